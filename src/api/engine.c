@@ -34,7 +34,7 @@ weft_status weft_engine_open(int threads, const char *device, weft_engine **out)
     weft_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     engine->backend = backend;
-    pthread_mutex_init(&engine->turn, NULL);
+    pthread_mutex_init(&engine->running, NULL);
     pthread_mutex_init(&engine->building, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     weft_status status = weft_pool_create(threads, &engine->pool);
@@ -50,7 +50,7 @@ void weft_engine_close(weft_engine *engine) {
     if (!engine) return;
     weft_api_close_blocks(engine);
     weft_pool_destroy(engine->pool);
-    pthread_mutex_destroy(&engine->turn);
+    pthread_mutex_destroy(&engine->running);
     pthread_mutex_destroy(&engine->building);
     pthread_mutex_destroy(&engine->lock);
     free(engine);

@@ -283,13 +283,13 @@ static void begin_tile(const query_task *t) {
 }
 
 /* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
-static void turn_output(const real *from, int64_t dv, real *to) {
+static void transpose_output(const real *from, int64_t dv, real *to) {
     for (int64_t d = 0; d < dv; d += 4)
         for (int64_t i = 0; i < TILE_N; i += 4) {
             const real *at[4];
             for (int64_t r = 0; r < 4; r++)
                 at[r] = from + (d + r) * TILE_N + i;
-            turn_block(at, 1, to + i * dv + d, dv);
+            transpose_block(at, 1, to + i * dv + d, dv);
         }
 }
 
@@ -299,7 +299,7 @@ static void end_tile(const query_task *t) {
     const forward_scratch *s = &t->s;
     int64_t dv = round_up(a->dv, TILE_M);
     for (int64_t i = 0; i < t->n_queries; i++) {
-        if (i % TILE_N == 0) turn_output(s->output + i * dv, dv, s->widened);
+        if (i % TILE_N == 0) transpose_output(s->output + i * dv, dv, s->widened);
         const real *from = s->widened + i % TILE_N * dv;
         int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
         real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];

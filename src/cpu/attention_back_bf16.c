@@ -3,9 +3,9 @@
  *
  * A task has some heads of one key head and a range of keys. Queries and gradients of the output of a
  * head are copied into panels once, twice each: as rows for S and dP, as columns for dK and dV. P and dS
- * are made in float, rounded into tiles of bf16, and copied into panels by row for dQ and turned for dK
- * and dV. Sums are float; where several tasks add to the same rows each has sums of its own, which are
- * added in the order of the tasks. How the work is divided follows from the shape alone. */
+ * are made in float, rounded into tiles of bf16, and copied into panels by row for dQ and transposed for
+ * dK and dV. Sums are float; where several tasks add to the same rows each has sums of its own, which
+ * are added in the order of the tasks. How the work is divided follows from the shape alone. */
 #include "cpu/attention_bf16.h"
 #include "cpu/gaussian_back.h"
 
@@ -298,9 +298,9 @@ static void soften_pair(pair_task *t) {
 static void add_over_queries(const pair_task *t, const uint16_t *tile, const uint16_t *rows,
                              int64_t width, real alpha, real *sums) {
     const panel_form *f = t->w->form;
-    gemm_matrix turned = {.data = (void *)(uintptr_t)tile, .ld = SIDE, .bf16 = true};
+    gemm_matrix transposed = {.data = (void *)(uintptr_t)tile, .ld = SIDE, .bf16 = true};
     int64_t terms = pad(t->n_queries, f->terms), columns = pad(width, f->columns);
-    f->pack_rows(turned, true, t->n_keys, terms, t->s.packed);
+    f->pack_rows(transposed, true, t->n_keys, terms, t->s.packed);
     for (int64_t key = 0; key < t->n_keys; key += f->rows) {
         /* The first query that sees one of the keys. */
         int64_t first = 0;

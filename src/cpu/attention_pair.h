@@ -3,7 +3,7 @@
  *
  * Scores are kept with keys in the vectors' lanes, in panels [key /
  * TILE_N][query][TILE_N]: that is how the products over queries want P and dS;
- * for the one over keys dS is turned into [query / TILE_M][key][TILE_M]. Blocks of TILE_M queries
+ * for the one over keys dS is transposed into [query / TILE_M][key][TILE_M]. Blocks of TILE_M queries
  * in which no key of a panel is seen are left out, so little above the diagonal is computed.
  *
  * The products are ordered for a small first cache. S and dP walk the queries and hold the tile's
@@ -44,7 +44,7 @@ typedef struct {
     real *bias;           /* [PAIR_KEYS] log2 e · beta · n */
     real *column;         /* [keys of the task] Σ_i ds_ij of one head */
     real *p, *ds;         /* a tile: S, then P; dP − ⟨do, o⟩, then dS */
-    real *turned;         /* a tile: dS turned */
+    real *transposed;     /* a tile: dS transposed */
     real *swapped;        /* band, a tile: ⟨q_j, k_i⟩, then α dS inside the band */
     real *place_k_across; /* band: keys at the queries' places, as k_across */
     real *place_k_along;
@@ -154,20 +154,22 @@ static __attribute__((noinline)) void add_over_queries(const pair_task *t, sum_p
         }
 }
 
-/* The tile turned, for add_over_keys. */
-static void turn_tile(const pair_task *t, const real *tile) {
+/* The tile transposed, for add_over_keys. */
+static void transpose_tile(const pair_task *t, const real *tile) {
     for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
         int64_t keys = keys_of_row(t, row);
         for (int64_t key = 0; key < keys; key += TILE_N) {
             const real *from[TILE_M];
             for (int64_t m = 0; m < TILE_M; m++)
                 from[m] = tile + key * PAIR_QUERIES + (row + m) * TILE_N;
-            turn_rows(from, TILE_M, TILE_N, 1, t->s.turned + row * PAIR_KEYS + key * TILE_M);
+            transpose_rows(from, TILE_M, TILE_N, 1,
+                           t->s.transposed + row * PAIR_KEYS + key * TILE_M);
         }
     }
 }
 
-/* sums[row0 + query] += Σ_key turned[query][key] rows[key]; `rows` packed along, each `room` apart. */
+/* sums[row0 + query] += Σ_key transposed[query][key] rows[key]; `rows` packed along, each `room`
+ * apart. */
 static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_panels sums,
                                                     int64_t row0, int64_t width, const real *rows,
                                                     int64_t room) {
@@ -180,7 +182,7 @@ static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_pane
             prefetch_part(sum + TILE_M * TILE_N, TILE_M * TILE_N, 0, 1);
             prefetch_part(rows + (n + TILE_N) * room, PAIR_KEYS * TILE_N, row / TILE_M,
                           PAIR_QUERIES / TILE_M);
-            multiply_block(TILE_ADD, sum, TILE_N, t->s.turned + row * PAIR_KEYS, TILE_M,
+            multiply_block(TILE_ADD, sum, TILE_N, t->s.transposed + row * PAIR_KEYS, TILE_M,
                            rows + n * room, TILE_N, keys[row / TILE_M], NULL, NULL, NULL);
         }
 }
@@ -216,7 +218,7 @@ static void add_band_gradients(const pair_task *t) {
         }
     if (t->want_dq) add_over_queries(t, t->dq, t->key0, dqk, t->s.swapped, t->s.place_k_along);
     if (!t->want_dk) return;
-    turn_tile(t, t->s.swapped);
+    transpose_tile(t, t->s.swapped);
     int64_t inside = t->key0 % PAIR_QUERIES;
     add_over_keys(t, t->sums.dk, t->q0, dqk,
                   t->s.q_along + (t->key0 - inside) * dqk + inside * TILE_N, PAIR_QUERIES);
@@ -387,7 +389,7 @@ static void work_pair(pair_task *t) {
     if (t->want_dv) add_over_queries(t, t->sums.dv, key, dv, s->p, s->do_along + t->q0 * dv);
     if (t->want_dk) add_over_queries(t, t->sums.dk, key, dqk, s->ds, s->q_along + t->q0 * dqk);
     if (t->want_dq) {
-        turn_tile(t, s->ds);
+        transpose_tile(t, s->ds);
         add_over_keys(t, t->dq, t->q0, dqk, s->k_along, PAIR_KEYS);
     }
     if (band) add_band_gradients(t);

@@ -236,8 +236,8 @@ static weft_status plain_start(void *step, const weft_step_rows *rows) {
 
 static weft_status plain_finish(void *step, int32_t *tokens) {
     plain_step *s = step;
-    int64_t turn = s->finished++ % 2;
-    memcpy(tokens, s->told[turn], (size_t)s->rows[turn] * sizeof *tokens);
+    int64_t buffer = s->finished++ % 2;
+    memcpy(tokens, s->told[buffer], (size_t)s->rows[buffer] * sizeof *tokens);
     return WEFT_OK;
 }
 

@@ -43,7 +43,7 @@ static float logit(const weft_pick_graph *g, int64_t i) {
 
 static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_rows *rows) {
     picking *s = picks;
-    unsigned turn = s->started % 2;
+    unsigned buffer = s->started % 2;
     int64_t room = weft_tensor_count(g->slot), vocab = weft_tensor_width(g->logits);
     int32_t *token = weft_data(g->exec, g->tokens), *position = weft_data(g->exec, g->position);
     int32_t *slot = weft_data(g->exec, g->slot), *wanted = weft_data(g->exec, g->wanted);
@@ -51,7 +51,7 @@ static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_
     for (int64_t r = 0; r < room; r++) {
         bool there = r < rows->count;
         int32_t from = there ? rows->token[r] : 0;
-        int32_t before = from < 0 ? s->picked[1 - turn][-1 - from] : from;
+        int32_t before = from < 0 ? s->picked[1 - buffer][-1 - from] : from;
         token[r] = before < 0 ? 0 : before;
         position[r] = there ? rows->position[r] : 0;
         slot[r] = there ? rows->slot[r] : -1;
@@ -65,10 +65,10 @@ static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_
             if (logit(g, r * vocab + i) > logit(g, r * vocab + best)) best = i;
             numbers &= !isnan(logit(g, r * vocab + i));
         }
-        s->picked[turn][r] = numbers && isfinite(logit(g, r * vocab + best)) ? best : -1;
+        s->picked[buffer][r] = numbers && isfinite(logit(g, r * vocab + best)) ? best : -1;
     }
-    s->graph[turn] = *g;
-    s->rows[turn] = rows->count;
+    s->graph[buffer] = *g;
+    s->rows[buffer] = rows->count;
     s->started++;
     return WEFT_OK;
 }
@@ -81,11 +81,11 @@ void picking_fail(int nth) {
 
 static weft_status finish(void *picks, int32_t *tokens) {
     picking *s = picks;
-    unsigned turn = s->finished % 2;
+    unsigned buffer = s->finished % 2;
     if (s->finished == s->started) return weft_fail(WEFT_EBUG, "no run is under way");
     s->finished++;
     if (until_failure > 0 && --until_failure == 0) return weft_fail(WEFT_EIO, "a run failed");
-    memcpy(tokens, s->picked[turn], (size_t)s->rows[turn] * sizeof *tokens);
+    memcpy(tokens, s->picked[buffer], (size_t)s->rows[buffer] * sizeof *tokens);
     return WEFT_OK;
 }
 

@@ -188,19 +188,19 @@ static __global__ void __launch_bounds__(THREADS)
     *(volatile unsigned *)&told->number = number;
 }
 
-static void launch_pick(cuda_picks *s, const weft_pick_graph *g, int64_t rows, unsigned turn) {
+static void launch_pick(cuda_picks *s, const weft_pick_graph *g, int64_t rows, unsigned buffer) {
     int vocab = (int)weft_tensor_width(g->logits);
     with_type(g->logits, [&](auto tag) {
         using T = decltype(tag);
         pick_tokens<T><<<(unsigned)rows, THREADS, 0, s->stream>>>(
-            data_of<T>(g->exec, g->logits), vocab, s->picked + turn * ROWS, s->arrived,
-            device_run(g->exec), s->told + turn, s->started + 1);
+            data_of<T>(g->exec, g->logits), vocab, s->picked + buffer * ROWS, s->arrived,
+            device_run(g->exec), s->told + buffer, s->started + 1);
     });
 }
 
 static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_rows *rows) {
     cuda_picks *s = (cuda_picks *)picks;
-    unsigned turn = s->started % 2;
+    unsigned buffer = s->started % 2;
     int64_t room = weft_tensor_count(g->slot);
     if (s->started - s->finished >= 2)
         return weft_fail(WEFT_EBUG, "cuda: two runs are under way already");
@@ -210,20 +210,20 @@ static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     row_inputs to = {data_of<int32_t>(g->exec, g->tokens), data_of<int32_t>(g->exec, g->position),
                      data_of<int32_t>(g->exec, g->slot), data_of<int32_t>(g->exec, g->wanted)};
-    place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->picked + (1 - turn) * ROWS,
+    place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->picked + (1 - buffer) * ROWS,
                                                     device_run(g->exec));
     WEFT_TRY(weft_cuda_follow(g->exec, s->stream));
-    launch_pick(s, g, rows->count, turn);
+    launch_pick(s, g, rows->count, buffer);
     WEFT_TRY(check(cudaGetLastError(), "a run did not start"));
-    s->graph[turn] = *g;
-    s->rows[turn] = rows->count;
+    s->graph[buffer] = *g;
+    s->rows[buffer] = rows->count;
     s->started++;
     return WEFT_OK;
 }
 
 /* Watches the word that the last kernel sets; now and then asks whether it is still to come. */
-static weft_status wait_for(cuda_picks *s, unsigned turn, unsigned number) {
-    volatile unsigned *word = &s->told[turn].number;
+static weft_status wait_for(cuda_picks *s, unsigned buffer, unsigned number) {
+    volatile unsigned *word = &s->told[buffer].number;
     for (unsigned spins = 1; *word != number; spins++) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
@@ -237,14 +237,14 @@ static weft_status wait_for(cuda_picks *s, unsigned turn, unsigned number) {
 
 static weft_status finish(void *picks, int32_t *tokens) {
     cuda_picks *s = (cuda_picks *)picks;
-    unsigned turn = s->finished % 2;
+    unsigned buffer = s->finished % 2;
     if (s->finished == s->started) return weft_fail(WEFT_EBUG, "cuda: no run is under way");
-    weft_status status = wait_for(s, turn, s->finished + 1);
+    weft_status status = wait_for(s, buffer, s->finished + 1);
     s->finished++;
     WEFT_TRY(status);
-    const told_run *told = s->told + turn;
-    if (told->fault != ~0ULL) return weft_cuda_explain(s->graph[turn].exec, told->fault);
-    memcpy(tokens, told->token, (size_t)s->rows[turn] * sizeof *tokens);
+    const told_run *told = s->told + buffer;
+    if (told->fault != ~0ULL) return weft_cuda_explain(s->graph[buffer].exec, told->fault);
+    memcpy(tokens, told->token, (size_t)s->rows[buffer] * sizeof *tokens);
     return WEFT_OK;
 }
 

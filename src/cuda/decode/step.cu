@@ -376,12 +376,12 @@ static weft_status start(void *step, const weft_step_rows *rows) {
         p.settled[r] = r && rows->slot[r] == rows->slot[r - 1] ? p.settled[r - 1] : p.position[r];
         p.live_runs = (int)max_i64(p.live_runs, runs_at(s, rows->position[r]));
     }
-    p.turn = (int)(s->started % 2);
+    p.buffer = (int)(s->started % 2);
     p.joins_late = joins_late(s, rows);
     p.arrived = s->arrived;
     p.step = s->started + 1;
-    p.told = s->told + p.turn * STEP_ROWS;
-    p.told_step = s->told_step + p.turn;
+    p.told = s->told + p.buffer * STEP_ROWS;
+    p.told_step = s->told_step + p.buffer;
     bool many = rows->count > 16 || !s->sums_whole;
     p.whole = s->sums_whole && !many;
     p.early = !many && s->early;
@@ -394,14 +394,14 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     int64_t meetings;
     count_phases(s, p, &s->ran, &meetings);
     s->arrived += (unsigned)(s->grid * meetings);
-    s->rows[p.turn] = rows->count;
+    s->rows[p.buffer] = rows->count;
     s->started++;
     return WEFT_OK;
 }
 
 /* Watches the word that the kernel sets; now and then asks whether the kernel is still there. */
-static weft_status wait_for(cuda_step *s, unsigned turn, unsigned number) {
-    volatile unsigned *word = s->told_step + turn;
+static weft_status wait_for(cuda_step *s, unsigned buffer, unsigned number) {
+    volatile unsigned *word = s->told_step + buffer;
     for (unsigned spins = 1; *word != number; spins++) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
@@ -415,10 +415,10 @@ static weft_status wait_for(cuda_step *s, unsigned turn, unsigned number) {
 
 static weft_status finish(void *step, int32_t *tokens) {
     cuda_step *s = (cuda_step *)step;
-    unsigned turn = s->finished % 2;
+    unsigned buffer = s->finished % 2;
     if (s->finished == s->started) return weft_fail(WEFT_EBUG, "cuda: no step is under way");
-    WEFT_TRY(wait_for(s, turn, s->finished + 1));
-    memcpy(tokens, s->told + turn * STEP_ROWS, (size_t)s->rows[turn] * sizeof *tokens);
+    WEFT_TRY(wait_for(s, buffer, s->finished + 1));
+    memcpy(tokens, s->told + buffer * STEP_ROWS, (size_t)s->rows[buffer] * sizeof *tokens);
     s->finished++;
     return WEFT_OK;
 }
@@ -449,10 +449,10 @@ static float time_phases(cuda_step *s, const step_phase *phases, int count, cuda
     p.n_phases = count;
     p.rows = 0;
     use_order(&p, s->split);
-    p.turn = (int)(s->started % 2);
+    p.buffer = (int)(s->started % 2);
     p.arrived = s->arrived;
-    p.told = s->told + p.turn * STEP_ROWS;
-    p.told_step = s->told_step + 1 - p.turn; /* nobody watches it now */
+    p.told = s->told + p.buffer * STEP_ROWS;
+    p.told_step = s->told_step + 1 - p.buffer; /* nobody watches it now */
     p.times = NULL;
     cudaEventRecord(mark[0], s->stream);
     if (launch(s, &p, true) != cudaSuccess) return 0;

@@ -87,7 +87,7 @@ struct step_problem {
     float *parts;               /* [ROWS, heads, runs, dv + LINE] */
     float *logits;              /* [ROWS, vocab] */
     unsigned long long *picked; /* [2, ROWS] */
-    int turn;                   /* which of the two this step writes */
+    int buffer;                 /* which of the two this step writes */
     unsigned *barrier;
     unsigned arrived; /* blocks at the barrier before this launch */
     /* The host's memory: what was picked, and which step that was. */

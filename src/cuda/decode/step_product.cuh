@@ -21,7 +21,7 @@ struct step_memory {
     float2 *lines;            /* of attention by spans, [warp, 16] */
     unsigned long long *best; /* [ROWS] */
     unsigned long long *full; /* [2]: barriers of the two stages of inputs */
-    unsigned turns;           /* bit i: which turn of stage i is waited for */
+    unsigned parities;        /* bit i: of the phase of stage i that is waited for */
     int *pages;               /* [ROWS]: that of the row's position */
     const float *bias;        /* of the block's next columns */
     step_phase *phases;       /* [2]: phase i is in place i % 2 */
@@ -103,7 +103,7 @@ __device__ static void step_copy_rows(const step_problem &p, const step_phase &f
 }
 
 /* Stage `stage` of the inputs from column `first` on, where a stage begins, to the half of the panel
- * that is its turn: lanes of the first warp ask for some rows each. Each block begins with others, so
+ * that is its own: lanes of the first warp ask for some rows each. Each block begins with others, so
  * that not all ask for the same ones at a time. */
 template <int MT>
 __device__ static inline void step_ask_stage(const step_problem &p, const step_phase &f, int first,
@@ -125,8 +125,8 @@ __device__ static inline void step_ask_stage(const step_problem &p, const step_p
 }
 
 __device__ static inline void step_await_stage(step_memory &m, int half) {
-    step_bulk_wait(m.full + half, m.turns >> half & 1);
-    m.turns ^= 1u << half;
+    step_bulk_wait(m.full + half, m.parities >> half & 1);
+    m.parities ^= 1u << half;
 }
 
 /* What attention found, where its runs are few and each block joins them for
