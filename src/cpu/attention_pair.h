@@ -252,8 +252,8 @@ typedef struct {
 
 /* P and dS of `rows` rows, in place of S and dP. Several rows and the vectors of each at a time, so
  * that their exponentials overlap. */
-static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool masked,
-                                      bool position, score_extras extras) {
+static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, bool masked,
+                                       bool position, score_extras extras) {
     vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V];
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
@@ -291,8 +291,8 @@ static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool
 }
 
 /* Rows [from, to) of the panel at `key`. */
-static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, int64_t to,
-                                       bool masked, bool position, score_extras extras) {
+static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from, int64_t to,
+                                        bool masked, bool position, score_extras extras) {
     const pair_scratch *s = &t->s;
     panel_rows w = {.p = s->p + key * PAIR_QUERIES,
                     .ds = s->ds + key * PAIR_QUERIES,
@@ -311,11 +311,11 @@ static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, 
     int64_t row = from;
     if (!masked && !position && extras != EXTRAS_DSCALE)
         row +=
-            soften_back_many(w.p + from * TILE_N, w.ds + from * TILE_N, to - from,
-                             extras != EXTRAS_NONE, extras == EXTRAS_DLOG_TAU, w.column, w.number);
+            softmax_back_many(w.p + from * TILE_N, w.ds + from * TILE_N, to - from,
+                              extras != EXTRAS_NONE, extras == EXTRAS_DLOG_TAU, w.column, w.number);
     for (; row + 2 <= to; row += 2)
-        soften_rows(&w, row, 2, masked, position, extras);
-    if (row < to) soften_rows(&w, row, 1, masked, position, extras);
+        softmax_rows(&w, row, 2, masked, position, extras);
+    if (row < to) softmax_rows(&w, row, 1, masked, position, extras);
     if (extras == EXTRAS_NONE) return;
     for (int v = 0; v < TILE_V; v++) {
         real *at = s->column + w.key0 - t->first_key + v * VLEN;
@@ -326,44 +326,44 @@ static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, 
 }
 
 /* Each kind a function of its own: together in one, registers run out. */
-#define SOFTEN(name, position, extras)                                                             \
+#define SOFTMAX(name, position, extras)                                                            \
     static __attribute__((noinline)) void name(pair_task *t, int64_t key, int64_t from,            \
                                                int64_t to) {                                       \
-        soften_panel(t, key, from, to, false, position, extras);                                   \
+        softmax_panel(t, key, from, to, false, position, extras);                                  \
     }                                                                                              \
     static __attribute__((noinline)) void name##_masked(pair_task *t, int64_t key, int64_t from,   \
                                                         int64_t to) {                              \
-        soften_panel(t, key, from, to, true, position, extras);                                    \
+        softmax_panel(t, key, from, to, true, position, extras);                                   \
     }
-SOFTEN(soften_plain, false, EXTRAS_NONE)
-SOFTEN(soften_score, false, EXTRAS_SCORE)
-SOFTEN(soften_dscale, false, EXTRAS_DSCALE)
-SOFTEN(soften_dlog_tau, false, EXTRAS_DLOG_TAU)
-SOFTEN(soften_score_position, true, EXTRAS_SCORE)
-SOFTEN(soften_dscale_position, true, EXTRAS_DSCALE)
-SOFTEN(soften_dlog_tau_position, true, EXTRAS_DLOG_TAU)
-#undef SOFTEN
+SOFTMAX(softmax_plain, false, EXTRAS_NONE)
+SOFTMAX(softmax_score, false, EXTRAS_SCORE)
+SOFTMAX(softmax_dscale, false, EXTRAS_DSCALE)
+SOFTMAX(softmax_dlog_tau, false, EXTRAS_DLOG_TAU)
+SOFTMAX(softmax_score_position, true, EXTRAS_SCORE)
+SOFTMAX(softmax_dscale_position, true, EXTRAS_DSCALE)
+SOFTMAX(softmax_dlog_tau_position, true, EXTRAS_DLOG_TAU)
+#undef SOFTMAX
 
-static void soften_pair(pair_task *t) {
-    typedef void soften_kind(pair_task *, int64_t, int64_t, int64_t);
-    static soften_kind *const kinds[][2][2] = {
-        [EXTRAS_NONE] = {{soften_plain, soften_plain_masked}},
-        [EXTRAS_SCORE] = {{soften_score, soften_score_masked},
-                          {soften_score_position, soften_score_position_masked}},
-        [EXTRAS_DSCALE] = {{soften_dscale, soften_dscale_masked},
-                           {soften_dscale_position, soften_dscale_position_masked}},
-        [EXTRAS_DLOG_TAU] = {{soften_dlog_tau, soften_dlog_tau_masked},
-                             {soften_dlog_tau_position, soften_dlog_tau_position_masked}},
+static void softmax_pair(pair_task *t) {
+    typedef void softmax_kind(pair_task *, int64_t, int64_t, int64_t);
+    static softmax_kind *const kinds[][2][2] = {
+        [EXTRAS_NONE] = {{softmax_plain, softmax_plain_masked}},
+        [EXTRAS_SCORE] = {{softmax_score, softmax_score_masked},
+                          {softmax_score_position, softmax_score_position_masked}},
+        [EXTRAS_DSCALE] = {{softmax_dscale, softmax_dscale_masked},
+                           {softmax_dscale_position, softmax_dscale_position_masked}},
+        [EXTRAS_DLOG_TAU] = {{softmax_dlog_tau, softmax_dlog_tau_masked},
+                             {softmax_dlog_tau_position, softmax_dlog_tau_position_masked}},
     };
-    soften_kind *const *soften = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
+    softmax_kind *const *softmax = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
         int64_t from = first_row(t, key), to = t->n_queries, whole = 0;
         /* The first row whose query sees the whole panel. */
         if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - (t->start + t->q0);
         if (key + TILE_N > t->n_keys) whole = to;
         whole = max_i64(from, min_i64(whole, to));
-        if (from < whole) soften[1](t, key, from, whole);
-        if (whole < to) soften[0](t, key, whole, to);
+        if (from < whole) softmax[1](t, key, from, whole);
+        if (whole < to) softmax[0](t, key, whole, to);
     }
 }
 
@@ -385,7 +385,7 @@ static void work_pair(pair_task *t) {
                    t->head.scale, s->place_k_along, s->widened);
         add_band(t);
     }
-    soften_pair(t);
+    softmax_pair(t);
     if (t->want_dv) add_over_queries(t, t->sums.dv, key, dv, s->p, s->do_along + t->q0 * dv);
     if (t->want_dk) add_over_queries(t, t->sums.dk, key, dqk, s->ds, s->q_along + t->q0 * dqk);
     if (t->want_dq) {

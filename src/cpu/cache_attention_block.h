@@ -210,7 +210,7 @@ static real largest_of(const real *s, int64_t count) {
 static void exponentials(real *s, int64_t count, real *largest, real *sum) {
     real top = largest_of(s, count);
     vreal tops[2] = {vset(top), vset(top)}, totals[2] = {vset(0), vset(0)};
-    int64_t j = soften_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
+    int64_t j = softmax_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
     vreal total = totals[0] + totals[1];
     for (; j + VLEN <= count; j += VLEN) {
         vreal e = vexp2_low(vload(s + j) - tops[0]);
@@ -228,7 +228,7 @@ static void exponentials(real *s, int64_t count, real *largest, real *sum) {
 }
 
 /* Raw products of a group to weights, and what joins the blocks: the largest score and the sum. */
-static void soften(const block_task *b, int64_t g) {
+static void softmax_head(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     int64_t lead = b->first - b->base, count = b->end - b->first;
     if (a->attr->band) add_band(b, g);
@@ -279,7 +279,7 @@ static void attend(const block_task *b) {
     narrow_begin(b);
     score_block(b);
     for (int64_t g = b->from; g < b->to; g++)
-        soften(b, g);
+        softmax_head(b, g);
     add_block(b);
     narrow_end(b);
 }

@@ -1,5 +1,5 @@
 /* A model's graph for generation: rows of tokens that find what came before them in a cache
- * (ops/cache.h). The same description of the model as for training, reached in another way
+ * (ops/cache.h). The same description of the model as for training, with another way to attend
  * (builder.h). */
 #ifndef WEFT_MODEL_CACHED_H
 #define WEFT_MODEL_CACHED_H

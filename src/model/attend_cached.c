@@ -1,6 +1,6 @@
-/* How rows reach other tokens in generation: each row is one token of some sequence, [R, 1, E], and
- * what it sees of the others is in pages (ops/cache.h). Each part writes the row's own share first
- * and reads afterwards.
+/* Cached attention, and all else by which rows depend on other tokens in generation: each row is one
+ * token of some sequence, [R, 1, E], and what it sees of the others is in pages (ops/cache.h). Each part
+ * writes the row's own share first and reads afterwards.
  *
  * Keys are cached as scores read them wherever that takes no more room: rotated, and with σ in place
  * of ρ. Only a joint latent, whose values are the keys before all that, is cached as it is and
@@ -96,7 +96,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
 }
 
 static weft_cached_graph *data_of(builder *b) {
-    return b->reach_data;
+    return b->attend_data;
 }
 
 static weft_tensor *new_state(builder *b, const char *name, weft_dtype dtype, int ndim,
@@ -265,10 +265,10 @@ static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
     d->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
 }
 
-static const weft_reach reach_cached = {
+static const weft_attend attend_cached = {
     .rows_alone = true,
     .begin = begin,
-    .attend = attend,
+    .attention = attend,
     .route = route,
     .gather = gather,
     .running_mean = running_mean,
@@ -284,8 +284,8 @@ weft_status weft_cached_build(const weft_config *c, const weft_cached_shape *sha
                         .time = 1,
                         .dtype = shape->dtype,
                         .form = WEFT_FORM_DIRECT,
-                        .reach = &reach_cached,
-                        .reach_data = out};
+                        .attend = &attend_cached,
+                        .attend_data = out};
     weft_status status = weft_model_build(c, &build, &out->model);
     if (status != WEFT_OK) weft_cached_destroy(out);
     return status;
