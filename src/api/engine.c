@@ -15,7 +15,7 @@ static weft_status check_threads(const char *caller, int threads) {
                      caller, threads, THREADS_MAX);
 }
 
-static weft_status pick_backend(const char *device, const weft_backend **out) {
+static weft_status choose_backend(const char *device, const weft_backend **out) {
     if (device && strcmp(device, "cuda") == 0)
         return weft_device_open(WEFT_DEVICE_CUDA, WEFT_F32, out);
     if (!device || strcmp(device, "auto") == 0)
@@ -30,7 +30,7 @@ weft_status weft_engine_open(int threads, const char *device, weft_engine **out)
     *out = NULL;
     const weft_backend *backend = NULL;
     WEFT_TRY(check_threads(__func__, threads));
-    WEFT_TRY(pick_backend(device, &backend));
+    WEFT_TRY(choose_backend(device, &backend));
     weft_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     engine->backend = backend;
@@ -86,7 +86,7 @@ weft_status weft_estimate(const char *path, const char *const *overrides, int th
     bool is_folder;
     WEFT_TRY(check_threads(__func__, threads));
     WEFT_TRY(count_threads(&threads));
-    WEFT_TRY(pick_backend(NULL, &backend));
+    WEFT_TRY(choose_backend(NULL, &backend));
     WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
     weft_cost cost = {.parameters = a.parameters,

@@ -147,7 +147,7 @@ static const real *query_at(const attend_run *a, int64_t r, int64_t j, int64_t h
     if (r - back >= 0 && p->slot[r - back] == p->slot[r] && p->position[r - back] == j)
         return a->q + (r - back) * a->q_columns + head * a->dqk;
     int64_t window = a->attr->window;
-    return a->recent + ((p->slot[r] * window + j % window) * a->heads + head) * a->dqk;
+    return a->query_cache + ((p->slot[r] * window + j % window) * a->heads + head) * a->dqk;
 }
 
 /* Adds the band's term to the raw products: α ⟨q_j, k_i⟩ for i − j ≤ window. */

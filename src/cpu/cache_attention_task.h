@@ -30,7 +30,7 @@ typedef struct {
     int64_t q_columns; /* of a row of q */
     const real *q;     /* real: the tensor's own, or widened */
     const real *rel, *rotations;
-    real *recent;
+    real *query_cache;
     const double *scale, *beta; /* [H], with log2 e in them */
     int64_t blocks;             /* most of a row */
     int64_t parts;              /* tasks that share a block's key heads */

@@ -182,7 +182,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
         write_apart(b, keys, &query);
     if (score.band) {
         score.window = band_window(c, d->shape.context);
-        query.recent =
+        query.query_cache =
             new_state(b, "sequence.queries", b->stat, 4,
                       (int64_t[]){d->shape.slots, score.window, b->heads, query.key.width});
     }

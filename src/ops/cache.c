@@ -114,7 +114,8 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
 
 static weft_status check_reading(weft_graph *g, const weft_node *n, int64_t rows) {
     const weft_cache_attention_attr *attr = n->attr;
-    const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS], *recent = n->in[WEFT_CACHE_RECENT];
+    const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS],
+                      *query_cache = n->in[WEFT_CACHE_QUERIES];
     const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
     (void)rows;
     if (rotations)
@@ -124,10 +125,10 @@ static weft_status check_reading(weft_graph *g, const weft_node *n, int64_t rows
         return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
                                (long long)attr->context, weft_tensor_describe(table));
     if (!attr->band || attr->window == 0) return WEFT_OK;
-    if (!recent) return weft_graph_fail(g, "cache_attention: a band needs the last queries");
-    WEFT_TRY(check_state(g, n, "the last queries", recent));
+    if (!query_cache) return weft_graph_fail(g, "cache_attention: a band needs the last queries");
+    WEFT_TRY(check_state(g, n, "the last queries", query_cache));
     return weft_check_shape(
-        g, n, "the last queries", recent, 4,
+        g, n, "the last queries", query_cache, 4,
         (int64_t[]){table->shape[0], attr->window, attr->heads, attr->key.width});
 }
 
@@ -176,7 +177,7 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
     };
     weft_tensor *in[] = {rows->position, rows->slot,    rows->table,      s->q,
                          query->keys,    query->values, s->scale,         s->beta,
-                         s->log_tau,     s->rel,        query->rotations, query->recent};
+                         s->log_tau,     s->rel,        query->rotations, query->query_cache};
     weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
                                      WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
     if (!n) return (weft_cache_attended){0};

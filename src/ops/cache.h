@@ -65,11 +65,11 @@ typedef struct {
     weft_tensor *rotations; /* [WEFT_KEY_BLOCK, 2, rotated/2]: cosines and sines of the positions of
                                the first block, for the first `rotated` columns; NULL: none are */
     int64_t rotated;
-    weft_rope_law law;    /* by which they are rotated */
-    bool gaussian;        /* the second half is ρ: σ = softplus(ρ) */
-    bool squares;         /* n = ‖k̂‖², made when read */
-    weft_tensor *recent;  /* [slots, window, H, dqk], a state: the last queries, for the band */
-    weft_weights weights; /* also give the weights, one row for all heads */
+    weft_rope_law law;        /* by which they are rotated */
+    bool gaussian;            /* the second half is ρ: σ = softplus(ρ) */
+    bool squares;             /* n = ‖k̂‖², made when read */
+    weft_tensor *query_cache; /* [slots, window, H, dqk], a state: the last queries, for the band */
+    weft_weights weights;     /* also give the weights, one row for all heads */
 } weft_cache_query;
 
 typedef struct {
@@ -110,7 +110,7 @@ enum {
     WEFT_CACHE_LOG_TAU,
     WEFT_CACHE_REL,
     WEFT_CACHE_ROTATIONS,
-    WEFT_CACHE_RECENT,
+    WEFT_CACHE_QUERIES,
     WEFT_CACHE_ATTENTION_INPUTS
 };
 

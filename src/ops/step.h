@@ -58,7 +58,7 @@ typedef struct {
 /* Rows of a step, in the order that ops/cache.h asks for. */
 typedef struct {
     int64_t count;
-    int32_t token[WEFT_STEP_ROWS]; /* -1 - i: the one that the step before picked in its row i */
+    int32_t token[WEFT_STEP_ROWS]; /* -1 - i: the one that the step before sampled in its row i */
     int32_t position[WEFT_STEP_ROWS], slot[WEFT_STEP_ROWS];
 } weft_step_rows;
 

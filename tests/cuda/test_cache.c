@@ -110,8 +110,8 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
                               .squares = f->squares,
                               .weights = f->weights};
     if (f->window)
-        query.recent = weft_new_tensor(d->g, WEFT_ROLE_STATE, "recent", WEFT_F32, (int64_t)SLOTS,
-                                       f->window, f->heads, f->dqk);
+        query.query_cache = weft_new_tensor(d->g, WEFT_ROLE_STATE, "query_cache", WEFT_F32,
+                                            (int64_t)SLOTS, f->window, f->heads, f->dqk);
     weft_cache_attended attended = weft_cache_attention(d->g, &query, &rows);
     d->o = weft_keep(attended.o);
     if (f->weights) {

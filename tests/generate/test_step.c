@@ -24,7 +24,7 @@ typedef struct {
     weft_step_model model; /* the layers' own copies */
     int32_t *pages;
     double *logits; /* [ROWS, V] */
-    int32_t picked[WEFT_STEP_ROWS], told[2][WEFT_STEP_ROWS];
+    int32_t sampled[WEFT_STEP_ROWS], told[2][WEFT_STEP_ROWS];
     int64_t rows[2];
     unsigned started, finished;
 } plain_step;
@@ -220,7 +220,7 @@ static void run_row(plain_step *s, int64_t r, int32_t token, int32_t position, i
 static weft_status plain_start(void *step, const weft_step_rows *rows) {
     plain_step *s = step;
     int32_t before[WEFT_STEP_ROWS];
-    memcpy(before, s->picked, sizeof before);
+    memcpy(before, s->sampled, sizeof before);
     for (int64_t r = 0; r < rows->count; r++) {
         int32_t token = rows->token[r] < 0 ? before[-1 - rows->token[r]] : rows->token[r];
         run_row(s, r, token, rows->position[r], rows->slot[r]);
@@ -228,7 +228,7 @@ static weft_status plain_start(void *step, const weft_step_rows *rows) {
         int32_t best = 0;
         for (int32_t n = 1; n < s->form.vocab; n++)
             if (logits[n] > logits[best]) best = n;
-        s->picked[r] = s->told[s->started % 2][r] = best;
+        s->sampled[r] = s->told[s->started % 2][r] = best;
     }
     s->rows[s->started++ % 2] = rows->count;
     return WEFT_OK;
@@ -278,8 +278,8 @@ static void test_a_step_equals_decoding(void **state) {
     step_case_open(&c, f, TIME);
     step_decoding_open(&by_operation, &c, weft_cpu_backend(), 1, TIME);
     step_decoding_open(&by_step, &c, &backend, 2, TIME);
-    assert_false(weft_decoder_picks(by_operation.decoder));
-    assert_true(weft_decoder_picks(by_step.decoder));
+    assert_false(weft_decoder_samples(by_operation.decoder));
+    assert_true(weft_decoder_samples(by_step.decoder));
     float *want = step_decode(&by_operation, 0, c.tokens, TIME, 1);
     float *got = step_decode(&by_step, 1, c.tokens, TIME, 5);
     double most = 0;
@@ -338,7 +338,7 @@ static void generate_all(const weft_backend *backend, const model_case *c, bool 
     weft_model_destroy(m);
 }
 
-static void test_picked_text_is_the_text_of_the_logits(void **state) {
+static void test_sampled_text_is_the_text_of_the_logits(void **state) {
     enum { ROOM = 200 };
     int32_t want[ROOM], got[ROOM];
     weft_backend backend = *weft_cpu_backend();
@@ -394,7 +394,7 @@ int main(void) {
                                        NULL, NULL, (void *)(uintptr_t)(step_forms + i)};
     tests[STEP_FORMS] = (struct CMUnitTest)cmocka_unit_test(test_other_models_have_no_step);
     tests[STEP_FORMS + 1] =
-        (struct CMUnitTest)cmocka_unit_test(test_picked_text_is_the_text_of_the_logits);
+        (struct CMUnitTest)cmocka_unit_test(test_sampled_text_is_the_text_of_the_logits);
     tests[STEP_FORMS + 2] =
         (struct CMUnitTest)cmocka_unit_test(test_runs_of_keys_are_whole_numbers_from_one_on);
     return _cmocka_run_group_tests("step", tests, STEP_FORMS + 3, NULL, NULL);

@@ -24,7 +24,7 @@ struct attend_problem {
     any_tensor q, o;
     float scale_value, band_alpha;
     const float *scale, *beta, *log_tau, *rel, *rotations; /* NULL: not there */
-    float *recent;                                         /* [slots, window, H, dqk] */
+    float *query_cache;                                    /* [slots, window, H, dqk] */
     weft_attention_pos pos;
     bool band, gaussian, squares;
     int window, rotated;

@@ -177,7 +177,7 @@ __device__ static inline float query_number(const attend_problem &a, int r, int 
     if (before >= 0 && p.slot[before] == p.slot[r] && p.position[before] == j)
         return load_any(a.q, before * a.q_columns + (int64_t)head * a.dqk + d);
     int64_t at = ((int64_t)p.slot[r] * a.window + j % a.window) * a.heads + head;
-    return a.recent[at * a.dqk + d];
+    return a.query_cache[at * a.dqk + d];
 }
 
 /* Adds the band's term to the raw products, α ⟨q_j, k_i⟩ for i − j ≤ window: a warp a pair. */
@@ -328,7 +328,7 @@ static __global__ void keep_queries(const __grid_constant__ attend_problem a) {
         p.position[later] == p.position[r] + a.window)
         return;
     int64_t at = (int64_t)p.slot[r] * a.window + p.position[r] % a.window;
-    a.recent[at * width + e] = load_any(a.q, r * a.q_columns + e);
+    a.query_cache[at * width + e] = load_any(a.q, r * a.q_columns + e);
 }
 
 static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
@@ -402,7 +402,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.log_tau = data_of<float>(x, n->in[WEFT_CACHE_LOG_TAU]);
     a.rel = data_of<float>(x, n->in[WEFT_CACHE_REL]);
     a.rotations = data_of<float>(x, n->in[WEFT_CACHE_ROTATIONS]);
-    a.recent = data_of<float>(x, n->in[WEFT_CACHE_RECENT]);
+    a.query_cache = data_of<float>(x, n->in[WEFT_CACHE_QUERIES]);
     if (a.weights) a.weight = data_of<float>(x, n->out[1]);
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)

@@ -2,7 +2,7 @@
  * in step_plan.cuh, the kernel in step_kernel.cuh.
  *
  * A launch has one block on every multiprocessor, all of them there at once. What changes
- * from step to step travels in the kernel's parameters, and what was picked comes back by a word of
+ * from step to step travels in the kernel's parameters, and what was sampled comes back by a word of
  * pinned host memory that the host watches, so that nothing is copied and nobody waits for a stream.
  * The next step may be started before that: it takes its tokens from the device's memory. */
 #include "cuda/decode/step_plan.cuh"
@@ -116,7 +116,7 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(
         place(s, NULL, rows * f->heads * p->runs * (f->dv + STEP_LINE) * 4, (void **)&p->parts));
     WEFT_TRY(place(s, NULL, rows * f->vocab * 4, (void **)&p->logits));
-    WEFT_TRY(place(s, NULL, 2 * rows * 8, (void **)&p->picked));
+    WEFT_TRY(place(s, NULL, 2 * rows * 8, (void **)&p->sampled));
     WEFT_TRY(place(s, NULL, f->slots * f->table_pages * 4, (void **)&p->pages));
     WEFT_TRY(place(s, NULL, 128, (void **)&p->barrier));
     if (getenv("WEFT_CUDA_STEP_TIMES"))

@@ -58,7 +58,7 @@ __device__ static inline float2 step_stream_at(const step_problem &p, const step
         /* A row that goes on from no token has one all the same; nobody wants what it makes. */
         if (token < 0)
             token =
-                max(step_ranked(__ldcg(p.picked + (1 - p.buffer) * STEP_ROWS + (-1 - token))), 0);
+                max(step_ranked(__ldcg(p.sampled + (1 - p.buffer) * STEP_ROWS + (-1 - token))), 0);
         long long from = (long long)token * p.width + i;
         float2 v = make_float2(step_load(p.table, p.table_is_bf16, from),
                                step_load(p.table, p.table_is_bf16, from + 1));
@@ -89,7 +89,7 @@ __device__ static void step_make_stream(const step_problem &p, const step_phase 
     bool there = i < p.width;
     if (f.kind == STEP_EMBED && p.rotated) step_make_rotations(p);
     if (f.kind == STEP_EMBED && blockIdx.x == 0 && m.thread < STEP_ROWS)
-        p.picked[p.buffer * STEP_ROWS + m.thread] = 0;
+        p.sampled[p.buffer * STEP_ROWS + m.thread] = 0;
     for (int r = (int)blockIdx.x; r < p.rows; r += (int)gridDim.x) {
         float2 v = there ? step_stream_at(p, f, r, i) : make_float2(0, 0);
         if (there && p.flagged) {
@@ -127,7 +127,7 @@ __device__ static void step_tell(const step_problem &p, unsigned arrived, int *l
     __syncthreads();
     if (!*last) return;
     if ((int)threadIdx.x < p.rows)
-        p.told[threadIdx.x] = step_ranked(__ldcg(p.picked + p.buffer * STEP_ROWS + threadIdx.x));
+        p.told[threadIdx.x] = step_ranked(__ldcg(p.sampled + p.buffer * STEP_ROWS + threadIdx.x));
     step_fence_host();
     __syncthreads();
     if (threadIdx.x == 0) *p.told_step = p.step;

@@ -63,7 +63,7 @@ struct step_problem {
     bool gaussian, rms, rotated, gated, table_is_bf16, place_is_bf16;
     float eps;
     const void *table, *place; /* [vocab, width]; [positions, width] or NULL */
-    int token[STEP_ROWS];      /* -1 - i: the one that was picked in row i of the step
+    int token[STEP_ROWS];      /* -1 - i: the one that was sampled in row i of the step
                            before */
     int position[STEP_ROWS], slot[STEP_ROWS];
     int settled[STEP_ROWS]; /* of the row's sequence: this step writes none of the keys before it */
@@ -83,14 +83,14 @@ struct step_problem {
     unsigned long long *stream_flags; /* [2, FLAGGED, width]: a float and its flag */
     unsigned long long *hidden_flags; /* [FLAGGED, hidden / 2]: two bf16 and their flag */
     unsigned short *query, *found,
-        *between;               /* [ROWS, heads · dqk], [.., heads · dv], [.., hidden] */
-    float *parts;               /* [ROWS, heads, runs, dv + LINE] */
-    float *logits;              /* [ROWS, vocab] */
-    unsigned long long *picked; /* [2, ROWS] */
-    int buffer;                 /* which of the two this step writes */
+        *between;                /* [ROWS, heads · dqk], [.., heads · dv], [.., hidden] */
+    float *parts;                /* [ROWS, heads, runs, dv + LINE] */
+    float *logits;               /* [ROWS, vocab] */
+    unsigned long long *sampled; /* [2, ROWS] */
+    int buffer;                  /* which of the two this step writes */
     unsigned *barrier;
     unsigned arrived; /* blocks at the barrier before this launch */
-    /* The host's memory: what was picked, and which step that was. */
+    /* The host's memory: what was sampled, and which step that was. */
     volatile int *told;
     volatile unsigned *told_step;
     unsigned step;
