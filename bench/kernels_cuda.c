@@ -249,7 +249,7 @@ static double build_few(int times) {
     return build_few_rows(times, false);
 }
 
-static double build_few_turned(int times) {
+static double build_few_transposed(int times) {
     return build_few_rows(times, true);
 }
 
@@ -398,7 +398,7 @@ static const struct {
     {"route_topk, one key head", 4, build_shared_topk, false, 0},
     {"infonce", 4, build_contrast, true, 0},
     {"matmul [B, F] [F, E]", 8, build_few, false, 0},
-    {"matmul [B, E] [F, E]^T", 8, build_few_turned, false, 0},
+    {"matmul [B, E] [F, E]^T", 8, build_few_transposed, false, 0},
     {"cross_entropy", 1, build_entropy, false, 2.0 * ROWS_E *V},
     {"cross_entropy, gradients", 1, build_entropy_back, false, 6.0 * ROWS_E *V},
     {"global_norm", 1, build_grad_norm, false, 0},

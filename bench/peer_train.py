@@ -71,9 +71,9 @@ def refuse(c):
 
 
 def goes_by_head(c):
-    """Whether mla's latent can be mapped to each head's keys and values: nothing turns or squares it."""
-    turned = c["ra_mla_use_rope"] or c["position"] == "rope" or c["ra_mla_score"] == "w2"
-    return c["attention"] == "mla" and not turned and c["ra_mla_per_head_q_latent"] and c["ra_mla_per_head_v_up"]
+    """Whether mla's latent can be mapped to each head's keys and values: nothing rotates or squares it."""
+    rotated = c["ra_mla_use_rope"] or c["position"] == "rope" or c["ra_mla_score"] == "w2"
+    return c["attention"] == "mla" and not rotated and c["ra_mla_per_head_q_latent"] and c["ra_mla_per_head_v_up"]
 
 
 def crosses_behind(c):
@@ -106,7 +106,7 @@ class Model:
         return F.rms_norm(x, shape, weight, 1e-6)
 
     def rope(self, x):
-        """Turns the pairs (i, i + width/2) of [B, H, T, width]."""
+        """Rotates the pairs (i, i + width/2) of [B, H, T, width]."""
         t, width = x.shape[-2:]
         if (t, width) not in self.rotation:
             rate = 10000.0 ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
@@ -150,7 +150,7 @@ class Model:
     def attend_w2(self, p, q, k, v):
         """q, k are [mean, rho] along the last dimension."""
         (mq, rq), (mk, rk) = q.chunk(2, -1), k.chunk(2, -1)
-        if self.turns():
+        if self.rotates():
             mq, mk = self.rope(mq), self.rope(mk)
         q, k = torch.cat([mq, F.softplus(rq)], -1), torch.cat([mk, F.softplus(rk)], -1)
         if self.c["w2_tau_learned"]:
@@ -160,7 +160,7 @@ class Model:
         rate = 1 / (tau + 1e-6)
         return self.attend(q * (2 * rate).view(-1, 1, 1), k, v, 1.0, -rate.view(-1, 1) * k.square().sum(-1))
 
-    def turns(self):
+    def rotates(self):
         latent = self.c["attention"] == "mla" and self.c["ra_mla_use_rope"]
         return latent or self.c["position"] == "rope"
 
@@ -172,7 +172,7 @@ class Model:
         cosine = self.c["attention"] == "cosine"
         if cosine:
             q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
-        if self.turns():
+        if self.rotates():
             q, k = self.rope(q), self.rope(k)
         if kv < h:
             k, v = (y.repeat_interleave(h // kv, 1) for y in (k, v))
@@ -205,7 +205,7 @@ class Model:
         if c["ra_mla_score"] == "w2":
             o, weights = self.attend_w2(p, q, k, v)
         else:
-            if self.turns():
+            if self.rotates():
                 q, k = self.rope(q), self.rope(k)
             o, weights = self.attend(q, k, v, q.shape[-1] ** -0.5)
         return o @ p["attn.v_up"], weights, latent

@@ -20,7 +20,7 @@ otherwise, and a step of MICRO_BATCHES (16):
 `comm` is the part of a step that is not there alone. `MiB` is the largest resident memory of a rank with
 SHARD=none, optimizer and gradients. weft itself times each step, without evaluation and saving
 (tokens_per_s in metrics.jsonl). A figure is the median over the steps of a run but its first three; strong,
-late, plain and alone are run by turns, and theirs is the median over the turns. The last line is one rank
+late, plain and alone are run in rounds, and theirs is the median over the rounds. The last line is one rank
 with MPI against a process without it, by turns too.
 
 The model. A step of N parameters on P GPUs, each with T tokens of it in M micro-batches:
@@ -53,7 +53,7 @@ WEFT = os.environ.get("WEFT", "build/weft")
 THREADS = os.environ.get("THREADS", "1")
 QUICK = bool(os.environ.get("QUICK"))
 STEPS, WARM = (6, 3) if QUICK else (11, 3)
-TURNS = 1 if QUICK else 3
+ROUNDS = 1 if QUICK else 3
 MICRO_BATCHES = int(os.environ.get("MICRO_BATCHES", "16"))  # of a step of strong scaling
 
 CONFIG = """CONFIG_N_LAYER=4
@@ -126,9 +126,9 @@ def batch(n):
     return [f"BATCH_SIZE={n}"]
 
 
-def by_turns(ways):
-    """ways: functions that give seconds. The median of each over the turns."""
-    times = [[way() for way in ways] for _ in range(TURNS)]
+def in_rounds(ways):
+    """ways: functions that give seconds. The median of each over the rounds."""
+    times = [[way() for way in ways] for _ in range(ROUNDS)]
     return [statistics.median(column) for column in zip(*times)]
 
 
@@ -144,9 +144,9 @@ def measure_one(p):
         return max(folder.finish(one)[0] for one in started) * step / p
 
     if p == 1:  # all of them are the same
-        strong, memory = by_turns([ranks])[0], folder.run(1, batch(MICRO_BATCHES))[1]
+        strong, memory = in_rounds([ranks])[0], folder.run(1, batch(MICRO_BATCHES))[1]
         return [strong] * 5 + [memory] * 3
-    times = by_turns([
+    times = in_rounds([
         ranks, lambda: ranks(environment={"WEFT_OVERLAP": "0"}), lambda: ranks(["DETERMINISTIC=n"]), alone])
     weak = ranks(micro_batches=MICRO_BATCHES * p)
     memory = [folder.run(p, [*batch(MICRO_BATCHES), f"SHARD={shard}"])[1] for shard in ("none", "optimizer", "gradients")]
@@ -173,7 +173,7 @@ def need_mpi():
 def measure(numbers):
     need_mpi()
     print(f"4 layers of 256, {MICRO_BATCHES} micro-batches of {TOKENS} tokens, f32, {THREADS} thread(s) per process, "
-          f"{os.cpu_count()} processors, {STEPS} steps, {TURNS} turn(s); seconds per step")
+          f"{os.cpu_count()} processors, {STEPS} steps, {ROUNDS} round(s); seconds per step")
     print(f"{'P':>3} {'strong':>8} {'speed-up':>8} {'late':>8} {'plain':>8} {'exact/plain':>11} {'alone':>8} {'comm':>8} "
           f"{'weak':>8} {'efficiency':>10} {'MiB none':>9} {'optimizer':>9} {'gradients':>9}")
     first = None
@@ -193,9 +193,9 @@ def against(other):
         config = os.path.join(folder, "config")
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG + "CONFIG_BATCH_SIZE=8\nCONFIG_STEPS=4\n")
-        for turn in range(3 if QUICK else 15):
+        for round in range(3 if QUICK else 15):
             for name, program in programs.items():
-                words = [program, "train", "--config", config, "--out", os.path.join(folder, f"{name}-{turn}"),
+                words = [program, "train", "--config", config, "--out", os.path.join(folder, f"{name}-{round}"),
                          "--threads", THREADS, "--device", "cpu", "--peak-flops", "0"]
                 process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                 start = time.monotonic()

@@ -104,14 +104,14 @@ WEFT_API weft_tensor *weft_graph_sum_squares(weft_graph *g, weft_tensor *a, doub
 /* y [..., N] = act(x wᵀ + bias): x [..., K], w [N, K], bias [N] optional; act "none" or "gelu". */
 WEFT_API weft_tensor *weft_graph_linear(weft_graph *g, weft_tensor *x, weft_tensor *w,
                                         weft_tensor *bias, const char *act);
-/* op(a) op(b) of matrices [M, K], [K, N], or of G pairs [G, M, K], [G, K, N]; turn_a, turn_b 1: that
- * one is transposed. */
-WEFT_API weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, int turn_a,
-                                        int turn_b);
+/* op(a) op(b) of matrices [M, K], [K, N], or of G pairs [G, M, K], [G, K, N];
+ * transpose_a, transpose_b 1: that one is transposed. */
+WEFT_API weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b,
+                                        int transpose_a, int transpose_b);
 /* A weight for each group: y[..., g, :] = x[..., g, :] w[g]; x [..., G, K], w [G, K, N], or [G, N, K]
- * with turn_w. */
+ * with transpose_w. */
 WEFT_API weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w,
-                                                int turn_w);
+                                                int transpose_w);
 /* aᵀ a [E, E] of a [M, E]. What reads it must be a function of symmetric matrices. */
 WEFT_API weft_tensor *weft_graph_gram(weft_graph *g, weft_tensor *a);
 
@@ -134,7 +134,7 @@ WEFT_API weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t
  * iterations and sites drop the same. */
 WEFT_API weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site);
 
-/* Rotary positions: the first `width` columns of the first `heads` heads of x [B, T, H, D] are turned,
+/* Rotary positions: the first `width` columns of the first `heads` heads of x [B, T, H, D] are rotated,
  * column i with column i + width/2, by 10000^(−2i/width) per position. */
 WEFT_API weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads);
 
@@ -147,7 +147,7 @@ typedef struct {
     double factor;       /* every scaling: at least 1 */
     double context;      /* llama3 and yarn: tokens of the first training; with it 0 < low < high */
     double low, high;
-    double amplitude; /* of turned columns; 0 means 1 */
+    double amplitude; /* of rotated columns; 0 means 1 */
 } weft_rotation;
 WEFT_API weft_tensor *weft_graph_rotate(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                                         const weft_rotation *by);

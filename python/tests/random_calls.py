@@ -52,14 +52,14 @@ def strided(t):
     return room[..., 0].copy_(t.detach())
 
 
-def turned(t):
+def transposed(t):
     back = tuple(range(t.dim() - 1, -1, -1))
     return t.permute(back).contiguous().permute(back)
 
 
-FORMS = {"dense": lambda t: t.clone(), "moved": moved, "strided": strided, "turned": turned,
+FORMS = {"dense": lambda t: t.clone(), "moved": moved, "strided": strided, "transposed": transposed,
          "neg": lambda t: torch._neg_view(-t), "expanded": lambda t: t[:1].expand(t.shape) if t.dim() and t.numel() else t}
-PLAIN = "dense", "moved", "strided", "turned"
+PLAIN = "dense", "moved", "strided", "transposed"
 shapes = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple) | st.just((0, 3)) | st.just((1030,))
 
 

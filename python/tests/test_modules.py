@@ -28,18 +28,18 @@ def attend(scores, v, w_out, causal):
     return functional.linear((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, E), w_out)
 
 
-def turned(x, base):
-    """Each pair of columns turned as a complex number, position by position."""
+def rotated(x, base):
+    """Each pair of columns rotated as a complex number, position by position."""
     rate = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
-    turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), torch.arange(T)[:, None] * rate)
-    y = torch.complex(x[..., :D // 2], x[..., D // 2:]) * turn
+    rotation = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), torch.arange(T)[:, None] * rate)
+    y = torch.complex(x[..., :D // 2], x[..., D // 2:]) * rotation
     return torch.cat((y.real, y.imag), -1)
 
 
 def plain_w2(x, p, causal, at="attn.", mask=None, base=10000):
     q, k = heads(x, p[at + "q.weight"], H), heads(x, p[at + "k.weight"], H)
     v = heads(x, p[at + "v.weight"], H)
-    mq, mk = turned(q[..., :D], base), turned(k[..., :D], base)
+    mq, mk = rotated(q[..., :D], base), rotated(k[..., :D], base)
     sq, sk = functional.softplus(q[..., D:]), functional.softplus(k[..., D:])
     distance = (mq[..., :, None, :] - mk[..., None, :, :]).pow(2).sum(-1) + (sq[..., :, None, :] - sk[..., None, :, :]).pow(2).sum(-1)
     tau = p[at + "log_tau"].exp().view(1, H, 1, 1) + 1e-6

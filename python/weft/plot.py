@@ -74,7 +74,7 @@ def _normed(model, layer, x):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + (own or 1e-6)) * weight.double()
 
 
-def _turned(x):
+def _rotated(x):
     from .torch import RotaryEmbedding, apply_rotary_pos_emb
     cos, sin = RotaryEmbedding(x.shape[-1])(x, seq_len=x.shape[-2])
     return apply_rotary_pos_emb(x, x, cos, sin)[0]
@@ -96,11 +96,11 @@ def _queries_keys(model, layer, x):
         kv = (joined.shape[-1] // dim - heads) // 2
         q, k = split(joined[..., :width], heads), split(joined[..., width:width + kv * dim], kv)
         if rope:
-            q, k = _turned(q), _turned(k)
+            q, k = _rotated(q), _rotated(k)
         return q / math.sqrt(dim), k.repeat_interleave(heads // kv, 1), None
     if kind == "w2" and layer.options.get("W2_KERNEL", "w2") == "w2" and "attn.log_tau" in p:
         q, k = (split(functional.linear(x, p[f"attn.{n}.weight"]), heads) for n in "qk")
-        mean = [_turned(t[..., :dim]) if rope else t[..., :dim] for t in (q, k)]
+        mean = [_rotated(t[..., :dim]) if rope else t[..., :dim] for t in (q, k)]
         q, k = (torch.cat((m, functional.softplus(t[..., dim:])), -1) for m, t in zip(mean, (q, k)))
         tau = (p["attn.log_tau"].exp() + 1e-6).view(1, heads, 1, 1)
         return 2 * q / tau, k, -k.pow(2).sum(-1)[:, :, None] / tau

@@ -12,7 +12,7 @@
 struct weft_engine {
     const weft_backend *backend;
     weft_pool *pool;
-    pthread_mutex_t turn;     /* of calls that use the pool */
+    pthread_mutex_t running;  /* one call uses the pool at a time */
     pthread_mutex_t building; /* one block is planned at a time */
     pthread_mutex_t lock;     /* of what follows */
     weft_block *blocks;       /* those that are kept, the last opened first */

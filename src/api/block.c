@@ -321,9 +321,9 @@ static weft_status call_block(weft_block *b, weft_half half, const weft_call *ca
         .run = {call->seed, call->iteration, call->sequence},
     };
     if (b->engine->backend->remote) return weft_function_call(b->function, half, &memory);
-    pthread_mutex_lock(&b->engine->turn);
+    pthread_mutex_lock(&b->engine->running);
     weft_status status = weft_function_call(b->function, half, &memory);
-    pthread_mutex_unlock(&b->engine->turn);
+    pthread_mutex_unlock(&b->engine->running);
     return status;
 }
 

@@ -15,7 +15,7 @@ static weft_status check_threads(const char *caller, int threads) {
                      caller, threads, THREADS_MAX);
 }
 
-static weft_status pick_backend(const char *device, const weft_backend **out) {
+static weft_status choose_backend(const char *device, const weft_backend **out) {
     if (device && strcmp(device, "cuda") == 0)
         return weft_device_open(WEFT_DEVICE_CUDA, WEFT_F32, out);
     if (!device || strcmp(device, "auto") == 0)
@@ -30,11 +30,11 @@ weft_status weft_engine_open(int threads, const char *device, weft_engine **out)
     *out = NULL;
     const weft_backend *backend = NULL;
     WEFT_TRY(check_threads(__func__, threads));
-    WEFT_TRY(pick_backend(device, &backend));
+    WEFT_TRY(choose_backend(device, &backend));
     weft_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     engine->backend = backend;
-    pthread_mutex_init(&engine->turn, NULL);
+    pthread_mutex_init(&engine->running, NULL);
     pthread_mutex_init(&engine->building, NULL);
     pthread_mutex_init(&engine->lock, NULL);
     weft_status status = weft_pool_create(threads, &engine->pool);
@@ -50,7 +50,7 @@ void weft_engine_close(weft_engine *engine) {
     if (!engine) return;
     weft_api_close_blocks(engine);
     weft_pool_destroy(engine->pool);
-    pthread_mutex_destroy(&engine->turn);
+    pthread_mutex_destroy(&engine->running);
     pthread_mutex_destroy(&engine->building);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
@@ -86,7 +86,7 @@ weft_status weft_estimate(const char *path, const char *const *overrides, int th
     bool is_folder;
     WEFT_TRY(check_threads(__func__, threads));
     WEFT_TRY(count_threads(&threads));
-    WEFT_TRY(pick_backend(NULL, &backend));
+    WEFT_TRY(choose_backend(NULL, &backend));
     WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
     weft_cost cost = {.parameters = a.parameters,

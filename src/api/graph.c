@@ -251,17 +251,18 @@ weft_tensor *weft_graph_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, we
     return word < 0 ? NULL : weft_linear(g, x, w, bias, word ? WEFT_ACT_GELU : WEFT_ACT_NONE);
 }
 
-weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, int turn_a,
-                               int turn_b) {
+weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, int transpose_a,
+                               int transpose_b) {
     OPEN(a, b);
     NEED(a);
-    if (a->ndim == 3) return weft_batched_matmul(g, a, b, turn_a, turn_b);
-    return weft_matmul(g, a, b, turn_a, turn_b);
+    if (a->ndim == 3) return weft_batched_matmul(g, a, b, transpose_a, transpose_b);
+    return weft_matmul(g, a, b, transpose_a, transpose_b);
 }
 
-weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, int turn_w) {
+weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w,
+                                       int transpose_w) {
     OPEN(x, w);
-    return weft_grouped_linear(g, x, w, turn_w);
+    return weft_grouped_linear(g, x, w, transpose_w);
 }
 
 /* eps 0: the kind's own. */

@@ -260,9 +260,9 @@ static weft_status run_step(weft_step *s, const weft_step_call *call) {
         .bound = s->addresses, .workspace = call->workspace, .stream = call->stream};
     if (s->engine->backend->remote)
         return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    pthread_mutex_lock(&s->engine->turn);
+    pthread_mutex_lock(&s->engine->running);
     weft_status status = weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    pthread_mutex_unlock(&s->engine->turn);
+    pthread_mutex_unlock(&s->engine->running);
     return status;
 }
 

@@ -24,8 +24,8 @@ static bool is_beside(const char *name, const char *own, const char *tail) {
     size_t process = strspn(at, "0123456789");
     if (process == 0 || at[process] != '-') return false;
     at += process + 1;
-    size_t turn = strspn(at, "0123456789");
-    return turn > 0 && strcmp(at + turn, tail) == 0;
+    size_t digits = strspn(at, "0123456789");
+    return digits > 0 && strcmp(at + digits, tail) == 0;
 }
 
 bool weft_is_beside(const char *name, const char *own) {
@@ -53,11 +53,11 @@ static int make_folder(const char *path) {
 }
 
 static int make_new(const char *path, char out[WEFT_PATH_MAX], int (*make)(const char *path)) {
-    static atomic_uint turn;
+    static atomic_uint number;
     out[0] = '\0';
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         if (weft_path(out, "%s.%ld-%u" WEFT_BESIDE_TAIL, path, (long)getpid(),
-                      atomic_fetch_add(&turn, 1)) != WEFT_OK) {
+                      atomic_fetch_add(&number, 1)) != WEFT_OK) {
             errno = ENAMETOOLONG;
             return -1;
         }

@@ -26,7 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIST_MAX = 16, STEPS_MAX = 200, PICKS_MAX = 2000 };
+enum { LIST_MAX = 16, STEPS_MAX = 200, SAMPLED_MAX = 2000 };
 static const double ROW_SECONDS = 1.5;
 
 typedef struct {
@@ -125,10 +125,10 @@ typedef struct {
     int64_t bytes, weights, token_bytes, phases;
 } result;
 
-/* The same where tokens are picked on the device: the next step begins before the last one's are here,
+/* The same where tokens are sampled on the device: the next step begins before the last one's are here,
  * as in generation. */
-static weft_status measure_picks(bench *b, weft_decoder *d, int64_t context, int64_t batch,
-                                 result *r) {
+static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, int64_t batch,
+                                   result *r) {
     weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
     int32_t tokens[WEFT_DECODER_ROWS_MAX];
     bench_samples samples = {0};
@@ -138,7 +138,7 @@ static weft_status measure_picks(bench *b, weft_decoder *d, int64_t context, int
     for (int64_t k = 0; k < batch; k++)
         rows[k].token = -1 - (int32_t)k;
     double begin = weft_clock(), last = begin;
-    for (int i = -10; status == WEFT_OK && i < PICKS_MAX; i++) {
+    for (int i = -10; status == WEFT_OK && i < SAMPLED_MAX; i++) {
         status = weft_decoder_begin(d, rows, batch);
         if (status == WEFT_OK) status = weft_decoder_end(d, tokens);
         double now = weft_clock();
@@ -274,8 +274,8 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
         return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
     WEFT_TRY(open_decoder(b, m, context, batch, &d));
     double before = read_rate(b);
-    weft_status status = weft_decoder_picks(d) && batch <= weft_decoder_rows(d)
-                             ? measure_picks(b, d, context, batch, r)
+    weft_status status = weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
+                             ? measure_sampled(b, d, context, batch, r)
                              : measure_steps(b, d, context, batch, m->config.vocab_size, r);
     double after = read_rate(b);
     r->rate = before > after ? before : after;

@@ -1,4 +1,4 @@
-/* The two sides and the limit take turns, a few tens of milliseconds each, so that whatever else the
+/* The two sides and the limit alternate, a few tens of milliseconds each, so that whatever else the
  * machine does falls on all of them; medians are reported. Before it is timed a row's results are
  * compared with the peer's. */
 #include "bench/op_table.h"
@@ -33,10 +33,10 @@ typedef struct {
     int differing; /* rows whose numbers are not the peer's */
 } bench;
 
-/* How long a row is measured: turns until both are reached, or the most turns. */
+/* How long a row is measured: rounds until both are reached, or the most rounds. */
 typedef struct {
-    double turn, total; /* seconds */
-    int least, most;    /* turns */
+    double round, total; /* seconds */
+    int least, most;     /* rounds */
 } budget;
 
 static budget row_budget(const bench *b, const bench_row *row) {
@@ -52,8 +52,8 @@ typedef struct {
     int runs;      /* things a run does: a decode row's weights */
 } measured;
 
-static int repeats_for(double turn, double seconds) {
-    double n = turn / (seconds > 1e-7 ? seconds : 1e-7);
+static int repeats_for(double round, double seconds) {
+    double n = round / (seconds > 1e-7 ? seconds : 1e-7);
     return n < 1 ? 1 : n > 1000 ? 1000 : (int)n;
 }
 
@@ -101,18 +101,18 @@ static void measure_limit(bench *b, const bench_row *row, measured *m) {
     bench_samples_add(&m->limit, 1 / rate);
 }
 
-static weft_status take_turns(bench *b, const bench_row *row, weft_exec *x, measured *m) {
+static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x, measured *m) {
     budget limit = row_budget(b, row);
     bench_samples first = {0}, first_peer = {0};
     weft_status status = run_ours(x, 2, &first);
     if (m->peer) m->peer = bench_peer_run(b->peer, 1, &first_peer);
-    int ours = repeats_for(limit.turn, bench_median(&first));
-    int peers = repeats_for(limit.turn, bench_median(&first_peer));
+    int ours = repeats_for(limit.round, bench_median(&first));
+    int peers = repeats_for(limit.round, bench_median(&first_peer));
     bench_samples_free(&first);
     bench_samples_free(&first_peer);
     double start = weft_clock();
-    for (int turn = 0; !status && turn < limit.most; turn++) {
-        if (turn >= limit.least && weft_clock() - start > limit.total) break;
+    for (int round = 0; !status && round < limit.most; round++) {
+        if (round >= limit.least && weft_clock() - start > limit.total) break;
         bench_pause(0.005);
         status = run_ours(x, ours, &m->ours);
         measure_limit(b, row, m);
@@ -133,7 +133,7 @@ static weft_status measure_row(bench *b, const bench_row *row, bool backward, me
                                               : bench_graph_flops(g.graph);
         m->runs = row->sizes.copies ? (int)row->sizes.copies : 1;
         m->peer = b->peer && prepare_peer(b, row, &g, x, m);
-        status = take_turns(b, row, x, m);
+        status = alternate_sides(b, row, x, m);
     }
     if (b->peer) json_decref(bench_peer_ask(b->peer, json_pack("{s:s}", "do", "drop")));
     weft_exec_destroy(x);
@@ -284,9 +284,9 @@ static void print_head(const bench *b, const machine_limits *limits) {
             weft_cpu_isa(), limits->gflops, limits->bf16_gflops, limits->gbytes);
     fprintf(to, "peer: %s%s\n", b->peer_name,
             b->peer ? ", as many threads" : "; its columns say -");
-    fputs(
-        "of limit: against the limit measured in the same turns. ratio: PyTorch's time / ours.\n\n",
-        to);
+    fputs("of limit: against the limit measured in the same rounds. ratio: PyTorch's time / "
+          "ours.\n\n",
+          to);
 }
 
 static weft_status run(bench *b) {

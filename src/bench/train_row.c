@@ -1,4 +1,4 @@
-/* The sides take turns, a step each, so that what else the machine does falls on both.
+/* The sides alternate, a step each, so that what else the machine does falls on both.
  *
  * Memory is the growth of the process from before the model is made to its peak.
  * What a first run takes once and for all (pages of code, the matrix library's buffers) is taken
@@ -193,8 +193,8 @@ static double measure_limit(const bench_train_job *job, bench_limits *limits) {
 }
 
 /* A GPU is given no pause: it would be cooler and faster than in training. */
-static weft_status take_turns(const bench_train_job *job, training *t, bench_limits *limits,
-                              bool *peer, measured *m) {
+static weft_status alternate_sides(const bench_train_job *job, training *t, bench_limits *limits,
+                                   bool *peer, measured *m) {
     double began = weft_clock();
     for (int i = 0; i < job->steps; i++) {
         if (!t->backend->remote) bench_pause(0.005);
@@ -240,7 +240,7 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
                                  const char *folder, json_t *out) {
     measured m = {0};
     bool peer = job->peer && prepare_peer(job, t, folder, out);
-    weft_status status = take_turns(job, t, limits, &peer, &m);
+    weft_status status = alternate_sides(job, t, limits, &peer, &m);
     if (!status) report_speed(job, &m, peer, out);
     if (job->peer) {
         json_decref(bench_peer_ask(job->peer, json_pack("{s:s}", "do", "drop")));

@@ -26,7 +26,7 @@ typedef struct {
  *                              what it took to find the device, draw the weights, open the training
  *                              pass, and take the first step
  *   of_limit                   the rate of step_flops against multiply-adds in registers on every thread
- *                              (bench/limits.h), of the kind of its dtype, measured in the same turns
+ *                              (bench/limits.h), of the kind of its dtype, measured in the same rounds
  *   peak_bytes                 the most memory that training added; 0: the system does not tell
  *   losses                     of the first steps
  *   peer_seconds, peer_spread, peer_form, peer_forms, peer_losses, differs

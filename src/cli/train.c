@@ -190,7 +190,7 @@ static int share_threads(const weft_args *args, const weft_comm *comm) {
 static void share_gpus(const weft_config *c, const weft_comm *comm) {
     int ranks = weft_comm_local_size(comm);
     if (ranks == 1 || c->device == WEFT_DEVICE_CPU) return;
-    int gpus = weft_cuda_take_turn(weft_comm_local_rank(comm));
+    int gpus = weft_cuda_set_rank(weft_comm_local_rank(comm));
     if (gpus > 0 && gpus < ranks)
         weft_log(WEFT_LOG_INFO, "%d ranks share %d GPU%s on this machine", ranks, gpus,
                  gpus > 1 ? "s" : "");

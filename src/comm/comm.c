@@ -482,16 +482,16 @@ weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, co
     return c ? run_job(c, &job) : WEFT_OK;
 }
 
-weft_status weft_comm_gather_turns(weft_comm *c, void *all, int64_t count, int64_t stride) {
+weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride) {
     if (!c) return WEFT_OK;
     WEFT_TRY(check_room(count, stride));
     int *parts = weft_message_memory(2 * (size_t)c->size, sizeof *parts);
     if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
     weft_status status = WEFT_OK;
-    for (int64_t turn = 0; status == WEFT_OK && turn < count; turn += c->size) {
+    for (int64_t first = 0; status == WEFT_OK && first < count; first += c->size) {
         for (int i = 0; i < c->size; i++) {
-            parts[i] = turn + i < count ? (int)stride : 0;
-            parts[c->size + i] = turn + i < count ? (int)((turn + i) * stride) : 0;
+            parts[i] = first + i < count ? (int)stride : 0;
+            parts[c->size + i] = first + i < count ? (int)((first + i) * stride) : 0;
         }
         status = weft_comm_gather_parts(c, all, parts, parts + c->size);
     }

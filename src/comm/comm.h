@@ -88,7 +88,7 @@ weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64
 /* Every rank's part of `all`, of bytes[rank] at offsets[rank], to every rank. */
 weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets);
 /* The same where rank r has made records r, r + ranks, r + 2 ranks, ... */
-weft_status weft_comm_gather_turns(weft_comm *c, void *all, int64_t count, int64_t stride);
+weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride);
 /* Messages between ranks, at once. */
 weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int64_t n);
 /* Rank 0's bytes to all; any number of them. */

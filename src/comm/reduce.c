@@ -1,6 +1,7 @@
 /* Buckets are a pipeline: while one is added, others are on their way in or out. A bucket's messages are
- * told apart by its turn, which is the same on every rank, so that ranks need not be equally far. Whoever has to wait waits for the
- * oldest bucket: that one every rank has begun, or is about to, so it comes to an end. */
+ * told apart by its number, which is the same on every rank, so that ranks need not be equally far.
+ * Whoever has to wait waits for the oldest bucket: that one every rank has begun, or is about
+ * to, so it comes to an end. */
 #include "comm/reduce.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ typedef enum { FREE, COMING, GOING } phase;
 /* One bucket under way. */
 typedef struct {
     phase phase;
-    int64_t bucket, turn; /* `turn` counts those that were sent */
+    int64_t bucket, number; /* `number` counts those that were sent */
     weft_transfer *transfers;
     weft_comm_job job;
     unsigned char *received; /* [nodes, piece]; unused for the own nodes */
@@ -30,7 +31,7 @@ struct weft_reduce {
     size_t width;             /* bytes of a number */
     void **rows;              /* [own nodes] */
     bool *sent;               /* [buckets] */
-    int64_t turns;
+    int64_t n_sent;
     double factor;
     bucket_slot slots[SLOTS];
 };
@@ -110,7 +111,7 @@ static weft_status begin_exchange(weft_reduce *r, bucket_slot *s, int64_t n, pha
     s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE,
                              .transfers = s->transfers,
                              .count = n,
-                             .tag = 2 * s->turn + (next == GOING)};
+                             .tag = 2 * s->number + (next == GOING)};
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
@@ -239,7 +240,7 @@ static bucket_slot *oldest(weft_reduce *r) {
     bucket_slot *found = NULL;
     for (int i = 0; i < SLOTS; i++) {
         bucket_slot *s = &r->slots[i];
-        if (s->phase != FREE && (!found || s->turn < found->turn)) found = s;
+        if (s->phase != FREE && (!found || s->number < found->number)) found = s;
     }
     return found;
 }
@@ -261,7 +262,7 @@ static bucket_slot *find_free(weft_reduce *r) {
 void weft_reduce_begin(weft_reduce *r, double factor) {
     memset(r->sent, 0, (size_t)r->buckets * sizeof *r->sent);
     r->factor = factor;
-    r->turns = 0;
+    r->n_sent = 0;
 }
 
 weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
@@ -271,7 +272,7 @@ weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
         WEFT_TRY(go_on(r, oldest(r)));
     r->sent[bucket] = true;
     s->bucket = bucket;
-    s->turn = r->turns++;
+    s->number = r->n_sent++;
     return r->o.plain ? begin_plain(r, s) : begin_scatter(r, s);
 }
 

@@ -44,7 +44,7 @@ static weft_status check_reciprocal(const weft_config *c, const char *where) {
     return WEFT_OK;
 }
 
-static weft_status check_turns(const weft_config *c, const char *where) {
+static weft_status check_rope_scaling(const weft_config *c, const char *where) {
     if (c->rope_scaling != WEFT_ROPE_SCALING_LLAMA3 && c->rope_scaling != WEFT_ROPE_SCALING_YARN)
         return WEFT_OK;
     if (c->rope_low < c->rope_high) return WEFT_OK;
@@ -57,6 +57,6 @@ static weft_status check_turns(const weft_config *c, const char *where) {
 
 weft_status weft_config_check(const weft_config *c, const char *where) {
     WEFT_TRY(check_sizes(c, where));
-    WEFT_TRY(check_turns(c, where));
+    WEFT_TRY(check_rope_scaling(c, where));
     return check_reciprocal(c, where);
 }

@@ -35,7 +35,7 @@ typedef struct {
     char ours[96], theirs[128];
     int64_t first, rows; /* of ours */
     int64_t columns;     /* 0: it has one dimension */
-    bool turned;         /* theirs is [columns, rows] */
+    bool transposed;     /* theirs is [columns, rows] */
 } weft_hf_piece;
 
 /* All of them; malloc'd. `prefix` is before the names of the body ("transformer.", "model."). NULL: no

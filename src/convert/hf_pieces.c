@@ -49,10 +49,10 @@ static weft_hf_piece *add(pieces *p, const char *layers, int64_t layer, const ch
     return piece;
 }
 
-static void add_turned(pieces *p, int64_t layer, const char *ours, const char *theirs, int64_t rows,
-                       int64_t columns) {
+static void add_transposed(pieces *p, int64_t layer, const char *ours, const char *theirs,
+                           int64_t rows, int64_t columns) {
     weft_hf_piece *piece = add(p, "h", layer, ours, theirs, rows, columns);
-    if (piece) piece->turned = true;
+    if (piece) piece->transposed = true;
 }
 
 static void add_rows(pieces *p, int64_t layer, const char *ours, const char *theirs, int64_t first,
@@ -78,13 +78,13 @@ static void list_gpt2(pieces *p) {
         add(p, "h", i, "ln_1.bias", "ln_1.bias", e, 0);
         add(p, "h", i, "ln_2.weight", "ln_2.weight", e, 0);
         add(p, "h", i, "ln_2.bias", "ln_2.bias", e, 0);
-        add_turned(p, i, "attn.qkv.weight", "attn.c_attn.weight", 3 * e, e);
+        add_transposed(p, i, "attn.qkv.weight", "attn.c_attn.weight", 3 * e, e);
         add(p, "h", i, "attn.qkv.bias", "attn.c_attn.bias", 3 * e, 0);
-        add_turned(p, i, "attn.out.weight", "attn.c_proj.weight", e, e);
+        add_transposed(p, i, "attn.out.weight", "attn.c_proj.weight", e, e);
         add(p, "h", i, "attn.out.bias", "attn.c_proj.bias", e, 0);
-        add_turned(p, i, "ffn.fc.weight", "mlp.c_fc.weight", f, e);
+        add_transposed(p, i, "ffn.fc.weight", "mlp.c_fc.weight", f, e);
         add(p, "h", i, "ffn.fc.bias", "mlp.c_fc.bias", f, 0);
-        add_turned(p, i, "ffn.proj.weight", "mlp.c_proj.weight", e, f);
+        add_transposed(p, i, "ffn.proj.weight", "mlp.c_proj.weight", e, f);
         add(p, "h", i, "ffn.proj.bias", "mlp.c_proj.bias", e, 0);
     }
     add_head(p);

@@ -107,7 +107,8 @@ static const weft_safetensor *find_tensor(const weight_files *f, const char *nam
 
 static weft_status check_piece(const weight_files *f, const weft_hf_piece *p) {
     const weft_safetensor *t = find_tensor(f, p->theirs);
-    int64_t rows = p->turned ? p->columns : p->rows, columns = p->turned ? p->rows : p->columns;
+    int64_t rows = p->transposed ? p->columns : p->rows,
+            columns = p->transposed ? p->rows : p->columns;
     if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
     bool matrix = p->columns > 0, whole = t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64;
     if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
@@ -126,17 +127,17 @@ static weft_status read_piece(const weight_files *f, const weft_hf_piece *p, wef
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
     double *values = malloc((size_t)count * 2 * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
-    double *turned = values + count;
+    double *transposed = values + count;
     weft_safetensor_values(t, 0, count, values);
-    for (int64_t i = 0; p->turned && i < p->rows; i++)
+    for (int64_t i = 0; p->transposed && i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
-            turned[i * width + j] = values[j * p->rows + i];
+            transposed[i * width + j] = values[j * p->rows + i];
     size_t size = weft_dtype_size(w->dtype);
     weft_weight part = *w;
     part.count = count;
     part.bytes = count * (int64_t)size;
     part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
-    weft_weight_write(&part, p->turned ? turned : values);
+    weft_weight_write(&part, p->transposed ? transposed : values);
     free(values);
     return WEFT_OK;
 }

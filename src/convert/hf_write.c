@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Their tensor's elements from our rows, of the same type; malloc'd where they must be turned. */
+/* Their tensor's elements from our rows, of the same type; malloc'd where they must be transposed. */
 static weft_status fill_tensor(const weft_model *m, const weft_hf_piece *p, weft_safetensor *t,
                                void **own) {
     const weft_weight *w = weft_model_find(m, p->ours);
@@ -18,9 +18,9 @@ static weft_status fill_tensor(const weft_model *m, const weft_hf_piece *p, weft
         .name = p->theirs,
         .dtype = weft_file_dtype_of(w->dtype),
         .ndim = p->columns ? 2 : 1,
-        .shape = {p->turned ? p->columns : p->rows, p->turned ? p->rows : p->columns},
+        .shape = {p->transposed ? p->columns : p->rows, p->transposed ? p->rows : p->columns},
         .data = from};
-    if (!p->turned) return WEFT_OK;
+    if (!p->transposed) return WEFT_OK;
     unsigned char *to = malloc((size_t)(p->rows * width) * size);
     if (!to) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
     for (int64_t i = 0; i < p->rows; i++)

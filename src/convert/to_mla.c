@@ -119,9 +119,9 @@ typedef struct {
     int64_t e, n, heads, kv, width; /* E, KV · D, H, KV, D */
 } mla_conversion;
 
-/* A [H, D, L] from the rows of U that start at `first`, times a factor; U [H, L, D] where `turned`. */
+/* A [H, D, L] from the rows of U that start at `first`, times a factor; U [H, L, D] where `transposed`. */
 static weft_status write_maps(const mla_conversion *v, int64_t layer, const char *name,
-                              const directions *d, int64_t first, double factor, bool turned) {
+                              const directions *d, int64_t first, double factor, bool transposed) {
     int64_t latent = d->latent, width = v->width;
     double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
@@ -129,7 +129,8 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
         for (int64_t i = 0; i < width; i++)
             for (int64_t l = 0; l < latent; l++) {
                 int64_t row = first + h * v->kv / v->heads * width + i;
-                int64_t at = turned ? (h * latent + l) * width + i : (h * width + i) * latent + l;
+                int64_t at =
+                    transposed ? (h * latent + l) * width + i : (h * width + i) * latent + l;
                 map[at] = factor * up(d, row, l);
             }
     weft_layer_write(v->to, layer, name, map);
@@ -202,7 +203,7 @@ static weft_status check(const weft_model *m, const weft_mla_options *o) {
     WEFT_TRY(weft_dot_check(m, "--to-mla"));
     if (c->position == WEFT_POSITION_ROPE)
         return weft_fail(WEFT_EINPUT,
-                         "--to-mla: CONFIG_POSITION=\"rope\" turns each head's keys by their "
+                         "--to-mla: CONFIG_POSITION=\"rope\" rotates each head's keys by their "
                          "position, which no latent that heads share can do; --to-w2 takes it");
     if (o->latent <= most) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,

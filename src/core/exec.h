@@ -67,8 +67,8 @@ struct weft_backend {
     const struct weft_row_backend *rows;
     /* Steps of generation in one launch (ops/step.h); NULL: it has none. */
     const struct weft_step_backend *steps;
-    /* Runs of generation that do not wait for the host (ops/pick.h); NULL: it waits for each. */
-    const struct weft_pick_backend *picks;
+    /* Runs of generation that do not wait for the host (ops/sampler.h); NULL: it waits for each. */
+    const struct weft_sampler_backend *samplers;
 };
 
 typedef struct {

@@ -74,8 +74,8 @@ struct weft_safetensors {
  * a time. */
 static const char *shown(const char *text) {
     static _Thread_local char buffers[4][160];
-    static _Thread_local unsigned turn;
-    char *buffer = buffers[turn++ % 4];
+    static _Thread_local unsigned next;
+    char *buffer = buffers[next++ % 4];
     size_t n = 0, limit = sizeof buffers[0] - 4;
     for (; n < limit && text[n]; n++) {
         unsigned char c = (unsigned char)text[n];

@@ -33,8 +33,8 @@ bool weft_tensor_same_shape(const weft_tensor *a, const weft_tensor *b) {
 
 const char *weft_tensor_describe(const weft_tensor *t) {
     static _Thread_local char texts[8][128];
-    static _Thread_local unsigned turn;
-    char *text = texts[turn++ % 8];
+    static _Thread_local unsigned next;
+    char *text = texts[next++ % 8];
     if (!t) return "none";
     int at = snprintf(text, sizeof texts[0], "%s [", weft_dtype_name(t->dtype));
     for (int d = 0; d < t->ndim; d++)

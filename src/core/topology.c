@@ -69,17 +69,17 @@ static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_pr
 }
 
 /* How many of its node, each on a core of its own, come before it. */
-static int turn_of(const weft_topology *t, const weft_processor *p) {
-    int turn = 0;
+static int rank_of(const weft_topology *t, const weft_processor *p) {
+    int rank = 0;
     for (const weft_processor *q = t->list; q < p; q++)
-        turn += q->node == p->node && q->sibling == p->sibling;
-    return turn;
+        rank += q->node == p->node && q->sibling == p->sibling;
+    return rank;
 }
 
-static int by_turn(const void *a, const void *b) {
+static int by_rank(const void *a, const void *b) {
     const weft_processor *p = a, *q = b;
     if (p->sibling != q->sibling) return p->sibling - q->sibling;
-    if (p->turn != q->turn) return p->turn - q->turn;
+    if (p->rank != q->rank) return p->rank - q->rank;
     return p->node - q->node;
 }
 
@@ -97,10 +97,10 @@ weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_
         return status;
     }
     for (int i = 0; i < t.n; i++) {
-        t.list[i].turn = turn_of(&t, &t.list[i]);
+        t.list[i].rank = rank_of(&t, &t.list[i]);
         t.cores += t.list[i].sibling == 0;
     }
-    qsort(t.list, (size_t)t.n, sizeof *t.list, by_turn);
+    qsort(t.list, (size_t)t.n, sizeof *t.list, by_rank);
     *out = t;
     return WEFT_OK;
 }

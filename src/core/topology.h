@@ -17,7 +17,7 @@ typedef struct {
     int core;    /* the least number of this core that may be used */
     int sibling; /* how many of the core come before it */
     int node;    /* 0 .. nodes - 1: of the nodes with processors that may be used */
-    int turn;    /* its place among those of its node with the same `sibling` */
+    int rank;    /* its place among those of its node with the same `sibling` */
 } weft_processor;
 
 typedef struct {

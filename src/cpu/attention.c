@@ -200,8 +200,8 @@ static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_
 }
 
 /* Scores of some keys to weights, which are added to `sum`. */
-static ALWAYS_INLINE void soften_keys(real *scores, int keys, const vreal top[TILE_V],
-                                      vreal sum[TILE_V]) {
+static ALWAYS_INLINE void softmax_keys(real *scores, int keys, const vreal top[TILE_V],
+                                       vreal sum[TILE_V]) {
     vreal weight[2 * TILE_V];
 #pragma GCC unroll 8
     for (int v = 0; v < keys * TILE_V; v++)
@@ -215,8 +215,9 @@ static ALWAYS_INLINE void soften_keys(real *scores, int keys, const vreal top[TI
 
 /* Scores of a panel to weights, `largest` being the lanes' largest score. Returns by `rescale` what
  * the sums so far are worth now. */
-static __attribute__((noinline)) void soften_panel(const query_task *t, int64_t lane0, int64_t seen,
-                                                   const real *largest, real *rescale) {
+static __attribute__((noinline)) void softmax_panel(const query_task *t, int64_t lane0,
+                                                    int64_t seen, const real *largest,
+                                                    real *rescale) {
     vreal top[TILE_V], sum[TILE_V];
     for (int v = 0; v < TILE_V; v++) {
         real *old = t->s.top + lane0 + v * VLEN;
@@ -226,10 +227,10 @@ static __attribute__((noinline)) void soften_panel(const query_task *t, int64_t 
         sum[v] = vset(0);
     }
     /* The rest two keys at a time, so that their exponentials overlap. */
-    int64_t j = soften_many(t->s.scores, seen, top, sum);
+    int64_t j = softmax_many(t->s.scores, seen, top, sum);
     for (; j + 2 <= seen; j += 2)
-        soften_keys(t->s.scores + j * TILE_N, 2, top, sum);
-    if (j < seen) soften_keys(t->s.scores + j * TILE_N, 1, top, sum);
+        softmax_keys(t->s.scores + j * TILE_N, 2, top, sum);
+    if (j < seen) softmax_keys(t->s.scores + j * TILE_N, 1, top, sum);
     for (int v = 0; v < TILE_V; v++) {
         real *at = t->s.sum + lane0 + v * VLEN;
         vstore(at, vload(at) * vload(rescale + v * VLEN) + sum[v]);
@@ -283,13 +284,13 @@ static void begin_tile(const query_task *t) {
 }
 
 /* A panel of the output, [dv][TILE_N], to rows [TILE_N][dv]. */
-static void turn_output(const real *from, int64_t dv, real *to) {
+static void transpose_output(const real *from, int64_t dv, real *to) {
     for (int64_t d = 0; d < dv; d += 4)
         for (int64_t i = 0; i < TILE_N; i += 4) {
             const real *at[4];
             for (int64_t r = 0; r < 4; r++)
                 at[r] = from + (d + r) * TILE_N + i;
-            turn_block(at, 1, to + i * dv + d, dv);
+            transpose_block(at, 1, to + i * dv + d, dv);
         }
 }
 
@@ -299,7 +300,7 @@ static void end_tile(const query_task *t) {
     const forward_scratch *s = &t->s;
     int64_t dv = round_up(a->dv, TILE_M);
     for (int64_t i = 0; i < t->n_queries; i++) {
-        if (i % TILE_N == 0) turn_output(s->output + i * dv, dv, s->widened);
+        if (i % TILE_N == 0) transpose_output(s->output + i * dv, dv, s->widened);
         const real *from = s->widened + i % TILE_N * dv;
         int64_t at = head_row_at(&f->o, t->b, t->q0 + i, t->h);
         real *to = tile_out(f->p.x, f->o.t, at, s->widened + TILE_N * dv), factor = 1 / s->sum[i];
@@ -336,7 +337,7 @@ static void attend_tile(void *context, int64_t task, int thread) {
             real top[TILE_V * VBYTES / sizeof(real)], rescale[TILE_V * VBYTES / sizeof(real)];
             memcpy(top, t.s.top + lane0, sizeof top);
             score_panel(&t, lane0, key0, seen, top);
-            soften_panel(&t, lane0, seen, top, rescale);
+            softmax_panel(&t, lane0, seen, top, rescale);
             add_values(t.s.output + lane0 * dv, t.s.values, t.s.scores, seen, dv, rescale);
         }
     }

@@ -109,7 +109,7 @@ static pair_scratch lay_out_scratch(const weft_attention_attr *a, const division
         .column = take_reals(at, d->part_keys),
         .p = take_reals(at, tile),
         .ds = take_reals(at, tile),
-        .turned = take_reals(at, tile),
+        .transposed = take_reals(at, tile),
         .widened = take_reals(at, max_i64(TILE_M, TILE_N) * max_i64(dqk, dv)),
     };
     if (a->band) {

@@ -3,9 +3,9 @@
  *
  * A task has some heads of one key head and a range of keys. Queries and gradients of the output of a
  * head are copied into panels once, twice each: as rows for S and dP, as columns for dK and dV. P and dS
- * are made in float, rounded into tiles of bf16, and copied into panels by row for dQ and turned for dK
- * and dV. Sums are float; where several tasks add to the same rows each has sums of its own, which are
- * added in the order of the tasks. How the work is divided follows from the shape alone. */
+ * are made in float, rounded into tiles of bf16, and copied into panels by row for dQ and transposed for
+ * dK and dV. Sums are float; where several tasks add to the same rows each has sums of its own, which
+ * are added in the order of the tasks. How the work is divided follows from the shape alone. */
 #include "cpu/attention_bf16.h"
 #include "cpu/gaussian_back.h"
 
@@ -247,14 +247,14 @@ static void finish_row(const pair_task *t, int64_t row, int64_t seen, int64_t wi
 }
 
 /* P and dS of a row, rounded; what of dS is asked for is added up. */
-static ALWAYS_INLINE void soften_row(pair_task *t, int64_t row, int64_t width, const bool extras,
-                                     vreal *number) {
+static ALWAYS_INLINE void softmax_row(pair_task *t, int64_t row, int64_t width, const bool extras,
+                                      vreal *number) {
     real *weight = t->s.weights + row * SCORES_LD, *ds = t->s.dp + row * SCORES_LD;
     const real *score = t->s.scores + row * SCORES_LD;
     real *column = t->s.column + t->key0 - t->first_key;
     uint16_t *p_to = t->s.p + row * SIDE, *ds_to = t->s.ds + row * SIDE;
     vreal unused[2];
-    int64_t j = soften_back_many(weight, ds, width / (2 * VLEN), false, false, unused, unused);
+    int64_t j = softmax_back_many(weight, ds, width / (2 * VLEN), false, false, unused, unused);
     for (j *= 2 * VLEN; j < width; j += VLEN) {
         vreal p = vexp2(vload(weight + j));
         vstore(weight + j, p);
@@ -271,14 +271,14 @@ static ALWAYS_INLINE void soften_row(pair_task *t, int64_t row, int64_t width, c
     }
 }
 
-static ALWAYS_INLINE void soften_rows(pair_task *t, const bool extras) {
+static ALWAYS_INLINE void softmax_rows(pair_task *t, const bool extras) {
     vreal number = vset(0);
     for (int64_t row = 0; row < SIDE; row++) {
         int64_t seen = row < t->n_queries ? seen_by(t, row) : 0, width = 0;
         if (seen > 0) {
             width = seen <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
             finish_row(t, row, seen, width);
-            soften_row(t, row, width, extras, &number);
+            softmax_row(t, row, width, extras, &number);
         }
         size_t rest = (size_t)(SIDE - width) * sizeof(uint16_t);
         memset(t->s.p + row * SIDE + width, 0, rest);
@@ -287,20 +287,20 @@ static ALWAYS_INLINE void soften_rows(pair_task *t, const bool extras) {
     if (extras) t->number += (double)vsum(number);
 }
 
-static void soften_pair(pair_task *t) {
+static void softmax_pair(pair_task *t) {
     if (t->w->p.n)
-        soften_rows(t, true);
+        softmax_rows(t, true);
     else
-        soften_rows(t, false);
+        softmax_rows(t, false);
 }
 
 /* sums[key] += alpha · Σ_query tile[query][key] rows[query]; the rows in panels of columns. */
 static void add_over_queries(const pair_task *t, const uint16_t *tile, const uint16_t *rows,
                              int64_t width, real alpha, real *sums) {
     const panel_form *f = t->w->form;
-    gemm_matrix turned = {.data = (void *)(uintptr_t)tile, .ld = SIDE, .bf16 = true};
+    gemm_matrix transposed = {.data = (void *)(uintptr_t)tile, .ld = SIDE, .bf16 = true};
     int64_t terms = pad(t->n_queries, f->terms), columns = pad(width, f->columns);
-    f->pack_rows(turned, true, t->n_keys, terms, t->s.packed);
+    f->pack_rows(transposed, true, t->n_keys, terms, t->s.packed);
     for (int64_t key = 0; key < t->n_keys; key += f->rows) {
         /* The first query that sees one of the keys. */
         int64_t first = 0;
@@ -337,7 +337,7 @@ static void work_pair(pair_task *t) {
                      s->scores);
     multiply_visible(t, s->do_rows + t->q0 * depth_of(w, a->dv), s->v_columns, depth_of(w, a->dv),
                      s->dp);
-    soften_pair(t);
+    softmax_pair(t);
     if (w->dv.t)
         add_over_queries(t, s->p, s->do_columns + t->q0 * dv, a->dv, 1, t->sums.dv + key * dv);
     if (w->dk.t)

@@ -141,9 +141,9 @@ static real finish_row(real *scores, real factor, const real *bias, int64_t seen
 }
 
 /* The scores of a row to weights; returns their sum. */
-static real soften_row(real *scores, int64_t width, real top, uint16_t *weights) {
+static real softmax_row(real *scores, int64_t width, real top, uint16_t *weights) {
     vreal tops[2] = {vset(top), vset(top)}, sums[2] = {vset(0), vset(0)};
-    int64_t j = soften_many(scores, width / (2 * VLEN), tops, sums) * 2 * VLEN;
+    int64_t j = softmax_many(scores, width / (2 * VLEN), tops, sums) * 2 * VLEN;
     for (; j < width; j += VLEN) {
         vreal weight = vexp2_low(vload(scores + j) - tops[0]);
         vstore(scores + j, weight);
@@ -167,7 +167,7 @@ static void raise_tops(const query_task *t, int64_t row, int64_t rows) {
 }
 
 /* Weights of a block of queries; the sums of weights join the rows' own. */
-static void soften_block(const query_task *t, int64_t row, int64_t rows, int64_t width) {
+static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_t width) {
     const forward_scratch *s = &t->s;
     real factor = LOG2_E * t->head.scale;
     for (int64_t i = 0; i < rows; i++)
@@ -180,7 +180,7 @@ static void soften_block(const query_task *t, int64_t row, int64_t rows, int64_t
             memset(weights, 0, (size_t)width * sizeof *weights);
             continue;
         }
-        real sum = soften_row(s->scores + i * SCORES_LD, width, s->top[row + i], weights);
+        real sum = softmax_row(s->scores + i * SCORES_LD, width, s->top[row + i], weights);
         s->sum[row + i] = s->sum[row + i] * s->rescale[i] + sum;
     }
 }
@@ -204,7 +204,7 @@ static void attend_block(const query_task *t, int64_t row) {
     int64_t terms = pad(seen, f->terms), width = terms <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
     multiply_panels(f, m, pad(seen, f->columns), depth, s->queries + row * depth, f->rows * depth,
                     s->keys, f->columns * depth, 1, false, s->scores, SCORES_LD);
-    soften_block(t, row, rows, width);
+    softmax_block(t, row, rows, width);
     gemm_matrix weights = {.data = s->weights, .ld = PANEL_KEYS, .bf16 = true};
     f->pack_rows(weights, false, rows, terms, s->packed);
     if (t->key0 > 0) rescale_rows(t, row, rows, columns);

@@ -135,7 +135,7 @@ static const float exp_numbers[10][4] __attribute__((aligned(64))) = {
 /* clang-format on */
 
 /* scores = 2^(scores − top), added to `sum`, for the first of `rows` rows. Returns how many. */
-static inline int64_t soften_many(real *scores, int64_t rows, const vreal top[2], vreal sum[2]) {
+static inline int64_t softmax_many(real *scores, int64_t rows, const vreal top[2], vreal sum[2]) {
     int64_t blocks = rows / EXP_ROWS, done = blocks * EXP_ROWS;
     real scale[EXP_ROWS * 8], *at = scores;
     vreal *sums = sum;
@@ -183,8 +183,8 @@ static inline int64_t soften_many(real *scores, int64_t rows, const vreal top[2]
 
 /* p = 2^p and ds = p ds for the first of `rows` rows; where `columns`, column += ds; where `numbers`
  * too, number += ds · (what p was). Returns how many. */
-static ALWAYS_INLINE int64_t soften_back_many(real *p, real *ds, int64_t rows, bool columns,
-                                              bool numbers, vreal column[2], vreal number[2]) {
+static ALWAYS_INLINE int64_t softmax_back_many(real *p, real *ds, int64_t rows, bool columns,
+                                               bool numbers, vreal column[2], vreal number[2]) {
     int64_t blocks = rows / EXP_ROWS, done = blocks * EXP_ROWS;
     real scale[EXP_ROWS * 8], *p_at = p, *ds_at = ds;
     vreal *columns_at = column, *numbers_at = number;
@@ -200,14 +200,14 @@ static ALWAYS_INLINE int64_t soften_back_many(real *p, real *ds, int64_t rows, b
 
 #else
 
-static inline int64_t soften_many(const real *scores, int64_t rows, const vreal *top,
-                                  const vreal *sum) {
+static inline int64_t softmax_many(const real *scores, int64_t rows, const vreal *top,
+                                   const vreal *sum) {
     (void)scores, (void)rows, (void)top, (void)sum;
     return 0;
 }
 
-static inline int64_t soften_back_many(const real *p, const real *ds, int64_t rows, bool columns,
-                                       bool numbers, const vreal *column, const vreal *number) {
+static inline int64_t softmax_back_many(const real *p, const real *ds, int64_t rows, bool columns,
+                                        bool numbers, const vreal *column, const vreal *number) {
     (void)p, (void)ds, (void)rows, (void)columns, (void)numbers, (void)column, (void)number;
     return 0;
 }

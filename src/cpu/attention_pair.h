@@ -3,7 +3,7 @@
  *
  * Scores are kept with keys in the vectors' lanes, in panels [key /
  * TILE_N][query][TILE_N]: that is how the products over queries want P and dS;
- * for the one over keys dS is turned into [query / TILE_M][key][TILE_M]. Blocks of TILE_M queries
+ * for the one over keys dS is transposed into [query / TILE_M][key][TILE_M]. Blocks of TILE_M queries
  * in which no key of a panel is seen are left out, so little above the diagonal is computed.
  *
  * The products are ordered for a small first cache. S and dP walk the queries and hold the tile's
@@ -44,7 +44,7 @@ typedef struct {
     real *bias;           /* [PAIR_KEYS] log2 e · beta · n */
     real *column;         /* [keys of the task] Σ_i ds_ij of one head */
     real *p, *ds;         /* a tile: S, then P; dP − ⟨do, o⟩, then dS */
-    real *turned;         /* a tile: dS turned */
+    real *transposed;     /* a tile: dS transposed */
     real *swapped;        /* band, a tile: ⟨q_j, k_i⟩, then α dS inside the band */
     real *place_k_across; /* band: keys at the queries' places, as k_across */
     real *place_k_along;
@@ -154,20 +154,22 @@ static __attribute__((noinline)) void add_over_queries(const pair_task *t, sum_p
         }
 }
 
-/* The tile turned, for add_over_keys. */
-static void turn_tile(const pair_task *t, const real *tile) {
+/* The tile transposed, for add_over_keys. */
+static void transpose_tile(const pair_task *t, const real *tile) {
     for (int64_t row = 0; row < t->n_queries; row += TILE_M) {
         int64_t keys = keys_of_row(t, row);
         for (int64_t key = 0; key < keys; key += TILE_N) {
             const real *from[TILE_M];
             for (int64_t m = 0; m < TILE_M; m++)
                 from[m] = tile + key * PAIR_QUERIES + (row + m) * TILE_N;
-            turn_rows(from, TILE_M, TILE_N, 1, t->s.turned + row * PAIR_KEYS + key * TILE_M);
+            transpose_rows(from, TILE_M, TILE_N, 1,
+                           t->s.transposed + row * PAIR_KEYS + key * TILE_M);
         }
     }
 }
 
-/* sums[row0 + query] += Σ_key turned[query][key] rows[key]; `rows` packed along, each `room` apart. */
+/* sums[row0 + query] += Σ_key transposed[query][key] rows[key]; `rows` packed along, each `room`
+ * apart. */
 static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_panels sums,
                                                     int64_t row0, int64_t width, const real *rows,
                                                     int64_t room) {
@@ -180,7 +182,7 @@ static __attribute__((noinline)) void add_over_keys(const pair_task *t, sum_pane
             prefetch_part(sum + TILE_M * TILE_N, TILE_M * TILE_N, 0, 1);
             prefetch_part(rows + (n + TILE_N) * room, PAIR_KEYS * TILE_N, row / TILE_M,
                           PAIR_QUERIES / TILE_M);
-            multiply_block(TILE_ADD, sum, TILE_N, t->s.turned + row * PAIR_KEYS, TILE_M,
+            multiply_block(TILE_ADD, sum, TILE_N, t->s.transposed + row * PAIR_KEYS, TILE_M,
                            rows + n * room, TILE_N, keys[row / TILE_M], NULL, NULL, NULL);
         }
 }
@@ -216,7 +218,7 @@ static void add_band_gradients(const pair_task *t) {
         }
     if (t->want_dq) add_over_queries(t, t->dq, t->key0, dqk, t->s.swapped, t->s.place_k_along);
     if (!t->want_dk) return;
-    turn_tile(t, t->s.swapped);
+    transpose_tile(t, t->s.swapped);
     int64_t inside = t->key0 % PAIR_QUERIES;
     add_over_keys(t, t->sums.dk, t->q0, dqk,
                   t->s.q_along + (t->key0 - inside) * dqk + inside * TILE_N, PAIR_QUERIES);
@@ -250,8 +252,8 @@ typedef struct {
 
 /* P and dS of `rows` rows, in place of S and dP. Several rows and the vectors of each at a time, so
  * that their exponentials overlap. */
-static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool masked,
-                                      bool position, score_extras extras) {
+static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, bool masked,
+                                       bool position, score_extras extras) {
     vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V];
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
@@ -289,8 +291,8 @@ static ALWAYS_INLINE void soften_rows(panel_rows *w, int64_t row, int rows, bool
 }
 
 /* Rows [from, to) of the panel at `key`. */
-static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, int64_t to,
-                                       bool masked, bool position, score_extras extras) {
+static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from, int64_t to,
+                                        bool masked, bool position, score_extras extras) {
     const pair_scratch *s = &t->s;
     panel_rows w = {.p = s->p + key * PAIR_QUERIES,
                     .ds = s->ds + key * PAIR_QUERIES,
@@ -309,11 +311,11 @@ static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, 
     int64_t row = from;
     if (!masked && !position && extras != EXTRAS_DSCALE)
         row +=
-            soften_back_many(w.p + from * TILE_N, w.ds + from * TILE_N, to - from,
-                             extras != EXTRAS_NONE, extras == EXTRAS_DLOG_TAU, w.column, w.number);
+            softmax_back_many(w.p + from * TILE_N, w.ds + from * TILE_N, to - from,
+                              extras != EXTRAS_NONE, extras == EXTRAS_DLOG_TAU, w.column, w.number);
     for (; row + 2 <= to; row += 2)
-        soften_rows(&w, row, 2, masked, position, extras);
-    if (row < to) soften_rows(&w, row, 1, masked, position, extras);
+        softmax_rows(&w, row, 2, masked, position, extras);
+    if (row < to) softmax_rows(&w, row, 1, masked, position, extras);
     if (extras == EXTRAS_NONE) return;
     for (int v = 0; v < TILE_V; v++) {
         real *at = s->column + w.key0 - t->first_key + v * VLEN;
@@ -324,44 +326,44 @@ static ALWAYS_INLINE void soften_panel(pair_task *t, int64_t key, int64_t from, 
 }
 
 /* Each kind a function of its own: together in one, registers run out. */
-#define SOFTEN(name, position, extras)                                                             \
+#define SOFTMAX(name, position, extras)                                                            \
     static __attribute__((noinline)) void name(pair_task *t, int64_t key, int64_t from,            \
                                                int64_t to) {                                       \
-        soften_panel(t, key, from, to, false, position, extras);                                   \
+        softmax_panel(t, key, from, to, false, position, extras);                                  \
     }                                                                                              \
     static __attribute__((noinline)) void name##_masked(pair_task *t, int64_t key, int64_t from,   \
                                                         int64_t to) {                              \
-        soften_panel(t, key, from, to, true, position, extras);                                    \
+        softmax_panel(t, key, from, to, true, position, extras);                                   \
     }
-SOFTEN(soften_plain, false, EXTRAS_NONE)
-SOFTEN(soften_score, false, EXTRAS_SCORE)
-SOFTEN(soften_dscale, false, EXTRAS_DSCALE)
-SOFTEN(soften_dlog_tau, false, EXTRAS_DLOG_TAU)
-SOFTEN(soften_score_position, true, EXTRAS_SCORE)
-SOFTEN(soften_dscale_position, true, EXTRAS_DSCALE)
-SOFTEN(soften_dlog_tau_position, true, EXTRAS_DLOG_TAU)
-#undef SOFTEN
+SOFTMAX(softmax_plain, false, EXTRAS_NONE)
+SOFTMAX(softmax_score, false, EXTRAS_SCORE)
+SOFTMAX(softmax_dscale, false, EXTRAS_DSCALE)
+SOFTMAX(softmax_dlog_tau, false, EXTRAS_DLOG_TAU)
+SOFTMAX(softmax_score_position, true, EXTRAS_SCORE)
+SOFTMAX(softmax_dscale_position, true, EXTRAS_DSCALE)
+SOFTMAX(softmax_dlog_tau_position, true, EXTRAS_DLOG_TAU)
+#undef SOFTMAX
 
-static void soften_pair(pair_task *t) {
-    typedef void soften_kind(pair_task *, int64_t, int64_t, int64_t);
-    static soften_kind *const kinds[][2][2] = {
-        [EXTRAS_NONE] = {{soften_plain, soften_plain_masked}},
-        [EXTRAS_SCORE] = {{soften_score, soften_score_masked},
-                          {soften_score_position, soften_score_position_masked}},
-        [EXTRAS_DSCALE] = {{soften_dscale, soften_dscale_masked},
-                           {soften_dscale_position, soften_dscale_position_masked}},
-        [EXTRAS_DLOG_TAU] = {{soften_dlog_tau, soften_dlog_tau_masked},
-                             {soften_dlog_tau_position, soften_dlog_tau_position_masked}},
+static void softmax_pair(pair_task *t) {
+    typedef void softmax_kind(pair_task *, int64_t, int64_t, int64_t);
+    static softmax_kind *const kinds[][2][2] = {
+        [EXTRAS_NONE] = {{softmax_plain, softmax_plain_masked}},
+        [EXTRAS_SCORE] = {{softmax_score, softmax_score_masked},
+                          {softmax_score_position, softmax_score_position_masked}},
+        [EXTRAS_DSCALE] = {{softmax_dscale, softmax_dscale_masked},
+                           {softmax_dscale_position, softmax_dscale_position_masked}},
+        [EXTRAS_DLOG_TAU] = {{softmax_dlog_tau, softmax_dlog_tau_masked},
+                             {softmax_dlog_tau_position, softmax_dlog_tau_position_masked}},
     };
-    soften_kind *const *soften = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
+    softmax_kind *const *softmax = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
         int64_t from = first_row(t, key), to = t->n_queries, whole = 0;
         /* The first row whose query sees the whole panel. */
         if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - (t->start + t->q0);
         if (key + TILE_N > t->n_keys) whole = to;
         whole = max_i64(from, min_i64(whole, to));
-        if (from < whole) soften[1](t, key, from, whole);
-        if (whole < to) soften[0](t, key, whole, to);
+        if (from < whole) softmax[1](t, key, from, whole);
+        if (whole < to) softmax[0](t, key, whole, to);
     }
 }
 
@@ -383,11 +385,11 @@ static void work_pair(pair_task *t) {
                    t->head.scale, s->place_k_along, s->widened);
         add_band(t);
     }
-    soften_pair(t);
+    softmax_pair(t);
     if (t->want_dv) add_over_queries(t, t->sums.dv, key, dv, s->p, s->do_along + t->q0 * dv);
     if (t->want_dk) add_over_queries(t, t->sums.dk, key, dqk, s->ds, s->q_along + t->q0 * dqk);
     if (t->want_dq) {
-        turn_tile(t, s->ds);
+        transpose_tile(t, s->ds);
         add_over_keys(t, t->dq, t->q0, dqk, s->k_along, PAIR_KEYS);
     }
     if (band) add_band_gradients(t);

@@ -181,7 +181,8 @@ static ALWAYS_INLINE void prefetch_part(const real *at, int64_t count, int64_t p
 typedef real quad __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
 
 /* to[c][r] = from[r][c] · factor for a block of 4 × 4. */
-static ALWAYS_INLINE void turn_block(const real *const from[4], real factor, real *to, int64_t ld) {
+static ALWAYS_INLINE void transpose_block(const real *const from[4], real factor, real *to,
+                                          int64_t ld) {
     quad a = *(const quad *)from[0] * factor, b = *(const quad *)from[1] * factor;
     quad c = *(const quad *)from[2] * factor, d = *(const quad *)from[3] * factor;
     quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
@@ -195,13 +196,13 @@ static ALWAYS_INLINE void turn_block(const real *const from[4], real factor, rea
 }
 
 /* to[c][r] = row[r][c] · factor, `panel` rows (a multiple of 4) of `width` numbers. */
-static inline void turn_rows(const real *const *row, int64_t panel, int64_t width, real factor,
-                             real *to) {
+static inline void transpose_rows(const real *const *row, int64_t panel, int64_t width, real factor,
+                                  real *to) {
     int64_t whole = width / 4 * 4;
     for (int64_t c = 0; c < whole; c += 4)
         for (int64_t i = 0; i < panel; i += 4) {
             const real *at[4] = {row[i] + c, row[i + 1] + c, row[i + 2] + c, row[i + 3] + c};
-            turn_block(at, factor, to + c * panel + i, panel);
+            transpose_block(at, factor, to + c * panel + i, panel);
         }
     for (int64_t c = whole; c < width; c++)
         for (int64_t i = 0; i < panel; i++)
@@ -247,7 +248,7 @@ static inline void pack_across(const attention_problem *p, const head_rows *from
             row[i] = row_in(data, bf16, head_row_at(from, b, r0 + r + i, head), width,
                             widened + i * width);
         if (filled == panel && panel % 4 == 0) {
-            turn_rows(row, panel, width, factor, to);
+            transpose_rows(row, panel, width, factor, to);
             continue;
         }
         memset(to, 0, (size_t)(panel * width) * sizeof(real));

@@ -105,7 +105,7 @@ static void keep_queries(const attend_run *a) {
     int64_t window = a->attr->window, width = a->heads * a->dqk;
     for (int64_t r = 0; r < a->places.rows; r++)
         if (a->places.slot[r] >= 0)
-            memcpy(a->recent +
+            memcpy(a->query_cache +
                        (a->places.slot[r] * window + a->places.position[r] % window) * width,
                    a->q + r * a->q_columns, (size_t)width * sizeof(real));
 }
@@ -201,8 +201,8 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.dv = attr->value.width;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / a.places.rows;
     a.rel = weft_data(x, n->in[WEFT_CACHE_REL]);
-    a.turns = weft_data(x, n->in[WEFT_CACHE_TURNS]);
-    a.recent = weft_data(x, n->in[WEFT_CACHE_RECENT]);
+    a.rotations = weft_data(x, n->in[WEFT_CACHE_ROTATIONS]);
+    a.query_cache = weft_data(x, n->in[WEFT_CACHE_QUERIES]);
     a.blocks = most_blocks(attr);
     a.rows = group_rows(attr);
     a.key_way = copies_keys(attr) ? BY_PLAIN : narrow_way(&a.keys.part, a.group);

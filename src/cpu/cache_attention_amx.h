@@ -2,9 +2,9 @@
  * heads are a tile's rows or columns; a page is sixteen keys.
  *
  * Scores: a page's keys as they lie are the left tile, queries with their columns in pairs (bytes: fours)
- * the right one, and what comes is turned. Values: the weights are the left tile, and values of a unit of
- * 32 keys (bytes: 64), written out in pairs of keys (fours), the right one. Of keys that are not seen the
- * weights are zeros, and bf16 values too, which might not be numbers.
+ * the right one, and what comes is transposed. Values: the weights are the left tile, and values of a unit
+ * of 32 keys (bytes: 64), written out in pairs of keys (fours), the right one. Of keys that are not seen
+ * the weights are zeros, and bf16 values too, which might not be numbers.
  *
  * Queries have 8 bits beside bytes, and weights times their values' scales 16, as two bytes: 256 high +
  * low. Sums of their products are exact. */
@@ -13,7 +13,7 @@
 
 #include "cpu/cache_attention_task.h"
 #include "cpu/cache_attention_x86.h"
-#include "cpu/turn.h"
+#include "cpu/transpose.h"
 
 #if BYTES_X86 && VBYTES == 64
 
@@ -30,16 +30,16 @@ enum {
 /* Tiles 0 and 1 are results, 4 and 5 left ones, 6 and 7 right ones. */
 
 /* Sixteen numbers of each of sixteen rows, as sixteen rows of those. */
-static inline void turn_square(const void *from, int64_t stride, void *to, int64_t step) {
+static inline void transpose_square(const void *from, int64_t stride, void *to, int64_t step) {
     for (int i = 0; i < TILE; i += 4)
-        turn_lanes((const char *)from + 4 * i, stride, (char *)to + i * step, step, 4);
+        transpose_lanes((const char *)from + 4 * i, stride, (char *)to + i * step, step, 4);
 }
 
 /* Rows of queries as right tiles: each 64 bytes of sixteen rows as [16][16][4]. `bytes`: of a row. */
-static void turn_queries(const char *rows, int64_t n, int64_t bytes, char *to) {
+static void transpose_queries(const char *rows, int64_t n, int64_t bytes, char *to) {
     for (int64_t t = 0; t < n; t += TILE)
         for (int64_t i = 0; i < bytes; i += TILE_STRIDE)
-            turn_square(rows + t * bytes + i, bytes, to + t * bytes + TILE * i, TILE_STRIDE);
+            transpose_square(rows + t * bytes + i, bytes, to + t * bytes + TILE * i, TILE_STRIDE);
 }
 
 static void amx_queries(const block_task *b, int64_t g) {
@@ -56,7 +56,7 @@ static void amx_queries(const block_task *b, int64_t g) {
         else
             b->s.q_scales[g * a->rows + h] = i8_round_bytes(q, a->dqk, (int8_t *)rows + h * a->dqk);
     }
-    turn_queries(rows, a->rows, bytes, rounded_queries_of(b, g));
+    transpose_queries(rows, a->rows, bytes, rounded_queries_of(b, g));
 }
 
 /* Products of a page's keys with sixteen queries, [16 keys][16]; widths in bytes. */
@@ -86,7 +86,7 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
             score_page(k, q + t * bytes, bytes, sums, true);
         else
             score_page(k, q + t * bytes, bytes, sums, false);
-        turn_square(sums, TILE_STRIDE, s + t * BLOCK, BLOCK * (int64_t)sizeof(real));
+        transpose_square(sums, TILE_STRIDE, s + t * BLOCK, BLOCK * (int64_t)sizeof(real));
     }
     if (bf16) return;
     vreal scale = vload(scale_at(&a->keys, run->page, g, 0));

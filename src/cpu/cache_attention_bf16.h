@@ -149,8 +149,8 @@ typedef struct {
 } bf16_run;
 
 /* Eight columns of four keys: two columns' four numbers side by side in each vector. */
-BF16_TARGET static ALWAYS_INLINE void bf16_turn(const uint16_t *v, int64_t width,
-                                                bfloat16x8_t *to) {
+BF16_TARGET static ALWAYS_INLINE void bf16_transpose(const uint16_t *v, int64_t width,
+                                                     bfloat16x8_t *to) {
     uint16x8_t a = vld1q_u16(v), b = vld1q_u16(v + width);
     uint16x8_t c = vld1q_u16(v + 2 * width), d = vld1q_u16(v + 3 * width);
     uint16x8_t ac = vzip1q_u16(a, c), bd = vzip1q_u16(b, d);
@@ -173,12 +173,12 @@ BF16_TARGET static ALWAYS_INLINE void bf16_add_eight(const bf16_run *runs, int n
     for (int r = 0; r < n; r++) {
         const uint16_t *v = runs[r].v + column, *p = runs[r].p + 2 * tile * WEFT_KEY_BLOCK;
         for (int64_t four = 0; four < runs[r].fours; four++, v += 4 * width, p += 8) {
-            bfloat16x8_t turned[4];
-            bf16_turn(v, width, turned);
+            bfloat16x8_t transposed[4];
+            bf16_transpose(v, width, transposed);
             for (int t = 0; t < tiles; t++) {
                 bfloat16x8_t weight = bf16_load(p + 2 * t * WEFT_KEY_BLOCK);
                 for (int c = 0; c < 4; c++)
-                    sum[t][c] = vbfmmlaq_f32(sum[t][c], weight, turned[c]);
+                    sum[t][c] = vbfmmlaq_f32(sum[t][c], weight, transposed[c]);
             }
         }
     }

@@ -3,7 +3,7 @@
  * memory is read as it lies. What a head's numbers go through does not depend on which heads are done
  * with it.
  *
- * Keys that are stored as a latent (turned, or made into a Gaussian, when they are read) are first
+ * Keys that are stored as a latent (rotated, or made into a Gaussian, when they are read) are first
  * written out for the block; the products then read that copy. */
 #ifndef WEFT_CPU_CACHE_ATTENTION_BLOCK_H
 #define WEFT_CPU_CACHE_ATTENTION_BLOCK_H
@@ -23,9 +23,9 @@ static void widen_stored(const cached_pages *c, const char *from, float scale, r
                                          : (real)scale * (real)((const int8_t *)from)[i];
 }
 
-static void turn_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
-    int64_t half = a->attr->turned / 2;
-    const real *near = a->turns + distance * 2 * half;
+static void rotate_key(const attend_run *a, const real *coarse, int64_t distance, real *k) {
+    int64_t half = a->attr->rotated / 2;
+    const real *near = a->rotations + distance * 2 * half;
     for (int64_t i = 0; i < half; i++) {
         real c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
         real s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
@@ -51,15 +51,15 @@ static void read_key(const attend_run *a, int64_t r, int64_t g, int64_t j, const
     int64_t token = j % WEFT_PAGE_TOKENS;
     float scale = a->keys.kind == CACHED_I8 ? *scale_at(&a->keys, page, g, token) : 1;
     widen_stored(&a->keys, head_at(&a->keys, page, g) + token * a->keys.token_bytes, scale, to);
-    if (a->attr->turned) turn_key(a, coarse, j % BLOCK, to);
+    if (a->attr->rotated) rotate_key(a, coarse, j % BLOCK, to);
     if (a->attr->gaussian) make_deviations(a, to);
 }
 
-static void coarse_turns(const attend_run *a, int64_t block, real *coarse) {
+static void coarse_rotations(const attend_run *a, int64_t block, real *coarse) {
     const weft_rope_law *law = &a->attr->law;
-    int64_t half = a->attr->turned / 2;
+    int64_t half = a->attr->rotated / 2;
     for (int64_t i = 0; i < half; i++) {
-        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->turned);
+        double angle = (double)(block * BLOCK) * weft_rope_rate(law, i, a->attr->rotated);
         coarse[i] = (real)(law->amplitude * cos(angle));
         coarse[half + i] = (real)(law->amplitude * sin(angle));
     }
@@ -80,7 +80,7 @@ static void score_copied(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     const block_scratch *s = &b->s;
     int64_t lead = b->first - b->base;
-    if (a->attr->turned) coarse_turns(a, b->first / BLOCK, s->coarse);
+    if (a->attr->rotated) coarse_rotations(a, b->first / BLOCK, s->coarse);
     for (int64_t j = b->first; j < b->end; j++) {
         real *to = s->copy + (j - b->first) * a->dqk;
         read_key(a, b->row, g, j, s->coarse, to);
@@ -147,7 +147,7 @@ static const real *query_at(const attend_run *a, int64_t r, int64_t j, int64_t h
     if (r - back >= 0 && p->slot[r - back] == p->slot[r] && p->position[r - back] == j)
         return a->q + (r - back) * a->q_columns + head * a->dqk;
     int64_t window = a->attr->window;
-    return a->recent + ((p->slot[r] * window + j % window) * a->heads + head) * a->dqk;
+    return a->query_cache + ((p->slot[r] * window + j % window) * a->heads + head) * a->dqk;
 }
 
 /* Adds the band's term to the raw products: α ⟨q_j, k_i⟩ for i − j ≤ window. */
@@ -156,7 +156,7 @@ static void add_band(const block_task *b, int64_t g) {
     const block_scratch *s = &b->s;
     int64_t i = b->position, from = max_i64(b->first, i - a->attr->window);
     if (from >= b->end) return;
-    if (a->attr->turned) coarse_turns(a, i / BLOCK, s->coarse);
+    if (a->attr->rotated) coarse_rotations(a, i / BLOCK, s->coarse);
     read_key(a, b->row, g, i, s->coarse, s->own);
     for (int64_t h = 0; h < a->group; h++)
         for (int64_t j = from; j < b->end; j++) {
@@ -210,7 +210,7 @@ static real largest_of(const real *s, int64_t count) {
 static void exponentials(real *s, int64_t count, real *largest, real *sum) {
     real top = largest_of(s, count);
     vreal tops[2] = {vset(top), vset(top)}, totals[2] = {vset(0), vset(0)};
-    int64_t j = soften_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
+    int64_t j = softmax_many(s, count / (2 * VLEN), tops, totals) * 2 * VLEN;
     vreal total = totals[0] + totals[1];
     for (; j + VLEN <= count; j += VLEN) {
         vreal e = vexp2_low(vload(s + j) - tops[0]);
@@ -228,7 +228,7 @@ static void exponentials(real *s, int64_t count, real *largest, real *sum) {
 }
 
 /* Raw products of a group to weights, and what joins the blocks: the largest score and the sum. */
-static void soften(const block_task *b, int64_t g) {
+static void softmax_head(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
     int64_t lead = b->first - b->base, count = b->end - b->first;
     if (a->attr->band) add_band(b, g);
@@ -279,7 +279,7 @@ static void attend(const block_task *b) {
     narrow_begin(b);
     score_block(b);
     for (int64_t g = b->from; g < b->to; g++)
-        soften(b, g);
+        softmax_head(b, g);
     add_block(b);
     narrow_end(b);
 }

@@ -174,7 +174,7 @@ static real i8_round_weights(real *p, const real *scales, int64_t n, int8_t *to)
 }
 
 /* Sixteen columns of four keys: four columns' four numbers side by side in each vector. */
-static ALWAYS_INLINE void i8_turn_four(const int8_t *v, int64_t width, int8x16_t *to) {
+static ALWAYS_INLINE void i8_transpose_four(const int8_t *v, int64_t width, int8x16_t *to) {
     int8x16_t a = vld1q_s8(v), b = vld1q_s8(v + width);
     int8x16_t c = vld1q_s8(v + 2 * width), d = vld1q_s8(v + 3 * width);
     int8x16_t ac = vzip1q_s8(a, c), bd = vzip1q_s8(b, d);
@@ -203,11 +203,11 @@ I8_DOT_TARGET static void i8_add_alone(const int8_t *p, const int8_t *v, int64_t
         }
         for (int64_t j = token & ~3; j < end; j += 4) {
             const int8_t *at = p + 2 * (j & ~7) + (j & 4);
-            int8x16_t turned[4], a = i8_four_times(at), b = i8_four_times(at + 8);
-            i8_turn_four(v + j * width + i, width, turned);
+            int8x16_t transposed[4], a = i8_four_times(at), b = i8_four_times(at + 8);
+            i8_transpose_four(v + j * width + i, width, transposed);
             for (int c = 0; c < 4; c++) {
-                high[c] = vdotq_s32(high[c], turned[c], a);
-                low[c] = vdotq_s32(low[c], turned[c], b);
+                high[c] = vdotq_s32(high[c], transposed[c], a);
+                low[c] = vdotq_s32(low[c], transposed[c], b);
             }
         }
         for (int c = 0; c < 4; c++) {
@@ -218,7 +218,7 @@ I8_DOT_TARGET static void i8_add_alone(const int8_t *p, const int8_t *v, int64_t
 }
 
 /* Eight columns of eight keys: two columns' eight numbers side by side in each vector. */
-static ALWAYS_INLINE void i8_turn_eight(const int8_t *v, int64_t width, int8x16_t *to) {
+static ALWAYS_INLINE void i8_transpose_eight(const int8_t *v, int64_t width, int8x16_t *to) {
     int8x16_t two[4], four[4];
     for (int m = 0; m < 4; m++) {
         int8x16_t a = vcombine_s8(vld1_s8(v + m * width), vdup_n_s8(0));
@@ -237,29 +237,30 @@ static ALWAYS_INLINE void i8_turn_eight(const int8_t *v, int64_t width, int8x16_
 
 /* Values of `eights` · 8 keys as tiles see them: to [width / 8][ld][4][16], of which `eights` of the ld
  * are written. */
-static void i8_turn_keys(const int8_t *v, int64_t width, int64_t eights, int64_t ld, int8_t *to) {
+static void i8_transpose_keys(const int8_t *v, int64_t width, int64_t eights, int64_t ld,
+                              int8_t *to) {
     for (int64_t e = 0; e < eights; e++)
         for (int64_t i = 0; i < width; i += 8) {
-            int8x16_t turned[4];
-            i8_turn_eight(v + 8 * e * width + i, width, turned);
+            int8x16_t transposed[4];
+            i8_transpose_eight(v + 8 * e * width + i, width, transposed);
             for (int c = 0; c < 4; c++)
-                vst1q_s8(to + 64 * (i / 8 * ld + e) + 16 * c, turned[c]);
+                vst1q_s8(to + 64 * (i / 8 * ld + e) + 16 * c, transposed[c]);
         }
 }
 
-/* sums [heads][width / 2][2][2]: eight columns of `heads` heads += the weighted values, `turned`. A
+/* sums [heads][width / 2][2][2]: eight columns of `heads` heads += the weighted values, `transposed`. A
  * head has 2 · WEFT_KEY_BLOCK bytes of weights. */
-I8_TARGET static ALWAYS_INLINE void i8_add_eight(const int8_t *p, const int8_t *turned,
+I8_TARGET static ALWAYS_INLINE void i8_add_eight(const int8_t *p, const int8_t *transposed,
                                                  int64_t eights, int64_t width, int64_t column,
                                                  int32_t *sums, const int heads) {
     int32x4_t sum[6][4];
     for (int h = 0; h < heads; h++)
         for (int c = 0; c < 4; c++)
             sum[h][c] = vld1q_s32(sums + 2 * (h * width + column) + 4 * c);
-    for (int64_t e = 0; e < eights; e++, turned += 64, p += 16) {
+    for (int64_t e = 0; e < eights; e++, transposed += 64, p += 16) {
         int8x16_t v[4];
         for (int c = 0; c < 4; c++)
-            v[c] = vld1q_s8(turned + 16 * c);
+            v[c] = vld1q_s8(transposed + 16 * c);
         for (int h = 0; h < heads; h++) {
             int8x16_t weight = vld1q_s8(p + 2 * h * WEFT_KEY_BLOCK);
             for (int c = 0; c < 4; c++)
@@ -271,18 +272,18 @@ I8_TARGET static ALWAYS_INLINE void i8_add_eight(const int8_t *p, const int8_t *
             vst1q_s32(sums + 2 * (h * width + column) + 4 * c, sum[h][c]);
 }
 
-I8_TARGET static void i8_add_tiles(const int8_t *p, int64_t heads, const int8_t *turned,
+I8_TARGET static void i8_add_tiles(const int8_t *p, int64_t heads, const int8_t *transposed,
                                    int64_t eights, int64_t width, int32_t *sums) {
-    for (int64_t column = 0; column < width; column += 8, turned += 64 * eights) {
+    for (int64_t column = 0; column < width; column += 8, transposed += 64 * eights) {
         int64_t h = 0;
         for (; h + 6 <= heads; h += 6)
-            i8_add_eight(p + 2 * h * WEFT_KEY_BLOCK, turned, eights, width, column,
+            i8_add_eight(p + 2 * h * WEFT_KEY_BLOCK, transposed, eights, width, column,
                          sums + 2 * h * width, 6);
         for (; h + 2 <= heads; h += 2)
-            i8_add_eight(p + 2 * h * WEFT_KEY_BLOCK, turned, eights, width, column,
+            i8_add_eight(p + 2 * h * WEFT_KEY_BLOCK, transposed, eights, width, column,
                          sums + 2 * h * width, 2);
         if (h < heads)
-            i8_add_eight(p + 2 * h * WEFT_KEY_BLOCK, turned, eights, width, column,
+            i8_add_eight(p + 2 * h * WEFT_KEY_BLOCK, transposed, eights, width, column,
                          sums + 2 * h * width, 1);
     }
 }

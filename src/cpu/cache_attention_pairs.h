@@ -13,7 +13,7 @@
 
 #include "cpu/cache_attention_task.h"
 #include "cpu/cache_attention_x86.h"
-#include "cpu/turn.h"
+#include "cpu/transpose.h"
 
 #if BYTES_X86
 
@@ -66,8 +66,8 @@ static void pairs_queries(const block_task *b, int64_t g) {
 #if VBYTES == 64
 
 /* Sixteen columns of a page's keys as [4][16 keys][4]. */
-static ALWAYS_INLINE void turn_columns(const char *k, int64_t width, char *to) {
-    turn_lanes(k, width, to, PAGE_STEP, 4);
+static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
+    transpose_lanes(k, width, to, PAGE_STEP, 4);
 }
 
 #else
@@ -79,7 +79,7 @@ static ALWAYS_INLINE __m256i two_keys(const char *k, int64_t width) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1);
 }
 
-static ALWAYS_INLINE void turn_columns(const char *k, int64_t width, char *to) {
+static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
     for (int half = 0; half < PAGE_VECTORS; half++, k += 8 * width, to += VBYTES) {
         __m256i r0 = two_keys(k, width), r1 = two_keys(k + width, width);
         __m256i r2 = two_keys(k + 2 * width, width), r3 = two_keys(k + 3 * width, width);
@@ -98,12 +98,12 @@ static ALWAYS_INLINE void turn_columns(const char *k, int64_t width, char *to) {
  * the second and the fourth: shifts widen them where they stand. */
 static void pack_keys(const char *k, int64_t width, char *to) {
     for (int64_t i = 0; i < width; i += 16) {
-        char turned[4 * PAGE_STEP] __attribute__((aligned(64)));
-        turn_columns(k + i, width, turned);
+        char transposed[4 * PAGE_STEP] __attribute__((aligned(64)));
+        transpose_columns(k + i, width, transposed);
         for (int at = 0; at < 4 * PAGE_STEP; at += PAGE_STEP, to += 2 * PAGE_STEP)
             for (int v = 0; v < PAGE_STEP; v += VBYTES) {
                 vshort four, even, odd;
-                memcpy(&four, turned + at + v, VBYTES);
+                memcpy(&four, transposed + at + v, VBYTES);
                 even = four << 8 >> 8;
                 odd = four >> 8;
                 memcpy(to + v, &even, VBYTES);

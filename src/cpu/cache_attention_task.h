@@ -29,8 +29,8 @@ typedef struct {
     int64_t rows;      /* of a group's scores: its heads, and as many as fill a tile */
     int64_t q_columns; /* of a row of q */
     const real *q;     /* real: the tensor's own, or widened */
-    const real *rel, *turns;
-    real *recent;
+    const real *rel, *rotations;
+    real *query_cache;
     const double *scale, *beta; /* [H], with log2 e in them */
     int64_t blocks;             /* most of a row */
     int64_t parts;              /* tasks that share a block's key heads */
@@ -67,7 +67,7 @@ typedef struct {
 } block_task;
 
 static inline bool copies_keys(const weft_cache_attention_attr *attr) {
-    return attr->turned > 0 || attr->gaussian;
+    return attr->rotated > 0 || attr->gaussian;
 }
 
 static inline int64_t group_rows(const weft_cache_attention_attr *attr) {

@@ -80,7 +80,7 @@ static void add_i8_tiles(const block_task *b, const page_run *runs, int n, int64
     for (int r = 0; r < n; r++) {
         int64_t token = runs[r].token & ~7, count = ceil_div(runs[r].end - token, 8);
         const int8_t *v = (const int8_t *)head_at(&a->values, runs[r].page, g) + token * a->dv;
-        i8_turn_keys(v, a->dv, count, eights, (int8_t *)b->s.room + 64 * done);
+        i8_transpose_keys(v, a->dv, count, eights, (int8_t *)b->s.room + 64 * done);
         done += count;
     }
     i8_add_tiles((const int8_t *)weights_of(b, g) + 2 * first, a->group, b->s.room, eights, a->dv,

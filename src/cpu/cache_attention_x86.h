@@ -7,7 +7,7 @@
  * and weights times their values' scales, are rounded to 16 bits with one scale each; keys and values
  * are widened as they are read.
  *
- * Values of two keys are taken side by side, their columns in turns: a vector of them has four columns
+ * Values of two keys are taken side by side, their columns interleaved: a vector of them has four columns
  * of every eight. So sums of 2 NARROW_STEP columns are two vectors, the first fours and the second ones. */
 #ifndef WEFT_CPU_CACHE_ATTENTION_X86_H
 #define WEFT_CPU_CACHE_ATTENTION_X86_H
@@ -26,7 +26,7 @@ enum {
 
 typedef int16_t vshort __attribute__((vector_size(VBYTES)));
 
-/* Numbers of a and b in turns: of each eight of them the first four, and the second four. */
+/* Numbers of a and b interleaved: of each eight of them the first four, and the second four. */
 static ALWAYS_INLINE vshort zip_first(vshort a, vshort b) {
 #if VBYTES == 64
     return __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,

@@ -32,7 +32,7 @@ typedef struct {
     int64_t piece;        /* from this piece on */
     gemm_matrix kept;     /* [rows, V] of the part; data NULL: the tiles are not kept */
     real *most, *sum; /* [pieces, rows]: of each row's tile, its maximum and Σ exp(l − maximum) */
-    real *picked;     /* [N]: the target's logit */
+    real *target_logit;   /* [N]: the target's logit */
     char *rows, *columns; /* x and words as the product's kernel reads them */
     char *scratch;        /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
@@ -92,7 +92,7 @@ static void measure_tile(void *context, int64_t task, int thread) {
         int64_t row = t.place.row + i, cell = (w->piece + t.piece) * w->part.rows + row;
         real *l = tile + i * ld;
         int64_t target = w->targets[w->part.row + row] - first;
-        if (target >= 0 && target < t.place.n) w->picked[w->part.row + row] = l[target];
+        if (target >= 0 && target < t.place.n) w->target_logit[w->part.row + row] = l[target];
         measure_row(l, t.place.n, &w->most[cell], &w->sum[cell]);
         if (w->kept.data) keep_row(gemm_part(w->kept, 0, row, first), l, t.place.n);
     }
@@ -147,7 +147,7 @@ static void differentiate_tile(void *context, int64_t task, int thread) {
         if (at.bf16) {
             scale_bf16(at.data, factor, t.place.n);
             if (!here) continue;
-            real chance = vexp(vset(w->picked[w->part.row + row] - lse[row]))[0];
+            real chance = vexp(vset(w->target_logit[w->part.row + row] - lse[row]))[0];
             ((uint16_t *)at.data)[target - t.place.column] =
                 weft_float_to_bf16((float)(chance * weight - penalty));
             continue;
@@ -237,7 +237,7 @@ static int64_t part_rows(const weft_node *n) {
     return ceil_div(rows, parts);
 }
 
-/* The workspace: picked [N], then what a part of `rows` needs at most. The copies of x and, behind the
+/* The workspace: target_logit [N], then what a part of `rows` needs at most. The copies of x and, behind the
  * logits, the sums of dx share a place; so do what the tiles need and what the products do. */
 typedef struct {
     int64_t most, sum, rows, kept, columns, scratch, product_space, bytes;
@@ -286,7 +286,7 @@ static void write_losses(const entropy_work *w, int64_t rows, double divisor) {
     const real *lse = weft_data(w->x, w->n->out[WEFT_CE_LSE]);
     double ce = 0, squares = 0;
     for (int64_t i = 0; i < rows; i++) {
-        if (w->targets[i] >= 0) ce += (double)lse[i] - (double)w->picked[i];
+        if (w->targets[i] >= 0) ce += (double)lse[i] - (double)w->target_logit[i];
         squares += (double)lse[i] * (double)lse[i];
     }
     real *ce_out = weft_data(w->x, w->n->out[WEFT_CE_LOSS]);
@@ -302,7 +302,7 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     int64_t step = part_rows(n), count;
     entropy_work w = {.x = x, .n = n, .targets = weft_data(x, n->in[WEFT_CE_TARGETS])};
     WEFT_TRY(check_targets(w.targets, rows, words, &count));
-    w.picked = (real *)workspace;
+    w.target_logit = (real *)workspace;
     double divisor = divisor_of(x, n->in[WEFT_CE_COUNT], count);
     w.upstream = scale_upstream(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
     for (int64_t row = 0; row < rows; row += step) {

@@ -278,40 +278,39 @@ const weft_kernel KERNEL(head_scale_back) = {
 
 /* head_transpose: a task for each band of a head's rows, which are as many numbers side by side in the
  * result. Numbers move as they are, so only their size matters. */
-enum { TURN_BAND = 16 };
+enum { BAND = 16 };
 
-#define TURN_BAND_OF(bits)                                                                         \
+#define TRANSPOSE_BAND(bits)                                                                       \
     typedef uint##bits##_t __attribute__((may_alias)) word_##bits;                                 \
-    static void turn_band_##bits(const word_##bits *from, word_##bits *to, int64_t n,              \
-                                 int64_t rows, int64_t columns) {                                  \
+    static void transpose_band_##bits(const word_##bits *from, word_##bits *to, int64_t n,         \
+                                      int64_t rows, int64_t columns) {                             \
         for (int64_t j = 0; j < columns; j++)                                                      \
             for (int64_t i = 0; i < n; i++)                                                        \
                 to[j * rows + i] = from[i * columns + j];                                          \
     }
-TURN_BAND_OF(16)
-TURN_BAND_OF(32)
-TURN_BAND_OF(64)
+TRANSPOSE_BAND(16)
+TRANSPOSE_BAND(32)
+TRANSPOSE_BAND(64)
 
 static void head_transpose_task(void *context, int64_t task, int thread) {
     (void)thread;
     const repeated *k = context;
-    int64_t rows = k->from->shape[1], columns = k->from->shape[2],
-            bands = ceil_div(rows, TURN_BAND);
-    int64_t head = task / bands, row = task % bands * TURN_BAND, n = min_i64(TURN_BAND, rows - row);
+    int64_t rows = k->from->shape[1], columns = k->from->shape[2], bands = ceil_div(rows, BAND);
+    int64_t head = task / bands, row = task % bands * BAND, n = min_i64(BAND, rows - row);
     int64_t size = (int64_t)weft_dtype_size(k->from->dtype), first = head * rows * columns;
     const char *from = (const char *)weft_data(k->x, k->from) + (first + row * columns) * size;
     char *to = (char *)weft_data(k->x, k->to) + (first + row) * size;
     if (size == 2)
-        turn_band_16((const word_16 *)from, (word_16 *)to, n, rows, columns);
+        transpose_band_16((const word_16 *)from, (word_16 *)to, n, rows, columns);
     else if (size == 4)
-        turn_band_32((const word_32 *)from, (word_32 *)to, n, rows, columns);
+        transpose_band_32((const word_32 *)from, (word_32 *)to, n, rows, columns);
     else
-        turn_band_64((const word_64 *)from, (word_64 *)to, n, rows, columns);
+        transpose_band_64((const word_64 *)from, (word_64 *)to, n, rows, columns);
 }
 
 static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
     repeated k = {.x = x, .from = n->in[0], .to = n->out[0]};
-    int64_t bands = ceil_div(k.from->shape[1], TURN_BAND);
+    int64_t bands = ceil_div(k.from->shape[1], BAND);
     weft_pool_run(weft_exec_pool(x), k.from->shape[0] * bands, head_transpose_task, &k);
     return WEFT_OK;
 }

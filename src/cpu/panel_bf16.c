@@ -7,7 +7,7 @@
  * denormal numbers to zero. */
 #include "cpu/matrix.h"
 #include "cpu/panel_form.h"
-#include "cpu/turn.h"
+#include "cpu/transpose.h"
 #include "cpu/vec.h"
 
 #if WEFT_REAL == 32 && (WEFT_ARM_TARGETS || defined(__AVX512F__))
@@ -60,11 +60,11 @@ static ALWAYS_INLINE pair4 high_pairs(half8 a, half8 b) {
 }
 
 /* Two terms of four vectors side by side, and four of four. */
-static ALWAYS_INLINE void turn_pairs(const uint16_t *from, int64_t ld, uint16_t *to) {
+static ALWAYS_INLINE void transpose_pairs(const uint16_t *from, int64_t ld, uint16_t *to) {
     store8(to, zip4(load4(from), load4(from + ld)));
 }
 
-static ALWAYS_INLINE void turn_fours(const uint16_t *from, int64_t ld, uint16_t *to) {
+static ALWAYS_INLINE void transpose_fours(const uint16_t *from, int64_t ld, uint16_t *to) {
     half8 low = zip4(load4(from), load4(from + ld));
     half8 high = zip4(load4(from + 2 * ld), load4(from + 3 * ld));
     store8(to, (half8)low_pairs(low, high));
@@ -72,8 +72,8 @@ static ALWAYS_INLINE void turn_fours(const uint16_t *from, int64_t ld, uint16_t 
 }
 
 /* Eight terms of eight vectors: vector i's go to to[i * step]. */
-static ALWAYS_INLINE void turn_eights(const uint16_t *from, int64_t ld, uint16_t *to,
-                                      int64_t step) {
+static ALWAYS_INLINE void transpose_eights(const uint16_t *from, int64_t ld, uint16_t *to,
+                                           int64_t step) {
     half8 pairs[8];
     for (int r = 0; r < 8; r += 2) {
         half8 a = load8(from + r * ld), b = load8(from + (r + 1) * ld);
@@ -94,18 +94,18 @@ static ALWAYS_INLINE void turn_eights(const uint16_t *from, int64_t ld, uint16_t
 }
 
 /* A group of terms of `width` vectors side by side, all there. */
-static ALWAYS_INLINE void turn_group(const uint16_t *from, int64_t ld, uint16_t *to,
-                                     const int64_t width, const int64_t group) {
+static ALWAYS_INLINE void transpose_group(const uint16_t *from, int64_t ld, uint16_t *to,
+                                          const int64_t width, const int64_t group) {
     if (group == 2)
         for (int64_t i = 0; i < width; i += 4)
-            turn_pairs(from + i, ld, to + i * 2);
+            transpose_pairs(from + i, ld, to + i * 2);
     else if (group == 4)
         for (int64_t i = 0; i < width; i += 4)
-            turn_fours(from + i, ld, to + i * 4);
+            transpose_fours(from + i, ld, to + i * 4);
     else
         for (int64_t i = 0; i < width; i += 8)
             for (int64_t g = 0; g < group; g += 8)
-                turn_eights(from + g * ld + i, ld, to + i * group + g, group);
+                transpose_eights(from + g * ld + i, ld, to + i * group + g, group);
 }
 
 /* Numbers of a matrix from element `at` on as bf16, zeros behind the first n. */
@@ -119,14 +119,14 @@ static ALWAYS_INLINE void take_numbers(gemm_matrix x, int64_t at, int64_t n, int
 }
 
 /* Vectors side by side. All panels of a few terms, then the next terms: what one panel reads lies near
- * what the next one does. Where some are missing or must be rounded, a copy is turned. */
+ * what the next one does. Where some are missing or must be rounded, a copy is transposed. */
 static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, uint16_t *to,
                                       const int64_t width, const int64_t group, int64_t padded) {
     for (int64_t d = 0; d < padded; d += group)
         for (int64_t i = 0; i < count; i += width) {
             uint16_t *panel = to + i * padded + d * width;
             if (x.bf16 && d + group <= k && i + width <= count) {
-                turn_group((const uint16_t *)x.data + d * x.ld + i, x.ld, panel, width, group);
+                transpose_group((const uint16_t *)x.data + d * x.ld + i, x.ld, panel, width, group);
                 continue;
             }
             uint16_t copy[GROUP_MAX * WIDTH_MAX];
@@ -135,13 +135,14 @@ static ALWAYS_INLINE void pack_across(gemm_matrix x, int64_t count, int64_t k, u
                 take_numbers(x, there ? (d + g) * x.ld + i : 0,
                              there ? min_i64(width, count - i) : 0, width, copy + g * width);
             }
-            turn_group(copy, width, panel, width, group);
+            transpose_group(copy, width, panel, width, group);
         }
 }
 
 /* Pairs of terms of four vectors that lie one behind the other, four pairs of each: a square of 32-bit
- * numbers turned. */
-static ALWAYS_INLINE void turn_along(const uint16_t *from, int64_t ld, uint16_t *to, int64_t step) {
+ * numbers transposed. */
+static ALWAYS_INLINE void transpose_along(const uint16_t *from, int64_t ld, uint16_t *to,
+                                          int64_t step) {
     pair4 r0 = (pair4)load8(from), r1 = (pair4)load8(from + ld);
     pair4 r2 = (pair4)load8(from + 2 * ld), r3 = (pair4)load8(from + 3 * ld);
     pair4 a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
@@ -157,12 +158,12 @@ static ALWAYS_INLINE void turn_along(const uint16_t *from, int64_t ld, uint16_t 
 #if defined(__AVX512F__)
 
 /* PAIR_LINE terms of a whole panel of pairs, a cache line of each vector. */
-static ALWAYS_INLINE void turn_pair_line(const uint16_t *from, int64_t ld, uint16_t *to,
-                                         const int64_t width) {
+static ALWAYS_INLINE void transpose_pair_line(const uint16_t *from, int64_t ld, uint16_t *to,
+                                              const int64_t width) {
     for (int64_t i = 0; i < width; i += 16)
         for (int64_t e = 0; e < PAIR_LINE; e += 8)
-            turn_lanes((const char *)(from + i * ld + e), ld * (int64_t)sizeof *from,
-                       (char *)(to + e * width + 2 * i), 2 * width * (int64_t)sizeof *to, 4);
+            transpose_lanes((const char *)(from + i * ld + e), ld * (int64_t)sizeof *from,
+                            (char *)(to + e * width + 2 * i), 2 * width * (int64_t)sizeof *to, 4);
 }
 
 #endif
@@ -173,14 +174,14 @@ static ALWAYS_INLINE void pack_pairs_along(gemm_matrix x, int64_t k, uint16_t *t
 #if defined(__AVX512F__)
     if (width % 16 == 0 && k % PAIR_LINE == 0) {
         for (int64_t d = 0; d < k; d += PAIR_LINE)
-            turn_pair_line((const uint16_t *)x.data + d, x.ld, to + d * width, width);
+            transpose_pair_line((const uint16_t *)x.data + d, x.ld, to + d * width, width);
         return;
     }
 #endif
     for (int64_t d = 0; d < k; d += 8)
         for (int64_t i = 0; i < width; i += 4)
-            turn_along((const uint16_t *)x.data + i * x.ld + d, x.ld, to + d * width + 2 * i,
-                       2 * width);
+            transpose_along((const uint16_t *)x.data + i * x.ld + d, x.ld, to + d * width + 2 * i,
+                            2 * width);
 }
 
 /* A panel of fours, all there: two vectors and two fours of each at a time. */

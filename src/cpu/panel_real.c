@@ -1,7 +1,7 @@
 /* Panels of reals: one product for every type of operand, since bf16 is widened as it is copied. The
  * block of results fills the registers: 12 × 8 on NEON, 6 × 64 on AVX-512, 4 × 24 on AVX2. */
 #include "cpu/panel_form.h"
-#include "cpu/turn.h"
+#include "cpu/transpose.h"
 #include "cpu/vec.h"
 
 #if GEMM_PANELS
@@ -69,9 +69,9 @@ static ALWAYS_INLINE void prefetch(const void *data, int64_t i, const bool bf16)
     __builtin_prefetch((const char *)data + i * (int64_t)(bf16 ? sizeof(uint16_t) : sizeof(real)));
 }
 
-/* Four rows of four numbers, turned: to[j * step] gets the j-th of each row. */
-static ALWAYS_INLINE void turn_four(const void *data, int64_t at, int64_t ld, real *to,
-                                    int64_t step, const bool bf16) {
+/* Four rows of four numbers, transposed: to[j * step] gets the j-th of each row. */
+static ALWAYS_INLINE void transpose_four(const void *data, int64_t at, int64_t ld, real *to,
+                                         int64_t step, const bool bf16) {
     four r0 = load_four(data, at, bf16), r1 = load_four(data, at + ld, bf16);
     four r2 = load_four(data, at + 2 * ld, bf16), r3 = load_four(data, at + 3 * ld, bf16);
     four a = __builtin_shufflevector(r0, r1, 0, 4, 2, 6);
@@ -87,15 +87,16 @@ static ALWAYS_INLINE void turn_four(const void *data, int64_t at, int64_t ld, re
 #if defined(__AVX512F__)
 
 /* LINE terms of a whole panel. */
-static ALWAYS_INLINE void turn_line(const real *from, int64_t ld, real *to, const int64_t width) {
+static ALWAYS_INLINE void transpose_line(const real *from, int64_t ld, real *to,
+                                         const int64_t width) {
     int64_t stride = ld * (int64_t)sizeof(real), step = width * (int64_t)sizeof(real);
     for (int64_t i = 0; i < width; i += 16)
         for (int64_t e = 0; e < LINE; e += 4)
             if (width == 6)
-                turn_six((const char *)(from + e), stride, (char *)(to + e * width), step);
+                transpose_six((const char *)(from + e), stride, (char *)(to + e * width), step);
             else
-                turn_lanes((const char *)(from + i * ld + e), stride, (char *)(to + e * width + i),
-                           step, 4);
+                transpose_lanes((const char *)(from + i * ld + e), stride,
+                                (char *)(to + e * width + i), step, 4);
 }
 
 #endif
@@ -107,13 +108,13 @@ static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, re
 #if defined(__AVX512F__)
     if (count == width && !bf16)
         for (; d + LINE <= k; d += LINE)
-            turn_line((const real *)x.data + d, x.ld, to + d * width, width);
+            transpose_line((const real *)x.data + d, x.ld, to + d * width, width);
 #endif
     if (count == width && width % 4 == 0)
         for (; d + LINE <= k; d += LINE)
             for (int64_t i = 0; i < width; i += 4)
                 for (int64_t e = d; e < d + LINE; e += 4)
-                    turn_four(x.data, i * x.ld + e, x.ld, to + e * width + i, width, bf16);
+                    transpose_four(x.data, i * x.ld + e, x.ld, to + e * width + i, width, bf16);
     for (; d < k; d++)
         for (int64_t i = 0; i < width; i++)
             to[d * width + i] = i < count ? load_one(x.data, i * x.ld + d, bf16) : 0;
@@ -174,7 +175,7 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
 /* In assembly: a compiler's loop runs at nine tenths of the multiply-adds' rate, this one at nineteen
  * twentieths. The operands of a term are read while the term before is multiplied, which takes all
  * registers: sums in v8 to v31, two for a row; a's numbers in v0 or v7, v1 and v2; b's in v3 and v4 or
- * v5 and v6, in turns. */
+ * v5 and v6, alternating. */
 #define ADD_ROW(low, high, b0, b1, a, lane)                                                        \
     "fmla v" #low ".4s, " b0 ".4s, " a ".s[" #lane "]\n"                                           \
     "fmla v" #high ".4s, " b1 ".4s, " a ".s[" #lane "]\n"

@@ -12,7 +12,7 @@ typedef struct {
     weft_exec *x;
     const weft_node *n;
     int64_t batch, time, heads, width; /* of x: [B, T, H, D] */
-    int64_t turned, half, block;       /* heads turned, pairs of a head, positions of a task */
+    int64_t rotated, half, block;      /* heads rotated, pairs of a head, positions of a task */
     int64_t near, spans;               /* distances in use, spans of a sequence */
     int64_t offset;
     const int32_t *start;
@@ -24,7 +24,7 @@ typedef struct {
                           times the amplitude */
     real *scratch;     /* per thread: cos and sin of a position [2, half], a head of bf16 */
     int64_t per_thread;
-} turning;
+} rotation;
 
 /* Doubles of the tables, for `sequences` that differ in their start. */
 static int64_t table_doubles(int64_t sequences, int64_t time, int64_t half) {
@@ -37,7 +37,7 @@ static int64_t thread_reals(int64_t half, int64_t width) {
 
 static void fill_table_row(void *context, int64_t task, int thread) {
     (void)thread;
-    const turning *k = context;
+    const rotation *k = context;
     double position = (double)task, *cosine = k->fine + task * 2 * k->half, size = 1;
     if (task >= k->near) {
         size = k->amplitude;
@@ -52,8 +52,8 @@ static void fill_table_row(void *context, int64_t task, int thread) {
     }
 }
 
-/* cos and sin (−sin where turned back) of the position (b, t). */
-static void position_angles(const turning *k, int64_t b, int64_t t, real *cosine, real *sine) {
+/* cos and sin (−sin for the opposite angle) of the position (b, t). */
+static void position_angles(const rotation *k, int64_t b, int64_t t, real *cosine, real *sine) {
     int64_t half = k->half, row = (k->start ? b * k->spans : 0) + t / SPAN;
     const double *far = k->coarse + row * 2 * half, *near = k->fine + t % SPAN * 2 * half;
     double sign = k->inverse ? -1 : 1;
@@ -64,46 +64,46 @@ static void position_angles(const turning *k, int64_t b, int64_t t, real *cosine
 }
 
 /* Columns i .. i+n of both halves. Both are read before either is written: y may be x. */
-static inline __attribute__((always_inline)) void turn_at(const real *x, real *y, int64_t half,
-                                                          const real *cosine, const real *sine,
-                                                          int64_t i, int64_t n) {
+static inline __attribute__((always_inline)) void rotate_at(const real *x, real *y, int64_t half,
+                                                            const real *cosine, const real *sine,
+                                                            int64_t i, int64_t n) {
     vreal a = vload_n(x + i, n), b = vload_n(x + half + i, n);
     vreal c = vload_n(cosine + i, n), s = vload_n(sine + i, n);
     vstore_n(y + i, a * c - b * s, n);
     vstore_n(y + half + i, b * c + a * s, n);
 }
 
-static void turn_head(const turning *k, int64_t at, const real *cosine, const real *sine,
-                      real *scratch) {
+static void rotate_head(const rotation *k, int64_t at, const real *cosine, const real *sine,
+                        real *scratch) {
     const real *x = tile_in(k->x, k->n->in[0], at, k->width, scratch);
     real *y = tile_out(k->x, k->n->out[0], at, scratch);
     int64_t half = k->half, whole = half - half % VLEN;
     for (int64_t i = 0; i < whole; i += VLEN)
-        turn_at(x, y, half, cosine, sine, i, VLEN);
-    if (whole < half) turn_at(x, y, half, cosine, sine, whole, half - whole);
+        rotate_at(x, y, half, cosine, sine, i, VLEN);
+    if (whole < half) rotate_at(x, y, half, cosine, sine, whole, half - whole);
     if (x != y && k->width > 2 * half)
         memcpy(y + 2 * half, x + 2 * half, (size_t)(k->width - 2 * half) * sizeof(real));
     tile_done(k->x, k->n->out[0], at, k->width, y);
 }
 
-/* The heads that are not turned, of position p. */
-static void copy_heads(const turning *k, int64_t p) {
+/* The heads that are not rotated, of position p. */
+static void copy_heads(const rotation *k, int64_t p) {
     size_t size = weft_dtype_size(k->n->in[0]->dtype);
-    size_t at = (size_t)((p * k->heads + k->turned) * k->width) * size;
+    size_t at = (size_t)((p * k->heads + k->rotated) * k->width) * size;
     const char *from = weft_data(k->x, k->n->in[0]);
     char *to = weft_data(k->x, k->n->out[0]);
-    if (to != from) memcpy(to + at, from + at, (size_t)((k->heads - k->turned) * k->width) * size);
+    if (to != from) memcpy(to + at, from + at, (size_t)((k->heads - k->rotated) * k->width) * size);
 }
 
-static void turn_block(void *context, int64_t task, int thread) {
-    const turning *k = context;
+static void rotate_block(void *context, int64_t task, int thread) {
+    const rotation *k = context;
     real *cosine = k->scratch + thread * k->per_thread, *sine = cosine + k->half;
     int64_t end = min_i64((task + 1) * k->block, k->batch * k->time);
     for (int64_t p = task * k->block; p < end; p++) {
         position_angles(k, p / k->time, p % k->time, cosine, sine);
-        for (int64_t h = 0; h < k->turned; h++)
-            turn_head(k, (p * k->heads + h) * k->width, cosine, sine, sine + k->half);
-        if (k->turned < k->heads) copy_heads(k, p);
+        for (int64_t h = 0; h < k->rotated; h++)
+            rotate_head(k, (p * k->heads + h) * k->width, cosine, sine, sine + k->half);
+        if (k->rotated < k->heads) copy_heads(k, p);
     }
 }
 
@@ -117,19 +117,19 @@ static int64_t rope_workspace(const weft_node *n, int threads) {
 static weft_status rope_run(weft_exec *x, const weft_node *n) {
     const weft_rope_attr *o = n->attr;
     const weft_tensor *in = n->in[0];
-    turning k = {.x = x,
-                 .n = n,
-                 .batch = in->shape[0],
-                 .time = in->shape[1],
-                 .heads = in->shape[2],
-                 .width = in->shape[3],
-                 .turned = o->heads,
-                 .half = o->width / 2,
-                 .offset = o->offset,
-                 .start = weft_data(x, n->in[1]),
-                 .inverse = o->inverse,
-                 .amplitude = o->law.amplitude,
-                 .frequency = weft_workspace(x, n)};
+    rotation k = {.x = x,
+                  .n = n,
+                  .batch = in->shape[0],
+                  .time = in->shape[1],
+                  .heads = in->shape[2],
+                  .width = in->shape[3],
+                  .rotated = o->heads,
+                  .half = o->width / 2,
+                  .offset = o->offset,
+                  .start = weft_data(x, n->in[1]),
+                  .inverse = o->inverse,
+                  .amplitude = o->law.amplitude,
+                  .frequency = weft_workspace(x, n)};
     int64_t sequences = k.start ? k.batch : 1;
     k.near = min_i64(k.time, SPAN);
     k.spans = ceil_div(k.time, SPAN);
@@ -142,7 +142,7 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
         k.frequency[i] = weft_rope_rate(&o->law, i, o->width);
     weft_pool *pool = weft_exec_pool(x);
     weft_pool_run(pool, k.near + sequences * k.spans, fill_table_row, &k);
-    weft_pool_run(pool, ceil_div(k.batch * k.time, k.block), turn_block, &k);
+    weft_pool_run(pool, ceil_div(k.batch * k.time, k.block), rotate_block, &k);
     return WEFT_OK;
 }
 

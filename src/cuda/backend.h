@@ -12,7 +12,7 @@ const weft_backend *weft_cuda_backend(void);
 /* Before the first call of it, by the processes that share a machine: the one of number `rank` takes
  * that GPU, counted round where there are fewer GPUs than processes. WEFT_CUDA_DEVICE still decides.
  * How many GPUs there are; 0: none, or a build without CUDA. */
-int weft_cuda_take_turn(int rank);
+int weft_cuda_set_rank(int rank);
 
 /* The same without a GPU, for plans only: it knows the kernels and their workspaces, and nothing of
  * it touches the driver, so that a process that plans may still fork. NULL and an error message in

@@ -39,7 +39,7 @@ typedef struct {
     unsigned long long *fault;  /* host, pinned */
     bool replays;               /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
     cudaStream_t recording;     /* NULL: nothing was captured yet */
-    weft_lru *recent[2];        /* by pass: graphs; NULL: none was called yet */
+    weft_lru *lru[2];           /* by pass: graphs; NULL: none was called yet */
     int64_t captures, launches; /* of graphs */
 } call_state;
 
@@ -79,8 +79,8 @@ static weft_status open_call(void **state) {
 
 static void close_call(void *state) {
     call_state *s = (call_state *)state;
-    weft_lru_destroy(s->recent[0]);
-    weft_lru_destroy(s->recent[1]);
+    weft_lru_destroy(s->lru[0]);
+    weft_lru_destroy(s->lru[1]);
     if (s->recording) cudaStreamDestroy(s->recording);
     cudaFreeHost(s->fault);
     free(s);
@@ -122,10 +122,10 @@ static bool is_captured(cudaStream_t stream) {
 
 /* The entry of a call's addresses; NULL: it is not remembered. */
 static weft_lru_entry *find_entry(call_state *s, const weft_call_start *call) {
-    weft_lru **recent = &s->recent[call->first > 0];
+    weft_lru **lru = &s->lru[call->first > 0];
     if (!s->replays || is_captured((cudaStream_t)call->stream)) return NULL;
-    if (!*recent) *recent = weft_lru_create(GRAPHS_KEPT, call->n_addresses, drop_graph);
-    return *recent ? weft_lru_find(*recent, call->addresses) : NULL;
+    if (!*lru) *lru = weft_lru_create(GRAPHS_KEPT, call->n_addresses, drop_graph);
+    return *lru ? weft_lru_find(*lru, call->addresses) : NULL;
 }
 
 /* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none

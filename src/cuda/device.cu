@@ -104,7 +104,7 @@ static bool wants_none(void) {
     return asked && strcmp(asked, "none") == 0;
 }
 
-static int turn =
+static int local_rank =
     -1; /* of this process among those that share the machine's GPUs; -1: it has none */
 
 static void find_device(finding *f) {
@@ -139,19 +139,19 @@ static void find_device(finding *f) {
         find_facts((int)number, f);
         return;
     }
-    if (turn >= 0) {
-        find_facts(turn % count, f);
+    if (local_rank >= 0) {
+        find_facts(local_rank % count, f);
         return;
     }
     for (int i = 0; i < count && !find_facts(i, f); i++)
         continue;
 }
 
-extern "C" int weft_cuda_take_turn(int rank) {
+extern "C" int weft_cuda_set_rank(int rank) {
     int count = 0;
     if (wants_none() || cudaGetDeviceCount(&count) != cudaSuccess) return 0;
     pthread_mutex_lock(&lock);
-    turn = rank;
+    local_rank = rank;
     pthread_mutex_unlock(&lock);
     return count;
 }

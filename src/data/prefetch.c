@@ -41,9 +41,9 @@ static bool must_stop(weft_prefetch *p) {
 static weft_status make_batch(weft_prefetch *p, int64_t number) {
     const weft_prefetch_options *o = &p->options;
     weft_batch *b = &p->ring[number % p->slots];
-    int64_t turn = o->skip + number;
-    b->iteration = o->iteration + (uint32_t)(turn / o->parts);
-    b->part = turn % o->parts;
+    int64_t part = o->skip + number;
+    b->iteration = o->iteration + (uint32_t)(part / o->parts);
+    b->part = part % o->parts;
     for (int64_t s = 0; s < o->sequences && !must_stop(p); s++) {
         int64_t at = s * o->time, place = b->part * o->sequences + s;
         if (o->group) place = place / o->group * o->step + place % o->group;

@@ -1,4 +1,4 @@
-/* Runs ahead of the host, where a decoder picks the likeliest tokens itself. */
+/* Runs ahead of the host, where a decoder samples the likeliest tokens itself. */
 #include "generate/generator_internal.h"
 
 static bool is_ahead(const weft_generator *g, const sequence *s) {
@@ -9,7 +9,7 @@ static bool is_ahead(const weft_generator *g, const sequence *s) {
 
 bool generator_may_go_ahead(const weft_generator *g) {
     int64_t running = 0;
-    if (!weft_decoder_picks(g->decoder) || g->limits.slide) return false;
+    if (!weft_decoder_samples(g->decoder) || g->limits.slide) return false;
     /* What a sequence keeps is looked at where a page ends, before the next token changes it. */
     if (g->state_bytes && !g->limits.no_sharing) return false;
     for (int64_t i = 0; i < g->n_list; i++) {
@@ -66,7 +66,7 @@ weft_status generator_end_ahead(weft_generator *g) {
         if (!s || s->state != SEQUENCE_RUNNING || s->epoch != now.epoch[i]) continue;
         s->n_computed++;
         if (status == WEFT_OK) status = generator_seal_pages(g, s);
-        if (status == WEFT_OK) status = generator_take_picked(g, s, tokens[i]);
+        if (status == WEFT_OK) status = generator_take_sampled(g, s, tokens[i]);
         if (status != WEFT_OK) generator_set_back(g, s);
     }
     return status;

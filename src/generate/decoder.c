@@ -7,7 +7,7 @@
 #include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
-#include "ops/pick.h"
+#include "ops/sampler.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,8 +42,8 @@ struct weft_decoder {
     int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
     const weft_step_backend *steps; /* NULL: operation by operation */
     void *step;
-    const weft_pick_backend *picks; /* NULL: runs of graphs are waited for */
-    void *pick;
+    const weft_sampler_backend *samplers; /* NULL: runs of graphs are waited for */
+    void *sampler;
     int32_t *there; /* the table in the backend's memory; NULL: every graph has its own */
     bool *changed;  /* [slots]: rows of the table that the step, or `there`, has not seen */
 };
@@ -63,7 +63,7 @@ static int64_t table_bytes(const weft_decoder *d) {
 void weft_decoder_close(weft_decoder *d) {
     if (!d) return;
     if (d->step) d->steps->close(d->step);
-    if (d->pick) d->picks->close(d->pick);
+    if (d->sampler) d->samplers->close(d->sampler);
     for (int i = 0; i < d->n_graphs; i++)
         close_graph(d->graphs[i]);
     for (int64_t i = 0; i < d->n_states; i++)
@@ -142,21 +142,21 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
     return WEFT_OK;
 }
 
-static weft_status fill_turns(const row_graph *g) {
-    const weft_tensor *turns = g->graph.turns;
-    if (!turns) return WEFT_OK;
-    int64_t count = weft_tensor_count(turns);
+static weft_status fill_rotations(const row_graph *g) {
+    const weft_tensor *rotations = g->graph.rotations;
+    if (!rotations) return WEFT_OK;
+    int64_t count = weft_tensor_count(rotations);
     double *values = malloc((size_t)count * sizeof *values);
     float *narrow = malloc((size_t)count * sizeof *narrow);
     weft_status status = WEFT_OK;
     if (!values || !narrow) {
         status = weft_fail(WEFT_ENOMEM, "generate: no memory");
     } else {
-        weft_cached_turns(&g->graph, values);
+        weft_cached_rotations(&g->graph, values);
         for (int64_t i = 0; i < count; i++)
             narrow[i] = (float)values[i];
-        status = weft_exec_write(g->exec, turns,
-                                 turns->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
+        status = weft_exec_write(g->exec, rotations,
+                                 rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
     }
     free(values);
     free(narrow);
@@ -192,7 +192,7 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row
     weft_exec_options options = {.bindings = g->bindings};
     if (status == WEFT_OK)
         status = weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec);
-    if (status == WEFT_OK) status = fill_turns(g);
+    if (status == WEFT_OK) status = fill_rotations(g);
     if (status != WEFT_OK) {
         close_graph(g);
         return status;
@@ -252,10 +252,10 @@ static weft_status open_step(weft_decoder *d) {
 }
 
 /* Lets graphs follow each other where there is no step of one launch. */
-static weft_status open_pick(weft_decoder *d, const row_graph *first) {
+static weft_status open_sampler(weft_decoder *d, const row_graph *first) {
     if (d->step || !d->there) return WEFT_OK;
-    WEFT_TRY(d->backend->picks->open(first->exec, d->there, d->table_pages, &d->pick));
-    if (d->pick) d->picks = d->backend->picks;
+    WEFT_TRY(d->backend->samplers->open(first->exec, d->there, d->table_pages, &d->sampler));
+    if (d->sampler) d->samplers = d->backend->samplers;
     return WEFT_OK;
 }
 
@@ -274,13 +274,13 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
     d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
-    if (d->backend->picks) d->there = backend->alloc(table_bytes(d));
-    weft_status status = d->table && d->ints && d->changed && (d->there || !backend->picks)
+    if (d->backend->samplers) d->there = backend->alloc(table_bytes(d));
+    weft_status status = d->table && d->ints && d->changed && (d->there || !backend->samplers)
                              ? WEFT_OK
                              : refuse_cache(d);
     if (status == WEFT_OK) status = open_graph(d, 1, 1, &first);
     if (status == WEFT_OK) status = open_step(d);
-    if (status == WEFT_OK) status = open_pick(d, first);
+    if (status == WEFT_OK) status = open_sampler(d, first);
     if (status != WEFT_OK) {
         weft_decoder_close(d);
         return status;
@@ -313,11 +313,11 @@ static weft_status read_logits(const row_graph *g, int64_t count, float *logits)
 }
 
 int64_t weft_decoder_rows(const weft_decoder *d) {
-    return d->step ? WEFT_DECODER_ROWS_MAX : d->pick ? d->picks->rows : WEFT_DECODER_ROWS;
+    return d->step ? WEFT_DECODER_ROWS_MAX : d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
 }
 
-bool weft_decoder_picks(const weft_decoder *d) {
-    return d->step || d->pick;
+bool weft_decoder_samples(const weft_decoder *d) {
+    return d->step || d->sampler;
 }
 
 int64_t weft_decoder_phases(const weft_decoder *d) {
@@ -332,21 +332,21 @@ static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
     row_graph *g;
     int64_t room = round_rows(rows->count);
     WEFT_TRY(find_graph(d, room, room, &g));
-    weft_pick_graph graph = {.exec = g->exec,
-                             .tokens = g->graph.model.tokens,
-                             .position = g->graph.rows.position,
-                             .slot = g->graph.rows.slot,
-                             .wanted = g->graph.wanted,
-                             .logits = g->graph.logits};
+    weft_sampler_graph graph = {.exec = g->exec,
+                                .tokens = g->graph.model.tokens,
+                                .position = g->graph.rows.position,
+                                .slot = g->graph.rows.slot,
+                                .wanted = g->graph.wanted,
+                                .logits = g->graph.logits};
     WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
-    return d->picks->start(d->pick, &graph, rows);
+    return d->samplers->start(d->sampler, &graph, rows);
 }
 
 static weft_status tell_pages(weft_decoder *d, int32_t slot) {
     const int32_t *pages = d->table + slot * d->table_pages;
     if (!d->changed[slot]) return WEFT_OK;
     WEFT_TRY(d->step ? d->steps->set_pages(d->step, slot, pages)
-                     : d->picks->set_pages(d->pick, slot, pages));
+                     : d->samplers->set_pages(d->sampler, slot, pages));
     d->changed[slot] = false;
     return WEFT_OK;
 }
@@ -367,19 +367,19 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
 }
 
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
-    return d->step ? d->steps->finish(d->step, tokens) : d->picks->finish(d->pick, tokens);
+    return d->step ? d->steps->finish(d->step, tokens) : d->samplers->finish(d->sampler, tokens);
 }
 
 static weft_status fetch_logits(weft_decoder *d, int64_t first, int64_t count, float *out) {
     return d->step ? d->steps->logits(d->step, first, count, out)
-                   : d->picks->logits(d->pick, first, count, out);
+                   : d->samplers->logits(d->sampler, first, count, out);
 }
 
 /* Rows that are wanted beside each other are copied at once. */
-weft_status weft_decoder_run_picking(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                     float *logits, int32_t *picked) {
+weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                      float *logits, int32_t *sampled) {
     WEFT_TRY(weft_decoder_begin(d, rows, n));
-    WEFT_TRY(weft_decoder_end(d, picked));
+    WEFT_TRY(weft_decoder_end(d, sampled));
     for (int64_t r = 0; r < n;) {
         int64_t first = r;
         while (r < n && rows[r].wanted)
@@ -395,9 +395,9 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
                              float *logits) {
     if (n < 1 || (n > weft_decoder_rows(d) && n != WEFT_DECODER_BLOCK))
         return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
-    int32_t picked[WEFT_DECODER_ROWS_MAX];
-    if (weft_decoder_picks(d) && n != WEFT_DECODER_BLOCK)
-        return weft_decoder_run_picking(d, rows, n, logits, picked);
+    int32_t sampled[WEFT_DECODER_ROWS_MAX];
+    if (weft_decoder_samples(d) && n != WEFT_DECODER_BLOCK)
+        return weft_decoder_run_sampling(d, rows, n, logits, sampled);
     int64_t room = round_rows(n), count = 0;
     int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;
     int32_t *wanted = slot + room;

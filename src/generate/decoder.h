@@ -38,16 +38,16 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
 int64_t weft_decoder_rows(const weft_decoder *d);
 
 /* The likeliest token of each row, of equal ones the lowest, -1 where its logits are not numbers: where
- * the backend runs a step in one launch (ops/step.h) or its graphs one behind the other (ops/pick.h)
+ * the backend runs a step in one launch (ops/step.h) or its graphs one behind the other (ops/sampler.h)
  * nothing else needs to come back to the host. As a row's token, -1 - i is the one that the run before
- * picked in its row i. Up to two runs may be under way: what was begun is ended in order, before anything
+ * sampled in its row i. Up to two runs may be under way: what was begun is ended in order, before anything
  * else is asked of the decoder. */
-bool weft_decoder_picks(const weft_decoder *d); /* false: these are not there */
+bool weft_decoder_samples(const weft_decoder *d); /* false: these are not there */
 weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n);
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);
-/* weft_decoder_run, and what was picked. */
-weft_status weft_decoder_run_picking(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                     float *logits, int32_t *picked);
+/* weft_decoder_run, and what was sampled. */
+weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                      float *logits, int32_t *sampled);
 /* Phases of the step that was begun last, and the seconds of one in which nothing is done but that the
  * whole device meets, measured now; 0: it goes operation by operation. */
 int64_t weft_decoder_phases(const weft_decoder *d);

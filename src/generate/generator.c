@@ -186,7 +186,7 @@ weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *
     WEFT_TRY(append_tokens(s, tokens, count));
     set_goal(g, s, sampling);
     /* A run that was ahead of the text's end has changed what the sequence keeps: it begins anew. */
-    if (g->state_bytes && g->limits.no_sharing && weft_decoder_picks(g->decoder)) give_back(g, s);
+    if (g->state_bytes && g->limits.no_sharing && weft_decoder_samples(g->decoder)) give_back(g, s);
     if (s->slot >= 0) s->state = SEQUENCE_RUNNING;
     return WEFT_OK;
 }
@@ -389,7 +389,7 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     return WEFT_OK;
 }
 
-weft_status generator_take_picked(weft_generator *g, sequence *s, int32_t token) {
+weft_status generator_take_sampled(weft_generator *g, sequence *s, int32_t token) {
     if (token >= 0) return generator_take_token(g, s, (weft_sampled){.token = token});
     finish_sequence(g, s, WEFT_TAKE_BROKEN);
     return WEFT_OK;
@@ -416,20 +416,20 @@ static void put_rows(batch *b, sequence *s, int64_t rows) {
     }
 }
 
-/* Where the decoder picks the likeliest tokens itself, only the logits that are needed are wanted. */
-static weft_status run_rows(weft_generator *g, batch *b, int32_t *picked, bool *picks) {
-    *picks = weft_decoder_picks(g->decoder) && b->n != WEFT_DECODER_BLOCK;
-    if (!*picks) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
+/* Where the decoder samples the likeliest tokens itself, only the logits that are needed are wanted. */
+static weft_status run_rows(weft_generator *g, batch *b, int32_t *sampled, bool *samples) {
+    *samples = weft_decoder_samples(g->decoder) && b->n != WEFT_DECODER_BLOCK;
+    if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
     int64_t last = -1;
     for (int i = 0; i < b->n_of; i++) {
         last += b->count[i];
         b->rows[last].wanted &= generator_needs_logits(b->of[i]);
     }
-    return weft_decoder_run_picking(g->decoder, b->rows, b->n, g->logits, picked);
+    return weft_decoder_run_sampling(g->decoder, b->rows, b->n, g->logits, sampled);
 }
 
-/* What a run made for a sequence: the token picked in its last row (NULL: none is), or the next logits. */
-static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *picked,
+/* What a run made for a sequence: the token sampled in its last row (NULL: none is), or the next logits. */
+static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
                              const float **logits) {
     s->n_computed += rows;
     g->stats.prompt_tokens += rows - 1;
@@ -438,7 +438,7 @@ static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const
         g->stats.prompt_tokens++;
         return WEFT_OK;
     }
-    if (picked && !generator_needs_logits(s)) return generator_take_picked(g, s, *picked);
+    if (sampled && !generator_needs_logits(s)) return generator_take_sampled(g, s, *sampled);
     *logits += g->config.vocab_size;
     return take_logits(g, s, *logits - g->config.vocab_size);
 }
@@ -446,15 +446,15 @@ static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const
 /* After an error, whoever has not got what was computed for it begins anew. */
 static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
-    int32_t picked[WEFT_DECODER_ROWS_MAX];
+    int32_t sampled[WEFT_DECODER_ROWS_MAX];
     const float *logits = g->logits;
-    bool picks;
+    bool samples;
     int64_t last = -1;
-    weft_status status = run_rows(g, b, picked, &picks);
+    weft_status status = run_rows(g, b, sampled, &samples);
     for (int i = 0; i < b->n_of; i++) {
         last += b->count[i];
         if (status == WEFT_OK)
-            status = take_rows(g, b->of[i], b->count[i], picks ? picked + last : NULL, &logits);
+            status = take_rows(g, b->of[i], b->count[i], samples ? sampled + last : NULL, &logits);
         if (status != WEFT_OK) generator_set_back(g, b->of[i]);
     }
     return status;

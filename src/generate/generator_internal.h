@@ -31,7 +31,7 @@ typedef struct {
     uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
 } sequence;
 
-/* A run under way, whose tokens are picked on the device: whose its rows are. */
+/* A run under way, whose tokens are sampled on the device: whose its rows are. */
 typedef struct {
     int n;
     int64_t id[WEFT_DECODER_ROWS_MAX];
@@ -76,8 +76,8 @@ bool generator_needs_logits(const sequence *s);
 bool generator_wants_token(const sequence *s);
 /* Adds a token, or ends the sequence by it. */
 weft_status generator_take_token(weft_generator *g, sequence *s, weft_sampled made);
-/* The same of one that the decoder picked; -1 ends the sequence, for its logits are not numbers. */
-weft_status generator_take_picked(weft_generator *g, sequence *s, int32_t token);
+/* The same of one that the decoder sampled; -1 ends the sequence, for its logits are not numbers. */
+weft_status generator_take_sampled(weft_generator *g, sequence *s, int32_t token);
 
 /* Where all that is to be done is the likeliest next token of sequences that run, the next run begins
  * before the tokens of the last one are here: it takes them from the device's memory, and the host is

@@ -1,5 +1,5 @@
 /* Sampling. The rules act in this order: penalty, temperature, top-k, top-p, min-p; then one uniform
- * number picks from what is left. Probabilities and their sums are in double. */
+ * number draws from what is left. Probabilities and their sums are in double. */
 #include "generate/sample.h"
 
 #include "base/order.h"

@@ -19,9 +19,9 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * b->head_dim, b->width);
     weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * b->head_dim);
     weft_tensor *qkv = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
-    if (b->position->turn) {
+    if (b->position->rotate) {
         qkv = as_heads(b, qkv, total, b->head_dim);
-        qkv = turn_heads(b, qkv, b->head_dim, b->heads + kv);
+        qkv = apply_rope(b, qkv, b->head_dim, b->heads + kv);
         qkv = weft_view(b->g, qkv, b->batch, b->time, total * b->head_dim);
     }
     b->score.scale_value = dot_scale(c);
@@ -37,7 +37,7 @@ static int list_cache(const weft_config *c, weft_cache_part *parts) {
 static bool step_form(const weft_config *c, weft_step_form *form) {
     form->kv_heads = weft_config_kv_heads(c);
     form->dqk = form->dv = weft_config_head_dim(c);
-    form->turned = weft_position_of(c)->turn != NULL;
+    form->rotated = weft_position_of(c)->rotate != NULL;
     return true;
 }
 

@@ -3,7 +3,7 @@
  * cache holds 2L numbers a token and layer (L if joint).
  *
  * Two forms, both exact. In the latent: ⟨q A, c^K⟩, then (Σ p c^V) U, one key head of width L; the
- * only one where something turns or squares what is in the latent. By head: ⟨q, A c^K⟩, Σ p (c^V U),
+ * only one where something rotates or squares what is in the latent. By head: ⟨q, A c^K⟩, Σ p (c^V U),
  * a key head of width D for each query head. A whole sequence at once meets T/2 keys per query, and
  * each costs L or D products: by head where D < L.
  *
@@ -48,19 +48,20 @@ static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *ma
     int64_t latent = b->c->ra_mla_latent_dim, rows = b->batch * b->time * b->heads;
     if (b->c->ra_mla_per_head_v_up) return weft_grouped_linear(b->g, o, map, false);
     o = weft_view(b->g, o, rows, latent);
-    o = b->reach->rows_alone && b->batch * b->time <= WEFT_STEP_ROWS
+    o = b->attend->rows_alone && b->batch * b->time <= WEFT_STEP_ROWS
             ? weft_matmul_alone(b->g, o, map)
             : weft_matmul(b->g, o, map, false, false);
     return as_heads(b, o, b->heads, b->head_dim);
 }
 
-static bool turns_latent(const weft_config *c) {
-    return c->ra_mla_use_rope || weft_position_of(c)->turn;
+static bool rotates_latent(const weft_config *c) {
+    return c->ra_mla_use_rope || weft_position_of(c)->rotate;
 }
 
 static bool goes_by_head(const builder *b) {
     const weft_config *c = b->c;
-    if (turns_latent(c) || c->ra_mla_score == WEFT_SCORE_W2 || c->ra_mla_ra_alpha > 0) return false;
+    if (rotates_latent(c) || c->ra_mla_score == WEFT_SCORE_W2 || c->ra_mla_ra_alpha > 0)
+        return false;
     if (!c->ra_mla_per_head_q_latent || !c->ra_mla_per_head_v_up) return false;
     if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
     return b->head_dim < c->ra_mla_latent_dim;
@@ -91,9 +92,9 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
     q = latent_queries(b, q, to_latent);
     keys.k = as_heads(b, k, 1, latent);
     keys.v = v == k ? keys.k : as_heads(b, v, 1, latent);
-    if (turns_latent(c)) {
-        keys.turned = keys.gaussian ? latent / 2 : latent;
-        q = rotate_heads(b, q, keys.turned, b->heads);
+    if (rotates_latent(c)) {
+        keys.rotated = keys.gaussian ? latent / 2 : latent;
+        q = rotate_heads(b, q, keys.rotated, b->heads);
     }
     if (keys.gaussian) {
         b->gaussian = true;
@@ -135,7 +136,7 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
 
 static weft_status check(const weft_config *c, const char *where) {
     long long latent = c->ra_mla_latent_dim;
-    bool rotated = turns_latent(c), w2 = c->ra_mla_score == WEFT_SCORE_W2;
+    bool rotated = rotates_latent(c), w2 = c->ra_mla_score == WEFT_SCORE_W2;
     long long unit = (w2 ? 2 : 1) * (rotated ? 2 : 1);
     if (latent % unit)
         return weft_fail(WEFT_EINPUT,
@@ -158,7 +159,7 @@ static int list_cache(const weft_config *c, weft_cache_part *parts) {
     return c->ra_mla_joint_kv ? 1 : 2;
 }
 
-static int64_t turned_columns(const weft_config *c) {
+static int64_t rotated_columns(const weft_config *c) {
     return c->ra_mla_latent_dim;
 }
 
@@ -166,7 +167,7 @@ static bool step_form(const weft_config *c, weft_step_form *form) {
     form->kv_heads = 1;
     form->dqk = form->dv = c->ra_mla_latent_dim;
     form->joint = c->ra_mla_joint_kv;
-    return !turns_latent(c) && c->ra_mla_score == WEFT_SCORE_DOT && c->ra_mla_ra_alpha <= 0;
+    return !rotates_latent(c) && c->ra_mla_score == WEFT_SCORE_DOT && c->ra_mla_ra_alpha <= 0;
 }
 
 /* y += a x, n numbers. */
@@ -256,7 +257,7 @@ const weft_attention_kind weft_attention_mla = {
     .build = build_mla,
     .check = check,
     .cache = list_cache,
-    .turned = turned_columns,
+    .rotated = rotated_columns,
     .step = step_form,
     .step_layer = step_layer,
     .latent = true,

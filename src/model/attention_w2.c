@@ -47,9 +47,9 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
     builder_keys keys = {.v = v};
     b->distance = true;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
-        weft_gaussian key = weft_gaussian_key(b->g, turn_heads(b, k, b->head_dim, b->heads));
+        weft_gaussian key = weft_gaussian_key(b->g, apply_rope(b, k, b->head_dim, b->heads));
         b->gaussian = true;
-        score->q = weft_gaussian_query(b->g, turn_heads(b, q, b->head_dim, b->heads));
+        score->q = weft_gaussian_query(b->g, apply_rope(b, q, b->head_dim, b->heads));
         keys.k = key.y;
         score->n = key.n;
         build_temperature(b, score, b->head_dim);
@@ -57,8 +57,8 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
         weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);
         b->rho_q = q;
         b->rho_k = k;
-        score->q = turn_heads(b, oq.y, b->head_dim, b->heads);
-        keys.k = turn_heads(b, ok.y, b->head_dim, b->heads);
+        score->q = apply_rope(b, oq.y, b->head_dim, b->heads);
+        keys.k = apply_rope(b, ok.y, b->head_dim, b->heads);
         keys.n_extra = ok.log_sigma;
         score->n = weft_add(b->g, weft_row_squares(b->g, keys.k, 0), ok.log_sigma);
         score->scale_value = 1;

@@ -85,8 +85,8 @@ weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) 
     return weft_view(b->g, x, b->batch, b->time, heads, width);
 }
 
-weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
-    return b->position->turn ? b->position->turn(b, x, width, heads) : x;
+weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
+    return b->position->rotate ? b->position->rotate(b, x, width, heads) : x;
 }
 
 void builder_score_position(builder *b) {
@@ -97,19 +97,19 @@ void builder_score_position(builder *b) {
 
 weft_tensor *builder_attend(builder *b, const builder_keys *keys) {
     builder_score_position(b);
-    return b->reach->attend(b, keys);
+    return b->attend->attention(b, keys);
 }
 
 void builder_route(builder *b) {
-    b->reach->route(b);
+    b->attend->route(b);
 }
 
 void builder_gather(builder *b, weft_tensor **x, weft_tensor **second) {
-    b->reach->gather(b, x, second);
+    b->attend->gather(b, x, second);
 }
 
 weft_tensor *builder_running_mean(builder *b, weft_tensor *x) {
-    return b->reach->running_mean(b, x);
+    return b->attend->running_mean(b, x);
 }
 
 weft_status check_distances(const weft_config *c, const char *where) {

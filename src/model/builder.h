@@ -3,16 +3,16 @@
  *
  * The seam between a description and its graph. The kinds (kinds.h) and reciprocal.c describe a
  * layer for rows of tokens x [B, T, E]. Most of what they do concerns each row alone. What concerns
- * other tokens goes through weft_reach below and nowhere else:
+ * other tokens goes through weft_attend below and nowhere else:
  *
  *   where a row stands       builder.start, given to rotations and to the embedding
  *   attending                builder_attend
  *   cross-token routing      builder_route, builder_gather
  *   running sums             builder_running_mean
  *
- * weft_reach_whole builds these for whole sequences: training and evaluation. A graph of generation,
- * whose rows find the tokens before them in a cache, gives another weft_reach to weft_model_build
- * (weft_build.reach) and has every kind and every mechanism from the same description. */
+ * weft_attend_whole builds these for whole sequences: training and evaluation. A graph of generation,
+ * whose rows find the tokens before them in a cache, gives another weft_attend to weft_model_build
+ * (weft_build.attend) and has every kind and every mechanism from the same description. */
 #ifndef WEFT_MODEL_BUILDER_H
 #define WEFT_MODEL_BUILDER_H
 
@@ -30,10 +30,10 @@ typedef struct builder {
     const weft_attention_kind *attention;
     const weft_ffn_kind *ffn_kind;
     const weft_position_kind *position;
-    const struct weft_reach *reach;
-    void *reach_data; /* the reach's own */
-    weft_dtype dtype; /* of activations and matrices */
-    weft_dtype stat;  /* of statistics and of parameters that are few */
+    const struct weft_attend *attend;
+    void *attend_data; /* its own */
+    weft_dtype dtype;  /* of activations and matrices */
+    weft_dtype stat;   /* of statistics and of parameters that are few */
     bool train;
     bool recompute; /* each layer is a segment to make again */
     weft_form form;
@@ -46,7 +46,7 @@ typedef struct builder {
     bool positioned;  /* the score has the position's share */
     const char *part; /* of the parameters being made, for plans: "attention" */
 
-    /* [B] i32: the position of each sequence's first row; NULL: 0. The reach sets it. */
+    /* [B] i32: the position of each sequence's first row; NULL: 0. weft_attend.begin sets it. */
     weft_tensor *start;
 
     /* From the layer before: NULL in the first. */
@@ -88,7 +88,7 @@ typedef struct {
     weft_tensor *k;
     weft_tensor *v; /* may be k itself: as it is kept, before the following is done to it */
     /* Columns of each key that are rotated when it is read; 0: none, or it was done before. */
-    int64_t turned;
+    int64_t rotated;
     /* Where score.n is set, it is the square of a key as it is kept, plus this [B, KV, T]; NULL:
      * nothing. */
     weft_tensor *n_extra;
@@ -96,12 +96,12 @@ typedef struct {
     bool gaussian;
 } builder_keys;
 
-/* How rows reach other tokens. */
-typedef struct weft_reach {
+/* How rows attend to other tokens. */
+typedef struct weft_attend {
     bool rows_alone; /* where there are few rows, each has the bits that it has alone */
     /* Before the first node: inputs and states; sets builder.start. NULL: nothing to do. */
     void (*begin)(builder *b);
-    weft_tensor *(*attend)(builder *b, const builder_keys *keys);
+    weft_tensor *(*attention)(builder *b, const builder_keys *keys);
     void (*route)(builder *b);
     void (*gather)(builder *b, weft_tensor **x, weft_tensor **second);
     weft_tensor *(*running_mean)(builder *b, weft_tensor *x);
@@ -112,9 +112,9 @@ typedef struct weft_reach {
     /* In place of the loss: what is made of the last norm's output x and the head's matrix. NULL: the
      * loss. */
     void (*finish)(builder *b, weft_tensor *x, weft_tensor *head);
-} weft_reach;
+} weft_attend;
 
-extern const weft_reach weft_reach_whole;
+extern const weft_attend weft_attend_whole;
 
 /* Adds the position's share to the score, once. builder_attend does so; a kind that makes parameters
  * which must come after it asks for it before. */
@@ -155,7 +155,7 @@ weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y);
 weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
 /* Rotates the first `width` columns of the first `heads` heads of x [B, T, *, *] by their rows'
  * positions: where the position's kind does so, or whatever it is. */
-weft_tensor *turn_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
+weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 /* The law of angles that the config asks for. */
 weft_rope_law rope_law_of(const weft_config *c);

@@ -1,5 +1,5 @@
 /* A model's graph for generation: rows of tokens that find what came before them in a cache
- * (ops/cache.h). The same description of the model as for training, reached in another way
+ * (ops/cache.h). The same description of the model as for training, with another way to attend
  * (builder.h). */
 #ifndef WEFT_MODEL_CACHED_H
 #define WEFT_MODEL_CACHED_H
@@ -34,8 +34,9 @@ typedef struct {
 typedef struct {
     weft_model_graph model; /* tokens [R, 1] */
     weft_rows rows;
-    weft_tensor *turns;  /* [WEFT_KEY_BLOCK, 2, n/2]: weft_cached_turns fills it; NULL: not there */
-    weft_rope_law law;   /* of turns */
+    /* [WEFT_KEY_BLOCK, 2, n/2]: weft_cached_rotations fills it; NULL: not there */
+    weft_tensor *rotations;
+    weft_rope_law law;   /* of rotations */
     weft_tensor *wanted; /* [wanted] i32: rows */
     weft_tensor *logits; /* [wanted, 1, V] kept */
     weft_derived *derived;
@@ -52,8 +53,8 @@ void weft_cached_destroy(weft_cached_graph *g);
 
 /* Pages that a sequence of `context` tokens needs at most: the width of the table. */
 int64_t weft_cached_table_pages(int64_t context);
-/* Cosines and sines for `turns`. */
-void weft_cached_turns(const weft_cached_graph *g, double *out);
+/* Cosines and sines for `rotations`. */
+void weft_cached_rotations(const weft_cached_graph *g, double *out);
 
 /* What layer `layer` keeps of a token. The parts' number; dtype as the model computes. */
 enum { WEFT_CACHE_PARTS_MAX = 4 };

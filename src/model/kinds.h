@@ -32,7 +32,7 @@ typedef struct {
      * how many. */
     int (*cache)(const weft_config *c, weft_cache_part *parts);
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
-    int64_t (*turned)(const weft_config *c);
+    int64_t (*rotated)(const weft_config *c);
     /* Its form in steps of one launch (ops/step.h): sizes, and whether they are Gaussian or joint;
      * false: it has none. NULL: never. */
     bool (*step)(const weft_config *c, weft_step_form *form);
@@ -70,7 +70,7 @@ typedef struct {
     weft_tensor *(*table)(struct builder *b);
     /* The first `width` columns of the first `heads` heads of x [B, T, *, *], by their rows'
      * positions. */
-    weft_tensor *(*turn)(struct builder *b, weft_tensor *x, int64_t width, int64_t heads);
+    weft_tensor *(*rotate)(struct builder *b, weft_tensor *x, int64_t width, int64_t heads);
     /* Its share of the score. */
     void (*score)(struct builder *b, weft_score *score);
     weft_status (*check)(const weft_config *c, const char *where);

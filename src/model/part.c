@@ -39,14 +39,14 @@ static void keep_routes(builder *b) {
 }
 
 static void gather_given(builder *b, weft_tensor **x, weft_tensor **second) {
-    weft_reach_whole.gather(b, x, second);
+    weft_attend_whole.gather(b, x, second);
 }
 
 static weft_tensor *mean_given(builder *b, weft_tensor *x) {
-    return weft_reach_whole.running_mean(b, x);
+    return weft_attend_whole.running_mean(b, x);
 }
 
-static const weft_reach reach_given = {
+static const weft_attend attend_given = {
     .route = keep_routes,
     .gather = gather_given,
     .running_mean = mean_given,
@@ -78,7 +78,7 @@ static void take_over(part_builder *p) {
     if (c->latent_recip)
         b->latent = input(p, "latent", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
     if (!routes_by_topk(c)) return;
-    b->reach = &reach_given;
+    b->attend = &attend_given;
     b->routes.index = input(p, "routes.index", WEFT_I32, b->batch, b->time, c->sparse_k);
     b->routes.weight = input(p, "routes.weight", b->stat, b->batch, b->time, c->sparse_k);
     if (b->routes.weight) b->routes.weight->needs_grad = false;

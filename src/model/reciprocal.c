@@ -125,7 +125,7 @@ static weft_tensor *gather(builder *b, weft_tensor *x) {
 /* Whether tokens are gathered behind the maps M that read h, as M W_c h'. Where products of weights
  * are formed once, what travels between tokens decides, since it is what a cache holds. */
 static bool gathers_behind(const builder *b, int64_t rank, bool cheap) {
-    if (b->reach->joined) return rank >= map_rows(b);
+    if (b->attend->joined) return rank >= map_rows(b);
     return cheap && !b->c->cross_rank && !gathers_once(b);
 }
 
@@ -157,8 +157,8 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
  * smallest. */
 static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor *map) {
     weft_tensor *joined;
-    if (b->reach->joined) {
-        joined = b->reach->joined(b, map, sum->cross, sum->before, b->c->cross_alpha);
+    if (b->attend->joined) {
+        joined = b->attend->joined(b, map, sum->cross, sum->before, b->c->cross_alpha);
     } else {
         joined = weft_matmul(b->g, map, sum->cross, false, false);
         joined = weft_scale(b->g, joined, b->c->cross_alpha);
@@ -205,7 +205,7 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     weft_tensor *w_gate = NULL, *w_heads = NULL, *to_gate = NULL, *to_out = NULL;
     /* Nobody reads the last layer's gates; in training their tensors are there all the same. */
     bool last = b->layer + 1 == c->n_layer;
-    if (c->attn_gate && !(last && b->reach->finish)) {
+    if (c->attn_gate && !(last && b->attend->finish)) {
         w_gate = weight(b, "ffn.gate_proj.weight", c->gate_dim, b->ffn);
         w_heads = weight(b, "ffn.gate_heads.weight", b->heads, c->gate_dim);
     }

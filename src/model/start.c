@@ -118,12 +118,12 @@ static void transpose(const double *from, double *to, int64_t rows, int64_t colu
 static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns,
                                     weft_pool *pool) {
     if (rows <= columns) return orthonormalize(values, rows, columns, pool);
-    double *turned = calloc((size_t)(rows * columns), sizeof *turned);
-    if (!turned) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
-    transpose(values, turned, rows, columns);
-    weft_status status = orthonormalize(turned, columns, rows, pool);
-    transpose(turned, values, columns, rows);
-    free(turned);
+    double *transposed = calloc((size_t)(rows * columns), sizeof *transposed);
+    if (!transposed) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
+    transpose(values, transposed, rows, columns);
+    weft_status status = orthonormalize(transposed, columns, rows, pool);
+    transpose(transposed, values, columns, rows);
+    free(transposed);
     return status;
 }
 

@@ -30,7 +30,7 @@ bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_f
     return cache_dtype == WEFT_BF16 && attention->step && (ffn->in || ffn->gate) &&
            !position->score && !has_mechanism(c) && !c->mup &&
            c->norm_placement == WEFT_PLACEMENT_PRE && c->causal && attention->step(c, form) &&
-           (!position->turn || form->turned);
+           (!position->rotate || form->rotated);
 }
 
 static const weft_weight *find(const weft_step_source *s, const char *name) {
@@ -123,7 +123,7 @@ static weft_status read_matrix(const weft_step_source *s, const char *name, cons
     return pack(scratch, columns, depth, to);
 }
 
-/* Pairs that turn together beside each other: rows [dqk, width] of `heads` heads, and their biases. */
+/* Rotated pairs beside each other: rows [dqk, width] of `heads` heads, and their biases. */
 static weft_status pair_rows(const weft_step_form *f, int64_t heads, float *w, float *bias) {
     int64_t half = f->dqk / 2, row = f->width;
     float *was = malloc((size_t)(f->dqk * (row + 1)) * sizeof *was);
@@ -153,7 +153,7 @@ static weft_status read_attention(const weft_step_source *s, float *heads, float
     if (!to->scale || (f->gaussian && !to->beta) || !to->heads.bias) return no_memory();
     weft_step_maps maps = {heads, to->heads.bias, out, to->scale, to->beta};
     WEFT_TRY(kind->step_layer(s, &maps));
-    if (f->turned) WEFT_TRY(pair_rows(f, f->heads + f->kv_heads, heads, to->heads.bias));
+    if (f->rotated) WEFT_TRY(pair_rows(f, f->heads + f->kv_heads, heads, to->heads.bias));
     WEFT_TRY(fold_norm(s, "ln_1", columns, f->width, heads, &to->heads.bias));
     WEFT_TRY(pack(heads, columns, f->width, &to->heads));
     WEFT_TRY(pack(out, f->width, f->heads * f->dv, &to->out));

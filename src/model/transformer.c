@@ -206,9 +206,9 @@ static void build_model(builder *b, const weft_build *build) {
     weft_model_graph *m = b->out;
     b->layer = -1;
     b->part = "embedding";
-    if (b->reach->begin) b->reach->begin(b);
+    if (b->attend->begin) b->attend->begin(b);
     m->tokens = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "tokens", WEFT_I32, b->batch, b->time);
-    if (!b->reach->finish)
+    if (!b->attend->finish)
         m->targets = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "targets", WEFT_I32, b->batch, b->time);
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
@@ -222,8 +222,8 @@ static void build_model(builder *b, const weft_build *build) {
     if (!c->weight_tying)
         head = matrix(b, "lm_head.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     if (b->contrast == WEFT_CONTRAST_MEANS) return;
-    if (b->reach->finish) {
-        b->reach->finish(b, x, head);
+    if (b->attend->finish) {
+        b->attend->finish(b, x, head);
         return;
     }
     if (build->counted)
@@ -238,8 +238,8 @@ builder builder_of(const weft_config *c, const weft_build *build, weft_model_gra
                      .attention = weft_attention_of(c),
                      .ffn_kind = weft_ffn_of(c),
                      .position = weft_position_of(c),
-                     .reach = build->reach ? build->reach : &weft_reach_whole,
-                     .reach_data = build->reach_data,
+                     .attend = build->attend ? build->attend : &weft_attend_whole,
+                     .attend_data = build->attend_data,
                      .dtype = build->dtype,
                      .stat = build->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32,
                      .train = build->train,

@@ -54,9 +54,9 @@ typedef struct {
     bool scores;       /* keep what raw scores are made from */
     bool moments;      /* keep the sums of x xᵀ over what each layer's attention reads */
     bool inside;       /* keep what the layers' mechanisms made: weft_layer_inside */
-    /* How rows reach other tokens: see builder.h. NULL: whole sequences from their first token. */
-    const struct weft_reach *reach;
-    void *reach_data;
+    /* How rows attend to other tokens: see builder.h. NULL: whole sequences from their first token. */
+    const struct weft_attend *attend;
+    void *attend_data;
     bool counted; /* cross-entropy is the sum over targets divided by the input `count` */
     weft_contrast_form contrast;
 } weft_build;

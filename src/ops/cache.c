@@ -114,20 +114,21 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
 
 static weft_status check_reading(weft_graph *g, const weft_node *n, int64_t rows) {
     const weft_cache_attention_attr *attr = n->attr;
-    const weft_tensor *turns = n->in[WEFT_CACHE_TURNS], *recent = n->in[WEFT_CACHE_RECENT];
+    const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS],
+                      *query_cache = n->in[WEFT_CACHE_QUERIES];
     const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
     (void)rows;
-    if (turns)
-        WEFT_TRY(weft_check_shape(g, n, "turns", turns, 3,
-                                  (int64_t[]){WEFT_KEY_BLOCK, 2, attr->turned / 2}));
+    if (rotations)
+        WEFT_TRY(weft_check_shape(g, n, "rotations", rotations, 3,
+                                  (int64_t[]){WEFT_KEY_BLOCK, 2, attr->rotated / 2}));
     if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
         return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
                                (long long)attr->context, weft_tensor_describe(table));
     if (!attr->band || attr->window == 0) return WEFT_OK;
-    if (!recent) return weft_graph_fail(g, "cache_attention: a band needs the last queries");
-    WEFT_TRY(check_state(g, n, "the last queries", recent));
+    if (!query_cache) return weft_graph_fail(g, "cache_attention: a band needs the last queries");
+    WEFT_TRY(check_state(g, n, "the last queries", query_cache));
     return weft_check_shape(
-        g, n, "the last queries", recent, 4,
+        g, n, "the last queries", query_cache, 4,
         (int64_t[]){table->shape[0], attr->window, attr->heads, attr->key.width});
 }
 
@@ -169,14 +170,14 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
         .gaussian = query->gaussian,
         .squares = query->squares,
         .window = s->window,
-        .turned = query->turns ? query->turned : 0,
+        .rotated = query->rotations ? query->rotated : 0,
         .law = query->law,
         .band_alpha = s->band_alpha,
         .weights = query->weights,
     };
-    weft_tensor *in[] = {rows->position, rows->slot,    rows->table,  s->q,
-                         query->keys,    query->values, s->scale,     s->beta,
-                         s->log_tau,     s->rel,        query->turns, query->recent};
+    weft_tensor *in[] = {rows->position, rows->slot,    rows->table,      s->q,
+                         query->keys,    query->values, s->scale,         s->beta,
+                         s->log_tau,     s->rel,        query->rotations, query->query_cache};
     weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
                                      WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
     if (!n) return (weft_cache_attended){0};

@@ -62,14 +62,14 @@ typedef struct {
     weft_tensor *values; /* pages; NULL: the keys' own, before what is done when they are read */
     int64_t context;     /* keys that a row sees at most, itself included: the last ones */
     /* What is done to keys when they are read. */
-    weft_tensor *turns; /* [WEFT_KEY_BLOCK, 2, turned/2]: cosines and sines of the positions of the
-                           first block; turns the first `turned` columns. NULL: nothing is turned */
-    int64_t turned;
-    weft_rope_law law;    /* by which they are turned */
-    bool gaussian;        /* the second half is ρ: σ = softplus(ρ) */
-    bool squares;         /* n = ‖k̂‖², made when read */
-    weft_tensor *recent;  /* [slots, window, H, dqk], a state: the last queries, for the band */
-    weft_weights weights; /* also give the weights, one row for all heads */
+    weft_tensor *rotations; /* [WEFT_KEY_BLOCK, 2, rotated/2]: cosines and sines of the positions of
+                               the first block, for the first `rotated` columns; NULL: none are */
+    int64_t rotated;
+    weft_rope_law law;        /* by which they are rotated */
+    bool gaussian;            /* the second half is ρ: σ = softplus(ρ) */
+    bool squares;             /* n = ‖k̂‖², made when read */
+    weft_tensor *query_cache; /* [slots, window, H, dqk], a state: the last queries, for the band */
+    weft_weights weights;     /* also give the weights, one row for all heads */
 } weft_cache_query;
 
 typedef struct {
@@ -109,8 +109,8 @@ enum {
     WEFT_CACHE_BETA,
     WEFT_CACHE_LOG_TAU,
     WEFT_CACHE_REL,
-    WEFT_CACHE_TURNS,
-    WEFT_CACHE_RECENT,
+    WEFT_CACHE_ROTATIONS,
+    WEFT_CACHE_QUERIES,
     WEFT_CACHE_ATTENTION_INPUTS
 };
 
@@ -125,7 +125,7 @@ typedef struct {
     double scale_value;
     weft_attention_pos pos;
     bool band, gaussian, squares;
-    int64_t window, turned;
+    int64_t window, rotated;
     weft_rope_law law;
     double band_alpha;
     weft_weights weights;

@@ -16,7 +16,7 @@ weft_tensor *weft_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads);
 weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, int64_t width);
 weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale, int64_t width);
 
-/* x [H, M, N] → [H, N, M]: each head's matrix turned over, so that the heads' maps are one. */
+/* x [H, M, N] → [H, N, M]: each head's matrix transposed, so that the heads' maps are one. */
 weft_tensor *weft_head_transpose(weft_graph *g, weft_tensor *x);
 
 /* Attributes of the nodes, for the kernels. */

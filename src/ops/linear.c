@@ -232,8 +232,8 @@ static void rows_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,
 /* dy + dyᵀ of a square matrix. */
 static weft_tensor *add_transpose(weft_graph *g, weft_tensor *dy) {
     int64_t size = dy->shape[0];
-    weft_tensor *turned = weft_head_transpose(g, weft_view(g, dy, 1, size, size));
-    return weft_add(g, dy, weft_view(g, turned, size, size));
+    weft_tensor *transposed = weft_head_transpose(g, weft_view(g, dy, 1, size, size));
+    return weft_add(g, dy, weft_view(g, transposed, size, size));
 }
 
 static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy,

@@ -1,4 +1,4 @@
-/* The optimizer's step as three operations: the gradient's norm, what this step shall do, doing it.
+/* The optimizer's step as three operations: the gradient norm, what this step shall do, doing it.
  *
  *     norm    = weft_global_norm(g, grads, n);
  *     control = weft_adam_control(g, norm, lr, state, &options);
@@ -57,7 +57,7 @@ enum {
     WEFT_CONTROL_DECAY,      /* lr · weight decay */
     WEFT_CONTROL_RESET,      /* 1: the moments are zero after this step */
 
-    WEFT_CONTROL_NORM = 16, /* the gradient's norm before clipping */
+    WEFT_CONTROL_NORM = 16, /* the gradient norm before clipping */
     WEFT_CONTROL_LR,        /* the learning rate that was used, warm-up included */
     WEFT_CONTROL_WARMUP,    /* its factor from the warm-up after a reset */
     WEFT_CONTROL_SPIKE,     /* 1: the norm was a spike */

@@ -1,5 +1,5 @@
 /* Rotary positions. A rotation's transpose is the rotation by the opposite angle, so the gradient
- * is the same operation turned back. */
+ * is the same operation reversed. */
 #include "ops/rope.h"
 
 #include "ops/check.h"
@@ -21,7 +21,7 @@ static weft_status rope_infer(weft_graph *g, weft_node *n) {
             "factor must be at least 1, the amplitude above 0",
             attr->law.base, attr->law.factor, attr->law.amplitude);
     if (attr->heads < 1 || attr->heads > x->shape[2])
-        return weft_graph_fail(g, "rope: %lld heads to turn, but x is %s [B, T, H, D]",
+        return weft_graph_fail(g, "rope: %lld heads to rotate, but x is %s [B, T, H, D]",
                                (long long)attr->heads, weft_tensor_describe(x));
     if (start) {
         WEFT_TRY(weft_check_int(g, n, "start", start));

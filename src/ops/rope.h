@@ -1,4 +1,4 @@
-/* Rotary positions: pairs of a head's columns turned by an angle that grows with the position. */
+/* Rotary positions: pairs of a head's columns rotated by an angle that grows with the position. */
 #ifndef WEFT_OPS_ROPE_H
 #define WEFT_OPS_ROPE_H
 
@@ -19,7 +19,7 @@ weft_tensor *weft_rope_by(weft_graph *g, weft_tensor *x, int64_t width, int64_t 
 typedef struct {
     int64_t width, heads, offset;
     weft_rope_law law;
-    bool inverse; /* turned back: the gradient */
+    bool inverse; /* by the opposite angle: the gradient */
 } weft_rope_attr;
 
 #endif

@@ -1,14 +1,14 @@
-/* How fast a pair of columns turns: the law of angles, written once for every backend.
+/* How fast a pair of columns rotates: the law of angles, written once for every backend.
  *
- * Pair i of `width` columns turns by r_i = base^(-2i/width) per position. The scalings slow turns down
- * for sequences longer than those of the first training, `context` tokens, in which pair i made
- * n_i = context r_i / 2π turns:
+ * Pair i of `width` columns is rotated by r_i = base^(-2i/width) per position. The scalings slow
+ * rotations down for sequences longer than those of the first training, `context` tokens, in which
+ * pair i made n_i = context r_i / 2π rotations:
  *
  *   linear   r_i / factor
  *   llama3   r_i (k + (1 - k) / factor), k = (n_i - low) / (high - low) held within 0 and 1
  *   yarn     the same with k = 1 - (i - first) / (last - first), `first` and `last` being the pairs
- *            that make `high` and `low` turns, rounded outwards; and turned columns are multiplied by
- *            the amplitude
+ *            that make `high` and `low` rotations, rounded outwards; and rotated columns are
+ *            multiplied by the amplitude
  *
  * Under nvcc the functions are the device's and the host's; everything is computed in double. */
 #ifndef WEFT_OPS_ROPE_LAW_H
@@ -36,7 +36,7 @@ typedef struct {
     double factor;    /* linear, llama3, yarn */
     double context;   /* llama3 and yarn, as the next two */
     double low, high; /* low < high */
-    double amplitude; /* of turned columns: 1 */
+    double amplitude; /* of rotated columns: 1 */
 } weft_rope_law;
 
 #define WEFT_ROPE_USUAL ((weft_rope_law){.base = 10000, .factor = 1, .amplitude = 1})
@@ -47,17 +47,17 @@ ROPE_FUNCTION double weft_rope_within(double x) {
     return x < 0 ? 0 : x > 1 ? 1 : x;
 }
 
-/* The place, with a fraction, of the pair that makes so many turns in the context. */
-ROPE_FUNCTION double weft_rope_place(const weft_rope_law *law, double turns, int64_t width) {
-    return (double)width * log(law->context / (turns * ROPE_TWO_PI)) / (2 * log(law->base));
+/* The place, with a fraction, of the pair that makes so many rotations in the context. */
+ROPE_FUNCTION double weft_rope_place(const weft_rope_law *law, double rotations, int64_t width) {
+    return (double)width * log(law->context / (rotations * ROPE_TWO_PI)) / (2 * log(law->base));
 }
 
-/* The share of a pair's own rate in what it turns by. */
+/* The share of a pair's own rate in what it is rotated by. */
 ROPE_FUNCTION double weft_rope_share(const weft_rope_law *law, int64_t i, int64_t width,
                                      double rate) {
     if (law->scaling == WEFT_ROPE_LLAMA3) {
-        double turns = law->context * rate / ROPE_TWO_PI;
-        return weft_rope_within((turns - law->low) / (law->high - law->low));
+        double rotations = law->context * rate / ROPE_TWO_PI;
+        return weft_rope_within((rotations - law->low) / (law->high - law->low));
     }
     double first = floor(weft_rope_place(law, law->high, width));
     double last = ceil(weft_rope_place(law, law->low, width));

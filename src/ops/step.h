@@ -27,8 +27,8 @@ typedef struct {
     bool gaussian; /* the second half of a query and of a key is σ = softplus(ρ), and keys have a
                       number n = ‖k‖² in their pages */
     bool joint;    /* values are the keys */
-    bool turned;   /* queries and keys turn with their position: columns 2 i and 2 i + 1 of a head
-                      are its numbers i and i + dqk/2, a pair */
+    bool rotated;  /* queries and keys are rotated by their position: columns 2 i and 2 i + 1 of a
+                      head are its numbers i and i + dqk/2, a pair */
     weft_rope_law law;
     bool gated; /* the feed-forward's `in` has 2 hidden columns: SiLU of 2 i times 2 i + 1 */
     bool rms;   /* RMSNorm in place of LayerNorm */
@@ -58,7 +58,7 @@ typedef struct {
 /* Rows of a step, in the order that ops/cache.h asks for. */
 typedef struct {
     int64_t count;
-    int32_t token[WEFT_STEP_ROWS]; /* -1 - i: the one that the step before picked in its row i */
+    int32_t token[WEFT_STEP_ROWS]; /* -1 - i: the one that the step before sampled in its row i */
     int32_t position[WEFT_STEP_ROWS], slot[WEFT_STEP_ROWS];
 } weft_step_rows;
 

@@ -194,7 +194,7 @@ static void run_trouble(trouble *t, const weft_report_run *run) {
     int spikes = count_events(t->d, run->id, "spike");
     if (spikes) {
         snprintf(text, sizeof text, "%d spike%s", spikes, spikes == 1 ? "" : "s");
-        trouble_row(t, run->step, where, text, "the gradient's norm stood far out");
+        trouble_row(t, run->step, where, text, "the gradient norm stood far out");
     }
     if (run->resumes > 0) {
         snprintf(text, sizeof text, "resumed %.0f time%s", run->resumes,

@@ -181,13 +181,13 @@ void weft_power_text(int pairs, double spread, char *text, size_t room) {
         snprintf(text, room, "One seed shows no difference: it has no interval.");
     else if (spread > 0)
         snprintf(text, room,
-                 "%d seeds show a difference of %.2g in four of five studies, where differences "
+                 "%d seeds show a difference of %.2g with 80%% power, where differences "
                  "spread by %.2g from seed to seed.",
                  pairs, times * spread, spread);
     else
         snprintf(text, room,
-                 "%d seeds show a difference of %.2g times its spread from seed to seed in four of "
-                 "five studies.",
+                 "%d seeds show a difference of %.2g times its spread from seed to seed with 80%% "
+                 "power.",
                  pairs, times);
 }
 

@@ -51,10 +51,10 @@ int weft_seeds_needed(const weft_comparison *c);
  * that is shown with that probability. NaN for fewer than two pairs. */
 double weft_power(double difference, int pairs);
 double weft_power_difference(int pairs, double probability);
-/* The probability that is spoken of: four studies of five. */
+/* The statistical power that is spoken of. */
 #define WEFT_POWER 0.8
-/* "3 seeds show a difference of 0.098 in four of five studies, where ...": `spread` is the standard deviation
- * of the differences as it is expected; 0: unknown. */
+/* "3 seeds show a difference of 0.098 with 80% power, where ...": `spread` is the standard deviation of the
+ * differences as it is expected; 0: unknown. */
 void weft_power_text(int pairs, double spread, char *text, size_t room);
 
 /* The line y = at + slope x of least squares. The interval of the slope is at WEFT_CONFIDENCE; `spread`

@@ -2,7 +2,7 @@
  *
  *     uint64 length, uint32 masked crc32c of those 8 bytes, the payload, uint32 its masked crc32c
  *
- * all little endian; masked is the checksum turned right by 15 bits plus a constant. The payload is
+ * all little endian; masked is the checksum rotated right by 15 bits plus a constant. The payload is
  * an Event in protocol buffers' encoding, of which these fields are used:
  *
  *     Event    1 wall_time: double   2 step: int64   3 file_version: string   5 summary: Summary

@@ -32,8 +32,8 @@ void weft_gradients_expect(weft_gradients *g);
  * the last of them the optimizer's buffers hold the mean over all ranks' micro-batches, and the next
  * call begins anew. Fails only where the backend or another rank does. */
 weft_status weft_gradients_add(weft_gradients *g);
-/* Where ranks share the sums (SHARD=gradients), micro-batches are dealt out by turns, and a rank that has
- * none in the last turn says so. */
+/* Where ranks share the sums (SHARD=gradients), micro-batches are dealt out in rounds, and a rank that has
+ * none in the last round says so. */
 bool weft_gradients_are_dealt(const weft_gradients *g);
 weft_status weft_gradients_pass(weft_gradients *g);
 /* Forgets the micro-batches taken so far. */

@@ -54,7 +54,7 @@ weft_status weft_gradients_send(weft_gradients *g, int64_t bucket) {
 }
 
 weft_status weft_gradients_end(weft_gradients *g) {
-    if (g->scatter) return WEFT_OK; /* weft_scatter_end is for every turn */
+    if (g->scatter) return WEFT_OK; /* weft_scatter_end is for every round */
     if (g->device) return weft_device_reduce_end(g->device);
     WEFT_TRY(weft_reduce_end(g->reduce));
     return g->queue ? g->backend->rows->wait(g->queue) : WEFT_OK;

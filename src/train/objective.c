@@ -61,7 +61,7 @@ static int64_t part_of(const weft_objective *o, int64_t i) {
 
 /* `stride` bytes of every graph run to all ranks. */
 static weft_status gather(weft_objective *o, void *all, int64_t stride) {
-    if (o->dealt) return weft_comm_gather_turns(o->comm, all, o->parts, stride);
+    if (o->dealt) return weft_comm_gather_strided(o->comm, all, o->parts, stride);
     return weft_comm_gather_spans(o->comm, all, o->parts, stride);
 }
 

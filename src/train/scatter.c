@@ -13,7 +13,7 @@ enum {
     TASK = 1 << 14 /* numbers */
 };
 
-/* One addition: a leaf of this turn, or the level above, into a level. */
+/* One addition: a leaf of this round, or the level above, into a level. */
 typedef struct {
     int to, leaf; /* leaf -1: from level to + 1 */
     bool add;
@@ -21,7 +21,7 @@ typedef struct {
 
 typedef struct {
     bool busy;
-    int64_t bucket, turn;
+    int64_t bucket, number;
     unsigned char *packed;   /* the bucket of the own micro-batch */
     unsigned char *received; /* [ranks, piece] */
     weft_transfer *transfers;
@@ -38,17 +38,17 @@ struct weft_scatter {
     int n_levels;
     unsigned char *device; /* the backend's copy of level 0; NULL: it reads the host's */
     int64_t *mean_at;      /* [own stretches]: in level 0 */
-    int64_t taken;         /* micro-batches of the turns before */
+    int64_t taken;         /* micro-batches of the rounds before */
     int depth;
-    addition *list; /* of this turn */
+    addition *list; /* of this round */
     int n_list;
-    bool own, last;               /* this rank has a micro-batch in the turn; it is the last turn */
+    bool own, last; /* this rank has a micro-batch in the round; it is the last round */
     const weft_row_backend *rows; /* of a backend that has its own memory, and a queue beside its */
     void *queue;                  /* runs; NULL: it copies only when asked to */
     bool *sent;                   /* [buckets] */
     int64_t *
-        order; /* [buckets]: as they were sent in the turn before; for a rank that has none to make */
-    int64_t turns; /* buckets sent */
+        order; /* [buckets]: as they were sent in the round before; for a rank that has none to make */
+    int64_t n_sent; /* buckets sent */
     bucket_slot slots[UNDER_WAY];
 };
 
@@ -189,10 +189,6 @@ void weft_scatter_restart(weft_scatter *s) {
     s->depth = 0;
 }
 
-int64_t weft_scatter_turns(const weft_scatter *s) {
-    return (s->o.count + s->ranks - 1) / s->ranks;
-}
-
 bool weft_scatter_is_over(const weft_scatter *s) {
     return s->taken >= s->o.count;
 }
@@ -202,11 +198,11 @@ static void list_merge(weft_scatter *s) {
     s->list[s->n_list++] = (addition){s->depth - 1, -1, true};
 }
 
-/* As a binary counter adds ones (gradients.c): the turn's micro-batches from left to right. */
+/* As a binary counter adds ones (gradients.c): the round's micro-batches from left to right. */
 void weft_scatter_begin(weft_scatter *s, bool own) {
     s->own = own;
     s->n_list = 0;
-    s->turns = 0;
+    s->n_sent = 0;
     memset(s->sent, 0, (size_t)s->buckets * sizeof *s->sent);
     for (int q = 0; q < s->ranks && s->taken < s->o.count; q++) {
         int64_t i = s->taken++;
@@ -310,7 +306,7 @@ static unsigned char *packed_piece(const weft_scatter *s, const bucket_slot *slo
     return slot->packed + (size_t)(borders[piece.first] - borders[first]) * s->width;
 }
 
-/* Whether a rank has a micro-batch in this turn: its leaf is in the list. */
+/* Whether a rank has a micro-batch in this round: its leaf is in the list. */
 static bool has_leaf(const weft_scatter *s, int rank) {
     for (int i = 0; i < s->n_list; i++)
         if (s->list[i].leaf == rank) return true;
@@ -332,7 +328,7 @@ static weft_status begin_bucket(weft_scatter *s, bucket_slot *slot) {
     }
     slot->busy = true;
     slot->job = (weft_comm_job){
-        .kind = WEFT_JOB_EXCHANGE, .transfers = slot->transfers, .count = n, .tag = slot->turn};
+        .kind = WEFT_JOB_EXCHANGE, .transfers = slot->transfers, .count = n, .tag = slot->number};
     return weft_comm_begin(s->o.comm, &slot->job);
 }
 
@@ -394,7 +390,7 @@ static bucket_slot *oldest(weft_scatter *s) {
     bucket_slot *found = NULL;
     for (int i = 0; i < UNDER_WAY; i++) {
         bucket_slot *slot = &s->slots[i];
-        if (slot->busy && (!found || slot->turn < found->turn)) found = slot;
+        if (slot->busy && (!found || slot->number < found->number)) found = slot;
     }
     return found;
 }
@@ -413,8 +409,8 @@ weft_status weft_scatter_send(weft_scatter *s, int64_t bucket) {
     }
     s->sent[bucket] = true;
     slot->bucket = bucket;
-    s->order[s->turns] = bucket;
-    slot->turn = s->turns++;
+    s->order[s->n_sent] = bucket;
+    slot->number = s->n_sent++;
     if (s->own) WEFT_TRY(pack(s, slot));
     return begin_bucket(s, slot);
 }

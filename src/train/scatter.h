@@ -1,13 +1,13 @@
 /* The sum of a step's gradients where no rank keeps a whole one: SHARD=gradients.
  *
- * Micro-batches are dealt out by turns: rank r has r, r + P, r + 2P and so on, so that those of a turn
+ * Micro-batches are dealt out in rounds: rank r has r, r + P, r + 2P and so on, so that those of a round
  * are neighbours in the tree that they are added in (gradients.h). After each, a rank sends every owner
  * its pieces of the gradient (shards.h), and an owner adds what it gets, in the order of the tree, to
  * sums of its own pieces alone. The bits are those of one process. Of the f32 sums, one for each level
  * of the tree, a rank so has one part in P; in exchange gradients travel once for each micro-batch, not
  * once for each step.
  *
- *     for each turn
+ *     for each round
  *         weft_scatter_begin(s, own);       own: this rank has a micro-batch in it
  *         weft_scatter_send(s, bucket);     its gradients are made; the same order on all ranks
  *         weft_scatter_end(s);              the buckets that were not sent, and waits for all
@@ -34,15 +34,14 @@ weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatte
 void weft_scatter_destroy(weft_scatter *s);
 
 void weft_scatter_restart(weft_scatter *s);
-/* How many turns a step has, and whether all of them are over. */
-int64_t weft_scatter_turns(const weft_scatter *s);
+/* Whether all rounds of a step are over. */
 bool weft_scatter_is_over(const weft_scatter *s);
 void weft_scatter_begin(weft_scatter *s, bool own);
 weft_status weft_scatter_send(weft_scatter *s, int64_t bucket);
 weft_status weft_scatter_end(weft_scatter *s);
 
-/* After the last turn: the mean of a stretch that this rank owns, the i-th of weft_partition_owned, in the
- * backend's memory; the place stays the same. */
+/* After the last round: the mean of a stretch that this rank owns, the i-th of weft_partition_owned, in
+ * the backend's memory; the place stays the same. */
 weft_gradient weft_scatter_mean(const weft_scatter *s, int64_t i);
 
 #endif

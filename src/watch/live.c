@@ -47,7 +47,7 @@ struct weft_live {
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
     int64_t looks, version;
-    news *all, *recent; /* those last composed: everything, and after a change */
+    news *all, *changes; /* those last composed: everything, and after a change */
     bool closing, started;
 };
 
@@ -112,7 +112,7 @@ static news *compose_news(weft_live *w, int64_t after) {
 
 /* What is new after a change, for one more user. NULL: nothing, or no memory. */
 static news *take_news(weft_live *w, int64_t after) {
-    news **kept = after ? &w->recent : &w->all;
+    news **kept = after ? &w->changes : &w->all;
     if (!*kept || (*kept)->after != after || (*kept)->version != weft_watched_version(w->runs)) {
         let_go(*kept);
         *kept = compose_news(w, after);
@@ -406,7 +406,7 @@ void weft_live_close(weft_live *w) {
     if (w->daemon) MHD_stop_daemon(w->daemon);
     if (w->started) pthread_join(w->thread, NULL);
     let_go(w->all);
-    let_go(w->recent);
+    let_go(w->changes);
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
     weft_gpus_close(w->gpus);

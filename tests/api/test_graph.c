@@ -565,13 +565,13 @@ static void test_wrong_memory_is_refused(void **state) {
     weft_block_close(block);
 }
 
-enum { TURNED = 4, PLACES = 5 };
+enum { ROTATED = 4, PLACES = 5 };
 
 static weft_status describe_numbers(void *context, weft_graph *g) {
     const weft_rotation *by = context;
-    weft_tensor *x = weft_graph_input(g, "x", "f64", SHAPE(1, PLACES, 1, TURNED + 2), 1);
-    weft_tensor *gain = weft_graph_weight(g, "gain", "f64", SHAPE(TURNED + 2));
-    weft_graph_output(g, "turned", weft_graph_rotate(g, x, TURNED, 1, by));
+    weft_tensor *x = weft_graph_input(g, "x", "f64", SHAPE(1, PLACES, 1, ROTATED + 2), 1);
+    weft_tensor *gain = weft_graph_weight(g, "gain", "f64", SHAPE(ROTATED + 2));
+    weft_graph_output(g, "rotated", weft_graph_rotate(g, x, ROTATED, 1, by));
     weft_graph_output(g, "rms", weft_graph_norm_eps(g, "rmsnorm", x, NULL, gain, NULL, 0.5, NULL));
     weft_graph_output(g, "layer",
                       weft_graph_norm_eps(g, "layernorm", x, NULL, gain, NULL, 0.25, NULL));
@@ -599,22 +599,22 @@ static void test_norms_have_an_eps_and_rotations_a_base(void **state) {
         forward(&m);
         const double *gain = m.values[WEFT_BLOCK_WEIGHTS][0];
         for (int t = 0; t < PLACES; t++) {
-            const double *x = (const double *)m.values[WEFT_BLOCK_INPUTS][0] + t * (TURNED + 2);
+            const double *x = (const double *)m.values[WEFT_BLOCK_INPUTS][0] + t * (ROTATED + 2);
             const double *const *y = (const double *const *)m.values[WEFT_BLOCK_OUTPUTS];
-            int at = t * (TURNED + 2);
+            int at = t * (ROTATED + 2);
             double mean = 0, squares = 0, spread = 0;
             for (int i = 0; i < 2; i++) {
                 double angle = t * rate[i] / (scaled ? 8 : 1);
                 near(y[0][at + i], x[i] * cos(angle) - x[i + 2] * sin(angle));
                 near(y[0][at + i + 2], x[i + 2] * cos(angle) + x[i] * sin(angle));
             }
-            for (int i = 0; i < TURNED + 2; i++)
-                mean += x[i] / (TURNED + 2);
-            for (int i = 0; i < TURNED + 2; i++) {
-                squares += x[i] * x[i] / (TURNED + 2);
-                spread += (x[i] - mean) * (x[i] - mean) / (TURNED + 2);
+            for (int i = 0; i < ROTATED + 2; i++)
+                mean += x[i] / (ROTATED + 2);
+            for (int i = 0; i < ROTATED + 2; i++) {
+                squares += x[i] * x[i] / (ROTATED + 2);
+                spread += (x[i] - mean) * (x[i] - mean) / (ROTATED + 2);
             }
-            for (int i = 0; i < TURNED + 2; i++) {
+            for (int i = 0; i < ROTATED + 2; i++) {
                 near(y[1][at + i], x[i] / sqrt(squares + 0.5) * gain[i]);
                 near(y[2][at + i], (x[i] - mean) / sqrt(spread + 0.25) * gain[i]);
             }

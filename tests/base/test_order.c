@@ -10,14 +10,14 @@
 
 #include <cmocka.h>
 
-enum { N = 9, TURNS = 500 };
+enum { N = 9, ROUNDS = 500 };
 
 static void test_nans_come_last(void **state) {
     (void)state;
     double values[N] = {3, NAN, -1, INFINITY, 0, NAN, -INFINITY, 2, -NAN};
     static const double want[N - 3] = {-INFINITY, -1, 0, 2, 3, INFINITY};
     uint64_t seed = 1;
-    for (int turn = 0; turn < TURNS; turn++) {
+    for (int round = 0; round < ROUNDS; round++) {
         for (int i = N - 1; i > 0; i--) {
             seed = seed * 6364136223846793005u + 1442695040888963407u;
             int k = (int)((seed >> 33) % (uint64_t)(i + 1));

@@ -351,11 +351,11 @@ static void test_damaged_checkpoints_never_crash(void **state) {
         size_t count;
         char *bytes = file_read(files[k], &count);
         size_t reach = k == 0 && count > 1200 ? 1200 : count;
-        for (uint64_t turn = 0; turn < 1500; turn++) {
-            size_t at = weft_random_word(5, 0, 0, 0, 2 * turn) % reach;
+        for (uint64_t round = 0; round < 1500; round++) {
+            size_t at = weft_random_word(5, 0, 0, 0, 2 * round) % reach;
             char was = bytes[at];
-            bytes[at] = turn % 2 ? (char)weft_random_word(5, 0, 0, 0, 2 * turn + 1)
-                                 : "0123456789,:[]{}\"-.e"[turn / 2 % 20];
+            bytes[at] = round % 2 ? (char)weft_random_word(5, 0, 0, 0, 2 * round + 1)
+                                  : "0123456789,:[]{}\"-.e"[round / 2 % 20];
             file_write(files[k], bytes, count);
             bytes[at] = was;
             weft_model *m;

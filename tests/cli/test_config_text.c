@@ -105,23 +105,23 @@ static void test_newlines_in_values_stay_on_one_line(void **state) {
     command_fails(2, RUN("plan", "-o", "X\n\x1b[31m=4"), SAYS("not an option"));
 }
 
-static uint32_t word(uint64_t turn, uint64_t i) {
-    return weft_random_word(11, 0, 0, 0, 64 * turn + i);
+static uint32_t word(uint64_t round, uint64_t i) {
+    return weft_random_word(11, 0, 0, 0, 64 * round + i);
 }
 
 /* A config with some bytes changed, and pieces of it cut and doubled. */
-static size_t damage(char *text, size_t count, uint64_t turn) {
+static size_t damage(char *text, size_t count, uint64_t round) {
     static const char sharp[] = "=\"#\n\r CONFIG_0123456789eE+-.\\%sn\x01\xff";
-    uint32_t changes = 1 + word(turn, 0) % 6;
+    uint32_t changes = 1 + word(round, 0) % 6;
     for (uint32_t i = 0; i < changes && count; i++) {
-        size_t at = word(turn, 8 * i + 1) % count, n = word(turn, 8 * i + 2) % 20;
+        size_t at = word(round, 8 * i + 1) % count, n = word(round, 8 * i + 2) % 20;
         if (at + n > count) n = count - at;
-        switch (word(turn, 8 * i + 3) % 4) {
+        switch (word(round, 8 * i + 3) % 4) {
         case 0:
-            text[at] = (char)word(turn, 8 * i + 4);
+            text[at] = (char)word(round, 8 * i + 4);
             break;
         case 1:
-            text[at] = sharp[word(turn, 8 * i + 4) % (sizeof sharp - 1)];
+            text[at] = sharp[word(round, 8 * i + 4) % (sizeof sharp - 1)];
             break;
         case 2:
             memmove(text + at, text + at + n, count - at - n);
@@ -144,9 +144,9 @@ static void test_damaged_files_never_crash(void **state) {
     assert_non_null(bad);
     const char *path = scratch_path("damaged");
     int read = 0;
-    for (uint64_t turn = 0; turn < 5000; turn++) {
+    for (uint64_t round = 0; round < 5000; round++) {
         memcpy(bad, text, count);
-        file_write(path, bad, damage(bad, count, turn));
+        file_write(path, bad, damage(bad, count, round));
         weft_config c;
         weft_config_defaults(&c);
         weft_status status = weft_config_read(&c, path);

@@ -63,11 +63,11 @@ static void test_many_lists_are_told_apart(void **state) {
     enum { MANY = 256 };
     static int things[MANY];
     weft_lru *r = weft_lru_create(MANY, LENGTH, note_drop);
-    for (int turn = 0; turn < 3; turn++)
+    for (int round = 0; round < 3; round++)
         for (uintptr_t i = 0; i < MANY; i++) {
             weft_lru_entry *e = find(r, 0x7f0000000000u + (i % 16) * 512, i / 16 * 2097152, 1);
-            assert_int_equal(e->seen, turn + 1);
-            if (turn)
+            assert_int_equal(e->seen, round + 1);
+            if (round)
                 assert_ptr_equal(e->kept, &things[i]);
             else
                 e->kept = &things[i];

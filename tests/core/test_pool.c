@@ -182,13 +182,13 @@ static void test_destroying_a_pool_ends_its_threads(void **state) {
     (void)state;
     int before = threads_of_process();
     if (before == 0) skip();
-    for (int turn = 0; turn < 40; turn++) {
+    for (int round = 0; round < 40; round++) {
         weft_pool *pool;
-        int threads = 1 + turn % THREADS_MOST;
+        int threads = 1 + round % THREADS_MOST;
         assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
         assert_int_equal(threads_of_process(), before + threads - 1);
         int64_t squares[16];
-        if (turn % 2) weft_pool_run(pool, 16, write_square, squares);
+        if (round % 2) weft_pool_run(pool, 16, write_square, squares);
         weft_pool_destroy(pool);
         /* A joined thread may be listed for an instant longer. */
         for (int wait = 0; wait < 60000 && threads_of_process() > before; wait++)

@@ -124,14 +124,14 @@ static void test_what_is_written_is_read(void **state) {
 
 static void test_equal_tensors_are_equal_files(void **state) {
     (void)state;
-    weft_safetensor turned[SAMPLES];
+    weft_safetensor reversed[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
-        turned[i] = sample[SAMPLES - 1 - i];
+        reversed[i] = sample[SAMPLES - 1 - i];
     char first[512], second[512];
     snprintf(first, sizeof first, "%s", path_of("first"));
     snprintf(second, sizeof second, "%s", path_of("second"));
     assert_int_equal(weft_safetensors_write(first, sample, SAMPLES, NULL), WEFT_OK);
-    assert_int_equal(weft_safetensors_write(second, turned, SAMPLES, NULL), WEFT_OK);
+    assert_int_equal(weft_safetensors_write(second, reversed, SAMPLES, NULL), WEFT_OK);
     size_t a_bytes, b_bytes;
     unsigned char *a = read_bytes(first, &a_bytes), *b = read_bytes(second, &b_bytes);
     assert_int_equal(a_bytes, b_bytes);
@@ -335,8 +335,8 @@ static unsigned touch_all(const weft_safetensors *file) {
     return sum;
 }
 
-static void damage(unsigned char *data, size_t *bytes, uint32_t turn) {
-    weft_random4 r = weft_philox(11, turn, 0, 0, 0), q = weft_philox(12, turn, 0, 0, 0);
+static void damage(unsigned char *data, size_t *bytes, uint32_t round) {
+    weft_random4 r = weft_philox(11, round, 0, 0, 0), q = weft_philox(12, round, 0, 0, 0);
     if (*bytes < 16) return;
     size_t at = r.word[0] % *bytes;
     switch (r.word[1] % 6) {
@@ -376,11 +376,11 @@ static void test_damaged_files_never_crash(void **state) {
     assert_true(fd >= 0);
     int read = 0, refused = 0;
     unsigned sum = 0;
-    for (uint32_t turn = 0; turn < 10000; turn++) {
+    for (uint32_t round = 0; round < 10000; round++) {
         size_t bytes = whole_bytes;
         memcpy(data, whole, whole_bytes);
-        for (uint32_t k = 0; k <= turn % 3; k++)
-            damage(data, &bytes, 3 * turn + k);
+        for (uint32_t k = 0; k <= round % 3; k++)
+            damage(data, &bytes, 3 * round + k);
         assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
         assert_int_equal(pwrite(fd, data, bytes, 0), (ssize_t)bytes);
         weft_safetensors *file;

@@ -52,7 +52,7 @@ static void test_forward(void **state) {
             top[v] = vset((real)(v - 1));
             sum[v] = one[v] = vset(1);
         }
-        int64_t rows = soften_many(many, ROWS, top, sum);
+        int64_t rows = softmax_many(many, ROWS, top, sum);
         if (rows == 0) skip();
         for (int64_t i = 0; i < rows * WIDTH; i += VLEN) {
             vreal weight = vexp2_low(vload(x + i) - top[i / VLEN % TILE_V]);
@@ -77,7 +77,7 @@ static void test_backward(void **state) {
         memcpy(p, x, sizeof x);
         vreal column[TILE_V] = {{0}}, number[TILE_V] = {{0}};
         bool columns = round % 4 > 0, numbers = round % 4 > 1;
-        int64_t rows = soften_back_many(p, ds, ROWS, columns, numbers, column, number);
+        int64_t rows = softmax_back_many(p, ds, ROWS, columns, numbers, column, number);
         if (rows == 0) skip();
         for (int64_t i = 0; i < rows * WIDTH; i += VLEN) {
             vreal score = vload(x + i), weight = vexp2(score), d = weight * vload(wanted + i);

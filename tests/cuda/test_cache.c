@@ -24,7 +24,7 @@ typedef struct {
     int64_t heads, key_heads, dqk, dv;
     bool own_values; /* the values are the keys as they are stored */
     bool number, gaussian, squares, log_tau;
-    int64_t turned, window, context;
+    int64_t rotated, window, context;
     weft_attention_pos pos;
     weft_weights weights;
     weft_cache_keep keep;
@@ -38,7 +38,7 @@ static const form forms[] = {
     {"relative", 2, 2, 32, 32, .context = MOST, .pos = WEFT_POS_RELATIVE},
     {"w2", 4, 4, 128, 64, .number = true, .log_tau = true, .context = MOST},
     {"mla", 12, 1, 128, 128, .own_values = true, .context = MOST},
-    {"mla, turned", 5, 1, 96, 64, .turned = 32, .context = MOST},
+    {"mla, rotated", 5, 1, 96, 64, .rotated = 32, .context = MOST},
     {"mla, w2", 4, 1, 64, 32, .gaussian = true, .squares = true, .log_tau = true, .context = MOST},
     {"a band", 4, 2, 32, 32, .window = 5, .context = MOST},
     {"top-k", 4, 4, 32, 32, .context = MOST, .weights = WEFT_WEIGHTS_MEAN, .keep = WEFT_KEEP_TOPK},
@@ -52,7 +52,7 @@ typedef struct {
     weft_graph *g;
     weft_pool *pool;
     weft_exec *exec;
-    weft_tensor *position, *slot, *table, *q, *k, *v, *log_tau, *rel, *turns, *o, *c, *mean;
+    weft_tensor *position, *slot, *table, *q, *k, *v, *log_tau, *rel, *rotations, *o, *c, *mean;
     int64_t rows;
 } decoder;
 
@@ -85,9 +85,9 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
         d->log_tau = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "log_tau", WEFT_F32, f->heads);
     if (f->pos == WEFT_POS_RELATIVE)
         d->rel = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "rel", WEFT_F32, (int64_t)MOST);
-    if (f->turned)
-        d->turns = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "turns", WEFT_F32,
-                                   (int64_t)WEFT_KEY_BLOCK, (int64_t)2, f->turned / 2);
+    if (f->rotated)
+        d->rotations = weft_new_tensor(d->g, WEFT_ROLE_INPUT, "rotations", WEFT_F32,
+                                       (int64_t)WEFT_KEY_BLOCK, (int64_t)2, f->rotated / 2);
     weft_score score = {.q = d->q,
                         .log_tau = d->log_tau,
                         .rel = d->rel,
@@ -103,15 +103,15 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
                               .keys = keys,
                               .values = values,
                               .context = f->context,
-                              .turns = d->turns,
-                              .turned = f->turned,
+                              .rotations = d->rotations,
+                              .rotated = f->rotated,
                               .law = WEFT_ROPE_USUAL,
                               .gaussian = f->gaussian,
                               .squares = f->squares,
                               .weights = f->weights};
     if (f->window)
-        query.recent = weft_new_tensor(d->g, WEFT_ROLE_STATE, "recent", WEFT_F32, (int64_t)SLOTS,
-                                       f->window, f->heads, f->dqk);
+        query.query_cache = weft_new_tensor(d->g, WEFT_ROLE_STATE, "query_cache", WEFT_F32,
+                                            (int64_t)SLOTS, f->window, f->heads, f->dqk);
     weft_cache_attended attended = weft_cache_attention(d->g, &query, &rows);
     d->o = weft_keep(attended.o);
     if (f->weights) {
@@ -160,7 +160,7 @@ static void write_rows(decoder *d, weft_tensor *t, const char *name, const int32
 }
 
 static void write_constants(decoder *d, const form *f) {
-    static float turns[WEFT_KEY_BLOCK * 2 * 64], numbers[MOST];
+    static float rotations[WEFT_KEY_BLOCK * 2 * 64], numbers[MOST];
     int32_t table[SLOTS * TABLE];
     for (int i = 0; i < SLOTS * TABLE; i++)
         table[i] = (i * 37 + 5) % PAGES; /* 37 and PAGES have no common divisor */
@@ -169,14 +169,14 @@ static void write_constants(decoder *d, const form *f) {
         numbers[i] = (float)(0.5 * case_unit(1, "numbers", i));
     if (d->log_tau) assert_int_equal(weft_exec_write(d->exec, d->log_tau, numbers), WEFT_OK);
     if (d->rel) assert_int_equal(weft_exec_write(d->exec, d->rel, numbers), WEFT_OK);
-    int64_t half = f->turned / 2;
+    int64_t half = f->rotated / 2;
     for (int64_t j = 0; j < WEFT_KEY_BLOCK; j++)
         for (int64_t i = 0; i < half; i++) {
-            double angle = (double)j * pow(10000, -2.0 * (double)i / (double)f->turned);
-            turns[(j * 2) * half + i] = (float)cos(angle);
-            turns[(j * 2 + 1) * half + i] = (float)sin(angle);
+            double angle = (double)j * pow(10000, -2.0 * (double)i / (double)f->rotated);
+            rotations[(j * 2) * half + i] = (float)cos(angle);
+            rotations[(j * 2 + 1) * half + i] = (float)sin(angle);
         }
-    if (d->turns) assert_int_equal(weft_exec_write(d->exec, d->turns, turns), WEFT_OK);
+    if (d->rotations) assert_int_equal(weft_exec_write(d->exec, d->rotations, rotations), WEFT_OK);
 }
 
 static void run_rows(decoder *d, const int32_t *slot, const int32_t *position) {

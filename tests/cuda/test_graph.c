@@ -247,11 +247,11 @@ static void test_repeated_calls_have_the_bits_of_single_kernels(void **state) {
             take_memory(&m[k / 2][k % 2], k / 2 ? plain : block, (uint64_t)(k % 2) + 3, 0xff);
             take_device(&d[k / 2][k % 2], &m[k / 2][k % 2]);
         }
-        for (uint32_t turn = 0; turn < 6; turn++)
-            for (int k = 0; k < 2; k++) { /* two lists of addresses in turns */
+        for (uint32_t round = 0; round < 6; round++)
+            for (int k = 0; k < 2; k++) { /* two lists of addresses alternating */
                 for (int way = 0; way < 2; way++) {
-                    put_input(&d[way][k], &m[way][k], turn, 0.25 * turn - k);
-                    run_both(way ? plain : block, &d[way][k], turn);
+                    put_input(&d[way][k], &m[way][k], round, 0.25 * round - k);
+                    run_both(way ? plain : block, &d[way][k], round);
                 }
             }
         for (int k = 0; k < 2; k++) {
@@ -286,17 +286,17 @@ static void test_many_addresses_are_told_apart(void **state) {
     void *outputs[MEMORY_TENSORS];
     memcpy(outputs, d.values[WEFT_BLOCK_OUTPUTS], sizeof outputs);
     call.outputs = outputs;
-    for (int turn = 0; turn < 2; turn++) {
+    for (int round = 0; round < 2; round++) {
         OK(device->fill(all, 0xff, PLACES * bytes));
         for (int i = 0; i < PLACES; i++) {
             outputs[0] = all + i * bytes;
-            for (int k = 0; k < (turn ? 1 : 3); k++)
+            for (int k = 0; k < (round ? 1 : 3); k++)
                 OK(weft_block_forward(block, &call));
         }
         OK(device->download(want, all, bytes));
         for (int i = 1; i < PLACES; i++) {
             OK(device->download(got, all + i * bytes, bytes));
-            if (memcmp(got, want, (size_t)bytes) != 0) fail_msg("turn %d, place %d", turn, i);
+            if (memcmp(got, want, (size_t)bytes) != 0) fail_msg("round %d, place %d", round, i);
         }
     }
     assert_true(isfinite(get_value(&m.info[WEFT_BLOCK_OUTPUTS][0], want, 0)));
@@ -327,7 +327,7 @@ static void test_a_bad_token_is_told_by_a_later_check(void **state) {
     ((int32_t *)m.values[WEFT_BLOCK_INPUTS][0])[5] = 11;
     take_device(&d, &m);
     weft_call call = device_call(&d, NULL);
-    for (int turn = 0; turn < 4; turn++) { /* the last two are replays */
+    for (int round = 0; round < 4; round++) { /* the last two are replays */
         OK(weft_block_forward(block, &call));
         OK(device->download(m.values[WEFT_BLOCK_OUTPUTS][0], d.values[WEFT_BLOCK_OUTPUTS][0],
                             m.info[WEFT_BLOCK_OUTPUTS][0].bytes)); /* waits for it */

@@ -51,7 +51,7 @@ static void test_a_step_equals_the_cpus(void **state) {
     step_case_open(&c, f, TIME);
     step_decoding_open(&cpu, &c, weft_cpu_backend(), 1, TIME);
     step_decoding_open(&gpu, &c, weft_cuda_backend(), 1, TIME);
-    assert_true(weft_decoder_picks(gpu.decoder));
+    assert_true(weft_decoder_samples(gpu.decoder));
     float *want = step_decode(&cpu, 0, c.tokens, TIME, 1),
           *got = step_decode(&gpu, 0, c.tokens, TIME, 1);
     double worst = 0, most = 0, squares = 0;
@@ -141,8 +141,8 @@ static void test_phases_are_those_that_the_last_step_went_through(void **state) 
     free(c.tokens);
 }
 
-/* Picked on the device and carried on there, tokens are those of the logits. */
-static void test_picked_tokens_are_the_likeliest(void **state) {
+/* Sampled on the device and carried on there, tokens are those of the logits. */
+static void test_sampled_tokens_are_the_likeliest(void **state) {
     const step_form *f = *state;
     need_gpu();
     model_case c;
@@ -177,7 +177,7 @@ static void test_picked_tokens_are_the_likeliest(void **state) {
 }
 
 /* Nor does the step behind it read beyond the embeddings. */
-static void test_logits_that_are_not_numbers_pick_no_token(void **state) {
+static void test_logits_that_are_not_numbers_give_no_token(void **state) {
     const step_form *f = *state;
     need_gpu();
     model_case c;
@@ -226,11 +226,11 @@ int main(void) {
         tests[n++] = (struct CMUnitTest){"test_phases_are_those_that_the_last_step_went_through",
                                          test_phases_are_those_that_the_last_step_went_through,
                                          NULL, NULL, f};
-        tests[n++] = (struct CMUnitTest){"test_picked_tokens_are_the_likeliest",
-                                         test_picked_tokens_are_the_likeliest, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){"test_sampled_tokens_are_the_likeliest",
+                                         test_sampled_tokens_are_the_likeliest, NULL, NULL, f};
         tests[n++] =
-            (struct CMUnitTest){"test_logits_that_are_not_numbers_pick_no_token",
-                                test_logits_that_are_not_numbers_pick_no_token, NULL, NULL, f};
+            (struct CMUnitTest){"test_logits_that_are_not_numbers_give_no_token",
+                                test_logits_that_are_not_numbers_give_no_token, NULL, NULL, f};
     }
     return _cmocka_run_group_tests("step", tests, (size_t)n, NULL, NULL);
 }

@@ -148,7 +148,7 @@ static void test_sequences_do_not_depend_on_the_order(void **state) {
 }
 
 typedef struct {
-    int kind, turn;
+    int kind, round;
     sequence made[PLACES];
     bool failed;
 } job;
@@ -156,7 +156,7 @@ typedef struct {
 static void *fill_all(void *context) {
     job *j = context;
     for (uint32_t i = 0; i < PLACES; i++) {
-        uint32_t number = (i * 7 + (uint32_t)j->turn * 13) % PLACES;
+        uint32_t number = (i * 7 + (uint32_t)j->round * 13) % PLACES;
         j->failed |= fill(datasets[j->kind], number, &j->made[number]) != WEFT_OK;
     }
     return NULL;
@@ -170,7 +170,7 @@ static void test_any_thread_gets_the_same(void **state) {
         memset(jobs, 0, sizeof jobs);
         for (int i = 0; i < THREADS; i++) {
             jobs[i].kind = kind;
-            jobs[i].turn = i;
+            jobs[i].round = i;
             assert_int_equal(pthread_create(&threads[i], NULL, fill_all, &jobs[i]), 0);
         }
         for (int i = 0; i < THREADS; i++)

@@ -167,11 +167,11 @@ static void test_files_cut_short_are_refused(void **state) {
 }
 
 /* One changed byte, a removed or a repeated stretch, an ASCII digit or bracket where none was. */
-static size_t damage(char *bytes, size_t count, uint64_t turn) {
+static size_t damage(char *bytes, size_t count, uint64_t round) {
     static const char sharp[] = "(),'{}:-0123456789<if \n\xff";
     uint32_t word[4];
     for (uint64_t i = 0; i < 4; i++)
-        word[i] = weft_random_word(97, 0, 0, 0, 4 * turn + i);
+        word[i] = weft_random_word(97, 0, 0, 0, 4 * round + i);
     size_t reach = word[3] % 4 ? (count < 128 ? count : 128) : count;
     size_t at = word[0] % reach, n = word[1] % 9;
     switch (word[2] % 4) {
@@ -191,15 +191,15 @@ static size_t damage(char *bytes, size_t count, uint64_t turn) {
     }
 }
 
-static void damage_often(const char *path, uint64_t turns) {
+static void damage_often(const char *path, uint64_t rounds) {
     size_t count;
     char *bytes = file_read(path, &count), *bad = malloc(count + 64);
     assert_non_null(bad);
     const char *to = scratch_path("damaged");
-    for (uint64_t turn = 0; turn < turns; turn++) {
+    for (uint64_t round = 0; round < rounds; round++) {
         memcpy(bad, bytes, count);
-        size_t left = damage(bad, count, turn);
-        if (turn % 3 == 0 && left) left = damage(bad, left, turns + turn);
+        size_t left = damage(bad, count, round);
+        if (round % 3 == 0 && left) left = damage(bad, left, rounds + round);
         file_write(to, bad, left);
         weft_tokens t;
         if (weft_tokens_read(to, &t) != WEFT_OK) {

@@ -551,7 +551,7 @@ static void run_scenario(const scenario *s) {
     long counts[OPERATIONS + 1];
     const char *given = getenv("WEFT_FAULT_STRIDE"), *first = getenv("WEFT_FAULT_FIRST");
     long stride = given && *given ? strtol(given, NULL, 10) : is_all() ? 1 : s->sample;
-    long turn = stride - (first ? strtol(first, NULL, 10) % stride : 0);
+    long number = stride - (first ? strtol(first, NULL, 10) % stride : 0);
     fault_need();
     make_whole(s);
     setenv("WEFT_FAULT_PLAIN", s->plain ? "1" : "0", 1);
@@ -559,10 +559,10 @@ static void run_scenario(const scenario *s) {
     for (int o = 0; o < OPERATIONS; o++)
         for (int e = 0; e < 4 && operations[o].errors[e]; e++)
             for (long nth = 1; nth <= counts[o]; nth++)
-                if (turn++ % stride == 0)
+                if (number++ % stride == 0)
                     run_case(s, operations[o].call, nth, operations[o].errors[e], &n);
     for (long nth = 1; nth <= counts[OPERATIONS]; nth++)
-        if (turn++ % stride == 0) run_case(s, "all", nth, 0, &n);
+        if (number++ % stride == 0) run_case(s, "all", nth, 0, &n);
     printf(
         "note: %s: %ld faults (%ld told, %ld without effect), %ld kills; %ld refused, %ld wrong, "
         "all others ended in the right bits\n",

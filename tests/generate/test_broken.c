@@ -5,8 +5,8 @@
 #include "generate/generator.h"
 #include "model/cached.h"
 #include "support/model_case.h"
-#include "support/picking.h"
 #include "support/poison.h"
+#include "support/sampling.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -31,7 +31,7 @@ typedef struct {
     weft_model *model;
     weft_pool *pool;
     weft_generator *g;
-    bool picks; /* likeliest tokens are picked where they are made (ops/pick.h) */
+    bool samples; /* likeliest tokens are sampled where they are made (ops/sampler.h) */
 } fixture;
 
 static void open_model(fixture *f, const char *name, const char *cache, int threads) {
@@ -46,7 +46,7 @@ static void open_model(fixture *f, const char *name, const char *cache, int thre
 }
 
 static void open_generator(fixture *f, const weft_generator_limits *limits) {
-    const weft_backend *backend = f->picks ? picking_backend() : weft_cpu_backend();
+    const weft_backend *backend = f->samples ? sampling_backend() : weft_cpu_backend();
     if (weft_generator_open(f->model, backend, f->pool, limits, &f->g) != WEFT_OK)
         fail_msg("%s", weft_error_message());
 }
@@ -117,9 +117,9 @@ static void check_text(const char *name, int i, const made_text *got, const made
 }
 
 /* Each sequence alone, with weights that are all numbers. */
-static void make_alone(const char *name, const char *cache, bool picks, made_text *want) {
+static void make_alone(const char *name, const char *cache, bool samples, made_text *want) {
     for (int i = 0; i < N; i++) {
-        fixture f = {.picks = picks};
+        fixture f = {.samples = samples};
         open_model(&f, name, cache, 1);
         open_generator(&f, &(weft_generator_limits){.sequences = 1, .no_sharing = true});
         int64_t id = add(&f, i);
@@ -150,14 +150,14 @@ static void make_together(fixture *f, made_text *got) {
     }
 }
 
-static void check_broken(const char *name, const char *cache, bool picks, float with) {
+static void check_broken(const char *name, const char *cache, bool samples, float with) {
     made_text want[N], got[N] = {0};
-    fixture f = {.picks = picks};
+    fixture f = {.samples = samples};
     int broken = 0;
-    make_alone(name, cache, picks, want);
+    make_alone(name, cache, samples, want);
     open_model(&f, name, cache, 2);
     /* Text 6 has only likeliest tokens, of which no logits are wanted. */
-    int32_t token = want[picks ? 6 : 4].tokens[5].token;
+    int32_t token = want[samples ? 6 : 4].tokens[5].token;
     poison_token(f.model, token, with);
     int64_t page = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
     open_generator(&f, &(weft_generator_limits){.sequences = TOGETHER, .cache_bytes = 30 * page});
@@ -184,7 +184,7 @@ static void test_broken_logits_end_only_their_sequence(void **state) {
         check_broken(names[c], "f32", false, c % 2 ? INFINITY : NAN);
 }
 
-static void test_tokens_that_are_picked_break_off_in_the_same_way(void **state) {
+static void test_tokens_that_are_sampled_there_break_off_in_the_same_way(void **state) {
     (void)state;
     check_broken("dot-learned", "f32", true, NAN);
     check_broken("mla-reciprocal-rope", "bf16", true, INFINITY);
@@ -201,7 +201,7 @@ static void test_narrow_caches_that_hold_no_numbers_harm_nobody(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_broken_logits_end_only_their_sequence),
-        cmocka_unit_test(test_tokens_that_are_picked_break_off_in_the_same_way),
+        cmocka_unit_test(test_tokens_that_are_sampled_there_break_off_in_the_same_way),
         cmocka_unit_test(test_narrow_caches_that_hold_no_numbers_harm_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,7 +24,7 @@ typedef struct {
     weft_step_model model; /* the layers' own copies */
     int32_t *pages;
     double *logits; /* [ROWS, V] */
-    int32_t picked[WEFT_STEP_ROWS], told[2][WEFT_STEP_ROWS];
+    int32_t sampled[WEFT_STEP_ROWS], told[2][WEFT_STEP_ROWS];
     int64_t rows[2];
     unsigned started, finished;
 } plain_step;
@@ -146,7 +146,7 @@ static void attend(const plain_step *s, const weft_step_layer *l, int64_t slot, 
 }
 
 /* Pairs of queries and keys, which come beside each other, to where they belong. */
-static void turn_heads(const weft_step_form *f, int64_t position, double *z) {
+static void rotate_qk(const weft_step_form *f, int64_t position, double *z) {
     double was[256];
     int64_t half = f->dqk / 2;
     for (int64_t h = 0; h < f->heads + f->kv_heads; h++, z += f->dqk) {
@@ -167,7 +167,7 @@ static void write_heads(const plain_step *s, const weft_step_layer *l, int64_t s
     int64_t queries = f->heads * f->dqk, keys = f->kv_heads * f->dqk;
     for (int64_t n = 0; n < queries + keys; n++)
         if (f->gaussian && n % f->dqk >= f->dqk / 2) z[n] = log1p(exp(z[n]));
-    if (f->turned) turn_heads(f, position, z);
+    if (f->rotated) rotate_qk(f, position, z);
     for (int64_t g = 0; g < f->kv_heads; g++) {
         uint16_t *k = vector_at(s, l->keys, f->dqk, f->gaussian, slot, position, g);
         for (int64_t i = 0; i < f->dqk; i++)
@@ -220,7 +220,7 @@ static void run_row(plain_step *s, int64_t r, int32_t token, int32_t position, i
 static weft_status plain_start(void *step, const weft_step_rows *rows) {
     plain_step *s = step;
     int32_t before[WEFT_STEP_ROWS];
-    memcpy(before, s->picked, sizeof before);
+    memcpy(before, s->sampled, sizeof before);
     for (int64_t r = 0; r < rows->count; r++) {
         int32_t token = rows->token[r] < 0 ? before[-1 - rows->token[r]] : rows->token[r];
         run_row(s, r, token, rows->position[r], rows->slot[r]);
@@ -228,7 +228,7 @@ static weft_status plain_start(void *step, const weft_step_rows *rows) {
         int32_t best = 0;
         for (int32_t n = 1; n < s->form.vocab; n++)
             if (logits[n] > logits[best]) best = n;
-        s->picked[r] = s->told[s->started % 2][r] = best;
+        s->sampled[r] = s->told[s->started % 2][r] = best;
     }
     s->rows[s->started++ % 2] = rows->count;
     return WEFT_OK;
@@ -236,8 +236,8 @@ static weft_status plain_start(void *step, const weft_step_rows *rows) {
 
 static weft_status plain_finish(void *step, int32_t *tokens) {
     plain_step *s = step;
-    int64_t turn = s->finished++ % 2;
-    memcpy(tokens, s->told[turn], (size_t)s->rows[turn] * sizeof *tokens);
+    int64_t buffer = s->finished++ % 2;
+    memcpy(tokens, s->told[buffer], (size_t)s->rows[buffer] * sizeof *tokens);
     return WEFT_OK;
 }
 
@@ -278,8 +278,8 @@ static void test_a_step_equals_decoding(void **state) {
     step_case_open(&c, f, TIME);
     step_decoding_open(&by_operation, &c, weft_cpu_backend(), 1, TIME);
     step_decoding_open(&by_step, &c, &backend, 2, TIME);
-    assert_false(weft_decoder_picks(by_operation.decoder));
-    assert_true(weft_decoder_picks(by_step.decoder));
+    assert_false(weft_decoder_samples(by_operation.decoder));
+    assert_true(weft_decoder_samples(by_step.decoder));
     float *want = step_decode(&by_operation, 0, c.tokens, TIME, 1);
     float *got = step_decode(&by_step, 1, c.tokens, TIME, 5);
     double most = 0;
@@ -338,7 +338,7 @@ static void generate_all(const weft_backend *backend, const model_case *c, bool 
     weft_model_destroy(m);
 }
 
-static void test_picked_text_is_the_text_of_the_logits(void **state) {
+static void test_sampled_text_is_the_text_of_the_logits(void **state) {
     enum { ROOM = 200 };
     int32_t want[ROOM], got[ROOM];
     weft_backend backend = *weft_cpu_backend();
@@ -394,7 +394,7 @@ int main(void) {
                                        NULL, NULL, (void *)(uintptr_t)(step_forms + i)};
     tests[STEP_FORMS] = (struct CMUnitTest)cmocka_unit_test(test_other_models_have_no_step);
     tests[STEP_FORMS + 1] =
-        (struct CMUnitTest)cmocka_unit_test(test_picked_text_is_the_text_of_the_logits);
+        (struct CMUnitTest)cmocka_unit_test(test_sampled_text_is_the_text_of_the_logits);
     tests[STEP_FORMS + 2] =
         (struct CMUnitTest)cmocka_unit_test(test_runs_of_keys_are_whole_numbers_from_one_on);
     return _cmocka_run_group_tests("step", tests, STEP_FORMS + 3, NULL, NULL);

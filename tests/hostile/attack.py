@@ -572,11 +572,11 @@ class Attack(session.Session):
         names, start = [only] if only else list(attacks), time.monotonic()
         self.prepare()
         self.unhurt = self.hash_of_victim()
-        turn = 0
+        round = 0
         try:
             while time.monotonic() - start < seconds:
-                attacks[names[turn % len(names)]]()
-                turn += 1
+                attacks[names[round % len(names)]]()
+                round += 1
             self.end_server()
         finally:
             if self.server:

@@ -139,7 +139,7 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(linear_integers, "matmul", weft_linear(g, I(2, 3), F(4, 3), NULL, WEFT_ACT_NONE))            \
     X(linear_mixed, "matmul", weft_linear(g, D(2, 3), F(4, 3), NULL, WEFT_ACT_NONE))               \
     X(matmul_other_inner, "matmul", weft_matmul(g, F(2, 3), F(4, 2), false, false))                \
-    X(matmul_other_inner_turned, "matmul", weft_matmul(g, F(2, 3), F(3, 2), true, false))          \
+    X(matmul_other_inner_transposed, "matmul", weft_matmul(g, F(2, 3), F(3, 2), true, false))      \
     X(matmul_flat, "matmul", weft_matmul(g, F(3), F(3, 2), false, false))                          \
     X(batched_other_count, "matmul", weft_batched_matmul(g, F(2, 3, 4), F(3, 4, 5), false, false)) \
     X(batched_other_inner, "matmul", weft_batched_matmul(g, F(2, 3, 4), F(2, 5, 4), false, false)) \

@@ -153,13 +153,13 @@ static float norm_of(const float *values, bool halves) {
     float norm = 0;
     weft_pool *pool;
     assert_int_equal(weft_pool_create(2, &pool), WEFT_OK);
-    for (int turn = 0; turn < (halves ? 3 : 1); turn++) {
+    for (int round = 0; round < (halves ? 3 : 1); round++) {
         weft_graph *g;
         weft_exec *x;
         weft_tensor *in[CUT_TENSORS], *out;
-        int n = 0, from = turn == 1 ? 1 : 0, to = turn == 1 ? 3 : 1;
+        int n = 0, from = round == 1 ? 1 : 0, to = round == 1 ? 3 : 1;
         assert_int_equal(weft_graph_create(&g), WEFT_OK);
-        if (halves && turn == 2) {
+        if (halves && round == 2) {
             in[n++] = weft_new_tensor(g, WEFT_ROLE_INPUT, "parts", WEFT_I32, done, 2);
             out = weft_keep(weft_norm_join(g, in[0], WEFT_F32));
         } else {
@@ -172,15 +172,15 @@ static float norm_of(const float *values, bool halves) {
         assert_int_equal(weft_graph_status(g), WEFT_OK);
         assert_int_equal(weft_exec_create(g, test_backend(), pool, NULL, &x), WEFT_OK);
         for (int k = 0; k < n; k++) {
-            const void *data = halves && turn == 2 ? (const void *)parts
-                               : halves            ? values + firsts[from + k]
-                                                   : values;
+            const void *data = halves && round == 2 ? (const void *)parts
+                               : halves             ? values + firsts[from + k]
+                                                    : values;
             assert_int_equal(weft_exec_write(x, in[k], data), WEFT_OK);
         }
         assert_int_equal(weft_exec_run(x, NULL), WEFT_OK);
-        void *result = halves && turn < 2 ? (void *)&parts[done] : &norm;
+        void *result = halves && round < 2 ? (void *)&parts[done] : &norm;
         assert_int_equal(weft_exec_read(x, out, result), WEFT_OK);
-        if (halves && turn < 2) done += out->shape[0];
+        if (halves && round < 2) done += out->shape[0];
         weft_exec_destroy(x);
         weft_graph_destroy(g);
     }

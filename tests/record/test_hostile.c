@@ -43,7 +43,7 @@ static void spoil(const char *sql) {
 
 /* Every way in, and the study's folder is as it was. Without WEFT_TEST_LONG, each case takes the first
  * way and one other in turn. */
-static void every_reader_refuses(const char *word, size_t turn) {
+static void every_reader_refuses(const char *word, size_t round) {
     const char *out = scratch_path("out"), *csv = scratch_path("out.csv");
     size_t n, m;
     char *before = file_read(database, &n);
@@ -63,7 +63,7 @@ static void every_reader_refuses(const char *word, size_t turn) {
     };
     size_t count = sizeof ways / sizeof ways[0];
     for (size_t i = 0; i < count; i++)
-        if (i == 0 || i == 1 + turn % (count - 1) || train_long())
+        if (i == 0 || i == 1 + round % (count - 1) || train_long())
             command_fails(2, ways[i], SAYS("runs.db", word));
     char *after = file_read(database, &m);
     assert_int_equal(n, m);

@@ -55,9 +55,9 @@ def added(c):
     else:
         a = c.input("a", *lead, *((k, m) if ta else (m, k)))
         left, out = f"{g}{'km' if ta else 'mk'}", f"{g}mn"
-    turned = tb or form == "linear"
-    b = c.input("b", *lead, *((n, k) if turned else (k, n)))
-    y = torch.einsum(f"{left},{g}{'nk' if turned else 'kn'}->{out}", a, b)
+    transposed = tb or form == "linear"
+    b = c.input("b", *lead, *((n, k) if transposed else (k, n)))
+    y = torch.einsum(f"{left},{g}{'nk' if transposed else 'kn'}->{out}", a, b)
     if form == "linear" and c.integer("bias", 0):
         y = y + c.input("bias", n)
     y = c.number("scale", 1) * y

@@ -16,7 +16,7 @@ VOCAB, ROWS, LENGTH = 13, 2, 8
 MODELS = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=12, n_inner=12, vocab_size=VOCAB,
                                          layer_norm_epsilon=1e-3, bos_token_id=None, eos_token_id=None)),
-    # Two files and an index, grouped-query heads, scaled rotations, biases.
+    # Two files and an index, grouped-query heads, RoPE scaling, biases.
     "llama": (LlamaForCausalLM, LlamaConfig(
         hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
         max_position_embeddings=12, rms_norm_eps=1e-3, attention_bias=True, bos_token_id=None, eos_token_id=None,

@@ -57,7 +57,7 @@ def silu(x):
 
 
 def rope_rates(c, width):
-    """The angle of each pair per position, [width/2], and what turned columns are multiplied by."""
+    """The angle of each pair per position, [width/2], and what rotated columns are multiplied by."""
     rate = c["ROPE_THETA"] ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
     slow, context = rate / c["ROPE_FACTOR"], c["ROPE_CONTEXT"]
     if c["ROPE_SCALING"] == "linear":
@@ -69,8 +69,8 @@ def rope_rates(c, width):
         rate = torch.where(wavelength > context / c["ROPE_LOW"], slow,
                            torch.where(wavelength < context / c["ROPE_HIGH"], rate, between))
     elif c["ROPE_SCALING"] == "yarn":
-        def place(turns):
-            return width * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(c["ROPE_THETA"]))
+        def place(rotations):
+            return width * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(c["ROPE_THETA"]))
         first, last = max(math.floor(place(c["ROPE_HIGH"])), 0), min(math.ceil(place(c["ROPE_LOW"])), width - 1)
         ramp = ((torch.arange(width // 2, dtype=torch.float64) - first) / max(last - first, 0.001)).clamp(0, 1)
         return slow * ramp + rate * (1 - ramp), c["ROPE_AMPLITUDE"] or 0.1 * math.log(c["ROPE_FACTOR"]) + 1
@@ -78,7 +78,7 @@ def rope_rates(c, width):
 
 
 def rope(c, x):
-    """Turns pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t times their rates."""
+    """Rotates pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t times their rates."""
     t, half = x.shape[1], x.shape[-1] // 2
     rate, amplitude = rope_rates(c, x.shape[-1])
     angle = torch.arange(t, dtype=torch.float64)[:, None] * rate
@@ -147,7 +147,7 @@ def overlap_scores(c, q, k):
 
 
 def dot_heads(c, p, x):
-    """q, k, v of each query head, [B, T, H, D], from one projection; q and k turned where positions are rope."""
+    """q, k, v of each query head, [B, T, H, D], from one projection; q and k rotated where positions are rope."""
     h, kv = c["N_HEAD"], c["KV"]
     heads = split_heads(linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias")), h + 2 * kv)
     q, k, v = heads[:, :, :h], heads[:, :, h:h + kv], heads[:, :, h + kv:]

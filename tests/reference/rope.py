@@ -13,8 +13,8 @@ def rope(c):
     theta = position[:, None].double() * 10000.0 ** (-2.0 * i / width)
     cos, sin = torch.cos(theta)[None, :, None], torch.sin(theta)[None, :, None]
     low, high, rest = x[..., :half], x[..., half:width], x[..., width:]
-    turned = torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
-    c.output("y", torch.cat([turned[:, :, :heads], x[:, :, heads:]], 2))
+    rotated = torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
+    c.output("y", torch.cat([rotated[:, :, :heads], x[:, :, heads:]], 2))
 
 
 OPS = {"rope": rope}

@@ -147,7 +147,7 @@ static void test_what_was_stated_beforehand_stands_beside_what_became_of_it(void
     study_close(db);
     write_report("power", &md, &html);
     /* 3.264 · 0.03; and the deviation of 0.01, 0, 0. */
-    expect_in(md, "Stated beforehand: 3 seeds show a difference of 0.098 in four of five studies, "
+    expect_in(md, "Stated beforehand: 3 seeds show a difference of 0.098 with 80% power, "
                   "where differences spread by 0.03 from seed to seed. They spread by 0.0058.");
     free(md);
     free(html);

@@ -16,7 +16,7 @@ static void build_linear(test_case *c) {
     case_output(c, "y", CASE_DIFF, weft_linear(case_graph(c), x, w, b, act));
 }
 
-/* The [rows, columns] of a factor, turned if it lies transposed, behind a leading size. */
+/* The [rows, columns] of a factor, exchanged if it lies transposed, behind a leading size. */
 static weft_tensor *factor(test_case *c, const char *name, bool transposed, int64_t rows,
                            int64_t columns, int64_t groups) {
     int64_t shape[] = {groups, transposed ? columns : rows, transposed ? rows : columns};

@@ -218,8 +218,8 @@ int scratch_teardown(void **state) {
 
 const char *scratch_path(const char *format, ...) {
     static char texts[8][512];
-    static unsigned turn;
-    char *text = texts[turn++ % 8];
+    static unsigned next;
+    char *text = texts[next++ % 8];
     int at = snprintf(text, sizeof texts[0], "%s/", scratch);
     va_list args;
     va_start(args, format);

@@ -237,7 +237,7 @@ static bool has_ended(pid_t victim, int hundredths) {
 static void hold_thread(pid_t victim) {
     int status;
     if (ptrace(PTRACE_SEIZE, victim, NULL, NULL) != 0) _exit(77);
-    for (int turn = 0, held = 0; turn < 10000 && held < 20; turn++) {
+    for (int round = 0, held = 0; round < 10000 && held < 20; round++) {
         wait_running(victim);
         ptrace(PTRACE_INTERRUPT, victim, NULL, NULL);
         if (waitpid(victim, &status, __WALL) != victim || !WIFSTOPPED(status)) _exit(0);
@@ -246,7 +246,7 @@ static void hold_thread(pid_t victim) {
             if (has_ended(victim, 500)) _exit(0);
         }
         ptrace(PTRACE_CONT, victim, NULL, NULL);
-        pause_ms(1 + turn % 31);
+        pause_ms(1 + round % 31);
     }
     _exit(1);
 }

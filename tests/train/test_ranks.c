@@ -113,12 +113,12 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
 static void check_shared_by(const char *optimizer, const char *dtype, int ranks,
                             const char *shard) {
     char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM], option[64];
-    static int turn;
+    static int number;
     size_t n;
     ranks_need_mpi();
     keep(config, scratch_path("shared.config"));
     keep(alone, scratch_path("shared-%s-%s", optimizer, dtype));
-    keep(together, scratch_path("shared-%d", turn++));
+    keep(together, scratch_path("shared-%d", number++));
     keep(err, scratch_path("err"));
     snprintf(option, sizeof option, "SHARD=%s", shard);
     write_config(config, "embedded", "wsffn");

@@ -86,11 +86,11 @@ static int run_ranks(int ranks, const char *const *arguments, const char *more, 
 static void check(int ranks, const char *dtype, const char *shard, const char *overlap,
                   bool leaves_early) {
     char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
-    static int turn;
+    static int number;
     size_t n;
     keep(config, scratch_path("config"));
     keep(alone, scratch_path("alone-%s", dtype));
-    keep(together, scratch_path("ranks-%d", turn++));
+    keep(together, scratch_path("ranks-%d", number++));
     keep(err, scratch_path("err"));
     file_write(config, text, sizeof text - 1);
     if (access(alone, F_OK) != 0)

@@ -66,11 +66,11 @@ class RotaryEmbedding(nn.Module):
 
 
 def apply_rotary_pos_emb(q, k, cos, sin):
-    """Rotates q and k [B, H, T, D]: column i turns with column i + D/2."""
-    def turn(x):
+    """Rotates q and k [B, H, T, D]: column i rotates with column i + D/2."""
+    def rotate(x):
         a, b = x.chunk(2, -1)
         return x * cos + torch.cat((-b, a), -1) * sin
-    return turn(q), turn(k)
+    return rotate(q), rotate(k)
 
 
 def mask_kind(mask, time):
@@ -117,7 +117,7 @@ def rotation(given, head_dim, x, base):
     if cos.device != x.device or sin.device != x.device:
         raise ValueError(f"weft: rotary_emb_outputs lie on {cos.device}, but x on {x.device}; move them to one device")
     time = x.shape[1]
-    wrong = (f"rotary_emb_outputs must be those of RotaryEmbedding({head_dim})(x, seq_len={time}): weft turns positions "
+    wrong = (f"rotary_emb_outputs must be those of RotaryEmbedding({head_dim})(x, seq_len={time}): weft rotates positions "
              f"0 to T - 1, by base {base:g} here. Another base: RotaryEmbedding({head_dim}, base), or the block's rope_theta")
     if cos.shape[-2:] != (time, head_dim) or sin.shape[-2:] != (time, head_dim):
         raise ValueError(wrong)

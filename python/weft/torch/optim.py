@@ -1,6 +1,6 @@
 """AdamW with spike awareness and momentum reset, as a PyTorch optimizer on the engine's kernel.
 
-One call updates all parameters of all groups. The gradient's norm, which clipping and the detection of
+One call updates all parameters of all groups. The gradient norm, which clipping and the detection of
 spikes look at, is over all of them. Parameters in bfloat16 are kept in float32 beside (state
 "master") and rounded after each step; where someone else has set a parameter since, its value counts.
 """
@@ -76,7 +76,7 @@ class _Lists:
 
 
 class AdamWSPAM(torch.optim.Optimizer):
-    """AdamW, AMSGrad, and in each step: where the gradient's norm is a spike (`spike_threshold` standard
+    """AdamW, AMSGrad, and in each step: where the gradient norm is a spike (`spike_threshold` standard
     deviations above the mean of the last 100), the moments shrink; the norm is clipped to `clip`
     (None: not); single gradients beyond √(theta · v̂) are cut; every `interval` steps the moments start
     anew, and the rate rises over `warmup_steps`. With amsgrad=False and the others off it is AdamW.

@@ -23,11 +23,11 @@ struct attend_problem {
     int64_t q_columns; /* of a row of q */
     any_tensor q, o;
     float scale_value, band_alpha;
-    const float *scale, *beta, *log_tau, *rel, *turns; /* NULL: not there */
-    float *recent;                                     /* [slots, window, H, dqk] */
+    const float *scale, *beta, *log_tau, *rel, *rotations; /* NULL: not there */
+    float *query_cache;                                    /* [slots, window, H, dqk] */
     weft_attention_pos pos;
     bool band, gaussian, squares;
-    int window, turned;
+    int window, rotated;
     weft_rope_law law;
     weft_weights weights;
     int blocks;     /* most of a row */
@@ -38,7 +38,7 @@ struct attend_problem {
 };
 
 __device__ __host__ static inline bool copies_keys(const attend_problem &a) {
-    return a.turned > 0 || a.gaussian;
+    return a.rotated > 0 || a.gaussian;
 }
 
 __device__ static inline int first_seen(const attend_problem &a, int position) {

@@ -146,7 +146,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tensor_mem
             for (int t = 0; t < 4; t++) {
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    b[t][i] = few_turn(b[t][i]);
+                    b[t][i] = few_transpose(b[t][i]);
 #pragma unroll
                 for (int s = 0; s < 2; s++)
                     few_multiply(c[t], high, low, s, b[t][2 * s], b[t][2 * s + 1]);

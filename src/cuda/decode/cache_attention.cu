@@ -8,7 +8,7 @@
  * not depend on the batch.
  *
  * Eight lanes have a key, or more where values are wider: 16 bytes of bf16 each, straight from the page,
- * whose tokens of a head lie one behind the other. Keys that are stored as a latent (turned, or made
+ * whose tokens of a head lie one behind the other. Keys that are stored as a latent (rotated, or made
  * into a Gaussian, when they are read) are first written out to shared memory, KEY_TILE at a time.
  *
  * Positions are read on the device, because a captured run is replayed for every token: the grid has
@@ -45,34 +45,34 @@ __device__ static inline attend_memory cut_memory(const attend_problem &a, float
 
 /* cos and sin of the block's first position, which a distance in the block is added to. */
 __device__ static inline void find_coarse(const attend_problem &a, int block, float *coarse) {
-    int half = a.turned / 2;
+    int half = a.rotated / 2;
     for (int i = threadIdx.x; i < half; i += THREADS) {
-        double angle = (double)(block * BLOCK) * weft_rope_rate(&a.law, i, a.turned), s, c;
+        double angle = (double)(block * BLOCK) * weft_rope_rate(&a.law, i, a.rotated), s, c;
         sincos(angle, &s, &c);
         coarse[i] = (float)(a.law.amplitude * c);
         coarse[half + i] = (float)(a.law.amplitude * s);
     }
 }
 
-/* Numbers i and i + half of a key, turned to position j. */
-__device__ static inline void turn_pair(const attend_problem &a, const float *coarse, int j, int i,
-                                        float &x, float &y) {
-    int half = a.turned / 2;
-    const float *near = a.turns + (int64_t)(j % BLOCK) * 2 * half;
+/* Numbers i and i + half of a key, rotated to position j. */
+__device__ static inline void rotate_pair(const attend_problem &a, const float *coarse, int j,
+                                          int i, float &x, float &y) {
+    int half = a.rotated / 2;
+    const float *near = a.rotations + (int64_t)(j % BLOCK) * 2 * half;
     float c = coarse[i] * near[i] - coarse[half + i] * near[half + i];
     float s = coarse[half + i] * near[i] + coarse[i] * near[half + i];
-    float turned = x * c - y * s;
+    float rotated = x * c - y * s;
     y = y * c + x * s;
-    x = turned;
+    x = rotated;
 }
 
-/* Element d of key j of key head g as scores see it; the two of a turned pair are made by the thread
+/* Element d of key j of key head g as scores see it; the two of a rotated pair are made by the thread
  * of the first. */
 template <int KIND>
 __device__ static inline void read_key(const attend_problem &a, int r, int g, int j,
                                        const float *coarse, float *to, int thread, int threads) {
     char *page = page_at(a.keys, a.places, r, j);
-    int token = j % WEFT_PAGE_TOKENS, half = a.turned / 2;
+    int token = j % WEFT_PAGE_TOKENS, half = a.rotated / 2;
     const char *from = token_at(a.keys, page, g, token);
     float scale = KIND == CACHED_I8 ? *scale_at(a.keys, page, g, token) : 1.0f;
     for (int d = thread; d < a.padded; d += threads) {
@@ -80,7 +80,7 @@ __device__ static inline void read_key(const attend_problem &a, int r, int g, in
         float x = d < a.dqk ? load_cached<KIND>(from, d) * scale : 0.0f;
         if (d < half) {
             float y = load_cached<KIND>(from, d + half) * scale;
-            turn_pair(a, coarse, j, d, x, y);
+            rotate_pair(a, coarse, j, d, x, y);
             if (a.gaussian && d + half >= a.dqk / 2) y = softplus(y);
             to[d + half] = y;
         }
@@ -177,7 +177,7 @@ __device__ static inline float query_number(const attend_problem &a, int r, int 
     if (before >= 0 && p.slot[before] == p.slot[r] && p.position[before] == j)
         return load_any(a.q, before * a.q_columns + (int64_t)head * a.dqk + d);
     int64_t at = ((int64_t)p.slot[r] * a.window + j % a.window) * a.heads + head;
-    return a.recent[at * a.dqk + d];
+    return a.query_cache[at * a.dqk + d];
 }
 
 /* Adds the band's term to the raw products, α ⟨q_j, k_i⟩ for i − j ≤ window: a warp a pair. */
@@ -187,7 +187,7 @@ __device__ static inline void add_band(const attend_problem &a, const attend_mem
     int i = a.places.position[r], from = max(first, i - a.window), lane = threadIdx.x % 32;
     if (from >= end) return;
     __syncthreads();
-    if (a.turned) find_coarse(a, i / BLOCK, m.coarse);
+    if (a.rotated) find_coarse(a, i / BLOCK, m.coarse);
     __syncthreads();
     read_key<KIND>(a, r, g, i, m.coarse, m.own, (int)threadIdx.x, THREADS);
     __syncthreads();
@@ -264,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS)
         int h = e / a.padded, d = e % a.padded;
         m.q[e] = d < a.dqk ? load_any(a.q, q + (int64_t)h * a.dqk + d) : 0.0f;
     }
-    if (a.turned) find_coarse(a, t.block, m.coarse);
+    if (a.rotated) find_coarse(a, t.block, m.coarse);
     __syncthreads();
     if (copies_keys(a))
         score_copied<KIND>(a, m, r, g, first, end);
@@ -328,7 +328,7 @@ static __global__ void keep_queries(const __grid_constant__ attend_problem a) {
         p.position[later] == p.position[r] + a.window)
         return;
     int64_t at = (int64_t)p.slot[r] * a.window + p.position[r] % a.window;
-    a.recent[at * width + e] = load_any(a.q, r * a.q_columns + e);
+    a.query_cache[at * width + e] = load_any(a.q, r * a.q_columns + e);
 }
 
 static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
@@ -351,7 +351,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.gaussian = attr->gaussian;
     a.squares = attr->squares;
     a.window = (int)attr->window;
-    a.turned = (int)attr->turned;
+    a.rotated = (int)attr->rotated;
     a.law = attr->law;
     a.weights = attr->weights;
     a.blocks = (int)(attr->context / BLOCK + 2);
@@ -401,8 +401,8 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.beta = data_of<float>(x, n->in[WEFT_CACHE_BETA]);
     a.log_tau = data_of<float>(x, n->in[WEFT_CACHE_LOG_TAU]);
     a.rel = data_of<float>(x, n->in[WEFT_CACHE_REL]);
-    a.turns = data_of<float>(x, n->in[WEFT_CACHE_TURNS]);
-    a.recent = data_of<float>(x, n->in[WEFT_CACHE_RECENT]);
+    a.rotations = data_of<float>(x, n->in[WEFT_CACHE_ROTATIONS]);
+    a.query_cache = data_of<float>(x, n->in[WEFT_CACHE_QUERIES]);
     if (a.weights) a.weight = data_of<float>(x, n->out[1]);
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)

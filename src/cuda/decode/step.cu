@@ -2,7 +2,7 @@
  * in step_plan.cuh, the kernel in step_kernel.cuh.
  *
  * A launch has one block on every multiprocessor, all of them there at once. What changes
- * from step to step travels in the kernel's parameters, and what was picked comes back by a word of
+ * from step to step travels in the kernel's parameters, and what was sampled comes back by a word of
  * pinned host memory that the host watches, so that nothing is copied and nobody waits for a stream.
  * The next step may be started before that: it takes its tokens from the device's memory. */
 #include "cuda/decode/step_plan.cuh"
@@ -73,7 +73,7 @@ static bool suits(const weft_step_form *f) {
            f->width <= STEP_WIDTH && f->hidden % 64 == 0 && f->heads * f->dv % 64 == 0 &&
            f->heads / f->kv_heads <= most_heads(f) &&
            !(f->joint && (f->gaussian || f->dqk != f->dv)) &&
-           !(f->turned && (f->gaussian || f->joint));
+           !(f->rotated && (f->gaussian || f->joint));
 }
 
 /* Most runs of keys that a row has: by the shorter ones as far as they go, then by the longer. */
@@ -83,14 +83,15 @@ static int64_t runs_of(const step_problem &p, int64_t context) {
     return max_i64(few, many) + 2;
 }
 
-static weft_status make_turns(cuda_step *s) {
+static weft_status make_rotations(cuda_step *s) {
     int64_t half = s->form.dqk / 2;
     std::vector<double> rates;
-    if (!s->form.turned) return WEFT_OK;
+    if (!s->form.rotated) return WEFT_OK;
     for (int64_t i = 0; i < half; i++)
         rates.push_back(weft_rope_rate(&s->form.law, i, s->form.dqk));
     WEFT_TRY(place(s, rates.data(), half * (int64_t)sizeof rates[0], (void **)&s->problem.rates));
-    return place(s, NULL, STEP_ROWS * half * (int64_t)sizeof(float2), (void **)&s->problem.turns);
+    return place(s, NULL, STEP_ROWS * half * (int64_t)sizeof(float2),
+                 (void **)&s->problem.rotations);
 }
 
 /* Inputs of products, stage by stage. */
@@ -115,7 +116,7 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(
         place(s, NULL, rows * f->heads * p->runs * (f->dv + STEP_LINE) * 4, (void **)&p->parts));
     WEFT_TRY(place(s, NULL, rows * f->vocab * 4, (void **)&p->logits));
-    WEFT_TRY(place(s, NULL, 2 * rows * 8, (void **)&p->picked));
+    WEFT_TRY(place(s, NULL, 2 * rows * 8, (void **)&p->sampled));
     WEFT_TRY(place(s, NULL, f->slots * f->table_pages * 4, (void **)&p->pages));
     WEFT_TRY(place(s, NULL, 128, (void **)&p->barrier));
     if (getenv("WEFT_CUDA_STEP_TIMES"))
@@ -148,7 +149,7 @@ static void describe(cuda_step *s, const weft_step_model *m) {
     p->vocab = (int)f->vocab;
     p->gaussian = f->gaussian;
     p->rms = f->rms;
-    p->turned = f->turned;
+    p->rotated = f->rotated;
     p->gated = f->gated;
     p->amplitude = (float)f->law.amplitude;
     p->eps = (float)f->eps;
@@ -265,7 +266,7 @@ static void choose_form(cuda_step *s) {
     const weft_step_form *f = &s->form;
     int64_t deepest = max_i64(f->hidden, f->heads * f->dv);
     s->sums_whole = deepest <= step_shape<1>::PANEL && !is_off("WEFT_CUDA_STEP_WHOLE");
-    bool flags = s->sums_whole && !f->turned && !f->gated && !is_off("WEFT_CUDA_STEP_FLAGS");
+    bool flags = s->sums_whole && !f->rotated && !f->gated && !is_off("WEFT_CUDA_STEP_FLAGS");
     s->flagged = flags ? (int)STEP_FLAGGED : 0;
     s->flags = 1;
     s->early = !is_off("WEFT_CUDA_STEP_KEYS_EARLY");
@@ -286,7 +287,7 @@ static weft_status open_step(const weft_step_model *m, void **step) {
         status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
     if (status == WEFT_OK) status = choose_kernels(s);
-    if (status == WEFT_OK) status = make_turns(s);
+    if (status == WEFT_OK) status = make_rotations(s);
     if (status == WEFT_OK) status = make_buffers(s);
     if (status == WEFT_OK) status = check(cudaDeviceSynchronize(), "a step was not made ready");
     if (status != WEFT_OK) {
@@ -375,12 +376,12 @@ static weft_status start(void *step, const weft_step_rows *rows) {
         p.settled[r] = r && rows->slot[r] == rows->slot[r - 1] ? p.settled[r - 1] : p.position[r];
         p.live_runs = (int)max_i64(p.live_runs, runs_at(s, rows->position[r]));
     }
-    p.turn = (int)(s->started % 2);
+    p.buffer = (int)(s->started % 2);
     p.joins_late = joins_late(s, rows);
     p.arrived = s->arrived;
     p.step = s->started + 1;
-    p.told = s->told + p.turn * STEP_ROWS;
-    p.told_step = s->told_step + p.turn;
+    p.told = s->told + p.buffer * STEP_ROWS;
+    p.told_step = s->told_step + p.buffer;
     bool many = rows->count > 16 || !s->sums_whole;
     p.whole = s->sums_whole && !many;
     p.early = !many && s->early;
@@ -393,14 +394,14 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     int64_t meetings;
     count_phases(s, p, &s->ran, &meetings);
     s->arrived += (unsigned)(s->grid * meetings);
-    s->rows[p.turn] = rows->count;
+    s->rows[p.buffer] = rows->count;
     s->started++;
     return WEFT_OK;
 }
 
 /* Watches the word that the kernel sets; now and then asks whether the kernel is still there. */
-static weft_status wait_for(cuda_step *s, unsigned turn, unsigned number) {
-    volatile unsigned *word = s->told_step + turn;
+static weft_status wait_for(cuda_step *s, unsigned buffer, unsigned number) {
+    volatile unsigned *word = s->told_step + buffer;
     for (unsigned spins = 1; *word != number; spins++) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
@@ -414,10 +415,10 @@ static weft_status wait_for(cuda_step *s, unsigned turn, unsigned number) {
 
 static weft_status finish(void *step, int32_t *tokens) {
     cuda_step *s = (cuda_step *)step;
-    unsigned turn = s->finished % 2;
+    unsigned buffer = s->finished % 2;
     if (s->finished == s->started) return weft_fail(WEFT_EBUG, "cuda: no step is under way");
-    WEFT_TRY(wait_for(s, turn, s->finished + 1));
-    memcpy(tokens, s->told + turn * STEP_ROWS, (size_t)s->rows[turn] * sizeof *tokens);
+    WEFT_TRY(wait_for(s, buffer, s->finished + 1));
+    memcpy(tokens, s->told + buffer * STEP_ROWS, (size_t)s->rows[buffer] * sizeof *tokens);
     s->finished++;
     return WEFT_OK;
 }
@@ -448,10 +449,10 @@ static float time_phases(cuda_step *s, const step_phase *phases, int count, cuda
     p.n_phases = count;
     p.rows = 0;
     use_order(&p, s->split);
-    p.turn = (int)(s->started % 2);
+    p.buffer = (int)(s->started % 2);
     p.arrived = s->arrived;
-    p.told = s->told + p.turn * STEP_ROWS;
-    p.told_step = s->told_step + 1 - p.turn; /* nobody watches it now */
+    p.told = s->told + p.buffer * STEP_ROWS;
+    p.told_step = s->told_step + 1 - p.buffer; /* nobody watches it now */
     p.times = NULL;
     cudaEventRecord(mark[0], s->stream);
     if (launch(s, &p, true) != cudaSuccess) return 0;

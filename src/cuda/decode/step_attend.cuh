@@ -220,10 +220,10 @@ __device__ static inline void step_sum_values(const uint4 *values, const float (
     for (int d = 0; d < DV; d++) {
         int at = d * STEP_THREADS + step_slot<TOGETHER>(d, lane) - lane;
         uint4 v = values[at], w = values[DV * STEP_THREADS + at];
-        step_mma(o[d][0], a[0], a[1], a[2], a[3], step_turn(v.x), step_turn(w.x));
-        step_mma(o[d][1], a[0], a[1], a[2], a[3], step_turn(v.y), step_turn(w.y));
-        step_mma(o[d][2], a[0], a[1], a[2], a[3], step_turn(v.z), step_turn(w.z));
-        step_mma(o[d][3], a[0], a[1], a[2], a[3], step_turn(v.w), step_turn(w.w));
+        step_mma(o[d][0], a[0], a[1], a[2], a[3], step_transpose(v.x), step_transpose(w.x));
+        step_mma(o[d][1], a[0], a[1], a[2], a[3], step_transpose(v.y), step_transpose(w.y));
+        step_mma(o[d][2], a[0], a[1], a[2], a[3], step_transpose(v.z), step_transpose(w.z));
+        step_mma(o[d][3], a[0], a[1], a[2], a[3], step_transpose(v.w), step_transpose(w.w));
     }
 }
 

@@ -15,10 +15,10 @@ __device__ static inline void step_mma(float (&c)[4], unsigned a0, unsigned a1, 
 }
 
 /* A lane has two neighbours of row lane/4 of 8 × 8 numbers, and gets two of column lane/4. */
-__device__ static inline unsigned step_turn(unsigned word) {
-    unsigned turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
-    return turned;
+__device__ static inline unsigned step_transpose(unsigned word) {
+    unsigned transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
 }
 
 /* 16 bytes of keys or values from global to shared memory, or zeros; wait<N>: all but the last N groups

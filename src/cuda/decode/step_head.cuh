@@ -134,7 +134,7 @@ __device__ static void step_head(const step_problem &p, const step_phase &f, ste
     }
     __syncthreads();
     if (m.thread < p.rows && m.best[m.thread])
-        atomicMax(p.picked + p.turn * STEP_ROWS + m.thread, m.best[m.thread]);
+        atomicMax(p.sampled + p.buffer * STEP_ROWS + m.thread, m.best[m.thread]);
     step_mark(p, m.phase, 4);
 }
 

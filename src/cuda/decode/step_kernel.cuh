@@ -37,15 +37,15 @@ __device__ static inline float step_load(const void *from, bool is_bf16, long lo
     return is_bf16 ? step_widen(((const unsigned short *)from)[at]) : ((const float *)from)[at];
 }
 
-/* Cosines and sines of the rows' positions: the angle within one turn by doubles, then as floats. */
-__device__ static void step_make_turns(const step_problem &p) {
+/* Cosines and sines of the rows' positions: the angle within one rotation in double, then float. */
+__device__ static void step_make_rotations(const step_problem &p) {
     int half = p.dqk / 2;
     for (int e = (int)(blockIdx.x * STEP_THREADS + threadIdx.x); e < p.rows * half;
          e += (int)gridDim.x * STEP_THREADS) {
         double angle = (double)p.position[e / half] * __ldg(p.rates + e % half);
         float sine, cosine, within = (float)(angle - ROPE_TWO_PI * rint(angle / ROPE_TWO_PI));
         __sincosf(within, &sine, &cosine);
-        p.turns[e] = make_float2(cosine * p.amplitude, sine * p.amplitude);
+        p.rotations[e] = make_float2(cosine * p.amplitude, sine * p.amplitude);
     }
 }
 
@@ -57,7 +57,8 @@ __device__ static inline float2 step_stream_at(const step_problem &p, const step
         int token = p.token[r];
         /* A row that goes on from no token has one all the same; nobody wants what it makes. */
         if (token < 0)
-            token = max(step_ranked(__ldcg(p.picked + (1 - p.turn) * STEP_ROWS + (-1 - token))), 0);
+            token =
+                max(step_ranked(__ldcg(p.sampled + (1 - p.buffer) * STEP_ROWS + (-1 - token))), 0);
         long long from = (long long)token * p.width + i;
         float2 v = make_float2(step_load(p.table, p.table_is_bf16, from),
                                step_load(p.table, p.table_is_bf16, from + 1));
@@ -86,9 +87,9 @@ __device__ static void step_make_stream(const step_problem &p, const step_phase 
                                         const step_memory &m) {
     int i = 2 * m.thread, warp = m.thread / 32;
     bool there = i < p.width;
-    if (f.kind == STEP_EMBED && p.turned) step_make_turns(p);
+    if (f.kind == STEP_EMBED && p.rotated) step_make_rotations(p);
     if (f.kind == STEP_EMBED && blockIdx.x == 0 && m.thread < STEP_ROWS)
-        p.picked[p.turn * STEP_ROWS + m.thread] = 0;
+        p.sampled[p.buffer * STEP_ROWS + m.thread] = 0;
     for (int r = (int)blockIdx.x; r < p.rows; r += (int)gridDim.x) {
         float2 v = there ? step_stream_at(p, f, r, i) : make_float2(0, 0);
         if (there && p.flagged) {
@@ -126,7 +127,7 @@ __device__ static void step_tell(const step_problem &p, unsigned arrived, int *l
     __syncthreads();
     if (!*last) return;
     if ((int)threadIdx.x < p.rows)
-        p.told[threadIdx.x] = step_ranked(__ldcg(p.picked + p.turn * STEP_ROWS + threadIdx.x));
+        p.told[threadIdx.x] = step_ranked(__ldcg(p.sampled + p.buffer * STEP_ROWS + threadIdx.x));
     step_fence_host();
     __syncthreads();
     if (threadIdx.x == 0) *p.told_step = p.step;
@@ -158,7 +159,7 @@ __device__ static void step_make_ready(const step_problem &p, char *memory, step
     m.lines = (float2 *)(m.sums + shape::SUMS / 4);
     m.best = (unsigned long long *)(m.lines + shape::LINES / 8);
     m.full = m.best + STEP_ROWS;
-    m.turns = 0;
+    m.parities = 0;
     m.latest = 0;
     m.stream_flag = m.hidden_flag = 0;
     m.pages = (int *)(m.full + 2);
@@ -187,8 +188,8 @@ __device__ __host__ static inline int step_behind(const step_problem &p, const s
 }
 
 /* Which numbers with flags are the newest behind a phase. */
-__device__ static inline void step_turn_flags(const step_problem &p, const step_phase &f,
-                                              step_memory &m) {
+__device__ static inline void step_advance_flags(const step_problem &p, const step_phase &f,
+                                                 step_memory &m) {
     if (f.kind == STEP_EMBED || (f.kind == STEP_PRODUCT && f.target == STEP_TO_SUMS)) {
         m.latest = 1 - m.latest;
         m.stream_flag = p.flags + (unsigned)m.phase;
@@ -238,7 +239,7 @@ __device__ static void step_run_phases(const step_problem &p, char *memory) {
         else
             step_join(p);
         step_note(p, STEP_MARKS * i + STEP_MARKS - 1);
-        step_turn_flags(p, f, m);
+        step_advance_flags(p, f, m);
         /* The next one's place: this one's, where one is left out. */
         if (next % 2 == i % 2) __syncthreads();
         if (threadIdx.x < STEP_PHASE_WORDS)

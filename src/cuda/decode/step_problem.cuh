@@ -60,10 +60,10 @@ struct step_problem {
     int width, hidden, heads, kv_heads, group, dqk, dv, vocab;
     int dqk_bits, dv_bits; /* dqk and dv are powers of two */
     float share;           /* of a column in a row's mean */
-    bool gaussian, rms, turned, gated, table_is_bf16, place_is_bf16;
+    bool gaussian, rms, rotated, gated, table_is_bf16, place_is_bf16;
     float eps;
     const void *table, *place; /* [vocab, width]; [positions, width] or NULL */
-    int token[STEP_ROWS];      /* -1 - i: the one that was picked in row i of the step
+    int token[STEP_ROWS];      /* -1 - i: the one that was sampled in row i of the step
                            before */
     int position[STEP_ROWS], slot[STEP_ROWS];
     int settled[STEP_ROWS]; /* of the row's sequence: this step writes none of the keys before it */
@@ -74,23 +74,23 @@ struct step_problem {
     int table_pages, context, runs;   /* runs: most of a row at all */
     long long key_bytes, value_bytes; /* of a page */
     long long numbers;                /* where the keys' numbers begin in a page */
-    const double *rates;              /* [dqk / 2]: by which pairs turn, and how far */
+    const double *rates;              /* [dqk / 2]: by which pairs rotate, and how far */
     float amplitude;
-    float2 *turns;          /* [ROWS, dqk / 2]: cosines and sines of this step */
+    float2 *rotations;      /* [ROWS, dqk / 2]: cosines and sines of this step */
     float *stream;          /* [ROWS, width] */
     float *sums;            /* [SPLITS, ROWS, width]: what is added to the stream */
     unsigned short *normed; /* [ROWS, width], as step_row_at says; so `found` and `between` */
     unsigned long long *stream_flags; /* [2, FLAGGED, width]: a float and its flag */
     unsigned long long *hidden_flags; /* [FLAGGED, hidden / 2]: two bf16 and their flag */
     unsigned short *query, *found,
-        *between;               /* [ROWS, heads · dqk], [.., heads · dv], [.., hidden] */
-    float *parts;               /* [ROWS, heads, runs, dv + LINE] */
-    float *logits;              /* [ROWS, vocab] */
-    unsigned long long *picked; /* [2, ROWS] */
-    int turn;                   /* which of the two this step writes */
+        *between;                /* [ROWS, heads · dqk], [.., heads · dv], [.., hidden] */
+    float *parts;                /* [ROWS, heads, runs, dv + LINE] */
+    float *logits;               /* [ROWS, vocab] */
+    unsigned long long *sampled; /* [2, ROWS] */
+    int buffer;                  /* which of the two this step writes */
     unsigned *barrier;
     unsigned arrived; /* blocks at the barrier before this launch */
-    /* The host's memory: what was picked, and which step that was. */
+    /* The host's memory: what was sampled, and which step that was. */
     volatile int *told;
     volatile unsigned *told_step;
     unsigned step;

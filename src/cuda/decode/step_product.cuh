@@ -21,7 +21,7 @@ struct step_memory {
     float2 *lines;            /* of attention by spans, [warp, 16] */
     unsigned long long *best; /* [ROWS] */
     unsigned long long *full; /* [2]: barriers of the two stages of inputs */
-    unsigned turns;           /* bit i: which turn of stage i is waited for */
+    unsigned parities;        /* bit i: of the phase of stage i that is waited for */
     int *pages;               /* [ROWS]: that of the row's position */
     const float *bias;        /* of the block's next columns */
     step_phase *phases;       /* [2]: phase i is in place i % 2 */
@@ -103,7 +103,7 @@ __device__ static void step_copy_rows(const step_problem &p, const step_phase &f
 }
 
 /* Stage `stage` of the inputs from column `first` on, where a stage begins, to the half of the panel
- * that is its turn: lanes of the first warp ask for some rows each. Each block begins with others, so
+ * that is its own: lanes of the first warp ask for some rows each. Each block begins with others, so
  * that not all ask for the same ones at a time. */
 template <int MT>
 __device__ static inline void step_ask_stage(const step_problem &p, const step_phase &f, int first,
@@ -125,8 +125,8 @@ __device__ static inline void step_ask_stage(const step_problem &p, const step_p
 }
 
 __device__ static inline void step_await_stage(step_memory &m, int half) {
-    step_bulk_wait(m.full + half, m.turns >> half & 1);
-    m.turns ^= 1u << half;
+    step_bulk_wait(m.full + half, m.parities >> half & 1);
+    m.parities ^= 1u << half;
 }
 
 /* What attention found, where its runs are few and each block joins them for
@@ -141,13 +141,13 @@ __device__ static void step_join_rows(const step_problem &p, int first, int colu
     }
 }
 
-/* Column n of queries or keys, one of a pair that turns, with its place in the head. */
-__device__ static inline float step_turn_head(const step_problem &p, int r, int &n, float v,
-                                              float other) {
+/* Column n of queries or keys, one of a pair that is rotated, with its place in the head. */
+__device__ static inline float step_rotate_head(const step_problem &p, int r, int &n, float v,
+                                                float other) {
     int half = p.dqk / 2, at = n & (p.dqk - 1);
-    float2 turn = __ldcg(p.turns + r * half + at / 2);
+    float2 by = __ldcg(p.rotations + r * half + at / 2);
     n += at / 2 + at % 2 * half - at;
-    return at % 2 ? v * turn.x + other * turn.y : v * turn.x - other * turn.y;
+    return at % 2 ? v * by.x + other * by.y : v * by.x - other * by.y;
 }
 
 /* Column n of queries, keys and values beside each other. */
@@ -155,7 +155,7 @@ __device__ static inline void step_put_head(const step_problem &p, const step_ph
                                             const int *pages, int r, int n, float v, float other) {
     int queries = p.heads * p.dqk, keys = p.kv_heads * p.dqk;
     if (p.gaussian && n < queries + keys && n & p.dqk / 2) v = step_softplus(v);
-    if (p.turned && n < queries + keys) v = step_turn_head(p, r, n, v, other);
+    if (p.rotated && n < queries + keys) v = step_rotate_head(p, r, n, v, other);
     if (n < queries) {
         p.query[(long long)r * queries + n] = step_narrow(v);
         return;
@@ -169,7 +169,7 @@ __device__ static inline void step_put_head(const step_problem &p, const step_ph
 
 /* Whether columns belong together in pairs. */
 __device__ static inline bool step_pairs(const step_problem &p, const step_phase &f) {
-    return f.target == STEP_TO_HEADS ? p.turned : f.target == STEP_TO_HIDDEN && p.gated;
+    return f.target == STEP_TO_HEADS ? p.rotated : f.target == STEP_TO_HIDDEN && p.gated;
 }
 
 /* `other`: the other one of a pair. */

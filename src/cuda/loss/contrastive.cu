@@ -96,7 +96,7 @@ __device__ static inline void fill_rows(float (&to)[TILE][PITCH], const float *f
     }
 }
 
-/* The same turned about: TILE columns of CHUNK rows. */
+/* The same transposed: TILE columns of CHUNK rows. */
 __device__ static inline void fill_columns(float (&to)[TILE][PITCH], const float *from, int64_t row,
                                            int64_t rows, int64_t column, int64_t width) {
 #pragma unroll

@@ -69,7 +69,7 @@ __device__ static inline void load_four(uint32_t (&r)[4], const bf16 *at) {
                  : "memory");
 }
 
-__device__ static inline void load_four_turned(uint32_t (&r)[4], const bf16 *at) {
+__device__ static inline void load_four_transposed(uint32_t (&r)[4], const bf16 *at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_at(at))
@@ -223,7 +223,7 @@ __device__ static inline void make_columns(const contrast_rows &k, const block_m
         uint32_t a[2][4], b[4];
         load_four(a[0], left + j);
         load_four(a[1], left + 16 * v_pitch + j);
-        load_four_turned(b, right + j * pitch);
+        load_four_transposed(b, right + j * pitch);
 #pragma unroll
         for (int t = 0; t < 2; t++) {
             multiply(c[t][0], a[t], b[0], b[1]);

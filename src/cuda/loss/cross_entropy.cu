@@ -47,7 +47,7 @@ static __global__ void join_losses(int64_t rows, entropy_rows k, double z, float
     double ce = 0, squares = 0;
     for (int64_t i = threadIdx.x; i < rows; i += JOIN_THREADS) {
         double lse = k.lse[i];
-        if (k.targets[i] >= 0 && k.targets[i] < k.words) ce += lse - (double)k.picked[i];
+        if (k.targets[i] >= 0 && k.targets[i] < k.words) ce += lse - (double)k.target_logit[i];
         squares += lse * lse;
     }
     ce = block_sum_double(ce, shared);
@@ -66,7 +66,7 @@ static weft_status explain_target(weft_exec *x, const weft_node *n, int64_t plac
                      (long long)n->in[WEFT_CE_W]->shape[0]);
 }
 
-/* The sizes of a node, and its workspace: the count, the picked logits, the logits of a part, dw
+/* The sizes of a node, and its workspace: the count, the targets' logits, the logits of a part, dw
  * where its sums need a place of their own, what the products need. */
 struct entropy_layout {
     int64_t rows, words, width, ld, step;
@@ -74,7 +74,7 @@ struct entropy_layout {
     bool dx, dw;           /* wanted */
     bool own_dw;           /* dw is bf16 and there are several parts: summed in f32 first */
     bool dw_bf16, dx_bf16; /* types of the products' results */
-    int64_t picked, logits, sums, products, bytes;
+    int64_t target_logit, logits, sums, products, bytes;
 };
 
 static cuda_gemm_matrix matrix_at(const void *data, int64_t at, int64_t ld, bool is_bf16) {
@@ -160,8 +160,8 @@ static entropy_layout lay_out_entropy(const weft_node *n, const weft_tensor *dx,
     k.dx_bf16 = dx && dx->dtype == WEFT_BF16;
     k.own_dw = dw && dw->dtype == WEFT_BF16 && k.step < k.rows;
     k.dw_bf16 = dw && dw->dtype == WEFT_BF16 && !k.own_dw;
-    k.picked = align_bytes(sizeof(int32_t));
-    k.logits = k.picked + align_bytes(k.rows * (int64_t)sizeof(float));
+    k.target_logit = align_bytes(sizeof(int32_t));
+    k.logits = k.target_logit + align_bytes(k.rows * (int64_t)sizeof(float));
     k.sums = k.logits + align_bytes(k.step * k.ld * (k.is_bf16 ? 2 : 4));
     k.products = k.sums;
     if (k.own_dw) k.products += align_bytes(k.words * k.width * (int64_t)sizeof(float));
@@ -206,7 +206,7 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_l
     rows.words = k.words;
     rows.ld = k.ld;
     rows.targets = data_of<int32_t>(x, n->in[WEFT_CE_TARGETS]);
-    rows.picked = (float *)(work + k.picked);
+    rows.target_logit = (float *)(work + k.target_logit);
     rows.gradients = k.dx || k.dw;
     rows.upstream.count = (int32_t *)work;
     rows.upstream.given = data_of<float>(x, count);

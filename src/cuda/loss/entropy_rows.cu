@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2) entropy_held(entropy_ro
     bool counts = target >= 0 && target < k.words;
     hold_packs(l, held, first, half < packs ? half : packs);
     hold_packs(l, held, first + half, packs);
-    if (threadIdx.x == 0 && !known) k.picked[row] = counts ? to_float(l[target]) : 0.0f;
+    if (threadIdx.x == 0 && !known) k.target_logit[row] = counts ? to_float(l[target]) : 0.0f;
     top_sum own = {-INFINITY, 0};
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     for (int i = first; i < packs; i += ROW_THREADS) {
@@ -218,7 +218,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows 
     if (known) {
         lse = k.lse[row];
     } else {
-        if (threadIdx.x == 0) k.picked[row] = counts ? load_any(k.l, at + target) : 0.0f;
+        if (threadIdx.x == 0) k.target_logit[row] = counts ? load_any(k.l, at + target) : 0.0f;
         lse = measure_row(k, at, shared);
         if (threadIdx.x == 0) k.lse[row] = lse;
     }

@@ -17,10 +17,10 @@ struct entropy_upstream {
 struct entropy_rows {
     int64_t first, words, ld;
     const int32_t *targets;
-    any_tensor l;   /* [rows, ld] of the part */
-    float *lse;     /* [N] */
-    float *picked;  /* [N]: the target's logit */
-    bool gradients; /* l becomes its gradient */
+    any_tensor l;        /* [rows, ld] of the part */
+    float *lse;          /* [N] */
+    float *target_logit; /* [N]: the target's logit */
+    bool gradients;      /* l becomes its gradient */
     entropy_upstream upstream;
 };
 

@@ -86,14 +86,14 @@ template <int PACKS, int SUMS>
 __device__ static inline void join_warps(const norm_args &a, const column_sums (&own)[PACKS]) {
     __shared__ float sums[SUMS][PACKS * 32 * VECTOR];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int turn = 0; turn < BACK_WARPS; turn++) {
-        if (turn == warp)
+    for (int round = 0; round < BACK_WARPS; round++) {
+        if (round == warp)
 #pragma unroll
             for (int i = 0; i < SUMS * PACKS * VECTOR; i++) {
                 int which = i / (PACKS * VECTOR), in = i % (PACKS * VECTOR);
                 int at = in * 32 + lane; /* lanes beside each other: no conflicts */
                 sums[which][at] =
-                    (turn ? sums[which][at] : 0.0f) + own[in / VECTOR].all[which][in % VECTOR];
+                    (round ? sums[which][at] : 0.0f) + own[in / VECTOR].all[which][in % VECTOR];
             }
         __syncthreads();
     }
@@ -141,11 +141,11 @@ static __global__ void __launch_bounds__(THREADS) norm_rows_back(norm_args a) {
     __shared__ float shared[2][2 * BACK_ROWS * THREADS / 32];
     int64_t first = (int64_t)blockIdx.x * a.range, end = min_i64(first + a.range, a.rows);
     int64_t column = threadIdx.x * VECTOR;
-    int n = pack_length(a.width, column), turn = 0;
+    int n = pack_length(a.width, column), buffer = 0;
     float w[VECTOR];
     column_sums own = {};
     load_pack(a.w, column, n, w);
-    for (; first < end; first += BACK_ROWS, turn ^= 1) {
+    for (; first < end; first += BACK_ROWS, buffer ^= 1) {
         pack p_dy[BACK_ROWS], p_s[BACK_ROWS], p_ds[BACK_ROWS];
         float sums[2 * BACK_ROWS], mean[BACK_ROWS];
 #pragma unroll
@@ -165,7 +165,7 @@ static __global__ void __launch_bounds__(THREADS) norm_rows_back(norm_args a) {
             sums[2 * i] = sums[2 * i + 1] = 0;
             back_sums(dy, s, w, mean[i], sums[2 * i], sums[2 * i + 1]);
         }
-        sum_over_block(sums, shared[turn]);
+        sum_over_block(sums, shared[buffer]);
 #pragma unroll
         for (int i = 0; i < BACK_ROWS; i++) {
             if (first + i >= end) break;

@@ -25,9 +25,9 @@ enum {
     NORM_CHUNK = NORM_AHEAD * VECTOR * PACK_THREADS,
     NORM_TENSORS = 160, /* of a launch */
     QUAD = 4,           /* elements of a word of f32 */
-    AHEAD = 2,          /* quads that a thread reads ahead: a turn of its block */
-    TURN = AHEAD * QUAD * PACK_THREADS,
-    ADAM_CHUNK = 4 * TURN,
+    AHEAD = 2,          /* quads that a thread reads ahead: a round of its block */
+    ROUND = AHEAD * QUAD * PACK_THREADS,
+    ADAM_CHUNK = 4 * ROUND,
     ADAM_BLOCKS = 4, /* of a multiprocessor at a time */
     ADAM_SLOTS = 160,
     JOIN_THREADS = 1024
@@ -81,10 +81,10 @@ __device__ static inline void add_word(const bf16 *, unsigned word, square_sum &
 /* The chunk of which all is there. */
 template <typename T> __device__ static inline double sum_whole_chunk(const T *x) {
     const uint4 *words = (const uint4 *)x;
-    constexpr int turns = (int)sizeof(T) * VECTOR / (int)sizeof(uint4);
+    constexpr int rounds = (int)sizeof(T) * VECTOR / (int)sizeof(uint4);
     square_sum s = {};
 #pragma unroll 1
-    for (int turn = 0; turn < turns; turn++, words += NORM_AHEAD * PACK_THREADS) {
+    for (int round = 0; round < rounds; round++, words += NORM_AHEAD * PACK_THREADS) {
         uint4 ahead[NORM_AHEAD];
 #pragma unroll
         for (int i = 0; i < NORM_AHEAD; i++)
@@ -311,15 +311,15 @@ __device__ static inline int update_quad(const adam_factors &f, adam_quad &q) {
     return cuts;
 }
 
-/* `turns` · TURN elements of a slot from `at` on; G: the gradient's type. */
+/* `rounds` · ROUND elements of a slot from `at` on; G: the gradient's type. */
 template <typename G, bool WITH_MAX, bool GIVEN>
-__device__ static inline int update_turns(const adam_slot &s, const adam_factors &f, int64_t at,
-                                          int turns) {
+__device__ static inline int update_rounds(const adam_slot &s, const adam_factors &f, int64_t at,
+                                           int rounds) {
     const G *g = (const G *)s.g.data;
     int cuts = 0;
     at += threadIdx.x * QUAD;
 #pragma unroll 1
-    for (; turns > 0; turns--, at += TURN) {
+    for (; rounds > 0; rounds--, at += ROUND) {
         adam_quad q[AHEAD];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -351,7 +351,7 @@ __device__ static inline int update_turns(const adam_slot &s, const adam_factors
     return cuts;
 }
 
-/* Elements from `at` to before `end`, one by one: those behind a tensor's last turn. */
+/* Elements from `at` to before `end`, one by one: those behind a tensor's last round. */
 __device__ static inline int update_rest(const adam_slot &s, const adam_factors &f, int64_t at,
                                          int64_t end) {
     int cuts = 0;
@@ -372,23 +372,23 @@ __device__ static inline int update_rest(const adam_slot &s, const adam_factors 
 }
 
 template <typename G, bool WITH_MAX>
-__device__ static inline int update_turns(const adam_slot &s, const adam_factors &f, int64_t at,
-                                          int turns) {
-    return s.given ? update_turns<G, WITH_MAX, true>(s, f, at, turns)
-                   : update_turns<G, WITH_MAX, false>(s, f, at, turns);
+__device__ static inline int update_rounds(const adam_slot &s, const adam_factors &f, int64_t at,
+                                           int rounds) {
+    return s.given ? update_rounds<G, WITH_MAX, true>(s, f, at, rounds)
+                   : update_rounds<G, WITH_MAX, false>(s, f, at, rounds);
 }
 
 __device__ static inline int update_slot_chunk(const adam_slot &s, const adam_factors &f,
                                                int64_t at) {
     int64_t end = min_i64(at + ADAM_CHUNK, s.count);
-    int turns = s.g.data ? (int)(end - at) / TURN : 0, cuts;
+    int rounds = s.g.data ? (int)(end - at) / ROUND : 0, cuts;
     if (s.v_max)
-        cuts = s.g.is_bf16 ? update_turns<bf16, true>(s, f, at, turns)
-                           : update_turns<float, true>(s, f, at, turns);
+        cuts = s.g.is_bf16 ? update_rounds<bf16, true>(s, f, at, rounds)
+                           : update_rounds<float, true>(s, f, at, rounds);
     else
-        cuts = s.g.is_bf16 ? update_turns<bf16, false>(s, f, at, turns)
-                           : update_turns<float, false>(s, f, at, turns);
-    return cuts + update_rest(s, f, at + turns * TURN, end);
+        cuts = s.g.is_bf16 ? update_rounds<bf16, false>(s, f, at, rounds)
+                           : update_rounds<float, false>(s, f, at, rounds);
+    return cuts + update_rest(s, f, at + rounds * ROUND, end);
 }
 
 /* cuts[block]: what spike clipping cut in its chunk. */

@@ -8,7 +8,7 @@
  * each with loads of 16 bytes straight to registers, and their sums are added in one order, the same
  * in blocks of either width. Which of a step's numbers meet in an instruction is free as long as a and
  * b agree: a lane multiplies the eight that it loaded beside each other. Where b lies as [k, n] the
- * lanes turn 8 × 8 numbers about. Products of one a may be one launch. f32, mixed types and rows
+ * lanes transpose 8 × 8 numbers. Products of one a may be one launch. f32, mixed types and rows
  * that start anywhere take plain kernels, eight rows at a time.
  *
  * In generation b does not change: it is requested before the kernel ahead has ended.
@@ -96,10 +96,10 @@ __device__ static inline few_words few_fetch(const bf16 *p, bool there) {
 }
 
 /* A lane has two neighbours of row lane/4 of 8 × 8 numbers, and gets two of column lane/4. */
-__device__ static inline unsigned few_turn(unsigned word) {
-    unsigned turned;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(word));
-    return turned;
+__device__ static inline unsigned few_transpose(unsigned word) {
+    unsigned transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(word));
+    return transposed;
 }
 
 __device__ static inline void few_multiply(float (&c)[4], const few_words &a, const few_words &low,
@@ -174,7 +174,7 @@ __device__ static inline void few_multiply_step(few_step<HALVES, TILES> &s,
         if (!TB)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                s.b[tile][i] = few_turn(s.b[tile][i]);
+                s.b[tile][i] = few_transpose(s.b[tile][i]);
 #pragma unroll
         for (int step = 0; step < 2; step++)
 #pragma unroll

@@ -1,6 +1,6 @@
 /* Products with a fused epilogue, on Hopper's tensor cores (gemm_fused.cuh).
  *
- * There is a block for each multiprocessor, and each takes tiles of 256 × 128 in turn. The kernel is
+ * There is a block for each multiprocessor, and each takes tiles of 256 × 128 one by one. The kernel is
  * warp-specialized:
  *
  *   consumers   two warpgroups, 128 rows each, multiply by wgmma: sums in registers. When a tile is done
@@ -50,7 +50,7 @@ __device__ static inline void produce_all(const tile_problem &p, uint32_t memory
                 uint32_t full = memory + AT_FULL + 8 * at.stage;
                 uint32_t to = memory + AT_STAGES + at.stage * STAGE_BYTES + offset;
                 int x = of_b && !TB ? across : k * DEPTH, y = of_b && !TB ? k * DEPTH : across;
-                wait_phase(memory + AT_EMPTY + 8 * at.stage, at.turn + 1);
+                wait_phase(memory + AT_EMPTY + 8 * at.stage, at.phase + 1);
                 arrive_expect_tx(full, bytes);
                 if (pair && !of_b)
                     tma_multicast_2d(to, map, x, y, full);
@@ -98,7 +98,7 @@ __device__ static inline void multiply_tile(const tile_problem &p, float (&c)[2]
     for (int s = 0; s < p.segments; s++) {
         for (int k = 0; k < p.blocks[s]; k++) {
             uint32_t stage = memory + AT_STAGES + at.stage * STAGE_BYTES;
-            wait_phase(memory + AT_FULL + 8 * at.stage, at.turn);
+            wait_phase(memory + AT_FULL + 8 * at.stage, at.phase);
             stage &= DESCRIBED;
             multiply_stage<TB>(c, stage + (uint32_t)half * (A_BYTES / 2), stage + A_BYTES, add);
             if (add) {
@@ -157,18 +157,18 @@ __device__ static inline void consume_all(const tile_problem &p, char *start, ui
     int half = (int)threadIdx.x / 128, thread = (int)threadIdx.x % 128;
     float *bias = (float *)(start + AT_BIAS) + half * 2 * TILE_COLUMNS;
     pipeline_state<STAGES> at = {0, 0};
-    uint32_t turn = 0;
-    for (int t = first; t < p.tiles; t += step, turn++) {
+    uint32_t phase = 0;
+    for (int t = first; t < p.tiles; t += step, phase++) {
         float c[2][16][4];
         int column = find_tile(p, t).column + thread;
-        float *added = bias + (turn & 1) * TILE_COLUMNS, value = 0;
+        float *added = bias + (phase & 1) * TILE_COLUMNS, value = 0;
         if (p.bias.data && column < p.n) value = load_any(p.bias, column);
         multiply_tile<TB>(p, c, memory, half, at);
         if (p.bias.data || p.factor != 1.0f) {
             added[thread] = value;
             sync_threads(1 + half, 128);
         }
-        wait_phase(memory + AT_TAKEN + 8 * (uint32_t)half, turn + 1);
+        wait_phase(memory + AT_TAKEN + 8 * (uint32_t)half, phase + 1);
         wait_products<0>();
         settle(c[0]);
         settle(c[1]);

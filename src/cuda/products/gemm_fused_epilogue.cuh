@@ -33,7 +33,7 @@ enum {
 enum {
     AT_STAGES = 0,
     AT_TILE = AT_STAGES + STAGES * STAGE_BYTES,
-    AT_BIAS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [2 halves][2 turns][128] */
+    AT_BIAS = AT_TILE + TILE_ROWS * TILE_COLUMNS * 2, /* [2 halves][2 phases][128] */
     AT_PARTS = AT_BIAS + 4 * TILE_COLUMNS * 4,        /* [16][128] */
     AT_FULL = AT_PARTS + FINISHERS * VECTOR * 4,
     AT_EMPTY = AT_FULL + 8 * STAGES,
@@ -161,7 +161,7 @@ __device__ static inline void add_parts(const tile_problem &p, tile_corner tile,
 /* A tile's work: a thread has the same eight columns of all its rows. WHOLE: all of it is inside. */
 template <int EPILOGUE, bool WHOLE>
 __device__ static inline void finish_tile(const tile_problem &p, tile_corner tile, uint32_t memory,
-                                          float *parts, uint32_t turn) {
+                                          float *parts, uint32_t phase) {
     constexpr bool PAIR = EPILOGUE == FUSED_SILU_MUL;
     constexpr int PIECES = PAIR ? 8 : 16, ROWS = FINISHERS / PIECES, BATCH = AHEAD * ROWS;
     constexpr int INPUTS = PAIR ? 0 : EPILOGUE == FUSED_SILU_MUL_BACK ? 2 : 1;
@@ -183,7 +183,7 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
         int64_t to = at;
         in0 = next0;
         in1 = next1;
-        if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, turn);
+        if (first % HALF_ROWS == 0) wait_phase(memory + AT_MADE + 8 * half, phase);
         at += AHEAD * step;
         if (first + BATCH < TILE_ROWS) load(first + BATCH);
         uint4 c[AHEAD], other[AHEAD];
@@ -212,35 +212,35 @@ __device__ static inline void finish_tile(const tile_problem &p, tile_corner til
 
 template <int EPILOGUE>
 __device__ static inline void finish_some(const tile_problem &p, tile_corner tile, uint32_t memory,
-                                          float *parts, uint32_t turn) {
+                                          float *parts, uint32_t phase) {
     int width = EPILOGUE == FUSED_SILU_MUL ? HALF_COLUMNS : TILE_COLUMNS;
     if (tile.row + TILE_ROWS <= p.m && tile.column + width <= p.n)
-        finish_tile<EPILOGUE, true>(p, tile, memory, parts, turn);
+        finish_tile<EPILOGUE, true>(p, tile, memory, parts, phase);
     else
-        finish_tile<EPILOGUE, false>(p, tile, memory, parts, turn);
+        finish_tile<EPILOGUE, false>(p, tile, memory, parts, phase);
 }
 
 __device__ static inline void finish_all(const tile_problem &p, char *start, uint32_t memory,
                                          int first, int step) {
     float *parts = (float *)(start + AT_PARTS);
-    uint32_t turn = 0;
-    for (int t = first; t < p.tiles; t += step, turn++) {
+    uint32_t phase = 0;
+    for (int t = first; t < p.tiles; t += step, phase++) {
         tile_corner tile = find_tile(p, t);
         switch (p.epilogue) {
         case FUSED_PLAIN:
-            finish_some<FUSED_PLAIN>(p, tile, memory, parts, turn);
+            finish_some<FUSED_PLAIN>(p, tile, memory, parts, phase);
             break;
         case FUSED_GELU:
-            finish_some<FUSED_GELU>(p, tile, memory, parts, turn);
+            finish_some<FUSED_GELU>(p, tile, memory, parts, phase);
             break;
         case FUSED_GELU_BACK:
-            finish_some<FUSED_GELU_BACK>(p, tile, memory, parts, turn);
+            finish_some<FUSED_GELU_BACK>(p, tile, memory, parts, phase);
             break;
         case FUSED_SILU_MUL:
-            finish_some<FUSED_SILU_MUL>(p, tile, memory, parts, turn);
+            finish_some<FUSED_SILU_MUL>(p, tile, memory, parts, phase);
             break;
         case FUSED_SILU_MUL_BACK:
-            finish_some<FUSED_SILU_MUL_BACK>(p, tile, memory, parts, turn);
+            finish_some<FUSED_SILU_MUL_BACK>(p, tile, memory, parts, phase);
             break;
         }
     }

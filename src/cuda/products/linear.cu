@@ -15,7 +15,7 @@ extern "C" {
 #include "ops/linear.h"
 }
 
-enum { TURN_ROWS = 8 /* of a square that a block has threads for */ };
+enum { TRANSPOSE_ROWS = 8 /* of a square that a block has threads for */ };
 
 /* For estimates: shares of what the tensor cores and the memory could do at most, as they were found
  * with the products of GPT-2's sizes. The library's products; bytes of its products of short sums, of
@@ -133,7 +133,7 @@ static int count_bits(unsigned set) {
 }
 
 /* Our own kernel takes b of all products [k, n], or of all [n, k]: as that of the longest sums lies.
- * The others' are turned into the workspace first, behind the columns' sums. */
+ * The others' are transposed into the workspace first, behind the columns' sums. */
 static bool layout_of(const weft_node *n, unsigned set) {
     int64_t most = 0;
     bool tb = false;
@@ -146,13 +146,13 @@ static bool layout_of(const weft_node *n, unsigned set) {
     return tb;
 }
 
-/* Products of `set` whose b is turned. */
-static unsigned turned_of(const weft_node *n, unsigned set) {
-    unsigned turned = 0;
+/* Products of `set` whose b is transposed. */
+static unsigned transposed_of(const weft_node *n, unsigned set) {
+    unsigned transposed = 0;
     for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++)
         if (set >> i & 1 && weft_matmul_pair_of(n, i).attr.tb != layout_of(n, set))
-            turned |= 1u << i;
-    return turned;
+            transposed |= 1u << i;
+    return transposed;
 }
 
 static int64_t sums_bytes(const weft_node *n) {
@@ -162,12 +162,13 @@ static int64_t sums_bytes(const weft_node *n) {
     return align_bytes(fused_bands(rows) * columns * (int64_t)sizeof(float));
 }
 
-/* Bytes before the turned b of product i; of all that our own kernel needs: i past the last. */
-static int64_t turned_at(const weft_node *n, unsigned set, int i) {
+/* Bytes before the transposed b of product i; of all that our own kernel needs: i past the last. */
+static int64_t transposed_at(const weft_node *n, unsigned set, int i) {
     int64_t bytes = sums_bytes(n);
-    unsigned turned = turned_of(n, set);
+    unsigned transposed = transposed_of(n, set);
     for (int k = 0; k < i; k++)
-        if (turned >> k & 1) bytes += align_bytes(weft_tensor_bytes(weft_matmul_pair_of(n, k).b));
+        if (transposed >> k & 1)
+            bytes += align_bytes(weft_tensor_bytes(weft_matmul_pair_of(n, k).b));
     return bytes;
 }
 
@@ -183,7 +184,7 @@ static fused_product describe_fused(const weft_exec *x, const weft_node *n, unsi
         if (!(set >> i & 1)) continue;
         bool tb = layout_of(n, set);
         void *b = place_of(x, p.b);
-        if (x && tb != p.attr.tb) b = workspace_of<char>(x, n) + turned_at(n, set, i);
+        if (x && tb != p.attr.tb) b = workspace_of<char>(x, n) + transposed_at(n, set, i);
         t.segment[t.segments++] = fused_segment{(const bf16 *)place_of(x, p.a),
                                                 (const bf16 *)b,
                                                 s.k,
@@ -235,7 +236,7 @@ static double estimate_way(const weft_node *n, unsigned set, fused_epilogue epil
         }
     }
     double behind = result * (FUSED_RESULT[epilogue] + (added ? FUSED_ADDEND : 0)) / clocks();
-    double launches = 1 + 2 * count_bits(turned_of(n, set));
+    double launches = 1 + 2 * count_bits(transposed_of(n, set));
     if (set)
         return seconds + launches * LAUNCH +
                larger(flops / (FUSED_SHARE * TENSOR_OPERATIONS * clocks()), behind);
@@ -262,33 +263,33 @@ static unsigned choose_fused(const weft_node *n) {
 }
 
 /* to [columns, rows] = from [rows, columns], by squares of 32. */
-static __global__ void turn_matrix(int64_t rows, int64_t columns, const bf16 *from, bf16 *to) {
+static __global__ void transpose_matrix(int64_t rows, int64_t columns, const bf16 *from, bf16 *to) {
     __shared__ bf16 square[32][33];
     int64_t row = (int64_t)blockIdx.y * 32, column = (int64_t)blockIdx.x * 32;
-    for (int i = threadIdx.y; i < 32; i += TURN_ROWS)
+    for (int i = threadIdx.y; i < 32; i += TRANSPOSE_ROWS)
         if (row + i < rows && column + threadIdx.x < columns)
             square[i][threadIdx.x] = from[(row + i) * columns + column + threadIdx.x];
     __syncthreads();
-    for (int i = threadIdx.y; i < 32; i += TURN_ROWS)
+    for (int i = threadIdx.y; i < 32; i += TRANSPOSE_ROWS)
         if (column + i < columns && row + threadIdx.x < rows)
             to[(column + i) * rows + row + threadIdx.x] = square[threadIdx.x][i];
 }
 
-static void turn_factors(weft_exec *x, const weft_node *n, unsigned set) {
-    unsigned turned = turned_of(n, set);
+static void transpose_factors(weft_exec *x, const weft_node *n, unsigned set) {
+    unsigned transposed = transposed_of(n, set);
     for (int i = 0; i <= ATTR(n, weft_matmul_attr)->more; i++) {
-        if (!(turned >> i & 1)) continue;
+        if (!(transposed >> i & 1)) continue;
         const weft_tensor *b = weft_matmul_pair_of(n, i).b;
         dim3 grid((unsigned)ceil_div(b->shape[1], 32), (unsigned)ceil_div(b->shape[0], 32));
-        turn_matrix<<<grid, dim3(32, TURN_ROWS), 0, stream_of(x)>>>(
+        transpose_matrix<<<grid, dim3(32, TRANSPOSE_ROWS), 0, stream_of(x)>>>(
             b->shape[0], b->shape[1], data_of<bf16>(x, b),
-            (bf16 *)(workspace_of<char>(x, n) + turned_at(n, set, i)));
+            (bf16 *)(workspace_of<char>(x, n) + transposed_at(n, set, i)));
     }
 }
 
 static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
     fused_product t = describe_fused(x, n, set);
-    turn_factors(x, n, set);
+    transpose_factors(x, n, set);
     WEFT_TRY(fused_run(x, &t));
     if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
     return launched(n);
@@ -350,7 +351,7 @@ static int64_t matmul_workspace(const weft_node *n, int) {
         bytes = max_i64(bytes, gemm_workspace(&p));
         first = false;
     }
-    if (set) return max_i64(bytes, turned_at(n, set, more + 1));
+    if (set) return max_i64(bytes, transposed_at(n, set, more + 1));
     if (!has_pass(n)) return bytes;
     column_pass pass = pass_behind(n);
     return max_i64(bytes, column_pass_bytes(&pass));

@@ -27,7 +27,7 @@ typedef struct {
     const bf16 *narrow, *wide;
     int64_t narrow_ld, wide_ld, rows, band;
     int m, n;
-    bool turned; /* the narrow one is b: what is summed is cᵀ */
+    bool transposed; /* the narrow one is b: what is summed is cᵀ */
 } slim_product;
 
 __device__ static inline float low_half(unsigned word) {
@@ -108,15 +108,15 @@ static __global__ void slim_add(slim_product p, int bands, float alpha, const fl
     at = (int)blockIdx.x * 32 + warp;
     sum = warp_sum(parts[lane][warp]);
     if (lane != 0 || at >= values) return;
-    int row = p.turned ? at % p.n : at / p.n, column = p.turned ? at / p.n : at % p.n;
+    int row = p.transposed ? at % p.n : at / p.n, column = p.transposed ? at / p.n : at % p.n;
     finish(0, row, column, alpha * sum);
 }
 
 /* False: the product is none of these. Follows from sizes, distances and types. */
 static inline bool slim_find(const cuda_gemm *p, slim_product *slim) {
-    bool turned = p->m > SLIM_NARROW;
-    const cuda_gemm_matrix *narrow = turned ? &p->b : &p->a, *wide = turned ? &p->a : &p->b;
-    int64_t m = turned ? p->n : p->m, n = turned ? p->m : p->n;
+    bool transposed = p->m > SLIM_NARROW;
+    const cuda_gemm_matrix *narrow = transposed ? &p->b : &p->a, *wide = transposed ? &p->a : &p->b;
+    int64_t m = transposed ? p->n : p->m, n = transposed ? p->m : p->n;
     if (!p->ta || p->tb || p->batch != 1 || p->k < SLIM_ROWS || !narrow->is_bf16 ||
         !wide->is_bf16 || m > SLIM_NARROW || n > SLIM_WIDE || m % 4 != 0 || n % 2 != 0 ||
         narrow->ld % 4 != 0 || wide->ld % 2 != 0)
@@ -129,7 +129,7 @@ static inline bool slim_find(const cuda_gemm *p, slim_product *slim) {
     slim->band = ceil_div(p->k, multiprocessors());
     slim->m = (int)m;
     slim->n = (int)n;
-    slim->turned = turned;
+    slim->transposed = transposed;
     return true;
 }
 

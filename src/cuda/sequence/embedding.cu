@@ -369,9 +369,9 @@ static token_order sort_tokens(weft_exec *x, const weft_node *n, const sort_layo
     unsigned tiles = (unsigned)at.tiles;
     token_order o = {data_of<int32_t>(x, n->in[1]), NULL, NULL, weft_tensor_count(n->in[1]),
                      ATTR(n, weft_embed_back_attr)->rows};
-    for (int shift = 0, turn = 0; shift == 0 || o.rows >> shift > 0; shift += 8, turn ^= 1) {
-        int32_t *keys = (int32_t *)(work + 2 * turn * at.list);
-        int32_t *tokens = (int32_t *)(work + (2 * turn + 1) * at.list);
+    for (int shift = 0, buffer = 0; shift == 0 || o.rows >> shift > 0; shift += 8, buffer ^= 1) {
+        int32_t *keys = (int32_t *)(work + 2 * buffer * at.list);
+        int32_t *tokens = (int32_t *)(work + (2 * buffer + 1) * at.list);
         count_digits<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, counts);
         place_digits<<<1, TILE, 0, stream_of(x)>>>(DIGITS * at.tiles, counts);
         move_tokens<<<tiles, TILE, 0, stream_of(x)>>>(o, shift, counts, keys, tokens);

@@ -104,7 +104,7 @@ __device__ static inline void multiply_share(uint32_t memory, uint32_t left, uin
     uint32_t before = 0;
     for (int step = 0; step < steps; step++) {
         uint32_t stage = memory + ring.stage * STAGE_BYTES;
-        wait_phase(memory + AT_FULL + 8 * ring.stage, ring.turn);
+        wait_phase(memory + AT_FULL + 8 * ring.stage, ring.phase);
         uint64_t a = describe_tile<DEPTH, SQUARE>(stage + left);
         uint64_t b = describe_tile<DEPTH, COLUMNS>(stage + right);
         begin_products();
@@ -146,7 +146,7 @@ __device__ static inline void sum_share(const moments_run &p, square_place at, u
     float *to =
         p.sums + (int64_t)share * p.batch * p.width + at.row * SQUARE + warp * PANEL + 2 * lane;
     for (int step = first; step < end; step++) {
-        wait_phase(memory + AT_FULL + 8 * ring.stage, ring.turn);
+        wait_phase(memory + AT_FULL + 8 * ring.stage, ring.phase);
         uint32_t panel = memory + ring.stage * STAGE_BYTES + (uint32_t)(warp * PANEL_BYTES);
 #pragma unroll 16
         for (int row = 0; row < DEPTH; row++) {
@@ -192,7 +192,7 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS, 1)
     if (role == 0) {
         pipeline_state<STAGES> ring = {0, 0};
         for (int step = first; step < end && threadIdx.x == 0; step++, ring.advance()) {
-            wait_phase(memory + AT_EMPTY + 8 * ring.stage, ring.turn + 1);
+            wait_phase(memory + AT_EMPTY + 8 * ring.stage, ring.phase + 1);
             produce_stage(p, at, half, step, memory + ring.stage * STAGE_BYTES,
                           memory + AT_FULL + 8 * ring.stage);
         }
@@ -223,7 +223,7 @@ __device__ static inline void add_sums(const moments_run &p, int64_t i) {
  * them add the sums over time. */
 static __global__ void __launch_bounds__(ADD_THREADS)
     add_shares(const __grid_constant__ moments_run p) {
-    __shared__ float turned[ADD_TILE][ADD_TILE + 1];
+    __shared__ float transposed[ADD_TILE][ADD_TILE + 1];
     constexpr int across = COLUMNS / ADD_TILE;
     int tile = (int)blockIdx.x % ADD_TILES, half = (int)blockIdx.x / ADD_TILES % 2;
     int pair = (int)blockIdx.x / ADD_TILES / 2;
@@ -249,12 +249,12 @@ static __global__ void __launch_bounds__(ADD_THREADS)
                 join_halves(sum.z, sum.w));
     /* Squares of 128 on the diagonal are whole as they are. */
     if (row / COLUMNS == column / COLUMNS) return;
-    turned[x][y] = sum.x, turned[x + 1][y] = sum.y;
-    turned[x + 2][y] = sum.z, turned[x + 3][y] = sum.w;
+    transposed[x][y] = sum.x, transposed[x + 1][y] = sum.y;
+    transposed[x + 2][y] = sum.z, transposed[x + 3][y] = sum.w;
     __syncthreads();
     store_words(p.gram + (column + y) * p.width + row + x,
-                join_halves(turned[y][x], turned[y][x + 1]),
-                join_halves(turned[y][x + 2], turned[y][x + 3]));
+                join_halves(transposed[y][x], transposed[y][x + 1]),
+                join_halves(transposed[y][x + 2], transposed[y][x + 3]));
 }
 
 bool moments_fit(const moments_problem *p) {

@@ -1,6 +1,6 @@
 /* Rotary positions on the GPU. A first kernel makes the table of cosines and sines in double, since
  * an angle is a position times a frequency and a float would lose its last digits at long positions;
- * the second turns x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
+ * the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
  * all sequences unless they start apart, stays in the caches. */
 #include "cuda/pack.cuh"
 
@@ -8,9 +8,9 @@ extern "C" {
 #include "ops/rope.h"
 }
 
-struct turning {
+struct rotation {
     int64_t rows, time, heads, width; /* of x: B·T·H rows of D */
-    int64_t turned, half, offset;     /* heads turned, pairs of a head */
+    int64_t rotated, half, offset;    /* heads rotated, pairs of a head */
     int64_t sequences;                /* that have a table of their own */
     const int32_t *start;
     bool inverse;
@@ -18,7 +18,7 @@ struct turning {
     any_tensor x, y, table; /* table: [sequences, T, 2, half] */
 };
 
-static __global__ void make_angles(turning k) {
+static __global__ void make_angles(rotation k) {
     int64_t item = thread_index(), place = quotient(item, k.half), i = item - place * k.half;
     if (place >= k.sequences * k.time) return;
     int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
@@ -34,7 +34,7 @@ static __global__ void make_angles(turning k) {
 /* A row's items: packs of pairs, then packs of what is copied. Both halves of a pair are read
  * before either is written: y may be x. */
 template <bool WHOLE>
-static __global__ void turn_rows(turning k, int64_t pair_packs, int64_t items) {
+static __global__ void rotate_rows(rotation k, int64_t pair_packs, int64_t items) {
     int64_t row = quotient(thread_index(), items), item = thread_index() - row * items;
     if (row >= k.rows) return;
     int64_t p = quotient(row, k.heads), h = row - p * k.heads, at = row * k.width;
@@ -58,14 +58,14 @@ static __global__ void turn_rows(turning k, int64_t pair_packs, int64_t items) {
     }
     widen_of<WHOLE>(first, k.x, a);
     widen_of<WHOLE>(second, k.x, b);
-    bool turn = h < k.turned;
+    bool rotates = h < k.rotated;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        y[j] = turn ? a[j] * c[j] - b[j] * s[j] : a[j];
+        y[j] = rotates ? a[j] * c[j] - b[j] * s[j] : a[j];
     store_of<WHOLE>(k.y, at + i, n, y);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
-        y[j] = turn ? b[j] * c[j] + a[j] * s[j] : b[j];
+        y[j] = rotates ? b[j] * c[j] + a[j] * s[j] : b[j];
     store_of<WHOLE>(k.y, at + k.half + i, n, y);
 }
 
@@ -82,12 +82,12 @@ static int64_t rope_workspace(const weft_node *n, int threads) {
 static weft_status rope_run(weft_exec *x, const weft_node *n) {
     const weft_rope_attr *attr = ATTR(n, weft_rope_attr);
     const weft_tensor *in = n->in[0];
-    turning k = {};
+    rotation k = {};
     k.rows = weft_tensor_rows(in);
     k.time = in->shape[1];
     k.heads = in->shape[2];
     k.width = in->shape[3];
-    k.turned = attr->heads;
+    k.rotated = attr->heads;
     k.half = attr->width / 2;
     k.offset = attr->offset;
     k.sequences = n->in[1] ? in->shape[0] : 1;
@@ -101,7 +101,7 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     int64_t items = pair_packs + ceil_div(k.width - 2 * k.half, VECTOR);
     make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
     with_flag(are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0, [&](auto whole) {
-        turn_rows<decltype(whole)::value>
+        rotate_rows<decltype(whole)::value>
             <<<pack_grid(k.rows * items), PACK_THREADS, 0, stream_of(x)>>>(k, pair_packs, items);
     });
     return launched(n);

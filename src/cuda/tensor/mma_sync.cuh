@@ -16,7 +16,7 @@ template <int RUNNING> __device__ static inline void wait_products() {
 template <int N> __device__ static inline void settle(float (&)[N][4]) {
 }
 
-__device__ static inline void load_turned(uint32_t (&r)[4], uint32_t at) {
+__device__ static inline void load_transposed(uint32_t (&r)[4], uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(at));
@@ -82,7 +82,7 @@ __device__ static inline void add_weighted(float (&c)[N / 8][4], const uint32_t 
 #pragma unroll
         for (int n = 0; n < N / 16; n++) {
             uint32_t r[4];
-            load_turned(r, b + tile_place<K, N>(16 * k + lane % 16, 2 * n + lane / 16));
+            load_transposed(r, b + tile_place<K, N>(16 * k + lane % 16, 2 * n + lane / 16));
             multiply_add(c[2 * n], w[k], r[0], r[1]);
             multiply_add(c[2 * n + 1], w[k], r[2], r[3]);
         }
@@ -99,7 +99,7 @@ __device__ static inline void add_tiles(float (&c)[N / 8][4], uint32_t a, uint32
         for (int n = 0; n < N / 16; n++) {
             uint32_t r[4];
             int piece = column0 / 8 + 2 * n + lane / 16;
-            load_turned(r, b + tile_place<K, D>(16 * k + lane % 16, piece));
+            load_transposed(r, b + tile_place<K, D>(16 * k + lane % 16, piece));
             multiply_add(c[2 * n], held, r[0], r[1]);
             multiply_add(c[2 * n + 1], held, r[2], r[3]);
         }

@@ -2,9 +2,9 @@
  * multiply what is in it by wgmma and give it back. mbarriers, TMA loads of boxes, the products, and a
  * place in the ring of stages. For kernels on 9.0a alone.
  *
- * A barrier counts arrivals, and bytes where it is told how many to expect; its `turn` counts how
- * often it was complete before, and the parity of that is the phase that is waited for. A producer
- * that waits for room which is free at the start waits for the turn before: wait_phase(at, turn + 1). */
+ * A barrier counts arrivals, and bytes where it is told how many to expect; its `phase` counts how
+ * often it was complete before, and the parity of that is what is waited for. A producer
+ * that waits for room which is free at the start waits for the phase before: wait_phase(at, phase + 1). */
 #ifndef WEFT_CUDA_TENSOR_PIPELINE_CUH
 #define WEFT_CUDA_TENSOR_PIPELINE_CUH
 
@@ -18,14 +18,14 @@ __device__ static inline void init_barrier(uint32_t at, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
-__device__ static inline void wait_phase(uint32_t at, uint32_t turn) {
+__device__ static inline void wait_phase(uint32_t at, uint32_t phase) {
     asm volatile("{\n"
                  ".reg .pred there;\n"
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
                  "@!there bra again;\n"
                  "}\n" ::"r"(at),
-                 "r"(turn & 1)
+                 "r"(phase & 1)
                  : "memory");
 }
 
@@ -72,9 +72,9 @@ __device__ static inline void add_product(float (&c)[16][4], uint64_t a, uint64_
 
 /* A stage of the ring, and how often it was used before. */
 template <int STAGES> struct pipeline_state {
-    uint32_t stage, turn;
+    uint32_t stage, phase;
     __device__ void advance() {
-        if (++stage == STAGES) stage = 0, turn++;
+        if (++stage == STAGES) stage = 0, phase++;
     }
 };
 

@@ -7,7 +7,7 @@
  *     expect_tx(a, bytes)      before the copies that a barrier counts
  *     tma_load, bulk_load      all threads call them; only the first one asks
  *     commit_loads()           after them
- *     wait_barrier(a, turn)    all threads; turn counts how often the barrier was used before
+ *     wait_barrier(a, phase)    all threads; phase counts how often the barrier was used before
  *
  * A buffer may be copied to again after a barrier of the block that follows the last product that
  * reads it.
@@ -140,14 +140,14 @@ __device__ static inline void bulk_load(uint32_t to, const float *from, uint32_t
 __device__ static inline void commit_loads() {
 }
 
-template <int RUNNING> __device__ static inline void wait_barrier(uint32_t arrival, int turn) {
+template <int RUNNING> __device__ static inline void wait_barrier(uint32_t arrival, int phase) {
     asm volatile("{\n"
                  ".reg .pred there;\n"
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
                  "@!there bra again;\n"
                  "}\n" ::"r"(arrival),
-                 "r"(turn & 1)
+                 "r"(phase & 1)
                  : "memory");
 }
 

@@ -7,7 +7,7 @@
 #include "core/exec.h"
 #include "cpu/attention_bf16.h"
 #include "cpu/matrix.h"
-#include "turns.h"
+#include "serial_pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>

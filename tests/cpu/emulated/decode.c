@@ -11,7 +11,7 @@
 #include "cpu/matrix.h"
 #include "ops/cache.h"
 #include "ops/linear.h"
-#include "turns.h"
+#include "serial_pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>

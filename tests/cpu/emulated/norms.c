@@ -6,7 +6,7 @@
 #include "core/exec.h"
 #include "cpu/kernel.h"
 #include "ops/norm.h"
-#include "turns.h"
+#include "serial_pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>

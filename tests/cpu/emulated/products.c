@@ -7,7 +7,7 @@
  * are equal for one and for three threads, and the numbers are those of sums in double. */
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
-#include "turns.h"
+#include "serial_pool.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -273,13 +273,13 @@ static int report(const trial *t) {
 }
 
 /* Every layout and type of a size; what stands beside them takes turns, or `all` of it does. */
-static int report_size(const int64_t size[3], int turn, bool all) {
+static int report_size(const int64_t size[3], int number, bool all) {
     int wrong = 0;
     for (int form = 0; form < 4 * TYPES; form++)
         for (int b = 0; b < BESIDES; b++) {
             trial t = {size[0], size[1], size[2], form & 1, form & 2, 0, (beside)b, 0};
             t.type = (operand_type)(form / 4);
-            if (all || (turn + form + form / 4) % BESIDES == b) wrong += report(&t);
+            if (all || (number + form + form / 4) % BESIDES == b) wrong += report(&t);
         }
     return wrong;
 }

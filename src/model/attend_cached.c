@@ -1,6 +1,6 @@
-/* How rows reach other tokens in generation: each row is one token of some sequence, [R, 1, E], and
- * what it sees of the others is in pages (ops/cache.h). Each part writes the row's own share first
- * and reads afterwards.
+/* Cached attention, and all else by which rows depend on other tokens in generation: each row is one
+ * token of some sequence, [R, 1, E], and what it sees of the others is in pages (ops/cache.h). Each part
+ * writes the row's own share first and reads afterwards.
  *
  * Keys are cached as scores read them wherever that takes no more room: rotated, and with σ in place
  * of ρ. Only a joint latent, whose values are the keys before all that, is cached as it is and
@@ -32,8 +32,8 @@ int64_t weft_cached_table_pages(int64_t context) {
     return (context - 1 + WEFT_PAGE_TOKENS - 1) / WEFT_PAGE_TOKENS + 1;
 }
 
-void weft_cached_turns(const weft_cached_graph *g, double *out) {
-    int64_t half = g->turns->shape[2];
+void weft_cached_rotations(const weft_cached_graph *g, double *out) {
+    int64_t half = g->rotations->shape[2];
     for (int64_t j = 0; j < WEFT_KEY_BLOCK; j++)
         for (int64_t i = 0; i < half; i++) {
             double angle = (double)j * weft_rope_rate(&g->law, i, 2 * half);
@@ -96,7 +96,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
 }
 
 static weft_cached_graph *data_of(builder *b) {
-    return b->reach_data;
+    return b->attend_data;
 }
 
 static weft_tensor *new_state(builder *b, const char *name, weft_dtype dtype, int ndim,
@@ -143,11 +143,11 @@ static void write_joint(builder *b, const builder_keys *keys, weft_cache_query *
         (weft_cache_part){keys->k->shape[2], keys->k->shape[3], d->shape.cache_dtype, false};
     query->keys = new_pages(b, "cache.key", &query->key);
     query->gaussian = query->squares = keys->gaussian;
-    query->turned = keys->turned;
-    if (keys->turned && !d->turns)
-        d->turns = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "turns", b->stat, WEFT_KEY_BLOCK, 2,
-                                   keys->turned / 2);
-    query->turns = keys->turned ? d->turns : NULL;
+    query->rotated = keys->rotated;
+    if (keys->rotated && !d->rotations)
+        d->rotations = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "rotations", b->stat, WEFT_KEY_BLOCK,
+                                       2, keys->rotated / 2);
+    query->rotations = keys->rotated ? d->rotations : NULL;
     query->law = d->law = b->law;
     weft_cache_write(b->g, &query->key, keys->k, 0, NULL, query->keys, &d->rows);
 }
@@ -156,7 +156,7 @@ static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *
     weft_cached_graph *d = data_of(b);
     weft_tensor *k = keys->k, *v = keys->v;
     if (!k || !v) return;
-    if (keys->turned) k = rotate_heads(b, k, keys->turned, k->shape[2]);
+    if (keys->rotated) k = rotate_heads(b, k, keys->rotated, k->shape[2]);
     if (keys->gaussian) k = weft_gaussian_query(b->g, k);
     if (!k) return;
     query->squares = keys->gaussian;
@@ -182,7 +182,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
         write_apart(b, keys, &query);
     if (score.band) {
         score.window = band_window(c, d->shape.context);
-        query.recent =
+        query.query_cache =
             new_state(b, "sequence.queries", b->stat, 4,
                       (int64_t[]){d->shape.slots, score.window, b->heads, query.key.width});
     }
@@ -265,10 +265,10 @@ static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
     d->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
 }
 
-static const weft_reach reach_cached = {
+static const weft_attend attend_cached = {
     .rows_alone = true,
     .begin = begin,
-    .attend = attend,
+    .attention = attend,
     .route = route,
     .gather = gather,
     .running_mean = running_mean,
@@ -284,8 +284,8 @@ weft_status weft_cached_build(const weft_config *c, const weft_cached_shape *sha
                         .time = 1,
                         .dtype = shape->dtype,
                         .form = WEFT_FORM_DIRECT,
-                        .reach = &reach_cached,
-                        .reach_data = out};
+                        .attend = &attend_cached,
+                        .attend_data = out};
     weft_status status = weft_model_build(c, &build, &out->model);
     if (status != WEFT_OK) weft_cached_destroy(out);
     return status;

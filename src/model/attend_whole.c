@@ -1,5 +1,5 @@
-/* How rows reach other tokens where whole sequences are built: row t of a sequence is its token t,
- * and what it sees are rows of the same tensors. */
+/* Attention over whole sequences, and all else by which rows depend on other tokens there: row t of
+ * a sequence is its token t, and what it sees are rows of the same tensors. */
 #include "model/builder.h"
 #include "ops/gaussian.h"
 #include "ops/time.h"
@@ -16,7 +16,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     if (keys->packed) return attend_packed(b, keys);
     weft_score *score = &b->score;
     score->k = keys->k;
-    if (keys->turned) score->k = rotate_heads(b, keys->k, keys->turned, keys->k->shape[2]);
+    if (keys->rotated) score->k = rotate_heads(b, keys->k, keys->rotated, keys->k->shape[2]);
     if (keys->gaussian) {
         weft_gaussian key = weft_gaussian_key(b->g, score->k);
         score->k = key.y;
@@ -85,8 +85,8 @@ static weft_tensor *running_mean(builder *b, weft_tensor *x) {
     return weft_running_mean(b->g, x);
 }
 
-const weft_reach weft_reach_whole = {
-    .attend = attend,
+const weft_attend weft_attend_whole = {
+    .attention = attend,
     .route = route,
     .gather = gather,
     .running_mean = running_mean,

@@ -1,13 +1,13 @@
-/* Runs of decode graphs that follow each other and pick tokens (ops/pick.h): the bits of runs that the
+/* Runs of decode graphs that follow each other and sample tokens (ops/sampler.h): the bits of runs that the
  * host waits for, while sequences join, leave and grow; tokens that are taken from where they were
- * picked; and whole texts. */
+ * sampled; and whole texts. */
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "ops/step.h"
 #include "support/model_case.h"
-#include "support/picking.h"
+#include "support/sampling.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -78,7 +78,7 @@ static const weft_backend *choose_backend(bool waits) {
     }
     return weft_cuda_backend();
 #else
-    return waits ? weft_cpu_backend() : picking_backend();
+    return waits ? weft_cpu_backend() : sampling_backend();
 #endif
 }
 
@@ -121,7 +121,7 @@ static void open_decoding(const form *f, decoding *d, weft_model *m, int64_t slo
     check(f, weft_pool_create(1, &d->pool));
     weft_decoder_limits limits = {slots, SEQUENCES * TABLE, CONTEXT, TABLE};
     check(f, weft_decoder_open(m, choose_backend(waits), d->pool, &limits, &d->decoder));
-    assert_int_equal(weft_decoder_picks(d->decoder), !waits);
+    assert_int_equal(weft_decoder_samples(d->decoder), !waits);
 }
 
 static void close_decoding(decoding *d) {
@@ -230,8 +230,8 @@ static void continue_alone(const form *f, int32_t first, int32_t *text, int64_t 
 }
 
 /* Five texts of which the i-th ends after so many tokens: each run begins before the tokens of the one
- * before are here, and takes them from where they were picked, in another row once one has left. */
-static void test_picked_tokens_go_on_where_they_were_picked(void **state) {
+ * before are here, and takes them from where they were sampled, in another row once one has left. */
+static void test_sampled_tokens_go_on_where_they_were_sampled(void **state) {
     enum { TEXTS = 5, MOST = 60 };
     const form *f = *state;
     static const int64_t lengths[TEXTS] = {MOST, 17, 40, 33, 50};
@@ -405,7 +405,7 @@ static void write_through(const form *f, int nth, int32_t (*texts)[MOST_TOKENS],
             prompt[t] = token_of(i, t);
         check(f, weft_generator_add(g, prompt, 20 - 3 * i, &how, &id[i]));
     }
-    picking_fail(nth);
+    sampling_fail(nth);
     while (weft_generator_busy(g)) {
         weft_sampled made;
         if (weft_generator_step(g) != WEFT_OK) {
@@ -416,7 +416,7 @@ static void write_through(const form *f, int nth, int32_t (*texts)[MOST_TOKENS],
             while (weft_generator_take(g, id[i], &made) == WEFT_TAKE_TOKEN)
                 texts[i][count[i]++] = made.token;
     }
-    picking_fail(0);
+    sampling_fail(0);
     weft_generator_close(g);
     weft_pool_destroy(pool);
     weft_model_destroy(m);
@@ -452,7 +452,7 @@ static void break_weight(weft_model *m, const char *name, int64_t first, int64_t
     free(values);
 }
 
-static void test_logits_that_are_not_numbers_pick_no_token(void **state) {
+static void test_logits_that_are_not_numbers_give_no_token(void **state) {
     const form *f = *state;
     need_backend();
     decoding d;
@@ -476,15 +476,15 @@ static void test_a_token_that_breaks_a_text_is_kept_as_such(void **state) {
     weft_model *m = make_model_with(f, "WEIGHT_TYING=n");
     break_weight(m, "wte.weight", 3 * m->config.n_embd, m->config.n_embd);
     open_decoding(f, &d, m, 2, false);
-    int32_t picked[2];
+    int32_t sampled[2];
     for (int32_t t = 0; t < 3; t++) {
         weft_decoder_row rows[2] = {{t == 1 ? 3 : 4, t, 0, true}, {4, t, 1, true}};
         grow(&d, &rows[0]);
         grow(&d, &rows[1]);
         check(f, weft_decoder_begin(d.decoder, rows, 2));
-        check(f, weft_decoder_end(d.decoder, picked));
-        assert_int_equal(picked[0] < 0, t >= 1);
-        assert_true(picked[1] >= 0);
+        check(f, weft_decoder_end(d.decoder, sampled));
+        assert_int_equal(sampled[0] < 0, t >= 1);
+        assert_true(sampled[1] >= 0);
     }
     close_decoding(&d);
 }
@@ -494,7 +494,7 @@ static void test_tokens_that_there_are_not_are_refused(void **state) {
     const form *f = *state;
     need_backend();
     decoding d;
-    int32_t picked[1];
+    int32_t sampled[1];
     open_decoding(f, &d, make_model(f), 1, false);
     weft_decoder_row row = {(int32_t)d.vocab, 0, 0, true};
     grow(&d, &row);
@@ -504,7 +504,7 @@ static void test_tokens_that_there_are_not_are_refused(void **state) {
     assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
     row.token = (int32_t)d.vocab - 1;
     check(f, weft_decoder_begin(d.decoder, &row, 1));
-    check(f, weft_decoder_end(d.decoder, picked));
+    check(f, weft_decoder_end(d.decoder, sampled));
     close_decoding(&d);
 }
 
@@ -519,16 +519,16 @@ int main(void) {
                                          test_runs_have_the_bits_of_those_that_are_waited_for, NULL,
                                          NULL, f};
         tests[n++] =
-            (struct CMUnitTest){"test_picked_tokens_go_on_where_they_were_picked",
-                                test_picked_tokens_go_on_where_they_were_picked, NULL, NULL, f};
+            (struct CMUnitTest){"test_sampled_tokens_go_on_where_they_were_sampled",
+                                test_sampled_tokens_go_on_where_they_were_sampled, NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_a_generator_writes_the_same_texts",
                                          test_a_generator_writes_the_same_texts, NULL, NULL, f};
         tests[n++] =
             (struct CMUnitTest){"test_a_text_that_was_stopped_is_gone_on_with",
                                 test_a_text_that_was_stopped_is_gone_on_with, NULL, NULL, f};
         tests[n++] =
-            (struct CMUnitTest){"test_logits_that_are_not_numbers_pick_no_token",
-                                test_logits_that_are_not_numbers_pick_no_token, NULL, NULL, f};
+            (struct CMUnitTest){"test_logits_that_are_not_numbers_give_no_token",
+                                test_logits_that_are_not_numbers_give_no_token, NULL, NULL, f};
         tests[n++] =
             (struct CMUnitTest){"test_a_token_that_breaks_a_text_is_kept_as_such",
                                 test_a_token_that_breaks_a_text_is_kept_as_such, NULL, NULL, f};
@@ -540,5 +540,5 @@ int main(void) {
     tests[n++] = (struct CMUnitTest){"test_tokens_that_there_are_not_are_refused",
                                      test_tokens_that_there_are_not_are_refused, NULL, NULL,
                                      (void *)(uintptr_t)forms};
-    return _cmocka_run_group_tests("pick", tests, (size_t)n, NULL, NULL);
+    return _cmocka_run_group_tests("device sampling", tests, (size_t)n, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* Runs of decode graphs that follow each other on one stream (ops/pick.h).
+/* Runs of decode graphs that follow each other on one stream (ops/sampler.h).
  *
  * A run is three launches: a small kernel that writes its rows into the graph's inputs, the captured
- * graph, and a kernel that picks each row's likeliest token. The host gives the next run to the stream
+ * graph, and a kernel that samples each row's likeliest token. The host gives the next run to the stream
  * while one is under way, and watches a word in pinned memory for the end of the oldest. Neither the
  * rows nor the logits are copied by the host, unless it asks for logits.
  *
@@ -12,9 +12,9 @@
 #include <string.h>
 
 extern "C" {
-#include "ops/pick.h"
+#include "ops/sampler.h"
 
-extern const struct weft_pick_backend weft_cuda_picks;
+extern const struct weft_sampler_backend weft_cuda_samplers;
 }
 
 enum { ROWS = WEFT_STEP_ROWS, THREADS = 512 };
@@ -26,14 +26,14 @@ struct told_run {
     unsigned number; /* of the run, when all else is there */
 };
 
-struct cuda_picks {
+struct cuda_sampler {
     cudaStream_t stream;
     int32_t *table; /* device; not ours */
     int64_t table_pages;
-    int32_t *picked;   /* device, [2, ROWS] */
-    unsigned *arrived; /* device: rows of a run that are picked */
+    int32_t *sampled;  /* device, [2, ROWS] */
+    unsigned *arrived; /* device: rows of a run that are sampled */
     told_run *told;    /* [2] */
-    weft_pick_graph graph[2];
+    weft_sampler_graph graph[2];
     int64_t rows[2];
     unsigned started, finished;
     void *logits; /* pinned; NULL: nobody has asked yet */
@@ -47,12 +47,12 @@ static weft_status check(cudaError_t error, const char *what) {
                      what, cudaGetErrorString(error));
 }
 
-static void close_picks(void *picks) {
-    cuda_picks *s = (cuda_picks *)picks;
+static void close_sampler(void *sampler) {
+    cuda_sampler *s = (cuda_sampler *)sampler;
     if (!s) return;
     cudaSetDevice(weft_cuda_device_number());
     if (s->stream) cudaStreamSynchronize(s->stream);
-    cudaFree(s->picked);
+    cudaFree(s->sampled);
     cudaFree(s->arrived);
     if (s->told) cudaFreeHost(s->told);
     if (s->logits) cudaFreeHost(s->logits);
@@ -60,39 +60,40 @@ static void close_picks(void *picks) {
     free(s);
 }
 
-static weft_status make_room(cuda_picks *s) {
+static weft_status make_room(cuda_sampler *s) {
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
-    WEFT_TRY(check(cudaMalloc((void **)&s->picked, 2 * ROWS * sizeof *s->picked),
+    WEFT_TRY(check(cudaMalloc((void **)&s->sampled, 2 * ROWS * sizeof *s->sampled),
                    "no memory for tokens"));
     WEFT_TRY(check(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
     WEFT_TRY(check(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
     memset(s->told, 0, 2 * sizeof *s->told);
-    WEFT_TRY(check(cudaMemset(s->picked, 0, 2 * ROWS * sizeof *s->picked), "no memory for tokens"));
+    WEFT_TRY(
+        check(cudaMemset(s->sampled, 0, 2 * ROWS * sizeof *s->sampled), "no memory for tokens"));
     WEFT_TRY(check(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
     return check(cudaDeviceSynchronize(), "the GPU did not become ready");
 }
 
-static weft_status open_picks(const weft_exec *x, int32_t *table, int64_t table_pages,
-                              void **picks) {
+static weft_status open_sampler(const weft_exec *x, int32_t *table, int64_t table_pages,
+                                void **sampler) {
     const char *asked = getenv("WEFT_CUDA_PICK");
-    *picks = NULL;
+    *sampler = NULL;
     if (weft_exec_profiled(x) || (asked && strcmp(asked, "0") == 0)) return WEFT_OK;
-    cuda_picks *s = (cuda_picks *)calloc(1, sizeof *s);
+    cuda_sampler *s = (cuda_sampler *)calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     s->table = table;
     s->table_pages = table_pages;
     weft_status status = make_room(s);
     if (status != WEFT_OK) {
-        close_picks(s);
+        close_sampler(s);
         return status;
     }
-    *picks = s;
+    *sampler = s;
     return WEFT_OK;
 }
 
-static weft_status set_pages(void *picks, int64_t slot, const int32_t *pages) {
-    cuda_picks *s = (cuda_picks *)picks;
+static weft_status set_pages(void *sampler, int64_t slot, const int32_t *pages) {
+    cuda_sampler *s = (cuda_sampler *)sampler;
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     return check(cudaMemcpyAsync(s->table + slot * s->table_pages, pages,
                                  (size_t)s->table_pages * sizeof *pages, cudaMemcpyHostToDevice,
@@ -105,15 +106,15 @@ struct row_inputs {
     int32_t *token, *position, *slot, *wanted;
 };
 
-/* A thread a row of the graph. Those behind the run's are no sequence's. `picked`: by the run before; a
+/* A thread a row of the graph. Those behind the run's are no sequence's. `sampled`: by the run before; a
  * row that goes on from none has a token all the same, and nobody wants what it makes. */
-static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int32_t *picked,
+static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int32_t *sampled,
                                   weft_cuda_run *run) {
     int r = (int)threadIdx.x;
     bool there = r < rows.count;
     int32_t token = there ? rows.token[r] : 0;
     if (r == 0) *run = weft_cuda_run{0, 0, 0, ~0ULL};
-    to.token[r] = token < 0 ? max(picked[-1 - token], 0) : token;
+    to.token[r] = token < 0 ? max(sampled[-1 - token], 0) : token;
     to.position[r] = there ? rows.position[r] : 0;
     to.slot[r] = there ? rows.slot[r] : -1;
     to.wanted[r] = r;
@@ -166,8 +167,8 @@ __device__ static inline candidate best_of_share(const T *logits, int vocab, boo
  * number, or none has a share of all probability. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    pick_tokens(const T *logits, int vocab, int32_t *picked, unsigned *arrived,
-                const weft_cuda_run *run, told_run *told, unsigned number) {
+    sample_tokens(const T *logits, int vocab, int32_t *sampled, unsigned *arrived,
+                  const weft_cuda_run *run, told_run *told, unsigned number) {
     __shared__ candidate best[THREADS / 32];
     int row = (int)blockIdx.x, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     bool numbers = true;
@@ -178,7 +179,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int w = 1; w < THREADS / 32; w++)
         c = better(c, best[w]);
     int32_t token = numbers && fabsf(c.logit) < INFINITY ? c.token : -1;
-    picked[row] = token;
+    sampled[row] = token;
     *(volatile int32_t *)&told->token[row] = token;
     __threadfence_system();
     if (atomicAdd(arrived, 1u) + 1 < gridDim.x) return;
@@ -188,19 +189,20 @@ static __global__ void __launch_bounds__(THREADS)
     *(volatile unsigned *)&told->number = number;
 }
 
-static void launch_pick(cuda_picks *s, const weft_pick_graph *g, int64_t rows, unsigned turn) {
+static void launch_sampling(cuda_sampler *s, const weft_sampler_graph *g, int64_t rows,
+                            unsigned buffer) {
     int vocab = (int)weft_tensor_width(g->logits);
     with_type(g->logits, [&](auto tag) {
         using T = decltype(tag);
-        pick_tokens<T><<<(unsigned)rows, THREADS, 0, s->stream>>>(
-            data_of<T>(g->exec, g->logits), vocab, s->picked + turn * ROWS, s->arrived,
-            device_run(g->exec), s->told + turn, s->started + 1);
+        sample_tokens<T><<<(unsigned)rows, THREADS, 0, s->stream>>>(
+            data_of<T>(g->exec, g->logits), vocab, s->sampled + buffer * ROWS, s->arrived,
+            device_run(g->exec), s->told + buffer, s->started + 1);
     });
 }
 
-static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_rows *rows) {
-    cuda_picks *s = (cuda_picks *)picks;
-    unsigned turn = s->started % 2;
+static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows) {
+    cuda_sampler *s = (cuda_sampler *)sampler;
+    unsigned buffer = s->started % 2;
     int64_t room = weft_tensor_count(g->slot);
     if (s->started - s->finished >= 2)
         return weft_fail(WEFT_EBUG, "cuda: two runs are under way already");
@@ -210,20 +212,20 @@ static weft_status start(void *picks, const weft_pick_graph *g, const weft_step_
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     row_inputs to = {data_of<int32_t>(g->exec, g->tokens), data_of<int32_t>(g->exec, g->position),
                      data_of<int32_t>(g->exec, g->slot), data_of<int32_t>(g->exec, g->wanted)};
-    place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->picked + (1 - turn) * ROWS,
+    place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->sampled + (1 - buffer) * ROWS,
                                                     device_run(g->exec));
     WEFT_TRY(weft_cuda_follow(g->exec, s->stream));
-    launch_pick(s, g, rows->count, turn);
+    launch_sampling(s, g, rows->count, buffer);
     WEFT_TRY(check(cudaGetLastError(), "a run did not start"));
-    s->graph[turn] = *g;
-    s->rows[turn] = rows->count;
+    s->graph[buffer] = *g;
+    s->rows[buffer] = rows->count;
     s->started++;
     return WEFT_OK;
 }
 
 /* Watches the word that the last kernel sets; now and then asks whether it is still to come. */
-static weft_status wait_for(cuda_picks *s, unsigned turn, unsigned number) {
-    volatile unsigned *word = &s->told[turn].number;
+static weft_status wait_for(cuda_sampler *s, unsigned buffer, unsigned number) {
+    volatile unsigned *word = &s->told[buffer].number;
     for (unsigned spins = 1; *word != number; spins++) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
@@ -235,20 +237,20 @@ static weft_status wait_for(cuda_picks *s, unsigned turn, unsigned number) {
     return WEFT_OK;
 }
 
-static weft_status finish(void *picks, int32_t *tokens) {
-    cuda_picks *s = (cuda_picks *)picks;
-    unsigned turn = s->finished % 2;
+static weft_status finish(void *sampler, int32_t *tokens) {
+    cuda_sampler *s = (cuda_sampler *)sampler;
+    unsigned buffer = s->finished % 2;
     if (s->finished == s->started) return weft_fail(WEFT_EBUG, "cuda: no run is under way");
-    weft_status status = wait_for(s, turn, s->finished + 1);
+    weft_status status = wait_for(s, buffer, s->finished + 1);
     s->finished++;
     WEFT_TRY(status);
-    const told_run *told = s->told + turn;
-    if (told->fault != ~0ULL) return weft_cuda_explain(s->graph[turn].exec, told->fault);
-    memcpy(tokens, told->token, (size_t)s->rows[turn] * sizeof *tokens);
+    const told_run *told = s->told + buffer;
+    if (told->fault != ~0ULL) return weft_cuda_explain(s->graph[buffer].exec, told->fault);
+    memcpy(tokens, told->token, (size_t)s->rows[buffer] * sizeof *tokens);
     return WEFT_OK;
 }
 
-static weft_status logit_room(cuda_picks *s, int64_t bytes) {
+static weft_status logit_room(cuda_sampler *s, int64_t bytes) {
     if (s->logit_bytes >= bytes) return WEFT_OK;
     if (s->logits) cudaFreeHost(s->logits);
     s->logits = NULL;
@@ -258,9 +260,9 @@ static weft_status logit_room(cuda_picks *s, int64_t bytes) {
     return WEFT_OK;
 }
 
-static weft_status read_logits(void *picks, int64_t first, int64_t count, float *out) {
-    cuda_picks *s = (cuda_picks *)picks;
-    const weft_pick_graph *g = &s->graph[(s->finished + 1) % 2];
+static weft_status read_logits(void *sampler, int64_t first, int64_t count, float *out) {
+    cuda_sampler *s = (cuda_sampler *)sampler;
+    const weft_sampler_graph *g = &s->graph[(s->finished + 1) % 2];
     int64_t vocab = weft_tensor_width(g->logits), size = g->logits->dtype == WEFT_BF16 ? 2 : 4;
     WEFT_TRY(logit_room(s, weft_tensor_bytes(g->logits)));
     WEFT_TRY(
@@ -277,6 +279,6 @@ static weft_status read_logits(void *picks, int64_t first, int64_t count, float 
     return WEFT_OK;
 }
 
-const struct weft_pick_backend weft_cuda_picks = {
-    ROWS, open_picks, close_picks, set_pages, start, finish, read_logits,
+const struct weft_sampler_backend weft_cuda_samplers = {
+    ROWS, open_sampler, close_sampler, set_pages, start, finish, read_logits,
 };

@@ -1,7 +1,8 @@
-/* The thread pool of these programs, which have no library behind them: takes turns in place of
- * threads, the last task first. What depends on the number of threads is the cut into tasks. */
-#ifndef WEFT_TESTS_EMULATED_TURNS_H
-#define WEFT_TESTS_EMULATED_TURNS_H
+/* The thread pool of these programs, which have no library behind them: runs tasks one by one
+ * in place of threads, the last task first. What depends on the number of threads is the cut into
+ * tasks. */
+#ifndef WEFT_TESTS_EMULATED_SERIAL_POOL_H
+#define WEFT_TESTS_EMULATED_SERIAL_POOL_H
 
 #include "core/pool.h"
 
