@@ -1,7 +1,8 @@
-/* Sums of rows that shared memory holds (held.cuh), for sequences of which it holds two or three
- * panels: while the sums of one are made, the next ones come. A block has a multiprocessor to itself
- * and takes every so many of all panels, so that blocks read and write side by side; its warps take
- * the units of a panel as they come to it, the longest first.
+/* Sums of rows that shared memory holds (held.cuh): one to three panels, as they fit. While the sums
+ * of one are made, the next ones come, or, where there is room for one only, it comes as near as the
+ * L2 cache. A block has a multiprocessor to itself and takes every so many of all panels, so that
+ * blocks read and write side by side; its warps take the units of a panel as they come to it, the
+ * longest first.
  *
  * Floor: rows are read and sums written once, at the memory's rate. */
 #include "cuda/routing/held.cuh"
@@ -37,9 +38,8 @@ static held_shape make_held(const weft_node *n, const held_lists *l) {
 bool weft_cuda_held_fits(const weft_node *n, const held_lists *l) {
     held_shape s = make_held(n, l);
     int64_t piece = 16 / (int64_t)weft_dtype_size(n->in[WEFT_GATHER_H]->dtype);
-    return s.stages >= 2 && s.items > 0 && s.in_rows > 0 && s.out_rows > 0 &&
-           s.out_rows < NOWHERE && l->lines < INT32_MAX / UNIT && s.width[0] % piece == 0 &&
-           s.width[1] % piece == 0;
+    return s.stages > 0 && s.items > 0 && s.in_rows > 0 && s.out_rows > 0 && s.out_rows < NOWHERE &&
+           l->lines < INT32_MAX / UNIT && s.width[0] % piece == 0 && s.width[1] % piece == 0;
 }
 
 /* A sequence's rows of the tensor that a panel is of, from the thread's first column on. */
@@ -96,6 +96,16 @@ __device__ static inline void start_stage(const held_shape &s, const held_lists 
             copy_piece(stage + (unsigned)s.units_at + (unsigned)i * 16, units + i, true);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Brings a panel into the L2 cache. */
+template <typename T>
+__device__ static inline void fetch_panel(const held_shape &s, const panel_data<T> &d,
+                                          int64_t item) {
+    if (item >= s.items || threadIdx.x % 2 > 0) return; /* 32 bytes at a time */
+    held_place<T> p = find_held(s, d, item);
+    for (int row = (int)threadIdx.x / HELD_LANES; row < s.in_rows; row += HELD_THREADS / HELD_LANES)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(p.in + row * p.width));
 }
 
 /* The next entries of a group. */
@@ -186,14 +196,21 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
                     first + (unsigned)(i * s.stage_bytes));
     int stage = 0, turn = 0;
     for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
-        if (s.stages == 2)
-            asm volatile("cp.async.wait_group 0;" ::: "memory");
-        else
+        if (s.stages == 1) {
+            __syncthreads(); /* the last one has been read */
+            start_stage(s, l, data, item, first);
+        }
+        if (s.stages == 3)
             asm volatile("cp.async.wait_group 1;" ::: "memory");
+        else
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads(); /* it is there, and the last one has been read */
         int behind = stage == 0 ? s.stages - 1 : stage - 1;
-        start_stage(s, l, data, item + (int64_t)(s.stages - 1) * gridDim.x,
-                    first + (unsigned)(behind * s.stage_bytes));
+        if (s.stages == 1)
+            fetch_panel(s, data, item + gridDim.x);
+        else
+            start_stage(s, l, data, item + (int64_t)(s.stages - 1) * gridDim.x,
+                        first + (unsigned)(behind * s.stage_bytes));
         if (threadIdx.x == 0) taken[1 - turn] = HELD_WARPS;
         sum_units(l, find_held(s, data, item), memory + stage * s.stage_bytes, s.units_at,
                   &taken[turn]);

@@ -47,7 +47,7 @@ __device__ static inline uint2 held_entry(int64_t row, float weight) {
     return make_uint2((unsigned)row * HELD_PITCH, __float_as_uint(weight));
 }
 
-/* Whether a multiprocessor holds two panels of the node, one to read and one that comes. */
+/* Whether a multiprocessor holds a panel of the node. */
 bool weft_cuda_held_fits(const weft_node *n, const held_lists *l);
 
 /* Makes the sums. */
