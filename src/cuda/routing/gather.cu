@@ -44,25 +44,30 @@ static held_lists measure_rows(const weft_node *n) {
     return l;
 }
 
-/* Lists the entries of rows in their order, UNIT rows a unit: a thread for two entries. */
+/* Lists the entries of rows, UNIT rows a unit: a thread for those that a group reads together. */
 static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_rows, int k,
                                  const int32_t *__restrict__ index,
                                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
-    int lines = (int)(l.lines / l.most);
-    int64_t all = batch * l.lines * UNIT;
+    int lines = (int)(l.lines / l.most), steps = lines / UNIT_LINES;
+    int64_t all = batch * l.most * steps * UNIT;
     for (int64_t i = thread_index(); i < all; i += thread_count()) {
-        int group = (int)(i % UNIT), line = (int)(i / UNIT % lines);
-        int64_t u = i / UNIT / lines, b = u / l.most, unit = u % l.most, row = unit * UNIT + group;
-        uint2 entry[2];
+        int group = (int)(i % UNIT), step = (int)(i / UNIT % steps);
+        int64_t u = i / UNIT / steps, b = u / l.most, unit = u % l.most, row = unit * UNIT + group;
+        uint2 entry[UNIT_STEP];
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            int64_t m = 2 * line + e, from = (b * rows + row) * k + m;
+        for (int e = 0; e < UNIT_STEP; e++) {
+            int64_t m = step * UNIT_STEP + e, from = (b * rows + row) * k + m;
             int j = row < rows && m < k ? index[from] : -1;
             if (j < -1 || j >= in_rows) note_fault(run, node, from);
             entry[e] = j >= 0 && j < in_rows ? held_entry(j, weight[from]) : held_entry(in_rows, 0);
         }
-        l.stream[i] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
-        if (line > 0) continue;
+        order_step(entry, group);
+        uint4 *to = l.stream + (u * lines + step * UNIT_LINES) * UNIT + group;
+#pragma unroll
+        for (int e = 0; e < UNIT_LINES; e++)
+            to[e * UNIT] =
+                make_uint4(entry[2 * e].x, entry[2 * e].y, entry[2 * e + 1].x, entry[2 * e + 1].y);
+        if (step > 0) continue;
         l.unit[u].target[group] = (uint16_t)(row < rows ? row : NOWHERE);
         if (group > 0) continue;
         l.unit[u].line = (int)unit * lines;
@@ -75,10 +80,11 @@ static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_r
 static void gather_held(weft_exec *x, const weft_node *n, held_lists l) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
     place_held(&l, h->shape[0], workspace_of<char>(x, n));
-    list_rows<<<grid_for(h->shape[0] * l.lines * UNIT, THREADS), THREADS, 0, stream_of(x)>>>(
-        l, h->shape[0], (int)index->shape[1], (int)h->shape[1], (int)index->shape[2],
-        data_of<int32_t>(x, index), data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x),
-        n->index);
+    list_rows<<<grid_for(h->shape[0] * l.lines / UNIT_LINES * UNIT, THREADS), THREADS, 0,
+                stream_of(x)>>>(l, h->shape[0], (int)index->shape[1], (int)h->shape[1],
+                                (int)index->shape[2], data_of<int32_t>(x, index),
+                                data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x),
+                                n->index);
     weft_cuda_sum_held(x, n, &l);
 }
 

@@ -403,6 +403,15 @@ static __global__ void __launch_bounds__(SORT_THREADS)
         int slot = find_slot(where[item.x], at - first[item.x]);
         stream[slot] = held_entry(item.y / (unsigned)s.k, __uint_as_float(item.z));
     });
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < all / UNIT_LINES * UNIT; i += SORT_THREADS) {
+        uint4 *step = (uint4 *)stream + i / UNIT * UNIT_LINES * UNIT + i % UNIT;
+        uint4 a = step[0], c = step[UNIT];
+        uint2 entry[UNIT_STEP] = {{a.x, a.y}, {a.z, a.w}, {c.x, c.y}, {c.z, c.w}};
+        order_step(entry, i % UNIT);
+        step[0] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
+        step[UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
+    }
 }
 
 static void gather_back_held(weft_exec *x, const weft_node *n, held_lists l) {

@@ -47,6 +47,21 @@ __device__ static inline uint2 held_entry(int64_t row, float weight) {
     return make_uint2((unsigned)row * HELD_PITCH, __float_as_uint(weight));
 }
 
+/* Puts a group's entries that are read together in order: two groups that read in the same instant
+ * get in each other's way where both rows are even or both odd, so one begins with the even ones, the
+ * other with the odd. */
+__device__ static inline void order_step(uint2 (&entry)[UNIT_STEP], int group) {
+#pragma unroll
+    for (int end = UNIT_STEP - 1; end > 0; end--)
+#pragma unroll
+        for (int i = 0; i < end; i++) {
+            uint2 a = entry[i], b = entry[i + 1];
+            bool swap = (a.x / HELD_PITCH + group) % 2 > (b.x / HELD_PITCH + group) % 2;
+            entry[i] = swap ? b : a;
+            entry[i + 1] = swap ? a : b;
+        }
+}
+
 /* Whether a multiprocessor holds a panel of the node. */
 bool weft_cuda_held_fits(const weft_node *n, const held_lists *l);
 
