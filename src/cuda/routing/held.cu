@@ -7,7 +7,12 @@
  * Floor: rows are read and sums written once, at the memory's rate. */
 #include "cuda/routing/held.cuh"
 
-enum { HELD_THREADS = 768, HELD_WARPS = HELD_THREADS / 32, MOST_STAGES = 3 };
+enum {
+    HELD_THREADS = 768,
+    HELD_WARPS = HELD_THREADS / 32,
+    MOST_STAGES = 3,
+    LEAST_ROWS = 256 /* of a panel: of smaller ones too little is on its way at one time */
+};
 
 typedef struct {
     int64_t in_rows, out_rows, items; /* items: panels of all sequences */
