@@ -89,8 +89,10 @@ static void build_attention(test_case *c) {
     /* The gradient takes ⟨do, o⟩ from the stored o: rounded to bf16, a row's ds no longer adds up to
      * 0 and all that is summed from it carries that on. */
     if (case_dtype(c) == WEFT_BF16) case_loosen(c, 12);
-    /* Scores of this width reach 70: rounding them to f32 alone moves o by 8e-6. */
-    if (case_dtype(c) == WEFT_F32 && score.log_tau && z.dqk >= 128) case_loosen(c, 2);
+    /* Scores of width 128 reach 70, and rounding them to f32 alone moves o by 8e-6; they grow with
+     * the width's square root. */
+    if (case_dtype(c) == WEFT_F32 && score.log_tau && z.dqk >= 128)
+        case_loosen(c, 2 * sqrt((double)z.dqk / 128));
     case_output(c, "o", CASE_DIFF, y.o);
     case_output(c, "lse", CASE_CONST, y.lse);
 }

@@ -1,8 +1,9 @@
-/* Sums along the kept columns on the GPU: c_t = Σ_m w_tm h[i_tm], in panels (panel.cuh): a row's
- * entries are the k that its index names.
+/* Sums along the kept columns on the GPU: c_t = Σ_m w_tm h[i_tm], in panels: a row's entries are the
+ * k that its index names. Short sequences have their panels in shared memory (held.cuh), for which
+ * the entries are listed first; longer ones are read through the caches (panel.cuh).
  *
  * Floor: h is read and c written once, at the memory's rate; T·k rows are read through the caches. */
-#include "cuda/routing/panel.cuh"
+#include "cuda/routing/held.cuh"
 
 weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t place) {
     bool back = n->attr != NULL;
@@ -35,8 +36,71 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
+static held_lists measure_rows(const weft_node *n) {
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
+    held_lists l = {};
+    l.most = ceil_div(index->shape[1], UNIT);
+    l.lines = l.most * ceil_div(index->shape[2], UNIT_STEP) * UNIT_LINES;
+    return l;
+}
+
+/* Lists the entries of rows, UNIT rows a unit: a thread for those that a group reads together. */
+static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_rows, int k,
+                                 const int32_t *__restrict__ index,
+                                 const float *__restrict__ weight, weft_cuda_run *run, int node) {
+    int lines = (int)(l.lines / l.most), steps = lines / UNIT_LINES;
+    int64_t all = batch * l.most * steps * UNIT;
+    for (int64_t i = thread_index(); i < all; i += thread_count()) {
+        int group = (int)(i % UNIT), step = (int)(i / UNIT % steps);
+        int64_t u = i / UNIT / steps, b = u / l.most, unit = u % l.most, row = unit * UNIT + group;
+        uint2 entry[UNIT_STEP];
+#pragma unroll
+        for (int e = 0; e < UNIT_STEP; e++) {
+            int64_t m = step * UNIT_STEP + e, from = (b * rows + row) * k + m;
+            int j = row < rows && m < k ? index[from] : -1;
+            if (j < -1 || j >= in_rows) note_fault(run, node, from);
+            entry[e] = j >= 0 && j < in_rows ? held_entry(j, weight[from]) : held_entry(in_rows, 0);
+        }
+        order_step(entry, group);
+        uint4 *to = l.stream + (u * lines + step * UNIT_LINES) * UNIT + group;
+#pragma unroll
+        for (int e = 0; e < UNIT_LINES; e++)
+            to[e * UNIT] =
+                make_uint4(entry[2 * e].x, entry[2 * e].y, entry[2 * e + 1].x, entry[2 * e + 1].y);
+        if (step > 0) continue;
+        l.unit[u].target[group] = (uint16_t)(row < rows ? row : NOWHERE);
+        if (group > 0) continue;
+        l.unit[u].line = (int)unit * lines;
+        l.unit[u].lines = lines;
+        l.unit[u].whole = 0;
+        l.unit[u].units = (int)l.most;
+    }
+}
+
+static void gather_held(weft_exec *x, const weft_node *n, held_lists l) {
+    const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
+    place_held(&l, h->shape[0], workspace_of<char>(x, n));
+    list_rows<<<grid_for(h->shape[0] * l.lines / UNIT_LINES * UNIT, THREADS), THREADS, 0,
+                stream_of(x)>>>(l, h->shape[0], (int)index->shape[1], (int)h->shape[1],
+                                (int)index->shape[2], data_of<int32_t>(x, index),
+                                data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x),
+                                n->index);
+    weft_cuda_sum_held(x, n, &l);
+}
+
+static int64_t route_gather_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    held_lists l = measure_rows(n);
+    return weft_cuda_held_fits(n, &l) ? place_held(&l, n->out[0]->shape[0], NULL) : 0;
+}
+
 static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
+    held_lists l = measure_rows(n);
+    if (weft_cuda_held_fits(n, &l)) {
+        gather_held(x, n, l);
+        return launched(n);
+    }
     panel_shape s = make_panels(n);
     with_type(h, [&](auto tag) {
         with_flag(is_aligned(s, h), [&](auto aligned) {
@@ -50,4 +114,4 @@ static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-CUDA_KERNEL(route_gather, route_gather_run, NULL, weft_cuda_explain_index)
+CUDA_KERNEL(route_gather, route_gather_run, route_gather_workspace, weft_cuda_explain_index)
