@@ -63,7 +63,7 @@ static int finish(const weft_args *args, weft_status status, int failed) {
 
 static int bench_train(const weft_args *args, const bench_args *own) {
     if (own->quick) return refuse("--quick is attention's; train has --variants and --steps");
-    if (args->step) return refuse("--step is not taken; name the steps: --variants mla,step3");
+    if (args->variant) return refuse("--variant is not taken; name them: --variants mla,mla+all");
     if (args->config && own->shape) return refuse("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "small");
     if (!shape) return refuse("--shape must be small, gpt2-124m, gpt2-355m or gpt2-1558m");
@@ -95,7 +95,7 @@ static int bench_train(const weft_args *args, const bench_args *own) {
 }
 
 static int bench_attention(const weft_args *args, const bench_args *own) {
-    if (args->config || args->n_overrides || args->step || args->seed >= 0 || own->shape ||
+    if (args->config || args->n_overrides || args->variant || args->seed >= 0 || own->shape ||
         own->variants || own->steps || own->settle || own->profile ||
         (args->dtype && strcmp(args->dtype, "f32") != 0))
         return refuse("attention takes --quick, --peer, --threads and --json only");

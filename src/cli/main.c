@@ -28,10 +28,11 @@
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
     X(help, "[COMMAND|config [WORD]]", "explain a command, or print this list")                    \
-    X(plan, "[--config FILE] [--step NAME] [--json]", "what a config costs, before anything runs") \
+    X(plan, "[--config FILE] [--variant NAME] [--json]",                                           \
+      "what a config costs, before anything runs")                                                 \
     X(init, "[--config FILE] --out DIR [--seed N]", "write a fresh checkpoint")                    \
     X(train,                                                                                       \
-      "--config FILE|--text FILE [--step NAME] [--out DIR] [--resume] [--from DIR] [--json]",      \
+      "--config FILE|--text FILE [--variant NAME] [--out DIR] [--resume] [--from DIR] [--json]",   \
       "train a model")                                                                             \
     X(eval, "--model DIR --text FILE|--tokens FILE|--suite FILE|--needle [--json]",                \
       "loss, logits or gradients of a checkpoint")                                                 \
@@ -46,7 +47,7 @@
     X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \
       "serve a model over HTTP, compatible with OpenAI's API")                                     \
     X(watch, "[DIR...] [--port N] [--host ADDRESS] [--json]", "a live page of runs and studies")   \
-    X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
+    X(study, "--config FILE [--variants A,B] [--out DIR] [--jobs N] [--list] [--json]",            \
       "run a study and write its report")                                                          \
     X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \
       "list, compare or export a study's runs")                                                    \

@@ -30,8 +30,8 @@ const char weft_help_train[] =
     "                     follows the text and the machine; all of it is in DIR/data and "
     "DIR/config\n"
     "  --minutes M        with --text: about how long training may take; default: 10\n"
-    "  --step NAME        a variant of the study, or 0 to 5 of the ablation; also as\n"
-    "                     --ra-mla-ablation-step N; default: the first\n"
+    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation; default: the\n"
+    "                     first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's or text's name\n"
     "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"
     "                     DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is\n"
@@ -98,7 +98,7 @@ static void name_out(const weft_args *args, char *out) {
     const char *dot = args->config ? NULL : strrchr(name, '.');
     int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
     int at = snprintf(out, OUT_ROOM, "runs/%.*s", length < 200 ? length : 200, name);
-    if (args->step) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->step);
+    if (args->variant) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->variant);
 }
 
 /* Of the best held-out loss; NaN where the tokens are no text. */
@@ -319,7 +319,7 @@ static int find_config(weft_args *args, train_args *own) {
     if (args->config && texts)
         return refuse("--text makes a config of its own; leave --config out");
     if (own->minutes_text && !texts) return refuse("--minutes goes with --text");
-    if (texts && args->step) return refuse("--step goes with --config");
+    if (texts && args->variant) return refuse("--variant goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
         return refuse("--config or --text is needed, or, to continue a run, --resume --out DIR; "
                       "see 'weft help train'");

@@ -342,7 +342,7 @@ bool weft_variants_listed(const weft_config *base) {
 
 weft_status weft_variants_ablation(const weft_config *base, int number, weft_variants *out) {
     *out = (weft_variants){0};
-    weft_status status = add_ablation(out, base, number, "--step");
+    weft_status status = add_ablation(out, base, number, "--variant");
     if (status != WEFT_OK) weft_variants_free(out);
     return status;
 }

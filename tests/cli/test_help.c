@@ -237,7 +237,7 @@ static void test_options_of_other_commands_are_refused(void **state) {
     command_fails(2, RUN("verify", "-o", "N_LAYER=2"), SAYS("unknown option '-o'"));
     command_fails(2, RUN("report", "x", "--seed", "1"), SAYS("unknown option '--seed'"));
     command_fails(2, RUN("report", "x", "--device", "cpu"), SAYS("unknown option '--device'"));
-    command_fails(2, RUN("tokenize", "--out", "x", "--step", "1", "y"), SAYS("'--step'"));
+    command_fails(2, RUN("tokenize", "--out", "x", "--variant", "1", "y"), SAYS("'--variant'"));
     command_fails(2,
                   RUN("tokenizer", "train", "--vocab", "300", "--out", "x", "--threads", "2", "y"),
                   SAYS("'--threads'"));
@@ -251,7 +251,7 @@ static void test_numbers_are_held_to_their_range(void **state) {
     static const char *const bad[] = {"-1", "99999", "two", "1.5", "3x", "99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         command_fails(2, RUN("plan", "--threads", bad[i]), SAYS("--threads", bad[i], "0 to 1024"));
-        command_fails(2, RUN("plan", "--step", bad[i]), SAYS("--step", bad[i], "0 to 5"));
+        command_fails(2, RUN("plan", "--variant", bad[i]), SAYS("--variant", bad[i], "0 to 5"));
         command_fails(2, RUN("plan", "--ra-mla-ablation-step", bad[i]), SAYS(bad[i], "0 to 5"));
     }
     command_fails(2, RUN("init", "--out", "x", "--seed", "-1"), SAYS("--seed", "-1"));

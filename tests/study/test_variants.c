@@ -132,7 +132,7 @@ static void test_command_line_wins_over_step_and_step_over_file(void **state) {
     weft_variants_free(&s);
 }
 
-/* The same through the program: --step by name, all steps of a plan, and a name that is none. */
+/* The same through the program: --variant by name, all variants of a plan, and a name that is none. */
 /* Wherever PRESET stands, all that is set wins over it; a step may take another. */
 static void test_a_preset_goes_below_all_that_is_set(void **state) {
     (void)state;
@@ -170,13 +170,13 @@ static void test_plan_and_train_know_steps_by_name(void **state) {
                         "wide");
     /* 64 more units in the middle: 2 E + 1 numbers each. */
     long long small = json_integer_value(json_object_get(json_array_get(steps, 0), "parameters"));
-    json_t *one = command_json(RUN("plan", "--config", path, "--step", "wide", "--json"));
+    json_t *one = command_json(RUN("plan", "--config", path, "--variant", "wide", "--json"));
     assert_int_equal(json_integer_value(json_object_get(one, "parameters")), small + 64 * 33);
     assert_int_equal(json_integer_value(json_object_get(all, "parameters")), small);
     json_decref(one);
     json_decref(all);
-    command_fails(2, RUN("plan", "--config", path, "--step", "wid"), SAYS("'wid'", "'wide'"));
-    command_fails(2, RUN("train", "--config", path, "--step", "3"), SAYS("--step", "'3'"));
+    command_fails(2, RUN("plan", "--config", path, "--variant", "wid"), SAYS("'wid'", "'wide'"));
+    command_fails(2, RUN("train", "--config", path, "--variant", "3"), SAYS("--variant", "'3'"));
 }
 
 int main(void) {
