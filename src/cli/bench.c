@@ -17,7 +17,7 @@ const char weft_help_bench[] =
     "                     gpt2-355m or gpt2-1558m (8 x 1024 tokens: 10 GB and minutes on a CPU)\n"
     "  --config FILE      the sizes and options of this config instead\n"
     "  -o KEY=VALUE       override a config key in every row; repeatable\n"
-    "  --variants A,B     dot, w2, cosine, mla, step1, step2, step3, swiglu, wsffn, "
+    "  --variants A,B     dot, w2, cosine, mla, mla+gate, mla+gate+cross, mla+all, swiglu, wsffn, "
     "wsffn-grouped,\n"
     "                     mla-w2\n"
     "  --steps N          steps to measure per row, on both sides\n"
