@@ -114,6 +114,32 @@ static void test_help_config_lists_every_option(void **state) {
     command_fails(2, RUN("help", "plan", "init"), SAYS("one command"));
 }
 
+/* By its name, in either case, with CONFIG_ or by a name that it had before. */
+static void test_help_explains_an_option(void **state) {
+    (void)state;
+    static const char *const names[] = {"STEPS", "steps", "CONFIG_STEPS", "GPT2_MAX_ITERS",
+                                        "CONFIG_GPT2_MAX_ITERS"};
+    const weft_option *steps = weft_option_find("STEPS");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *text, range[96];
+        command_succeeds(RUN("help", names[i]), &text);
+        snprintf(range, sizeof range, "A whole number from %.0f to %.0f.", steps->min, steps->max);
+        assert_true(strncmp(text, "CONFIG_STEPS=", 13) == 0);
+        assert_non_null(strstr(text, steps->help));
+        assert_non_null(strstr(text, range));
+        assert_non_null(strstr(text, steps->fallback));
+        assert_non_null(strstr(text, "CONFIG_GPT2_MAX_ITERS, its old name"));
+        assert_null(strstr(text, "CONFIG_N_LAYER"));
+        free(text);
+    }
+    expect_text(RUN("help", "ATTENTION"), "One of: dot w2");
+    expect_text(RUN("help", "RA_MLA_LATENT_DIM"), "Matters where ATTENTION = \"mla\"");
+    expect_text(RUN("help", "RECOMPUTE"), "y or n.");
+    expect_text(RUN("help", "STUDY_QUESTION"), "The default is empty.");
+    expect_text(RUN("help", "NUM_EPOCHS"), "use CONFIG_STEPS");
+    command_fails(2, RUN("help", "N_LAYR"), SAYS("command or option", "'N_LAYER'"));
+}
+
 /* What git says, or "unknown" where this is no git tree. */
 static void test_version_names_the_commit(void **state) {
     (void)state;
@@ -279,6 +305,7 @@ int main(void) {
         cmocka_unit_test(test_help_fits_eighty_columns),
         cmocka_unit_test(test_help_shows_options_that_are_taken),
         cmocka_unit_test(test_help_config_lists_every_option),
+        cmocka_unit_test(test_help_explains_an_option),
         cmocka_unit_test(test_version_names_the_commit),
         cmocka_unit_test(test_version_is_the_headers),
         cmocka_unit_test(test_an_unknown_command_names_the_nearest),
