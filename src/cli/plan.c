@@ -165,12 +165,13 @@ static void print_steps_head(int width) {
            "training MiB", "kept/tok/layer", "cache B/token");
 }
 
-static void print_steps_row(int width, const char *step, const weft_account *a) {
+static void print_steps_row(int width, const weft_variant *v, const weft_account *a) {
+    const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
     char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
-    printf("%*s %14s %14.4g %14.1f %14.0f %14s\n", width, step,
+    printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, v->name,
            weft_count_text(a->parameters, parameters), (a->forward_flops + a->backward_flops) / 1e6,
            mib(a->training_bytes), a->kept_per_token_layer,
-           weft_count_text(a->cache_bytes_token, cache));
+           weft_count_text(a->cache_bytes_token, cache), *label ? "  " : "", weft_shown(label));
 }
 
 static void print_json(json_t *object) {
@@ -194,7 +195,7 @@ static void print_steps(const weft_variants *steps, const weft_account *accounts
         if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
     print_steps_head(width);
     for (int i = 0; i < steps->n; i++)
-        print_steps_row(width, steps->list[i].name, &accounts[i]);
+        print_steps_row(width, &steps->list[i], &accounts[i]);
 }
 
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */

@@ -200,10 +200,12 @@ static void list_table(const weft_study *s, double seconds) {
             weft_count_text(weft_study_tokens(s, i), tokens);
         }
         char parameters[WEFT_COUNT_ROOM];
-        printf("%-*s %10s %14s %12s %12.4g  %s\n", width, p->step->name, iters, tokens,
+        bool labelled = weft_variant_labelled(p->step->title, p->step->name, sets);
+        const char *label = labelled ? weft_shown(p->step->title) : "";
+        printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->step->name, iters, tokens,
                weft_count_text(p->account.parameters, parameters),
-               (p->account.forward_flops + p->account.backward_flops) / 1e6,
-               *sets ? sets : "nothing");
+               (p->account.forward_flops + p->account.backward_flops) / 1e6, label,
+               *label ? ": " : "", *sets ? sets : "nothing");
     }
     int rates = weft_study_step_rates(s);
     long long seeds = (long long)s->base.study_seeds;

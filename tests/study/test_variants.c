@@ -55,6 +55,37 @@ static void test_named_steps_are_read(void **state) {
     weft_variants_free(&s);
 }
 
+static void test_a_variant_has_a_label(void **state) {
+    (void)state;
+    /* The last three have no label of their own; nor has the first, which sets nothing. */
+    static const char *const labels[] = {
+        "base",
+        "Twice as wide",
+        "it's deep: 3; no more",
+        "ATTENTION w2, BIAS off",
+        "RA_MLA_MLP_ATTN_GATE on and 2 more",
+        "N_LAYER 3 (a)",
+        "N_LAYER 3 (b)",
+    };
+    weft_variants s;
+    parse("base; wide 'Twice as wide': N_FFN=128; deep \\\"it's deep: 3; no more\\\" vs wide: "
+          "N_LAYER=3;"
+          "w2: ATTENTION=w2 BIAS=n; all: RA_MLA_MLP_ATTN_GATE=y RA_MLA_MLP_CROSS_TOKEN=y "
+          "RA_MLA_MLP_LATENT_RECIP=y; a: N_LAYER=3; b vs a: N_LAYER=3",
+          "", &s);
+    assert_int_equal(s.n, 7);
+    for (int i = 0; i < s.n; i++)
+        assert_string_equal(s.list[i].title, labels[i]);
+    assert_string_equal(s.list[2].base, "wide");
+    weft_variants_free(&s);
+    assert_true(weft_variant_labelled("Twice as wide", "wide", "N_FFN=128"));
+    assert_false(weft_variant_labelled("wide", "wide", "N_FFN=128"));
+    assert_false(weft_variant_labelled("N_FFN 128", "wide", "N_FFN=128 N_HEAD=4"));
+    assert_true(weft_variant_labelled("N_FFNs", "wide", "N_FFN=128"));
+    refuse("a; b 'c: N_FFN=3", "", SAYS("'b'", "label"));
+    refuse("a; b '': N_FFN=3", "", SAYS("'b'", "label"));
+}
+
 static void test_ablation_steps_have_their_switches_and_repeats(void **state) {
     (void)state;
     /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
@@ -182,6 +213,7 @@ static void test_plan_and_train_know_steps_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_named_steps_are_read),
+        cmocka_unit_test(test_a_variant_has_a_label),
         cmocka_unit_test(test_ablation_steps_have_their_switches_and_repeats),
         cmocka_unit_test(test_a_config_without_steps_is_one_step),
         cmocka_unit_test(test_mistakes_name_the_step_and_the_key),
