@@ -210,6 +210,24 @@ static void test_plan_and_train_know_steps_by_name(void **state) {
     command_fails(2, RUN("train", "--config", path, "--variant", "3"), SAYS("--variant", "'3'"));
 }
 
+/* Without --out a run's folder has the variant's name; one that was begun under the name before goes on. */
+static void test_a_runs_folder_is_named_by_its_variant(void **state) {
+    (void)state;
+    static const char text[] =
+        "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_BATCH_SIZE=1\n"
+        "CONFIG_EVAL_SAMPLES=1\nCONFIG_STEPS=1\n";
+    char command[1200];
+    file_write(scratch_path("here"), text, sizeof text - 1);
+    snprintf(command, sizeof command,
+             "weft=$(realpath \"${WEFT:-build/weft}\") && cd '%s' && "
+             "run() { \"$weft\" train --config here --variant wide --threads 1 \"$@\" 2>said; } && "
+             "run && mv runs/here-wide runs/here-stepwide && run --resume -o STEPS=2 && "
+             "grep -q here-stepwide said && test ! -e runs/here-wide",
+             scratch_path("."));
+    assert_int_equal(system(command), 0); /* NOLINT */
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_named_steps_are_read),
@@ -220,6 +238,7 @@ int main(void) {
         cmocka_unit_test(test_command_line_wins_over_step_and_step_over_file),
         cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
         cmocka_unit_test(test_plan_and_train_know_steps_by_name),
+        cmocka_unit_test(test_a_runs_folder_is_named_by_its_variant),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
