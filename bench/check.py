@@ -11,6 +11,8 @@ import argparse
 import json
 import sys
 
+from names import current
+
 
 def read_floors(path):
     """[(table, row, value, more is better, number)]"""
@@ -38,11 +40,11 @@ def list_values(data):
         found += [("ops", op, "bytes_growth", max(b) / b[0]) for op, b in by_op.items()]
     elif "shape" in data:
         for r in data["rows"]:
-            found += [("train", r["variant"], v, r.get(v)) for v in ("ratio", "peak_of_plan")]
+            found += [("train", current(r["variant"]), v, r.get(v)) for v in ("ratio", "peak_of_plan")]
     elif "attention" in data:
         for r in data["rows"]:
-            found += [("gpu", r["variant"], v, r.get(v)) for v in ("ratio", "of_swiglu")]
-            found.append(("gpu", r["variant"], "gib", r["ours"]["gib"] if r.get("ours") else None))
+            found += [("gpu", current(r["variant"]), v, r.get(v)) for v in ("ratio", "of_swiglu")]
+            found.append(("gpu", current(r["variant"]), "gib", r["ours"]["gib"] if r.get("ours") else None))
     return [f for f in found if f[3] is not None]
 
 

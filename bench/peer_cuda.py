@@ -40,6 +40,8 @@ import torch._functorch.config as functorch_config
 import torch.nn as nn
 import torch.nn.functional as F
 
+from names import current
+
 GIB = 1024.0**3
 TOP_K, WSFFN_HEADS = 8, 8
 PATIENCE = 120  # seconds to wait for memory
@@ -48,9 +50,9 @@ VARIANTS = {
     "dot": dict(attention="dot", ffn="gelu"),
     "w2": dict(attention="w2", ffn="gelu"),
     "mla": dict(attention="mla", ffn="gelu"),
-    "step1": dict(attention="mla", ffn="gelu", gate=True),
-    "step2": dict(attention="mla", ffn="gelu", gate=True, cross=True),
-    "step3": dict(attention="mla", ffn="gelu", gate=True, cross=True, latent=True),
+    "mla+gate": dict(attention="mla", ffn="gelu", gate=True),
+    "mla+gate+cross": dict(attention="mla", ffn="gelu", gate=True, cross=True),
+    "mla+all": dict(attention="mla", ffn="gelu", gate=True, cross=True, latent=True),
     "swiglu": dict(attention="dot", ffn="swiglu"),
     "wsffn": dict(attention="dot", ffn="wsffn"),
     "wsffn-grouped": dict(attention="dot", ffn="wsffn", grouped=True),
@@ -59,13 +61,13 @@ VARIANTS = {
 # The forms that are measured when none are named (on an H200 with PyTorch 2.11 the fastest ones, and
 # the write-ups' own way of steps 2, 3 and wsffn), and the rest.
 ROUTED, WSFFN = ["cudnn-heads-cheap", "naive"], ["cudnn", "cudnn-stacked", "cudnn-direct"]
-FORMS = {"dot": ["cudnn", "flash"], "w2": ["flex"], "mla": ["cudnn-heads"], "step1": ["cudnn-heads"], "step2": ROUTED,
-         "step3": ROUTED, "swiglu": ["cudnn"], "wsffn": WSFFN, "wsffn-grouped": WSFFN}
+FORMS = {"dot": ["cudnn", "flash"], "w2": ["flex"], "mla": ["cudnn-heads"], "mla+gate": ["cudnn-heads"], "mla+gate+cross": ROUTED,
+         "mla+all": ROUTED, "swiglu": ["cudnn"], "wsffn": WSFFN, "wsffn-grouped": WSFFN}
 LATENT_TOO = ["flash-heads", "cudnn-absorbed", "flash-absorbed", "cudnn", "flash"]
 ROUTED_TOO = ["flash-heads-cheap", "cudnn-absorbed-cheap", "flash-absorbed-cheap", "flash-heads", "flash",
               "naive-heads-cheap"]
 OTHERS = {"dot": ["flash-wide"], "w2": ["cudnn", "efficient", "flash", "flex-wide"], "mla": LATENT_TOO,
-          "step1": LATENT_TOO, "step2": ROUTED_TOO, "step3": ROUTED_TOO, "swiglu": ["flash"],
+          "mla+gate": LATENT_TOO, "mla+gate+cross": ROUTED_TOO, "mla+all": ROUTED_TOO, "swiglu": ["flash"],
           "wsffn": ["flash"], "wsffn-grouped": ["flash"]}
 
 
@@ -530,7 +532,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="VARIANT:FORM a line, nothing is run")
     args = parser.parse_args()
     wanted = [f for f in args.forms.split(",") if f]
-    jobs = [(name, form) for name in args.variants.split(",") for form in forms_of(name, wanted)]
+    jobs = [(name, form) for name in map(current, args.variants.split(",")) for form in forms_of(name, wanted)]
     if args.list:
         print("\n".join(f"{name}:{form}" for name, form in jobs))
         return 0

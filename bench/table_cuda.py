@@ -30,6 +30,8 @@ import tempfile
 import threading
 import time
 
+from names import current
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 GIB = 1024.0**3
 TOKENS = 32 * 1024
@@ -39,10 +41,10 @@ PATIENCE = 60  # seconds for a measurement
 LABELS = {
     "dot": "dot + gelu",
     "w2": "w2 + gelu",
-    "mla": "mla (step 0)",
-    "step1": "step 1: gate",
-    "step2": "step 2: gate, cross",
-    "step3": "step 3: all, tied",
+    "mla": "mla + gelu",
+    "mla+gate": "mla + gate",
+    "mla+gate+cross": "mla + gate, cross",
+    "mla+all": "mla + all, tied",
     "swiglu": "dot + swiglu",
     "wsffn": "dot + wsffn, dense",
     "wsffn-grouped": "dot + wsffn, grouped",
@@ -344,7 +346,7 @@ def main():
         with open(args.json, errors="replace") as old:
             if '"rows"' not in old.read():
                 sys.exit(f"bench-cuda: {args.json} is there already and no benchmark's; name another file")
-    variants = [v for v in args.variants.split(",") if v] or list(LABELS)
+    variants = [current(v) for v in args.variants.split(",") if v] or list(LABELS)
     for v in variants:
         if v not in LABELS:
             sys.exit(f"bench-cuda: there is no variant '{v}'; there are {', '.join(LABELS)}")

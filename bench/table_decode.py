@@ -18,7 +18,9 @@ import json
 import os
 import sys
 
-VARIANTS = ["dot", "w2", "mla", "step1", "step2", "step3"]
+from names import current
+
+VARIANTS = ["dot", "w2", "mla", "mla+gate", "mla+gate+cross", "mla+all"]
 TYPES = ["f32", "bf16", "int8", "auto"]
 ISAS = ["amx", "avx512-bf16", "avx512", "avx2"]
 COLUMNS = ["variant", "weights, cache", "instructions", "context", "batch", "tokens/s", "ms per step", "floor, ms", "of the floor",
@@ -35,6 +37,7 @@ def read_rows(paths):
     for path in paths:
         table = json.load(open(path))
         for row in table["rows"]:
+            row["variant"] = current(row["variant"])
             row["ms_digits"] = 1 if table["device"] == "CPU" else 3
             row["isa"] = table.get("isa") or ""
             key = (row.get("weight_dtype", ""), row.get("cache_dtype", ""), row["variant"], row["isa"], row["batch"],
@@ -88,8 +91,8 @@ def read_steps(paths):
         if " phases, " in line:
             i = words.index("phases,")
             times[" ".join(words[:i - 1])] = int(words[i - 1]), float(words[i + 1])
-        elif words and words[0] in VARIANTS:
-            steps[words[0], int(words[1]), int(words[2])], times = times, {}
+        elif words and current(words[0]) in VARIANTS:
+            steps[current(words[0]), int(words[1]), int(words[2])], times = times, {}
     return steps
 
 

@@ -23,7 +23,7 @@ _weft() {
     if [ "$COMP_CWORD" -eq 1 ]; then
         words=$(_weft_commands "$program")
     elif [ "$command" = help ]; then
-        words="$(_weft_commands "$program") config"
+        words="$(_weft_commands "$program") config $(_weft_keys "$program" | tr -d =)"
     else
         case $before in
             --device) words='cpu cuda auto' ;;

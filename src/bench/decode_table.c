@@ -388,7 +388,7 @@ static weft_status measure_variant(bench *b, const bench_variant *v, weft_config
 }
 
 static weft_status measure_all(bench *b) {
-    bench_column columns[] = {{"variant", -8},
+    bench_column columns[] = {{"variant", -14},
                               {"context", 7},
                               {"batch", 5},
                               {"tokens/s", 9},
@@ -411,7 +411,8 @@ static weft_status measure_all(bench *b) {
      * them. */
     if (!b->opt->cuda) columns[16] = (bench_column){NULL, 0};
     bench_table_start(&b->table, b->opt->table, columns);
-    const char *names = b->opt->variants ? b->opt->variants : "dot,w2,mla,step1,step2,step3";
+    const char *names =
+        b->opt->variants ? b->opt->variants : "dot,w2,mla,mla+gate,mla+gate+cross,mla+all";
     while (*names) {
         const bench_variant *v = bench_variant_find(names);
         if (!v) return weft_fail(WEFT_EINPUT, "--variants: there is no '%s'", names);

@@ -23,18 +23,24 @@ typedef struct {
     weft_arg list[OPTIONS_MAX];
     int n;
     /* Shared options as text, turned into numbers afterwards. */
-    const char *step, *old_step, *threads, *seed;
+    const char *threads, *seed;
 } known_options;
+
+/* Names that options had before. They are read for ever, and no help shows them. A command may have an option
+ * of its own by such a name: `weft bench --steps` counts training steps. */
+static const struct {
+    const char *old, *name;
+} old_names[] = {
+    {"--step", "--variant"},
+    {"--steps", "--variants"},
+    {"--ra-mla-ablation-step", "--variant"},
+};
 
 static void list_options(known_options *k, weft_args *a, const weft_arg *own) {
     const weft_arg shared[] = {
-        {"--config", &a->config, NULL, false},
-        {"--step", &k->step, NULL, false},
-        {"--ra-mla-ablation-step", &k->old_step, NULL, false},
-        {"--json", NULL, &a->json, false},
-        {"--threads", &k->threads, NULL, false},
-        {"--seed", &k->seed, NULL, false},
-        {"--dtype", &a->dtype, NULL, false},
+        {"--config", &a->config, NULL, false}, {"--variant", &a->variant, NULL, false},
+        {"--json", NULL, &a->json, false},     {"--threads", &k->threads, NULL, false},
+        {"--seed", &k->seed, NULL, false},     {"--dtype", &a->dtype, NULL, false},
         {"--device", &a->device, NULL, false},
     };
     for (const weft_arg *o = own; o && o->name; o++)
@@ -43,11 +49,28 @@ static void list_options(known_options *k, weft_args *a, const weft_arg *own) {
         k->list[k->n++] = shared[i];
 }
 
-static const weft_arg *find_option(const known_options *k, const char *word, size_t length) {
-    for (int i = 0; i < k->n; i++)
-        if (strlen(k->list[i].name) == length && strncmp(k->list[i].name, word, length) == 0)
-            return &k->list[i];
+/* `word` may have "=value" behind the option. */
+static bool is_option(const char *word, const char *name) {
+    size_t length = strcspn(word, "=");
+    return strlen(name) == length && strncmp(word, name, length) == 0;
+}
+
+static const char *current_name(const char *word) {
+    for (size_t i = 0; i < sizeof old_names / sizeof old_names[0]; i++)
+        if (is_option(word, old_names[i].old)) return old_names[i].name;
     return NULL;
+}
+
+bool weft_args_is(const char *word, const char *name) {
+    const char *current = current_name(word);
+    return is_option(word, name) || (current && strcmp(current, name) == 0);
+}
+
+static const weft_arg *find_option(const known_options *k, const char *word) {
+    for (int i = 0; i < k->n; i++)
+        if (is_option(word, k->list[i].name)) return &k->list[i];
+    const char *current = current_name(word);
+    return current ? find_option(k, current) : NULL;
 }
 
 /* `given` may have "=value" behind the option. */
@@ -104,7 +127,6 @@ static int read_numbers(weft_args *a, const known_options *k) {
     a->seed = -1;
     int status = weft_args_number(a, "--threads", k->threads, 0, 1024, &threads);
     if (!status) status = weft_args_number(a, "--seed", k->seed, 0, 9007199254740991, &a->seed);
-    a->step = k->step ? k->step : k->old_step;
     a->threads = (int)threads;
     return status;
 }
@@ -142,8 +164,7 @@ static int take_option(weft_args *a, const known_options *k, int argc, char **ar
         a->overrides[a->n_overrides++] = argv[++*i];
         return WEFT_EXIT_DONE;
     }
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
-    const weft_arg *o = find_option(k, word, length);
+    const weft_arg *o = find_option(k, word);
     if (!o) return refuse_unknown(a, k, word);
     if (o->flag) {
         if (equals && o->value && equals[1]) *o->value = equals + 1;
@@ -243,7 +264,7 @@ int weft_args_only(const weft_args *a, unsigned taken) {
         {"--dtype", a->dtype != NULL, ARGS_DTYPE},
         {"--device", a->device != NULL, ARGS_DEVICE},
         {"--config", a->config != NULL, ARGS_CONFIG},
-        {"--step", a->step != NULL, ARGS_CONFIG},
+        {"--variant", a->variant != NULL, ARGS_CONFIG},
         {"--seed", a->seed >= 0, ARGS_CONFIG},
         {"-o", a->n_overrides > 0, ARGS_CONFIG},
     };
@@ -260,38 +281,42 @@ weft_source weft_args_source(const weft_args *a) {
     return (weft_source){a->config, a->settings, a->n_settings};
 }
 
-/* The step that is meant, alone in `steps`' place *at; *at is -1 where there is none. `base` is the
- * config without any. */
-static weft_status find_step(const weft_args *a, const weft_config *base, weft_variants *steps,
-                             int *at) {
+/* The variant that is meant, in `variants`' place *at; *at is -1 where there is none. `base` is the config
+ * without any. */
+static weft_status find_variant(const weft_args *a, const weft_config *base,
+                                weft_variants *variants, int *at) {
     const char *where = a->config ? a->config : "config";
     char *end;
-    *steps = (weft_variants){0};
+    *variants = (weft_variants){0};
     *at = -1;
     if (weft_variants_by_name(base)) {
-        WEFT_TRY(weft_variants_parse(base, where, "study", steps));
-        *at = a->step ? weft_variants_find(steps, a->step) : 0;
+        WEFT_TRY(weft_variants_parse(base, where, "study", variants));
+        *at = a->variant ? weft_variants_find(variants, a->variant) : 0;
         if (*at >= 0) return WEFT_OK;
-        weft_variants_free(steps);
-        return weft_fail(WEFT_EINPUT, "%s: --step '%s': %s", where, a->step, weft_error_message());
+        weft_variants_free(variants);
+        return weft_fail(WEFT_EINPUT, "%s: --variant '%s': %s", where, a->variant,
+                         weft_error_message());
     }
-    if (!a->step && !*base->ra_mla_ablation_steps) return WEFT_OK;
-    long number = a->step ? strtol(a->step, &end, 10) : 0;
-    if (a->step && (end == a->step || *end || number < 0 || number > 5))
-        return weft_fail(WEFT_EINPUT, "--step '%s' must be a whole number from 0 to 5", a->step);
+    if (!a->variant && !*base->ra_mla_ablation_steps) return WEFT_OK;
+    long number = a->variant ? strtol(a->variant, &end, 10) : 0;
+    if (a->variant && (end == a->variant || *end || number < 0 || number > 5))
+        return weft_fail(WEFT_EINPUT,
+                         "--variant '%s' must be a whole number from 0 to 5: the config names no "
+                         "variants, and these are the ablation's",
+                         a->variant);
     *at = 0;
-    return weft_variants_ablation(base, (int)number, steps);
+    return weft_variants_ablation(base, (int)number, variants);
 }
 
 weft_status weft_args_config(const weft_args *a, weft_config *c) {
     weft_source source = weft_args_source(a);
-    weft_variants steps;
+    weft_variants variants;
     int at;
     WEFT_TRY(weft_source_read(&source, NULL, c));
-    /* Only now is it known which steps there are, and a step goes below the overrides. */
-    WEFT_TRY(find_step(a, c, &steps, &at));
-    weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &steps.list[at], c);
-    weft_variants_free(&steps);
+    /* Only now is it known which variants there are, and a variant goes below the overrides. */
+    WEFT_TRY(find_variant(a, c, &variants, &at));
+    weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &variants.list[at], c);
+    weft_variants_free(&variants);
     return status == WEFT_OK ? weft_model_check(c, a->config ? a->config : "config") : status;
 }
 

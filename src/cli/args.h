@@ -17,7 +17,7 @@ typedef struct {
     const char *config;                        /* --config FILE */
     const char *overrides[ARGS_OVERRIDES_MAX]; /* -o KEY=VALUE */
     int n_overrides;
-    const char *step;                        /* --step NAME; NULL: not given */
+    const char *variant;                     /* --variant NAME|N; NULL: not given */
     bool json;                               /* --json */
     int threads;                             /* --threads N; 0: one per processor */
     int64_t seed;                            /* --seed N; -1: the config's */
@@ -48,21 +48,24 @@ typedef struct {
 int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
                     int n_words);
 
+/* Whether a word of the command line is this option, by its name or an old one, "=value" behind it or not. */
+bool weft_args_is(const char *word, const char *name);
+
 /* For a command that takes only some of the shared options: refuses the others, which would change nothing. */
 enum {
     ARGS_JSON = 1,
     ARGS_THREADS = 2,
     ARGS_DTYPE = 4,
     ARGS_DEVICE = 8,
-    ARGS_CONFIG = 16 /* --config, --step, --seed and -o */
+    ARGS_CONFIG = 16 /* --config, --variant, --seed and -o */
 };
 int weft_args_only(const weft_args *a, unsigned taken);
 
 /* Where the arguments say that a config comes from. It points into `a`. */
 weft_source weft_args_source(const weft_args *a);
 
-/* The config that the arguments describe: file, step, overrides, --seed, --dtype, --device, in
- * that order, and checked. An ablation without --step means its step 0, named steps their first. */
+/* The config that the arguments describe: file, variant, overrides, --seed, --dtype, --device, in
+ * that order, and checked. An ablation without --variant means its step 0, named variants their first. */
 weft_status weft_args_config(const weft_args *a, weft_config *c);
 
 /* A whole number of an option of the command's own; NULL text leaves *out as it is. Returns

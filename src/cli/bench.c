@@ -17,7 +17,7 @@ const char weft_help_bench[] =
     "                     gpt2-355m or gpt2-1558m (8 x 1024 tokens: 10 GB and minutes on a CPU)\n"
     "  --config FILE      the sizes and options of this config instead\n"
     "  -o KEY=VALUE       override a config key in every row; repeatable\n"
-    "  --variants A,B     dot, w2, cosine, mla, step1, step2, step3, swiglu, wsffn, "
+    "  --variants A,B     dot, w2, cosine, mla, mla+gate, mla+gate+cross, mla+all, swiglu, wsffn, "
     "wsffn-grouped,\n"
     "                     mla-w2\n"
     "  --steps N          steps to measure per row, on both sides\n"
@@ -63,7 +63,7 @@ static int finish(const weft_args *args, weft_status status, int failed) {
 
 static int bench_train(const weft_args *args, const bench_args *own) {
     if (own->quick) return refuse("--quick is attention's; train has --variants and --steps");
-    if (args->step) return refuse("--step is not taken; name the steps: --variants mla,step3");
+    if (args->variant) return refuse("--variant is not taken; name them: --variants mla,mla+all");
     if (args->config && own->shape) return refuse("--shape and --config: give one of them");
     const bench_shape *shape = bench_shape_find(own->shape ? own->shape : "small");
     if (!shape) return refuse("--shape must be small, gpt2-124m, gpt2-355m or gpt2-1558m");
@@ -95,7 +95,7 @@ static int bench_train(const weft_args *args, const bench_args *own) {
 }
 
 static int bench_attention(const weft_args *args, const bench_args *own) {
-    if (args->config || args->n_overrides || args->step || args->seed >= 0 || own->shape ||
+    if (args->config || args->n_overrides || args->variant || args->seed >= 0 || own->shape ||
         own->variants || own->steps || own->settle || own->profile ||
         (args->dtype && strcmp(args->dtype, "f32") != 0))
         return refuse("attention takes --quick, --peer, --threads and --json only");

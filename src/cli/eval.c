@@ -137,11 +137,11 @@ static int check_usage(const weft_evaluation *what, const char *suite, const cha
 /* What the user named must be there, and must be what this command reads. */
 static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
                         const char *suite) {
-    if (args->config || args->step) {
+    if (args->config || args->variant) {
         fprintf(stderr,
                 "weft eval: %s does not go with --model, which has a config of its own; "
                 "-o KEY=VALUE overrides a key\n",
-                args->config ? "--config" : "--step");
+                args->config ? "--config" : "--variant");
         return WEFT_EXIT_USAGE;
     }
     int status = weft_args_readable(args, folder, "config.json");

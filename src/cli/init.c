@@ -10,7 +10,7 @@ const char weft_help_init[] =
     "                     and state.json with their checksums\n"
     "  --force            replace the model's folder that is there, whole\n"
     "  --seed N           random seed; default: the config's\n"
-    "  --step NAME        a variant of the study, or 0 to 5 of the ablation\n"
+    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --threads N        default: one per processor; the result does not depend on it\n";

@@ -8,11 +8,11 @@
 #include <stdio.h>
 
 int weft_args_no_config(const weft_args *a) {
-    if (!a->config && !a->step) return WEFT_EXIT_DONE;
+    if (!a->config && !a->variant) return WEFT_EXIT_DONE;
     fprintf(stderr,
             "weft %s: %s does not go with --model, which has a config of its own; -o KEY=VALUE "
             "overrides a key\n",
-            a->command, a->config ? "--config" : "--step");
+            a->command, a->config ? "--config" : "--variant");
     return WEFT_EXIT_USAGE;
 }
 

@@ -29,7 +29,7 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
                              weft_loaded_for purpose, weft_loaded *out);
 void weft_loaded_close(weft_loaded *l);
 
-/* Refuses --config and --step, since a checkpoint has a config of its own. */
+/* Refuses --config and --variant, since a checkpoint has a config of its own. */
 int weft_args_no_config(const weft_args *a);
 
 #endif

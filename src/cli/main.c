@@ -21,17 +21,18 @@
 #include "base/nearest.h"
 #include "base/version.h"
 #include "cli/filled.h"
-#include "config/config.h"
+#include "config/help.h"
 #include "cpu/blas.h"
 #include "weft/weft.h"
 
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
-    X(help, "[COMMAND|config [WORD]]", "explain a command, or print this list")                    \
-    X(plan, "[--config FILE] [--step NAME] [--json]", "what a config costs, before anything runs") \
+    X(help, "[COMMAND|OPTION|config [WORD]]", "explain a command or an option of a config")        \
+    X(plan, "[--config FILE] [--variant NAME] [--json]",                                           \
+      "what a config costs, before anything runs")                                                 \
     X(init, "[--config FILE] --out DIR [--seed N]", "write a fresh checkpoint")                    \
     X(train,                                                                                       \
-      "--config FILE|--text FILE [--step NAME] [--out DIR] [--resume] [--from DIR] [--json]",      \
+      "--config FILE|--text FILE [--variant NAME] [--out DIR] [--resume] [--from DIR] [--json]",   \
       "train a model")                                                                             \
     X(eval, "--model DIR --text FILE|--tokens FILE|--suite FILE|--needle [--json]",                \
       "loss, logits or gradients of a checkpoint")                                                 \
@@ -46,7 +47,7 @@
     X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \
       "serve a model over HTTP, compatible with OpenAI's API")                                     \
     X(watch, "[DIR...] [--port N] [--host ADDRESS] [--json]", "a live page of runs and studies")   \
-    X(study, "--config FILE [--steps A,B] [--out DIR] [--jobs N] [--list] [--json]",               \
+    X(study, "--config FILE [--variants A,B] [--out DIR] [--jobs N] [--list] [--json]",            \
       "run a study and write its report")                                                          \
     X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \
       "list, compare or export a study's runs")                                                    \
@@ -87,14 +88,20 @@ static const command *find_command(const char *name) {
     return NULL;
 }
 
-static int unknown_command(const char *name) {
+/* `what` the name might have been of; options are offered too where it is not a command's alone. */
+static int unknown_name(const char *what, const char *name, bool options) {
+    int count;
+    const weft_option *list = weft_options(&count);
     weft_nearest nearest = weft_nearest_slip(name);
     for (size_t i = 0; i < N_COMMANDS; i++)
         weft_nearest_offer(&nearest, commands[i].name);
+    for (int i = 0; options && i < count; i++)
+        weft_nearest_offer(&nearest, list[i].key);
     if (*nearest.name)
-        fprintf(stderr, "weft: unknown command '%s'; did you mean '%s'?\n", name, nearest.name);
+        fprintf(stderr, "weft: unknown %s '%s'; did you mean '%s'?\n", what, name, nearest.name);
     else
-        fprintf(stderr, "weft: unknown command '%s'; 'weft help' lists them\n", name);
+        fprintf(stderr, "weft: unknown %s '%s'; 'weft help'%s\n", what, name,
+                options ? " and 'weft help config' list them" : " lists them");
     return EXIT_USAGE;
 }
 
@@ -102,14 +109,25 @@ static void print_commands(FILE *to) {
     fputs("usage: weft COMMAND [options]\n\n", to);
     for (size_t i = 0; i < N_COMMANDS; i++)
         fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].summary);
-    fputs("\n'weft help COMMAND' explains a command, 'weft help config' every option.\n", to);
+    fputs("\n'weft help COMMAND' explains a command, 'weft help N_LAYER' an option of a\nconfig, "
+          "'weft help config' all of them.\n",
+          to);
 }
 
 const char weft_help_help[] =
-    "Without COMMAND, lists the commands. 'weft help config' lists every option of a config, "
-    "'weft\n"
+    "Without COMMAND, lists the commands. OPTION is an option of a config, as CONFIG_N_LAYER, "
+    "N_LAYER or\n"
+    "by an old name: its default, range, meaning, and when it matters. 'weft help config' lists "
+    "all, 'weft\n"
     "help config WORD' those whose name or explanation holds a word; 'weft help config --kconfig'\n"
     "prints them as a Kconfig file.\n";
+
+/* An option of other trainers; false: it is none. */
+static bool help_foreign(const char *key) {
+    const char *instead = weft_option_instead(key);
+    if (instead) printf("%s is not an option of weft; %s\n", key, instead);
+    return instead;
+}
 
 /* `weft help config`: a page that is no command's. */
 static int help_config(int argc, char **argv) {
@@ -124,11 +142,7 @@ static int help_config(int argc, char **argv) {
         return EXIT_DONE;
     }
     if (weft_config_write_help(stdout, word)) return EXIT_DONE;
-    const char *instead = weft_option_instead(word);
-    if (instead) {
-        printf("%s is not an option of weft; %s\n", word, instead);
-        return EXIT_DONE;
-    }
+    if (help_foreign(word)) return EXIT_DONE;
     fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
             word);
     return EXIT_USAGE;
@@ -154,8 +168,12 @@ int weft_cmd_help(int argc, char **argv) {
         return EXIT_DONE;
     }
     const command *c = find_command(argv[1]);
-    if (!c) return unknown_command(argv[1]);
-    return help_command(c);
+    if (c) return help_command(c);
+    const weft_option *option = weft_option_find(argv[1]);
+    if (!option)
+        return help_foreign(argv[1]) ? EXIT_DONE : unknown_name("command or option", argv[1], true);
+    weft_option_explain(option, stdout);
+    return EXIT_DONE;
 }
 
 #if defined(WEFT_BLAS_OPENBLAS)
@@ -252,7 +270,7 @@ int main(int argc, char **argv) {
     else if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0)
         name = "version";
     const command *c = find_command(name);
-    if (!c) return unknown_command(name);
+    if (!c) return unknown_name("command", name, false);
     /* `weft COMMAND ... --help` is `weft help COMMAND`. */
     for (int i = 2; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)

@@ -11,7 +11,7 @@
 
 const char weft_help_plan[] =
     "  --config FILE      the config; default: every option's own default\n"
-    "  --step NAME        one variant of the study, or 0 to 5 of the ablation; default: all\n"
+    "  --variant NAME|N   one variant of the study, or 0 to 5 of the ablation; default: all\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto: whose memory it must fit\n"
@@ -165,12 +165,13 @@ static void print_steps_head(int width) {
            "training MiB", "kept/tok/layer", "cache B/token");
 }
 
-static void print_steps_row(int width, const char *step, const weft_account *a) {
+static void print_steps_row(int width, const weft_variant *v, const weft_account *a) {
+    const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
     char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
-    printf("%*s %14s %14.4g %14.1f %14.0f %14s\n", width, step,
+    printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, v->name,
            weft_count_text(a->parameters, parameters), (a->forward_flops + a->backward_flops) / 1e6,
            mib(a->training_bytes), a->kept_per_token_layer,
-           weft_count_text(a->cache_bytes_token, cache));
+           weft_count_text(a->cache_bytes_token, cache), *label ? "  " : "", weft_shown(label));
 }
 
 static void print_json(json_t *object) {
@@ -183,7 +184,7 @@ static weft_status account_step(const weft_args *args, const char *step,
                                 const weft_backend *backend, int threads, weft_account *out) {
     weft_args one = *args;
     weft_config c;
-    one.step = step;
+    one.variant = step;
     WEFT_TRY(weft_args_config(&one, &c));
     return weft_account_make(&c, backend, threads, out);
 }
@@ -194,16 +195,17 @@ static void print_steps(const weft_variants *steps, const weft_account *accounts
         if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
     print_steps_head(width);
     for (int i = 0; i < steps->n; i++)
-        print_steps_row(width, steps->list[i].name, &accounts[i]);
+        print_steps_row(width, &steps->list[i], &accounts[i]);
 }
 
-/* An ablation's step is a number, as it always was; a named one its name. */
+/* `step` is the key's old name. There an ablation's step is a number, as it always was. */
 static json_t *steps_json(const weft_config *base, const weft_variants *steps,
                           const weft_account *accounts) {
     json_t *rows = json_array();
     for (int i = 0; i < steps->n; i++) {
         json_t *row = to_json(&accounts[i]);
         const char *name = steps->list[i].name;
+        json_object_set_new(row, "variant", json_string(name));
         json_object_set_new(row, "step",
                             weft_variants_by_name(base) ? json_string(name)
                                                         : json_integer(atoi(name)));
@@ -212,7 +214,7 @@ static json_t *steps_json(const weft_config *base, const weft_variants *steps,
     return rows;
 }
 
-/* Every step of a study. In JSON `first`, what no --step means, is beside them. All is counted
+/* Every step of a study. In JSON `first`, what no --variant means, is beside them. All is counted
  * before anything is printed, so that a step which fails leaves no half of a table. */
 static weft_status plan_steps(const weft_args *args, const weft_config *base,
                               const weft_account *first, const weft_variants *steps,
@@ -257,11 +259,12 @@ static weft_status plan(const weft_args *args, int ranks) {
     int threads = weft_pool_size(pool);
     weft_pool_destroy(pool);
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
-    if (!args->step && weft_variants_listed(&c)) {
+    if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
-            return weft_fail(WEFT_EINPUT,
-                             "--ranks is of one model, and this config is a study's; --step NAME "
-                             "picks one of its variants");
+            return weft_fail(
+                WEFT_EINPUT,
+                "--ranks is of one model, and this config is a study's; --variant NAME "
+                "picks one of its variants");
         WEFT_TRY(weft_variants_parse(&c, args->config ? args->config : "config", "study", &steps));
         weft_status status = plan_steps(args, &c, &a, &steps, backend, threads);
         weft_variants_free(&steps);

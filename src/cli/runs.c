@@ -19,7 +19,7 @@ const char weft_help_runs[] =
     "                     by seed, the mean difference\n"
     "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes\n"
     "                     or an option that is a number; with its interval\n"
-    "  --steps A,B        with --fit: these variants alone\n"
+    "  --variants A,B     with --fit: these variants alone\n"
     "  --csv FILE         the runs as comma-separated values; - is standard output\n"
     "  --metrics-csv FILE the same of every logged training step\n"
     "  --force            overwrite FILE\n"
@@ -42,7 +42,7 @@ typedef struct {
     int n;
     const char *a, *b; /* --compare */
     const char *csv, *metrics_csv, *diff;
-    const char *fit, *steps;
+    const char *fit, *variants;
     bool force;
     const char *out; /* of a merge */
     bool merge;
@@ -113,8 +113,8 @@ static weft_status compare(const weft_args *args, const runs_args *own) {
 
 static weft_status fit(const weft_args *args, const runs_args *own) {
     json_t *object = NULL;
-    WEFT_TRY(weft_listing_fit(own->paths, own->n, own->fit, own->steps, args->json ? NULL : stdout,
-                              args->json ? &object : NULL));
+    WEFT_TRY(weft_listing_fit(own->paths, own->n, own->fit, own->variants,
+                              args->json ? NULL : stdout, args->json ? &object : NULL));
     if (object) print_json(object);
     return WEFT_OK;
 }
@@ -170,10 +170,10 @@ static int check(const weft_args *args, const runs_args *own) {
     if (own->merge && !own->out) return refuse("merge needs --out DIR or --out FILE.db");
     if (own->merge && own->n < 2) return refuse("merge takes two studies or more");
     if (!own->merge && own->out) return refuse("--out goes with merge");
-    if (own->steps && !own->fit) return refuse("--steps goes with --fit");
+    if (own->variants && !own->fit) return refuse("--variants goes with --fit");
     if (own->n == 0) return refuse("name a folder with runs, a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
-    if (args->config || args->n_settings || args->step)
+    if (args->config || args->n_settings || args->variant)
         return refuse("takes no config; see 'weft help runs'");
     return WEFT_EXIT_DONE;
 }
@@ -181,11 +181,14 @@ static int check(const weft_args *args, const runs_args *own) {
 int weft_cmd_runs(int argc, char **argv) {
     weft_args args;
     runs_args own = {.n = 0};
-    const weft_arg list[] = {
-        {"--csv", &own.csv, NULL, false},     {"--metrics-csv", &own.metrics_csv, NULL, false},
-        {"--diff", &own.diff, NULL, false},   {"--force", NULL, &own.force, false},
-        {"--out", &own.out, NULL, false},     {"--fit", &own.fit, NULL, false},
-        {"--steps", &own.steps, NULL, false}, {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {{"--csv", &own.csv, NULL, false},
+                             {"--metrics-csv", &own.metrics_csv, NULL, false},
+                             {"--diff", &own.diff, NULL, false},
+                             {"--force", NULL, &own.force, false},
+                             {"--out", &own.out, NULL, false},
+                             {"--fit", &own.fit, NULL, false},
+                             {"--variants", &own.variants, NULL, false},
+                             {NULL, NULL, NULL, false}};
     take_merge(&argc, argv, &own);
     int usage = take_compare(&argc, argv, &own);
     if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);

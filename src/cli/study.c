@@ -1,4 +1,4 @@
-/* weft study: every step of a study, each run in a process of its own, then the report. */
+/* weft study: every variant of a study, each run in a process of its own, then the report. */
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -23,7 +23,7 @@ const char weft_help_study[] =
     "  --config FILE      the config, or the name of a study that comes with weft, with its study: "
     "RA_MLA_ABLATION_STEPS or STUDY_VARIANTS, and\n"
     "                     STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, STUDY_SCORE, STUDY_TAIL\n"
-    "  --steps A,B        only these variants; the others wait\n"
+    "  --variants A,B     only these variants; the others wait\n"
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
     "                     runs/study for .config\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
@@ -64,7 +64,7 @@ enum {
 };
 
 typedef struct {
-    const char *steps, *out, *jobs_text, *gpus_text, *restart, *minutes_text;
+    const char *variants, *out, *jobs_text, *gpus_text, *restart, *minutes_text;
     bool list, slurm;
     const char *slurm_options;
     const char **words; /* of each job */
@@ -74,8 +74,8 @@ typedef struct {
     double minutes;
 } study_args;
 
-/* "a,b" as a choice among the steps; *chosen is NULL for all. */
-static weft_status choose_steps(const weft_study *s, const char *text, bool **chosen) {
+/* "a,b" as a choice among the variants; *chosen is NULL for all. */
+static weft_status choose_variants(const weft_study *s, const char *text, bool **chosen) {
     *chosen = NULL;
     if (!text) return WEFT_OK;
     *chosen = calloc((size_t)s->steps.n, sizeof **chosen);
@@ -84,13 +84,13 @@ static weft_status choose_steps(const weft_study *s, const char *text, bool **ch
         char name[WEFT_VARIANT_NAME];
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
-        int step = weft_variants_find(&s->steps, name);
-        if (step < 0) {
+        int at = weft_variants_find(&s->steps, name);
+        if (at < 0) {
             free(*chosen);
             *chosen = NULL;
-            return weft_fail(WEFT_EINPUT, "--steps: %s", weft_error_message());
+            return weft_fail(WEFT_EINPUT, "--variants: %s", weft_error_message());
         }
-        (*chosen)[step] = true;
+        (*chosen)[at] = true;
         text += n + (text[n] == ',');
     }
     return WEFT_OK;
@@ -104,8 +104,8 @@ static json_t *step_json(const weft_study *s, int step) {
     const weft_study_variant *p = &s->built[step];
     char sets[SETS_ROOM];
     weft_study_overrides(s, step, sets, sizeof sets);
-    json_t *row = json_pack("{s:s, s:s, s:s}", "step", p->step->name, "title", p->step->title,
-                            "overrides", sets);
+    json_t *row = json_pack("{s:s, s:s, s:s, s:s}", "variant", p->step->name, "step", p->step->name,
+                            "title", p->step->title, "overrides", sets);
     if (p->step->baseline >= 0)
         json_object_set_new(row, "baseline", json_string(s->steps.list[p->step->baseline].name));
     if (p->step->repeats >= 0)
@@ -200,10 +200,12 @@ static void list_table(const weft_study *s, double seconds) {
             weft_count_text(weft_study_tokens(s, i), tokens);
         }
         char parameters[WEFT_COUNT_ROOM];
-        printf("%-*s %10s %14s %12s %12.4g  %s\n", width, p->step->name, iters, tokens,
+        bool labelled = weft_variant_labelled(p->step->title, p->step->name, sets);
+        const char *label = labelled ? weft_shown(p->step->title) : "";
+        printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->step->name, iters, tokens,
                weft_count_text(p->account.parameters, parameters),
-               (p->account.forward_flops + p->account.backward_flops) / 1e6,
-               *sets ? sets : "nothing");
+               (p->account.forward_flops + p->account.backward_flops) / 1e6, label,
+               *label ? ": " : "", *sets ? sets : "nothing");
     }
     int rates = weft_study_step_rates(s);
     long long seeds = (long long)s->base.study_seeds;
@@ -253,7 +255,7 @@ static void announce(const weft_study *s) {
 
 /* The words of this command that each job has too; the caller frees the list. */
 static const char **job_words(int argc, char **argv) {
-    static const char *const own[] = {"--slurm", "--out", "--steps", "--threads", "--json"};
+    static const char *const own[] = {"--slurm", "--out", "--variants", "--threads", "--json"};
     const char **words = calloc((size_t)argc + 2, sizeof *words);
     int n = 0;
     if (!words) return NULL;
@@ -261,11 +263,9 @@ static const char **job_words(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         bool skip = false, has_value = false;
         for (size_t k = 0; k < sizeof own / sizeof *own; k++) {
-            size_t length = strlen(own[k]);
-            if (strncmp(argv[i], own[k], length) != 0) continue;
-            if (argv[i][length] && argv[i][length] != '=') continue;
+            if (!weft_args_is(argv[i], own[k])) continue;
             skip = true;
-            has_value = k >= 1 && k <= 3 && !argv[i][length];
+            has_value = k >= 1 && k <= 3 && !strchr(argv[i], '=');
         }
         if (!skip) words[n++] = argv[i];
         i += has_value;
@@ -284,7 +284,7 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
         return weft_fail(WEFT_EINPUT, "study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
                                       "--slurm runs each by itself");
     snprintf(name, sizeof name, "runs/%s", s->name);
-    WEFT_TRY(choose_steps(s, own->steps, &chosen));
+    WEFT_TRY(choose_variants(s, own->variants, &chosen));
     weft_slurm_options o = {.out = own->out ? own->out : name,
                             .steps = chosen,
                             .words = own->words,
@@ -376,7 +376,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     /* From here on this process has one thread: it starts others. */
     weft_pool_destroy(*pool);
     *pool = NULL;
-    weft_status status = choose_steps(s, own->steps, &chosen);
+    weft_status status = choose_variants(s, own->variants, &chosen);
     o.steps = chosen;
     if (status == WEFT_OK) status = weft_report_vacant(o.out);
     pid_t page = status == WEFT_OK && !args->json ? weft_live_study_start(o.out) : 0;
@@ -473,7 +473,7 @@ int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
-    const weft_arg list[] = {{"--steps", &own.steps, NULL, false},
+    const weft_arg list[] = {{"--variants", &own.variants, NULL, false},
                              {"--out", &own.out, NULL, false},
                              {"--gpus", &own.gpus_text, NULL, false},
                              {"--jobs", &own.jobs_text, NULL, false},
@@ -483,9 +483,10 @@ int weft_cmd_study(int argc, char **argv) {
                              {"--slurm", &own.slurm_options, &own.slurm, false},
                              {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
-    if (!exit_status && (!args.config || args.step)) {
-        fprintf(stderr, args.step ? "weft study: --step is weft train's; --steps A,B chooses\n"
-                                  : "weft study: --config is needed; see 'weft help study'\n");
+    if (!exit_status && (!args.config || args.variant)) {
+        fprintf(stderr, args.variant
+                            ? "weft study: --variant is weft train's; --variants A,B chooses\n"
+                            : "weft study: --config is needed; see 'weft help study'\n");
         exit_status = WEFT_EXIT_USAGE;
     }
     if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);

@@ -30,9 +30,10 @@ const char weft_help_train[] =
     "                     follows the text and the machine; all of it is in DIR/data and "
     "DIR/config\n"
     "  --minutes M        with --text: about how long training may take; default: 10\n"
-    "  --step NAME        a variant of the study, or 0 to 5 of the ablation; also as\n"
-    "                     --ra-mla-ablation-step N; default: the first\n"
-    "  --out DIR          the run's folder; without it, runs/ and the config's or text's name\n"
+    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation; default: the\n"
+    "                     first\n"
+    "  --out DIR          the run's folder; without it, runs/ and the config's or text's name,\n"
+    "                     with the variant's behind it\n"
     "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"
     "                     DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is\n"
     "                     used\n"
@@ -91,14 +92,17 @@ static int read_peak(const char *text, double *out) {
     return WEFT_EXIT_USAGE;
 }
 
-/* runs/NAME, or runs/NAME-stepN; of a text, its name without its ending. */
+/* runs/NAME, or runs/NAME-VARIANT, once runs/NAME-stepVARIANT: a run that is there goes on. Of a text, its name
+ * without its ending. */
 static void name_out(const weft_args *args, char *out) {
     const char *path = args->config ? args->config : args->repeated[0];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     const char *dot = args->config ? NULL : strrchr(name, '.');
     int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
     int at = snprintf(out, OUT_ROOM, "runs/%.*s", length < 200 ? length : 200, name);
-    if (args->step) snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->step);
+    if (!args->variant) return;
+    snprintf(out + at, OUT_ROOM - (size_t)at, "-step%.63s", args->variant);
+    if (access(out, F_OK) != 0) snprintf(out + at, OUT_ROOM - (size_t)at, "-%.63s", args->variant);
 }
 
 /* Of the best held-out loss; NaN where the tokens are no text. */
@@ -319,7 +323,7 @@ static int find_config(weft_args *args, train_args *own) {
     if (args->config && texts)
         return refuse("--text makes a config of its own; leave --config out");
     if (own->minutes_text && !texts) return refuse("--minutes goes with --text");
-    if (texts && args->step) return refuse("--step goes with --config");
+    if (texts && args->variant) return refuse("--variant goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
         return refuse("--config or --text is needed, or, to continue a run, --resume --out DIR; "
                       "see 'weft help train'");

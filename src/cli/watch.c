@@ -44,7 +44,7 @@ static int read_options(watching *w, int argc, char **argv) {
     while (w->n < FOLDERS_MOST && w->folders[w->n])
         w->n++;
     if (!w->n) w->folders[w->n++] = "runs";
-    if (!status && (w->args.config || w->args.step || w->args.n_settings)) {
+    if (!status && (w->args.config || w->args.variant || w->args.n_settings)) {
         fprintf(stderr, "weft watch: takes folders and no config; see 'weft help watch'\n");
         status = WEFT_EXIT_USAGE;
     }

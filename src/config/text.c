@@ -4,7 +4,7 @@
  * them; the program's own table checks them. An option that matters only sometimes says so in its
  * help and is not hidden: Kconfig drops a hidden option's value, and a study's step may be what
  * makes it matter. */
-#include "config/config.h"
+#include "config/help.h"
 
 #include "base/files.h"
 
@@ -112,6 +112,33 @@ static bool is_about(const weft_option *o, const char *word) {
            (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
 }
 
+/* The key with its default, what it does, its range or words, and when it matters. */
+static void write_option(FILE *out, int indent, const weft_option *o) {
+    char deeper[16];
+    snprintf(deeper, sizeof deeper, "%*s", indent + 4, "");
+    fprintf(out, "%*sCONFIG_%s=%s\n", indent, "", o->key, *o->fallback ? o->fallback : "\"\"");
+    write_folded(out, deeper, o->help);
+    if (o->type == WEFT_OPT_INT)
+        fprintf(out, "%sA whole number from %.0f to %.0f.\n", deeper, o->min, o->max);
+    write_range(out, deeper, o);
+}
+
+void weft_option_explain(const weft_option *o, FILE *out) {
+    static const struct {
+        const char *old, *key;
+    } aliases[] = {
+#define ALIAS(old, new) {#old, #new},
+#include "config/aliases.def"
+    };
+    write_option(out, 0, o);
+    if (o->type == WEFT_OPT_BOOL) fputs("    y or n.\n", out);
+    if (o->type == WEFT_OPT_TEXT) fputs("    A text.\n", out);
+    fprintf(out, "    The default is %s.\n", *o->fallback ? o->fallback : "empty");
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
+        if (strcmp(aliases[i].key, o->key) == 0)
+            fprintf(out, "    CONFIG_%s, its old name, is read too.\n", aliases[i].old);
+}
+
 bool weft_config_write_help(FILE *out, const char *word) {
     int count;
     const weft_option *options = weft_options(&count);
@@ -123,10 +150,7 @@ bool weft_config_write_help(FILE *out, const char *word) {
             fprintf(out, "%s%s\n", *group ? "\n" : "", o->group);
             group = o->group;
         }
-        fprintf(out, "  CONFIG_%s=%s\n", o->key, *o->fallback ? o->fallback : "\"\"");
-        write_folded(out, "      ", o->help);
-        if (o->type == WEFT_OPT_INT) fprintf(out, "      From %.0f to %.0f.\n", o->min, o->max);
-        write_range(out, "      ", o);
+        write_option(out, 2, o);
     }
     return *group;
 }

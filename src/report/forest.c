@@ -6,6 +6,7 @@
 #include "base/order.h"
 #include "report/axis.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -138,11 +139,34 @@ static void put_svg_text(FILE *out, double x, double y, const char *anchor, cons
     fputs("</text>\n", out);
 }
 
+/* About how wide a text is: capitals, as options have, are wider. */
+static double svg_width(const char *text) {
+    double width = 0;
+    for (; *text; text++)
+        width += isupper((unsigned char)*text) || *text == '_' ? 10 : 7.5;
+    return width;
+}
+
+/* A label that would begin left of the picture is drawn narrower. */
+static void put_svg_label(FILE *out, double y, const char *label) {
+    const double room = TRACK_LEFT - 14;
+    if (svg_width(label) <= room) {
+        put_svg_text(out, room, y, "end", label);
+        return;
+    }
+    fprintf(out,
+            "<text x=\"0\" y=\"%.1f\" textLength=\"%.0f\" lengthAdjust=\"spacingAndGlyphs\" "
+            "fill=\"ink\">",
+            y, room);
+    weft_page_escape_html(out, label);
+    fputs("</text>\n", out);
+}
+
 static void put_svg_row(FILE *out, const weft_report_data *d, int step, extent e, double y) {
     const weft_comparison *c = &d->steps[step].compared;
     const char *colour = colour_of(d, step);
     weft_words room;
-    put_svg_text(out, TRACK_LEFT - 14, y + 5, "end", weft_variant_label(d, step));
+    put_svg_label(out, y + 5, weft_variant_label(d, step));
     if (c->pairs >= 2)
         fprintf(out,
                 "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "

@@ -81,15 +81,16 @@ static json_t *left_out(const weft_report_data *d, int step) {
 static json_t *verdict_json(const weft_report_data *d, int step) {
     const weft_report_variant *s = &d->steps[step];
     const weft_comparison *c = &s->compared;
-    return json_pack(
-        "{s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}", "step",
-        weft_json_text(s->name), "baseline", weft_json_text(d->steps[s->baseline].name), "verdict",
-        weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs", c->pairs,
-        "difference", weft_json_number(c->mean), "low", weft_json_number(c->low), "high",
-        weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
-        weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)), "left", s->left,
-        "repeat_of", s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
-        "left_out", left_out(d, step));
+    return json_pack("{s:o, s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}",
+                     "variant", weft_json_text(s->name), "step", weft_json_text(s->name),
+                     "baseline", weft_json_text(d->steps[s->baseline].name), "verdict",
+                     weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs",
+                     c->pairs, "difference", weft_json_number(c->mean), "low",
+                     weft_json_number(c->low), "high", weft_json_number(c->high), "sd",
+                     weft_json_number(c->sd), "percent", weft_json_number(c->percent), "p",
+                     weft_json_number(weft_comparison_p(c)), "left", s->left, "repeat_of",
+                     s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
+                     "left_out", left_out(d, step));
 }
 
 static json_t *positions_json(const weft_report_data *d, int step) {
@@ -109,11 +110,11 @@ static json_t *positions_json(const weft_report_data *d, int step) {
 static json_t *step_json(const weft_report_data *d, int step) {
     const weft_report_variant *s = &d->steps[step];
     json_t *object = json_pack(
-        "{s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "step", weft_json_text(s->name),
-        "title", weft_json_text(s->title), "overrides", weft_json_text(s->overrides),
-        "learning_rate", weft_json_number(s->rate), "score", weft_json_number(s->mean), "sd",
-        weft_json_number(s->sd), "seeds", s->done, "runs", s->runs, "leaks", s->leaks, "error",
-        *s->error ? weft_json_text(s->error) : json_null());
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "variant",
+        weft_json_text(s->name), "step", weft_json_text(s->name), "title", weft_json_text(s->title),
+        "overrides", weft_json_text(s->overrides), "learning_rate", weft_json_number(s->rate),
+        "score", weft_json_number(s->mean), "sd", weft_json_number(s->sd), "seeds", s->done, "runs",
+        s->runs, "leaks", s->leaks, "error", *s->error ? weft_json_text(s->error) : json_null());
     json_t *cost = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", weft_json_whole(s->iters),
         "tokens", weft_json_whole(s->tokens), "parameters", weft_json_whole(s->parameters),

@@ -1,6 +1,7 @@
 /* What came out: the verdicts in plain words, the table, and the repeats' equality. */
 #include "report/sections.h"
 #include "report/together.h"
+#include "study/variants.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -225,7 +226,8 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     weft_words a, b;
     bool compared = s->baseline >= 0 && c->pairs > 0;
     weft_page_cell(p, "%s", s->name);
-    const char *what = *s->title && strcmp(s->title, s->name) != 0 ? s->title : s->overrides;
+    const char *what =
+        weft_variant_labelled(s->title, s->name, s->overrides) ? s->title : s->overrides;
     char repeats[128] = "";
     if (s->repeats >= 0 && !strstr(what, "repeat"))
         snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->steps[s->repeats].name);

@@ -169,7 +169,7 @@ static weft_status next_step(const weft_study *s, const char **at, const char *e
 static weft_status parse_rate_as(weft_study *s) {
     const char *at = s->base.study_rate_as;
     s->rate_as = malloc((size_t)s->steps.n * sizeof *s->rate_as);
-    if (!s->rate_as) return weft_fail(WEFT_ENOMEM, "study: no memory for its steps");
+    if (!s->rate_as) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     for (int i = 0; i < s->steps.n; i++)
         s->rate_as[i] = -1;
     if (*(at += strspn(at, " \t")) && !weft_study_chooses(s))

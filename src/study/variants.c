@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6 };
+enum { WORD_ROOM = WEFT_TEXT_MAX + 128, ABLATION_STEPS = 6, LABEL_ROOM = 42 };
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
@@ -128,7 +128,68 @@ static weft_status read_set(weft_variant *step, const char *word, const char *wh
     return add_set(step, weft_option_find(key)->key, equals + 1);
 }
 
-/* NAME [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
+/* A variant's label in quotes, where one stands at *at. */
+static weft_status read_label(const char **at, const char *where, weft_variant *v) {
+    char word[WORD_ROOM];
+    const char *from = *at + (**at == '\\');
+    char quote = *from;
+    if (quote != '"' && quote != '\'') return WEFT_OK;
+    const char *end = next_word(*at, ":;", word);
+    if (!*word || end == from + 1 || end[-1] != quote)
+        return weft_fail(WEFT_EINPUT, "%s: its label must be text between two %c", where, quote);
+    if (strlen(word) >= sizeof v->title)
+        return weft_fail(WEFT_EINPUT, "%s: its label is longer than %d letters", where,
+                         WEFT_VARIANT_TITLE - 1);
+    snprintf(v->title, sizeof v->title, "%s", word);
+    *at = skip_blanks(end);
+    return WEFT_OK;
+}
+
+/* A label from what it sets, as much of it as a chart has room for: "ATTENTION w2, N_FFN 64 and 2 more".
+ * Without any, its name. */
+static void describe_sets(weft_variant *v) {
+    char text[LABEL_ROOM] = "";
+    int n = 0, told = 0;
+    for (int i = 0; i < v->n_sets; i++) {
+        const char *value = strchr(v->sets[i], '=') + 1;
+        int key = (int)(value - v->sets[i]) - 1;
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", key, v->sets[i]);
+        if (weft_option_find(name)->type == WEFT_OPT_BOOL) value = *value == 'n' ? "off" : "on";
+        size_t letters = (size_t)n + (size_t)key + strlen(value) + 3;
+        if (letters >= sizeof text && told > 0) break;
+        n += snprintf(text + n, sizeof text - (size_t)n, letters < sizeof text ? "%s%s %s" : "%s%s",
+                      told ? ", " : "", name, value);
+        told++;
+    }
+    if (told > 0 && told < v->n_sets)
+        snprintf(v->title, sizeof v->title, "%s and %d more", text, v->n_sets - told);
+    else if (told > 0)
+        snprintf(v->title, sizeof v->title, "%s", text);
+}
+
+bool weft_variant_labelled(const char *title, const char *name, const char *sets) {
+    size_t key = strcspn(sets, "=");
+    bool described = key && strncmp(title, sets, key) == 0 && (!title[key] || title[key] == ' ');
+    return *title && strcmp(title, name) != 0 && !described;
+}
+
+/* Where a label is another's too, the name tells them apart. */
+static void part_labels(weft_variants *s) {
+    bool same[WEFT_VARIANTS_MAX] = {false};
+    for (int i = 0; i < s->n; i++)
+        for (int k = 0; k < s->n; k++)
+            if (i != k && strcmp(s->list[i].title, s->list[k].title) == 0) same[i] = true;
+    for (int i = 0; i < s->n; i++) {
+        char label[WEFT_VARIANT_TITLE];
+        if (!same[i]) continue;
+        snprintf(label, sizeof label, "%.*s (%s)", WEFT_VARIANT_TITLE - WEFT_VARIANT_NAME - 4,
+                 s->list[i].title, s->list[i].name);
+        memcpy(s->list[i].title, label, sizeof label);
+    }
+}
+
+/* NAME ["LABEL"] [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
 static weft_status read_step(weft_variants *s, const char **text, const char *where) {
     char name[WEFT_VARIANT_NAME], here[800], word[WORD_ROOM];
     const char *at = *text;
@@ -136,6 +197,9 @@ static weft_status read_step(weft_variants *s, const char **text, const char *wh
     WEFT_TRY(read_name(&at, where, s->n ? "after ';'" : "at the start", name));
     WEFT_TRY(add_step(s, name, where, &step));
     snprintf(here, sizeof here, "%.640s: variant '%s'", where, name);
+    const char *label = at;
+    WEFT_TRY(read_label(&at, here, step));
+    bool labelled = at != label;
     if (strncmp(at, "vs", 2) == 0 && isspace((unsigned char)at[2])) {
         at += 2;
         WEFT_TRY(read_name(&at, here, "after 'vs'", step->base));
@@ -149,6 +213,7 @@ static weft_status read_step(weft_variants *s, const char **text, const char *wh
             WEFT_TRY(read_set(step, word, here));
         }
     }
+    if (!labelled) describe_sets(step);
     *text = *at == ';' ? skip_blanks(at + 1) : at;
     return WEFT_OK;
 }
@@ -183,6 +248,7 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
     snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_VARIANTS", where);
     while (*at)
         WEFT_TRY(read_step(s, &at, here));
+    part_labels(s);
     return link_baselines(s, here);
 }
 
@@ -342,7 +408,7 @@ bool weft_variants_listed(const weft_config *base) {
 
 weft_status weft_variants_ablation(const weft_config *base, int number, weft_variants *out) {
     *out = (weft_variants){0};
-    weft_status status = add_ablation(out, base, number, "--step");
+    weft_status status = add_ablation(out, base, number, "--variant");
     if (status != WEFT_OK) weft_variants_free(out);
     return status;
 }

@@ -19,7 +19,7 @@ typedef struct {
 
 typedef struct {
     char name[WEFT_VARIANT_NAME];
-    char title[WEFT_VARIANT_TITLE];
+    char title[WEFT_VARIANT_TITLE]; /* its label: given, or made from what it sets */
     char base[WEFT_VARIANT_NAME]; /* of `vs BASE`; empty: not given */
     int baseline;                 /* the step it is compared with; -1: none */
     int repeats;                  /* the step it repeats; -1: none */
@@ -40,6 +40,9 @@ weft_status weft_variants_parse(const weft_config *base, const char *where, cons
 void weft_variants_free(weft_variants *s);
 /* By name; -1: none, and an error that names the nearest one. */
 int weft_variants_find(const weft_variants *s, const char *name);
+
+/* Whether a variant's title says more than its name and what it sets, "KEY=VALUE KEY=VALUE", do. */
+bool weft_variant_labelled(const char *title, const char *name, const char *sets);
 
 /* Whether the config lists steps, and whether they go by name. The ablation's go by number. */
 bool weft_variants_listed(const weft_config *base);

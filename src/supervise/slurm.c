@@ -90,15 +90,15 @@ static weft_status own_program(char path[WEFT_PATH_MAX]) {
 /* One step's study, by the task's place in the list. */
 static void make_array(script *s, const weft_slurm_options *o, const char *program) {
     add(s, "#!/bin/sh\nset -eu\ncd \"$SLURM_SUBMIT_DIR\"\n"
-           "step=$(sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\"");
+           "variant=$(sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\"");
     add_word(s, o->out);
-    add(s, "/slurm/steps)\nexec");
+    add(s, "/slurm/variants)\nexec");
     add_word(s, program);
     for (const char *const *w = o->words; *w; w++)
         add_word(s, *w);
-    add(s, " --threads \"${SLURM_CPUS_PER_TASK:-1}\" --steps \"$step\" --out");
+    add(s, " --threads \"${SLURM_CPUS_PER_TASK:-1}\" --variants \"$variant\" --out");
     add_word(s, o->out);
-    add(s, "/parts/\"$step\"\n");
+    add(s, "/parts/\"$variant\"\n");
 }
 
 /* All parts as one database, which takes its name when it is whole. A study of one step is its part. */
@@ -204,7 +204,7 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     if (status == WEFT_OK) status = weft_folder_make(path);
     if (status == WEFT_OK) status = weft_path(path, "%s/parts", o->out);
     if (status == WEFT_OK) status = weft_folder_make(path);
-    if (status == WEFT_OK) status = weft_path(path, "%s/slurm/steps", o->out);
+    if (status == WEFT_OK) status = weft_path(path, "%s/slurm/variants", o->out);
     if (status == WEFT_OK) status = write_steps(s, o, path, &out->jobs);
     if (status == WEFT_OK) {
         make_array(array, o, program);

@@ -1,7 +1,7 @@
-/* A study by Slurm: an array of jobs, one for each step, and a job after them that gathers.
+/* A study by Slurm: an array of jobs, one for each variant, and a job after them that gathers.
  *
- *     DIR/slurm/steps, array.sh, gather.sh     what was submitted
- *     DIR/parts/STEP                           each job's own study, of that step alone
+ *     DIR/slurm/variants, array.sh, gather.sh  what was submitted
+ *     DIR/parts/VARIANT                        each job's own study, of that variant alone
  *     DIR/runs.db, report.html, report.md      all of them, made by the last job
  *
  * Jobs share nothing but the file system. The same command again continues what is not done. */
@@ -14,7 +14,7 @@ typedef struct {
     const char *out;   /* DIR; made where it is not */
     const bool *steps; /* which; NULL: all */
     const char *const
-        *words;       /* of `weft study` in each job, but for --steps, --out, --threads; end on
+        *words;       /* of `weft study` in each job, but for --variants, --out, --threads; end on
                                  NULL */
     const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
     int cpus;         /* of a job */

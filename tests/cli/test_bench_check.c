@@ -48,6 +48,10 @@ static void test_a_ratio_under_its_floor_is_named(void **state) {
         {"{\"limits\": {}, \"attention\": {}, \"rows\": [{\"variant\": \"w2\", \"ratio\": 9, "
          "\"ours\": {\"gib\": 99}}]}",
          "gpu, w2: gib is 99.000", 1},
+        /* a variant's old name */
+        {"{\"limits\": {}, \"attention\": {}, \"rows\": [{\"variant\": \"step2\", \"ratio\": "
+         "0.5}]}",
+         "gpu, mla+gate+cross: ratio is 0.500", 1},
         {"{\"shape\": {}, \"rows\": [{\"variant\": \"dot\", \"ratio\": 9, \"peak_of_plan\": 1}]}",
          "2 values, 0 worse", 0},
         {"{\"shape\": {}, \"rows\": []}", "nothing to compare", 2},

@@ -406,8 +406,8 @@ static void test_overrides_change_the_checkpoints_config(void **state) {
                   SAYS("wpe.weight", "missing"));
     command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "-o", "N_LAYERS=1"),
                   SAYS("did you mean CONFIG_N_LAYER?"));
-    command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--step", "1"),
-                  SAYS("--step", "-o"));
+    command_fails(2, RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--variant", "1"),
+                  SAYS("--variant", "-o"));
     case_close(&f);
 }
 

@@ -114,6 +114,32 @@ static void test_help_config_lists_every_option(void **state) {
     command_fails(2, RUN("help", "plan", "init"), SAYS("one command"));
 }
 
+/* By its name, in either case, with CONFIG_ or by a name that it had before. */
+static void test_help_explains_an_option(void **state) {
+    (void)state;
+    static const char *const names[] = {"STEPS", "steps", "CONFIG_STEPS", "GPT2_MAX_ITERS",
+                                        "CONFIG_GPT2_MAX_ITERS"};
+    const weft_option *steps = weft_option_find("STEPS");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *text, range[96];
+        command_succeeds(RUN("help", names[i]), &text);
+        snprintf(range, sizeof range, "A whole number from %.0f to %.0f.", steps->min, steps->max);
+        assert_true(strncmp(text, "CONFIG_STEPS=", 13) == 0);
+        assert_non_null(strstr(text, steps->help));
+        assert_non_null(strstr(text, range));
+        assert_non_null(strstr(text, steps->fallback));
+        assert_non_null(strstr(text, "CONFIG_GPT2_MAX_ITERS, its old name"));
+        assert_null(strstr(text, "CONFIG_N_LAYER"));
+        free(text);
+    }
+    expect_text(RUN("help", "ATTENTION"), "One of: dot w2");
+    expect_text(RUN("help", "RA_MLA_LATENT_DIM"), "Matters where ATTENTION = \"mla\"");
+    expect_text(RUN("help", "RECOMPUTE"), "y or n.");
+    expect_text(RUN("help", "STUDY_QUESTION"), "The default is empty.");
+    expect_text(RUN("help", "NUM_EPOCHS"), "use CONFIG_STEPS");
+    command_fails(2, RUN("help", "N_LAYR"), SAYS("command or option", "'N_LAYER'"));
+}
+
 /* What git says, or "unknown" where this is no git tree. */
 static void test_version_names_the_commit(void **state) {
     (void)state;
@@ -237,7 +263,7 @@ static void test_options_of_other_commands_are_refused(void **state) {
     command_fails(2, RUN("verify", "-o", "N_LAYER=2"), SAYS("unknown option '-o'"));
     command_fails(2, RUN("report", "x", "--seed", "1"), SAYS("unknown option '--seed'"));
     command_fails(2, RUN("report", "x", "--device", "cpu"), SAYS("unknown option '--device'"));
-    command_fails(2, RUN("tokenize", "--out", "x", "--step", "1", "y"), SAYS("'--step'"));
+    command_fails(2, RUN("tokenize", "--out", "x", "--variant", "1", "y"), SAYS("'--variant'"));
     command_fails(2,
                   RUN("tokenizer", "train", "--vocab", "300", "--out", "x", "--threads", "2", "y"),
                   SAYS("'--threads'"));
@@ -251,7 +277,7 @@ static void test_numbers_are_held_to_their_range(void **state) {
     static const char *const bad[] = {"-1", "99999", "two", "1.5", "3x", "99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         command_fails(2, RUN("plan", "--threads", bad[i]), SAYS("--threads", bad[i], "0 to 1024"));
-        command_fails(2, RUN("plan", "--step", bad[i]), SAYS("--step", bad[i], "0 to 5"));
+        command_fails(2, RUN("plan", "--variant", bad[i]), SAYS("--variant", bad[i], "0 to 5"));
         command_fails(2, RUN("plan", "--ra-mla-ablation-step", bad[i]), SAYS(bad[i], "0 to 5"));
     }
     command_fails(2, RUN("init", "--out", "x", "--seed", "-1"), SAYS("--seed", "-1"));
@@ -279,6 +305,7 @@ int main(void) {
         cmocka_unit_test(test_help_fits_eighty_columns),
         cmocka_unit_test(test_help_shows_options_that_are_taken),
         cmocka_unit_test(test_help_config_lists_every_option),
+        cmocka_unit_test(test_help_explains_an_option),
         cmocka_unit_test(test_version_names_the_commit),
         cmocka_unit_test(test_version_is_the_headers),
         cmocka_unit_test(test_an_unknown_command_names_the_nearest),

@@ -265,8 +265,8 @@ static void test_maps_of_the_latent_start_uniform(void **state) {
 static void test_mechanisms_start_small_and_scalars_at_one(void **state) {
     (void)state;
     const char *tied = scratch_path("tied"), *scalar = scratch_path("scalar");
-    INIT(tied, "-o", "ATTENTION=mla", "--step", "3");
-    INIT(scalar, "-o", "ATTENTION=mla", "--step", "3", "-o",
+    INIT(tied, "-o", "ATTENTION=mla", "--variant", "3");
+    INIT(scalar, "-o", "ATTENTION=mla", "--variant", "3", "-o",
          "RA_MLA_MLP_TYING_MODE=per_head_scalar", "-o", "RA_MLA_MLP_CROSS_RANK=5");
     weft_safetensors *file = open_model(tied);
     expect_normal(file, "h.0.ffn.couple.weight", 0.02);
@@ -302,7 +302,8 @@ static void expect_orthonormal(const weft_safetensors *file, const char *name) {
 static void test_orthogonal_start_is_orthonormal(void **state) {
     (void)state;
     const char *folder = scratch_path("orthogonal");
-    INIT(folder, "-o", "ATTENTION=mla", "-o", "INIT=orthogonal", "--dtype", "f64", "--step", "3");
+    INIT(folder, "-o", "ATTENTION=mla", "-o", "INIT=orthogonal", "--dtype", "f64", "--variant",
+         "3");
     weft_safetensors *file = open_model(folder);
     static const char *const names[] = {"wte.weight",           "wpe.weight",
                                         "h.0.attn.q.weight",    "h.0.attn.k_down.weight",
@@ -340,7 +341,7 @@ static void test_tensors_that_two_configs_share_start_equal(void **state) {
     INIT(gelu, "--seed", "3");
     INIT(swiglu, "--seed", "3", "-o", "FFN=swiglu", "-o", "BATCH_SIZE=3");
     INIT(mla, "--seed", "3", "-o", "ATTENTION=mla");
-    INIT(all, "--seed", "3", "-o", "ATTENTION=mla", "--step", "3");
+    INIT(all, "--seed", "3", "-o", "ATTENTION=mla", "--variant", "3");
     expect_shared(gelu, swiglu, 16);
     expect_shared(gelu, mla, 10);
     expect_shared(mla, all, 20);
@@ -399,12 +400,12 @@ static void test_config_json_carries_every_key(void **state) {
     free(text);
 }
 
-/* A study's config without --step is its step 0. */
+/* A study's config without --variant is its step 0. */
 static void test_a_study_starts_at_step_0(void **state) {
     (void)state;
     const char *study = scratch_path("study"), *zero = scratch_path("zero");
     INIT(study, "-o", "ATTENTION=mla", "-o", "RA_MLA_ABLATION_STEPS=0,1,2,3");
-    INIT(zero, "-o", "ATTENTION=mla", "--step", "0");
+    INIT(zero, "-o", "ATTENTION=mla", "--variant", "0");
     assert_true(same_model(study, zero));
 }
 

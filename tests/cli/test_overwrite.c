@@ -165,7 +165,7 @@ static void test_a_report_spares_other_pages(void **state) {
     file_write(at("reported/report.md"), "mine\n", 5);
     study_config(at("report-config"));
 #define ONE                                                                                        \
-    RUN("study", "--config", at("report-config"), "--out", study, "--steps", "2", "-o",            \
+    RUN("study", "--config", at("report-config"), "--out", study, "--variants", "2", "-o",         \
         "STUDY_SEEDS=1", "-o", "STUDY_LEARNING_RATES=")
     command_fails(2, ONE, SAYS("report.md", "no report of weft's"));
     assert_int_not_equal(access(at("reported/runs.db"), F_OK), 0); /* nothing ran for nothing */

@@ -82,15 +82,19 @@ static void test_each_step_has_the_write_ups_count(void **state) {
         snprintf(number, sizeof number, "%d", step);
         snprintf(word, sizeof word, "--ra-mla-ablation-step=%d", step);
         json_t *one = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
-                                       "RA_MLA_MLP_TYING_MODE=untied", "--step", number));
+                                       "RA_MLA_MLP_TYING_MODE=untied", "--variant", number));
         json_t *other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
                                          "CONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"", word));
         assert_int_equal(integer(one, "parameters"), UNTIED[step]);
         assert_true(json_equal(one, other));
+        json_decref(other);
+        other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
+                                 "RA_MLA_MLP_TYING_MODE=untied", "--step", number));
+        assert_true(json_equal(one, other));
         json_decref(one);
         json_decref(other);
     }
-    assert_int_equal(parameters(RUN("plan", "--json", "-o", "ATTENTION=mla", "--step", "3")),
+    assert_int_equal(parameters(RUN("plan", "--json", "-o", "ATTENTION=mla", "--variant", "3")),
                      235335168);
 }
 
@@ -108,12 +112,15 @@ static void test_a_study_gives_all_its_steps(void **state) {
         json_t *step = json_array_get(steps, i);
         expect_keys(step);
         assert_int_equal(integer(step, "step"), (long long)i);
+        assert_string_equal(json_string_value(json_object_get(step, "variant")),
+                            ((const char *[]){"0", "1", "2", "3"})[i]);
         assert_int_equal(integer(step, "parameters"), UNTIED[i]);
     }
     /* The study itself is its step 0, though its file switches the gate on. */
     assert_int_equal(integer(object, "parameters"), UNTIED[0]);
     json_decref(object);
-    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--step", "1")), UNTIED[1]);
+    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--variant", "1")),
+                     UNTIED[1]);
 }
 
 static void test_bad_steps_of_a_study_are_refused(void **state) {
@@ -137,16 +144,16 @@ static void test_overrides_win_over_step_and_file(void **state) {
     file_write(path, text, strlen(text));
     long long file = parameters(RUN("plan", "--json", SMALL, "-o", "N_LAYER=3"));
     long long plain = parameters(RUN("plan", "--json", SMALL));
-    long long gated = parameters(RUN("plan", "--json", SMALL, "--step", "1"));
+    long long gated = parameters(RUN("plan", "--json", SMALL, "--variant", "1"));
     assert_true(file > plain && gated > plain);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "-o", "N_EMBD=16", "-o",
                                     "N_HEAD=2", "-o", "VOCAB_SIZE=50", "-o", "CONTEXT=8")),
                      file);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, SMALL)), plain);
-    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--step", "1", SMALL)),
+    assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--variant", "1", SMALL)),
                      gated);
     assert_int_equal(
-        parameters(RUN("plan", "--json", SMALL, "-o", "RA_MLA_MLP_ATTN_GATE=n", "--step", "1")),
+        parameters(RUN("plan", "--json", SMALL, "-o", "RA_MLA_MLP_ATTN_GATE=n", "--variant", "1")),
         plain);
     /* The last of two, and a step inside a study. */
     assert_int_equal(parameters(RUN("plan", "--json", SMALL, "-o", "N_LAYER=5", "-o", "n_layer=2")),
@@ -239,8 +246,8 @@ static void test_ranks_share_memory(void **state) {
     assert_int_equal(integer(first, "sums"), 4 * parameters_here);
     assert_true(llabs(integer(second, "sums") - 3 * parameters_here) <= 16);
     json_decref(object);
-    command_fails(2, RUN("plan", "--config", "demo", "--ranks", "2"), SAYS("--ranks", "--step"));
-    command_succeeds(RUN("plan", "--config", "demo", "--step", "0", "--ranks", "2"), NULL);
+    command_fails(2, RUN("plan", "--config", "demo", "--ranks", "2"), SAYS("--ranks", "--variant"));
+    command_succeeds(RUN("plan", "--config", "demo", "--variant", "0", "--ranks", "2"), NULL);
 }
 
 int main(void) {

@@ -189,7 +189,7 @@ static void test_a_right_answer_is_counted(void **state) {
     snprintf(run, sizeof run, "%s", scratch_path("run"));
     snprintf(data, sizeof data, "DATASET=%.500s", folder);
     command_succeeds(RUN("tokenize", "--out", folder, text), NULL);
-    command_succeeds(RUN("train", "--config", "defconfigs/needle", "--step", "dot", "-o", data,
+    command_succeeds(RUN("train", "--config", "defconfigs/needle", "--variant", "dot", "-o", data,
                          "-o", "N_LAYER=1", "-o", "CONTEXT=160", "-o", "BATCH_SIZE=4", "-o",
                          "STEPS=150", "-o", "WARMUP_STEPS=10", "-o", "LEARNING_RATE=1e-2", "-o",
                          "EVAL_SAMPLES=1", "--peak-flops", "0", "--out", run),

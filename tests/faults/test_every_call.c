@@ -189,8 +189,8 @@ static const char *const *study_arguments(bool again) {
     static const char *words[16];
     (void)again;
     memcpy(words,
-           RUN("study", "--config", at("study-config"), "--out", work, "--threads", "1", "--steps",
-               "2"),
+           RUN("study", "--config", at("study-config"), "--out", work, "--threads", "1",
+               "--variants", "2"),
            10 * sizeof *words);
     return words;
 }
@@ -349,7 +349,7 @@ static void prepare_parts(void) {
         command_succeeds(RUN("study", "--config", at("study-config"), "--out",
                              at(i ? "second" : "first"), "--threads", "1", "-o",
                              "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_VARIANTS=a; b: N_FFN=24", "-o",
-                             "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1", "--steps",
+                             "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1", "--variants",
                              i ? "b" : "a"),
                          NULL);
 }

@@ -79,9 +79,9 @@ static void test_values_out_of_place_are_refused_by_all(void **state) {
     static const struct {
         const char *sql, *word;
     } cases[] = {
-        {"UPDATE runs SET step = 2 WHERE step = 1", "the number of a step"},
-        {"UPDATE runs SET step = -1 WHERE step = 1", "the number of a step"},
-        {"UPDATE runs SET step = 4294967296 WHERE step = 1", "the number of a step"},
+        {"UPDATE runs SET step = 2 WHERE step = 1", "the number of a variant"},
+        {"UPDATE runs SET step = -1 WHERE step = 1", "the number of a variant"},
+        {"UPDATE runs SET step = 4294967296 WHERE step = 1", "the number of a variant"},
         {"UPDATE runs SET step = 0.5 WHERE step = 1", "0.5"},
         {"UPDATE runs SET seed = 1.5", "seed is 1.5"},
         {"UPDATE runs SET seed = 'one'", "seed is 'one'"},

@@ -63,7 +63,7 @@ static void test_other_configs_and_contradictions_are_refused(void **state) {
     (void)state;
     const char *other = scratch_path("other"), *out = scratch_path("refused");
     command_succeeds(
-        RUN("study", "--config", config, "--out", other, STEPS, "--steps", "a", "-o", "STEPS=4"),
+        RUN("study", "--config", config, "--out", other, STEPS, "--variants", "a", "-o", "STEPS=4"),
         NULL);
     command_fails(2, RUN("runs", "merge", first, other, "--out", out),
                   SAYS("another config", "CONFIG_STEPS is 4 there and 8"));
@@ -100,8 +100,9 @@ static int make_parts(void **state) {
     snprintf(second, sizeof second, "%s", scratch_path("second"));
     study_config(config);
     command_succeeds(RUN("study", "--config", config, "--out", whole, STEPS), NULL);
-    command_succeeds(RUN("study", "--config", config, "--out", first, STEPS, "--steps", "a"), NULL);
-    command_succeeds(RUN("study", "--config", config, "--out", second, STEPS, "--steps", "b"),
+    command_succeeds(RUN("study", "--config", config, "--out", first, STEPS, "--variants", "a"),
+                     NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", second, STEPS, "--variants", "b"),
                      NULL);
     return 0;
 }

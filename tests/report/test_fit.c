@@ -35,7 +35,7 @@ static const char *make(const char *name, double noise) {
 static json_t *fit(const char *path, const char *x, const char *steps) {
     char *text;
     if (steps)
-        command_succeeds(RUN("runs", path, "--fit", x, "--steps", steps, "--json"), &text);
+        command_succeeds(RUN("runs", path, "--fit", x, "--variants", steps, "--json"), &text);
     else
         command_succeeds(RUN("runs", path, "--fit", x, "--json"), &text);
     json_t *object = json_loads(text, 0, NULL);
@@ -102,8 +102,10 @@ static void test_what_cannot_be_fitted_is_refused(void **state) {
     command_fails(2, RUN("runs", path, "--fit", "flopz"), SAYS("'flopz'", "flops"));
     command_fails(2, RUN("runs", path, "--fit", "ATTENTION"), SAYS("ATTENTION", "not a number"));
     command_fails(2, RUN("runs", path, "--fit", "tokens"), SAYS("tokens", "two values"));
+    command_fails(2, RUN("runs", path, "--fit", "parameters", "--variants", "a"),
+                  SAYS("two values"));
+    command_fails(2, RUN("runs", path, "--variants", "a"), SAYS("--fit"));
     command_fails(2, RUN("runs", path, "--fit", "parameters", "--steps", "a"), SAYS("two values"));
-    command_fails(2, RUN("runs", path, "--steps", "a"), SAYS("--fit"));
     command_fails(2, RUN("runs", path, "--fit", "N_FFN"), SAYS("N_FFN", "above 0"));
 }
 

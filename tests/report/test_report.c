@@ -481,6 +481,29 @@ static void test_the_page_asks_for_nothing_and_holds_its_pictures(void **state) 
     }
 }
 
+/* In the picture a label ends where the axis begins; one that is too long begins at the edge. What a label
+ * made from settings leaves out is in the table. */
+static void test_long_labels_stay_in_the_picture(void **state) {
+    (void)state;
+    static const char label[] = "RA_MLA_MLP_ATTN_GATE on and 2 more";
+    static const char sets[] = "RA_MLA_MLP_ATTN_GATE=y N_FFN=128 N_HEAD=4";
+    sqlite3 *db = begin("labels", "val_loss");
+    study_step(db, 0, "0", "Baseline", -1, -1);
+    study_step(db, 1, "1", label, 0, -1);
+    study_step(db, 2, "2", "Gate", 0, -1);
+    for (int i = 0; i < 3; i++)
+        three_seeds(db, i, 2.0 - i, 2.1 - i, 2.2 - i);
+    study_sql(db, "UPDATE steps SET overrides = %Q WHERE step > 0", sets);
+    study_close(db);
+    write_report("labels");
+    char *svg = file_read(scratch_path("labels/report-1.svg"), NULL);
+    expect_in(svg, "textLength=\"286\" lengthAdjust=\"spacingAndGlyphs\" fill");
+    expect_in(svg, ">RA_MLA_MLP_ATTN_GATE on and 2 more</text>");
+    expect_in(svg, "x=\"286.0\"");
+    free(svg);
+    expect_in(html, "RA_MLA_MLP_ATTN_GATE=y N_FFN=128 N_HEAD=4</td>");
+}
+
 static void test_a_picture_that_is_not_weft_is_spared(void **state) {
     (void)state;
     sqlite3 *db = begin("spared", "val_loss");
@@ -707,6 +730,7 @@ int main(void) {
         TEST(test_a_metric_is_better_higher),
         TEST(test_hostile_texts_are_only_text),
         TEST(test_the_page_asks_for_nothing_and_holds_its_pictures),
+        TEST(test_long_labels_stay_in_the_picture),
         TEST(test_a_picture_that_is_not_weft_is_spared),
         TEST(test_what_differs_and_what_was_not_equal),
         TEST(test_samples_stand_side_by_side),

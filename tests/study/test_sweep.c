@@ -153,10 +153,10 @@ static void test_what_cannot_be_swept_is_refused(void **state) {
 
 static void test_plan_and_train_take_a_point_by_name(void **state) {
     (void)state;
-    command_succeeds(RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--step", "128", "-o",
+    command_succeeds(RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "128", "-o",
                          "N_EMBD=32", "-o", "N_HEAD=2", "-o", "N_LAYER=1", "--json"),
                      NULL);
-    command_fails(2, RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--step", "127"),
+    command_fails(2, RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "127"),
                   SAYS("'127'", "did you mean '128'"));
 }
 

@@ -55,6 +55,37 @@ static void test_named_steps_are_read(void **state) {
     weft_variants_free(&s);
 }
 
+static void test_a_variant_has_a_label(void **state) {
+    (void)state;
+    /* The last three have no label of their own; nor has the first, which sets nothing. */
+    static const char *const labels[] = {
+        "base",
+        "Twice as wide",
+        "it's deep: 3; no more",
+        "ATTENTION w2, BIAS off",
+        "RA_MLA_MLP_ATTN_GATE on and 2 more",
+        "N_LAYER 3 (a)",
+        "N_LAYER 3 (b)",
+    };
+    weft_variants s;
+    parse("base; wide 'Twice as wide': N_FFN=128; deep \\\"it's deep: 3; no more\\\" vs wide: "
+          "N_LAYER=3;"
+          "w2: ATTENTION=w2 BIAS=n; all: RA_MLA_MLP_ATTN_GATE=y RA_MLA_MLP_CROSS_TOKEN=y "
+          "RA_MLA_MLP_LATENT_RECIP=y; a: N_LAYER=3; b vs a: N_LAYER=3",
+          "", &s);
+    assert_int_equal(s.n, 7);
+    for (int i = 0; i < s.n; i++)
+        assert_string_equal(s.list[i].title, labels[i]);
+    assert_string_equal(s.list[2].base, "wide");
+    weft_variants_free(&s);
+    assert_true(weft_variant_labelled("Twice as wide", "wide", "N_FFN=128"));
+    assert_false(weft_variant_labelled("wide", "wide", "N_FFN=128"));
+    assert_false(weft_variant_labelled("N_FFN 128", "wide", "N_FFN=128 N_HEAD=4"));
+    assert_true(weft_variant_labelled("N_FFNs", "wide", "N_FFN=128"));
+    refuse("a; b 'c: N_FFN=3", "", SAYS("'b'", "label"));
+    refuse("a; b '': N_FFN=3", "", SAYS("'b'", "label"));
+}
+
 static void test_ablation_steps_have_their_switches_and_repeats(void **state) {
     (void)state;
     /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
@@ -132,7 +163,7 @@ static void test_command_line_wins_over_step_and_step_over_file(void **state) {
     weft_variants_free(&s);
 }
 
-/* The same through the program: --step by name, all steps of a plan, and a name that is none. */
+/* The same through the program: --variant by name, all variants of a plan, and a name that is none. */
 /* Wherever PRESET stands, all that is set wins over it; a step may take another. */
 static void test_a_preset_goes_below_all_that_is_set(void **state) {
     (void)state;
@@ -170,24 +201,44 @@ static void test_plan_and_train_know_steps_by_name(void **state) {
                         "wide");
     /* 64 more units in the middle: 2 E + 1 numbers each. */
     long long small = json_integer_value(json_object_get(json_array_get(steps, 0), "parameters"));
-    json_t *one = command_json(RUN("plan", "--config", path, "--step", "wide", "--json"));
+    json_t *one = command_json(RUN("plan", "--config", path, "--variant", "wide", "--json"));
     assert_int_equal(json_integer_value(json_object_get(one, "parameters")), small + 64 * 33);
     assert_int_equal(json_integer_value(json_object_get(all, "parameters")), small);
     json_decref(one);
     json_decref(all);
-    command_fails(2, RUN("plan", "--config", path, "--step", "wid"), SAYS("'wid'", "'wide'"));
-    command_fails(2, RUN("train", "--config", path, "--step", "3"), SAYS("--step", "'3'"));
+    command_fails(2, RUN("plan", "--config", path, "--variant", "wid"), SAYS("'wid'", "'wide'"));
+    command_fails(2, RUN("train", "--config", path, "--variant", "3"), SAYS("--variant", "'3'"));
+}
+
+/* Without --out a run's folder has the variant's name; one that was begun under the name before goes on. */
+static void test_a_runs_folder_is_named_by_its_variant(void **state) {
+    (void)state;
+    static const char text[] =
+        "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
+        "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_BATCH_SIZE=1\n"
+        "CONFIG_EVAL_SAMPLES=1\nCONFIG_STEPS=1\n";
+    char command[1200];
+    file_write(scratch_path("here"), text, sizeof text - 1);
+    snprintf(command, sizeof command,
+             "weft=$(realpath \"${WEFT:-build/weft}\") && cd '%s' && "
+             "run() { \"$weft\" train --config here --variant wide --threads 1 \"$@\" 2>said; } && "
+             "run && mv runs/here-wide runs/here-stepwide && run --resume -o STEPS=2 && "
+             "grep -q here-stepwide said && test ! -e runs/here-wide",
+             scratch_path("."));
+    assert_int_equal(system(command), 0); /* NOLINT */
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_named_steps_are_read),
+        cmocka_unit_test(test_a_variant_has_a_label),
         cmocka_unit_test(test_ablation_steps_have_their_switches_and_repeats),
         cmocka_unit_test(test_a_config_without_steps_is_one_step),
         cmocka_unit_test(test_mistakes_name_the_step_and_the_key),
         cmocka_unit_test(test_command_line_wins_over_step_and_step_over_file),
         cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
         cmocka_unit_test(test_plan_and_train_know_steps_by_name),
+        cmocka_unit_test(test_a_runs_folder_is_named_by_its_variant),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -208,7 +208,7 @@ static void test_pruned_models_are_healed(void **state) {
     shell_succeeds("%s healing 2>'%s'; test $? = 1 && grep -q 'no weights of step3' '%s' && "
                    "grep -q 'no weights of dot' '%s'",
                    start, log, log, log);
-    shell_succeeds("%s again --steps dot,step3 -o STUDY_WEIGHTS=first --device cpu --threads 1 "
+    shell_succeeds("%s again --variants dot,step3 -o STUDY_WEIGHTS=first --device cpu --threads 1 "
                    ">'%s' 2>&1 || { tail -n 5 '%s'; false; }",
                    start, log, log);
     shell_succeeds("%s healing --device cpu --threads 1 >/dev/null 2>'%s'", start, log);
@@ -249,7 +249,7 @@ static void test_the_study_at_124m_goes_on_from_its_database(void **state) {
                    "cp -r docs/results/data '%s/docs/results' && "
                    "'%s' tokenize --out '%s/data/debian-docs' README.md >/dev/null 2>&1",
                    root, root, root, weft(), root);
-    shell_succeeds("WEFT='%s' '%s/scripts/evidence' gpt2-real --steps dot,mla,step3 >'%s' 2>&1 "
+    shell_succeeds("WEFT='%s' '%s/scripts/evidence' gpt2-real --variants dot,mla,step3 >'%s' 2>&1 "
                    "|| { tail -n 5 '%s'; false; }",
                    weft(), root, log, log);
     char *said = file_read(log, NULL);

@@ -138,14 +138,15 @@ static void test_a_step_may_take_over_anothers_rate(void **state) {
     assert_float_equal(json_number_value(json_object_get(power, "difference")), 5.774944, 1e-5);
     json_decref(all);
     /* Decided later; and a step whose rate is still to be chosen by another waits for it. */
-    command_succeeds(RUN("study", "--config", config, "--out", later, APART, "--steps", "2"), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", later, APART, "--variants", "2"),
+                     NULL);
     command_succeeds(RUN("study", "--config", config, "--out", later, APART, "-o",
-                         "STUDY_RATE_AS=4=2", "--steps", "4"),
+                         "STUDY_RATE_AS=4=2", "--variants", "4"),
                      NULL);
     assert_int_equal(study_number(later, "SELECT count(*) FROM runs WHERE status <> 'done'"), 0);
     assert_int_equal(study_number(later, "SELECT count(*) FROM runs"), RATES + 2 * SEEDS);
     command_result r = command_run(RUN("study", "--config", config, "--out", scratch_path("alone"),
-                                       APART, "-o", "STUDY_RATE_AS=4=2", "--steps", "4"));
+                                       APART, "-o", "STUDY_RATE_AS=4=2", "--variants", "4"));
     assert_int_equal(r.status, 1);
     assert_non_null(strstr(r.err, "variant '4' waits for the learning rate of '2'"));
     command_free(&r);

@@ -132,6 +132,20 @@ static void test_without_slurm_is_one_line(void **state) {
     snprintf(path, sizeof path, "%s", getenv("PATH"));
     setenv("PATH", "/nowhere", 1);
     command_fails(1, RUN("study", "--config", config, "--out", out, "--slurm"), SAYS("sbatch"));
+    /* A job's variant takes the place of those that were chosen, by the option's old name too. */
+    static const char *const names[] = {"--variants", "--steps"};
+    for (int i = 0; i < 2; i++) {
+        command_fails(1, RUN("study", "--config", config, "--out", out, "--slurm", names[i], "2,4"),
+                      SAYS("sbatch"));
+        char *script = file_read(scratch_path("none/slurm/array.sh"), NULL);
+        char *list = file_read(scratch_path("none/slurm/variants"), NULL);
+        assert_non_null(strstr(script, " --variants \"$variant\""));
+        assert_null(strstr(script, "2,4"));
+        assert_null(strstr(script, "--steps"));
+        assert_string_equal(list, "2\n4\n");
+        free(script);
+        free(list);
+    }
     setenv("PATH", path, 1);
 }
 

@@ -129,13 +129,13 @@ static void test_chosen_steps_leave_the_others_waiting(void **state) {
     (void)state;
     const char *out = scratch_path("chosen");
     command_succeeds(
-        RUN("study", "--config", config, "--out", out, "--steps", "4", "-o", "STUDY_SEEDS=1"),
+        RUN("study", "--config", config, "--out", out, "--variants", "4", "-o", "STUDY_SEEDS=1"),
         NULL);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 2);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"), 2);
     assert_int_equal(study_number(out, "SELECT count(*) FROM steps"), 2);
-    command_fails(2, RUN("study", "--config", config, "--out", out, "--steps", "5"),
-                  SAYS("--steps", "'5'"));
+    command_fails(2, RUN("study", "--config", config, "--out", out, "--variants", "5"),
+                  SAYS("--variants", "'5'"));
 }
 
 static char *read_database(const char *folder, size_t *n) {
@@ -168,12 +168,12 @@ static void test_a_study_of_an_older_weft_goes_on(void **state) {
     (void)state;
     const char *out = scratch_path("older");
     command_succeeds(
-        RUN("study", "--config", config, "--out", out, "--steps", "4", "-o", "STUDY_SEEDS=1"),
+        RUN("study", "--config", config, "--out", out, "--variants", "4", "-o", "STUDY_SEEDS=1"),
         NULL);
     study_change(out, "UPDATE study SET config = replace(config, 'NORM_EPS=0' || char(10), '')");
     assert_int_equal(study_number(out, "SELECT instr(config, 'NORM_EPS') FROM study"), 0);
     command_succeeds(
-        RUN("study", "--config", config, "--out", out, "--steps", "4", "-o", "STUDY_SEEDS=1"),
+        RUN("study", "--config", config, "--out", out, "--variants", "4", "-o", "STUDY_SEEDS=1"),
         NULL);
 }
 

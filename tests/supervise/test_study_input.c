@@ -32,7 +32,10 @@ static void test_missing_data_is_told_once_and_nothing_is_made(void **state) {
     command_fails(2, STUDY("-o", "STUDY_LEARNING_RATES=1e-3,x"),
                   SAYS("STUDY_LEARNING_RATES", "1e-3,x"));
     command_fails(2, STUDY("--jobs", "0"), SAYS("--jobs"));
-    command_fails(2, STUDY("--step", "2"), SAYS("--steps"));
+    command_fails(2, STUDY("--variant", "2"), SAYS("--variants"));
+    command_fails(2, STUDY("--step=2"), SAYS("--variants"));
+    command_fails(2, STUDY("--variants", "9"), SAYS("--variants", "'9'"));
+    command_fails(2, STUDY("--steps=9"), SAYS("--variants", "'9'"));
     command_fails(2, RUN("study", "--out", out), SAYS("--config"));
     assert_int_not_equal(access(out, F_OK), 0);
 }
@@ -126,12 +129,12 @@ static void test_a_damaged_database_is_refused(void **state) {
     char path[300];
     snprintf(out, sizeof out, "%s", scratch_path("damaged"));
     snprintf(path, sizeof path, "%s/runs.db", out);
-    command_succeeds(STUDY("--steps", "2"), NULL);
+    command_succeeds(STUDY("--variants", "2"), NULL);
     size_t n;
     char *bytes = file_read(path, &n);
     memset(bytes + n / 3, 0x5a, n / 3);
     file_write(path, bytes, n);
-    command_fails(2, STUDY("--steps", "2"), SAYS("runs.db", "damaged"));
+    command_fails(2, STUDY("--variants", "2"), SAYS("runs.db", "damaged"));
     expect_kept(path, bytes, n);
     free(bytes);
 }
