@@ -396,3 +396,21 @@ def test_a_process_ends_without_a_word():
                                 env={**os.environ, "WEFT_PROFILE": profile})
         assert result.returncode == 0 and "Exception" not in result.stderr and "Error" not in result.stderr, result.stderr
         assert profile or result.stderr == ""
+
+
+def test_names_are_not_cut_at_a_nul(tmp_path):
+    """C reads a name up to its first NUL: the model would be written where nobody said."""
+    model = weft.Model(**SIZES)
+    with pytest.raises(Exception, match="NUL"):
+        model.save(f"{tmp_path}/model\0.kept")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(Exception, match="NUL"):
+        weft.Model(**{**SIZES, "TOKENIZER": "bytes\0else"})
+    assert model.tokenizer.decode(model.tokenizer.encode("a\0b")) == "a\0b"
+
+
+def test_numbers_are_not_cut_to_their_last_bits():
+    model = weft.Model(**SIZES)
+    for context in 1 << 64, (1 << 64) + 32, -(1 << 63) - 1:
+        with pytest.raises(Exception, match="more than 64 bits"):
+            weft.generate(model, "a", context=context, max_tokens=1)
