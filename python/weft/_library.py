@@ -46,6 +46,13 @@ CHECKED = {c_int64: _checked(c_int64, whole), c_int: _checked(c_int, lambda v: w
            c_char_p: _checked(c_char_p, named)}
 
 
+class OfC:
+    """What has a handle of C. A copy would have the same one, and close it a second time."""
+
+    def __reduce__(self):
+        raise TypeError(f"weft: a {type(self).__name__} is not copied or pickled; save it, and open what was saved")
+
+
 class BlockInfo(ctypes.Structure):
     """weft_block_info"""
     _fields_ = [("name", c_char_p), ("type", c_char_p), ("ndim", c_int), ("shape", c_int64 * 4),
