@@ -452,3 +452,9 @@ def test_a_model_is_closed_while_other_threads_use_it(tmp_path):
     done = subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path / "model")], cwd=HERE.parent, capture_output=True, text=True,
                           timeout=300)
     assert done.stdout == "closed\n" and done.returncode == 0 and not done.stderr, done
+
+
+@pytest.mark.parametrize("key", ["top_k", "seed", "sample", "max_tokens", "end_token"])
+def test_counts_are_whole_numbers(key):
+    with pytest.raises(weft.InputError, match="whole number"):
+        weft.generate(weft.Model(**SIZES), [1], **{"max_tokens": 2, key: 1.5})
