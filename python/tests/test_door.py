@@ -3,6 +3,7 @@ told before C sees an address; right ones give right numbers however they lie in
 import copy
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -396,3 +397,64 @@ def test_a_process_ends_without_a_word():
                                 env={**os.environ, "WEFT_PROFILE": profile})
         assert result.returncode == 0 and "Exception" not in result.stderr and "Error" not in result.stderr, result.stderr
         assert profile or result.stderr == ""
+
+
+def test_names_are_not_cut_at_a_nul(tmp_path):
+    """C reads a name up to its first NUL: the model would be written where nobody said."""
+    model = weft.Model(**SIZES)
+    with pytest.raises(Exception, match="NUL"):
+        model.save(f"{tmp_path}/model\0.kept")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(Exception, match="NUL"):
+        weft.Model(**{**SIZES, "TOKENIZER": "bytes\0else"})
+    assert model.tokenizer.decode(model.tokenizer.encode("a\0b")) == "a\0b"
+
+
+def test_numbers_are_not_cut_to_their_last_bits():
+    model = weft.Model(**SIZES)
+    for context in 1 << 64, (1 << 64) + 32, -(1 << 63) - 1:
+        with pytest.raises(Exception, match="more than 64 bits"):
+            weft.generate(model, "a", context=context, max_tokens=1)
+
+
+def test_what_has_a_handle_of_c_is_not_copied():
+    """Both would close it."""
+    model = weft.Model(**SIZES)
+    for one in model, model.tokenizer:
+        for copied in copy.copy, copy.deepcopy, pickle.dumps:
+            with pytest.raises(TypeError, match="not copied or pickled"):
+                copied(one)
+    assert len(weft.generate(model, [1], max_tokens=2)) == 2
+
+
+CLOSED = """
+import sys, threading, weft
+for turn in range(40):
+    model = weft.Model(N_LAYER=1, N_EMBD=8, N_HEAD=1, VOCAB_SIZE=256, CONTEXT=32, TOKENIZER="bytes")
+    def go():
+        try:
+            model.generate("hello", max_tokens=25)
+            model.save(sys.argv[1])
+            model.logits([[1, 2, 3]])
+        except weft.InputError as error:
+            assert "closed" in str(error), error
+    threads = [threading.Thread(target=go) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    model.close()
+    for thread in threads:
+        thread.join()
+print("closed")
+"""
+
+
+def test_a_model_is_closed_while_other_threads_use_it(tmp_path):
+    done = subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path / "model")], cwd=HERE.parent, capture_output=True, text=True,
+                          timeout=300)
+    assert done.stdout == "closed\n" and done.returncode == 0 and not done.stderr, done
+
+
+@pytest.mark.parametrize("key", ["top_k", "seed", "sample", "max_tokens", "end_token"])
+def test_counts_are_whole_numbers(key):
+    with pytest.raises(weft.InputError, match="whole number"):
+        weft.generate(weft.Model(**SIZES), [1], **{"max_tokens": 2, key: 1.5})

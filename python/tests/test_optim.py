@@ -1,5 +1,6 @@
 """The optimizer against the engine's own, and the engine's AdamW against PyTorch's."""
 import copy
+import math
 import pickle
 from ctypes import byref, c_double
 
@@ -189,3 +190,44 @@ def test_what_is_wrong_is_told():
     p.grad = torch.tensor([1.0, float("nan"), 2.0])
     optimizer.step()
     assert torch.equal(p, before) and optimizer.events()["skipped"] == 1
+
+
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -1.0])
+def test_a_rate_that_is_no_number_changes_nothing(lr):
+    p = torch.nn.Parameter(torch.ones(4))
+    p.grad = torch.ones(4)
+    with pytest.raises(ValueError, match="lr"):
+        AdamWSPAM([p], lr=lr)
+    optimizer = AdamWSPAM([p], lr=0.1)
+    optimizer.param_groups[0]["lr"] = lr  # as a schedule sets it
+    with pytest.raises(ValueError, match="lr"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(4))
+
+
+@pytest.mark.parametrize("key, value", [("warmup_steps", 1 << 70), ("interval", 1 << 64), ("betas", (0.9,))])
+def test_options_are_not_cut_or_shifted(key, value):
+    p = torch.nn.Parameter(torch.ones(4))
+    p.grad = torch.ones(4)
+    optimizer = AdamWSPAM([p], lr=0.1)
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(ValueError):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(4))
+
+
+@pytest.mark.parametrize("first, second", [((0, 64), (0, 64)), ((0, 64), (63, 127)), ((1, 65), (1, 65))])
+def test_parameters_that_share_memory_are_refused(first, second):
+    """They are updated at a time: one update would be lost."""
+    memory = torch.ones(128)
+    both = [torch.nn.Parameter(memory[slice(*part)]) for part in (first, second)]
+    for p in both:
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match="share memory"):
+        AdamWSPAM(both, lr=0.1).step()
+    assert torch.equal(memory, torch.ones(128))
+    beside = [torch.nn.Parameter(memory[:64]), torch.nn.Parameter(memory[64:])]
+    for p in beside:
+        p.grad = torch.ones_like(p)
+    AdamWSPAM.adamw(beside, lr=0.1, weight_decay=0).step()
+    assert torch.allclose(memory, torch.full((128,), 0.9))

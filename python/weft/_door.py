@@ -53,6 +53,13 @@ def _one(t, shape, dtype, name, device, alignment):
     return shifted(t).copy_(t) if where % alignment else t
 
 
+def share_memory(tensors):
+    """Whether a number of one is a number of another. C writes to all of them at a time, so it would get one of two
+    updates, or half of each."""
+    at = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.is_contiguous() and t.data_ptr())
+    return any(start + count > following for (start, count), (following, _) in zip(at, at[1:]))
+
+
 def shifted(t):
     """A new tensor like that one at an aligned address, whatever the allocator gives."""
     size = t.element_size()

@@ -73,15 +73,18 @@ def stream(model, prompts, context=0, sequences=0, **options):
         end = model.tokenizer.end
     said = texts(_sampling(options, end))
     engine = _blocks.engine("cpu")
-    generation = handle(lib.weft_generation_open, engine, model._open(), sequences or min(len(prompts), 64), context)
-    model._generations.append(generation)  # it reads the model's weights, and goes before them
+    with model._lock:
+        generation = handle(lib.weft_generation_open, engine, model._open(), sequences or min(len(prompts), 64), context)
+        model._generations.append(generation)  # it reads the model's weights, and goes before them
     try:
         running = []
         for i, prompt in enumerate(prompts):
             (array, count), id = _door.tokens(_tokens(model, prompt)), c_int64()
             if not count:
                 raise InputError("weft.generate: the prompt is empty; give it one token at least")
-            check(lib.weft_generation_add(generation, array, count, said, byref(id)))
+            with model._lock:
+                model._open()
+                check(lib.weft_generation_add(generation, array, count, said, byref(id)))
             running.append(_Sequence(id, texted, i))
         made, logprobs = (c_int32 * TAKEN)(), (c_float * TAKEN)()
         busy, ended, broken = c_int(1), c_int(), None

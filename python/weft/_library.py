@@ -5,6 +5,7 @@ the file that WEFT_LIBRARY names, the one that was installed with this package, 
 source tree that this file is part of, and what the system's loader finds.
 """
 import ctypes
+import operator
 import os
 import pathlib
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
@@ -19,6 +20,37 @@ class InputError(WeftError, ValueError):
 
 
 STATUS = {1: InputError, 2: MemoryError, 3: OSError, 4: WeftError, 5: WeftError}
+
+
+def whole(value, bits=64):
+    """A whole number of so many bits with a sign. ctypes itself would cut a larger one to its last bits."""
+    value = operator.index(value)
+    if not -1 << bits - 1 <= value < 1 << bits - 1:
+        raise InputError(f"weft: {value} has more than {bits} bits")
+    return value
+
+
+def named(value):
+    """The bytes of a name, a path or an option. C would read one up to its first NUL."""
+    if value is not None and b"\0" in value:
+        raise InputError(f"weft: {value!r} has a NUL in it")
+    return value
+
+
+def _checked(kind, look):
+    """The type of an argument that is looked at before C sees it."""
+    return type(kind.__name__, (), {"from_param": staticmethod(lambda v: v if isinstance(v, kind) else kind(look(v)))})
+
+
+CHECKED = {c_int64: _checked(c_int64, whole), c_int: _checked(c_int, lambda v: whole(v, 32)),
+           c_char_p: _checked(c_char_p, named)}
+
+
+class OfC:
+    """What has a handle of C. A copy would have the same one, and close it a second time."""
+
+    def __reduce__(self):
+        raise TypeError(f"weft: a {type(self).__name__} is not copied or pickled; save it, and open what was saved")
 
 
 class BlockInfo(ctypes.Structure):
@@ -74,7 +106,7 @@ FUNCTIONS = {
     "weft_engine_device": (c_char_p, [c_void_p]),
     "weft_model_open": (c_int, [c_char_p, TEXTS, POINTER(c_void_p)]),
     "weft_model_close": (None, [c_void_p]),
-    "weft_model_option": (c_int, [c_void_p, c_char_p, c_char_p, c_size_t]),
+    "weft_model_option": (c_int, [c_void_p, c_char_p, c_void_p, c_size_t]),
     "weft_save_with_tokenizer": (c_int, [c_void_p, c_void_p, c_char_p, c_char_p]),
     "weft_model_tensors": (c_int64, [c_void_p]),
     "weft_model_tensor_name": (c_char_p, [c_void_p, c_int64]),
@@ -115,9 +147,9 @@ FUNCTIONS = {
     "weft_text_close": (None, [c_void_p]),
     "weft_text_vocabulary": (c_int64, [c_void_p]),
     "weft_text_end": (c_int32, [c_void_p]),
-    "weft_text_encode": (c_int, [c_void_p, c_char_p, c_size_t, c_int, POINTER(c_int32), c_int64,
+    "weft_text_encode": (c_int, [c_void_p, c_void_p, c_size_t, c_int, POINTER(c_int32), c_int64,
                                  POINTER(c_int64)]),
-    "weft_text_decode": (c_int, [c_void_p, POINTER(c_int32), c_int64, c_char_p, c_size_t,
+    "weft_text_decode": (c_int, [c_void_p, POINTER(c_int32), c_int64, c_void_p, c_size_t,
                                  POINTER(c_size_t)]),
     "weft_step_open": (c_int, [c_void_p, c_char_p, POINTER(StepGroup), c_int, POINTER(StepTensor),
                                c_int, POINTER(c_void_p)]),
@@ -148,7 +180,7 @@ def load():
             continue
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+            function.restype, function.argtypes = result, [CHECKED.get(kind, kind) for kind in arguments]
         return library, path
     raise ImportError("weft: libweft was not found. In a source tree run `make build`, or name the "
                       "file with WEFT_LIBRARY. Tried: " + "; ".join(tried))
@@ -169,7 +201,7 @@ def texts(options):
         return None
     if isinstance(options, dict):
         options = [f"{key.upper()}={text(value)}" for key, value in options.items()]
-    encoded = [option.encode() for option in options]
+    encoded = [named(option.encode()) for option in options]
     return (c_char_p * (len(encoded) + 1))(*encoded, None)
 
 

@@ -10,6 +10,7 @@ the last few passes are kept. Weights are read and written by the names of a che
 """
 import collections
 import ctypes
+import functools
 import json
 import math
 import os
@@ -22,7 +23,7 @@ except ImportError:  # PyTorch's side does without
     np = None
 
 from . import _blocks, _door
-from ._library import InputError, check, handle, lib, text, texts
+from ._library import InputError, OfC, check, handle, lib, text, texts
 
 EVAL, TRAIN, LOGITS = 0, 1, 2
 PARTS = ("loss", "cross_entropy", "logits_z", "aux_z", "aux_contrastive")
@@ -54,7 +55,16 @@ def folder_options(folder):
         return {key.upper(): text(value) for key, value in json.load(file).items()}
 
 
-class Model:
+def locked(method):
+    """A method that reads the model's memory, which another thread does not close meanwhile."""
+    @functools.wraps(method)
+    def with_lock(self, *given, **named):
+        with self._lock:
+            return method(self, *given, **named)
+    return with_lock
+
+
+class Model(OfC):
     """`path` is a checkpoint, a run's folder (its best checkpoint), a config file, or None for the
     default config with fresh weights. Options are a config's: Model(N_LAYER=2, N_EMBD=64, N_HEAD=4).
     `device` is "cpu" or "cuda"."""
@@ -72,9 +82,9 @@ class Model:
     def close(self, close_pass=lib.weft_pass_close, close_generation=lib.weft_generation_close, close_model=lib.weft_model_close):
         """Gives the memory back. The model cannot be used afterwards. (What it calls is looked up here: at exit `lib`
         may be gone before a model is.)"""
-        if self.handle is None:
-            return
         with self._lock:
+            if self.handle is None:
+                return
             while self._passes:
                 close_pass(self._passes.popitem()[1])
             while self._generations:
@@ -99,17 +109,20 @@ class Model:
 
     # What it is.
 
+    @locked
     def option(self, key):
         """An option's value as text: model.option("N_LAYER") is "12"."""
         room = ctypes.create_string_buffer(OPTION_ROOM)
         check(lib.weft_model_option(self._open(), key.upper().encode(), room, OPTION_ROOM))
         return room.value.decode()
 
+    @locked
     def names(self):
         """The names of its tensors, in order."""
         return [lib.weft_model_tensor_name(self._open(), i).decode()
                 for i in range(lib.weft_model_tensors(self._open()))]
 
+    @locked
     def shape(self, name):
         shape, ndim = (c_int64 * 4)(), c_int()
         check(lib.weft_model_shape(self._open(), name.encode(), shape, byref(ndim), None))
@@ -141,6 +154,7 @@ class Model:
         """Whether its numbers are float64: DTYPE is f64."""
         return self.option("DTYPE") == "f64"
 
+    @locked
     def read_into(self, name, out, dtype, device="cpu"):
         """Puts a tensor's values into dense memory of its shape. `dtype` is the framework's float64 where DTYPE is f64,
         else its float32."""
@@ -148,6 +162,7 @@ class Model:
         shape = self.shape(name)
         check(function(self._open(), name.encode(), pointer(out, shape, dtype, kind, name, device), math.prod(shape)))
 
+    @locked
     def write_from(self, name, values, dtype, device="cpu"):
         """The other way."""
         function, kind = (lib.weft_model_write_f64, c_double) if self.wide else (lib.weft_model_write, c_float)
@@ -168,6 +183,7 @@ class Model:
             raise InputError(f"weft: {name} takes numbers, not {values.dtype}")
         self.write_from(name, np.require(values, kind, ("C", "A")), kind)
 
+    @locked
     def save(self, folder):
         """Writes a model's folder: config.json, model.safetensors, the tokenizer it came with, and their checksums. It
         takes its name when it is whole. A model's folder is replaced; another, or what a run resumes from, is not."""

@@ -3,10 +3,10 @@ import os
 from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, create_string_buffer
 
 from ._door import tokens as c_tokens
-from ._library import check, handle, lib
+from ._library import OfC, check, handle, lib
 
 
-class Tokenizer:
+class Tokenizer(OfC):
     """`name` is "bytes", a tokenizer.json, GPT-2's files, or a folder that has one of these."""
 
     def __init__(self, name):

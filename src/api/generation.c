@@ -3,6 +3,7 @@
 
 #include "generate/generator.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,8 +70,14 @@ static weft_status read_option(const char *option, weft_sampling *s) {
         bool fits = top_k >= 0 && top_k < 0x1p31 && seed >= 0 && seed < 0x1p53 && sample >= 0 &&
                     sample < 0x1p31 && max_tokens >= 1 && max_tokens < 0x1p31 && end_token >= -1 &&
                     end_token < 0x1p31;
+        const double counts[] = {top_k, seed, sample, max_tokens, end_token};
+        for (int k = 0; k < 5; k++)
+            fits = fits && counts[k] == trunc(counts[k]);
         if (!good || !fits)
-            return weft_fail(WEFT_EINPUT, "weft_generation_add: '%s' is out of range", option);
+            return weft_fail(WEFT_EINPUT,
+                             "weft_generation_add: '%s' is out of range, or no whole number where "
+                             "one is wanted",
+                             option);
         s->top_k = (int64_t)top_k;
         s->seed = (uint64_t)seed;
         s->sample = (uint32_t)sample;

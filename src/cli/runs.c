@@ -12,8 +12,8 @@
 
 const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db, or folders with runs of weft train, "
-    "at\n"
-    "                     any depth: runs that differ by seed and learning rate alone are one "
+    "six\n"
+    "                     deep: runs that differ by seed and learning rate alone are one "
     "variant\n"
     "  --compare A B      two variants of one study: how their configs differ, their scores seed\n"
     "                     by seed, the mean difference\n"

@@ -9,7 +9,7 @@
 #include <string.h>
 
 const char weft_help_watch[] =
-    "  DIR...             folders with runs and studies, at any depth; default: runs\n"
+    "  DIR...             folders with runs and studies, six deep; default: runs\n"
     "  --port N           default: 8100; 0 takes a free port and prints it\n"
     "  --host ADDRESS     default: 127.0.0.1, this machine alone\n"
     "  --json             the address as one object on standard output\n"

@@ -92,9 +92,13 @@ weft_status weft_model_may_force(const char *path) {
 
 weft_status weft_model_may_save(const char *path) {
     json_t *state;
+    weft_contents c;
+    bool own;
     WEFT_TRY(weft_model_may_force(path));
-    if (weft_state_read(path, &state) != WEFT_OK) return WEFT_OK;
-    bool run = json_object_get(state, "iteration") != NULL;
+    WEFT_TRY(weft_contents_read(path, &c, &own));
+    /* A state that cannot be read may be a run's: what it went on from is still there. */
+    bool read = weft_state_read(path, &state) == WEFT_OK;
+    bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
     json_decref(state);
     if (!run) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,

@@ -9,6 +9,7 @@
 #include "record/database.h"
 #include "record/schema.h"
 #include "record/watched.h"
+#include "record/watched_lines.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NAME_ROOM = 512, FOLDER_ROOM = 160, LINE_MOST = 1 << 16 };
+enum { NAME_ROOM = 512, FOLDER_ROOM = 160 };
 
 /* A step while runs are sorted into steps. */
 typedef struct {
@@ -157,21 +158,28 @@ static weft_status insert_line(gathering *g, int64_t run, const json_t *line) {
         weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s"));
 }
 
+typedef struct {
+    gathering *g;
+    int64_t run;
+    weft_status status;
+} inserting;
+
+static void take_line(void *context, const json_t *line) {
+    inserting *in = context;
+    if (in->status == WEFT_OK) in->status = insert_line(in->g, in->run, line);
+}
+
 static weft_status insert_lines(gathering *g, int64_t run, int folder) {
-    char *text = NULL;
-    size_t room = 0;
-    ssize_t n;
-    FILE *file;
-    WEFT_TRY(weft_below_stream(folder, "metrics.jsonl", &file));
-    weft_status status = WEFT_OK;
-    while (status == WEFT_OK && (n = getline(&text, &room, file)) > 0 && text[n - 1] == '\n') {
-        json_t *line = n < LINE_MOST ? weft_json_read(text, (size_t)n, 0, NULL) : NULL;
-        if (line) status = insert_line(g, run, line);
-        json_decref(line);
-    }
-    free(text);
-    fclose(file);
-    return status;
+    inserting in = {g, run, WEFT_OK};
+    weft_lines_place *place = calloc(1, sizeof *place);
+    int64_t all = INT64_MAX;
+    int file = -1;
+    weft_status status = place ? WEFT_OK : no_memory();
+    if (status == WEFT_OK) status = weft_below_file(folder, "metrics.jsonl", &file);
+    if (status == WEFT_OK) status = weft_lines_follow(file, place, &all, take_line, &in);
+    if (file >= 0) close(file);
+    free(place);
+    return status == WEFT_OK ? in.status : status;
 }
 
 /* A run that was stopped, or cut off, waits to be gone on with. */
@@ -331,6 +339,11 @@ weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
                       "%s: holds no study (runs.db) and no run (metrics.jsonl); weft study or weft "
                       "train --out makes one",
                       folder);
+    if (status == WEFT_OK && weft_watched_is_full(g.watched))
+        status = weft_fail(WEFT_EINPUT,
+                           "%s: holds more runs than can be listed together (%d); name a folder "
+                           "in it",
+                           folder, weft_watched_count(g.watched));
     if (status == WEFT_OK) status = make_file(path);
     if (status == WEFT_OK) status = write_database(&g, path);
     weft_database_close(g.d);

@@ -15,6 +15,10 @@
 enum { PATH_ROOM = 4096 };
 
 #define ENDED " IN ('done', 'diverged')"
+/* Of runs a and b of one number. */
+#define OTHER                                                                                      \
+    "(a.step <> b.step OR a.learning_rate <> b.learning_rate OR a.seed <> b.seed OR"               \
+    " a.folder <> b.folder)"
 
 /* A database or a folder's runs.db. */
 static weft_status file_of(const char *path, char file[PATH_ROOM]) {
@@ -82,12 +86,20 @@ static weft_status compare_configs(const char *ours, const char *theirs, const c
 static weft_status match_study(weft_database *d, const char *path) {
     sqlite3_stmt *rows;
     bool there;
-    WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT a.config, b.config FROM main.study a, part.study b", ""));
+    WEFT_TRY(weft_database_ask(
+        d, &rows,
+        "SELECT a.config, b.config, a.seeds <> b.seeds OR a.learning_rates <> b.learning_rates OR"
+        " a.equal <> b.equal OR a.score <> b.score OR a.tail <> b.tail"
+        " FROM main.study a, part.study b",
+        ""));
     weft_status status = weft_database_next(d, rows, &there);
     if (status == WEFT_OK)
         status = there ? compare_configs(weft_column_text(rows, 0), weft_column_text(rows, 1), path)
                        : weft_fail(WEFT_EINPUT, "%s: no study in it", path);
+    if (status == WEFT_OK && sqlite3_column_int(rows, 2))
+        status =
+            weft_fail(WEFT_EINPUT,
+                      "%s: its seeds, learning rates or score are others than in the first", path);
     weft_database_end(rows);
     return status;
 }
@@ -110,20 +122,24 @@ static weft_status match_steps(weft_database *d, const char *path) {
     return status;
 }
 
-/* A run that ended twice must have ended alike. */
+/* A run of one number must be the same run, and one that ended twice must have ended alike. */
 static weft_status refuse_contradictions(weft_database *d, const char *path) {
     sqlite3_stmt *rows;
     bool there;
-    WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT a.folder FROM main.runs a JOIN part.runs b ON a.run = b.run"
-                               " WHERE a.status" ENDED " AND b.status" ENDED
-                               " AND (a.score IS NOT b.score OR a.weights IS NOT b.weights)",
-                               ""));
+    WEFT_TRY(weft_database_ask(
+        d, &rows,
+        "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
+        " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND (a.score IS NOT b.score"
+        " OR a.weights IS NOT b.weights OR a.status <> b.status))",
+        ""));
     weft_status status = weft_database_next(d, rows, &there);
     if (status == WEFT_OK && there)
         status = weft_fail(WEFT_EINPUT,
-                           "%s: %s ended with another result than in an earlier one; merge only "
-                           "one of the two",
+                           sqlite3_column_int(rows, 1)
+                               ? "%s: %s has the number of another run there; merge only studies "
+                                 "of one config"
+                               : "%s: %s ended with another result than in an earlier one; merge "
+                                 "only one of the two",
                            path, weft_column_text(rows, 0));
     weft_database_end(rows);
     return status;
@@ -223,8 +239,11 @@ static weft_status merge_part(weft_database *d, const char *path) {
     return weft_database_script(d, "DETACH DATABASE part");
 }
 
-/* The first one's runs have their origin too, once there are others beside them. */
+/* The first one's runs have their origin too, once there are others beside them; and nobody runs them
+ * here. */
 static weft_status mark_first(weft_database *d) {
+    WEFT_TRY(
+        weft_database_script(d, "UPDATE runs SET status = 'waiting' WHERE status = 'running'"));
     return weft_database_script(d,
                                 "INSERT OR IGNORE INTO facts(run, name, value)"
                                 " SELECT run, 'commit', git_commit FROM runs, study"

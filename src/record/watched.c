@@ -69,7 +69,8 @@ struct weft_watched {
     char **roots;
     int n_roots;
     run *runs;
-    int n_runs;
+    int n_runs, first; /* the one that the next look begins with */
+    bool full;         /* there are more runs than are looked at */
     study *studies;
     int n_studies;
     int64_t version, budget; /* the bytes that this look may still read */
@@ -150,7 +151,10 @@ static int study_of(const weft_watched *w, const char *folder) {
 }
 
 static void add_run(weft_watched *w, const char *folder, int root) {
-    if (w->n_runs == RUNS_MOST) return;
+    if (w->n_runs == RUNS_MOST) {
+        w->full = true;
+        return;
+    }
     run *grown = realloc(w->runs, (size_t)(w->n_runs + 1) * sizeof *grown);
     if (!grown) return;
     w->runs = grown;
@@ -273,7 +277,6 @@ static const char *status_of(const weft_watched *w, const run *r) {
 
 static void look_at_run(weft_watched *w, run *r) {
     bool lines, config, result;
-    stamp before = r->lines;
     int folder = open_place(w, &r->at);
     look_at(folder, "metrics.jsonl", &r->lines, &lines);
     look_at(folder, "config", &r->config, &config);
@@ -282,15 +285,9 @@ static void look_at_run(weft_watched *w, run *r) {
     if (lines || config || result || r->rows.more) w->version = r->version = next;
     if (config) read_config(w, r, folder);
     if (result) read_result(r, folder);
-    if (lines || r->rows.more) {
-        /* A resumed run cuts off lines, and writes others in their place. */
-        bool anew = r->lines.bytes < before.bytes || r->lines.bytes < r->rows.read;
-        if (anew) {
-            weft_watched_lines_clear(&r->rows);
-            r->reset = r->version;
-        }
-        weft_watched_lines_read(&r->rows, folder, r->lines.bytes, w->version, &w->budget);
-    }
+    if ((lines || r->rows.more) &&
+        weft_watched_lines_read(&r->rows, folder, r->lines.bytes, w->version, &w->budget))
+        r->reset = r->version;
     if (folder >= 0) close(folder);
     const char *status = status_of(w, r);
     if (strcmp(status, r->status) != 0) r->version = ++w->version;
@@ -373,10 +370,13 @@ bool weft_watched_look(weft_watched *w) {
     weft_locks_read(w->locks);
     for (int i = 0; i < w->n_studies; i++)
         look_at_study(w, &w->studies[i]);
+    /* Each time another is the first, so that a long file does not take the bytes of all looks. */
     for (int i = 0; i < w->n_runs; i++) {
-        look_at_run(w, &w->runs[i]);
-        all = all && !w->runs[i].rows.more;
+        run *r = &w->runs[(w->first + i) % w->n_runs];
+        look_at_run(w, r);
+        all = all && !r->rows.more;
     }
+    if (w->n_runs) w->first = (w->first + 1) % w->n_runs;
     return all;
 }
 
@@ -442,6 +442,10 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
 
 int weft_watched_count(const weft_watched *w) {
     return w->n_runs;
+}
+
+bool weft_watched_is_full(const weft_watched *w) {
+    return w->full;
 }
 
 static bool is_run(const weft_watched *w, int64_t id) {

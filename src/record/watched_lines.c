@@ -4,9 +4,11 @@
 #include "base/below.h"
 #include "base/json.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -65,41 +67,84 @@ static void add_line(weft_watched_lines *l, const json_t *line, int64_t version)
 }
 
 /* The lines of a block that are whole; the bytes that they take. */
-static size_t add_block(weft_watched_lines *l, const char *block, size_t bytes, int64_t version) {
+static size_t take_block(const char *block, size_t bytes, bool *skipping, weft_line_taker take,
+                         void *context) {
     size_t at = 0;
     for (const char *end; at < bytes && (end = memchr(block + at, '\n', bytes - at));) {
         size_t n = (size_t)(end - block) - at + 1;
-        json_t *object = l->skipping ? NULL : weft_json_read(block + at, n, 0, NULL);
-        if (object) add_line(l, object, version);
+        json_t *object = *skipping ? NULL : weft_json_read(block + at, n, 0, NULL);
+        if (object) take(context, object);
         json_decref(object);
-        l->skipping = false;
+        *skipping = false;
         at += n;
     }
     return at;
 }
 
-/* A torn line is read when it is whole; one that is too long is passed over. */
-void weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, int64_t version,
-                             int64_t *budget) {
-    int file;
-    ssize_t n;
+static void move_on(weft_lines_place *p, const char *block, size_t taken) {
+    p->n_tail = taken < sizeof p->tail ? taken : sizeof p->tail;
+    memcpy(p->tail, block + taken - p->n_tail, p->n_tail);
+    p->read += (int64_t)taken;
+}
+
+weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget,
+                              weft_line_taker take, void *context) {
     char *block = malloc(LINE_MOST);
-    l->more = false;
-    if (block && weft_below_file(folder, "metrics.jsonl", &file) == WEFT_OK) {
-        while (*budget > 0 && (n = pread(file, block, LINE_MOST, (off_t)l->read)) > 0) {
-            size_t taken = add_block(l, block, (size_t)n, version);
-            if (taken == 0 && n < LINE_MOST && !l->skipping) break;
-            if (taken == 0) {
-                l->skipping = true;
-                taken = (size_t)n;
-            }
-            l->read += (int64_t)taken;
-            *budget -= (int64_t)taken;
+    ssize_t n = 0;
+    if (!block) return weft_fail(WEFT_ENOMEM, "metrics.jsonl: no memory to read it");
+    while (*budget > 0 && (n = pread(file, block, LINE_MOST, (off_t)place->read)) > 0) {
+        size_t taken = take_block(block, (size_t)n, &place->skipping, take, context);
+        if (taken == 0 && n < LINE_MOST && !place->skipping) break;
+        if (taken == 0) {
+            place->skipping = true;
+            taken = (size_t)n;
         }
-        l->more = *budget <= 0 && l->read < bytes;
-        close(file);
+        move_on(place, block, taken);
+        *budget -= (int64_t)taken;
     }
     free(block);
+    return n < 0 ? weft_fail(WEFT_EIO, "metrics.jsonl: %s", strerror(errno)) : WEFT_OK;
+}
+
+/* Whether what was read is no longer what is there. A run that is resumed cuts off lines and writes others
+ * in their place, perhaps as many before the next look. */
+static bool is_other(weft_lines_place *p, int file) {
+    char tail[sizeof p->tail];
+    struct stat is;
+    uint64_t before = p->file;
+    if (fstat(file, &is) == 0) p->file = (uint64_t)is.st_ino;
+    if (p->read == 0) return false;
+    ssize_t n = pread(file, tail, p->n_tail, (off_t)(p->read - (int64_t)p->n_tail));
+    return p->file != before || n != (ssize_t)p->n_tail || memcmp(tail, p->tail, p->n_tail) != 0;
+}
+
+typedef struct {
+    weft_watched_lines *lines;
+    int64_t version;
+} taking;
+
+static void take_line(void *context, const json_t *line) {
+    const taking *t = context;
+    add_line(t->lines, line, t->version);
+}
+
+bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, int64_t version,
+                             int64_t *budget) {
+    int file;
+    taking to = {l, version};
+    bool there = weft_below_file(folder, "metrics.jsonl", &file) == WEFT_OK;
+    bool anew = there ? is_other(&l->place, file) : l->place.read > 0;
+    if (anew) {
+        uint64_t number = l->place.file;
+        weft_watched_lines_clear(l);
+        l->place.file = number;
+    }
+    l->more = false;
+    if (!there) return anew;
+    weft_lines_follow(file, &l->place, budget, take_line, &to);
+    l->more = *budget <= 0 && l->place.read < bytes;
+    close(file);
+    return anew;
 }
 
 static json_t *row_json(const weft_watched_row *r) {

@@ -61,11 +61,15 @@ void weft_http_log(void *context, const char *format, va_list list) {
 }
 
 bool weft_http_is_local(const char *host) {
-    size_t length = *host == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":");
+    size_t length = strcspn(host, *host == '[' ? "]" : ":");
+    if (host[length] == ']') length++;
     static const char local[] = ".localhost";
+    const char *port = host + length; /* and nothing behind it */
+    if (strcmp(host, "::1") == 0) return true;
+    if (*port && (*port != ':' || strspn(port + 1, "0123456789") != strlen(port + 1))) return false;
     size_t tail = sizeof local - 1;
     return (length == tail - 1 && strncasecmp(host, local + 1, length) == 0) ||
            (length > tail && strncasecmp(host + length - tail, local, tail) == 0) ||
-           (length == 5 && strncmp(host, "[::1]", 5) == 0) || strcmp(host, "::1") == 0 ||
+           (length == 5 && strncmp(host, "[::1]", 5) == 0) ||
            (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == length);
 }

@@ -5,6 +5,7 @@
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/json.h"
+#include "base/log.h"
 #include "serve/http.h"
 #include "watch/gpu.h"
 #include "watch/live_page.h"
@@ -48,7 +49,7 @@ struct weft_live {
     pthread_cond_t news;  /* a look was taken, or the end */
     int64_t looks, version;
     news *all, *changes; /* those last composed: everything, and after a change */
-    bool closing, started;
+    bool closing, started, full;
 };
 
 /* A request's body, or a stream's place. */
@@ -76,6 +77,13 @@ static void wait_until_next(weft_live *w, int ms) {
         ;
 }
 
+static void tell_if_full(weft_live *w) {
+    w->full = weft_watched_is_full(w->runs);
+    if (w->full)
+        weft_log(WEFT_LOG_WARN, "watch: there are more runs than are shown, the first %d",
+                 weft_watched_count(w->runs));
+}
+
 static void *look(void *context) {
     weft_live *w = context;
     pthread_mutex_lock(&w->lock);
@@ -83,6 +91,7 @@ static void *look(void *context) {
         bool all = weft_watched_look(w->runs);
         w->version = weft_watched_version(w->runs);
         w->looks++;
+        if (!w->full) tell_if_full(w);
         pthread_cond_broadcast(&w->news);
         wait_until_next(w, all ? LOOK_MS : PAUSE_MS);
     }

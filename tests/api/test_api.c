@@ -198,6 +198,15 @@ static void test_a_saved_folder_is_whole(void **state) {
     snprintf(kept, sizeof kept, "%s/state.json", folder);
     file_write(kept, run, sizeof run - 1);
     refused(weft_save(a.model, NULL, folder), WEFT_EINPUT, "goes on from");
+    /* The same, cut off in the middle: its weights and the optimizer's state can still be saved. */
+    file_write(kept, run, sizeof run / 2);
+    OK(weft_save(a.model, NULL, folder));
+    OK(weft_save(a.model, a.optimizer, folder));
+    file_write(kept, run, sizeof run / 2);
+    refused(weft_save(a.model, NULL, folder), WEFT_EINPUT, "goes on from");
+    assert_int_equal(unlink(kept), 0);
+    refused(weft_save(a.model, NULL, folder), WEFT_EINPUT, "goes on from");
+    assert_int_equal(access(optimizer, F_OK), 0);
     close_kit(&a);
 }
 

@@ -25,10 +25,10 @@ static int64_t watch_lines(int64_t size, int64_t each) {
     FUZZ_PROMISE(weft_below_root(fuzz_path("run"), &folder) == WEFT_OK, "the folder is there");
     weft_watched_lines_clear(&lines);
     do {
-        int64_t before = lines.read, budget = each;
+        int64_t before = lines.place.read, budget = each;
         weft_watched_lines_read(&lines, folder, size, 1, &budget);
-        FUZZ_PROMISE(lines.read <= size, "no more is read than there is");
-        FUZZ_PROMISE(!lines.more || lines.read > before, "every look comes further");
+        FUZZ_PROMISE(lines.place.read <= size, "no more is read than there is");
+        FUZZ_PROMISE(!lines.more || lines.place.read > before, "every look comes further");
     } while (lines.more);
     close(folder);
     json_t *rows = weft_watched_lines_json(&lines, 0);

@@ -110,6 +110,43 @@ static void test_runs_are_reported_and_exported(void **state) {
     command_fails(2, RUN("runs", "docs"), SAYS("docs", "runs.db", "metrics.jsonl"));
 }
 
+static void test_runs_are_held_against_runs(void **state) {
+    (void)state;
+    command_succeeds(RUN("runs", runs, "--diff", runs), NULL);
+    shell_succeeds("cp -r '%s' '%s' && rm -r '%s'", runs, scratch_path("fewer"),
+                   scratch_path("fewer/w2-seed2"));
+    shell_succeeds("build/weft runs '%s' --diff '%s' | grep -q w2-seed2", runs,
+                   scratch_path("fewer"));
+}
+
+/* A line of 600 MB, all of it a hole, before the last one: read in the memory that a line takes. */
+static void test_long_lines_take_no_memory(void **state) {
+    (void)state;
+    size_t n;
+    shell_succeeds("cp -r '%s' '%s' && cd '%s' && mv metrics.jsonl all && head -n 5 all > "
+                   "metrics.jsonl && truncate -s 600M metrics.jsonl && { echo; tail -n 1 all; } >> "
+                   "metrics.jsonl",
+                   runs, scratch_path("holes"), scratch_path("holes/dot-seed1"));
+    shell_succeeds("ulimit -v 500000; build/weft runs '%s' --metrics-csv '%s'",
+                   scratch_path("holes"), scratch_path("holes.csv"));
+    char *lines = file_read(scratch_path("holes.csv"), &n);
+    int count = 0;
+    for (const char *at = lines; (at = strchr(at, '\n')); at++)
+        count++;
+    assert_int_equal(count, 1 + 4 * 6);
+    free(lines);
+}
+
+/* Not the first 4,096 as if they were all. */
+static void test_more_runs_than_are_read_are_refused(void **state) {
+    (void)state;
+    shell_succeeds(
+        "mkdir '%s' && cd '%s' && seq 4097 | xargs mkdir && seq -f %%g/metrics.jsonl 4097 "
+        "| xargs touch",
+        scratch_path("many"), scratch_path("many"));
+    command_fails(2, RUN("runs", scratch_path("many")), SAYS("many", "more runs", "4096"));
+}
+
 /* By the package, where there is one. */
 static void test_runs_are_handed_to_wandb(void **state) {
     (void)state;
@@ -134,6 +171,9 @@ int main(void) {
         cmocka_unit_test(test_runs_are_listed),
         cmocka_unit_test(test_runs_are_compared_seed_by_seed),
         cmocka_unit_test(test_runs_are_reported_and_exported),
+        cmocka_unit_test(test_runs_are_held_against_runs),
+        cmocka_unit_test(test_long_lines_take_no_memory),
+        cmocka_unit_test(test_more_runs_than_are_read_are_refused),
         cmocka_unit_test(test_runs_are_handed_to_wandb),
     };
     return cmocka_run_group_tests(tests, make_runs, remove_runs);

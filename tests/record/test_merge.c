@@ -52,8 +52,10 @@ static void test_what_neither_has_waits(void **state) {
     (void)state;
     const char *out = scratch_path("half");
     change(second, "UPDATE runs SET status = 'failed' WHERE status = 'done'");
+    change(first, "UPDATE runs SET status = 'running' WHERE status = 'waiting'");
     command_succeeds(RUN("runs", "merge", first, second, "--out", out), NULL);
     change(second, "UPDATE runs SET status = 'done' WHERE status = 'failed'");
+    change(first, "UPDATE runs SET status = 'waiting' WHERE status = 'running'");
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"), 1);
     command_succeeds(RUN("study", "--config", config, "--out", out, STEPS), NULL);
     study_same(whole, out);
@@ -74,6 +76,21 @@ static void test_other_configs_and_contradictions_are_refused(void **state) {
     change(twice, "UPDATE runs SET score = score + 1 WHERE step = 0");
     command_fails(2, RUN("runs", "merge", first, twice, "--out", out),
                   SAYS("runs/a-lr0.001-seed1", "another result"));
+    /* Another run under its number, which waits in the first and would be taken for it. */
+    static const struct {
+        const char *sql, *word;
+    } others[] = {{"UPDATE runs SET seed = 7 WHERE step = 1", "number of another run"},
+                  {"UPDATE runs SET learning_rate = 7 WHERE step = 1", "number of another run"},
+                  {"UPDATE runs SET folder = 'runs/c' WHERE step = 1", "number of another run"},
+                  {"UPDATE runs SET status = 'diverged' WHERE step = 0", "another result"},
+                  {"UPDATE study SET tail = tail + 1", "seeds"},
+                  {"UPDATE study SET seeds = '7'", "seeds"}};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        shell_succeeds("rm -rf '%s'", twice);
+        command_succeeds(RUN("runs", "merge", first, second, "--out", twice), NULL);
+        change(twice, others[i].sql);
+        command_fails(2, RUN("runs", "merge", first, twice, "--out", out), SAYS(others[i].word));
+    }
     command_fails(2, RUN("runs", "merge", first, second, "--out", twice), SAYS("there already"));
     command_fails(2, RUN("runs", "merge", first, second), SAYS("--out"));
     command_fails(2, RUN("runs", "merge", first, "--out", out), SAYS("two studies"));

@@ -214,11 +214,19 @@ static void test_names_of_others_are_refused(void **state) {
     static const struct {
         const char *name;
         int status;
-    } cases[] = {{"localhost", 200},        {"localhost:8000", 200},
-                 {"127.0.0.1:1", 200},      {"[::1]:80", 200},
-                 {"a.localhost", 200},      {"evil.example", 403},
-                 {"localhost.evil", 403},   {"xlocalhost", 403},
-                 {"127.evil.example", 403}, {"", 403}};
+    } cases[] = {{"localhost", 200},
+                 {"localhost:8000", 200},
+                 {"127.0.0.1:1", 200},
+                 {"[::1]:80", 200},
+                 {"a.localhost", 200},
+                 {"evil.example", 403},
+                 {"localhost.evil", 403},
+                 {"xlocalhost", 403},
+                 {"127.evil.example", 403},
+                 {"", 403},
+                 {"[::1].evil.example", 403},
+                 {"127.0.0.1:1@evil.example", 403},
+                 {"[::1", 403}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char head[256];
         int s = client_connect(shared.port);

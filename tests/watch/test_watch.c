@@ -174,6 +174,20 @@ static void test_only_what_is_new_is_sent(void **state) {
     snprintf(path, sizeof path, "%s/first/metrics.jsonl", root);
     file_write(path, "{\"step\":10,\"loss\":5.5}\n", 23);
     read_until(socket, held, sizeof held, "\"reset\":true");
+    /* One that wrote as many again, and more, before it was looked at; and another file in its place. */
+    static const char over[] = "{\"step\":10,\"loss\":7.5}\n{\"step\":20,\"loss\":7.5}\n",
+                      other[] = "{\"step\":10,\"loss\":7.5}\n{\"step\":20,\"loss\":7.5}\n"
+                                "{\"step\":30,\"loss\":6.5}\n";
+    char beside[1024];
+    held[0] = '\0';
+    file_write(path, over, sizeof over - 1);
+    read_until(socket, held, sizeof held, "\"rows\":[[10.0,7.5");
+    held[0] = '\0';
+    snprintf(beside, sizeof beside, "%s/first/beside", root);
+    file_write(beside, other, sizeof other - 1);
+    assert_int_equal(rename(beside, path), 0);
+    read_until(socket, held, sizeof held, "6.5");
+    assert_non_null(strstr(held, "\"reset\":true"));
     close(socket);
 }
 

@@ -272,12 +272,33 @@ static void test_many_connections_and_long_files_are_no_burden(void **state) {
         close(sockets[k]);
 }
 
+/* A file without an end, and without a line in it, leaves something for the others. */
+static void test_a_file_without_end_keeps_no_other_from_being_read(void **state) {
+    (void)state;
+    server_stop(&watch);
+    shell_succeeds("rm -rf '%s'/*", root);
+    make_run("a");
+    assert_int_equal(truncate(scratch_path("runs/a/metrics.jsonl"), (off_t)1 << 40), 0);
+    watch = server_start_as("watch", RUN(root));
+    make_run("b");
+    write_lines(scratch_path("runs/b/metrics.jsonl"), "{\"step\":%d,\"loss\":3.5}\n", 100);
+    char *all = get("/api/runs");
+    for (int i = 0; i < 200 && !strstr(all, "[5.0,3.5"); i++) {
+        free(all);
+        pause_ms(100);
+        all = get("/api/runs");
+    }
+    assert_non_null(strstr(all, "[5.0,3.5"));
+    free(all);
+}
+
 int main(void) {
     if (server_tests_are_skipped()) return 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_links_lead_nowhere),
         cmocka_unit_test(test_pipes_are_not_waited_for),
         cmocka_unit_test(test_many_connections_and_long_files_are_no_burden),
+        cmocka_unit_test(test_a_file_without_end_keeps_no_other_from_being_read),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

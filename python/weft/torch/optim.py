@@ -5,12 +5,13 @@ spikes look at, is over all of them. Parameters in bfloat16 are kept in float32 
 "master") and rounded after each step; where someone else has set a parameter since, its value counts.
 """
 import collections
+import math
 from ctypes import byref, sizeof
 
 import torch
 
 from .. import _blocks, _door
-from .._library import StepCall, StepGroup, StepTensor, check, handle, lib
+from .._library import StepCall, StepGroup, StepTensor, check, handle, lib, whole
 from . import _ops
 
 STATE, REPORT = 112, 24
@@ -86,8 +87,8 @@ class AdamWSPAM(torch.optim.Optimizer):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1, amsgrad=True, clip=1.0,
                  spike_threshold=2.0, theta=50.0, interval=1000, warmup_steps=1000, decay_vectors=False):
-        if lr < 0 or eps < 0 or weight_decay < 0:
-            raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must be 0 or more")
+        if not (0 <= lr < math.inf and 0 <= eps < math.inf and 0 <= weight_decay < math.inf):
+            raise ValueError(f"lr {lr}, eps {eps} and weight_decay {weight_decay} must be 0 or more, and finite")
         if not (0 <= betas[0] < 1 and 0 <= betas[1] < 1):
             raise ValueError(f"betas {betas} must be at least 0 and below 1")
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, clip=clip,
@@ -175,8 +176,16 @@ class AdamWSPAM(torch.optim.Optimizer):
 
     @staticmethod
     def _options(group):
-        return (*group["betas"], group["eps"], group["weight_decay"], group["clip"] or 0, group["spike_threshold"] or 0,
-                group["theta"] or 0, group["interval"] or 0, group["warmup_steps"] or 0, int(group["amsgrad"]))
+        beta1, beta2 = group["betas"]
+        return (beta1, beta2, group["eps"], group["weight_decay"], group["clip"] or 0, group["spike_threshold"] or 0,
+                group["theta"] or 0, whole(group["interval"] or 0), whole(group["warmup_steps"] or 0), int(group["amsgrad"]))
+
+    @staticmethod
+    def _rate(group):
+        rate = float(group["lr"])
+        if not 0 <= rate < math.inf:
+            raise ValueError(f"AdamWSPAM: lr is {rate}, but it must be 0 or more, and finite; no parameter was changed")
+        return rate
 
     def _planned(self, device, kind, groups, tensors):
         key = device, kind, groups, tensors
@@ -196,6 +205,8 @@ class AdamWSPAM(torch.optim.Optimizer):
         if not chosen:
             return loss
         device = _ops.check_devices([p for _, p in chosen])
+        if _door.share_memory([p for _, p in chosen]):
+            raise RuntimeError("AdamWSPAM: two parameters share memory; tie weights by giving one Parameter to both modules")
         wide = {p.dtype == torch.float64 for _, p in chosen}
         if len(wide) > 1:
             raise TypeError("AdamWSPAM: float64 parameters beside others; use two optimizers")
@@ -231,7 +242,7 @@ class AdamWSPAM(torch.optim.Optimizer):
         cuts = [torch.zeros(16, dtype=torch.int32, device=device) for _ in used]
         for n, report, cut in zip(used, reports, cuts):
             group = self.param_groups[n]
-            lists.add("rates", torch.tensor(float(group["lr"]), dtype=kind).to(device, non_blocking=True), (), kind)
+            lists.add("rates", torch.tensor(self._rate(group), dtype=kind).to(device, non_blocking=True), (), kind)
             lists.add("states", self._group_state(group, device, kind), (STATE,), kind, "control")
             lists.add("reports", report, (REPORT,), kind)
             lists.add("cuts", cut, (16,), torch.int32)
