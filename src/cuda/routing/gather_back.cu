@@ -18,7 +18,7 @@
  *
  * Short sequences have their panels in shared memory (held.cuh). One block sorts all their entries,
  * and their columns by how many those have, so that the eight of a unit have about as many; a column
- * of more than LONG_HELD · k is a unit by itself.
+ * of more than LONG_HELD · k is a unit by itself, one of more than PART_HELD · k several.
  *
  * Floor: dc is read and dh written once, at the memory's rate; the entries are moved twice, and their
  * rows read through the caches. */
@@ -26,7 +26,8 @@
 
 enum {
     LONG = 128,
-    LONG_HELD = 8, /* times k */
+    LONG_HELD = 8,                /* times k */
+    PART_HELD = UNIT * UNIT_STEP, /* times k: k steps */
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
     AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
@@ -286,12 +287,13 @@ static held_lists measure_columns(const weft_node *n) {
     l.most = ceil_div(n->out[0]->shape[1], UNIT) + entries / (most + 1);
     /* Sorted by length, a unit's longest column is no longer than any of the unit before. */
     l.lines = ceil_div(entries + UNIT * most, 2 * UNIT) + (l.most + 1) * UNIT_LINES;
+    l.parts = 2 * entries / (PART_HELD * k) + 1;
     return l;
 }
 
 /* Columns by their steps, of UNIT_STEP entries, the longest first: keys of the sort. */
 static int64_t step_keys(int64_t k) {
-    return ceil_div(LONG_HELD * k, UNIT_STEP) + 2;
+    return ceil_div(LONG_HELD * k, UNIT_STEP) + 3;
 }
 
 /* Shared memory of list_columns, in numbers: the counts of both sorts; where a column's entries begin
@@ -323,7 +325,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     list_columns(held_lists l, list_shape s, const int32_t *__restrict__ index,
                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
     extern __shared__ int counts[];
-    __shared__ int sums[SORT_WARPS], longs;
+    __shared__ int sums[SORT_WARPS], longs, long_units;
     int *lengths = counts + SORT_WARPS * s.columns, *first = lengths + SORT_WARPS * s.keys;
     int *where = first + s.columns + 1, *order = where + s.columns, *begin = order + s.columns;
     int64_t b = blockIdx.x, before = b * s.entries;
@@ -344,57 +346,69 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     int all = find_places(counts, s.columns, sums, [&](int j, int from, int) { first[j] = from; });
     if (threadIdx.x == 0) first[s.columns] = all;
     __syncthreads();
-    /* The columns in order: those by themselves, then by steps, falling. */
+    /* The columns in order: those of several units, of one, then by steps, falling. */
     auto length_of = [&](int j) { return first[j + 1] - first[j]; };
     auto column_at = [&](int64_t at) { return make_uint4((unsigned)at, 0, 0, 0); };
     auto steps_of = [&](const uint4 &item) {
         if (item.x >= (unsigned)s.columns) return -1;
         int length = length_of((int)item.x);
-        return length > LONG_HELD * s.k ? 0 : s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
+        if (length > LONG_HELD * s.k) return length > PART_HELD * s.k ? 0 : 1;
+        return s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
     };
     count_run(all_columns, lengths + warp * s.keys, column_at, steps_of);
     find_places(lengths, s.keys, sums, [&](int key, int, int to) {
-        if (key == 0) longs = to;
+        if (key == 1) longs = to;
     });
     place_run(all_columns, lengths + warp * s.keys, column_at, steps_of,
               [&](const uint4 &item, int at) { order[at] = (int)item.x; });
     __syncthreads();
-    /* The units' lines. */
-    int units = longs + (s.columns - longs + UNIT - 1) / UNIT, total = 0;
-    int few = (units + SORT_THREADS - 1) / SORT_THREADS, from = min(units, (int)threadIdx.x * few);
-    auto column_of_unit = [&](int u, int group) { /* its place in the order */
-                                                  return u < longs
-                                                             ? (group == 0 ? u : s.columns)
-                                                             : longs + (u - longs) * UNIT + group;
+    /* Sets: the units of a long column, or one of UNIT others. Their lines and units. */
+    int sets = longs + (s.columns - longs + UNIT - 1) / UNIT, lines = 0, units = 0;
+    int few = (sets + SORT_THREADS - 1) / SORT_THREADS, from = min(sets, (int)threadIdx.x * few);
+    int until = min(sets, from + few), all_units;
+    auto place_in_order = [&](int set, int group) {
+        return set < longs ? (group == 0 ? set : s.columns) : longs + (set - longs) * UNIT + group;
     };
-    auto lines_of = [&](int u) {
-        int length = length_of(order[column_of_unit(u, 0)]);
-        if (u < longs) length = (length + UNIT - 1) / UNIT;
-        return (length + UNIT_STEP - 1) / UNIT_STEP * UNIT_LINES;
+    auto lines_of = [&](int set) {
+        int length = length_of(order[place_in_order(set, 0)]);
+        if (set < longs) length = (length + UNIT - 1) / UNIT;
+        return max(1, (length + UNIT_STEP - 1) / UNIT_STEP) * UNIT_LINES;
     };
-    for (int u = from; u < min(units, from + few); u++)
-        total += lines_of(u);
-    int line = sum_before(total, sums, &all);
-    for (int u = from; u < min(units, from + few); u++) {
-        begin[u] = line;
-        unit[u].line = line;
-        unit[u].lines = lines_of(u);
-        unit[u].whole = u < longs;
-        unit[u].units = units;
-        line += lines_of(u);
+    int most = s.k * UNIT_LINES; /* lines of a part */
+    for (int set = from; set < until; set++) {
+        lines += lines_of(set);
+        units += set < longs ? (lines_of(set) + most - 1) / most : 1;
+    }
+    int line = sum_before(lines, sums, &all), u = sum_before(units, sums, &all_units);
+    for (int set = from; set < until; set++) {
+        int left = lines_of(set), parts = set < longs ? (left + most - 1) / most : 0;
+        begin[set] = line;
+        if (set == longs) long_units = u;
+        for (int part = 0; part < max(1, parts); part++, u++) {
+            int here = parts > 0 ? min(most, left) : left;
+            unit[u].line = line;
+            unit[u].lines = here;
+            unit[u].part = (uint16_t)part;
+            unit[u].parts = (uint16_t)parts;
+            unit[u].units = all_units;
+            for (int group = 0; group < UNIT && parts > 0; group++)
+                unit[u].target[group] = (uint16_t)(group == 0 ? order[set] : NOWHERE);
+            line += here;
+            left -= here;
+        }
     }
     __syncthreads();
     /* Where columns go, and what their groups have in the place of entries. */
     uint2 none = held_entry(s.in_rows, 0);
-    for (int i = (int)threadIdx.x; i < units * UNIT; i += SORT_THREADS) {
-        int u = i / UNIT, group = i % UNIT, at = column_of_unit(u, group);
-        bool there = at < s.columns;
-        int j = there ? order[at] : 0, place = begin[u] * 2 * UNIT + (u < longs ? 0 : group * 2);
-        if (u < longs) place = -1 - place;
+    for (int i = (int)threadIdx.x; i < sets * UNIT; i += SORT_THREADS) {
+        int set = i / UNIT, group = i % UNIT, at = place_in_order(set, group);
+        bool there = at < s.columns, alone = set < longs;
+        if (alone && group > 0) continue;
+        int j = there ? order[at] : 0, place = begin[set] * 2 * UNIT + group * 2;
+        if (alone) place = -1 - place;
         if (there) where[j] = place;
-        unit[u].target[group] = (uint16_t)(there ? j : NOWHERE);
-        if (u < longs && group > 0) continue;
-        int slots = lines_of(u) * (u < longs ? 2 * UNIT : 2);
+        if (!alone) unit[long_units + set - longs].target[group] = (uint16_t)(there ? j : NOWHERE);
+        int slots = lines_of(set) * (alone ? 2 * UNIT : 2);
         for (int e = there ? length_of(j) : 0; e < slots; e++)
             stream[find_slot(place, e)] = none;
     }
