@@ -108,8 +108,7 @@ __device__ static inline run_of_items find_run(int64_t items) {
     return run_of_items{begin, min_i64(items, begin + each)};
 }
 
-/* Calls take(item, key, same) for the items of a run in order, AHEAD times 32 being read together;
- * `same`: the lanes whose items have the same key. */
+/* Calls take(item, key) for the items of a run in order, AHEAD times 32 being read together. */
 template <typename ITEM, typename KEY, typename TAKE>
 __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KEY key_of,
                                        TAKE take) {
@@ -122,9 +121,7 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            int key = key_of(item[i]);
-            take(item[i], key, __match_any_sync(0xffffffffu, key));
-            __syncwarp();
+            take(item[i], key_of(item[i]));
         }
     }
 }
@@ -132,8 +129,8 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
 template <typename ITEM, typename KEY>
 __device__ static inline void count_run(const run_of_items &run, int *count, ITEM item_at,
                                         KEY key_of) {
-    walk_run(run, item_at, key_of, [&](const uint4 &, int key, unsigned same) {
-        if (key >= 0 && is_first(same)) count[key] += __popc(same);
+    walk_run(run, item_at, key_of, [&](const uint4 &, int key) {
+        if (key >= 0) atomicAdd(count + key, 1);
     });
 }
 
@@ -141,10 +138,12 @@ __device__ static inline void count_run(const run_of_items &run, int *count, ITE
 template <typename ITEM, typename KEY, typename PUT>
 __device__ static inline void place_run(const run_of_items &run, int *count, ITEM item_at,
                                         KEY key_of, PUT put) {
-    walk_run(run, item_at, key_of, [&](const uint4 &item, int key, unsigned same) {
+    walk_run(run, item_at, key_of, [&](const uint4 &item, int key) {
+        unsigned same = __match_any_sync(0xffffffffu, key);
         int at = key >= 0 ? count[key] + __popc(same & ((1u << threadIdx.x % 32) - 1)) : 0;
         __syncwarp();
         if (key >= 0 && is_first(same)) count[key] += __popc(same);
+        __syncwarp();
         if (key >= 0) put(item, at);
     });
 }
@@ -203,7 +202,7 @@ __device__ static inline void clear_counts(int *counts, int keys) {
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_chunks(column_lists c, const int32_t *__restrict__ index, const float *__restrict__ weight,
                 weft_cuda_run *run, int node) {
-    extern __shared__ int counts[];
+    extern __shared__ __align__(16) int counts[];
     __shared__ int sums[SORT_WARPS];
     int64_t b = blockIdx.x / c.chunks, chunk = blockIdx.x % c.chunks;
     int64_t first = chunk * c.chunk, before = b * c.entries + first;
@@ -232,7 +231,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS) sort_buckets(column_lists c) {
-    extern __shared__ int counts[];
+    extern __shared__ __align__(16) int counts[];
     __shared__ int sums[SORT_WARPS], until[MOST_CHUNKS], base;
     __shared__ int64_t from[MOST_CHUNKS]; /* less the items of the chunks before */
     int64_t b = blockIdx.x / c.buckets, sequence = b * c.entries;
@@ -311,6 +310,7 @@ static bool is_held(const weft_node *n, const held_lists *l) {
 
 typedef struct {
     int entries, columns, k, in_rows, keys;
+    int near_at; /* where in shared memory, in numbers, the stream is made; 0: it has no room */
 } list_shape;
 
 /* Where entry `e` of a column goes: `where` is where its unit begins, in entries, and its group; of a
@@ -324,13 +324,14 @@ __device__ static inline int find_slot(int where, int e) {
 static __global__ void __launch_bounds__(SORT_THREADS)
     list_columns(held_lists l, list_shape s, const int32_t *__restrict__ index,
                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
-    extern __shared__ int counts[];
+    extern __shared__ __align__(16) int counts[];
     __shared__ int sums[SORT_WARPS], longs, long_units;
     int *lengths = counts + SORT_WARPS * s.columns, *first = lengths + SORT_WARPS * s.keys;
     int *where = first + s.columns + 1, *order = where + s.columns, *begin = order + s.columns;
     int64_t b = blockIdx.x, before = b * s.entries;
     sum_unit *unit = l.unit + b * l.most;
-    uint2 *stream = (uint2 *)(l.stream + b * l.lines * UNIT);
+    uint4 *out = l.stream + b * l.lines * UNIT;
+    uint2 *stream = s.near_at > 0 ? (uint2 *)(counts + s.near_at) : (uint2 *)out;
     run_of_items own = find_run(s.entries), all_columns = find_run(s.columns);
     int warp = (int)threadIdx.x / 32, *count = counts + warp * s.columns;
     auto entry_at = [&](int64_t at) {
@@ -419,12 +420,13 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     });
     __syncthreads();
     for (int i = (int)threadIdx.x; i < all / UNIT_LINES * UNIT; i += SORT_THREADS) {
-        uint4 *step = (uint4 *)stream + i / UNIT * UNIT_LINES * UNIT + i % UNIT;
-        uint4 a = step[0], c = step[UNIT];
+        int step = i / UNIT * UNIT_LINES * UNIT + i % UNIT;
+        const uint4 *from = (const uint4 *)stream + step;
+        uint4 a = from[0], c = from[UNIT];
         uint2 entry[UNIT_STEP] = {{a.x, a.y}, {a.z, a.w}, {c.x, c.y}, {c.z, c.w}};
         order_step(entry, i % UNIT);
-        step[0] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
-        step[UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
+        out[step] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
+        out[step + UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
     }
 }
 
@@ -432,8 +434,14 @@ static void gather_back_held(weft_exec *x, const weft_node *n, held_lists l) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     int64_t k = index->shape[2];
     list_shape s = {(int)(index->shape[1] * k), (int)n->out[0]->shape[1], (int)k,
-                    (int)index->shape[1], (int)step_keys(k)};
-    size_t bytes = (size_t)list_numbers(n, &l) * sizeof(int);
+                    (int)index->shape[1],       (int)step_keys(k),        0};
+    int64_t numbers = ceil_div(list_numbers(n, &l), 4) * 4;
+    int64_t near = numbers + l.lines * UNIT * (int64_t)(sizeof(uint4) / sizeof(int));
+    if (near * (int64_t)sizeof(int) + 1024 <= weft_cuda_device()->shared_memory) {
+        s.near_at = (int)numbers;
+        numbers = near;
+    }
+    size_t bytes = (size_t)numbers * sizeof(int);
     place_held(&l, index->shape[0], workspace_of<char>(x, n));
     cudaFuncSetAttribute(list_columns, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     list_columns<<<(unsigned)index->shape[0], SORT_THREADS, bytes, stream_of(x)>>>(
