@@ -72,7 +72,7 @@ static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_r
         if (group > 0) continue;
         l.unit[u].line = (int)unit * lines;
         l.unit[u].lines = lines;
-        l.unit[u].whole = 0;
+        l.unit[u].part = l.unit[u].parts = 0;
         l.unit[u].units = (int)l.most;
     }
 }

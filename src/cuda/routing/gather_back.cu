@@ -18,7 +18,7 @@
  *
  * Short sequences have their panels in shared memory (held.cuh). One block sorts all their entries,
  * and their columns by how many those have, so that the eight of a unit have about as many; a column
- * of more than LONG_HELD · k is a unit by itself.
+ * of more than LONG_HELD · k is a unit by itself, one of more than PART_HELD · k several.
  *
  * Floor: dc is read and dh written once, at the memory's rate; the entries are moved twice, and their
  * rows read through the caches. */
@@ -26,7 +26,8 @@
 
 enum {
     LONG = 128,
-    LONG_HELD = 8, /* times k */
+    LONG_HELD = 8,                /* times k */
+    PART_HELD = UNIT * UNIT_STEP, /* times k: k steps */
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
     AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
@@ -107,8 +108,7 @@ __device__ static inline run_of_items find_run(int64_t items) {
     return run_of_items{begin, min_i64(items, begin + each)};
 }
 
-/* Calls take(item, key, same) for the items of a run in order, AHEAD times 32 being read together;
- * `same`: the lanes whose items have the same key. */
+/* Calls take(item, key) for the items of a run in order, AHEAD times 32 being read together. */
 template <typename ITEM, typename KEY, typename TAKE>
 __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KEY key_of,
                                        TAKE take) {
@@ -121,9 +121,7 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            int key = key_of(item[i]);
-            take(item[i], key, __match_any_sync(0xffffffffu, key));
-            __syncwarp();
+            take(item[i], key_of(item[i]));
         }
     }
 }
@@ -131,8 +129,8 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
 template <typename ITEM, typename KEY>
 __device__ static inline void count_run(const run_of_items &run, int *count, ITEM item_at,
                                         KEY key_of) {
-    walk_run(run, item_at, key_of, [&](const uint4 &, int key, unsigned same) {
-        if (key >= 0 && is_first(same)) count[key] += __popc(same);
+    walk_run(run, item_at, key_of, [&](const uint4 &, int key) {
+        if (key >= 0) atomicAdd(count + key, 1);
     });
 }
 
@@ -140,10 +138,12 @@ __device__ static inline void count_run(const run_of_items &run, int *count, ITE
 template <typename ITEM, typename KEY, typename PUT>
 __device__ static inline void place_run(const run_of_items &run, int *count, ITEM item_at,
                                         KEY key_of, PUT put) {
-    walk_run(run, item_at, key_of, [&](const uint4 &item, int key, unsigned same) {
+    walk_run(run, item_at, key_of, [&](const uint4 &item, int key) {
+        unsigned same = __match_any_sync(0xffffffffu, key);
         int at = key >= 0 ? count[key] + __popc(same & ((1u << threadIdx.x % 32) - 1)) : 0;
         __syncwarp();
         if (key >= 0 && is_first(same)) count[key] += __popc(same);
+        __syncwarp();
         if (key >= 0) put(item, at);
     });
 }
@@ -202,7 +202,7 @@ __device__ static inline void clear_counts(int *counts, int keys) {
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_chunks(column_lists c, const int32_t *__restrict__ index, const float *__restrict__ weight,
                 weft_cuda_run *run, int node) {
-    extern __shared__ int counts[];
+    extern __shared__ __align__(16) int counts[];
     __shared__ int sums[SORT_WARPS];
     int64_t b = blockIdx.x / c.chunks, chunk = blockIdx.x % c.chunks;
     int64_t first = chunk * c.chunk, before = b * c.entries + first;
@@ -231,7 +231,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS) sort_buckets(column_lists c) {
-    extern __shared__ int counts[];
+    extern __shared__ __align__(16) int counts[];
     __shared__ int sums[SORT_WARPS], until[MOST_CHUNKS], base;
     __shared__ int64_t from[MOST_CHUNKS]; /* less the items of the chunks before */
     int64_t b = blockIdx.x / c.buckets, sequence = b * c.entries;
@@ -286,12 +286,13 @@ static held_lists measure_columns(const weft_node *n) {
     l.most = ceil_div(n->out[0]->shape[1], UNIT) + entries / (most + 1);
     /* Sorted by length, a unit's longest column is no longer than any of the unit before. */
     l.lines = ceil_div(entries + UNIT * most, 2 * UNIT) + (l.most + 1) * UNIT_LINES;
+    l.parts = 2 * entries / (PART_HELD * k) + 1;
     return l;
 }
 
 /* Columns by their steps, of UNIT_STEP entries, the longest first: keys of the sort. */
 static int64_t step_keys(int64_t k) {
-    return ceil_div(LONG_HELD * k, UNIT_STEP) + 2;
+    return ceil_div(LONG_HELD * k, UNIT_STEP) + 3;
 }
 
 /* Shared memory of list_columns, in numbers: the counts of both sorts; where a column's entries begin
@@ -309,6 +310,7 @@ static bool is_held(const weft_node *n, const held_lists *l) {
 
 typedef struct {
     int entries, columns, k, in_rows, keys;
+    int near_at; /* where in shared memory, in numbers, the stream is made; 0: it has no room */
 } list_shape;
 
 /* Where entry `e` of a column goes: `where` is where its unit begins, in entries, and its group; of a
@@ -322,13 +324,14 @@ __device__ static inline int find_slot(int where, int e) {
 static __global__ void __launch_bounds__(SORT_THREADS)
     list_columns(held_lists l, list_shape s, const int32_t *__restrict__ index,
                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
-    extern __shared__ int counts[];
-    __shared__ int sums[SORT_WARPS], longs;
+    extern __shared__ __align__(16) int counts[];
+    __shared__ int sums[SORT_WARPS], longs, long_units;
     int *lengths = counts + SORT_WARPS * s.columns, *first = lengths + SORT_WARPS * s.keys;
     int *where = first + s.columns + 1, *order = where + s.columns, *begin = order + s.columns;
     int64_t b = blockIdx.x, before = b * s.entries;
     sum_unit *unit = l.unit + b * l.most;
-    uint2 *stream = (uint2 *)(l.stream + b * l.lines * UNIT);
+    uint4 *out = l.stream + b * l.lines * UNIT;
+    uint2 *stream = s.near_at > 0 ? (uint2 *)(counts + s.near_at) : (uint2 *)out;
     run_of_items own = find_run(s.entries), all_columns = find_run(s.columns);
     int warp = (int)threadIdx.x / 32, *count = counts + warp * s.columns;
     auto entry_at = [&](int64_t at) {
@@ -344,57 +347,69 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     int all = find_places(counts, s.columns, sums, [&](int j, int from, int) { first[j] = from; });
     if (threadIdx.x == 0) first[s.columns] = all;
     __syncthreads();
-    /* The columns in order: those by themselves, then by steps, falling. */
+    /* The columns in order: those of several units, of one, then by steps, falling. */
     auto length_of = [&](int j) { return first[j + 1] - first[j]; };
     auto column_at = [&](int64_t at) { return make_uint4((unsigned)at, 0, 0, 0); };
     auto steps_of = [&](const uint4 &item) {
         if (item.x >= (unsigned)s.columns) return -1;
         int length = length_of((int)item.x);
-        return length > LONG_HELD * s.k ? 0 : s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
+        if (length > LONG_HELD * s.k) return length > PART_HELD * s.k ? 0 : 1;
+        return s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
     };
     count_run(all_columns, lengths + warp * s.keys, column_at, steps_of);
     find_places(lengths, s.keys, sums, [&](int key, int, int to) {
-        if (key == 0) longs = to;
+        if (key == 1) longs = to;
     });
     place_run(all_columns, lengths + warp * s.keys, column_at, steps_of,
               [&](const uint4 &item, int at) { order[at] = (int)item.x; });
     __syncthreads();
-    /* The units' lines. */
-    int units = longs + (s.columns - longs + UNIT - 1) / UNIT, total = 0;
-    int few = (units + SORT_THREADS - 1) / SORT_THREADS, from = min(units, (int)threadIdx.x * few);
-    auto column_of_unit = [&](int u, int group) { /* its place in the order */
-                                                  return u < longs
-                                                             ? (group == 0 ? u : s.columns)
-                                                             : longs + (u - longs) * UNIT + group;
+    /* Sets: the units of a long column, or one of UNIT others. Their lines and units. */
+    int sets = longs + (s.columns - longs + UNIT - 1) / UNIT, lines = 0, units = 0;
+    int few = (sets + SORT_THREADS - 1) / SORT_THREADS, from = min(sets, (int)threadIdx.x * few);
+    int until = min(sets, from + few), all_units;
+    auto place_in_order = [&](int set, int group) {
+        return set < longs ? (group == 0 ? set : s.columns) : longs + (set - longs) * UNIT + group;
     };
-    auto lines_of = [&](int u) {
-        int length = length_of(order[column_of_unit(u, 0)]);
-        if (u < longs) length = (length + UNIT - 1) / UNIT;
-        return (length + UNIT_STEP - 1) / UNIT_STEP * UNIT_LINES;
+    auto lines_of = [&](int set) {
+        int length = length_of(order[place_in_order(set, 0)]);
+        if (set < longs) length = (length + UNIT - 1) / UNIT;
+        return max(1, (length + UNIT_STEP - 1) / UNIT_STEP) * UNIT_LINES;
     };
-    for (int u = from; u < min(units, from + few); u++)
-        total += lines_of(u);
-    int line = sum_before(total, sums, &all);
-    for (int u = from; u < min(units, from + few); u++) {
-        begin[u] = line;
-        unit[u].line = line;
-        unit[u].lines = lines_of(u);
-        unit[u].whole = u < longs;
-        unit[u].units = units;
-        line += lines_of(u);
+    int most = s.k * UNIT_LINES; /* lines of a part */
+    for (int set = from; set < until; set++) {
+        lines += lines_of(set);
+        units += set < longs ? (lines_of(set) + most - 1) / most : 1;
+    }
+    int line = sum_before(lines, sums, &all), u = sum_before(units, sums, &all_units);
+    for (int set = from; set < until; set++) {
+        int left = lines_of(set), parts = set < longs ? (left + most - 1) / most : 0;
+        begin[set] = line;
+        if (set == longs) long_units = u;
+        for (int part = 0; part < max(1, parts); part++, u++) {
+            int here = parts > 0 ? min(most, left) : left;
+            unit[u].line = line;
+            unit[u].lines = here;
+            unit[u].part = (uint16_t)part;
+            unit[u].parts = (uint16_t)parts;
+            unit[u].units = all_units;
+            for (int group = 0; group < UNIT && parts > 0; group++)
+                unit[u].target[group] = (uint16_t)(group == 0 ? order[set] : NOWHERE);
+            line += here;
+            left -= here;
+        }
     }
     __syncthreads();
     /* Where columns go, and what their groups have in the place of entries. */
     uint2 none = held_entry(s.in_rows, 0);
-    for (int i = (int)threadIdx.x; i < units * UNIT; i += SORT_THREADS) {
-        int u = i / UNIT, group = i % UNIT, at = column_of_unit(u, group);
-        bool there = at < s.columns;
-        int j = there ? order[at] : 0, place = begin[u] * 2 * UNIT + (u < longs ? 0 : group * 2);
-        if (u < longs) place = -1 - place;
+    for (int i = (int)threadIdx.x; i < sets * UNIT; i += SORT_THREADS) {
+        int set = i / UNIT, group = i % UNIT, at = place_in_order(set, group);
+        bool there = at < s.columns, alone = set < longs;
+        if (alone && group > 0) continue;
+        int j = there ? order[at] : 0, place = begin[set] * 2 * UNIT + group * 2;
+        if (alone) place = -1 - place;
         if (there) where[j] = place;
-        unit[u].target[group] = (uint16_t)(there ? j : NOWHERE);
-        if (u < longs && group > 0) continue;
-        int slots = lines_of(u) * (u < longs ? 2 * UNIT : 2);
+        if (!alone) unit[long_units + set - longs].target[group] = (uint16_t)(there ? j : NOWHERE);
+        int slots = lines_of(set) * (alone ? 2 * UNIT : 2);
         for (int e = there ? length_of(j) : 0; e < slots; e++)
             stream[find_slot(place, e)] = none;
     }
@@ -405,12 +420,13 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     });
     __syncthreads();
     for (int i = (int)threadIdx.x; i < all / UNIT_LINES * UNIT; i += SORT_THREADS) {
-        uint4 *step = (uint4 *)stream + i / UNIT * UNIT_LINES * UNIT + i % UNIT;
-        uint4 a = step[0], c = step[UNIT];
+        int step = i / UNIT * UNIT_LINES * UNIT + i % UNIT;
+        const uint4 *from = (const uint4 *)stream + step;
+        uint4 a = from[0], c = from[UNIT];
         uint2 entry[UNIT_STEP] = {{a.x, a.y}, {a.z, a.w}, {c.x, c.y}, {c.z, c.w}};
         order_step(entry, i % UNIT);
-        step[0] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
-        step[UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
+        out[step] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
+        out[step + UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
     }
 }
 
@@ -418,8 +434,14 @@ static void gather_back_held(weft_exec *x, const weft_node *n, held_lists l) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     int64_t k = index->shape[2];
     list_shape s = {(int)(index->shape[1] * k), (int)n->out[0]->shape[1], (int)k,
-                    (int)index->shape[1], (int)step_keys(k)};
-    size_t bytes = (size_t)list_numbers(n, &l) * sizeof(int);
+                    (int)index->shape[1],       (int)step_keys(k),        0};
+    int64_t numbers = ceil_div(list_numbers(n, &l), 4) * 4;
+    int64_t near = numbers + l.lines * UNIT * (int64_t)(sizeof(uint4) / sizeof(int));
+    if (near * (int64_t)sizeof(int) + 1024 <= weft_cuda_device()->shared_memory) {
+        s.near_at = (int)numbers;
+        numbers = near;
+    }
+    size_t bytes = (size_t)numbers * sizeof(int);
     place_held(&l, index->shape[0], workspace_of<char>(x, n));
     cudaFuncSetAttribute(list_columns, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     list_columns<<<(unsigned)index->shape[0], SORT_THREADS, bytes, stream_of(x)>>>(
