@@ -36,7 +36,7 @@ FAULTS := $(if $(SAN),,$(OUT)/tests/faults.so)
 $(OUT)/tests/faults.so: tests/faults/preload.c $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
-	$(Q)$(CC) -std=gnu17 -O1 -fPIC -shared -Wall -Wextra $< -o $@ -ldl
+	$(Q)$(CC) -std=gnu17 -O1 -fPIC -shared -Wall -Wextra -Wshadow $(if $(filter-out 0 n no,$(WERROR)),-Werror) $< -o $@ -ldl
 
 # Sanitized code is many times slower: so many times as long may a test or a command of it take.
 export PATIENCE ?= $(if $(SAN),15,1)

@@ -94,11 +94,11 @@ static bool is_called(const char *name) {
 static bool fails(const char *name, const char *path) {
     int before = errno;
     if (!ready || !is_called(name) || (path_part && !strstr(path, path_part))) return false;
-    long number = atomic_fetch_add(&seen, 1) + 1;
-    bool now = nth > 0 && (number == nth || (all_later && number > nth));
+    long call = atomic_fetch_add(&seen, 1) + 1;
+    bool now = nth > 0 && (call == nth || (all_later && call > nth));
     if (trace_file) {
         char line[PATH_ROOM + 64];
-        snprintf(line, sizeof line, "%ld %s %.4000s%s\n", number, name, path, now ? " <<<" : "");
+        snprintf(line, sizeof line, "%ld %s %.4000s%s\n", call, name, path, now ? " <<<" : "");
         add_line(trace_file, line);
     }
     errno = before;
