@@ -30,7 +30,7 @@ enum {
     PART_HELD = UNIT * UNIT_STEP, /* times k: k steps */
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
-    AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
+    AHEAD = 8,                   /* times 32: entries that a warp has on their way together */
     CHUNK = 2048,                /* entries of a chunk, */
     MOST_CHUNKS = SORT_THREADS,  /* unless they would be more than these */
     FEW_COLUMNS = 128,           /* of a bucket, */
@@ -92,7 +92,8 @@ static int64_t place_lists(column_lists *c, char *workspace) {
 /* A counting sort by a block. Each warp has a run of items, in order, and numbers of its own, one for
  * each key: first how many of its items have the key, then where the next of them goes. An item
  * is a column, a row or place, and a weight. `item_at` gives that at a place, `key_of` its key; −1:
- * it is left out. */
+ * it is left out. What is wrong with an item is said where it is counted, not where it is read: all
+ * that are read together should be on their way before one is looked at. */
 
 __device__ static inline bool is_first(unsigned lanes) {
     return __ffs((int)lanes) - 1 == (int)threadIdx.x % 32;
@@ -121,6 +122,7 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
+            if (from + 32 * i >= run.end) break;
             take(item[i], key_of(item[i]));
         }
     }
@@ -209,19 +211,22 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     int *begin = c.begin + blockIdx.x * (int64_t)(c.buckets + 1);
     run_of_items own = find_run(min_i64(c.chunk, c.entries - first));
     auto item_at = [&](int64_t at) {
-        int column = index[before + at];
-        if (column < -1 || column >= c.columns) note_fault(run, node, before + at);
-        return make_uint4((unsigned)column, (unsigned)(first + at),
+        return make_uint4((unsigned)index[before + at], (unsigned)(first + at),
                           __float_as_uint(weight[before + at]), 0);
     };
     auto key_of = [&](const uint4 &item) {
         return item.x < (unsigned)c.columns ? (int)(item.x >> c.shift) : -1;
     };
+    auto look_at = [&](const uint4 &item) {
+        if ((int)item.x < -1 || (int)item.x >= c.columns)
+            note_fault(run, node, b * c.entries + item.y);
+        return key_of(item);
+    };
     int *count = counts + threadIdx.x / 32 * c.buckets;
     if (threadIdx.x == 0 && chunk == 0) c.used[b] = 0;
     if (threadIdx.x == 0 && blockIdx.x == 0) *c.longs = 0;
     clear_counts(counts, c.buckets);
-    count_run(own, count, item_at, key_of);
+    count_run(own, count, item_at, look_at);
     int all = find_places(counts, c.buckets, sums,
                           [&](int bucket, int from, int) { begin[bucket] = from; });
     if (threadIdx.x == 0) begin[c.buckets] = all;
@@ -335,15 +340,18 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     run_of_items own = find_run(s.entries), all_columns = find_run(s.columns);
     int warp = (int)threadIdx.x / 32, *count = counts + warp * s.columns;
     auto entry_at = [&](int64_t at) {
-        int column = index[before + at];
-        if (column < -1 || column >= s.columns) note_fault(run, node, before + at);
-        return make_uint4((unsigned)column, (unsigned)at, __float_as_uint(weight[before + at]), 0);
+        return make_uint4((unsigned)index[before + at], (unsigned)at,
+                          __float_as_uint(weight[before + at]), 0);
     };
     auto column_of = [&](const uint4 &item) {
         return item.x < (unsigned)s.columns ? (int)item.x : -1;
     };
+    auto look_at = [&](const uint4 &item) {
+        if ((int)item.x < -1 || (int)item.x >= s.columns) note_fault(run, node, before + item.y);
+        return column_of(item);
+    };
     clear_counts(counts, s.columns + s.keys);
-    count_run(own, count, entry_at, column_of);
+    count_run(own, count, entry_at, look_at);
     int all = find_places(counts, s.columns, sums, [&](int j, int from, int) { first[j] = from; });
     if (threadIdx.x == 0) first[s.columns] = all;
     __syncthreads();
