@@ -25,12 +25,11 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         float sum[PIECE<T>] = {};
         for (int m = lane; m - lane < entries; m += AT_ONCE) {
             int j = m < entries ? index[first + m] : -1;
-            float w = m < entries ? weight[first + m] : 0;
+            float w = j >= 0 ? weight[first + m] : 0;
             if (j < -1 || j >= s.in_rows) {
                 note_fault(run, node, first + m);
-                j = -1;
+                j = -1, w = 0;
             }
-            if (j < 0) w = 0;
             add_entries<ALIGNED>(p, j, w, sum);
         }
         if (row < s.out_rows) store_piece<ALIGNED>(p, row, sum);
@@ -54,20 +53,13 @@ static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_r
     for (int64_t i = thread_index(); i < all; i += thread_count()) {
         int group = (int)(i % UNIT), step = (int)(i / UNIT % steps);
         int64_t u = i / UNIT / steps, b = u / l.most, unit = u % l.most, row = unit * UNIT + group;
-        int64_t m = step * UNIT_STEP, from = (b * rows + row) * k + m;
-        int column[UNIT_STEP], there = row < rows ? k - (int)m : 0;
-        float w[UNIT_STEP];
         uint2 entry[UNIT_STEP];
 #pragma unroll
         for (int e = 0; e < UNIT_STEP; e++) {
-            column[e] = e < there ? index[from + e] : -1;
-            w[e] = e < there ? weight[from + e] : 0;
-        }
-#pragma unroll
-        for (int e = 0; e < UNIT_STEP; e++) {
-            bool good = column[e] >= 0 && column[e] < in_rows;
-            if (!good && column[e] != -1) note_fault(run, node, from + e);
-            entry[e] = good ? held_entry(column[e], w[e]) : held_entry(in_rows, 0);
+            int64_t m = step * UNIT_STEP + e, from = (b * rows + row) * k + m;
+            int j = row < rows && m < k ? index[from] : -1;
+            if (j < -1 || j >= in_rows) note_fault(run, node, from);
+            entry[e] = j >= 0 && j < in_rows ? held_entry(j, weight[from]) : held_entry(in_rows, 0);
         }
         order_step(entry, group);
         uint4 *to = l.stream + (u * lines + step * UNIT_LINES) * UNIT + group;
@@ -80,7 +72,7 @@ static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_r
         if (group > 0) continue;
         l.unit[u].line = (int)unit * lines;
         l.unit[u].lines = lines;
-        l.unit[u].part = l.unit[u].parts = 0;
+        l.unit[u].whole = 0;
         l.unit[u].units = (int)l.most;
     }
 }

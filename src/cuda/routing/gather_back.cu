@@ -18,7 +18,7 @@
  *
  * Short sequences have their panels in shared memory (held.cuh). One block sorts all their entries,
  * and their columns by how many those have, so that the eight of a unit have about as many; a column
- * of more than LONG_HELD · k is a unit by itself, one of more than PART_HELD · k several.
+ * of more than LONG_HELD · k is a unit by itself.
  *
  * Floor: dc is read and dh written once, at the memory's rate; the entries are moved twice, and their
  * rows read through the caches. */
@@ -26,11 +26,10 @@
 
 enum {
     LONG = 128,
-    LONG_HELD = 8,                /* times k */
-    PART_HELD = UNIT * UNIT_STEP, /* times k: k steps */
+    LONG_HELD = 8, /* times k */
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
-    AHEAD = 8,                   /* times 32: entries that a warp has on their way together */
+    AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
     CHUNK = 2048,                /* entries of a chunk, */
     MOST_CHUNKS = SORT_THREADS,  /* unless they would be more than these */
     FEW_COLUMNS = 128,           /* of a bucket, */
@@ -92,8 +91,7 @@ static int64_t place_lists(column_lists *c, char *workspace) {
 /* A counting sort by a block. Each warp has a run of items, in order, and numbers of its own, one for
  * each key: first how many of its items have the key, then where the next of them goes. An item
  * is a column, a row or place, and a weight. `item_at` gives that at a place, `key_of` its key; −1:
- * it is left out. What is wrong with an item is said where it is counted, not where it is read: all
- * that are read together should be on their way before one is looked at. */
+ * it is left out. */
 
 __device__ static inline bool is_first(unsigned lanes) {
     return __ffs((int)lanes) - 1 == (int)threadIdx.x % 32;
@@ -109,7 +107,8 @@ __device__ static inline run_of_items find_run(int64_t items) {
     return run_of_items{begin, min_i64(items, begin + each)};
 }
 
-/* Calls take(item, key) for the items of a run in order, AHEAD times 32 being read together. */
+/* Calls take(item, key, same) for the items of a run in order, AHEAD times 32 being read together;
+ * `same`: the lanes whose items have the same key. */
 template <typename ITEM, typename KEY, typename TAKE>
 __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KEY key_of,
                                        TAKE take) {
@@ -122,8 +121,9 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            if (from + 32 * i >= run.end) break;
-            take(item[i], key_of(item[i]));
+            int key = key_of(item[i]);
+            take(item[i], key, __match_any_sync(0xffffffffu, key));
+            __syncwarp();
         }
     }
 }
@@ -131,8 +131,8 @@ __device__ static inline void walk_run(const run_of_items &run, ITEM item_at, KE
 template <typename ITEM, typename KEY>
 __device__ static inline void count_run(const run_of_items &run, int *count, ITEM item_at,
                                         KEY key_of) {
-    walk_run(run, item_at, key_of, [&](const uint4 &, int key) {
-        if (key >= 0) atomicAdd(count + key, 1);
+    walk_run(run, item_at, key_of, [&](const uint4 &, int key, unsigned same) {
+        if (key >= 0 && is_first(same)) count[key] += __popc(same);
     });
 }
 
@@ -140,12 +140,10 @@ __device__ static inline void count_run(const run_of_items &run, int *count, ITE
 template <typename ITEM, typename KEY, typename PUT>
 __device__ static inline void place_run(const run_of_items &run, int *count, ITEM item_at,
                                         KEY key_of, PUT put) {
-    walk_run(run, item_at, key_of, [&](const uint4 &item, int key) {
-        unsigned same = __match_any_sync(0xffffffffu, key);
+    walk_run(run, item_at, key_of, [&](const uint4 &item, int key, unsigned same) {
         int at = key >= 0 ? count[key] + __popc(same & ((1u << threadIdx.x % 32) - 1)) : 0;
         __syncwarp();
         if (key >= 0 && is_first(same)) count[key] += __popc(same);
-        __syncwarp();
         if (key >= 0) put(item, at);
     });
 }
@@ -204,29 +202,26 @@ __device__ static inline void clear_counts(int *counts, int keys) {
 static __global__ void __launch_bounds__(SORT_THREADS)
     sort_chunks(column_lists c, const int32_t *__restrict__ index, const float *__restrict__ weight,
                 weft_cuda_run *run, int node) {
-    extern __shared__ __align__(16) int counts[];
+    extern __shared__ int counts[];
     __shared__ int sums[SORT_WARPS];
     int64_t b = blockIdx.x / c.chunks, chunk = blockIdx.x % c.chunks;
     int64_t first = chunk * c.chunk, before = b * c.entries + first;
     int *begin = c.begin + blockIdx.x * (int64_t)(c.buckets + 1);
     run_of_items own = find_run(min_i64(c.chunk, c.entries - first));
     auto item_at = [&](int64_t at) {
-        return make_uint4((unsigned)index[before + at], (unsigned)(first + at),
+        int column = index[before + at];
+        if (column < -1 || column >= c.columns) note_fault(run, node, before + at);
+        return make_uint4((unsigned)column, (unsigned)(first + at),
                           __float_as_uint(weight[before + at]), 0);
     };
     auto key_of = [&](const uint4 &item) {
         return item.x < (unsigned)c.columns ? (int)(item.x >> c.shift) : -1;
     };
-    auto look_at = [&](const uint4 &item) {
-        if ((int)item.x < -1 || (int)item.x >= c.columns)
-            note_fault(run, node, b * c.entries + item.y);
-        return key_of(item);
-    };
     int *count = counts + threadIdx.x / 32 * c.buckets;
     if (threadIdx.x == 0 && chunk == 0) c.used[b] = 0;
     if (threadIdx.x == 0 && blockIdx.x == 0) *c.longs = 0;
     clear_counts(counts, c.buckets);
-    count_run(own, count, item_at, look_at);
+    count_run(own, count, item_at, key_of);
     int all = find_places(counts, c.buckets, sums,
                           [&](int bucket, int from, int) { begin[bucket] = from; });
     if (threadIdx.x == 0) begin[c.buckets] = all;
@@ -236,7 +231,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS) sort_buckets(column_lists c) {
-    extern __shared__ __align__(16) int counts[];
+    extern __shared__ int counts[];
     __shared__ int sums[SORT_WARPS], until[MOST_CHUNKS], base;
     __shared__ int64_t from[MOST_CHUNKS]; /* less the items of the chunks before */
     int64_t b = blockIdx.x / c.buckets, sequence = b * c.entries;
@@ -291,13 +286,12 @@ static held_lists measure_columns(const weft_node *n) {
     l.most = ceil_div(n->out[0]->shape[1], UNIT) + entries / (most + 1);
     /* Sorted by length, a unit's longest column is no longer than any of the unit before. */
     l.lines = ceil_div(entries + UNIT * most, 2 * UNIT) + (l.most + 1) * UNIT_LINES;
-    l.parts = 2 * entries / (PART_HELD * k) + 1;
     return l;
 }
 
 /* Columns by their steps, of UNIT_STEP entries, the longest first: keys of the sort. */
 static int64_t step_keys(int64_t k) {
-    return ceil_div(LONG_HELD * k, UNIT_STEP) + 3;
+    return ceil_div(LONG_HELD * k, UNIT_STEP) + 2;
 }
 
 /* Shared memory of list_columns, in numbers: the counts of both sorts; where a column's entries begin
@@ -315,7 +309,6 @@ static bool is_held(const weft_node *n, const held_lists *l) {
 
 typedef struct {
     int entries, columns, k, in_rows, keys;
-    int near_at; /* where in shared memory, in numbers, the stream is made; 0: it has no room */
 } list_shape;
 
 /* Where entry `e` of a column goes: `where` is where its unit begins, in entries, and its group; of a
@@ -329,95 +322,79 @@ __device__ static inline int find_slot(int where, int e) {
 static __global__ void __launch_bounds__(SORT_THREADS)
     list_columns(held_lists l, list_shape s, const int32_t *__restrict__ index,
                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
-    extern __shared__ __align__(16) int counts[];
-    __shared__ int sums[SORT_WARPS], longs, long_units;
+    extern __shared__ int counts[];
+    __shared__ int sums[SORT_WARPS], longs;
     int *lengths = counts + SORT_WARPS * s.columns, *first = lengths + SORT_WARPS * s.keys;
     int *where = first + s.columns + 1, *order = where + s.columns, *begin = order + s.columns;
     int64_t b = blockIdx.x, before = b * s.entries;
     sum_unit *unit = l.unit + b * l.most;
-    uint4 *out = l.stream + b * l.lines * UNIT;
-    uint2 *stream = s.near_at > 0 ? (uint2 *)(counts + s.near_at) : (uint2 *)out;
+    uint2 *stream = (uint2 *)(l.stream + b * l.lines * UNIT);
     run_of_items own = find_run(s.entries), all_columns = find_run(s.columns);
     int warp = (int)threadIdx.x / 32, *count = counts + warp * s.columns;
     auto entry_at = [&](int64_t at) {
-        return make_uint4((unsigned)index[before + at], (unsigned)at,
-                          __float_as_uint(weight[before + at]), 0);
+        int column = index[before + at];
+        if (column < -1 || column >= s.columns) note_fault(run, node, before + at);
+        return make_uint4((unsigned)column, (unsigned)at, __float_as_uint(weight[before + at]), 0);
     };
     auto column_of = [&](const uint4 &item) {
         return item.x < (unsigned)s.columns ? (int)item.x : -1;
     };
-    auto look_at = [&](const uint4 &item) {
-        if ((int)item.x < -1 || (int)item.x >= s.columns) note_fault(run, node, before + item.y);
-        return column_of(item);
-    };
     clear_counts(counts, s.columns + s.keys);
-    count_run(own, count, entry_at, look_at);
+    count_run(own, count, entry_at, column_of);
     int all = find_places(counts, s.columns, sums, [&](int j, int from, int) { first[j] = from; });
     if (threadIdx.x == 0) first[s.columns] = all;
     __syncthreads();
-    /* The columns in order: those of several units, of one, then by steps, falling. */
+    /* The columns in order: those by themselves, then by steps, falling. */
     auto length_of = [&](int j) { return first[j + 1] - first[j]; };
     auto column_at = [&](int64_t at) { return make_uint4((unsigned)at, 0, 0, 0); };
     auto steps_of = [&](const uint4 &item) {
         if (item.x >= (unsigned)s.columns) return -1;
         int length = length_of((int)item.x);
-        if (length > LONG_HELD * s.k) return length > PART_HELD * s.k ? 0 : 1;
-        return s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
+        return length > LONG_HELD * s.k ? 0 : s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
     };
     count_run(all_columns, lengths + warp * s.keys, column_at, steps_of);
     find_places(lengths, s.keys, sums, [&](int key, int, int to) {
-        if (key == 1) longs = to;
+        if (key == 0) longs = to;
     });
     place_run(all_columns, lengths + warp * s.keys, column_at, steps_of,
               [&](const uint4 &item, int at) { order[at] = (int)item.x; });
     __syncthreads();
-    /* Sets: the units of a long column, or one of UNIT others. Their lines and units. */
-    int sets = longs + (s.columns - longs + UNIT - 1) / UNIT, lines = 0, units = 0;
-    int few = (sets + SORT_THREADS - 1) / SORT_THREADS, from = min(sets, (int)threadIdx.x * few);
-    int until = min(sets, from + few), all_units;
-    auto place_in_order = [&](int set, int group) {
-        return set < longs ? (group == 0 ? set : s.columns) : longs + (set - longs) * UNIT + group;
+    /* The units' lines. */
+    int units = longs + (s.columns - longs + UNIT - 1) / UNIT, total = 0;
+    int few = (units + SORT_THREADS - 1) / SORT_THREADS, from = min(units, (int)threadIdx.x * few);
+    auto column_of_unit = [&](int u, int group) { /* its place in the order */
+                                                  return u < longs
+                                                             ? (group == 0 ? u : s.columns)
+                                                             : longs + (u - longs) * UNIT + group;
     };
-    auto lines_of = [&](int set) {
-        int length = length_of(order[place_in_order(set, 0)]);
-        if (set < longs) length = (length + UNIT - 1) / UNIT;
-        return max(1, (length + UNIT_STEP - 1) / UNIT_STEP) * UNIT_LINES;
+    auto lines_of = [&](int u) {
+        int length = length_of(order[column_of_unit(u, 0)]);
+        if (u < longs) length = (length + UNIT - 1) / UNIT;
+        return (length + UNIT_STEP - 1) / UNIT_STEP * UNIT_LINES;
     };
-    int most = s.k * UNIT_LINES; /* lines of a part */
-    for (int set = from; set < until; set++) {
-        lines += lines_of(set);
-        units += set < longs ? (lines_of(set) + most - 1) / most : 1;
-    }
-    int line = sum_before(lines, sums, &all), u = sum_before(units, sums, &all_units);
-    for (int set = from; set < until; set++) {
-        int left = lines_of(set), parts = set < longs ? (left + most - 1) / most : 0;
-        begin[set] = line;
-        if (set == longs) long_units = u;
-        for (int part = 0; part < max(1, parts); part++, u++) {
-            int here = parts > 0 ? min(most, left) : left;
-            unit[u].line = line;
-            unit[u].lines = here;
-            unit[u].part = (uint16_t)part;
-            unit[u].parts = (uint16_t)parts;
-            unit[u].units = all_units;
-            for (int group = 0; group < UNIT && parts > 0; group++)
-                unit[u].target[group] = (uint16_t)(group == 0 ? order[set] : NOWHERE);
-            line += here;
-            left -= here;
-        }
+    for (int u = from; u < min(units, from + few); u++)
+        total += lines_of(u);
+    int line = sum_before(total, sums, &all);
+    for (int u = from; u < min(units, from + few); u++) {
+        begin[u] = line;
+        unit[u].line = line;
+        unit[u].lines = lines_of(u);
+        unit[u].whole = u < longs;
+        unit[u].units = units;
+        line += lines_of(u);
     }
     __syncthreads();
     /* Where columns go, and what their groups have in the place of entries. */
     uint2 none = held_entry(s.in_rows, 0);
-    for (int i = (int)threadIdx.x; i < sets * UNIT; i += SORT_THREADS) {
-        int set = i / UNIT, group = i % UNIT, at = place_in_order(set, group);
-        bool there = at < s.columns, alone = set < longs;
-        if (alone && group > 0) continue;
-        int j = there ? order[at] : 0, place = begin[set] * 2 * UNIT + group * 2;
-        if (alone) place = -1 - place;
+    for (int i = (int)threadIdx.x; i < units * UNIT; i += SORT_THREADS) {
+        int u = i / UNIT, group = i % UNIT, at = column_of_unit(u, group);
+        bool there = at < s.columns;
+        int j = there ? order[at] : 0, place = begin[u] * 2 * UNIT + (u < longs ? 0 : group * 2);
+        if (u < longs) place = -1 - place;
         if (there) where[j] = place;
-        if (!alone) unit[long_units + set - longs].target[group] = (uint16_t)(there ? j : NOWHERE);
-        int slots = lines_of(set) * (alone ? 2 * UNIT : 2);
+        unit[u].target[group] = (uint16_t)(there ? j : NOWHERE);
+        if (u < longs && group > 0) continue;
+        int slots = lines_of(u) * (u < longs ? 2 * UNIT : 2);
         for (int e = there ? length_of(j) : 0; e < slots; e++)
             stream[find_slot(place, e)] = none;
     }
@@ -428,13 +405,12 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     });
     __syncthreads();
     for (int i = (int)threadIdx.x; i < all / UNIT_LINES * UNIT; i += SORT_THREADS) {
-        int step = i / UNIT * UNIT_LINES * UNIT + i % UNIT;
-        const uint4 *from = (const uint4 *)stream + step;
-        uint4 a = from[0], c = from[UNIT];
+        uint4 *step = (uint4 *)stream + i / UNIT * UNIT_LINES * UNIT + i % UNIT;
+        uint4 a = step[0], c = step[UNIT];
         uint2 entry[UNIT_STEP] = {{a.x, a.y}, {a.z, a.w}, {c.x, c.y}, {c.z, c.w}};
         order_step(entry, i % UNIT);
-        out[step] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
-        out[step + UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
+        step[0] = make_uint4(entry[0].x, entry[0].y, entry[1].x, entry[1].y);
+        step[UNIT] = make_uint4(entry[2].x, entry[2].y, entry[3].x, entry[3].y);
     }
 }
 
@@ -442,14 +418,8 @@ static void gather_back_held(weft_exec *x, const weft_node *n, held_lists l) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     int64_t k = index->shape[2];
     list_shape s = {(int)(index->shape[1] * k), (int)n->out[0]->shape[1], (int)k,
-                    (int)index->shape[1],       (int)step_keys(k),        0};
-    int64_t numbers = ceil_div(list_numbers(n, &l), 4) * 4;
-    int64_t near = numbers + l.lines * UNIT * (int64_t)(sizeof(uint4) / sizeof(int));
-    if (near * (int64_t)sizeof(int) + 1024 <= weft_cuda_device()->shared_memory) {
-        s.near_at = (int)numbers;
-        numbers = near;
-    }
-    size_t bytes = (size_t)numbers * sizeof(int);
+                    (int)index->shape[1], (int)step_keys(k)};
+    size_t bytes = (size_t)list_numbers(n, &l) * sizeof(int);
     place_held(&l, index->shape[0], workspace_of<char>(x, n));
     cudaFuncSetAttribute(list_columns, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     list_columns<<<(unsigned)index->shape[0], SORT_THREADS, bytes, stream_of(x)>>>(

@@ -8,10 +8,9 @@
 #include "cuda/routing/held.cuh"
 
 enum {
-    HELD_THREADS = 512,
+    HELD_THREADS = 768,
     HELD_WARPS = HELD_THREADS / 32,
     MOST_STAGES = 3,
-    AHEAD_STEPS = 3,
     LEAST_ROWS = 256 /* of a panel: of smaller ones too little is on its way at one time */
 };
 
@@ -20,7 +19,6 @@ typedef struct {
     int64_t width[2];
     int panels[2];
     int stages, stage_bytes, units_at; /* a stage: the rows, one of zeros, the units */
-    int parts, parts_bytes;            /* behind the stages: what is put aside of long sums */
 } held_shape;
 
 static held_shape make_held(const weft_node *n, const held_lists *l) {
@@ -35,10 +33,7 @@ static held_shape make_held(const weft_node *n, const held_lists *l) {
     }
     s.items = in->shape[0] * (s.panels[0] + s.panels[1]);
     int64_t rows = (s.in_rows + 1) * HELD_PITCH, bytes = l->most * (int64_t)sizeof(sum_unit);
-    int64_t columns_bytes = columns * (int64_t)sizeof(float);
-    s.parts = (int)min_i64(l->parts, 1024);
-    s.parts_bytes = (int)(s.parts * (columns_bytes + (int64_t)sizeof(int)) + 15) / 16 * 16;
-    int64_t room = weft_cuda_device()->shared_memory - 1024 - s.parts_bytes;
+    int64_t room = weft_cuda_device()->shared_memory - 1024;
     s.stages = (int)min_i64(MOST_STAGES, room / (rows + bytes));
     s.units_at = s.stages > 0 ? (int)rows : 0;
     s.stage_bytes = s.stages > 0 ? (int)(rows + bytes) : 0;
@@ -48,9 +43,8 @@ static held_shape make_held(const weft_node *n, const held_lists *l) {
 bool weft_cuda_held_fits(const weft_node *n, const held_lists *l) {
     held_shape s = make_held(n, l);
     int64_t piece = 16 / (int64_t)weft_dtype_size(n->in[WEFT_GATHER_H]->dtype);
-    return s.stages > 0 && l->parts == s.parts && s.items > 0 && s.in_rows > 0 && s.out_rows > 0 &&
-           s.out_rows < NOWHERE && l->lines < INT32_MAX / UNIT && s.width[0] % piece == 0 &&
-           s.width[1] % piece == 0;
+    return s.stages > 0 && s.items > 0 && s.in_rows > 0 && s.out_rows > 0 && s.out_rows < NOWHERE &&
+           l->lines < INT32_MAX / UNIT && s.width[0] % piece == 0 && s.width[1] % piece == 0;
 }
 
 /* A sequence's rows of the tensor that a panel is of, from the thread's first column on. */
@@ -119,6 +113,13 @@ __device__ static inline void fetch_panel(const held_shape &s, const panel_data<
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.in + row * p.width));
 }
 
+/* The next entries of a group. */
+__device__ static inline void read_lines(const uint4 *lines, uint4 (&held)[UNIT_LINES]) {
+#pragma unroll
+    for (int i = 0; i < UNIT_LINES; i++)
+        held[i] = __ldg(lines + i * UNIT);
+}
+
 template <int N>
 __device__ static inline void add_scaled(float (&sum)[N], unsigned weight, const uint4 &piece) {
     float v[N];
@@ -137,120 +138,51 @@ __device__ static inline void store_row(bf16 *to, const float (&v)[8]) {
     store_vector(to, v);
 }
 
-/* The entries that a group adds next, and their unit. */
-typedef struct {
-    uint4 line[UNIT_LINES];
-    int unit; /* −1: none are left */
-    bool last;
-} unit_step;
-
-/* A warp's units, step by step: AHEAD_STEPS of them are on their way. `taken`: units that warps have
- * begun. */
-struct unit_walk {
-    const sum_unit *unit;
-    const uint4 *stream, *at;
-    int *taken, units, now, left;
-
-    __device__ void begin(int u) {
-        now = u;
-        if (u >= units) return;
-        at = stream + unit[u].line * UNIT;
-        left = unit[u].lines;
-    }
-
-    __device__ void read(unit_step &s) {
-        s.unit = now < units ? now : -1;
-        if (now >= units) return;
-#pragma unroll
-        for (int i = 0; i < UNIT_LINES; i++)
-            s.line[i] = __ldg(at + i * UNIT);
-        at += UNIT_LINES * UNIT;
-        left -= UNIT_LINES;
-        s.last = left == 0;
-        if (left > 0) return;
-        int next = 0;
-        if (threadIdx.x % 32 == 0) next = atomicAdd(taken, 1);
-        begin(__shfl_sync(0xffffffffu, next, 0));
-    }
-};
-
-/* Ends a unit: its rows are stored, or, of one that is a part of a long row's sum, it is put beside
- * the others; who comes last adds them up in their order. */
-template <typename T>
-__device__ static inline void finish_unit(const held_place<T> &p, const sum_unit &u, int at,
-                                          float (&sum)[PIECE<T>], float *parts, int *ended) {
-    constexpr int N = PIECE<T>;
-    int lane = (int)threadIdx.x % 32, row = u.target[lane / HELD_LANES], first = at - u.part;
-    if (u.parts > 0)
-#pragma unroll
-        for (int i = 0; i < N; i++)
-#pragma unroll
-            for (int step = HELD_LANES; step < 32; step *= 2)
-                sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], step);
-    bool stores = true;
-    if (u.parts > 1) {
-        int before = 0;
-        if (lane < HELD_LANES)
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                parts[(at * HELD_LANES + lane) * N + i] = sum[i];
-        __threadfence_block();
-        __syncwarp();
-        if (lane == 0) before = atomicAdd(ended + first, 1);
-        stores = __shfl_sync(0xffffffffu, before, 0) == u.parts - 1;
-        __threadfence_block();
-        if (stores && lane < HELD_LANES)
-#pragma unroll
-            for (int i = 0; i < N; i++) {
-                sum[i] = 0;
-                for (int part = 0; part < u.parts; part++)
-                    sum[i] += parts[((first + part) * HELD_LANES + lane) * N + i];
-            }
-        if (stores && lane == 0) ended[first] = 0;
-    }
-    if (stores && row != NOWHERE && p.there) store_row(p.out + row * p.width, sum);
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        sum[i] = 0;
-}
-
-/* A warp's units of the panel in `stage`. */
+/* A warp's units of the panel in `stage`; `taken`: those that warps have begun. */
 template <typename T>
 __device__ static inline void sum_units(const held_lists &l, const held_place<T> &p,
-                                        const unsigned char *stage, int units_at, int *taken,
-                                        float *parts, int *ended) {
-    int lane = (int)threadIdx.x % 32;
+                                        const unsigned char *stage, int units_at, int *taken) {
+    int lane = (int)threadIdx.x % 32, group = lane / HELD_LANES, at = (int)threadIdx.x / 32;
     const unsigned char *own = stage + lane % HELD_LANES * 16;
     const sum_unit *unit = (const sum_unit *)(stage + units_at);
-    unit_walk walk = {
-        unit, l.stream + p.b * l.lines * UNIT + lane / HELD_LANES, NULL, taken, unit->units, 0, 0};
-    unit_step step[AHEAD_STEPS];
-    float sum[PIECE<T>] = {};
-    walk.begin((int)threadIdx.x / 32);
-#pragma unroll
-    for (int i = 0; i < AHEAD_STEPS; i++)
-        walk.read(step[i]);
-    for (;;) {
-#pragma unroll
-        for (int i = 0; i < AHEAD_STEPS; i++) {
-            int at = step[i].unit;
-            bool last = step[i].last;
-            if (at < 0) return;
-            uint4 value[UNIT_STEP];
-            unsigned weight[UNIT_STEP];
+    const uint4 *stream = l.stream + p.b * l.lines * UNIT + group;
+    int units = unit->units;
+    uint4 held[UNIT_LINES] = {};
+    if (at < units && unit[at].lines > 0) read_lines(stream + unit[at].line * UNIT, held);
+    while (at < units) {
+        const uint4 *line = stream + unit[at].line * UNIT;
+        int lines = unit[at].lines, row = unit[at].target[group], whole = unit[at].whole, next = 0;
+        if (lane == 0) next = atomicAdd(taken, 1);
+        next = __shfl_sync(0xffffffffu, next, 0);
+        const uint4 *after = NULL; /* where the next unit's begin */
+        if (next < units && unit[next].lines > 0) after = stream + unit[next].line * UNIT;
+        if (lines == 0 && after) read_lines(after, held);
+        float sum[PIECE<T>] = {};
+        for (int i = 0; i < lines; i += UNIT_LINES) {
+            uint4 value[UNIT_STEP], now[UNIT_LINES];
 #pragma unroll
             for (int e = 0; e < UNIT_LINES; e++) {
-                value[2 * e] = *(const uint4 *)(own + step[i].line[e].x);
-                value[2 * e + 1] = *(const uint4 *)(own + step[i].line[e].z);
-                weight[2 * e] = step[i].line[e].y;
-                weight[2 * e + 1] = step[i].line[e].w;
+                now[e] = held[e];
+                value[2 * e] = *(const uint4 *)(own + now[e].x);
+                value[2 * e + 1] = *(const uint4 *)(own + now[e].z);
             }
-            walk.read(step[i]);
+            line += UNIT_LINES * UNIT;
+            const uint4 *from = i + UNIT_LINES < lines ? line : after;
+            if (from) read_lines(from, held);
 #pragma unroll
-            for (int e = 0; e < UNIT_STEP; e++)
-                add_scaled(sum, weight[e], value[e]);
-            if (last) finish_unit(p, unit[at], at, sum, parts, ended);
+            for (int e = 0; e < UNIT_LINES; e++) {
+                add_scaled(sum, now[e].y, value[2 * e]);
+                add_scaled(sum, now[e].w, value[2 * e + 1]);
+            }
         }
+        if (whole)
+#pragma unroll
+            for (int i = 0; i < PIECE<T>; i++)
+#pragma unroll
+                for (int step = HELD_LANES; step < 32; step *= 2)
+                    sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], step);
+        if (row != NOWHERE && p.there) store_row(p.out + row * p.width, sum);
+        at = next;
     }
 }
 
@@ -259,15 +191,11 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
     sum_held(held_shape s, held_lists l, panel_data<T> data) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ int taken[2]; /* for panels in turn: the next one's is set while one is in use */
-    float *parts = (float *)(memory + s.stages * s.stage_bytes);
-    int *ended = (int *)(parts + s.parts * HELD_LANES * PIECE<T>);
     unsigned first = (unsigned)__cvta_generic_to_shared(memory);
     if (threadIdx.x < 2) taken[threadIdx.x] = HELD_WARPS;
     if (threadIdx.x < s.stages * HELD_LANES)
         *(uint4 *)(memory + threadIdx.x / HELD_LANES * s.stage_bytes + s.in_rows * HELD_PITCH +
                    threadIdx.x % HELD_LANES * 16) = make_uint4(0, 0, 0, 0);
-    for (int i = (int)threadIdx.x; i < s.parts; i += HELD_THREADS)
-        ended[i] = 0;
     for (int i = 0; i + 1 < s.stages; i++)
         start_stage(s, l, data, blockIdx.x + (int64_t)i * gridDim.x,
                     first + (unsigned)(i * s.stage_bytes));
@@ -290,7 +218,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
                         first + (unsigned)(behind * s.stage_bytes));
         if (threadIdx.x == 0) taken[1 - turn] = HELD_WARPS;
         sum_units(l, find_held(s, data, item), memory + stage * s.stage_bytes, s.units_at,
-                  &taken[turn], parts, ended);
+                  &taken[turn]);
         stage = stage + 1 < s.stages ? stage + 1 : 0;
         turn = 1 - turn;
     }
@@ -298,7 +226,7 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
 
 void weft_cuda_sum_held(weft_exec *x, const weft_node *n, const held_lists *l) {
     held_shape s = make_held(n, l);
-    int bytes = s.stages * s.stage_bytes + s.parts_bytes;
+    int bytes = s.stages * s.stage_bytes;
     with_type(n->in[WEFT_GATHER_H], [&](auto tag) {
         using T = decltype(tag);
         cudaFuncSetAttribute(sum_held<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

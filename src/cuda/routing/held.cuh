@@ -3,7 +3,7 @@
  *
  * Here a panel is 64 bytes of each row of a sequence, which four threads, a group, have 16 each of.
  * A warp's eight groups make a unit together: eight rows of the result, or one that is the sum of
- * many, or a part of that. Their entries lie in lines of the sequence's stream, two of each group in a line, so that the
+ * many. Their entries lie in lines of the sequence's stream, two of each group in a line, so that the
  * warp reads them side by side; each is the place of a row in the panel, in bytes, and a weight.
  * Groups that have fewer than the unit's have entries that add nothing: they name a row of zeros
  * behind the panel. */
@@ -21,12 +21,11 @@ enum {
     NOWHERE = 0xffff
 };
 
-/* Eight rows of the result, or one row: the sum of all groups' sums and of its parts, which are units
- * side by side. */
+/* Eight rows of the result, or one row: the sum of all groups' sums. */
 typedef struct __align__(16) {
     uint16_t target[UNIT]; /* the groups' rows of the result; NOWHERE: none */
-    int line, lines;       /* of the stream; one step or more */
-    uint16_t part, parts;  /* of one row, and how many it has; 0: eight rows */
+    int line, lines;       /* of the stream */
+    int whole;             /* one row */
     int units;             /* of the sequence; in its first unit */
 }
 sum_unit;
@@ -35,7 +34,6 @@ typedef struct {
     sum_unit *unit; /* [B, most] */
     uint4 *stream;  /* [B, lines, UNIT]: two entries */
     int64_t most, lines;
-    int64_t parts; /* units, the first ones, that may be one of several parts */
 } held_lists;
 
 static inline int64_t place_held(held_lists *l, int64_t batch, char *workspace) {
