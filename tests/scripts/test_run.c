@@ -81,10 +81,14 @@ static void test_output_that_is_lost_is_a_failure(void **state) {
 static void test_a_process_that_is_left_is_a_failure(void **state) {
     (void)state;
     make_program("clean", "echo 'test: a'; sleep 0.01; echo 'success: a'");
-    make_program("leaver", "echo 'test: b'; setsid sleep 1234 & echo $! >left; echo 'success: b'");
-    shell("run $at/clean >$at/first && run $at/leaver >$at/said; "
-          "[ $? = 1 ] && ! grep -qs sleep /proc/$(cat $at/left)/cmdline");
-    expect_said("said", "sleep 1234");
+    /* A process that has just been started, or just been killed, is for a moment neither there nor gone. */
+    make_program("leaver", "echo 'test: b'; setsid sleep 1234 & echo $! >left; "
+                           "until grep -qs '^sleep' /proc/$!/cmdline; do sleep 0.1; done; "
+                           "echo 'success: b'");
+    shell("run $at/clean >$at/first && run $at/leaver >$at/said; [ $? = 1 ] && "
+          "i=0 && while grep -qs sleep /proc/$(cat $at/left)/cmdline; do "
+          "i=$((i + 1)); [ $i -lt 300 ] || exit 1; sleep 0.1; done");
+    expect_said("said", "left running: sleep 1234");
     expect_said("said", "failed leaver: leaver (left a process running)\n1 passed, 1 failed\n");
 }
 
