@@ -4,8 +4,7 @@
  *     attention_cuda random [SEED [COUNT]]      tiles against plain, at shapes that are drawn
  *     attention_cuda time                       TFLOP/s at T = 1k, 4k, 16k, 32k tokens, 12 heads
  *     attention_cuda time DQK DV KV n|-  T ...  the same of one form
- *     attention_cuda grid [T ...]               the same over head sizes, of dot, w2 and relative
- *     attention_cuda rows                       the same for programs: see print_row
+ *     attention_cuda rows [FORM:HEAD:T ...]     the same for programs: see print_row, read_form
  *
  * TFLOP/s counts the products of the definition on the pairs that are seen: two forward, five
  * backward, whatever the kernels do. */
@@ -734,26 +733,17 @@ template <typename F> static void for_each_form(F print) {
     print(make_form("dot 128", 1024, 128, 128, 12, false));
 }
 
-/* Head sizes between and beside the compiled widths. */
-static void print_grid(int argc, char **argv) {
-    static const int heads[] = {32, 64, 80, 96, 128, 192, 256};
-    static const char *const lengths[] = {"1024", "4096"};
-    for (int i = 0; i < (argc > 0 ? argc : 2); i++) {
-        int T = atoi(argc > 0 ? argv[i] : lengths[i]);
-        char name[32];
-        for (int form = 0; form < 3; form++)
-            for (int head : heads) {
-                snprintf(name, sizeof name, "%s %d",
-                         form == 0   ? "dot"
-                         : form == 1 ? "w2"
-                                     : "rel",
-                         head);
-                struct form f =
-                    make_form(name, T, form == 1 ? 2 * head : head, head, 12, form == 1);
-                if (form == 2) f.pos = WEFT_POS_RELATIVE;
-                if (form < 2 || head == 64 || head == 128) print_line(f);
-            }
-    }
+/* "dot:80:1024", "w2:128:4096", "mla:128:16384", "rel:64:1024": dot products, W2, one key head for all
+ * queries, relative positions; the size of a head; tokens. */
+static bool read_form(const char *text, form *f) {
+    char name[8];
+    int head, T;
+    if (sscanf(text, "%7[a-z0-9]:%d:%d", name, &head, &T) != 3 || head < 1 || T < 1 || T > 32768)
+        return false;
+    bool w2 = !strcmp(name, "w2");
+    *f = make_form(text, T, w2 ? 2 * head : head, head, strcmp(name, "mla") ? 12 : 1, w2);
+    if (!strcmp(name, "rel")) f->pos = WEFT_POS_RELATIVE;
+    return true;
 }
 
 int main(int argc, char **argv) {
@@ -766,16 +756,20 @@ int main(int argc, char **argv) {
     if (!strcmp(what, "random"))
         return check_random(argc > 2 ? (unsigned)atoi(argv[2]) : 1, argc > 3 ? atoi(argv[3]) : 60);
     if (!strcmp(what, "rows")) {
-        for_each_form(print_row);
+        if (argc == 2) for_each_form(print_row);
+        for (int i = 2; i < argc; i++) {
+            form f;
+            if (!read_form(argv[i], &f)) {
+                fprintf(stderr, "attention_cuda: '%s' is not FORM:HEAD:TOKENS\n", argv[i]);
+                return 2;
+            }
+            print_row(f);
+        }
         return 0;
     }
     print_head();
-    if (!strcmp(what, "grid")) {
-        print_grid(argc - 2, argv + 2);
-        return 0;
-    }
     if (strcmp(what, "time")) {
-        fprintf(stderr, "attention_cuda: %s is none of check, random, time, grid, rows\n", what);
+        fprintf(stderr, "attention_cuda: %s is none of check, random, time, rows\n", what);
         return 2;
     }
     if (argc <= 6) {

@@ -11,7 +11,7 @@ values and a number per key, `mla` one key head for all queries, 128 wide. Ways 
                   queries and keys, which are then 136 wide
     flex          FlexAttention, compiled; w2's number is a score modification
 
-Other head sizes: `dot80` and so on, and `w2_80`, whose queries and keys are 160 wide.
+Other sizes: `dot80` and so on; `w2_80`, whose queries and keys are 160 wide; `mla256`.
 
 Operations are counted alike for all: two products forward, five backward, of the pairs that are seen
 and of the form's own widths.
@@ -35,8 +35,10 @@ FORMS = {  # queries' and keys' width, values', key heads, ways
 def find_form(name):
     if name in FORMS:
         return FORMS[name]
-    head = int(name.removeprefix("dot").removeprefix("w2_"))
-    return (head, head, HEADS, ("flash", "cudnn")) if name.startswith("dot") else (2 * head, head, HEADS, ("flex",))
+    head = int(name.removeprefix("dot").removeprefix("w2_").removeprefix("mla"))
+    if name.startswith("w2"):
+        return 2 * head, head, HEADS, ("flex",)
+    return head, head, 1 if name.startswith("mla") else HEADS, ("flash", "cudnn")
 
 
 def choose_backend(way):
@@ -131,11 +133,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--lengths", default="1024,4096,16384")
+    parser.add_argument("--cases", default="", help="FORM:LENGTH, separated by commas, in place of both")
     parser.add_argument("--worker", action="store_true")
     args = parser.parse_args()
     torch._dynamo.config.recompile_limit = 64  # a compiled function for each form and length
-    plan = [(f, int(t), w) for f in args.forms.split(",") for t in args.lengths.split(",") for w in find_form(f)[3]]
-    cases = [prepare(*job) for job in plan]
+    cases = args.cases or ",".join(f"{f}:{t}" for f in args.forms.split(",") for t in args.lengths.split(","))
+    cases = [prepare(f, int(t), w) for f, t in (c.split(":") for c in cases.split(",")) for w in find_form(f)[3]]
     if args.worker:
         print(json.dumps(dict(ready=True)), flush=True)
         if not sys.stdin.readline():

@@ -26,6 +26,9 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
     stacked                 the rest of those losses for all layers at once, in batched products; else
                             layer by layer
     wide                    the stream between the layers stays f32; else it is bf16, as ours is
+
+--shape '{"width": 1600, "heads": 25, ...}' changes what Shape has; positions: learned, rope, or alibi
+and relative, which need flex.
 """
 
 import argparse
@@ -79,9 +82,9 @@ def forms_of(name, wanted=()):
 
 
 class Shape:
-    def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128):
+    def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128, positions="learned"):
         self.layers, self.heads, self.width, self.time = layers, heads, width, time
-        self.vocab, self.latent = vocab, latent
+        self.vocab, self.latent, self.positions = vocab, latent, positions
         self.head, self.hidden = width // heads, 4 * width
 
 
@@ -114,6 +117,15 @@ def later(t, device):
     return torch.ones(t, t, dtype=torch.bool, device=device).triu(1)
 
 
+def rotate(x):
+    """RoPE of [B, T, H, D]: pairs are half a head apart."""
+    t, d = x.shape[1], x.shape[3]
+    angle = torch.outer(torch.arange(t, device=x.device), 10000 ** (-torch.arange(0, d, 2, device=x.device) / d))
+    cos, sin = angle.cos()[:, None].to(x.dtype), angle.sin()[:, None].to(x.dtype)
+    a, b = x.chunk(2, dim=3)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=3)
+
+
 class Attention(nn.Module):
     """Queries, keys, values and one number per key, then one softmax: the one form of attention."""
 
@@ -125,6 +137,8 @@ class Attention(nn.Module):
         if self.kind == "dot":
             self.qkv = nn.Linear(e, 3 * e)
             self.out = nn.Linear(e, e)
+            if s.positions == "relative":
+                self.bias = weight(h, s.time)
         elif self.kind == "w2":
             self.qk = weight(4 * e, e)
             self.v = weight(e, e)
@@ -144,7 +158,10 @@ class Attention(nn.Module):
         key = routes = None
         if self.kind == "dot":
             q, k, v = self.qkv(x).view(b, t, 3, s.heads, s.head).unbind(2)
-            return self.out(attend(q, k, v).reshape(b, t, e)), key, routes
+            if s.positions == "rope":
+                q, k = rotate(q), rotate(k)
+            o = self.biased(q, k, v) if s.positions in ("alibi", "relative") else attend(q, k, v)
+            return self.out(o.reshape(b, t, e)), key, routes
         if self.kind == "w2":
             return F.linear(self.distance(x).reshape(b, t, e), self.o), key, routes
         o, key, routes = self.latent(x, received)
@@ -172,13 +189,28 @@ class Attention(nn.Module):
         return attend(q, k, v, 1.0)
 
     def flex(self, q, k, v, n):
-        from torch.nn.attention.flex_attention import flex_attention
-
         def add_number(score, b, h, i, j):
             return score + n[b, h, j]
 
-        o = flex_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score_mod=add_number,
-                           block_mask=self.mask, scale=1.0)
+        return self.attend_by(add_number, q, k, v, 1.0)
+
+    def biased(self, q, k, v):
+        """ALiBi's slopes, or a learned number per head and distance."""
+        heads = self.s.heads
+
+        def add_slope(score, b, h, i, j):
+            return score - torch.exp2(-8.0 * (h + 1) / heads) * (i - j)
+
+        def add_bias(score, b, h, i, j):
+            return score + self.bias[h, i - j]
+
+        return self.attend_by(add_bias if self.s.positions == "relative" else add_slope, q, k, v, None)
+
+    def attend_by(self, change, q, k, v, scale):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        o = flex_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score_mod=change,
+                           block_mask=self.mask, scale=scale)
         return o.transpose(1, 2)
 
     def latent(self, x, received):
@@ -340,7 +372,7 @@ class Model(nn.Module):
         super().__init__()
         self.s, self.v, self.form = s, v, form
         self.wte = weight(s.vocab, s.width)
-        self.wpe = weight(s.time, s.width)
+        self.wpe = weight(s.time, s.width) if s.positions == "learned" else None
         self.attention = nn.ModuleList(Attention(s, v, form, mask) for _ in range(s.layers))
         self.ffn = nn.ModuleList(FeedForward(s, v, form) for _ in range(s.layers))
         self.norm1 = nn.ModuleList(nn.LayerNorm(s.width) for _ in range(s.layers))
@@ -348,7 +380,9 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(s.width)
 
     def forward(self, tokens, targets):
-        x = F.embedding(tokens, self.wte) + self.wpe[: tokens.shape[1]]
+        x = F.embedding(tokens, self.wte)
+        if self.wpe is not None:
+            x = x + self.wpe[: tokens.shape[1]]
         if torch.is_autocast_enabled(x.device.type) and "wide" not in self.form:
             x = x.bfloat16()
         gate = sent = None
@@ -421,12 +455,12 @@ def step_of(model, optimizer, tokens, targets, device):
 class Trial:
     """A variant in one form, compiled and warm on the GPU."""
 
-    def __init__(self, name, form, batch, warm):
+    def __init__(self, name, form, shape, batch, warm):
         torch.set_float32_matmul_precision("high")
         # Both passes are compiled before the first runs, so that nothing is held meanwhile.
         if hasattr(functorch_config, "force_non_lazy_backward_lowering"):
             functorch_config.force_non_lazy_backward_lowering = True
-        self.name, self.form, self.shape, self.batch = name, form, Shape(), batch
+        self.name, self.form, self.shape, self.batch = name, form, shape, batch
         started = time.perf_counter()
         self.model, self.optimizer = build(name, form, self.shape, "cuda")
         tokens = torch.randint(0, self.shape.vocab, (batch, self.shape.time + 1), device="cuda")
@@ -477,11 +511,11 @@ def explain(name, form, problem):
     return dict(variant=name, form=form, error=next((line for line in text if line.strip()), "?")[:300])
 
 
-def serve(job, batch, steps, warm, settle):
+def serve(job, shape, batch, steps, warm, settle):
     """Compiles, says so, and measures once for each line that is read."""
     name, form = job.split(":")
     try:
-        trial = Trial(name, form, batch, warm)
+        trial = Trial(name, form, shape, batch, warm)
     except Exception as problem:  # a form that this PyTorch cannot run is no row
         print(json.dumps(explain(name, form, problem)), flush=True)
         return 1
@@ -522,6 +556,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--forms", default="", help="only these forms; all: every one")
+    parser.add_argument("--shape", type=json.loads, default={}, help="an object; see Shape")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=4)
@@ -531,7 +566,7 @@ def main():
     parser.add_argument("--worker", metavar="VARIANT:FORM", help="compile, then measure a line of input at a time")
     parser.add_argument("--list", action="store_true", help="VARIANT:FORM a line, nothing is run")
     args = parser.parse_args()
-    wanted = [f for f in args.forms.split(",") if f]
+    shape, wanted = Shape(**args.shape), [f for f in args.forms.split(",") if f]
     jobs = [(name, form) for name in map(current, args.variants.split(",")) for form in forms_of(name, wanted)]
     if args.list:
         print("\n".join(f"{name}:{form}" for name, form in jobs))
@@ -539,10 +574,10 @@ def main():
     if args.check:
         return check()
     if args.worker:
-        return serve(args.worker, args.batch, args.steps, args.warm, args.settle)
+        return serve(args.worker, shape, args.batch, args.steps, args.warm, args.settle)
     for name, form in jobs:
         try:
-            row = Trial(name, form, args.batch, args.warm).measure(args.steps, args.warm, args.settle)
+            row = Trial(name, form, shape, args.batch, args.warm).measure(args.steps, args.warm, args.settle)
         except Exception as problem:  # a form that this PyTorch cannot run is no row
             row = explain(name, form, problem)
         torch._dynamo.reset()
