@@ -16,6 +16,7 @@ const char weft_help_plan[] =
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto: whose memory it must fit\n"
     "  --threads N        workspaces for that many threads\n"
+    "  --no-workspace     without the kernels' workspaces: the same on every processor\n"
     "  --ranks P          memory of one of P processes too, with each value of SHARD\n"
     "  --json             one object on standard output\n"
     "\n"
@@ -247,7 +248,7 @@ static weft_status open_backend(const weft_args *args, const weft_config *c,
     return WEFT_OK;
 }
 
-static weft_status plan(const weft_args *args, int ranks) {
+static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     weft_config c;
     const weft_backend *backend;
     weft_pool *pool;
@@ -256,7 +257,7 @@ static weft_status plan(const weft_args *args, int ranks) {
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
-    int threads = weft_pool_size(pool);
+    int threads = workspace ? weft_pool_size(pool) : 0;
     weft_pool_destroy(pool);
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
@@ -303,11 +304,14 @@ int weft_cmd_plan(int argc, char **argv) {
     weft_args args;
     const char *text = NULL;
     int ranks = 0;
-    const weft_arg own[] = {{"--ranks", &text, NULL, false}, {NULL, NULL, NULL, false}};
+    bool portable = false;
+    const weft_arg own[] = {{"--ranks", &text, NULL, false},
+                            {"--no-workspace", NULL, &portable, false},
+                            {NULL, NULL, NULL, false}};
     int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
     if (!exit_status && text) exit_status = read_ranks(text, &ranks);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
-    weft_status status = plan(&args, ranks);
+    weft_status status = plan(&args, ranks, !portable);
     return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
 }

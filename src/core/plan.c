@@ -116,7 +116,8 @@ static weft_status place_tensors(planner *p) {
         const weft_node *n = weft_graph_node(p->g, i);
         WEFT_TRY(place_outputs(p, n));
         const weft_kernel *kernel = p->backend->kernel(n);
-        int64_t work = kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
+        int64_t work =
+            p->threads && kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
         p->work_buffer[i] = work > 0 ? add_buffer(p, work, i, i) : -1;
         p->plan->work_bytes[i] = work;
         if (weft_arena_bytes(work) > p->plan->workspace_bytes)

@@ -227,6 +227,21 @@ static void test_enormous_sizes_are_answered(void **state) {
                                "VOCAB_SIZE=16777216")) > 1000000000000LL);
 }
 
+/* What does not depend on kernels and threads: the figures that documents have. */
+static void test_a_plan_without_workspaces_is_the_same_anywhere(void **state) {
+    (void)state;
+    json_t *one = command_json(RUN("plan", SMALL, "--threads", "1", "--no-workspace", "--json"));
+    json_t *many = command_json(RUN("plan", SMALL, "--threads", "9", "--no-workspace", "--json"));
+    json_t *whole = command_json(RUN("plan", SMALL, "--threads", "9", "--json"));
+    json_t *training = json_object_get(one, "training");
+    assert_true(json_equal(training, json_object_get(many, "training")));
+    assert_true(integer(training, "workspace") <
+                integer(json_object_get(whole, "training"), "workspace"));
+    json_decref(one);
+    json_decref(many);
+    json_decref(whole);
+}
+
 /* What ranks share is a part in P of what one has. */
 static void test_ranks_share_memory(void **state) {
     (void)state;
@@ -252,6 +267,7 @@ static void test_ranks_share_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_plan_without_workspaces_is_the_same_anywhere),
         cmocka_unit_test(test_ranks_share_memory),
         cmocka_unit_test(test_json_has_the_promised_keys),
         cmocka_unit_test(test_each_step_has_the_write_ups_count),

@@ -57,7 +57,7 @@ static void check_ranks(int ranks, const char *shard, const char *const *environ
                        .environment = environment};
     int status = ranks_wait(ranks_start(&part, 1, err), 120);
     if (status != 0) fail_msg("%d ranks ended on %d: %s", ranks, status, file_read(err, &n));
-    if (says && ranks_lines(err, says) != 1)
+    if (says && ranks_count(err, says) != 1)
         fail_msg("'%s' is not said: %s", says, file_read(err, &n));
     train_same_end(alone, together);
 }
@@ -77,7 +77,7 @@ static void test_one_rank_by_nccl(void **state) {
                                         "0", "-o", "STEPS=1"),
                        .environment = SAYS("WEFT_COMM=mpi")};
     assert_int_equal(ranks_wait(ranks_start(&part, 1, err), 120), 0);
-    if (ranks_lines(err, "by NCCL") == 0) {
+    if (ranks_count(err, "by NCCL") == 0) {
         size_t n;
         char *text = file_read(err, &n), *line = strstr(text, "gradients go");
         printf("%.200s\n", line ? line : text);

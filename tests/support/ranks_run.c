@@ -142,12 +142,12 @@ pid_t ranks_pid(pid_t mpirun, int rank) {
     return (pid_t)strtol(at, NULL, 10);
 }
 
-int ranks_lines(const char *path, const char *text) {
+int ranks_count(const char *path, const char *text) {
     size_t n;
     char *all = file_read(path, &n), *at = all;
-    int lines = 0;
-    for (char *line; (line = strsep(&at, "\n"));)
-        lines += strstr(line, text) != NULL;
+    int count = 0;
+    for (; (at = strstr(at, text)); at += strlen(text))
+        count++;
     free(all);
-    return lines;
+    return count;
 }

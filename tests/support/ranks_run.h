@@ -28,7 +28,7 @@ int ranks_run(int ranks, const char *const *arguments, const char *err);
 /* The process of a rank; 0: there is none yet. */
 pid_t ranks_pid(pid_t mpirun, int rank);
 
-/* How many lines of a file hold the text. */
-int ranks_lines(const char *path, const char *text);
+/* How often a file has the text. Not by lines: mpirun may weave those of two ranks. */
+int ranks_count(const char *path, const char *text);
 
 #endif

@@ -57,10 +57,10 @@ static void show(const char *path) {
 }
 
 static void expect_lines(const run_files *f, const char *text, int least) {
-    int lines = ranks_lines(f->err, text);
+    int lines = ranks_count(f->err, text);
     if (lines >= least) return;
     show(f->err);
-    fail_msg("%d lines of %d hold '%s'", lines, least, text);
+    fail_msg("%d of %d times it says '%s'", lines, least, text);
 }
 
 /* The next start goes on from the last checkpoint, at another number. */

@@ -134,7 +134,7 @@ static void test_device_that_is_lost_ends_all(void **state) {
     file_write(config, text, sizeof text - 1);
     assert_true(run_ranks(3, RUN("rank", config, scratch_path("lost"), "bf16", "none"), "FAILS=1",
                           err) != 0);
-    if (ranks_lines(err, "the device is lost") >= 3 && ranks_lines(err, "rank 1 (") >= 2) return;
+    if (ranks_count(err, "the device is lost") >= 3 && ranks_count(err, "rank 1 (") >= 2) return;
     fail_msg("%s", file_read(err, &n));
 }
 
