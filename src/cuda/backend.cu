@@ -16,8 +16,8 @@
 
 extern "C" {
 #include "cuda/backend.h"
+#include "cuda/choice.h"
 #include "cuda/device.h"
-#include "cuda/table.h"
 }
 #include "cuda/products/algorithms.cuh"
 #include "cuda/state.h"
@@ -130,6 +130,7 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     *state = s;
     s->capture = wants_graph(x);
+    weft_cuda_warn_slow(weft_exec_graph(x));
     WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
     WEFT_TRY(check(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));

@@ -24,9 +24,7 @@ enum { BUILT_WGMMA = 1, BUILT_CODE = 90 };
 #else
 enum { BUILT_WGMMA = 0, BUILT_CODE = 80 };
 #endif
-static weft_cuda_facts facts = {
-    "NVIDIA H200", 9, 0, BUILT_CODE, BUILT_WGMMA, 132, 227 << 10, 1.98e9, 4.917e12,
-};
+static weft_cuda_facts facts = WEFT_CUDA_H200(BUILT_CODE, BUILT_WGMMA);
 
 typedef struct {
     weft_status status; /* WEFT_OK: a GPU was found */

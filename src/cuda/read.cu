@@ -1,8 +1,8 @@
 /* How fast the GPU's memory is read: the rate that floors are made of. Nothing is computed but what
  * keeps the loads, nothing is written, and the time is the GPU's own. */
 extern "C" {
+#include "cuda/backend.h"
 #include "cuda/device.h"
-#include "cuda/read.h"
 }
 
 #include <cuda_runtime.h>

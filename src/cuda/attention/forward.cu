@@ -287,18 +287,12 @@ static void launch(const attention_problem &p, cudaStream_t stream) {
     kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
 }
 
-/* What a launch can count. */
-enum { MOST_HEADS = 1 << 30, MOST_ROWS = 65535 * 64 };
-
 bool attention_fits_flash(const attention_problem &p) {
-    int memory = 0;
-    bool size = p.dqk % 8 == 0 && p.dv % 8 == 0 &&
-                with_widths(p, [&](auto widths) { memory = decltype(widths)::MEMORY; });
-    bool grid =
-        (int64_t)p.batch * p.heads <= MOST_HEADS && p.queries <= MOST_ROWS && p.keys <= MOST_ROWS;
-    bool position = p.pos == WEFT_POS_NONE || p.causal;
-    return p.is_bf16 && size && position && !p.band && grid &&
-           memory <= weft_cuda_device()->shared_memory;
+    weft_attention_attr a = {};
+    a.batch = p.batch, a.queries = p.queries, a.keys = p.keys;
+    a.heads = p.heads, a.dqk = p.dqk, a.dv = p.dv;
+    a.pos = p.pos, a.causal = p.causal, a.band = p.band;
+    return weft_cuda_attention_is_fast(&a, p.is_bf16 ? WEFT_BF16 : WEFT_F32);
 }
 
 void flash_forward(const attention_problem &p, cudaStream_t stream) {

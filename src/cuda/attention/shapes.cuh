@@ -16,6 +16,10 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/tensor/tile.cuh"
 
+extern "C" {
+#include "cuda/choice.h"
+}
+
 /* What a score has beside ⟨q, k⟩ times a positive constant: nothing; a number per key, and by keys only
  * where a block has one query head; anything but a relative position; that too. */
 enum score_extent { BARE, KEYED, GENERAL, RELATIVE };
@@ -142,17 +146,17 @@ WIDTHS(widths_512_256, 512, 256, ARGS(2, 1, 32, false), ARGS(2, 1, 32, false, fa
 #undef WIDTHS
 #undef ARGS
 
-/* Calls f with the first widths of the list that hold the problem's. False: none does. */
-template <typename F, typename... W>
-static inline bool with_first_widths(const attention_problem &p, F f) {
-    return (... || (p.dqk <= W::DQK && p.dv <= W::DV && (f(W()), true)));
-}
+#define CHECK_BYTES(DQK, DV, BYTES)                                                                \
+    static_assert(widths_##DQK##_##DV::MEMORY == BYTES, "choice.h has the same bytes");
+WEFT_CUDA_ATTENTION_WIDTHS(CHECK_BYTES)
+#undef CHECK_BYTES
 
-template <typename F> static inline bool with_widths(const attention_problem &p, F f) {
-    return with_first_widths<F, widths_32_32, widths_64_32, widths_64_64, widths_96_64,
-                             widths_96_96, widths_128_64, widths_128_128, widths_192_96,
-                             widths_192_192, widths_256_128, widths_256_256, widths_384_192,
-                             widths_512_256>(p, f);
+/* Calls f with the first widths of the list (cuda/choice.h) that hold the problem's. */
+template <typename F> static inline void with_widths(const attention_problem &p, F f) {
+#define FIRST_THAT_HOLDS(DQK, DV, BYTES)                                                           \
+    if (p.dqk <= DQK && p.dv <= DV) return f(widths_##DQK##_##DV());
+    WEFT_CUDA_ATTENTION_WIDTHS(FIRST_THAT_HOLDS)
+#undef FIRST_THAT_HOLDS
 }
 
 #endif

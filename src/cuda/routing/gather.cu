@@ -103,7 +103,7 @@ static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     }
     panel_shape s = make_panels(n);
     with_type(h, [&](auto tag) {
-        with_flag(is_aligned(s, h), [&](auto aligned) {
+        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
             using T = decltype(tag);
             gather_rows<T, decltype(aligned)::value><<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
                 s, (int)index->shape[2], data_of<int32_t>(x, index),

@@ -515,7 +515,7 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
         data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x), n->index);
     sort_buckets<<<(unsigned)(c.batch * c.buckets), SORT_THREADS, bucket_bytes, stream_of(x)>>>(c);
     with_type(dc, [&](auto tag) {
-        with_flag(is_aligned(s, dc), [&](auto aligned) {
+        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
             using T = decltype(tag);
             sum_columns<T, decltype(aligned)::value>
                 <<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));

@@ -42,9 +42,8 @@ static held_shape make_held(const weft_node *n, const held_lists *l) {
 
 bool weft_cuda_held_fits(const weft_node *n, const held_lists *l) {
     held_shape s = make_held(n, l);
-    int64_t piece = 16 / (int64_t)weft_dtype_size(n->in[WEFT_GATHER_H]->dtype);
     return s.stages > 0 && s.items > 0 && s.in_rows > 0 && s.out_rows > 0 && s.out_rows < NOWHERE &&
-           l->lines < INT32_MAX / UNIT && s.width[0] % piece == 0 && s.width[1] % piece == 0;
+           l->lines < INT32_MAX / UNIT && weft_cuda_gather_is_aligned(n);
 }
 
 /* A sequence's rows of the tensor that a panel is of, from the thread's first column on. */

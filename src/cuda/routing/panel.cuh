@@ -57,12 +57,6 @@ static inline unsigned panel_grid(const panel_shape &s) {
     return (unsigned)(s.processors * BLOCKS);
 }
 
-/* Whether all rows begin at multiples of 16 bytes. */
-static inline bool is_aligned(const panel_shape &s, const weft_tensor *in) {
-    int64_t piece = 16 / (int64_t)weft_dtype_size(in->dtype);
-    return s.width[0] % piece == 0 && s.width[1] % piece == 0;
-}
-
 template <typename T> struct panel_data {
     const T *in[2];
     T *out[2];

@@ -180,7 +180,7 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
 }
 
 static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
-    if (weft_cuda_topk_fits(n)) return weft_cuda_topk_tiles(x, n);
+    if (weft_cuda_topk_is_fast(n)) return weft_cuda_topk_tiles(x, n);
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     route_problem p = weft_cuda_route_problem(x, n);
     strips s = measure_strips(n, false);
@@ -198,7 +198,7 @@ static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
 
 static int64_t route_topk_workspace(const weft_node *n, int threads) {
     (void)threads;
-    return weft_cuda_topk_fits(n) ? 0 : strip_bytes(measure_strips(n, false));
+    return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
 }
 
 CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace, weft_cuda_route_explain)

@@ -356,7 +356,7 @@ __device__ static inline void release_step(uint32_t read) {
 
 #endif
 
-/* Empty where the code is not for 9.0a: weft_cuda_topk_fits takes no node there. */
+/* Empty where the code is not for 9.0a: weft_cuda_topk_is_fast takes no node there. */
 template <int D, int K, bool ALL>
 static __global__ void __launch_bounds__(THREADS, 1)
     route_tiles(const __grid_constant__ route_problem p, const __grid_constant__ topk_maps maps,
@@ -437,17 +437,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     store_rows<K>(p, lists, t, k, normalize, (float2 *)memory, index, weight);
 #endif
-}
-
-/* Their numbers fit at every width. */
-enum { MOST_HEADS = 128 };
-
-bool weft_cuda_topk_fits(const weft_node *n) {
-    const weft_route_attr *a = ATTR(n, weft_route_attr);
-    return weft_cuda_device()->wgmma && n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 &&
-           a->score.dqk % 8 == 0 && a->score.dqk <= WEFT_CUDA_TOPK_WIDTH &&
-           a->k <= WEFT_CUDA_TOPK_MAX && !a->score.band && !n->in[WEFT_ATTN_START] &&
-           a->score.queries <= 65535 * TILE && a->score.heads <= MOST_HEADS;
 }
 
 /* Rows of q or k, of each head `depth` columns from `first` on; those behind its last are 0. */
