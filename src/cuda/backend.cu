@@ -19,8 +19,7 @@ extern "C" {
 #include "cuda/choice.h"
 #include "cuda/device.h"
 }
-#include "cuda/products/algorithms.cuh"
-#include "cuda/state.h"
+#include "cuda/products/library.cuh"
 
 extern "C" const struct weft_call_backend weft_cuda_calls;       /* call.cu */
 extern "C" const struct weft_row_backend weft_cuda_rows;         /* tensor/rows.cu */

@@ -23,8 +23,7 @@ extern "C" {
 
 extern const struct weft_call_backend weft_cuda_calls;
 }
-#include "cuda/products/algorithms.cuh"
-#include "cuda/state.h"
+#include "cuda/products/library.cuh"
 
 static const unsigned long long NO_FAULT = ~0ULL;
 

@@ -11,7 +11,7 @@
  * The kernel by queries comes first: on its way it finds D_i = ⟨do_i, o_i⟩, and lays it and lse to
  * the base 2 out in rows that are filled up with queries of no weight, for the kernel by keys. Where
  * dQ is not wanted, or dscale is, a small kernel does so before. */
-#include "cuda/attention/backward.cuh"
+#include "cuda/attention/tiles.cuh"
 
 enum { ROW_PADDING = 128, BLOCKS_WANTED = 4 /* for each multiprocessor */ };
 

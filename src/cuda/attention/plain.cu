@@ -1,5 +1,6 @@
-/* Attention on the ordinary units: every option, every size, float arithmetic throughout. The
- * reference for the tensor cores' kernels, and what runs where those do not apply.
+/* Attention without the tensor cores: the FlashAttention tiling in float arithmetic throughout, for every
+ * option and size. The reference for the tensor cores' kernels, and what runs where those do not apply
+ * (choice.h).
  *
  * Everything is done in tiles of 32 queries by 32 keys by blocks of 256 threads: thread t has row
  * t / 8 of a tile and the columns t % 8 + 8c. Products run over 32 columns of their operands at a
@@ -64,14 +65,14 @@ __device__ static void multiply_rows(float (&sum)[SCORES], tile_memory &m, const
     }
 }
 
-/* sum[c] += factor · Σ_k x[row][k] wide[k][column], or x[k][row] where TURNED. */
-template <bool TURNED>
+/* sum[c] += factor · Σ_k x[row][k] wide[k][column], or x[k][row] where TRANSPOSED. */
+template <bool TRANSPOSED>
 __device__ static void add_product(float (&sum)[OUTPUTS], const float (*x)[TILE + 1],
                                    const float (*wide)[WIDE + 1], float factor) {
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW;
     float part[OUTPUTS] = {};
     for (int k = 0; k < TILE; k++) {
-        float weight = TURNED ? x[k][row] : x[row][k];
+        float weight = TRANSPOSED ? x[k][row] : x[row][k];
 #pragma unroll
         for (int c = 0; c < OUTPUTS; c++)
             part[c] += weight * wide[k][column + c * PER_ROW];

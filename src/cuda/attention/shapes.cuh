@@ -28,13 +28,13 @@ enum score_extent { BARE, KEYED, GENERAL, RELATIVE };
  * two. */
 template <int ROWS, int COLUMNS> constexpr int ring_size = ROWS + 2 * COLUMNS <= 256 ? 256 : 512;
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool Q_IN_REGISTERS_>
 struct forward_shape {
     static constexpr int DQK = DQK_, DV = DV_;
-    static constexpr int WARPGROUPS = WARPGROUPS_; /* of a block */
-    static constexpr int BLOCKS = BLOCKS_;         /* on a multiprocessor */
-    static constexpr int KEYS = KEYS_;             /* in a tile */
-    static constexpr bool HELD = HELD_;            /* Q in registers */
+    static constexpr int WARPGROUPS = WARPGROUPS_;          /* of a block */
+    static constexpr int BLOCKS = BLOCKS_;                  /* on a multiprocessor */
+    static constexpr int KEYS = KEYS_;                      /* in a tile */
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_; /* Q in registers */
     static constexpr int QUERIES = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
     static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
@@ -45,13 +45,14 @@ struct forward_shape {
     static constexpr int MEMORY = BARRIERS + 2 * 8 + 1024;
 };
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HOLD_Q_, bool HOLD_DO_,
-          int SPLIT_ = 1>
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool Q_IN_REGISTERS_,
+          bool DO_IN_REGISTERS_, int SPLIT_ = 1>
 struct query_shape {
     static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
     static constexpr int KEYS = KEYS_; /* in a tile */
     static constexpr int SPLIT = SPLIT_, STAGES = SPLIT == 1 ? 3 : 2;
-    static constexpr bool HOLD_Q = HOLD_Q_, HOLD_DO = HOLD_DO_; /* in registers */
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_,
+                          DO_IN_REGISTERS = DO_IN_REGISTERS_; /* in registers */
     static constexpr int QUERIES = WARPGROUPS / SPLIT * 64, THREADS = WARPGROUPS * 128;
     static constexpr int Q = 0, D_O = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int K = D_O + tile_bytes<QUERIES, DV>;
@@ -86,14 +87,14 @@ struct key_shape {
 template <int DQK_, int DV_> struct distance_shape {
     static constexpr int DQK = DQK_, DV = DV_, THREADS = 128, WARPS = 4;
     static constexpr int QUERIES = 64, KEYS = 64, DISTANCES = 256;
-    static constexpr int SLANT =
+    static constexpr int SKEW =
         84; /* floats of a row: rows of diagonals meet a bank twice at most */
     static constexpr int Q = 0, D_O = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int K = D_O + tile_bytes<QUERIES, DV>, V = K + tile_bytes<KEYS, DQK>;
     static constexpr int BIAS = V + tile_bytes<KEYS, DV>, RING = ring_size<KEYS, QUERIES>;
     static constexpr int RINGS = BIAS + 2 * KEYS * (int)sizeof(float);
-    static constexpr int SLANTED = RINGS + RING * (int)sizeof(float);
-    static constexpr int SUMS = SLANTED + WARPS * 16 * SLANT * (int)sizeof(float);
+    static constexpr int SKEWED = RINGS + RING * (int)sizeof(float);
+    static constexpr int SUMS = SKEWED + WARPS * 16 * SKEW * (int)sizeof(float);
     static constexpr int BARRIERS = SUMS + WARPS * DISTANCES * (int)sizeof(float);
     static constexpr int MEMORY = BARRIERS + 8 + 1024;
     static constexpr int BLOCKS = MEMORY < 56 << 10    ? 4

@@ -9,7 +9,7 @@
  * few on their way.
  *
  * Floor of the overlap: the bytes of x and y; backward those of x, dy and dx. */
-#include "cuda/elements/gaussian.cuh"
+#include "cuda/attention/attention.cuh"
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 

@@ -7,7 +7,7 @@
  *     return gemm_run(exec, &p, workspace);
  *
  * The products are cuBLASLt's, with sums in f32. Which of its algorithms does one is measured once
- * for a shape and kept (algorithms.cuh); only algorithms whose sums have a fixed order are taken, so
+ * for a shape and kept (algorithms.cu); only algorithms whose sums have a fixed order are taken, so
  * a product's bits are the same every time. f32 means f32: TF32 is used only with
  * WEFT_CUDA_TF32=1. */
 #ifndef WEFT_CUDA_PRODUCTS_GEMM_CUH

@@ -1,10 +1,10 @@
-/* Routing on the GPU: an attention's weights made again, the k largest of each row, and the sums with
- * all weights or those above a threshold.
+/* Routing on the GPU, the plain kernels: attention's weights recomputed from Q, K and the logsumexp, the k
+ * largest of each row, and the sums with all weights or those above a threshold.
  *
- * Here is the way that takes every size and option. The weights of 32 rows (32 columns in the
+ * They take every size and option. The weights of 32 rows (32 columns in the
  * gradient) over the whole other side are a strip; as many strips as fit into a fixed workspace are
- * made at a time, then read, so memory grows with T and not with its square. topk.cu has the
- * tensor-core way of the common case. */
+ * made at a time, then read, so memory grows with T and not with its square. topk.cu is
+ * the kernel on the tensor cores, for the nodes that choice.h names. */
 #include "cuda/routing/routing.cuh"
 
 extern "C" {

@@ -1,4 +1,6 @@
-/* Top-k routing on tensor cores.
+/* Top-k routing on the tensor cores: the k largest attention weights of each row, without the matrix of
+ * weights, as FlashAttention does without it: tiles of Q and K by TMA through a ring of mbarriers, scores
+ * by wgmma, and a running sorted list of the k largest in registers.
  *
  * A block has 128 queries of a sequence. It walks tiles of 128 keys and, for each, all heads: the
  * scores of a head are one small product, their exponentials are added up over heads in registers.
@@ -119,10 +121,10 @@ typedef struct {
 } query_place;
 
 /* A step: a head of a tile, or a part of it. `slot` is where its queries are and `key_slot` its keys,
- * which only change with the tile, the key head or the part; slots are used in turns. */
+ * which only change with the tile, the key head or the part; slots are used in a ring, `phase` counts the rounds. */
 typedef struct {
     int key, head, part; /* first key of the tile */
-    int slot, turn, key_slot;
+    int slot, phase, key_slot;
 } topk_step;
 
 #ifndef USE_MMA_SYNC
@@ -140,7 +142,7 @@ __device__ static inline void next_step(topk_step &s, const head_scale *heads, i
     s.slot++;
     if (s.slot == M::STEPS) {
         s.slot = 0;
-        s.turn++;
+        s.phase++;
     }
     if (M::PARTS > 1 || heads[s.head].changes)
         s.key_slot = s.key_slot + 1 < M::STEPS ? s.key_slot + 1 : 0;
@@ -408,12 +410,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int part = 0; part < M::PARTS; part++) {
             if (++late > 0 && threadIdx.x == 0 && ahead.key < end) {
                 /* The step that had the slot before. */
-                wait_barrier<0>(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.turn - 1);
+                wait_barrier(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.phase - 1);
                 copy_step<M>(maps, base, heads, t.b, first, ahead);
                 next_step<M>(ahead, heads, p.heads);
             }
             __syncwarp();
-            wait_barrier<0>(base + M::FULL + (uint32_t)now.slot * 8, now.turn);
+            wait_barrier(base + M::FULL + (uint32_t)now.slot * 8, now.phase);
             begin_products();
             if (part == 0)
                 multiply_step<M, false>(score, base, now, t.tile_row, t.column);

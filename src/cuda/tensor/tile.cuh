@@ -7,14 +7,14 @@
  *
  * Products are made by a warpgroup of 128 threads and 64 rows:
  *
- *     multiply_tiles   C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide
- *     multiply_held    the same with A in registers
- *     add_weighted     C += W B     W in registers, B: K rows, N columns wide
- *     add_tiles        the same with W a tile of 64 rows, and N of B's D columns from column0 on
+ *     multiply_tiles       C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide
+ *     multiply_fragments   the same with A in registers
+ *     add_weighted         C += W B     W in registers, B: K rows, N columns wide
+ *     add_tiles            the same with W a tile of 64 rows, and N of B's D columns from column0 on
  *
  * C has N / 8 times four numbers a thread: c[n][0], c[n][1] are of row 16·warp + lane / 4 and of
  * columns 8n + lane % 4 · 2 and the next, c[n][2], c[n][3] of the row 8 further down. As operand, W
- * has the same places, two bf16 in a word: hold_weights turns one into the other, and store_weights
+ * has the same places, two bf16 in a word: pack_fragments makes one of the other, and store_weights
  * makes columns of a tile of it, for other warpgroups too: each thread calls publish_words then, and a
  * barrier follows.
  *
@@ -104,7 +104,7 @@ __device__ static inline uint32_t pack_pair(float low, float high) {
 }
 
 template <int K>
-__device__ static inline void hold_weights(const float (&c)[K / 8][4], uint32_t (&w)[K / 16][4]) {
+__device__ static inline void pack_fragments(const float (&c)[K / 8][4], uint32_t (&w)[K / 16][4]) {
 #pragma unroll
     for (int k = 0; k < K / 16; k++) {
         w[k][0] = pack_pair(c[2 * k][0], c[2 * k][1]);
@@ -122,7 +122,7 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], uint32_t at) {
 
 /* The warpgroup's 64 rows from row0 of a tile as an operand in registers. */
 template <int ROWS, int D>
-__device__ static inline void hold_rows(uint32_t (&w)[D / 16][4], uint32_t tile, int row0) {
+__device__ static inline void load_fragments(uint32_t (&w)[D / 16][4], uint32_t tile, int row0) {
     int lane = threadIdx.x % 32, row = row0 + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < D / 16; k++)

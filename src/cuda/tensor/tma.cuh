@@ -73,7 +73,7 @@ __device__ static inline void commit_loads() {
     end_copies();
 }
 
-template <int RUNNING> __device__ static inline void wait_barrier(uint32_t, int) {
+__device__ static inline void wait_barrier(uint32_t, int) {
     wait_copies();
 }
 
@@ -140,7 +140,7 @@ __device__ static inline void bulk_load(uint32_t to, const float *from, uint32_t
 __device__ static inline void commit_loads() {
 }
 
-template <int RUNNING> __device__ static inline void wait_barrier(uint32_t arrival, int phase) {
+__device__ static inline void wait_barrier(uint32_t arrival, int phase) {
     asm volatile("{\n"
                  ".reg .pred there;\n"
                  "again:\n"
