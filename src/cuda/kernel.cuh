@@ -93,6 +93,13 @@ typedef __nv_bfloat16 bf16;
     const weft_kernel weft_cuda_##name = {__VA_ARGS__};                                            \
     }
 
+/* The same for an operation whose run is one call, of x and n. */
+#define CUDA_KERNEL_CALLS(name, call, ...)                                                         \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        return call;                                                                               \
+    }                                                                                              \
+    CUDA_KERNEL(name, name##_run, __VA_ARGS__)
+
 static inline cudaStream_t stream_of(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->stream;
 }
@@ -109,6 +116,14 @@ template <typename T> static inline T *data_of(const weft_exec *x, const weft_te
 
 template <typename T> static inline T *workspace_of(const weft_exec *x, const weft_node *n) {
     return (T *)weft_workspace(x, n);
+}
+
+/* The error of a call, as ours. */
+static inline weft_status check_cuda(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return WEFT_OK;
+    cudaGetLastError();
+    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
+                     what, cudaGetErrorString(error));
 }
 
 /* WEFT_OK, or the error of the launches just made. Ends every run function. */
@@ -158,6 +173,17 @@ __host__ __device__ static inline int64_t ceil_div(int64_t a, int64_t b) {
 __host__ __device__ static inline int64_t align_bytes(int64_t bytes) {
     return ceil_div(bytes, WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
 }
+
+/* Divides a workspace, one piece after another; without one (NULL) it only counts the bytes. */
+struct workspace_pieces {
+    char *base;
+    int64_t bytes;
+
+    template <typename T> void take(T **piece, int64_t count) {
+        *piece = base ? (T *)(base + bytes) : NULL;
+        bytes += align_bytes(count * (int64_t)sizeof(T));
+    }
+};
 
 /* Of the GPU; a plan's are the run's (device.h). */
 static inline int64_t multiprocessors() {
@@ -292,16 +318,6 @@ __device__ static inline float block_sum(float v, float *shared) {
     if (lane == 0) shared[warp] = v;
     __syncthreads();
     v = warp_sum(lane < warps ? shared[lane] : 0.0f);
-    __syncthreads();
-    return v;
-}
-
-__device__ static inline float block_max(float v, float *shared) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
-    v = warp_max(v);
-    if (lane == 0) shared[warp] = v;
-    __syncthreads();
-    v = warp_max(lane < warps ? shared[lane] : -INFINITY);
     __syncthreads();
     return v;
 }

@@ -110,18 +110,17 @@ static weft_status attention_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static weft_status explain_start(weft_exec *x, const weft_node *n, weft_tensor *const *in,
-                                 int64_t place) {
-    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+weft_status attention_explain_start(weft_exec *x, const weft_attention_attr *a,
+                                    const weft_tensor *start, int64_t place) {
     return weft_fail(WEFT_EINPUT,
                      "attention: start[%lld] is %d, but %lld queries from there do not fit among "
                      "%lld keys",
-                     (long long)place, (int)read_i32(x, in[WEFT_ATTN_START], place),
-                     (long long)a->queries, (long long)a->keys);
+                     (long long)place, (int)read_i32(x, start, place), (long long)a->queries,
+                     (long long)a->keys);
 }
 
 static weft_status attention_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    return explain_start(x, n, n->in, place);
+    return attention_explain_start(x, ATTR(n, weft_attention_attr), n->in[WEFT_ATTN_START], place);
 }
 
 static bool wants_numbers(const weft_node *n) {
@@ -139,8 +138,7 @@ static int64_t workspace_of_kernels(const attention_problem &p, const weft_node 
     return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
 }
 
-static int64_t attention_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t attention_back_workspace(const weft_node *n, int) {
     attention_problem p = make_shape(n, n->in + WEFT_ATTN_BACK_FIRST);
     int64_t bytes = workspace_of_kernels(p, n), keys = (int64_t)p.batch * p.kv_heads * p.keys;
     if (ATTR(n, weft_attention_attr)->gaussian_n && !can_finish(p).n)
@@ -179,7 +177,8 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
 }
 
 static weft_status attention_back_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    return explain_start(x, n, n->in + WEFT_ATTN_BACK_FIRST, place);
+    return attention_explain_start(x, ATTR(n, weft_attention_attr),
+                                   n->in[WEFT_ATTN_BACK_FIRST + WEFT_ATTN_START], place);
 }
 
 CUDA_KERNEL(attention, attention_run, NULL, attention_explain)

@@ -100,8 +100,10 @@ __device__ static inline int64_t row_at(const head_rows &r, int b, int position,
     return b * r.batch + position * r.row + head * r.head;
 }
 
-/* Notes every start that cannot be used. */
+/* Notes every start that cannot be used, and the message for one. */
 void attention_check_starts(const attention_problem &p, cudaStream_t stream);
+weft_status attention_explain_start(weft_exec *x, const weft_attention_attr *a,
+                                    const weft_tensor *start, int64_t place);
 
 /* Every problem, on the ordinary units. */
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative);

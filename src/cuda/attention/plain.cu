@@ -435,21 +435,14 @@ void attention_add_distances(const attention_problem &p, const attention_gradien
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
 static int64_t lay_out_workspace(const attention_problem &p, bool numbers, bool relative,
                                  char *base, plain_workspace *w) {
-    int64_t heads = (int64_t)p.batch * p.heads, rows = heads * p.queries, used = 0;
-    auto take = [&](int64_t bytes) {
-        char *at = base ? base + used : NULL;
-        used += align_bytes(bytes);
-        return (void *)at;
-    };
+    int64_t heads = (int64_t)p.batch * p.heads, rows = heads * p.queries;
+    workspace_pieces pieces = {base, 0};
     *w = {};
-    w->rows.total = (float *)take(rows * (int64_t)sizeof(float));
-    w->rows.shift = (float *)take(rows * (int64_t)sizeof(float));
-    if (numbers)
-        w->numbers =
-            (double *)take(heads * ceil_div(p.queries, TILE) * NUMBERS * (int64_t)sizeof(double));
-    if (relative)
-        w->rel = (float *)take(heads * ceil_div(p.keys, TILE) * TILE * (int64_t)sizeof(float));
-    return used;
+    pieces.take(&w->rows.total, rows);
+    pieces.take(&w->rows.shift, rows);
+    if (numbers) pieces.take(&w->numbers, heads * ceil_div(p.queries, TILE) * NUMBERS);
+    if (relative) pieces.take(&w->rel, heads * ceil_div(p.keys, TILE) * TILE);
+    return pieces.bytes;
 }
 
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative) {

@@ -442,15 +442,15 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_lay
         int64_t count = min_i64(k.step, k.rows - rows.first), at = rows.first * k.width;
         cuda_gemm_matrix x_at = matrix_at(weft_data(x, in), at, k.width, x_bf16);
         cuda_gemm p = product_logits(k, x_at, w_at, l_at, count);
-        WEFT_TRY(gemm_run(x, &p, work + k.products));
+        WEFT_TRY(gemm_launch(stream_of(x), &p, work + k.products));
         run_entropy_rows(stream_of(x), rows, count, known);
         if (k.dw) {
             p = product_dw(k, l_at, x_at, dw_at, count, rows.first > 0);
-            WEFT_TRY(gemm_run(x, &p, work + k.products));
+            WEFT_TRY(gemm_launch(stream_of(x), &p, work + k.products));
         }
         if (k.dx) {
             p = product_dx(k, l_at, w_at, matrix_at(dx, at, k.width, k.dx_bf16), count);
-            WEFT_TRY(gemm_run(x, &p, work + k.products));
+            WEFT_TRY(gemm_launch(stream_of(x), &p, work + k.products));
         }
     }
     return WEFT_OK;
@@ -489,8 +489,7 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t cross_entropy_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t cross_entropy_workspace(const weft_node *n, int) {
     return lay_out_entropy(n, n->out[WEFT_CE_DX], n->out[WEFT_CE_DW]).bytes;
 }
 
@@ -571,8 +570,7 @@ static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t cross_entropy_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t cross_entropy_back_workspace(const weft_node *n, int) {
     return only_scales(n) ? 0 : lay_out_entropy(n, n->out[0], n->out[1]).bytes;
 }
 

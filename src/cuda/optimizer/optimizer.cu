@@ -173,8 +173,7 @@ static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t global_norm_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t global_norm_workspace(const weft_node *n, int) {
     return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
 }
 
@@ -454,8 +453,7 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t adamw_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t adamw_workspace(const weft_node *n, int) {
     return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
 }
 

@@ -539,7 +539,7 @@ static void transpose_factors(weft_exec *x, const weft_node *n, unsigned set) {
 static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
     fused_product t = describe_fused(x, n, set);
     transpose_factors(x, n, set);
-    WEFT_TRY(fused_run(x, &t));
+    WEFT_TRY(fused_launch(stream_of(x), &t));
     if (t.sums) add_column_bands(x, n->out[1], fused_bands(t.m), t.sums);
     return launched(n);
 }
@@ -580,7 +580,7 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     for (int i = 0; i <= more; i++) {
         if (set >> i & 1) continue;
         cuda_gemm p = describe_product(x, n, i, first, !set && i == more);
-        WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+        WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
         first = false;
     }
     if (set) return run_fused(x, n, set);

@@ -88,8 +88,7 @@ static void gather_shared(weft_exec *x, const weft_node *n, entry_lists l) {
     weft_cuda_sum_shared(x, n, &l);
 }
 
-static int64_t route_gather_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t route_gather_workspace(const weft_node *n, int) {
     entry_lists l = measure_rows(n);
     return weft_cuda_fits_shared(n, &l) ? place_entries(&l, n->out[0]->shape[0], NULL) : 0;
 }

@@ -72,20 +72,15 @@ static column_lists measure_lists(const weft_node *n) {
 
 /* Gives the lists their places in a workspace; returns its bytes. */
 static int64_t place_lists(column_lists *c, char *workspace) {
-    int64_t at = 0;
-    auto take = [&](int64_t bytes) {
-        char *place = workspace ? workspace + at : NULL;
-        at += align_bytes(bytes);
-        return place;
-    };
-    c->span = (int2 *)take(c->batch * c->columns * (int64_t)sizeof(int2));
-    c->entry = (uint2 *)take(c->batch * c->entries * (int64_t)sizeof(uint2));
-    c->longs = (int *)take((int64_t)sizeof(int));
-    c->which = (int2 *)take(c->batch * (c->entries / LONG) * (int64_t)sizeof(int2));
-    c->part = (uint4 *)take(c->batch * c->entries * (int64_t)sizeof(uint4));
-    c->begin = (int *)take(c->batch * c->chunks * (c->buckets + 1) * (int64_t)sizeof(int));
-    c->used = (int *)take(c->batch * (int64_t)sizeof(int));
-    return at;
+    workspace_pieces w = {workspace, 0};
+    w.take(&c->span, c->batch * c->columns);
+    w.take(&c->entry, c->batch * c->entries);
+    w.take(&c->longs, 1);
+    w.take(&c->which, c->batch * (c->entries / LONG));
+    w.take(&c->part, c->batch * c->entries);
+    w.take(&c->begin, c->batch * c->chunks * (c->buckets + 1));
+    w.take(&c->used, c->batch);
+    return w.bytes;
 }
 
 /* A counting sort by a block. Each warp has a run of items, in order, and numbers of its own, one for
@@ -524,8 +519,7 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t route_gather_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t route_gather_back_workspace(const weft_node *n, int) {
     entry_lists l = measure_columns(n);
     if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
     column_lists c = measure_lists(n);

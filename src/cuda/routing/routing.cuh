@@ -33,9 +33,6 @@ typedef struct {
 
 route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n);
 
-/* The message for a start that cannot be. */
-weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place);
-
 /* The message for an index that route_gather or its gradient cannot use. */
 weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t place);
 

@@ -6,6 +6,7 @@
  *
  * Floor: rows are read and sums written once, at the memory's rate. */
 #include "cuda/routing/panel.cuh"
+#include "cuda/tensor/tile.cuh"
 
 enum {
     SHARED_THREADS = 768,
@@ -70,13 +71,6 @@ __device__ static inline shared_place<T> find_shared(const shared_shape &s, cons
                            b, there};
 }
 
-/* Copies 16 bytes to shared memory, zeros where they are not there. */
-__device__ static inline void copy_piece(unsigned to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
-}
-
 /* Starts copying a panel and its sequence's units, one group of copies; an empty one behind the last
  * panel. */
 template <typename T>
@@ -99,7 +93,7 @@ __device__ static inline void start_stage(const shared_shape &s, const entry_lis
         for (int i = (int)threadIdx.x; i < pieces; i += SHARED_THREADS)
             copy_piece(stage + (unsigned)s.units_at + (unsigned)i * 16, units + i, true);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_copies();
 }
 
 /* Brings a panel into the L2 cache. */
@@ -191,7 +185,7 @@ static __global__ void __launch_bounds__(SHARED_THREADS, 1)
     sum_shared(shared_shape s, entry_lists l, panel_data<T> data) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ int taken[2]; /* for panels in parity: the next one's is set while one is in use */
-    unsigned first = (unsigned)__cvta_generic_to_shared(memory);
+    unsigned first = shared_address(memory);
     if (threadIdx.x < 2) taken[threadIdx.x] = SHARED_WARPS;
     if (threadIdx.x < s.stages * SHARED_LANES)
         *(uint4 *)(memory + threadIdx.x / SHARED_LANES * s.stage_bytes + s.in_rows * SHARED_PITCH +

@@ -352,8 +352,7 @@ __device__ static inline void store_rows(const route_problem &p, const best_list
 /* Says that a warp has read a step's slots. */
 __device__ static inline void release_step(uint32_t read) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(read) : "memory");
+    if (threadIdx.x % 32 == 0) arrive(read);
 }
 
 #endif
@@ -385,9 +384,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                               (int16_t)key_head, (int16_t)changes};
     }
     for (int i = 0; i < M::STEPS && threadIdx.x == 0; i++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(base + M::EMPTY + 8 * i),
-                     "r"((int)WARPS)
-                     : "memory");
+        init_barrier(base + M::EMPTY + 8 * i, WARPS);
     init_barriers(base + M::FULL, M::STEPS);
     topk_step now = {}, ahead = {};
     for (int i = 0; i < M::STEPS && threadIdx.x == 0 && ahead.key < end; i++) {

@@ -357,8 +357,7 @@ static sort_layout lay_out_sort(const weft_node *n) {
     return at;
 }
 
-static int64_t embed_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t embed_back_workspace(const weft_node *n, int) {
     return lay_out_sort(n).bytes;
 }
 

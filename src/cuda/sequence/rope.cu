@@ -74,8 +74,7 @@ static int64_t table_length(const weft_node *n) {
     return (n->in[1] ? x->shape[0] : 1) * x->shape[1] * ATTR(n, weft_rope_attr)->width;
 }
 
-static int64_t rope_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t rope_workspace(const weft_node *n, int) {
     return table_length(n) * (int64_t)sizeof(float);
 }
 

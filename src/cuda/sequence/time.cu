@@ -68,17 +68,8 @@ static weft_status run_scan(weft_exec *x, const weft_node *n, bool back) {
     return launched(n);
 }
 
-static weft_status running_mean_run(weft_exec *x, const weft_node *n) {
-    return run_scan(x, n, false);
-}
-
-CUDA_KERNEL(running_mean, running_mean_run)
-
-static weft_status running_mean_back_run(weft_exec *x, const weft_node *n) {
-    return run_scan(x, n, true);
-}
-
-CUDA_KERNEL(running_mean_back, running_mean_back_run)
+CUDA_KERNEL_CALLS(running_mean, run_scan(x, n, false))
+CUDA_KERNEL_CALLS(running_mean_back, run_scan(x, n, true))
 
 /* A thread's share of a pack of columns: every SLICES-th token. Whole packs are read several tokens
  * ahead. */
@@ -516,7 +507,7 @@ static weft_status moments_run(weft_exec *x, const weft_node *n) {
     moments_problem tiles = describe_moments(x, n);
     if (fits_tiles(n, &tiles)) return moments_launch(stream_of(x), &tiles, weft_workspace(x, n));
     cuda_gemm p = describe_gram(x, n);
-    WEFT_TRY(gemm_run(x, &p, weft_workspace(x, n)));
+    WEFT_TRY(gemm_launch(stream_of(x), &p, weft_workspace(x, n)));
     launch_sums(x, n->in[0], n->out[WEFT_MOMENTS_SUM], 1);
     return launched(n);
 }
@@ -550,7 +541,7 @@ static cuda_gemm describe_back(const weft_exec *x, const weft_node *n) {
 
 static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
     cuda_gemm p = describe_back(x, n);
-    return gemm_run(x, &p, weft_workspace(x, n));
+    return gemm_launch(stream_of(x), &p, weft_workspace(x, n));
 }
 
 static int64_t moments_back_workspace(const weft_node *n, int) {

@@ -120,6 +120,21 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], uint32_t at) {
                  : "r"(at));
 }
 
+__device__ static inline void load_transposed(uint32_t (&r)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+/* C [16, 8] += A [16, 16] B [16, 8] by a warp. */
+__device__ static inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                           uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* The warpgroup's 64 rows from row0 of a tile as an operand in registers. */
 template <int ROWS, int D>
 __device__ static inline void load_fragments(uint32_t (&w)[D / 16][4], uint32_t tile, int row0) {
