@@ -18,6 +18,7 @@
 extern "C" {
 #include "core/function.h"
 #include "core/lru.h"
+#include "cuda/choice.h"
 #include "ops/attention.h"
 #include "ops/list.h"
 
@@ -36,6 +37,7 @@ enum { GRAPHS_KEPT = 256, SEEN_BEFORE = 2, LEAST_LAUNCHES = 4 };
 typedef struct {
     weft_cuda_state state;
     unsigned long long *fault;  /* host, pinned */
+    bool warned;                /* of slow kernels */
     bool replays;               /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
     cudaStream_t recording;     /* NULL: nothing was captured yet */
     weft_lru *lru[2];           /* by pass: graphs; NULL: none was called yet */
@@ -181,6 +183,8 @@ static weft_status start_call(weft_exec *x, const weft_call_start *call) {
     call_state *s = (call_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
     bool noted = reads_run(x, call->first, call->last);
+    if (!s->warned) weft_cuda_warn_slow(weft_exec_graph(x));
+    s->warned = true;
     s->state.run = (weft_cuda_run *)call->memory;
     cudaGraphExec_t graph = find_graph(x, s, call);
     cudaStream_t stream = (cudaStream_t)call->stream;

@@ -5,7 +5,8 @@
 #include "cuda/tensor/tma.cuh"
 #include "cuda/tensor/tma_map.cuh"
 
-/* Rows as TMA sees them. What it finds outside of a head's columns is 0, so a box may be wider than they are. */
+/* Rows as TMA sees them. What it finds outside of a head's columns is 0, so a box may be wider than
+ * they are. */
 static bool make_map(const head_rows &rows, int batch, int positions, int heads, int width,
                      int tile_width, int box_rows, row_map *map) {
     bool wide = tile_width % 64 == 0 && tile_width != 192; /* tile_panel's width */

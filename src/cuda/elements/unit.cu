@@ -1,4 +1,4 @@
-/* Vectors scaled to length 1, on the GPU: some lanes per row. A row is read once for its sums and, from
+/* L2 normalization, vectors scaled to length 1, on the GPU: some lanes per row. A row is read once for its sums and, from
  * the cache, once more to be scaled. Floor: the bytes of x and y; backward, of dy, x and dx. */
 #include "cuda/pack.cuh"
 

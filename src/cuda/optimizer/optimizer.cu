@@ -1,4 +1,4 @@
-/* The optimizer's step on the GPU.
+/* AdamW's step and the gradient norm on the GPU, many tensors a launch (multi-tensor apply).
  *
  * A list of tensors is cut into chunks of a fixed length, numbered through from the first tensor to
  * the last; a block takes a chunk and finds its tensor by halving. The list itself goes into the

@@ -1,5 +1,5 @@
-/* The gradient of the sums along kept columns: dh_j = Σ w_tm dc_t over the entries (t, m) with
- * i_tm = j, in panels (panel.cuh).
+/* The gradient of the sums along kept columns, the transposed sparse matrix times a dense one:
+ * dh_j = Σ w_tm dc_t over the entries (t, m) with i_tm = j, in panels (panel.cuh).
  *
  * The index says which columns a row keeps; here a column must know its rows. So the entries of a
  * sequence are sorted by column first, and within a column by place, once for all panels. Both passes

@@ -1,8 +1,8 @@
 /* Tiles of bf16 rows in shared memory, and products of them on the tensor cores.
  *
  * A tile of ROWS rows and D columns is cut into panels of W columns (64, or 32 where D is no
- * multiple of 64, and of 192, so that its halves are whole panels too), one after another. A panel's rows are 2W bytes, in pieces of 16 that are
- * exchanged within eight rows (the 128- or 64-byte swizzle), so that neither reading rows nor
+ * multiple of 64, and of 192, so that its halves are whole panels too), one after another. A panel's
+ * rows are 2W bytes, in pieces of 16 that are exchanged within eight rows (the 128- or 64-byte swizzle), so that neither reading rows nor
  * reading columns meets one bank twice. Tiles start at multiples of 1024 bytes.
  *
  * Products are made by a warpgroup of 128 threads and 64 rows:
