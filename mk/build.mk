@@ -90,7 +90,7 @@ endif
 # CUDA_ARCH='-gencode arch=compute_80,code=compute_80'
 CUDA_ARCH ?= -gencode arch=compute_90a,code=sm_90a
 # The runtime is linked in and looks for the driver when it is used; cuBLASLt, which takes a tenth of
-# a second to load, is opened by src/cuda/products/cublaslt.cu when a product is run.
+# a second to load, is opened by src/cuda/products/library.cu when a product is run.
 CUDA_LIBS ?= -lcudart_static -ldl -lrt -lstdc++
 CUDA_LINK := $(if $(CUDA_SOURCES),$(addprefix -L,$(wildcard $(CONFIG_CUDA)/lib64)) $(CUDA_LIBS))
 ifneq ($(CUDA_SOURCES),)

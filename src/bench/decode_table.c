@@ -15,7 +15,6 @@
 #include "bench/timer.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
-#include "cuda/read.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "generate/weights.h"

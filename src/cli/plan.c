@@ -2,8 +2,10 @@
 #include "base/text.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
+#include "cuda/choice.h"
 #include "device/device.h"
 #include "model/account.h"
+#include "ops/list.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -23,6 +25,8 @@ const char weft_help_plan[] =
     "Nothing is run and no memory is taken: parameters, operations and memory are read off the\n"
     "graph that training would build. Operations are nominal: those of the formulas as written,\n"
     "a causal score counted once, backward twice forward.\n"
+    "With --device cuda it also says which kernels attention and routing get: those on the tensor\n"
+    "cores are fast; for the others it names the option and the nearest values that are.\n"
     "What STUDY_EQUAL changes is in 'weft study --list'.\n";
 
 static double mib(int64_t bytes) {
@@ -102,6 +106,61 @@ static void add_fit(json_t *object, const weft_fit *f, const weft_backend *backe
                                   (json_int_t)f->needed, "free_bytes", (json_int_t)f->there,
                                   "micro_batch", (json_int_t)f->micro_batch, "micro_batch_bytes",
                                   (json_int_t)f->would_need));
+}
+
+/* Which kernels the GPU runs: one row for layers that follow each other and get the same. */
+enum { KERNEL_ROWS = 64 };
+
+typedef struct {
+    int first, last; /* layers, from 0; products: of no layer in particular, -1 */
+    weft_cuda_choice choice;
+} kernel_row;
+
+typedef struct {
+    kernel_row rows[KERNEL_ROWS];
+    int n, layer; /* layer: of the last attention */
+} kernel_list;
+
+static void list_kernel(void *to, const weft_node *n) {
+    kernel_list *k = to;
+    weft_cuda_choice c;
+    bool product = n->op->id == WEFT_OP_matmul;
+    if (n->op->id == WEFT_OP_attention) k->layer++;
+    if (!weft_cuda_choose(n, &c) || (product && c.fast)) return;
+    int layer = product ? -1 : k->layer;
+    for (int i = 0; i < k->n; i++) {
+        kernel_row *r = &k->rows[i];
+        if (r->choice.how != c.how || strcmp(r->choice.option, c.option) != 0) continue;
+        if (r->choice.what != c.what || r->last + 1 < layer) continue;
+        r->last = layer;
+        return;
+    }
+    if (k->n < KERNEL_ROWS) k->rows[k->n++] = (kernel_row){layer, layer, c};
+}
+
+static void print_kernels(const kernel_list *k) {
+    printf("kernels on the GPU, by layer\n");
+    for (int i = 0; i < k->n; i++) {
+        const weft_cuda_choice *c = &k->rows[i].choice;
+        char layers[32] = "";
+        if (k->rows[i].first >= 0)
+            snprintf(layers, sizeof layers, "%d to %d", k->rows[i].first, k->rows[i].last);
+        printf("  %-17s %14s  %s%s%s%s%s\n", c->what, layers, c->option, *c->option ? ": " : "",
+               c->how, *c->nearest ? "; " : "", c->nearest);
+    }
+}
+
+static void add_kernels(json_t *object, const kernel_list *k) {
+    json_t *rows = json_array();
+    for (int i = 0; i < k->n; i++) {
+        const kernel_row *r = &k->rows[i];
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:i, s:i, s:b, s:s, s:s, s:s}", "operation",
+                                        r->choice.what, "first_layer", r->first, "last_layer",
+                                        r->last, "fast", r->choice.fast, "how", r->choice.how,
+                                        "option", r->choice.option, "nearest", r->choice.nearest));
+    }
+    json_object_set_new(object, "kernels", rows);
 }
 
 enum { SHARDS = 3 };
@@ -276,14 +335,19 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     int several = ranks > 1 ? ranks : 1;
     WEFT_TRY(weft_account_fit(&c, backend, threads, several, &fit));
     if (ranks) WEFT_TRY(account_ranks(&c, backend, threads, ranks, bytes));
+    bool on_gpu = c.device == WEFT_DEVICE_CUDA || strcmp(backend->name, "cuda") == 0;
+    kernel_list kernels = {.layer = -1};
+    if (on_gpu) WEFT_TRY(weft_account_nodes(&c, list_kernel, &kernels));
     if (args->json) {
         json_t *object = to_json(&a);
         add_fit(object, &fit, backend);
+        if (on_gpu) add_kernels(object, &kernels);
         if (ranks) add_ranks(object, bytes, ranks);
         print_json(object);
     } else {
         print_table(&a);
         print_fit(&fit, backend);
+        if (on_gpu) print_kernels(&kernels);
         if (ranks) print_ranks(bytes, ranks);
     }
     return WEFT_OK;

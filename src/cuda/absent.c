@@ -1,6 +1,6 @@
 /* The backend of a build without CUDA: the reason why there is none. */
 #include "cuda/backend.h"
-#include "cuda/read.h"
+#include "cuda/device.h"
 
 #ifndef WEFT_HAVE_CUDA
 const weft_backend *weft_cuda_backend(void) {
@@ -21,6 +21,11 @@ const weft_backend *weft_cuda_planner(void) {
 
 const char *weft_cuda_device_name(void) {
     return "none";
+}
+
+const weft_cuda_facts *weft_cuda_device(void) {
+    static const weft_cuda_facts assumed = WEFT_CUDA_H200(90, true);
+    return &assumed;
 }
 
 int64_t weft_cuda_bytes_taken(void) {

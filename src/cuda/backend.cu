@@ -16,42 +16,33 @@
 
 extern "C" {
 #include "cuda/backend.h"
+#include "cuda/choice.h"
 #include "cuda/device.h"
-#include "cuda/table.h"
 }
-#include "cuda/products/algorithms.cuh"
-#include "cuda/state.h"
+#include "cuda/products/library.cuh"
 
 extern "C" const struct weft_call_backend weft_cuda_calls;       /* call.cu */
 extern "C" const struct weft_row_backend weft_cuda_rows;         /* tensor/rows.cu */
 extern "C" const struct weft_step_backend weft_cuda_steps;       /* decode/step.cu */
 extern "C" const struct weft_sampler_backend weft_cuda_samplers; /* decode/sampler.cu */
 
-/* The error of a call, as ours. */
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
-                     what, cudaGetErrorString(error));
-}
-
 static weft_status cuda_upload(void *to, const void *from, int64_t bytes) {
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice),
-                   "values were not copied to the GPU"));
-    return check(cudaStreamSynchronize(NULL), "values were not copied to the GPU");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyHostToDevice),
+                        "values were not copied to the GPU"));
+    return check_cuda(cudaStreamSynchronize(NULL), "values were not copied to the GPU");
 }
 
 static weft_status cuda_download(void *to, const void *from, int64_t bytes) {
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    return check(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost),
-                 "values were not copied from the GPU");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check_cuda(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost),
+                      "values were not copied from the GPU");
 }
 
 static weft_status cuda_fill(void *to, int byte, int64_t bytes) {
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaMemset(to, byte, (size_t)bytes), "memory was not filled"));
-    return check(cudaStreamSynchronize(NULL), "memory was not filled");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaMemset(to, byte, (size_t)bytes), "memory was not filled"));
+    return check_cuda(cudaStreamSynchronize(NULL), "memory was not filled");
 }
 
 /* Zeroed, as the CPU's pages are. */
@@ -121,7 +112,7 @@ static weft_status make_marks(const weft_exec *x, weft_cuda_state *s) {
     s->marks = (cudaEvent_t *)calloc((size_t)s->n_marks, sizeof *s->marks);
     if (!s->marks) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     for (int64_t i = 0; i < s->n_marks; i++)
-        WEFT_TRY(check(cudaEventCreate(&s->marks[i]), "no event"));
+        WEFT_TRY(check_cuda(cudaEventCreate(&s->marks[i]), "no event"));
     return WEFT_OK;
 }
 
@@ -130,10 +121,12 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     *state = s;
     s->capture = wants_graph(x);
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
-    WEFT_TRY(check(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));
-    WEFT_TRY(check(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
+    weft_cuda_warn_slow(weft_exec_graph(x));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
+    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));
+    WEFT_TRY(
+        check_cuda(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
     return weft_exec_profiled(x) ? make_marks(x, s) : WEFT_OK;
 }
 
@@ -158,14 +151,15 @@ static void report_times(weft_exec *x, const weft_cuda_state *s) {
 static weft_status capture(weft_exec *x, const weft_cuda_state *s, int64_t first, int64_t last,
                            cudaGraphExec_t *out) {
     cudaGraph_t graph = NULL;
-    WEFT_TRY(check(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal),
-                   "the run could not be captured"));
+    WEFT_TRY(check_cuda(cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal),
+                        "the run could not be captured"));
     weft_status status = weft_exec_walk_part(x, first, last);
     cudaError_t error = cudaStreamEndCapture(s->stream, &graph);
     if (status == WEFT_OK)
-        status = check(error, "the run could not be captured (WEFT_CUDA_GRAPH=0 does without)");
+        status =
+            check_cuda(error, "the run could not be captured (WEFT_CUDA_GRAPH=0 does without)");
     if (status == WEFT_OK)
-        status = check(cudaGraphInstantiate(out, graph, 0), "no memory for the run's graph");
+        status = check_cuda(cudaGraphInstantiate(out, graph, 0), "no memory for the run's graph");
     if (graph) cudaGraphDestroy(graph);
     return status;
 }
@@ -174,7 +168,7 @@ static weft_status start_run(weft_exec *x, weft_cuda_state *s) {
     int64_t nodes = weft_graph_node_count(weft_exec_graph(x));
     if (!s->capture || s->runs == 0) return weft_exec_walk(x, mark_node);
     if (!s->graph) WEFT_TRY(capture(x, s, 0, nodes, &s->graph));
-    return check(cudaGraphLaunch(s->graph, s->stream), "the run did not start");
+    return check_cuda(cudaGraphLaunch(s->graph, s->stream), "the run did not start");
 }
 
 static weft_status make_parts(const weft_exec *x, weft_cuda_state *s) {
@@ -183,8 +177,8 @@ static weft_status make_parts(const weft_exec *x, weft_cuda_state *s) {
     s->parts = (weft_cuda_part *)calloc((size_t)s->n_parts, sizeof *s->parts);
     if (!s->parts) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     for (int i = 0; i < s->n_parts; i++)
-        WEFT_TRY(
-            check(cudaEventCreateWithFlags(&s->parts[i].done, cudaEventDisableTiming), "no event"));
+        WEFT_TRY(check_cuda(cudaEventCreateWithFlags(&s->parts[i].done, cudaEventDisableTiming),
+                            "no event"));
     return WEFT_OK;
 }
 
@@ -194,9 +188,9 @@ static weft_status start_part(weft_exec *x, weft_cuda_state *s, weft_cuda_part *
         WEFT_TRY(weft_exec_walk_part(x, first, last));
     } else {
         if (!p->graph) WEFT_TRY(capture(x, s, first, last, &p->graph));
-        WEFT_TRY(check(cudaGraphLaunch(p->graph, s->stream), "the run did not start"));
+        WEFT_TRY(check_cuda(cudaGraphLaunch(p->graph, s->stream), "the run did not start"));
     }
-    return check(cudaEventRecord(p->done, s->stream), "no event");
+    return check_cuda(cudaEventRecord(p->done, s->stream), "no event");
 }
 
 static weft_status start_parts(weft_exec *x, weft_cuda_state *s) {
@@ -213,7 +207,7 @@ static weft_status follow_parts(weft_exec *x, const weft_cuda_state *s) {
     const int64_t *ends;
     weft_exec_parts(x, &ends);
     for (int i = 0; i < s->n_parts; i++) {
-        WEFT_TRY(check(cudaEventSynchronize(s->parts[i].done), "the run failed"));
+        WEFT_TRY(check_cuda(cudaEventSynchronize(s->parts[i].done), "the run failed"));
         weft_exec_made(x, i ? ends[i - 1] : 0, ends[i]);
     }
     return WEFT_OK;
@@ -237,37 +231,32 @@ static weft_status cuda_run(weft_exec *x) {
     const weft_run *run = weft_exec_current_run(x);
     bool watched = weft_exec_is_watched(x), in_parts = watched && !s->marks;
     *s->staged = weft_cuda_run{run->seed, run->iteration, run->sequence, ~0ULL};
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(
-        check(cudaMemcpyAsync(s->run, s->staged, sizeof *s->run, cudaMemcpyHostToDevice, s->stream),
-              "the run's numbers were not copied"));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(
+        cudaMemcpyAsync(s->run, s->staged, sizeof *s->run, cudaMemcpyHostToDevice, s->stream),
+        "the run's numbers were not copied"));
     weft_status status = in_parts ? start_parts(x, s) : start_run(x, s);
     if (status != WEFT_OK) {
         cudaStreamSynchronize(s->stream);
         return status;
     }
     s->runs++;
-    WEFT_TRY(
-        check(cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
-              "the run's state was not copied"));
+    WEFT_TRY(check_cuda(
+        cudaMemcpyAsync(s->staged, s->run, sizeof *s->run, cudaMemcpyDeviceToHost, s->stream),
+        "the run's state was not copied"));
     if (in_parts) WEFT_TRY(follow_parts(x, s));
-    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "the run failed"));
     if (watched && !in_parts) weft_exec_made(x, 0, weft_graph_node_count(weft_exec_graph(x)));
     if (s->marks) report_times(x, s);
     if (s->runs == 1) save_algorithms();
     return s->staged->fault == ~0ULL ? WEFT_OK : weft_cuda_explain(x, s->staged->fault);
 }
 
-static bool launches_early(void) {
-    const char *asked = getenv("WEFT_CUDA_PICK_EARLY");
-    return weft_cuda_device()->code >= 90 && !(asked && strcmp(asked, "0") == 0);
-}
-
 weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
     weft_cuda_state *s = (weft_cuda_state *)weft_exec_state(x);
     cudaStream_t own = s->stream;
     s->stream = stream;
-    s->follows = launches_early();
+    s->follows = weft_cuda_device()->code >= 90;
     s->launched = 0;
     weft_status status = start_run(x, s);
     s->follows = false;
@@ -306,6 +295,5 @@ extern "C" const char *weft_cuda_device_name(void) {
 }
 
 extern "C" int64_t weft_cuda_bytes_taken(void) {
-    if (weft_cuda_device_open() != WEFT_OK) return 0;
-    return weft_cuda_device_free_at_start() - cuda_memory();
+    return weft_cuda_device_open() == WEFT_OK ? cuda_taken() : 0;
 }

@@ -26,4 +26,8 @@ const char *weft_cuda_device_name(void);
  * count; 0 where there is no GPU. */
 int64_t weft_cuda_bytes_taken(void);
 
+/* Bytes per second at which a large buffer in the GPU's memory is read, the best of a few reads; 0 where
+ * there is no GPU, or no memory for the buffer. */
+double weft_cuda_read_rate(void);
+
 #endif

@@ -18,13 +18,13 @@
 extern "C" {
 #include "core/function.h"
 #include "core/lru.h"
+#include "cuda/choice.h"
 #include "ops/attention.h"
 #include "ops/list.h"
 
 extern const struct weft_call_backend weft_cuda_calls;
 }
-#include "cuda/products/algorithms.cuh"
-#include "cuda/state.h"
+#include "cuda/products/library.cuh"
 
 static const unsigned long long NO_FAULT = ~0ULL;
 
@@ -37,18 +37,12 @@ enum { GRAPHS_KEPT = 256, SEEN_BEFORE = 2, LEAST_LAUNCHES = 4 };
 typedef struct {
     weft_cuda_state state;
     unsigned long long *fault;  /* host, pinned */
+    bool warned;                /* of slow kernels */
     bool replays;               /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
     cudaStream_t recording;     /* NULL: nothing was captured yet */
     weft_lru *lru[2];           /* by pass: graphs; NULL: none was called yet */
     int64_t captures, launches; /* of graphs */
 } call_state;
-
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
-                     what, cudaGetErrorString(error));
-}
 
 static __global__ void begin_call(weft_cuda_run *run, weft_cuda_run values) {
     *run = values;
@@ -64,8 +58,8 @@ static weft_status open_call(void **state) {
     call_state *s = (call_state *)calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
     weft_status status =
-        check(cudaHostAlloc((void **)&s->fault, sizeof *s->fault, cudaHostAllocMapped),
-              "no pinned memory");
+        check_cuda(cudaHostAlloc((void **)&s->fault, sizeof *s->fault, cudaHostAllocMapped),
+                   "no pinned memory");
     if (status != WEFT_OK) {
         free(s);
         return status;
@@ -181,7 +175,7 @@ static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_s
 static weft_status start_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
                                  cudaGraphExec_t graph) {
     s->state.stream = (cudaStream_t)call->stream;
-    if (graph) return check(cudaGraphLaunch(graph, s->state.stream), "the call did not start");
+    if (graph) return check_cuda(cudaGraphLaunch(graph, s->state.stream), "the call did not start");
     return weft_exec_walk_part(x, call->first, call->last);
 }
 
@@ -189,6 +183,8 @@ static weft_status start_call(weft_exec *x, const weft_call_start *call) {
     call_state *s = (call_state *)weft_exec_state(x);
     const weft_run *run = weft_exec_current_run(x);
     bool noted = reads_run(x, call->first, call->last);
+    if (!s->warned) weft_cuda_warn_slow(weft_exec_graph(x));
+    s->warned = true;
     s->state.run = (weft_cuda_run *)call->memory;
     cudaGraphExec_t graph = find_graph(x, s, call);
     cudaStream_t stream = (cudaStream_t)call->stream;
@@ -197,7 +193,7 @@ static weft_status start_call(weft_exec *x, const weft_call_start *call) {
             s->state.run, weft_cuda_run{run->seed, run->iteration, run->sequence, NO_FAULT});
     WEFT_TRY(start_kernels(x, s, call, graph));
     if (noted) end_call<<<1, 1, 0, stream>>>(s->state.run, s->fault);
-    return check(cudaGetLastError(), "the call did not start");
+    return check_cuda(cudaGetLastError(), "the call did not start");
 }
 
 static bool find_fault(void *state, int64_t *node, int64_t *place) {
@@ -211,7 +207,7 @@ static bool find_fault(void *state, int64_t *node, int64_t *place) {
 }
 
 static weft_status settle(void) {
-    weft_status status = check(cudaDeviceSynchronize(), "the call failed");
+    weft_status status = check_cuda(cudaDeviceSynchronize(), "the call failed");
     save_algorithms();
     return status;
 }

@@ -24,6 +24,10 @@ typedef struct {
     double memory_rate;    /* bytes per second that its memory could move at most */
 } weft_cuda_facts;
 
+/* What is assumed where there is no GPU, given what the code is compiled for. */
+#define WEFT_CUDA_H200(code, wgmma)                                                                \
+    { "NVIDIA H200", 9, 0, code, wgmma, 132, 227 << 10, 1.98e9, 4.917e12 }
+
 /* Never NULL. */
 const weft_cuda_facts *weft_cuda_device(void);
 

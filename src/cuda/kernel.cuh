@@ -43,7 +43,44 @@ extern "C" {
 #include "core/exec.h"
 #include "cuda/device.h"
 }
-#include "cuda/state.h"
+
+/* What an executor on the GPU has beside its arena: a stream, the captured run, the parts of a watched
+ * one, and the run's numbers in device memory, where a replayed graph reads them. */
+
+/* In device memory. weft_run, and the first bad value that a kernel met. */
+typedef struct {
+    uint64_t seed;
+    uint32_t iteration, sequence;
+    unsigned long long fault; /* node << 40 | place; all bits set: none */
+} weft_cuda_run;
+
+/* Some nodes of a run, of which the host wants to know when they are done. */
+typedef struct {
+    cudaGraphExec_t graph; /* NULL: not captured yet */
+    cudaEvent_t done;
+} weft_cuda_part;
+
+typedef struct {
+    cudaStream_t stream;
+    weft_cuda_run *run;    /* device */
+    weft_cuda_run *staged; /* host, pinned: what is copied to the device and back */
+    cudaGraphExec_t graph; /* NULL: not captured yet, or not wanted */
+    cudaEvent_t *marks;    /* [nodes + 1]: a profile's; NULL: none is taken */
+    int64_t n_marks;
+    weft_cuda_part *parts; /* [n_parts]: of weft_exec_parts; NULL: no run was watched yet */
+    int n_parts;
+    int runs;     /* runs so far; capture comes after the first */
+    bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
+    bool follows; /* kernels may be launched before those ahead of them have ended, and weights are
+                     read ahead (dependent_launch.cuh) */
+    int64_t launched; /* in such a run: nodes before this one need no kernel of their own */
+} weft_cuda_state;
+
+/* Gives a run's kernels, or the graph of them, to another stream than the executor's own, and does not
+ * wait. The run's numbers (state.run) are the caller's to set, on that stream. */
+weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream);
+/* The error for what a kernel noted in weft_cuda_run.fault. */
+weft_status weft_cuda_explain(weft_exec *x, unsigned long long fault);
 
 typedef __nv_bfloat16 bf16;
 
@@ -55,6 +92,13 @@ typedef __nv_bfloat16 bf16;
     extern const weft_kernel weft_cuda_##name;                                                     \
     const weft_kernel weft_cuda_##name = {__VA_ARGS__};                                            \
     }
+
+/* The same for an operation whose run is one call, of x and n. */
+#define CUDA_KERNEL_CALLS(name, call, ...)                                                         \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        return call;                                                                               \
+    }                                                                                              \
+    CUDA_KERNEL(name, name##_run, __VA_ARGS__)
 
 static inline cudaStream_t stream_of(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->stream;
@@ -72,6 +116,14 @@ template <typename T> static inline T *data_of(const weft_exec *x, const weft_te
 
 template <typename T> static inline T *workspace_of(const weft_exec *x, const weft_node *n) {
     return (T *)weft_workspace(x, n);
+}
+
+/* The error of a call, as ours. */
+static inline weft_status check_cuda(cudaError_t error, const char *what) {
+    if (error == cudaSuccess) return WEFT_OK;
+    cudaGetLastError();
+    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
+                     what, cudaGetErrorString(error));
 }
 
 /* WEFT_OK, or the error of the launches just made. Ends every run function. */
@@ -121,6 +173,17 @@ __host__ __device__ static inline int64_t ceil_div(int64_t a, int64_t b) {
 __host__ __device__ static inline int64_t align_bytes(int64_t bytes) {
     return ceil_div(bytes, WEFT_ARENA_ALIGN) * WEFT_ARENA_ALIGN;
 }
+
+/* Divides a workspace, one piece after another; without one (NULL) it only counts the bytes. */
+struct workspace_pieces {
+    char *base;
+    int64_t bytes;
+
+    template <typename T> void take(T **piece, int64_t count) {
+        *piece = base ? (T *)(base + bytes) : NULL;
+        bytes += align_bytes(count * (int64_t)sizeof(T));
+    }
+};
 
 /* Of the GPU; a plan's are the run's (device.h). */
 static inline int64_t multiprocessors() {
@@ -255,16 +318,6 @@ __device__ static inline float block_sum(float v, float *shared) {
     if (lane == 0) shared[warp] = v;
     __syncthreads();
     v = warp_sum(lane < warps ? shared[lane] : 0.0f);
-    __syncthreads();
-    return v;
-}
-
-__device__ static inline float block_max(float v, float *shared) {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = (blockDim.x + 31) / 32;
-    v = warp_max(v);
-    if (lane == 0) shared[warp] = v;
-    __syncthreads();
-    v = warp_max(lane < warps ? shared[lane] : -INFINITY);
     __syncthreads();
     return v;
 }

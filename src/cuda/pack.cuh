@@ -108,6 +108,13 @@ __device__ static inline int64_t quotient(int64_t a, int64_t b) {
     return a / b;
 }
 
+/* Where the number of row (b, t, h) of [B, T, H, D] stands in [B, H, T]; k has `time` and `heads`. */
+template <typename K> __device__ static inline int64_t number_at(const K &k, int64_t row) {
+    int64_t p = quotient(row, k.heads), h = row - p * k.heads;
+    int64_t b = quotient(p, k.time), t = p - b * k.time;
+    return (b * k.heads + h) * k.time + t;
+}
+
 /* Blocks of PACK_THREADS for one thread an item. */
 static inline unsigned pack_grid(int64_t items) {
     return (unsigned)ceil_div(items, PACK_THREADS);
@@ -215,6 +222,15 @@ static inline weft_status run_elements(weft_exec *x, const weft_node *n, int fir
                          map_elements<IN, OUT, F>, count, in, out, f);
     return launched(n);
 }
+
+/* An elementwise operation: CUDA_ELEMENTS(gelu, 1, 1, out[0] = gelu_value(in[0])). */
+#define CUDA_ELEMENTS(name, IN, OUT, ...)                                                          \
+    struct name##_element {                                                                        \
+        __device__ void operator()(const float *in, float *out) const {                            \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    };                                                                                             \
+    CUDA_KERNEL_CALLS(name, (run_elements<IN, OUT>(x, n, 0, name##_element())))
 
 /* Rows too short for a warp: `lanes` of them, a power of two, take a row, a pack each at a time. */
 static inline int lanes_of_row(int64_t width) {

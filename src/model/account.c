@@ -189,11 +189,27 @@ static int64_t sums_bytes(const weft_config *c, const weft_model_graph *m, int r
     return bytes * (count_levels(own) + !node);
 }
 
-/* The arena of the pass over held-out data. */
+/* The pass over held-out data. */
+static weft_build validation_build(const weft_config *c) {
+    return (weft_build){
+        .batch = weft_config_micro_batch(c), .time = c->context, .dtype = weft_config_dtype(c)};
+}
+
+weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, const weft_node *n),
+                               void *to) {
+    weft_build build = validation_build(c);
+    weft_model_graph m;
+    WEFT_TRY(weft_model_build(c, &build, &m));
+    for (int64_t i = 0; i < weft_graph_node_count(m.graph); i++)
+        visit(to, weft_graph_node(m.graph, i));
+    weft_model_graph_destroy(&m);
+    return WEFT_OK;
+}
+
+/* Its arena. */
 static weft_status validation_bytes(const weft_config *c, const weft_backend *backend, int threads,
                                     int64_t *out) {
-    weft_build build = {
-        .batch = weft_config_micro_batch(c), .time = c->context, .dtype = weft_config_dtype(c)};
+    weft_build build = validation_build(c);
     weft_model_graph m;
     weft_plan *plan;
     WEFT_TRY(weft_model_program(c, &build, false, backend, threads, INT64_MAX, &m, &plan));

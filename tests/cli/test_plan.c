@@ -72,6 +72,29 @@ static void test_json_has_the_promised_keys(void **state) {
     free(table);
 }
 
+/* Which kernels a GPU would run: said without one, and in a build without CUDA. */
+static void test_kernels_of_the_gpu(void **state) {
+    (void)state;
+    char *table;
+    command_succeeds(RUN("plan", SMALL, "--device", "cuda", "-o", "DTYPE=bf16"), &table);
+    assert_non_null(strstr(table, "0 to 1  runs on the tensor cores"));
+    free(table);
+    command_succeeds(
+        RUN("plan", SMALL, "--device", "cuda", "-o", "DTYPE=bf16", "-o", "HEAD_DIM=84"), &table);
+    assert_non_null(strstr(table, "HEAD_DIM 84: runs by the plain kernel"));
+    assert_non_null(strstr(table, "80 and 88 are fast"));
+    free(table);
+    json_t *object = command_json(RUN("plan", "--json", SMALL, "--device", "cuda"));
+    json_t *row = json_array_get(json_object_get(object, "kernels"), 0);
+    assert_string_equal(json_string_value(json_object_get(row, "operation")), "attention");
+    assert_string_equal(json_string_value(json_object_get(row, "option")), "DTYPE f32");
+    assert_int_equal(integer(row, "last_layer"), 1);
+    json_decref(object);
+    object = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
+    assert_null(json_object_get(object, "kernels"));
+    json_decref(object);
+}
+
 static const long long UNTIED[6] = {115001856, 117370368, 230616576,
                                     240250368, 230616576, 240250368};
 
@@ -270,6 +293,7 @@ int main(void) {
         cmocka_unit_test(test_a_plan_without_workspaces_is_the_same_anywhere),
         cmocka_unit_test(test_ranks_share_memory),
         cmocka_unit_test(test_json_has_the_promised_keys),
+        cmocka_unit_test(test_kernels_of_the_gpu),
         cmocka_unit_test(test_each_step_has_the_write_ups_count),
         cmocka_unit_test(test_a_study_gives_all_its_steps),
         cmocka_unit_test(test_bad_steps_of_a_study_are_refused),

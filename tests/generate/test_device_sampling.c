@@ -70,10 +70,10 @@ static void need_backend(void) {
 static const weft_backend *choose_backend(bool waits) {
 #ifdef ON_GPU
     if (waits) {
-        setenv("WEFT_CUDA_PICK", "0", 1);
+        setenv("WEFT_CUDA_SAMPLER", "0", 1);
         setenv("WEFT_CUDA_GRAPH", "0", 1);
     } else {
-        unsetenv("WEFT_CUDA_PICK");
+        unsetenv("WEFT_CUDA_SAMPLER");
         unsetenv("WEFT_CUDA_GRAPH");
     }
     return weft_cuda_backend();

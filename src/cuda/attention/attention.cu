@@ -1,10 +1,42 @@
-/* Attention on the GPU: from a node to a problem (attention.cuh), and which kernels solve it.
- *
- * The tensor cores' kernels take what they can (attention_fits_flash says what); the plain ones
- * the rest: f32, other widths, the reciprocal band, ALiBi that is not causal. The choice follows from types, shapes and options, and from the GPU's shared memory. */
+/* Attention on the GPU: from a node to a problem (attention.cuh), and to FlashAttention on the tensor
+ * cores where choice.h says that it applies, else to the plain kernels. */
 #include "cuda/attention/attention.cuh"
 
-#include "cuda/elements/gaussian.cuh"
+#include "cuda/tensor/tma.cuh"
+#include "cuda/tensor/tma_map.cuh"
+
+/* Rows as TMA sees them. What it finds outside of a head's columns is 0, so a box may be wider than
+ * they are. */
+static bool make_map(const head_rows &rows, int batch, int positions, int heads, int width,
+                     int tile_width, int box_rows, row_map *map) {
+    bool wide = tile_width % 64 == 0 && tile_width != 192; /* tile_panel's width */
+    cuuint64_t size[4] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)positions,
+                          (cuuint64_t)batch};
+    cuuint64_t stride[3] = {(cuuint64_t)rows.head * 2, (cuuint64_t)rows.row * 2,
+                            (cuuint64_t)rows.batch * 2};
+    cuuint32_t box[4] = {wide ? 64u : 32u, 1, (cuuint32_t)box_rows, 1};
+    return make_tensor_map(&map->map, rows.data, 4, size, stride, box);
+}
+
+bool make_row_maps(const attention_problem &p, const attention_gradients *g, int query_rows,
+                   int key_rows, row_maps *maps, int dqk, int dv) {
+    if (!weft_cuda_device()->wgmma) return true; /* the threads copy, by cp.async */
+    if (dqk == 0) dqk = p.dqk;
+    if (dv == 0) dv = p.dv;
+    auto by_query = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
+        return !rows.data || make_map(rows, p.batch, p.queries, p.heads, scores ? p.dqk : p.dv,
+                                      scores ? dqk : dv, box_rows, map);
+    };
+    auto by_key = [&](const head_rows &rows, bool scores, int box_rows, row_map *map) {
+        return !rows.data || make_map(rows, p.batch, p.keys, p.kv_heads, scores ? p.dqk : p.dv,
+                                      scores ? dqk : dv, box_rows, map);
+    };
+    return by_query(p.q, true, query_rows, &maps->q) && by_key(p.k, true, key_rows, &maps->k) &&
+           by_key(p.v, false, key_rows, &maps->v) && by_query(p.o, false, 64, &maps->o) &&
+           (!g || (by_query(g->d_o, false, query_rows, &maps->d_o) &&
+                   by_query(g->dq, true, 64, &maps->dq) && by_key(g->dk, true, 64, &maps->dk) &&
+                   by_key(g->dv, false, 64, &maps->dv)));
+}
 
 /* Rows of a tensor [B, positions, heads, width]. */
 static head_rows make_rows(void *data, int64_t positions, int64_t heads, int64_t width) {
@@ -79,18 +111,17 @@ static weft_status attention_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static weft_status explain_start(weft_exec *x, const weft_node *n, weft_tensor *const *in,
-                                 int64_t place) {
-    const weft_attention_attr *a = ATTR(n, weft_attention_attr);
+weft_status attention_explain_start(weft_exec *x, const weft_attention_attr *a,
+                                    const weft_tensor *start, int64_t place) {
     return weft_fail(WEFT_EINPUT,
                      "attention: start[%lld] is %d, but %lld queries from there do not fit among "
                      "%lld keys",
-                     (long long)place, (int)read_i32(x, in[WEFT_ATTN_START], place),
-                     (long long)a->queries, (long long)a->keys);
+                     (long long)place, (int)read_i32(x, start, place), (long long)a->queries,
+                     (long long)a->keys);
 }
 
 static weft_status attention_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    return explain_start(x, n, n->in, place);
+    return attention_explain_start(x, ATTR(n, weft_attention_attr), n->in[WEFT_ATTN_START], place);
 }
 
 static bool wants_numbers(const weft_node *n) {
@@ -108,8 +139,7 @@ static int64_t workspace_of_kernels(const attention_problem &p, const weft_node 
     return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
 }
 
-static int64_t attention_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t attention_back_workspace(const weft_node *n, int) {
     attention_problem p = make_shape(n, n->in + WEFT_ATTN_BACK_FIRST);
     int64_t bytes = workspace_of_kernels(p, n), keys = (int64_t)p.batch * p.kv_heads * p.keys;
     if (ATTR(n, weft_attention_attr)->gaussian_n && !can_finish(p).n)
@@ -148,7 +178,8 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
 }
 
 static weft_status attention_back_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    return explain_start(x, n, n->in + WEFT_ATTN_BACK_FIRST, place);
+    return attention_explain_start(x, ATTR(n, weft_attention_attr),
+                                   n->in[WEFT_ATTN_BACK_FIRST + WEFT_ATTN_START], place);
 }
 
 CUDA_KERNEL(attention, attention_run, NULL, attention_explain)

@@ -100,8 +100,10 @@ __device__ static inline int64_t row_at(const head_rows &r, int b, int position,
     return b * r.batch + position * r.row + head * r.head;
 }
 
-/* Notes every start that cannot be used. */
+/* Notes every start that cannot be used, and the message for one. */
 void attention_check_starts(const attention_problem &p, cudaStream_t stream);
+weft_status attention_explain_start(weft_exec *x, const weft_attention_attr *a,
+                                    const weft_tensor *start, int64_t place);
 
 /* Every problem, on the ordinary units. */
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative);
@@ -121,5 +123,9 @@ int64_t flash_backward_workspace(const attention_problem &p);
 gaussian_sides flash_backward_finishes(const attention_problem &p);
 void flash_forward(const attention_problem &p, cudaStream_t stream);
 void flash_backward(const attention_problem &p, const attention_gradients &g, cudaStream_t stream);
+
+/* The gradient of y [B, T, H, 2D] in `dx` to that of the Gaussians that y was made of, in place; dn
+ * [B, H, T]: of their squares; NULL: none. */
+void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dx, float *dn);
 
 #endif

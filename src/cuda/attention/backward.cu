@@ -11,7 +11,7 @@
  * The kernel by queries comes first: on its way it finds D_i = ⟨do_i, o_i⟩, and lays it and lse to
  * the base 2 out in rows that are filled up with queries of no weight, for the kernel by keys. Where
  * dQ is not wanted, or dscale is, a small kernel does so before. */
-#include "cuda/attention/backward.cuh"
+#include "cuda/attention/tiles.cuh"
 
 enum { ROW_PADDING = 128, BLOCKS_WANTED = 4 /* for each multiprocessor */ };
 
@@ -151,30 +151,25 @@ static key_tile find_key_tile(const attention_problem &p) {
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
 static int64_t lay_out_workspace(const attention_problem &p, char *base, flash_workspace *w) {
     key_tile tile = find_key_tile(p);
-    int64_t used = 0, tiles = ceil_div(p.keys, tile.keys), heads = (int64_t)p.batch * p.heads;
+    int64_t tiles = ceil_div(p.keys, tile.keys), heads = (int64_t)p.batch * p.heads;
     int64_t rows = (int64_t)p.batch * p.keys * p.kv_heads;
-    auto take = [&](int64_t bytes) {
-        char *at = base ? base + used : NULL;
-        used += align_bytes(bytes);
-        return (void *)at;
-    };
+    workspace_pieces pieces = {base, 0};
     *w = {};
     w->padded = (int)(ceil_div(p.queries, ROW_PADDING) * ROW_PADDING);
     w->parts =
         (int)min_i64(ceil_div(p.heads, p.kv_heads),
                      ceil_div(BLOCKS_WANTED * multiprocessors(), p.batch * p.kv_heads * tiles));
     if (p.heads % p.kv_heads != 0) w->parts = 1;
-    w->numbers = (double *)take(heads * tiles * tile.warps * NUMBERS * (int64_t)sizeof(double));
-    w->lse = (float *)take(heads * w->padded * (int64_t)sizeof(float));
-    w->total = (float *)take(heads * w->padded * (int64_t)sizeof(float));
-    w->shift = (float *)take(heads * w->padded * (int64_t)sizeof(float));
-    if (p.pos == WEFT_POS_RELATIVE)
-        w->rel = (float *)take(heads * flash_distances(p) * (int64_t)sizeof(float));
-    if (w->parts == 1) return used;
-    w->dk = (float *)take(w->parts * rows * p.dqk * (int64_t)sizeof(float));
-    w->dv = (float *)take(w->parts * rows * p.dv * (int64_t)sizeof(float));
-    w->dn = (float *)take(w->parts * rows * (int64_t)sizeof(float));
-    return used;
+    pieces.take(&w->numbers, heads * tiles * tile.warps * NUMBERS);
+    pieces.take(&w->lse, heads * w->padded);
+    pieces.take(&w->total, heads * w->padded);
+    pieces.take(&w->shift, heads * w->padded);
+    if (p.pos == WEFT_POS_RELATIVE) pieces.take(&w->rel, heads * flash_distances(p));
+    if (w->parts == 1) return pieces.bytes;
+    pieces.take(&w->dk, w->parts * rows * p.dqk);
+    pieces.take(&w->dv, w->parts * rows * p.dv);
+    pieces.take(&w->dn, w->parts * rows);
+    return pieces.bytes;
 }
 
 int64_t flash_backward_workspace(const attention_problem &p) {

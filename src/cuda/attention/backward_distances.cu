@@ -2,9 +2,9 @@
  *
  * A block has some distances of one head, and goes over the queries tile after tile, and over the keys
  * that are so far from them. Of each pair of tiles it makes dS as the kernel by queries does. A warp
- * writes its rows of dS to shared memory aslant, each a place further on than the one above, so that a
+ * writes its rows of dS to shared memory skewed, each a place further on than the one above, so that a
  * diagonal becomes a column, and adds the columns to sums of its own: always in the same order. */
-#include "cuda/attention/backward.cuh"
+#include "cuda/attention/tiles.cuh"
 
 /* A block's tiles of pairs, in order: the queries from i0 on, with the keys from j0 on. */
 struct distance_walk {
@@ -45,7 +45,7 @@ template <typename S>
 __device__ static inline void load_pair(const attention_problem &p, const attention_gradients &g,
                                         const row_maps &maps, const query_block &t,
                                         const distance_walk &walk, bool new_queries,
-                                        uint8_t *aligned, int turn) {
+                                        uint8_t *aligned, int tile) {
     uint32_t base = shared_address(aligned), barrier = base + S::BARRIERS;
     int key_bytes = tile_bytes<S::KEYS, S::DQK> + tile_bytes<S::KEYS, S::DV>;
     int query_bytes = tile_bytes<S::QUERIES, S::DQK> + tile_bytes<S::QUERIES, S::DV>;
@@ -62,8 +62,8 @@ __device__ static inline void load_pair(const attention_problem &p, const attent
                                          t.kv, barrier);
     commit_loads();
     int column = (int)threadIdx.x, j = walk.j0 + column, distance = walk.start + walk.i0 - walk.j0;
-    float *bias = (float *)(aligned + S::BIAS) + turn % 2 * S::KEYS;
-    float *ring = (float *)(aligned + S::RINGS) + turn % 2 * S::THREADS;
+    float *bias = (float *)(aligned + S::BIAS) + tile % 2 * S::KEYS;
+    float *ring = (float *)(aligned + S::RINGS) + tile % 2 * S::THREADS;
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     if (column < S::KEYS) bias[column] = n && j < p.keys ? t.beta * n[j] : 0.0f;
     ring[column] = relative_bias(p, distance + S::KEYS - 1 - column);
@@ -72,11 +72,11 @@ __device__ static inline void load_pair(const attention_problem &p, const attent
 /* S and dP to dS, in dp. `limit`: the last key of the tile that the thread's first row sees. */
 template <typename S>
 __device__ static inline void make_slopes(const float (&s)[8][4], float (&dp)[8][4], float scale,
-                                          const float *bias, const float *ring, int turn, int row,
+                                          const float *bias, const float *ring, int tile, int row,
                                           int limit, int keys, const float (&lse)[2],
                                           const float (&total)[2]) {
     int column = threadIdx.x % 4 * 2;
-    distance_biases<S::RING> distances(ring, turn % 2 * S::THREADS + S::KEYS - 1 + column - row);
+    distance_biases<S::RING> distances(ring, tile % 2 * S::THREADS + S::KEYS - 1 + column - row);
 #pragma unroll
     for (int m = 0; m < 8; m++) {
         float2 b = *(const float2 *)(bias + 8 * m + column);
@@ -109,10 +109,10 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     t.b = head / p.heads;
     t.h = head - t.b * p.heads;
     t.kv = key_head_of(p, t.h);
-    float *slanted = (float *)(aligned + S::SLANTED) + warp * 16 * S::SLANT;
+    float *skewed = (float *)(aligned + S::SKEWED) + warp * 16 * S::SKEW;
     float *sums = (float *)(aligned + S::SUMS) + warp * S::DISTANCES;
-    for (int e = lane; e < 16 * S::SLANT; e += 32)
-        slanted[e] = 0;
+    for (int e = lane; e < 16 * S::SKEW; e += 32)
+        skewed[e] = 0;
     for (int e = lane; e < S::DISTANCES; e += 32)
         sums[e] = 0;
     find_numbers(p, t);
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     walk.begin();
     float s[8][4], dp[8][4], lse[2], total[2];
     if (walk.more()) load_pair<S>(p, g, maps, t, walk, true, aligned, 0);
-    for (int turn = 0, at = -1; walk.more(); turn++) {
+    for (int tile = 0, at = -1; walk.more(); tile++) {
         if (walk.i0 != at) {
             at = walk.i0;
 #pragma unroll
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             }
         }
         int distance = walk.start + walk.i0 - walk.j0, keys = p.keys - walk.j0;
-        wait_barrier<0>(base + S::BARRIERS, turn);
+        wait_barrier(base + S::BARRIERS, tile);
         sync_block();
         begin_products();
         multiply_tiles<64, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, 0, base + S::K);
@@ -142,23 +142,23 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(dp);
         sync_block();
         walk.advance();
-        if (walk.more()) load_pair<S>(p, g, maps, t, walk, walk.i0 != at, aligned, turn + 1);
-        make_slopes<S>(s, dp, t.scale, (float *)(aligned + S::BIAS) + turn % 2 * S::KEYS,
-                       (float *)(aligned + S::RINGS), turn, row, distance + row, keys, lse, total);
+        if (walk.more()) load_pair<S>(p, g, maps, t, walk, walk.i0 != at, aligned, tile + 1);
+        make_slopes<S>(s, dp, t.scale, (float *)(aligned + S::BIAS) + tile % 2 * S::KEYS,
+                       (float *)(aligned + S::RINGS), tile, row, distance + row, keys, lse, total);
         /* Of row r and column c at r − c + 63. */
 #pragma unroll
         for (int m = 0; m < 8; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int r = lane / 4 + i / 2 * 8, c = 8 * m + lane % 4 * 2 + i % 2;
-                slanted[r * S::SLANT + r - c + 63] = dp[m][i];
+                skewed[r * S::SKEW + r - c + 63] = dp[m][i];
             }
         __syncwarp();
         for (int e = lane; e < 16 + 63; e += 32) {
             float sum = 0;
 #pragma unroll
             for (int r = 0; r < 16; r++)
-                sum += slanted[r * S::SLANT + e];
+                sum += skewed[r * S::SKEW + e];
             int d = distance + warp * 16 - 63 + e - first;
             if (d >= 0 && d < S::DISTANCES) sums[d] += sum;
         }

@@ -1,10 +1,11 @@
-/* dK, dV, dn and the numbers a head, on the tensor cores: attention's backward pass by keys.
+/* FlashAttention's backward pass by keys, on the tensor cores: dK and dV, and W2's dn and the gradients
+ * of the numbers a head.
  *
- * Everything is turned: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
+ * Scores are transposed: a warpgroup has 64 keys, and of each tile of queries makes Sᵀ = K Qᵀ and
  * dPᵀ = V dOᵀ, and from them, in registers, Pᵀ and dSᵀ = Pᵀ ∘ (dPᵀ − D). There they are as the next
  * products want them, dV += Pᵀ dO and dK += dSᵀ Q. Where those are too wide (SPLIT, shapes.cuh) two
  * warpgroups have the same keys, and exchange Pᵀ and dSᵀ in shared memory. */
-#include "cuda/attention/backward.cuh"
+#include "cuda/attention/tiles.cuh"
 
 /* Queries of a tile whose scores a warpgroup makes. */
 template <typename S> constexpr int queries_each = S::QUERIES / S::SPLIT;
@@ -141,7 +142,7 @@ __device__ static inline void write_part(const attention_problem &p, const key_b
 }
 
 /* Where a warpgroup's tile of pairs is. */
-struct turned_tile {
+struct transposed_tile {
     const float *lse, *total, *shift; /* of the tile's queries */
     const float *ring;                /* biases of distances */
     int bias_at;                      /* of the thread's first pair */
@@ -152,9 +153,9 @@ struct turned_tile {
 
 /* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
 template <int QUERIES, int EXTENT, bool MASKED, int RING>
-__device__ static inline void make_p_turned(float (&s)[QUERIES / 8][4],
-                                            float (&weight)[QUERIES / 8][4], const turned_tile &t,
-                                            float scale, const key_extras &e) {
+__device__ static inline void
+make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
+                  const transposed_tile &t, float scale, const key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
     distance_biases<RING> distances(t.ring, t.bias_at);
@@ -184,8 +185,9 @@ __device__ static inline void make_p_turned(float (&s)[QUERIES / 8][4],
 /* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it where EXTENT is GENERAL or RELATIVE. */
 template <int QUERIES, int EXTENT>
 __device__ static inline void
-make_ds_turned(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
-               float (&dp)[QUERIES / 8][4], const turned_tile &t, float scale, key_extras &e) {
+make_ds_transposed(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
+                   float (&dp)[QUERIES / 8][4], const transposed_tile &t, float scale,
+                   key_extras &e) {
     int column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -256,7 +258,7 @@ template <typename S> struct key_loads {
     }
 
     __device__ inline void wait_for(int step) {
-        wait_barrier<0>(base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
+        wait_barrier(base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
         sync_block();
     }
 
@@ -335,7 +337,7 @@ write_gradients(const attention_problem &p, const attention_gradients &g, const 
 
 /* Biases of the distances between the block's keys and a tile of queries, of which the first is
  * `distance` from the block's first key: read while the tile before is at work, stored behind it. */
-template <typename S> struct turned_distances {
+template <typename S> struct transposed_distances {
     static constexpr int COUNT = S::KEYS + S::QUERIES;
     static_assert(2 * COUNT <= S::RING && COUNT <= S::THREADS, "two tiles, a number a thread");
     float *ring;
@@ -390,7 +392,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     float s[N / 8][4], dp[N / 8][4], weight[N / 8][4];
     uint32_t weights[N / 16][4], ds[N / 16][4];
     key_extras e = {};
-    turned_distances<S> distances = {(float *)(aligned + S::DISTANCES), 0};
+    transposed_distances<S> distances = {(float *)(aligned + S::DISTANCES), 0};
     clear_sums(dk);
     clear_sums(dv);
     int h = t.first_head, at = 0; /* head, and tile of it */
@@ -409,24 +411,24 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     auto place_pairs = [&](int step, int stage) {
         const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES + half * N;
         int bias_at = distances.place(step, row, half * N + (int)threadIdx.x % 4 * 2);
-        return turned_tile{rows,
-                           rows + S::QUERIES,
-                           rows + 2 * S::QUERIES,
-                           distances.ring,
-                           bias_at,
-                           distance_of(at) + half * N,
-                           row,
-                           w.shift != NULL};
+        return transposed_tile{rows,
+                               rows + S::QUERIES,
+                               rows + 2 * S::QUERIES,
+                               distances.ring,
+                               bias_at,
+                               distance_of(at) + half * N,
+                               row,
+                               w.shift != NULL};
     };
     auto weigh = [&](int step, int stage) {
-        turned_tile pairs = place_pairs(step, stage);
+        transposed_tile pairs = place_pairs(step, stage);
         if (p.causal && pairs.distance < first_key + 63)
-            make_p_turned<N, EXTENT, true, S::RING>(s, weight, pairs, scale, e);
+            make_p_transposed<N, EXTENT, true, S::RING>(s, weight, pairs, scale, e);
         else
-            make_p_turned<N, EXTENT, false, S::RING>(s, weight, pairs, scale, e);
+            make_p_transposed<N, EXTENT, false, S::RING>(s, weight, pairs, scale, e);
     };
     auto slope = [&](int step, int stage) {
-        make_ds_turned<N, EXTENT>(s, weight, dp, place_pairs(step, stage), scale, e);
+        make_ds_transposed<N, EXTENT>(s, weight, dp, place_pairs(step, stage), scale, e);
     };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
@@ -452,7 +454,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         wait_products<1>();
         settle(s);
         weigh(step, stage);
-        hold_weights<N>(weight, weights);
+        pack_fragments<N>(weight, weights);
         if constexpr (S::SPLIT == 1) {
             begin_products();
             start_sum<S, S::DV, DV>(dv, weights, 0, base + S::D_O, 0, stage);
@@ -463,7 +465,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         }
         settle(dp);
         slope(step, stage);
-        hold_weights<N>(dp, ds);
+        pack_fragments<N>(dp, ds);
         if constexpr (S::SPLIT > 1) {
             store_weights<S::QUERIES, N>(base + S::DS, half * N, ds);
             publish_words();

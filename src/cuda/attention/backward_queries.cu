@@ -1,8 +1,8 @@
-/* dQ on the tensor cores: attention's backward pass by queries. A warpgroup has 64 queries, and of
+/* FlashAttention's backward pass by queries, on the tensor cores: dQ. A warpgroup has 64 queries, and of
  * each tile of keys makes S = Q Kᵀ and dP = dO Vᵀ, dS from them in registers, and dQ += dS K. Before
  * that it finds D of its queries, and leaves it and lse to the kernel by keys. Where dQ is too wide
  * (SPLIT, shapes.cuh) two warpgroups have the same queries. */
-#include "cuda/attention/backward.cuh"
+#include "cuda/attention/tiles.cuh"
 
 /* ⟨o_i, do_i⟩ of a thread's two rows, four threads a row: o from memory, read before anything
  * waits, do from its tile. */
@@ -72,7 +72,7 @@ template <typename S, int EXTENT> struct query_loads {
     }
 
     __device__ inline void wait_for(int step) {
-        wait_barrier<0>(base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
+        wait_barrier(base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8), step / S::STAGES);
         sync_block();
     }
 
@@ -97,22 +97,22 @@ struct query_share {
 };
 
 /* S = Q Kᵀ and dP = dO Vᵀ: begin. */
-template <typename S, int N, int Q_HELD, int DO_HELD>
-__device__ static inline void start_scores(float (&s)[N / 8][4], float (&dp)[N / 8][4],
-                                           const uint32_t (&q_held)[Q_HELD][4],
-                                           const uint32_t (&do_held)[DO_HELD][4], uint32_t base,
-                                           const query_share &share, int step, int stage) {
+template <typename S, int N, int Q_STEPS, int DO_STEPS>
+__device__ static inline void
+start_scores(float (&s)[N / 8][4], float (&dp)[N / 8][4], const uint32_t (&q_fragments)[Q_STEPS][4],
+             const uint32_t (&do_fragments)[DO_STEPS][4], uint32_t base, const query_share &share,
+             int step, int stage) {
     uint32_t k_tile = base + S::K + stage * tile_bytes<S::KEYS, S::DQK>;
     uint32_t v_tile = base + S::V + (step & 1) * tile_bytes<S::KEYS, S::DV>;
     k_tile += (uint32_t)(share.half * N * tile_panel<S::DQK>::bytes);
     v_tile += (uint32_t)(share.half * N * tile_panel<S::DV>::bytes);
-    if constexpr (S::HOLD_Q)
-        multiply_held<N, S::DQK, S::KEYS>(s, q_held, k_tile);
+    if constexpr (S::Q_IN_REGISTERS)
+        multiply_fragments<N, S::DQK, S::KEYS>(s, q_fragments, k_tile);
     else
         multiply_tiles<N, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, share.row0, k_tile);
     end_products();
-    if constexpr (S::HOLD_DO)
-        multiply_held<N, S::DV, S::KEYS>(dp, do_held, v_tile);
+    if constexpr (S::DO_IN_REGISTERS)
+        multiply_fragments<N, S::DV, S::KEYS>(dp, do_fragments, v_tile);
     else
         multiply_tiles<N, S::DV, S::QUERIES, S::KEYS>(dp, base + S::D_O, share.row0, v_tile);
     end_products();
@@ -240,7 +240,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     loads.biases.begin(t);
     float s[N / 8][4], dp[N / 8][4];
     uint32_t ds[N / 16][4];
-    uint32_t q_held[S::HOLD_Q ? S::DQK / 16 : 1][4], do_held[S::HOLD_DO ? S::DV / 16 : 1][4];
+    uint32_t q_fragments[S::Q_IN_REGISTERS ? S::DQK / 16 : 1][4],
+        do_fragments[S::DO_IN_REGISTERS ? S::DV / 16 : 1][4];
     auto find = [&]() {
         find_rows<S>(p, w, t, products, aligned + S::D_O, row, share.half == 0, lse, total);
     };
@@ -262,7 +263,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         for (; step < mine; step++) {
             if (step > 0) loads.wait_for(step);
             begin_products();
-            start_scores<S, N>(s, dp, q_held, do_held, base, share, step, step % S::STAGES);
+            start_scores<S, N>(s, dp, q_fragments, do_fragments, base, share, step,
+                               step % S::STAGES);
             loads.load_ahead(t, step);
             wait_products<1>();
             settle(s);
@@ -270,7 +272,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             wait_products<0>();
             settle(dp);
             make_ds(s, dp, total);
-            hold_weights<N>(dp, ds);
+            pack_fragments<N>(dp, ds);
             store_weights<S::KEYS, N>(base + S::DS, share.half * N, ds);
             publish_words();
             sync_block();
@@ -285,23 +287,25 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         step--;
     } else if (mine > 0) {
         int stage = 0;
-        if constexpr (S::HOLD_Q) hold_rows<S::QUERIES, S::DQK>(q_held, base + S::Q, share.row0);
-        if constexpr (S::HOLD_DO) hold_rows<S::QUERIES, S::DV>(do_held, base + S::D_O, share.row0);
+        if constexpr (S::Q_IN_REGISTERS)
+            load_fragments<S::QUERIES, S::DQK>(q_fragments, base + S::Q, share.row0);
+        if constexpr (S::DO_IN_REGISTERS)
+            load_fragments<S::QUERIES, S::DV>(do_fragments, base + S::D_O, share.row0);
         begin_products();
-        start_scores<S, N>(s, dp, q_held, do_held, base, share, 0, 0);
+        start_scores<S, N>(s, dp, q_fragments, do_fragments, base, share, 0, 0);
         if (!FIRST) find();
         wait_products<0>();
         settle(s);
         settle(dp);
         weigh(0);
         make_ds(s, dp, total);
-        hold_weights<N>(dp, ds);
+        pack_fragments<N>(dp, ds);
         for (step = 1; step < mine; step++) {
             int before = stage;
             stage = stage + 1 == S::STAGES ? 0 : stage + 1;
             loads.wait_for(step);
             begin_products();
-            start_scores<S, N>(s, dp, q_held, do_held, base, share, step, stage);
+            start_scores<S, N>(s, dp, q_fragments, do_fragments, base, share, step, stage);
             start_dq<S>(dq, ds, base, before);
             loads.load_ahead(t, step);
             wait_products<2>();
@@ -312,7 +316,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             make_ds(s, dp, total);
             wait_products<0>();
             settle(dq);
-            hold_weights<N>(dp, ds);
+            pack_fragments<N>(dp, ds);
         }
         begin_products();
         start_dq<S>(dq, ds, base, stage);

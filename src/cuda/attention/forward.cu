@@ -1,10 +1,10 @@
-/* Attention's forward pass on the tensor cores: FlashAttention with W2's scores too.
+/* FlashAttention's forward pass on the tensor cores, with W2's scores too.
  *
- * A block has WARPGROUPS · 64 queries of one head and walks the keys in tiles, while the next
- * tile is copied. A warpgroup makes the scores of its 64 queries with the tile, S = Q Kᵀ, turns
- * them into weights in registers, where they already are as the second product wants them, and
- * adds O += P V. The softmax is online: a row keeps its largest score and its
- * sum, and both and O are scaled down when the largest grows. Exponents are to the base 2, log2(e) being part of the scale.
+ * A block has WARPGROUPS · 64 queries of one head and walks the keys in tiles, while TMA loads the next
+ * tile. A warpgroup makes the scores of its 64 queries with the tile, S = Q Kᵀ, takes their softmax in
+ * registers, where P already is as the second product wants it, and adds O += P V. The softmax is
+ * online: a row keeps its largest score and its sum, and both and O are scaled down when the largest
+ * grows. Exponents are to the base 2, log2(e) being part of the scale.
  *
  * Where a score has more than ⟨q, k⟩ times one positive constant (not BARE), it is scale · ⟨q, k⟩ plus
  * one number per key, beta · n_j + slope · (j − first place of the block). ALiBi's other half, slope
@@ -12,7 +12,7 @@
  * position adds one number per distance.
  *
  * tiles.cuh says in which order blocks come. */
-#include "cuda/attention/backward.cuh"
+#include "cuda/attention/tiles.cuh"
 
 /* The rows of a thread: lane / 4 of its warp's sixteen, and eight further down. */
 struct row_pair {
@@ -109,7 +109,7 @@ template <typename S, int EXTENT> struct forward_loads {
 
     /* Before step `step`: its keys and the values of the one before are there. */
     __device__ inline void wait_for(int step) {
-        wait_barrier<0>(base + S::BARRIERS + (uint32_t)((step & 1) * 8), step / 2);
+        wait_barrier(base + S::BARRIERS + (uint32_t)((step & 1) * 8), step / 2);
         sync_block();
     }
 
@@ -130,13 +130,13 @@ template <typename S, int EXTENT> struct forward_loads {
 };
 
 /* S = Q Kᵀ: begins. */
-template <typename S, int HELD>
+template <typename S, int STEPS>
 __device__ static inline void start_qk(float (&s)[S::KEYS / 8][4],
-                                       const uint32_t (&q_held)[HELD][4], uint32_t base,
+                                       const uint32_t (&q_fragments)[STEPS][4], uint32_t base,
                                        int warpgroup, int step) {
     uint32_t k_tile = base + S::K + (step & 1) * tile_bytes<S::KEYS, S::DQK>;
-    if constexpr (S::HELD)
-        multiply_held<S::KEYS, S::DQK, S::KEYS>(s, q_held, k_tile);
+    if constexpr (S::Q_IN_REGISTERS)
+        multiply_fragments<S::KEYS, S::DQK, S::KEYS>(s, q_fragments, k_tile);
     else
         multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(s, base + S::Q, warpgroup * 64,
                                                              k_tile);
@@ -222,7 +222,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     find_numbers(p, t);
     loads.biases.begin(t);
     float s[S::KEYS / 8][4], o[S::DV / 8][4], rescale[2];
-    uint32_t q_held[S::HELD ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
+    uint32_t q_fragments[S::Q_IN_REGISTERS ? S::DQK / 16 : 1][4], weights[S::KEYS / 16][4];
     clear_sums(o);
     row_pair rows = begin_rows(p, t, row);
     int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
@@ -237,17 +237,18 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     loads.wait_for(0);
     loads.load_ahead(t, 0);
     if (mine > 0) {
-        if constexpr (S::HELD) hold_rows<S::QUERIES, S::DQK>(q_held, base + S::Q, warpgroup * 64);
+        if constexpr (S::Q_IN_REGISTERS)
+            load_fragments<S::QUERIES, S::DQK>(q_fragments, base + S::Q, warpgroup * 64);
         begin_products();
-        start_qk<S>(s, q_held, base, warpgroup, 0);
+        start_qk<S>(s, q_fragments, base, warpgroup, 0);
         wait_products<0>();
         settle(s);
         softmax(0);
-        hold_weights<S::KEYS>(s, weights);
+        pack_fragments<S::KEYS>(s, weights);
         for (step = 1; step < mine; step++) {
             loads.wait_for(step);
             begin_products();
-            start_qk<S>(s, q_held, base, warpgroup, step);
+            start_qk<S>(s, q_fragments, base, warpgroup, step);
             start_pv<S>(o, weights, base, step - 1);
             loads.load_ahead(t, step);
             wait_products<1>();
@@ -255,7 +256,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             softmax(step);
             wait_products<0>();
             settle(o);
-            hold_weights<S::KEYS>(s, weights);
+            pack_fragments<S::KEYS>(s, weights);
             rescale_output(o, rescale);
         }
         loads.wait_for(mine);
@@ -287,18 +288,12 @@ static void launch(const attention_problem &p, cudaStream_t stream) {
     kernel<<<blocks, S::THREADS, S::MEMORY, stream>>>(p, maps);
 }
 
-/* What a launch can count. */
-enum { MOST_HEADS = 1 << 30, MOST_ROWS = 65535 * 64 };
-
 bool attention_fits_flash(const attention_problem &p) {
-    int memory = 0;
-    bool size = p.dqk % 8 == 0 && p.dv % 8 == 0 &&
-                with_widths(p, [&](auto widths) { memory = decltype(widths)::MEMORY; });
-    bool grid =
-        (int64_t)p.batch * p.heads <= MOST_HEADS && p.queries <= MOST_ROWS && p.keys <= MOST_ROWS;
-    bool position = p.pos == WEFT_POS_NONE || p.causal;
-    return p.is_bf16 && size && position && !p.band && grid &&
-           memory <= weft_cuda_device()->shared_memory;
+    weft_attention_attr a = {};
+    a.batch = p.batch, a.queries = p.queries, a.keys = p.keys;
+    a.heads = p.heads, a.dqk = p.dqk, a.dv = p.dv;
+    a.pos = p.pos, a.causal = p.causal, a.band = p.band;
+    return weft_cuda_attention_is_fast(&a, p.is_bf16 ? WEFT_BF16 : WEFT_F32);
 }
 
 void flash_forward(const attention_problem &p, cudaStream_t stream) {

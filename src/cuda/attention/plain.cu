@@ -1,5 +1,6 @@
-/* Attention on the ordinary units: every option, every size, float arithmetic throughout. The
- * reference for the tensor cores' kernels, and what runs where those do not apply.
+/* Attention without the tensor cores: the FlashAttention tiling in float arithmetic throughout, for every
+ * option and size. The reference for the tensor cores' kernels, and what runs where those do not apply
+ * (choice.h).
  *
  * Everything is done in tiles of 32 queries by 32 keys by blocks of 256 threads: thread t has row
  * t / 8 of a tile and the columns t % 8 + 8c. Products run over 32 columns of their operands at a
@@ -64,14 +65,14 @@ __device__ static void multiply_rows(float (&sum)[SCORES], tile_memory &m, const
     }
 }
 
-/* sum[c] += factor · Σ_k x[row][k] wide[k][column], or x[k][row] where TURNED. */
-template <bool TURNED>
+/* sum[c] += factor · Σ_k x[row][k] wide[k][column], or x[k][row] where TRANSPOSED. */
+template <bool TRANSPOSED>
 __device__ static void add_product(float (&sum)[OUTPUTS], const float (*x)[TILE + 1],
                                    const float (*wide)[WIDE + 1], float factor) {
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW;
     float part[OUTPUTS] = {};
     for (int k = 0; k < TILE; k++) {
-        float weight = TURNED ? x[k][row] : x[row][k];
+        float weight = TRANSPOSED ? x[k][row] : x[row][k];
 #pragma unroll
         for (int c = 0; c < OUTPUTS; c++)
             part[c] += weight * wide[k][column + c * PER_ROW];
@@ -434,21 +435,14 @@ void attention_add_distances(const attention_problem &p, const attention_gradien
 /* Divides the workspace; without one (base NULL) only measures it. Returns its bytes. */
 static int64_t lay_out_workspace(const attention_problem &p, bool numbers, bool relative,
                                  char *base, plain_workspace *w) {
-    int64_t heads = (int64_t)p.batch * p.heads, rows = heads * p.queries, used = 0;
-    auto take = [&](int64_t bytes) {
-        char *at = base ? base + used : NULL;
-        used += align_bytes(bytes);
-        return (void *)at;
-    };
+    int64_t heads = (int64_t)p.batch * p.heads, rows = heads * p.queries;
+    workspace_pieces pieces = {base, 0};
     *w = {};
-    w->rows.total = (float *)take(rows * (int64_t)sizeof(float));
-    w->rows.shift = (float *)take(rows * (int64_t)sizeof(float));
-    if (numbers)
-        w->numbers =
-            (double *)take(heads * ceil_div(p.queries, TILE) * NUMBERS * (int64_t)sizeof(double));
-    if (relative)
-        w->rel = (float *)take(heads * ceil_div(p.keys, TILE) * TILE * (int64_t)sizeof(float));
-    return used;
+    pieces.take(&w->rows.total, rows);
+    pieces.take(&w->rows.shift, rows);
+    if (numbers) pieces.take(&w->numbers, heads * ceil_div(p.queries, TILE) * NUMBERS);
+    if (relative) pieces.take(&w->rel, heads * ceil_div(p.keys, TILE) * TILE);
+    return pieces.bytes;
 }
 
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative) {

@@ -16,6 +16,10 @@
 #include "cuda/attention/attention.cuh"
 #include "cuda/tensor/tile.cuh"
 
+extern "C" {
+#include "cuda/choice.h"
+}
+
 /* What a score has beside ⟨q, k⟩ times a positive constant: nothing; a number per key, and by keys only
  * where a block has one query head; anything but a relative position; that too. */
 enum score_extent { BARE, KEYED, GENERAL, RELATIVE };
@@ -24,13 +28,13 @@ enum score_extent { BARE, KEYED, GENERAL, RELATIVE };
  * two. */
 template <int ROWS, int COLUMNS> constexpr int ring_size = ROWS + 2 * COLUMNS <= 256 ? 256 : 512;
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HELD_>
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool Q_IN_REGISTERS_>
 struct forward_shape {
     static constexpr int DQK = DQK_, DV = DV_;
-    static constexpr int WARPGROUPS = WARPGROUPS_; /* of a block */
-    static constexpr int BLOCKS = BLOCKS_;         /* on a multiprocessor */
-    static constexpr int KEYS = KEYS_;             /* in a tile */
-    static constexpr bool HELD = HELD_;            /* Q in registers */
+    static constexpr int WARPGROUPS = WARPGROUPS_;          /* of a block */
+    static constexpr int BLOCKS = BLOCKS_;                  /* on a multiprocessor */
+    static constexpr int KEYS = KEYS_;                      /* in a tile */
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_; /* Q in registers */
     static constexpr int QUERIES = WARPGROUPS * 64, THREADS = WARPGROUPS * 128;
     static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
@@ -41,13 +45,14 @@ struct forward_shape {
     static constexpr int MEMORY = BARRIERS + 2 * 8 + 1024;
 };
 
-template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool HOLD_Q_, bool HOLD_DO_,
-          int SPLIT_ = 1>
+template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool Q_IN_REGISTERS_,
+          bool DO_IN_REGISTERS_, int SPLIT_ = 1>
 struct query_shape {
     static constexpr int DQK = DQK_, DV = DV_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_;
     static constexpr int KEYS = KEYS_; /* in a tile */
     static constexpr int SPLIT = SPLIT_, STAGES = SPLIT == 1 ? 3 : 2;
-    static constexpr bool HOLD_Q = HOLD_Q_, HOLD_DO = HOLD_DO_; /* in registers */
+    static constexpr bool Q_IN_REGISTERS = Q_IN_REGISTERS_,
+                          DO_IN_REGISTERS = DO_IN_REGISTERS_; /* in registers */
     static constexpr int QUERIES = WARPGROUPS / SPLIT * 64, THREADS = WARPGROUPS * 128;
     static constexpr int Q = 0, D_O = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int K = D_O + tile_bytes<QUERIES, DV>;
@@ -82,14 +87,14 @@ struct key_shape {
 template <int DQK_, int DV_> struct distance_shape {
     static constexpr int DQK = DQK_, DV = DV_, THREADS = 128, WARPS = 4;
     static constexpr int QUERIES = 64, KEYS = 64, DISTANCES = 256;
-    static constexpr int SLANT =
+    static constexpr int SKEW =
         84; /* floats of a row: rows of diagonals meet a bank twice at most */
     static constexpr int Q = 0, D_O = Q + tile_bytes<QUERIES, DQK>;
     static constexpr int K = D_O + tile_bytes<QUERIES, DV>, V = K + tile_bytes<KEYS, DQK>;
     static constexpr int BIAS = V + tile_bytes<KEYS, DV>, RING = ring_size<KEYS, QUERIES>;
     static constexpr int RINGS = BIAS + 2 * KEYS * (int)sizeof(float);
-    static constexpr int SLANTED = RINGS + RING * (int)sizeof(float);
-    static constexpr int SUMS = SLANTED + WARPS * 16 * SLANT * (int)sizeof(float);
+    static constexpr int SKEWED = RINGS + RING * (int)sizeof(float);
+    static constexpr int SUMS = SKEWED + WARPS * 16 * SKEW * (int)sizeof(float);
     static constexpr int BARRIERS = SUMS + WARPS * DISTANCES * (int)sizeof(float);
     static constexpr int MEMORY = BARRIERS + 8 + 1024;
     static constexpr int BLOCKS = MEMORY < 56 << 10    ? 4
@@ -142,17 +147,17 @@ WIDTHS(widths_512_256, 512, 256, ARGS(2, 1, 32, false), ARGS(2, 1, 32, false, fa
 #undef WIDTHS
 #undef ARGS
 
-/* Calls f with the first widths of the list that hold the problem's. False: none does. */
-template <typename F, typename... W>
-static inline bool with_first_widths(const attention_problem &p, F f) {
-    return (... || (p.dqk <= W::DQK && p.dv <= W::DV && (f(W()), true)));
-}
+#define CHECK_BYTES(DQK, DV, BYTES)                                                                \
+    static_assert(widths_##DQK##_##DV::MEMORY == BYTES, "choice.h has the same bytes");
+WEFT_CUDA_ATTENTION_WIDTHS(CHECK_BYTES)
+#undef CHECK_BYTES
 
-template <typename F> static inline bool with_widths(const attention_problem &p, F f) {
-    return with_first_widths<F, widths_32_32, widths_64_32, widths_64_64, widths_96_64,
-                             widths_96_96, widths_128_64, widths_128_128, widths_192_96,
-                             widths_192_192, widths_256_128, widths_256_256, widths_384_192,
-                             widths_512_256>(p, f);
+/* Calls f with the first widths of the list (cuda/choice.h) that hold the problem's. */
+template <typename F> static inline void with_widths(const attention_problem &p, F f) {
+#define FIRST_THAT_HOLDS(DQK, DV, BYTES)                                                           \
+    if (p.dqk <= DQK && p.dv <= DV) return f(widths_##DQK##_##DV());
+    WEFT_CUDA_ATTENTION_WIDTHS(FIRST_THAT_HOLDS)
+#undef FIRST_THAT_HOLDS
 }
 
 #endif

@@ -5,7 +5,7 @@
  * while one is under way, and watches a word in pinned memory for the end of the oldest. Neither the
  * rows nor the logits are copied by the host, unless it asks for logits.
  *
- * WEFT_CUDA_PICK=0 waits for each run and copies its logits to the host, as the CPU does. */
+ * WEFT_CUDA_SAMPLER=0 waits for each run and copies its logits to the host, as the CPU does. */
 #include "cuda/kernel.cuh"
 
 #include <stdlib.h>
@@ -76,7 +76,7 @@ static weft_status make_room(cuda_sampler *s) {
 
 static weft_status open_sampler(const weft_exec *x, int32_t *table, int64_t table_pages,
                                 void **sampler) {
-    const char *asked = getenv("WEFT_CUDA_PICK");
+    const char *asked = getenv("WEFT_CUDA_SAMPLER");
     *sampler = NULL;
     if (weft_exec_profiled(x) || (asked && strcmp(asked, "0") == 0)) return WEFT_OK;
     cuda_sampler *s = (cuda_sampler *)calloc(1, sizeof *s);

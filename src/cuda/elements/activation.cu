@@ -7,79 +7,16 @@ extern "C" {
 #include "ops/activation.h"
 }
 
-struct gelu_element {
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = gelu_value(x[0]);
-    }
-};
-
-static weft_status gelu_run(weft_exec *x, const weft_node *n) {
-    return run_elements<1, 1>(x, n, 0, gelu_element());
-}
-
-CUDA_KERNEL(gelu, gelu_run)
-
-struct gelu_back_element {
-    __device__ void operator()(const float *in, float *out) const {
-        out[0] = in[0] * gelu_slope(in[1]);
-    }
-};
-
-static weft_status gelu_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 1>(x, n, 0, gelu_back_element());
-}
-
-CUDA_KERNEL(gelu_back, gelu_back_run)
-
-struct silu_mul_element {
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = x[0] * x[1] * sigmoid(x[1]);
-    }
-};
-
-static weft_status silu_mul_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 1>(x, n, 0, silu_mul_element());
-}
-
-CUDA_KERNEL(silu_mul, silu_mul_run)
-
-struct silu_mul_back_element {
-    __device__ void operator()(const float *in, float *out) const {
-        float dy = in[0], a = in[1], b = in[2], s = sigmoid(b);
-        out[0] = dy * b * s;
-        out[1] = dy * a * (s * (1 + b * (1 - s)));
-    }
-};
-
-static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<3, 2>(x, n, 0, silu_mul_back_element());
-}
-
-CUDA_KERNEL(silu_mul_back, silu_mul_back_run)
-
-struct exp_element {
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = expf(x[0]);
-    }
-};
-
-static weft_status exp_run(weft_exec *x, const weft_node *n) {
-    return run_elements<1, 1>(x, n, 0, exp_element());
-}
-
-CUDA_KERNEL(exp, exp_run)
-
-struct exp_back_element {
-    __device__ void operator()(const float *in, float *out) const {
-        out[0] = in[0] * in[1];
-    }
-};
-
-static weft_status exp_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 1>(x, n, 0, exp_back_element());
-}
-
-CUDA_KERNEL(exp_back, exp_back_run)
+CUDA_ELEMENTS(gelu, 1, 1, out[0] = gelu_value(in[0]))
+CUDA_ELEMENTS(gelu_back, 2, 1, out[0] = in[0] * gelu_slope(in[1]))
+CUDA_ELEMENTS(exp, 1, 1, out[0] = expf(in[0]))
+CUDA_ELEMENTS(exp_back, 2, 1, out[0] = in[0] * in[1])
+CUDA_ELEMENTS(silu_mul, 2, 1, out[0] = in[0] * in[1] * sigmoid(in[1]))
+CUDA_ELEMENTS(silu_mul_back, 3, 2, {
+    float dy = in[0], a = in[1], b = in[2], s = sigmoid(b);
+    out[0] = dy * b * s;
+    out[1] = dy * a * (s * (1 + b * (1 - s)));
+})
 
 /* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
 struct softplus_args {
@@ -122,17 +59,8 @@ static weft_status run_softplus(weft_exec *x, const weft_node *n, const weft_ten
     return launched(n);
 }
 
-static weft_status softplus_run(weft_exec *x, const weft_node *n) {
-    return run_softplus(x, n, NULL, n->in[0]);
-}
-
-CUDA_KERNEL(softplus, softplus_run)
-
-static weft_status softplus_back_run(weft_exec *x, const weft_node *n) {
-    return run_softplus(x, n, n->in[0], n->in[1]);
-}
-
-CUDA_KERNEL(softplus_back, softplus_back_run)
+CUDA_KERNEL_CALLS(softplus, run_softplus(x, n, NULL, n->in[0]))
+CUDA_KERNEL_CALLS(softplus_back, run_softplus(x, n, n->in[0], n->in[1]))
 
 /* The gate: rows are the B·T·H heads of D numbers. */
 struct gating {
@@ -254,8 +182,7 @@ static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t gate_mix_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t gate_mix_back_workspace(const weft_node *n, int) {
     return joins_dots(n) ? weft_tensor_rows(n->in[1]) * (int64_t)sizeof(float) : 0;
 }
 

@@ -80,17 +80,10 @@ struct scale_element {
     }
 };
 
-static weft_status scale_run(weft_exec *x, const weft_node *n) {
-    return run_elements<1, 1>(x, n, 0, scale_element{(float)ATTR(n, weft_alpha_attr)->alpha});
-}
-
-CUDA_KERNEL(scale, scale_run)
-
-static weft_status cast_run(weft_exec *x, const weft_node *n) {
-    return run_elements<1, 1>(x, n, 0, scale_element{1});
-}
-
-CUDA_KERNEL(cast, cast_run)
+CUDA_KERNEL_CALLS(scale,
+                  (run_elements<1, 1>(x, n, 0,
+                                      scale_element{(float)ATTR(n, weft_alpha_attr)->alpha})))
+CUDA_KERNEL_CALLS(cast, (run_elements<1, 1>(x, n, 0, scale_element{1})))
 
 /* Elements of a chunk: eight packs a thread. */
 enum { CHUNK = 8 * VECTOR * PACK_THREADS, JOIN_THREADS = 1024 };
@@ -139,22 +132,13 @@ static weft_status sum_products(weft_exec *x, const weft_node *n, const weft_ten
     return launched(n);
 }
 
-static int64_t sum_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t sum_workspace(const weft_node *n, int) {
     return ceil_div(weft_tensor_count(n->in[0]), CHUNK) * (int64_t)sizeof(double);
 }
 
-static weft_status dot_run(weft_exec *x, const weft_node *n) {
-    return sum_products(x, n, n->in[1], 1);
-}
-
-CUDA_KERNEL(dot, dot_run, sum_workspace)
-
-static weft_status sum_squares_run(weft_exec *x, const weft_node *n) {
-    return sum_products(x, n, n->in[0], ATTR(n, weft_alpha_attr)->alpha);
-}
-
-CUDA_KERNEL(sum_squares, sum_squares_run, sum_workspace)
+CUDA_KERNEL_CALLS(dot, sum_products(x, n, n->in[1], 1), sum_workspace)
+CUDA_KERNEL_CALLS(sum_squares, sum_products(x, n, n->in[0], ATTR(n, weft_alpha_attr)->alpha),
+                  sum_workspace)
 
 /* The factor is a number on the device. */
 struct dot_back_element {
@@ -166,11 +150,8 @@ struct dot_back_element {
     }
 };
 
-static weft_status dot_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 2>(x, n, 1, dot_back_element{data_of<float>(x, n->in[0])});
-}
-
-CUDA_KERNEL(dot_back, dot_back_run)
+CUDA_KERNEL_CALLS(dot_back,
+                  (run_elements<2, 2>(x, n, 1, dot_back_element{data_of<float>(x, n->in[0])})))
 
 struct squares_back_element {
     const float *dy;
@@ -195,12 +176,6 @@ struct head_rows {
 static head_rows rows_of(const weft_node *n, const weft_tensor *x) {
     return head_rows{weft_tensor_rows(x), x->shape[1], x->shape[2], x->shape[3],
                      ATTR(n, weft_row_squares_attr)->start};
-}
-
-__device__ static inline int64_t number_at(const head_rows &k, int64_t row) {
-    int64_t p = quotient(row, k.heads), h = row - p * k.heads;
-    int64_t b = quotient(p, k.time), t = p - b * k.time;
-    return (b * k.heads + h) * k.time + t;
 }
 
 /* `lanes` threads a row, a power of two: no division. Floor: the bytes of x. */

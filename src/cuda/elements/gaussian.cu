@@ -9,7 +9,7 @@
  * few on their way.
  *
  * Floor of the overlap: the bytes of x and y; backward those of x, dy and dx. */
-#include "cuda/elements/gaussian.cuh"
+#include "cuda/attention/attention.cuh"
 #include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 
@@ -41,13 +41,6 @@ static gaussians gaussians_of(const weft_tensor *x) {
     return k;
 }
 
-/* Where the head's number stands. */
-__device__ static inline int64_t number_at(const gaussians &k, int64_t row) {
-    int64_t p = quotient(row, k.heads), h = row - p * k.heads;
-    int64_t b = quotient(p, k.time), t = p - b * k.time;
-    return (b * k.heads + h) * k.time + t;
-}
-
 /* The row of the first head of item `item` in the order above, `ahead` heads to an item; k.rows or
  * more behind the last. */
 __device__ static inline int64_t find_head(const gaussians &k, int64_t item, int ahead) {
@@ -64,20 +57,6 @@ static int log2_of(int n) {
 
 static unsigned head_grid(const gaussians &k, int lanes, int ahead) {
     return pack_grid(ceil_div(k.rows, TOKENS * ahead * k.heads) * TOKENS * k.heads * lanes);
-}
-
-/* WHOLE: all tensors are bf16, and every pack is whole and at a multiple of 16 bytes. */
-template <bool WHOLE> __device__ static inline pack fetch(any_tensor t, int64_t at, int n) {
-    if (!WHOLE) return fetch_pack(t, at, n);
-    return pack{*(const uint4 *)((const bf16 *)t.data + at), make_uint4(0, 0, 0, 0)};
-}
-
-template <bool WHOLE>
-__device__ static inline void store(any_tensor t, int64_t at, int n, const float (&v)[VECTOR]) {
-    if (WHOLE)
-        store_vector((bf16 *)(void *)t.data + at, v);
-    else
-        store_pack(t, at, n, v);
 }
 
 /* Σ of squares of a pack of means and of n deviations, these as they are stored. */
@@ -110,8 +89,8 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
         for (int i = 0; i < AHEAD; i++) {
             int64_t at = 2 * (row + i * next) * k.width + column;
             if (row + i * next >= k.rows) continue;
-            if (k.means) p[i] = fetch<WHOLE>(k.x, at, n);
-            q[i] = fetch<WHOLE>(k.x, at + k.width, n);
+            if (k.means) p[i] = fetch_of<WHOLE>(k.x, at, n);
+            q[i] = fetch_of<WHOLE>(k.x, at + k.width, n);
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -123,8 +102,8 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
 #pragma unroll
             for (int j = 0; j < VECTOR; j++)
                 sigma[j] = softplus(sigma[j]);
-            if (k.y.data != k.x.data) store<WHOLE>(k.y, at, n, mean);
-            store<WHOLE>(k.y, at + k.width, n, sigma);
+            if (k.y.data != k.x.data) store_of<WHOLE>(k.y, at, n, mean);
+            store_of<WHOLE>(k.y, at + k.width, n, sigma);
             if (k.numbers) sum[i] += add_squares(k.y.is_bf16, n, mean, sigma);
         }
     }
@@ -182,8 +161,8 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
             int64_t row = first + i * next, half = k.means ? i : 1;
             int64_t at = (2 * row + half) * k.width + column;
             if (row >= k.rows) continue;
-            p[i] = fetch<WHOLE>(k.y, at, n);
-            if (k.dy.data) q[i] = fetch<WHOLE>(k.dy, at, n);
+            p[i] = fetch_of<WHOLE>(k.y, at, n);
+            if (k.dy.data) q[i] = fetch_of<WHOLE>(k.dy, at, n);
         }
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
@@ -193,7 +172,7 @@ static __global__ void __launch_bounds__(PACK_THREADS, WHOLE ? BLOCKS : 1)
             widen_pack(p[i], k.y.is_bf16, y);
             widen_pack(q[i], k.dy.is_bf16, dy);
             join_gradients(twice, half, y, dy);
-            store<WHOLE>(k.dx, (2 * row + half) * k.width + column, n, dy);
+            store_of<WHOLE>(k.dx, (2 * row + half) * k.width + column, n, dy);
         }
     }
 }

@@ -198,8 +198,7 @@ static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t head_scale_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t head_scale_back_workspace(const weft_node *n, int) {
     int64_t heads = ATTR(n, weft_head_attr)->width;
     int64_t ranges = min_i64(DOT_BLOCKS * multiprocessors(), weft_tensor_rows(n->in[0]));
     return ranges * heads * (int64_t)sizeof(double);

@@ -61,14 +61,5 @@ static weft_status run_copies(weft_exec *x, const weft_node *node, const weft_te
     return launched(node);
 }
 
-static weft_status stack_run(weft_exec *x, const weft_node *n) {
-    return run_copies<false>(x, n, n->out[0], n->in, n->n_in);
-}
-
-CUDA_KERNEL(stack, stack_run)
-
-static weft_status unstack_run(weft_exec *x, const weft_node *n) {
-    return run_copies<true>(x, n, n->in[0], n->out, n->n_out);
-}
-
-CUDA_KERNEL(unstack, unstack_run)
+CUDA_KERNEL_CALLS(stack, run_copies<false>(x, n, n->out[0], n->in, n->n_in))
+CUDA_KERNEL_CALLS(unstack, run_copies<true>(x, n, n->in[0], n->out, n->n_out))

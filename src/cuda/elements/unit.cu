@@ -1,4 +1,4 @@
-/* Vectors scaled to length 1, on the GPU: some lanes per row. A row is read once for its sums and, from
+/* L2 normalization, vectors scaled to length 1, on the GPU: some lanes per row. A row is read once for its sums and, from
  * the cache, once more to be scaled. Floor: the bytes of x and y; backward, of dy, x and dx. */
 #include "cuda/pack.cuh"
 
@@ -64,14 +64,5 @@ static weft_status run_units(weft_exec *x, const weft_node *n, const weft_tensor
     return launched(n);
 }
 
-static weft_status unit_run(weft_exec *x, const weft_node *n) {
-    return run_units(x, n, NULL, n->in[0]);
-}
-
-CUDA_KERNEL(unit, unit_run)
-
-static weft_status unit_back_run(weft_exec *x, const weft_node *n) {
-    return run_units(x, n, n->in[0], n->in[1]);
-}
-
-CUDA_KERNEL(unit_back, unit_back_run)
+CUDA_KERNEL_CALLS(unit, run_units(x, n, NULL, n->in[0]))
+CUDA_KERNEL_CALLS(unit_back, run_units(x, n, n->in[0], n->in[1]))

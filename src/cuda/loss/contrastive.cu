@@ -217,21 +217,14 @@ static __global__ void sum_losses(contrast k, float *y) {
     if (threadIdx.x == 0) *y = (float)(k.factor * sum);
 }
 
-/* Takes a place of the workspace, in order; with none it counts bytes only. */
-template <typename T> static T *take_place(char *workspace, int64_t *at, int64_t count) {
-    T *place = workspace ? (T *)(workspace + *at) : NULL;
-    *at += align_bytes(count * (int64_t)sizeof(T));
-    return place;
-}
-
 static int64_t place_forward(contrast *k, char *workspace) {
-    int64_t at = 0;
+    workspace_pieces pieces = {workspace, 0};
     int64_t all = k->losses * k->rows;
-    k->u = take_place<float>(workspace, &at, all * k->width);
-    k->parts = take_place<best_and_rest>(workspace, &at, ceil_div(k->rows, TILE) * all);
-    k->own = take_place<float>(workspace, &at, all);
-    k->loss = take_place<double>(workspace, &at, all);
-    return at;
+    pieces.take(&k->u, all * k->width);
+    pieces.take(&k->parts, ceil_div(k->rows, TILE) * all);
+    pieces.take(&k->own, all);
+    pieces.take(&k->loss, all);
+    return pieces.bytes;
 }
 
 /* Rows of each loss whose weights are made at a time. */
@@ -241,12 +234,12 @@ static int64_t band_of(const contrast *k) {
 }
 
 static int64_t place_backward(contrast *k, char *workspace) {
-    int64_t at = 0;
+    workspace_pieces pieces = {workspace, 0};
     int64_t all = k->losses * k->rows;
-    k->u = take_place<float>(workspace, &at, all * k->width);
-    k->weights = take_place<float>(workspace, &at, band_of(k) * all);
-    k->along = take_place<float>(workspace, &at, ceil_div(k->rows, TILE) * all);
-    return at;
+    pieces.take(&k->u, all * k->width);
+    pieces.take(&k->weights, band_of(k) * all);
+    pieces.take(&k->along, ceil_div(k->rows, TILE) * all);
+    return pieces.bytes;
 }
 
 static contrast sizes_of(const weft_tensor *x) {
@@ -275,8 +268,7 @@ static contrast_rows rows_of(const contrast &k) {
     return r;
 }
 
-static int64_t infonce_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t infonce_workspace(const weft_node *n, int) {
     contrast k = sizes_of(n->in[0]);
     return place_forward(&k, NULL);
 }
@@ -368,8 +360,7 @@ static __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-static int64_t infonce_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t infonce_back_workspace(const weft_node *n, int) {
     contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
     return place_backward(&k, NULL);
 }

@@ -11,6 +11,7 @@
  *
  * Floor: a block reads its loss's rows once, from the caches. */
 #include "cuda/loss/contrastive.cuh"
+#include "cuda/tensor/tile.cuh"
 
 extern "C" {
 #include "ops/contrastive.h"
@@ -42,46 +43,17 @@ static int64_t memory_bytes(int64_t rows, int64_t width) {
            rows * (width + GAP) * (int64_t)sizeof(bf16);
 }
 
-__device__ static inline uint32_t shared_at(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
 /* The loss's rows. */
 __device__ static inline void fetch_rows(const contrast_rows &k, const bf16 *x, bf16 *to) {
     int pieces = (int)k.width / 8, pitch = (int)k.width + GAP;
     for (int i = threadIdx.x; i < (int)k.rows * pieces; i += THREADS) {
         int row = i / pieces, piece = i - row * pieces;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         shared_at(to + row * pitch + piece * 8)),
-                     "l"(x + (int64_t)i * 8)
-                     : "memory");
+        copy_piece(shared_address(to + row * pitch + piece * 8), x + (int64_t)i * 8, true);
     }
     asm volatile("cp.async.commit_group;\n"
                  "cp.async.wait_group 0;" ::
                      : "memory");
     __syncthreads();
-}
-
-__device__ static inline void load_four(uint32_t (&r)[4], const bf16 *at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(at))
-                 : "memory");
-}
-
-__device__ static inline void load_four_transposed(uint32_t (&r)[4], const bf16 *at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_at(at))
-                 : "memory");
-}
-
-__device__ static inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                       uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* ⟨x_i, x_j⟩ of the block's rows with the warp's 32 columns: c[m][t][e] is of row 16m + lane/4, + 8
@@ -97,16 +69,16 @@ __device__ static inline void make_products(const contrast_rows &k, const bf16 *
 #pragma unroll 2
     for (int d = 0; d < (int)k.width; d += 16) {
         uint32_t a[2][4], b[4];
-        load_four(a[0], left + d);
-        load_four(a[1], left + 16 * pitch + d);
+        load_matrices(a[0], shared_address(left + d));
+        load_matrices(a[1], shared_address(left + 16 * pitch + d));
 #pragma unroll
         for (int pair = 0; pair < TILES / 2; pair++) {
             if (column + 16 * pair >= (int)k.rows) break;
-            load_four(b, right + 16 * pair * pitch + d);
+            load_matrices(b, shared_address(right + 16 * pair * pitch + d));
 #pragma unroll
             for (int m = 0; m < 2; m++) {
-                multiply(c[m][2 * pair], a[m], b[0], b[1]);
-                multiply(c[m][2 * pair + 1], a[m], b[2], b[3]);
+                multiply_add(c[m][2 * pair], a[m], b[0], b[1]);
+                multiply_add(c[m][2 * pair + 1], a[m], b[2], b[3]);
             }
         }
     }
@@ -221,13 +193,13 @@ __device__ static inline void make_columns(const contrast_rows &k, const block_m
 #pragma unroll 4
     for (int j = 0; j < (int)k.rows; j += 16) {
         uint32_t a[2][4], b[4];
-        load_four(a[0], left + j);
-        load_four(a[1], left + 16 * v_pitch + j);
-        load_four_transposed(b, right + j * pitch);
+        load_matrices(a[0], shared_address(left + j));
+        load_matrices(a[1], shared_address(left + 16 * v_pitch + j));
+        load_transposed(b, shared_address(right + j * pitch));
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-            multiply(c[t][0], a[t], b[0], b[1]);
-            multiply(c[t][1], a[t], b[2], b[3]);
+            multiply_add(c[t][0], a[t], b[0], b[1]);
+            multiply_add(c[t][1], a[t], b[2], b[3]);
         }
     }
 #pragma unroll

@@ -269,8 +269,7 @@ static int count_sums(const weft_node *n) {
     return count;
 }
 
-static int64_t norm_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t norm_back_workspace(const weft_node *n, int) {
     if (count_sums(n) == 0) return 0;
     int64_t width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
     return NORM_SUMS * back_blocks(n) * width * (int64_t)sizeof(float);

@@ -1,4 +1,4 @@
-/* The optimizer's step on the GPU.
+/* AdamW's step and the gradient norm on the GPU, many tensors a launch (multi-tensor apply).
  *
  * A list of tensors is cut into chunks of a fixed length, numbered through from the first tensor to
  * the last; a block takes a chunk and finds its tensor by halving. The list itself goes into the
@@ -173,8 +173,7 @@ static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t global_norm_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t global_norm_workspace(const weft_node *n, int) {
     return count_chunks(n, 0, 1, NORM_CHUNK) * (int64_t)sizeof(double);
 }
 
@@ -454,8 +453,7 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t adamw_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t adamw_workspace(const weft_node *n, int) {
     return count_chunks(n, 1, WEFT_SLOT_SIZE, ADAM_CHUNK) * (int64_t)sizeof(int32_t);
 }
 

@@ -3,7 +3,7 @@
  * The file is text. A line `# GPU, driver N, cublasLt N` opens the choices of one machine; a choice
  * is the shape's key, a tab, and the algorithm as the library describes it, eight words. Choices of
  * other machines are copied when the file is written anew. */
-#include "cuda/products/algorithms.cuh"
+#include "cuda/products/library.cuh"
 
 #include <errno.h>
 #include <pthread.h>
@@ -221,8 +221,8 @@ static int list_candidates(const weft_cuda_blas *blas, const algorithm_call *c,
     return kept;
 }
 
-static cublasStatus_t call_once(const weft_cuda_blas *blas, const algorithm_call *c,
-                                const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream) {
+cublasStatus_t call_library(const weft_cuda_blas *blas, const algorithm_call *c,
+                            const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream) {
     return blas->Matmul(blas->handle, c->what, &c->alpha, c->a_data, c->a, c->b_data, c->b,
                         &c->beta, c->c_data, c->c, c->d_data, c->c, algorithm, c->workspace,
                         c->workspace_bytes, stream);
@@ -236,7 +236,7 @@ static float measure(const weft_cuda_blas *blas, const algorithm_call *c,
     for (int i = 0; i < WARM + REPEATS; i++) {
         float took = 0;
         cudaEventRecord(events[0], stream);
-        if (call_once(blas, c, algorithm, stream) != CUBLAS_STATUS_SUCCESS) return -1;
+        if (call_library(blas, c, algorithm, stream) != CUBLAS_STATUS_SUCCESS) return -1;
         cudaEventRecord(events[1], stream);
         if (cudaEventSynchronize(events[1]) != cudaSuccess) return -1;
         cudaEventElapsedTime(&took, events[0], events[1]);

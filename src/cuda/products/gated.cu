@@ -77,7 +77,7 @@ static bool is_fused(const weft_node *n, const fused_product *p) {
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_forward(x, n);
-    if (is_fused(n, &p)) return fused_run(x, &p);
+    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_product(n, out, &part);
@@ -103,7 +103,7 @@ CUDA_KERNEL(gated_linear, gated_linear_run, gated_linear_workspace)
 
 static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_backward(x, n);
-    if (is_fused(n, &p)) return fused_run(x, &p);
+    if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
     weft_gated_part part;
     weft_gated_back_product(n, &part);
     WEFT_TRY(weft_cuda_matmul.run(x, &part.node));

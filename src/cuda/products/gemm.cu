@@ -383,7 +383,3 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace
     return weft_fail(WEFT_EIO, "cuda: a matrix product did not start: %s",
                      cudaGetErrorString(error));
 }
-
-weft_status gemm_run(weft_exec *x, const cuda_gemm *p, void *workspace) {
-    return gemm_launch(stream_of(x), p, workspace);
-}

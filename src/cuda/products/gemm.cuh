@@ -4,10 +4,10 @@
  *     p.batch = 1, p.m = M, p.n = N, p.k = K, p.tb = true, p.alpha = 1;
  *     p.a = cuda_gemm_matrix{x, K, 0, true};
  *     ...
- *     return gemm_run(exec, &p, workspace);
+ *     return gemm_launch(stream, &p, workspace);
  *
  * The products are cuBLASLt's, with sums in f32. Which of its algorithms does one is measured once
- * for a shape and kept (algorithms.cuh); only algorithms whose sums have a fixed order are taken, so
+ * for a shape and kept (algorithms.cu); only algorithms whose sums have a fixed order are taken, so
  * a product's bits are the same every time. f32 means f32: TF32 is used only with
  * WEFT_CUDA_TF32=1. */
 #ifndef WEFT_CUDA_PRODUCTS_GEMM_CUH
@@ -55,17 +55,14 @@ typedef struct {
  * `pre.data` must be NULL exactly where they are in the run; other addresses do not matter. */
 int64_t gemm_workspace(const cuda_gemm *p);
 
-/* Launches it on the executor's stream. `workspace` may be shared by products that follow each
- * other. */
-weft_status gemm_run(weft_exec *x, const cuda_gemm *p, void *workspace);
+/* Launches it, never by the fused kernel (gemm_fused.cuh). `workspace` may be shared by products that
+ * follow each other. */
+weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
 
 /* Several products in one launch, with the bits that each has by itself: up to GEMM_TOGETHER that
  * gemm_joins takes, of the same a, none needing what another makes. An error is cudaGetLastError's. */
 enum { GEMM_TOGETHER = 4 };
 bool gemm_joins(const cuda_gemm *p);
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n);
-
-/* The same on any stream, but never by tiles of our own: what those are measured against. */
-weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace);
 
 #endif

@@ -346,7 +346,3 @@ weft_status fused_launch(cudaStream_t stream, const fused_product *p) {
     return weft_fail(WEFT_EIO, "cuda: a fused product did not start: %s",
                      cudaGetErrorString(error));
 }
-
-weft_status fused_run(const weft_exec *x, const fused_product *p) {
-    return fused_launch(stream_of(x), p);
-}

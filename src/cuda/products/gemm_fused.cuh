@@ -59,7 +59,6 @@ bool fused_can(const fused_product *p);
 int64_t fused_bands(int64_t m);
 
 /* Launches it. */
-weft_status fused_run(const weft_exec *x, const fused_product *p);
 weft_status fused_launch(cudaStream_t stream, const fused_product *p);
 
 #endif

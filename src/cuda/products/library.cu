@@ -1,15 +1,61 @@
 /* A product as a call of cuBLASLt. The library is column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows
- * are its columns. Which of its algorithms does it, algorithms.cuh knows. */
+ * are its columns. Which of its algorithms does it, algorithms.cu knows.
+ *
+ * The library is opened by its name where the system finds it, else in the folder of the toolkit that
+ * this build was made with. */
 #include "cuda/products/library.cuh"
 
-#include "cuda/products/algorithms.cuh"
-
 #include <algorithm>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef WEFT_CUDA_LIBRARIES
+#define WEFT_CUDA_LIBRARIES "/usr/local/cuda/lib64"
+#endif
+
+#define TEXT_OF_(x) #x
+#define TEXT_OF(x) TEXT_OF_(x)
+#define LIBRARY "libcublasLt.so." TEXT_OF(CUBLAS_VER_MAJOR)
+
+static weft_cuda_blas blas;
+static char problem[512];
+static bool is_open;
+
+static void open_library(void) {
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) library = dlopen(WEFT_CUDA_LIBRARIES "/" LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        snprintf(problem, sizeof problem,
+                 "cuda: " LIBRARY " was not found; install cuBLAS, or say where it is with "
+                 "LD_LIBRARY_PATH");
+        return;
+    }
+#define FIND(name)                                                                                 \
+    blas.name = (decltype(blas.name))dlsym(library, "cublasLt" #name);                             \
+    if (!blas.name) {                                                                              \
+        snprintf(problem, sizeof problem, "cuda: " LIBRARY " has no cublasLt" #name);              \
+        return;                                                                                    \
+    }
+    WEFT_BLAS_FUNCTIONS(FIND)
+#undef FIND
+    cublasStatus_t status = blas.Create(&blas.handle);
+    is_open = status == CUBLAS_STATUS_SUCCESS;
+    if (!is_open)
+        snprintf(problem, sizeof problem, "cuda: cuBLASLt did not start: %s",
+                 blas.GetStatusString(status));
+}
+
+const weft_cuda_blas *weft_cuda_blas_open(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, open_library);
+    if (is_open) return &blas;
+    weft_fail(WEFT_EMISSING, "%s", problem);
+    return NULL;
+}
 
 static weft_status check_blas(const weft_cuda_blas *blas, cublasStatus_t status, const char *key) {
     if (status == CUBLAS_STATUS_SUCCESS) return WEFT_OK;
@@ -150,20 +196,13 @@ static algorithm_call describe_data(const cuda_gemm *p, void *workspace, int64_t
     return c;
 }
 
-static cublasStatus_t multiply(const weft_cuda_blas *blas, const algorithm_call *c,
-                               const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream) {
-    return blas->Matmul(blas->handle, c->what, &c->alpha, c->a_data, c->a, c->b_data, c->b,
-                        &c->beta, c->c_data, c->c, c->d_data, c->c, algorithm, c->workspace,
-                        c->workspace_bytes, stream);
-}
-
 /* A call described from scratch. */
 static weft_status run_once(const weft_cuda_blas *blas, cudaStream_t stream, const cuda_gemm *p,
                             algorithm_call *c, bool *found) {
     cublasLtMatmulAlgo_t algorithm;
     weft_status status = describe_all(blas, p, c);
     *found = status == WEFT_OK && find_algorithm(blas, c, stream, &algorithm);
-    if (*found) status = check_blas(blas, multiply(blas, c, &algorithm, stream), c->key);
+    if (*found) status = check_blas(blas, call_library(blas, c, &algorithm, stream), c->key);
     drop_descriptions(blas, c);
     return status;
 }
@@ -259,7 +298,7 @@ weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace
     *found = ready->found;
     if (!*found) return WEFT_OK;
     c.what = ready->what, c.a = ready->a, c.b = ready->b, c.c = ready->c;
-    cublasStatus_t done = multiply(blas, &c, &ready->algorithm, stream);
+    cublasStatus_t done = call_library(blas, &c, &ready->algorithm, stream);
     if (done != CUBLAS_STATUS_SUCCESS) describe_key(p, &c);
     return check_blas(blas, done, c.key);
 }

@@ -1,5 +1,5 @@
-/* Sums over many rows with a result of at most 16 × 128, c = alpha · aᵀ b of bf16: the gradient of
- * the weights of a gate of heads or experts. The library is slow at it where rows do not start at
+/* Split-K products with a slim result: sums over many rows, a result of at most 16 × 128,
+ * c = alpha · aᵀ b of bf16: the gradient of the weights of a gate of heads or experts. The library is slow at it where rows do not start at
  * multiples of 16 bytes, and few of its tiles' places would be used.
  *
  * A band of rows a block, a row at a time a warp: its lanes have two or four columns of the wide

@@ -1,9 +1,9 @@
-/* Sums along the kept columns on the GPU: c_t = Σ_m w_tm h[i_tm], in panels: a row's entries are the
- * k that its index names. Short sequences have their panels in shared memory (held.cuh), for which
- * the entries are listed first; longer ones are read through the caches (panel.cuh).
+/* Sums along the kept columns on the GPU: c_t = Σ_m w_tm h[i_tm], a sparse matrix of k entries a row
+ * times a dense one. Short sequences have their panels in shared memory, for which the
+ * entries are listed first; longer ones are read through the caches (panel.cuh).
  *
  * Floor: h is read and c written once, at the memory's rate; T·k rows are read through the caches. */
-#include "cuda/routing/held.cuh"
+#include "cuda/routing/panel.cuh"
 
 weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t place) {
     bool back = n->attr != NULL;
@@ -36,16 +36,16 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
 }
 
-static held_lists measure_rows(const weft_node *n) {
+static entry_lists measure_rows(const weft_node *n) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    held_lists l = {};
+    entry_lists l = {};
     l.most = ceil_div(index->shape[1], UNIT);
     l.lines = l.most * ceil_div(index->shape[2], UNIT_STEP) * UNIT_LINES;
     return l;
 }
 
 /* Lists the entries of rows, UNIT rows a unit: a thread for those that a group reads together. */
-static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_rows, int k,
+static __global__ void list_rows(entry_lists l, int64_t batch, int rows, int in_rows, int k,
                                  const int32_t *__restrict__ index,
                                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
     int lines = (int)(l.lines / l.most), steps = lines / UNIT_LINES;
@@ -59,7 +59,7 @@ static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_r
             int64_t m = step * UNIT_STEP + e, from = (b * rows + row) * k + m;
             int j = row < rows && m < k ? index[from] : -1;
             if (j < -1 || j >= in_rows) note_fault(run, node, from);
-            entry[e] = j >= 0 && j < in_rows ? held_entry(j, weight[from]) : held_entry(in_rows, 0);
+            entry[e] = j >= 0 && j < in_rows ? make_entry(j, weight[from]) : make_entry(in_rows, 0);
         }
         order_step(entry, group);
         uint4 *to = l.stream + (u * lines + step * UNIT_LINES) * UNIT + group;
@@ -77,33 +77,32 @@ static __global__ void list_rows(held_lists l, int64_t batch, int rows, int in_r
     }
 }
 
-static void gather_held(weft_exec *x, const weft_node *n, held_lists l) {
+static void gather_shared(weft_exec *x, const weft_node *n, entry_lists l) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
-    place_held(&l, h->shape[0], workspace_of<char>(x, n));
+    place_entries(&l, h->shape[0], workspace_of<char>(x, n));
     list_rows<<<grid_for(h->shape[0] * l.lines / UNIT_LINES * UNIT, THREADS), THREADS, 0,
                 stream_of(x)>>>(l, h->shape[0], (int)index->shape[1], (int)h->shape[1],
                                 (int)index->shape[2], data_of<int32_t>(x, index),
                                 data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x),
                                 n->index);
-    weft_cuda_sum_held(x, n, &l);
+    weft_cuda_sum_shared(x, n, &l);
 }
 
-static int64_t route_gather_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    held_lists l = measure_rows(n);
-    return weft_cuda_held_fits(n, &l) ? place_held(&l, n->out[0]->shape[0], NULL) : 0;
+static int64_t route_gather_workspace(const weft_node *n, int) {
+    entry_lists l = measure_rows(n);
+    return weft_cuda_fits_shared(n, &l) ? place_entries(&l, n->out[0]->shape[0], NULL) : 0;
 }
 
 static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *h = n->in[WEFT_GATHER_H], *index = n->in[WEFT_GATHER_INDEX];
-    held_lists l = measure_rows(n);
-    if (weft_cuda_held_fits(n, &l)) {
-        gather_held(x, n, l);
+    entry_lists l = measure_rows(n);
+    if (weft_cuda_fits_shared(n, &l)) {
+        gather_shared(x, n, l);
         return launched(n);
     }
     panel_shape s = make_panels(n);
     with_type(h, [&](auto tag) {
-        with_flag(is_aligned(s, h), [&](auto aligned) {
+        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
             using T = decltype(tag);
             gather_rows<T, decltype(aligned)::value><<<panel_grid(s), THREADS, 0, stream_of(x)>>>(
                 s, (int)index->shape[2], data_of<int32_t>(x, index),

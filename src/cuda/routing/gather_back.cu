@@ -1,5 +1,5 @@
-/* The gradient of the sums along kept columns: dh_j = Σ w_tm dc_t over the entries (t, m) with
- * i_tm = j, in panels (panel.cuh).
+/* The gradient of the sums along kept columns, the transposed sparse matrix times a dense one:
+ * dh_j = Σ w_tm dc_t over the entries (t, m) with i_tm = j, in panels (panel.cuh).
  *
  * The index says which columns a row keeps; here a column must know its rows. So the entries of a
  * sequence are sorted by column first, and within a column by place, once for all panels. Both passes
@@ -16,17 +16,17 @@
  * Then a group adds up a column. Columns of more than LONG entries (the first token of a sequence
  * may be in every row's) are shared out among the groups of a block, and their sums added in order.
  *
- * Short sequences have their panels in shared memory (held.cuh). One block sorts all their entries,
+ * Short sequences have their panels in shared memory (panel.cuh). One block sorts all their entries,
  * and their columns by how many those have, so that the eight of a unit have about as many; a column
- * of more than LONG_HELD · k is a unit by itself.
+ * of more than LONG_SHARED · k is a unit by itself.
  *
  * Floor: dc is read and dh written once, at the memory's rate; the entries are moved twice, and their
  * rows read through the caches. */
-#include "cuda/routing/held.cuh"
+#include "cuda/routing/panel.cuh"
 
 enum {
     LONG = 128,
-    LONG_HELD = 8, /* times k */
+    LONG_SHARED = 8, /* times k */
     SORT_THREADS = 512,
     SORT_WARPS = SORT_THREADS / 32,
     AHEAD = 4,                   /* times 32: entries that a warp has on their way together */
@@ -72,20 +72,15 @@ static column_lists measure_lists(const weft_node *n) {
 
 /* Gives the lists their places in a workspace; returns its bytes. */
 static int64_t place_lists(column_lists *c, char *workspace) {
-    int64_t at = 0;
-    auto take = [&](int64_t bytes) {
-        char *place = workspace ? workspace + at : NULL;
-        at += align_bytes(bytes);
-        return place;
-    };
-    c->span = (int2 *)take(c->batch * c->columns * (int64_t)sizeof(int2));
-    c->entry = (uint2 *)take(c->batch * c->entries * (int64_t)sizeof(uint2));
-    c->longs = (int *)take((int64_t)sizeof(int));
-    c->which = (int2 *)take(c->batch * (c->entries / LONG) * (int64_t)sizeof(int2));
-    c->part = (uint4 *)take(c->batch * c->entries * (int64_t)sizeof(uint4));
-    c->begin = (int *)take(c->batch * c->chunks * (c->buckets + 1) * (int64_t)sizeof(int));
-    c->used = (int *)take(c->batch * (int64_t)sizeof(int));
-    return at;
+    workspace_pieces w = {workspace, 0};
+    w.take(&c->span, c->batch * c->columns);
+    w.take(&c->entry, c->batch * c->entries);
+    w.take(&c->longs, 1);
+    w.take(&c->which, c->batch * (c->entries / LONG));
+    w.take(&c->part, c->batch * c->entries);
+    w.take(&c->begin, c->batch * c->chunks * (c->buckets + 1));
+    w.take(&c->used, c->batch);
+    return w.bytes;
 }
 
 /* A counting sort by a block. Each warp has a run of items, in order, and numbers of its own, one for
@@ -279,10 +274,10 @@ static __global__ void __launch_bounds__(SORT_THREADS) sort_buckets(column_lists
 }
 
 /* Lists for panels that shared memory holds. */
-static held_lists measure_columns(const weft_node *n) {
+static entry_lists measure_columns(const weft_node *n) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    int64_t k = index->shape[2], entries = index->shape[1] * k, most = LONG_HELD * k;
-    held_lists l = {};
+    int64_t k = index->shape[2], entries = index->shape[1] * k, most = LONG_SHARED * k;
+    entry_lists l = {};
     l.most = ceil_div(n->out[0]->shape[1], UNIT) + entries / (most + 1);
     /* Sorted by length, a unit's longest column is no longer than any of the unit before. */
     l.lines = ceil_div(entries + UNIT * most, 2 * UNIT) + (l.most + 1) * UNIT_LINES;
@@ -291,19 +286,19 @@ static held_lists measure_columns(const weft_node *n) {
 
 /* Columns by their steps, of UNIT_STEP entries, the longest first: keys of the sort. */
 static int64_t step_keys(int64_t k) {
-    return ceil_div(LONG_HELD * k, UNIT_STEP) + 2;
+    return ceil_div(LONG_SHARED * k, UNIT_STEP) + 2;
 }
 
 /* Shared memory of list_columns, in numbers: the counts of both sorts; where a column's entries begin
  * among the sequence's sorted ones and in the stream; the columns in order; where units begin. */
-static int64_t list_numbers(const weft_node *n, const held_lists *l) {
+static int64_t list_numbers(const weft_node *n, const entry_lists *l) {
     int64_t columns = n->out[0]->shape[1], k = n->in[WEFT_GATHER_INDEX]->shape[2];
     return SORT_WARPS * (columns + step_keys(k)) + 3 * columns + 1 + l->most;
 }
 
-static bool is_held(const weft_node *n, const held_lists *l) {
+static bool fits_shared(const weft_node *n, const entry_lists *l) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
-    return weft_cuda_held_fits(n, l) && index->shape[1] * index->shape[2] < 1 << 24 &&
+    return weft_cuda_fits_shared(n, l) && index->shape[1] * index->shape[2] < 1 << 24 &&
            list_numbers(n, l) * (int64_t)sizeof(int) + 1024 <= weft_cuda_device()->shared_memory;
 }
 
@@ -320,7 +315,7 @@ __device__ static inline int find_slot(int where, int e) {
 
 /* A block has a sequence. */
 static __global__ void __launch_bounds__(SORT_THREADS)
-    list_columns(held_lists l, list_shape s, const int32_t *__restrict__ index,
+    list_columns(entry_lists l, list_shape s, const int32_t *__restrict__ index,
                  const float *__restrict__ weight, weft_cuda_run *run, int node) {
     extern __shared__ int counts[];
     __shared__ int sums[SORT_WARPS], longs;
@@ -350,7 +345,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     auto steps_of = [&](const uint4 &item) {
         if (item.x >= (unsigned)s.columns) return -1;
         int length = length_of((int)item.x);
-        return length > LONG_HELD * s.k ? 0 : s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
+        return length > LONG_SHARED * s.k ? 0 : s.keys - 1 - (length + UNIT_STEP - 1) / UNIT_STEP;
     };
     count_run(all_columns, lengths + warp * s.keys, column_at, steps_of);
     find_places(lengths, s.keys, sums, [&](int key, int, int to) {
@@ -385,7 +380,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     }
     __syncthreads();
     /* Where columns go, and what their groups have in the place of entries. */
-    uint2 none = held_entry(s.in_rows, 0);
+    uint2 none = make_entry(s.in_rows, 0);
     for (int i = (int)threadIdx.x; i < units * UNIT; i += SORT_THREADS) {
         int u = i / UNIT, group = i % UNIT, at = column_of_unit(u, group);
         bool there = at < s.columns;
@@ -401,7 +396,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     __syncthreads();
     place_run(own, count, entry_at, column_of, [&](const uint4 &item, int at) {
         int slot = find_slot(where[item.x], at - first[item.x]);
-        stream[slot] = held_entry(item.y / (unsigned)s.k, __uint_as_float(item.z));
+        stream[slot] = make_entry(item.y / (unsigned)s.k, __uint_as_float(item.z));
     });
     __syncthreads();
     for (int i = (int)threadIdx.x; i < all / UNIT_LINES * UNIT; i += SORT_THREADS) {
@@ -414,18 +409,18 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-static void gather_back_held(weft_exec *x, const weft_node *n, held_lists l) {
+static void gather_back_shared(weft_exec *x, const weft_node *n, entry_lists l) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     int64_t k = index->shape[2];
     list_shape s = {(int)(index->shape[1] * k), (int)n->out[0]->shape[1], (int)k,
                     (int)index->shape[1], (int)step_keys(k)};
     size_t bytes = (size_t)list_numbers(n, &l) * sizeof(int);
-    place_held(&l, index->shape[0], workspace_of<char>(x, n));
+    place_entries(&l, index->shape[0], workspace_of<char>(x, n));
     cudaFuncSetAttribute(list_columns, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     list_columns<<<(unsigned)index->shape[0], SORT_THREADS, bytes, stream_of(x)>>>(
         l, s, data_of<int32_t>(x, index), data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]),
         device_run(x), n->index);
-    weft_cuda_sum_held(x, n, &l);
+    weft_cuda_sum_shared(x, n, &l);
 }
 
 /* Adds the entries from `begin` to `end` of a sequence's, by a group. */
@@ -497,9 +492,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
     const weft_tensor *dc = n->in[WEFT_GATHER_H];
-    held_lists l = measure_columns(n);
-    if (is_held(n, &l)) {
-        gather_back_held(x, n, l);
+    entry_lists l = measure_columns(n);
+    if (fits_shared(n, &l)) {
+        gather_back_shared(x, n, l);
         return launched(n);
     }
     panel_shape s = make_panels(n);
@@ -515,7 +510,7 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
         data_of<float>(x, n->in[WEFT_GATHER_WEIGHT]), device_run(x), n->index);
     sort_buckets<<<(unsigned)(c.batch * c.buckets), SORT_THREADS, bucket_bytes, stream_of(x)>>>(c);
     with_type(dc, [&](auto tag) {
-        with_flag(is_aligned(s, dc), [&](auto aligned) {
+        with_flag(weft_cuda_gather_is_aligned(n), [&](auto aligned) {
             using T = decltype(tag);
             sum_columns<T, decltype(aligned)::value>
                 <<<panel_grid(s), THREADS, 0, stream_of(x)>>>(s, c, find_panels<T>(x, n));
@@ -524,10 +519,9 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t route_gather_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    held_lists l = measure_columns(n);
-    if (is_held(n, &l)) return place_held(&l, n->out[0]->shape[0], NULL);
+static int64_t route_gather_back_workspace(const weft_node *n, int) {
+    entry_lists l = measure_columns(n);
+    if (fits_shared(n, &l)) return place_entries(&l, n->out[0]->shape[0], NULL);
     column_lists c = measure_lists(n);
     return place_lists(&c, NULL);
 }

@@ -1,4 +1,5 @@
-/* Panels: what the sums along kept columns and their gradient share.
+/* What the sums along kept columns and their gradient share: sparse rows times a dense matrix (SpMM), in
+ * panels of a few columns so that what is gathered stays in a cache or in shared memory.
  *
  * A panel is all rows of a sequence, 128 bytes of each. LANES threads, a group, make one row of the
  * result in one panel: each has 16 bytes, and what a row is the sum of, its entries (a row that is
@@ -21,8 +22,8 @@ enum {
     BLOCKS = 3 /* of a multiprocessor */
 };
 
-static const int64_t PANEL = 16 * LANES;             /* bytes of a row */
-static const int64_t HELD_BYTES = (int64_t)24 << 20; /* panels that are read at one time */
+static const int64_t PANEL = 16 * LANES;               /* bytes of a row */
+static const int64_t CACHED_BYTES = (int64_t)24 << 20; /* panels that are read at one time */
 
 /* Columns of a thread. */
 template <typename T> static constexpr int PIECE = 16 / (int)sizeof(T);
@@ -49,18 +50,12 @@ static inline panel_shape make_panels(const weft_node *n) {
     s.tiles = ceil_div(s.out_rows, GROUPS);
     int64_t all = s.batch * (s.panels[0] + s.panels[1]) * s.tiles;
     s.processors = (int)min_i64(multiprocessors(), ceil_div(all, BLOCKS));
-    s.teams = (int)max_i64(1, min_i64(s.processors, HELD_BYTES / (s.in_rows * PANEL + 1)));
+    s.teams = (int)max_i64(1, min_i64(s.processors, CACHED_BYTES / (s.in_rows * PANEL + 1)));
     return s;
 }
 
 static inline unsigned panel_grid(const panel_shape &s) {
     return (unsigned)(s.processors * BLOCKS);
-}
-
-/* Whether all rows begin at multiples of 16 bytes. */
-static inline bool is_aligned(const panel_shape &s, const weft_tensor *in) {
-    int64_t piece = 16 / (int64_t)weft_dtype_size(in->dtype);
-    return s.width[0] % piece == 0 && s.width[1] % piece == 0;
 }
 
 template <typename T> struct panel_data {
@@ -209,5 +204,67 @@ __device__ static inline void store_piece(const panel_place<bf16> &p, int64_t ro
     for (int i = 0; i < 8 && !ALIGNED; i++)
         if (i < p.count) to[i] = from_float<bf16>(v[i]);
 }
+
+/* Panels in shared memory, for sequences that fit (shared_sums.cu). Here a panel is 64 bytes of each row,
+ * which four threads, a group, have 16 each of. A warp's eight groups make a unit together: eight rows
+ * of the result, or one that is the sum of many. Their entries lie in lines of the sequence's stream, two
+ * of each group in a line, so that the warp's loads are coalesced; each is the place of a row in the
+ * panel, in bytes, and a weight. Groups that have fewer than the unit's have entries that add nothing:
+ * they name a row of zeros behind the panel. */
+enum {
+    SHARED_LANES = 4,
+    SHARED_PITCH = 16 * SHARED_LANES,
+    UNIT = 32 / SHARED_LANES, /* groups of a warp */
+    UNIT_LINES = 2,           /* lines of a unit are a multiple of these: entries read together */
+    UNIT_STEP = 2 * UNIT_LINES,
+    NOWHERE = 0xffff
+};
+
+/* Eight rows of the result, or one row: the sum of all groups' sums. */
+typedef struct __align__(16) {
+    uint16_t target[UNIT]; /* the groups' rows of the result; NOWHERE: none */
+    int line, lines;       /* of the stream */
+    int whole;             /* one row */
+    int units;             /* of the sequence; in its first unit */
+}
+sum_unit;
+
+typedef struct {
+    sum_unit *unit; /* [B, most] */
+    uint4 *stream;  /* [B, lines, UNIT]: two entries */
+    int64_t most, lines;
+} entry_lists;
+
+static inline int64_t place_entries(entry_lists *l, int64_t batch, char *workspace) {
+    int64_t units = align_bytes(batch * l->most * (int64_t)sizeof(sum_unit));
+    l->unit = (sum_unit *)workspace;
+    l->stream = workspace ? (uint4 *)(workspace + units) : NULL;
+    return units + align_bytes(batch * l->lines * UNIT * (int64_t)sizeof(uint4));
+}
+
+__device__ static inline uint2 make_entry(int64_t row, float weight) {
+    return make_uint2((unsigned)row * SHARED_PITCH, __float_as_uint(weight));
+}
+
+/* Puts a group's entries that are read together in order: two groups that read in the same instant
+ * get in each other's way where both rows are even or both odd, so one begins with the even ones, the
+ * other with the odd. */
+__device__ static inline void order_step(uint2 (&entry)[UNIT_STEP], int group) {
+#pragma unroll
+    for (int end = UNIT_STEP - 1; end > 0; end--)
+#pragma unroll
+        for (int i = 0; i < end; i++) {
+            uint2 a = entry[i], b = entry[i + 1];
+            bool swap = (a.x / SHARED_PITCH + group) % 2 > (b.x / SHARED_PITCH + group) % 2;
+            entry[i] = swap ? b : a;
+            entry[i + 1] = swap ? a : b;
+        }
+}
+
+/* Whether a multiprocessor holds a panel of the node. */
+bool weft_cuda_fits_shared(const weft_node *n, const entry_lists *l);
+
+/* Makes the sums. */
+void weft_cuda_sum_shared(weft_exec *x, const weft_node *n, const entry_lists *l);
 
 #endif

@@ -1,10 +1,11 @@
-/* Routing on the GPU: an attention's weights made again, the k largest of each row, and the sums with
- * all weights or those above a threshold.
+/* Routing on the GPU, the plain kernels: attention's weights recomputed from Q, K and the logsumexp, the k
+ * largest of each row, and the sums with all weights or those above a threshold.
  *
- * Here is the way that takes every size and option. The weights of 32 rows (32 columns in the
+ * They take every size and option. The weights of 32 rows (32 columns in the
  * gradient) over the whole other side are a strip; as many strips as fit into a fixed workspace are
- * made at a time, then read, so memory grows with T and not with its square. topk.cu has the
- * tensor-core way of the common case. */
+ * made at a time, then read, so memory grows with T and not with its square. topk.cu is
+ * the kernel on the tensor cores, for the nodes that choice.h names. */
+#include "cuda/attention/attention.cuh"
 #include "cuda/routing/routing.cuh"
 
 extern "C" {
@@ -63,13 +64,9 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    const weft_attention_attr *a = &ATTR(n, weft_route_attr)->score;
-    return weft_fail(WEFT_EINPUT,
-                     "attention: start[%lld] is %d, but %lld queries from there do not fit among "
-                     "%lld keys",
-                     (long long)place, (int)read_i32(x, n->in[WEFT_ATTN_START], place),
-                     (long long)a->queries, (long long)a->keys);
+static weft_status explain_start(weft_exec *x, const weft_node *n, int64_t place) {
+    return attention_explain_start(x, &ATTR(n, weft_route_attr)->score, n->in[WEFT_ATTN_START],
+                                   place);
 }
 
 static __global__ void check_starts(route_problem p, weft_cuda_run *run, int node) {
@@ -180,7 +177,7 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
 }
 
 static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
-    if (weft_cuda_topk_fits(n)) return weft_cuda_topk_tiles(x, n);
+    if (weft_cuda_topk_is_fast(n)) return weft_cuda_topk_tiles(x, n);
     const weft_route_attr *a = ATTR(n, weft_route_attr);
     route_problem p = weft_cuda_route_problem(x, n);
     strips s = measure_strips(n, false);
@@ -196,12 +193,11 @@ static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t route_topk_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    return weft_cuda_topk_fits(n) ? 0 : strip_bytes(measure_strips(n, false));
+static int64_t route_topk_workspace(const weft_node *n, int) {
+    return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
 }
 
-CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace, weft_cuda_route_explain)
+CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace, explain_start)
 
 /* route_dense: a block per row finds its floor and factor, and leaves the kept weights times the
  * factor in the strip, which the product then reads. */
@@ -307,12 +303,11 @@ static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t route_dense_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t route_dense_workspace(const weft_node *n, int) {
     return strip_bytes(measure_strips(n, false));
 }
 
-CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace, weft_cuda_route_explain)
+CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace, explain_start)
 
 static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
     route_problem p = weft_cuda_route_problem(x, n);
@@ -330,8 +325,7 @@ static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static int64_t route_dense_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t route_dense_back_workspace(const weft_node *n, int) {
     return strip_bytes(measure_strips(n, true));
 }
 

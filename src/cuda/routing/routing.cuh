@@ -8,6 +8,7 @@
 #include "cuda/kernel.cuh"
 
 extern "C" {
+#include "cuda/choice.h"
 #include "ops/routing.h"
 }
 
@@ -32,16 +33,10 @@ typedef struct {
 
 route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n);
 
-/* The message for a start that cannot be. */
-weft_status weft_cuda_route_explain(weft_exec *x, const weft_node *n, int64_t place);
-
 /* The message for an index that route_gather or its gradient cannot use. */
 weft_status weft_cuda_explain_index(weft_exec *x, const weft_node *n, int64_t place);
 
-/* The tensor-core way of route_topk: bf16, widths that are multiples of 8 up to WEFT_CUDA_TOPK_WIDTH,
- * k up to WEFT_CUDA_TOPK_MAX, no band and no start. */
-enum { WEFT_CUDA_TOPK_WIDTH = 256, WEFT_CUDA_TOPK_MAX = 64 };
-bool weft_cuda_topk_fits(const weft_node *n);
+/* The tensor cores' route_topk, for the nodes that weft_cuda_topk_is_fast names (cuda/choice.h). */
 weft_status weft_cuda_topk_tiles(weft_exec *x, const weft_node *n);
 
 /* ALiBi's slope, as weft_alibi_slope gives it. */

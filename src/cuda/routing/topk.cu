@@ -1,4 +1,6 @@
-/* Top-k routing on tensor cores.
+/* Top-k routing on the tensor cores: the k largest attention weights of each row, without the matrix of
+ * weights, as FlashAttention does without it: tiles of Q and K by TMA through a ring of mbarriers, scores
+ * by wgmma, and a running sorted list of the k largest in registers.
  *
  * A block has 128 queries of a sequence. It walks tiles of 128 keys and, for each, all heads: the
  * scores of a head are one small product, their exponentials are added up over heads in registers.
@@ -119,10 +121,10 @@ typedef struct {
 } query_place;
 
 /* A step: a head of a tile, or a part of it. `slot` is where its queries are and `key_slot` its keys,
- * which only change with the tile, the key head or the part; slots are used in turns. */
+ * which only change with the tile, the key head or the part; slots are used in a ring, `phase` counts the rounds. */
 typedef struct {
     int key, head, part; /* first key of the tile */
-    int slot, turn, key_slot;
+    int slot, phase, key_slot;
 } topk_step;
 
 #ifndef USE_MMA_SYNC
@@ -140,7 +142,7 @@ __device__ static inline void next_step(topk_step &s, const head_scale *heads, i
     s.slot++;
     if (s.slot == M::STEPS) {
         s.slot = 0;
-        s.turn++;
+        s.phase++;
     }
     if (M::PARTS > 1 || heads[s.head].changes)
         s.key_slot = s.key_slot + 1 < M::STEPS ? s.key_slot + 1 : 0;
@@ -350,13 +352,12 @@ __device__ static inline void store_rows(const route_problem &p, const best_list
 /* Says that a warp has read a step's slots. */
 __device__ static inline void release_step(uint32_t read) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(read) : "memory");
+    if (threadIdx.x % 32 == 0) arrive(read);
 }
 
 #endif
 
-/* Empty where the code is not for 9.0a: weft_cuda_topk_fits takes no node there. */
+/* Empty where the code is not for 9.0a: weft_cuda_topk_is_fast takes no node there. */
 template <int D, int K, bool ALL>
 static __global__ void __launch_bounds__(THREADS, 1)
     route_tiles(const __grid_constant__ route_problem p, const __grid_constant__ topk_maps maps,
@@ -383,9 +384,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                               (int16_t)key_head, (int16_t)changes};
     }
     for (int i = 0; i < M::STEPS && threadIdx.x == 0; i++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(base + M::EMPTY + 8 * i),
-                     "r"((int)WARPS)
-                     : "memory");
+        init_barrier(base + M::EMPTY + 8 * i, WARPS);
     init_barriers(base + M::FULL, M::STEPS);
     topk_step now = {}, ahead = {};
     for (int i = 0; i < M::STEPS && threadIdx.x == 0 && ahead.key < end; i++) {
@@ -408,12 +407,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int part = 0; part < M::PARTS; part++) {
             if (++late > 0 && threadIdx.x == 0 && ahead.key < end) {
                 /* The step that had the slot before. */
-                wait_barrier<0>(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.turn - 1);
+                wait_barrier(base + M::EMPTY + (uint32_t)ahead.slot * 8, ahead.phase - 1);
                 copy_step<M>(maps, base, heads, t.b, first, ahead);
                 next_step<M>(ahead, heads, p.heads);
             }
             __syncwarp();
-            wait_barrier<0>(base + M::FULL + (uint32_t)now.slot * 8, now.turn);
+            wait_barrier(base + M::FULL + (uint32_t)now.slot * 8, now.phase);
             begin_products();
             if (part == 0)
                 multiply_step<M, false>(score, base, now, t.tile_row, t.column);
@@ -437,17 +436,6 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     store_rows<K>(p, lists, t, k, normalize, (float2 *)memory, index, weight);
 #endif
-}
-
-/* Their numbers fit at every width. */
-enum { MOST_HEADS = 128 };
-
-bool weft_cuda_topk_fits(const weft_node *n) {
-    const weft_route_attr *a = ATTR(n, weft_route_attr);
-    return weft_cuda_device()->wgmma && n->in[WEFT_ATTN_Q]->dtype == WEFT_BF16 &&
-           a->score.dqk % 8 == 0 && a->score.dqk <= WEFT_CUDA_TOPK_WIDTH &&
-           a->k <= WEFT_CUDA_TOPK_MAX && !a->score.band && !n->in[WEFT_ATTN_START] &&
-           a->score.queries <= 65535 * TILE && a->score.heads <= MOST_HEADS;
 }
 
 /* Rows of q or k, of each head `depth` columns from `first` on; those behind its last are 0. */

@@ -1,15 +1,15 @@
-/* Embedding on the GPU.
+/* Embedding on the GPU: the lookup, and the table's gradient by a radix sort of the tokens.
  *
  * Floor, embed: the rows read and the bytes of y. The table's gradient: the bytes of dy and of the
  * whole table, which is written once, zeros and all; where it is added to one in place, of the rows
  * of tokens that occur.
  *
- * The gradient turns the lookup around as on the CPU: the tokens are sorted by their id, those of
+ * The gradient is the lookup transposed, as on the CPU: the tokens are sorted by their id, those of
  * one id staying in their order, and each row of the table is then one sum of its tokens'
  * gradients. The sort goes by digits of eight bits from the lowest on: a block counts the digits of
- * its tile of tokens, one block turns all counts into places, and each token goes to its place, its
- * rank within the tile coming from its rank in its warp and the counts of the warps before. Integer
- * counts come out the same in any order, so all of it is exact. */
+ * its tile of tokens, one block makes places of all counts (a prefix sum), and each token goes to its
+ * place, its rank within the tile coming from its rank in its warp and the counts of the warps
+ * before. Integer counts come out the same in any order, so all of it is exact. */
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -357,8 +357,7 @@ static sort_layout lay_out_sort(const weft_node *n) {
     return at;
 }
 
-static int64_t embed_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t embed_back_workspace(const weft_node *n, int) {
     return lay_out_sort(n).bytes;
 }
 

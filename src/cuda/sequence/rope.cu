@@ -1,4 +1,4 @@
-/* Rotary positions on the GPU. A first kernel makes the table of cosines and sines in double, since
+/* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines in double, since
  * an angle is a position times a frequency and a float would lose its last digits at long positions;
  * the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
  * all sequences unless they start apart, stays in the caches. */
@@ -74,8 +74,7 @@ static int64_t table_length(const weft_node *n) {
     return (n->in[1] ? x->shape[0] : 1) * x->shape[1] * ATTR(n, weft_rope_attr)->width;
 }
 
-static int64_t rope_workspace(const weft_node *n, int threads) {
-    (void)threads;
+static int64_t rope_workspace(const weft_node *n, int) {
     return table_length(n) * (int64_t)sizeof(float);
 }
 

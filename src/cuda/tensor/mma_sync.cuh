@@ -16,20 +16,6 @@ template <int RUNNING> __device__ static inline void wait_products() {
 template <int N> __device__ static inline void settle(float (&)[N][4]) {
 }
 
-__device__ static inline void load_transposed(uint32_t (&r)[4], uint32_t at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at));
-}
-
-__device__ static inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                           uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 template <int N> __device__ static inline void clear(float (&c)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -58,15 +44,15 @@ __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, i
     clear(c);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
-        uint32_t held[4];
-        load_matrices(held, a + tile_place<A_ROWS, D>(row, 2 * k + lane / 16));
-        add_step<N, D, B_ROWS>(c, held, b, k);
+        uint32_t fragment[4];
+        load_matrices(fragment, a + tile_place<A_ROWS, D>(row, 2 * k + lane / 16));
+        add_step<N, D, B_ROWS>(c, fragment, b, k);
     }
 }
 
 template <int N, int D, int B_ROWS>
-__device__ static inline void multiply_held(float (&c)[N / 8][4], const uint32_t (&a)[D / 16][4],
-                                            uint32_t b) {
+__device__ static inline void multiply_fragments(float (&c)[N / 8][4],
+                                                 const uint32_t (&a)[D / 16][4], uint32_t b) {
     clear(c);
 #pragma unroll
     for (int k = 0; k < D / 16; k++)
@@ -93,15 +79,15 @@ __device__ static inline void add_tiles(float (&c)[N / 8][4], uint32_t a, uint32
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < K / 16; k++) {
-        uint32_t held[4];
-        load_matrices(held, a + tile_place<64, K>(row, 2 * k + lane / 16));
+        uint32_t fragment[4];
+        load_matrices(fragment, a + tile_place<64, K>(row, 2 * k + lane / 16));
 #pragma unroll
         for (int n = 0; n < N / 16; n++) {
             uint32_t r[4];
             int piece = column0 / 8 + 2 * n + lane / 16;
             load_transposed(r, b + tile_place<K, D>(16 * k + lane % 16, piece));
-            multiply_add(c[2 * n], held, r[0], r[1]);
-            multiply_add(c[2 * n + 1], held, r[2], r[3]);
+            multiply_add(c[2 * n], fragment, r[0], r[1]);
+            multiply_add(c[2 * n + 1], fragment, r[2], r[3]);
         }
     }
 }

@@ -1,14 +1,12 @@
 /* core/rows.h on the GPU: sums of f32 rows, four numbers per thread. Bytes moved: 12 for each number that
  * is added, 8 that is scaled. A queue is a stream whose blocks go before those of the runs beside it:
  * they are few, and other ranks wait for them. */
-#include <cuda_bf16.h>
-#include <cuda_runtime.h>
+#include "cuda/kernel.cuh"
 
 #include <stdio.h>
 
 extern "C" {
 #include "core/rows.h"
-#include "cuda/device.h"
 }
 
 enum { THREADS = 256, QUAD = 4 };
@@ -36,22 +34,16 @@ static __global__ void scale_row(float *data, float factor, int64_t n) {
 }
 
 static unsigned blocks_of(int64_t n) {
-    return (unsigned)((n + THREADS * QUAD - 1) / (THREADS * QUAD));
-}
-
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(WEFT_EIO, "cuda: %s: %s", what, cudaGetErrorString(error));
+    return (unsigned)ceil_div(n, THREADS * QUAD);
 }
 
 static weft_status rows_open(void **queue) {
     cudaStream_t stream;
     int least, most;
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &most), "no stream"));
-    WEFT_TRY(
-        check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, most), "no stream"));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaDeviceGetStreamPriorityRange(&least, &most), "no stream"));
+    WEFT_TRY(check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, most),
+                        "no stream"));
     *queue = stream;
     return WEFT_OK;
 }
@@ -71,7 +63,7 @@ static void rows_take(void *queue, float *to, const void *from, weft_dtype dtype
     if (!from)
         cudaMemsetAsync(to, 0, (size_t)n * sizeof *to, stream);
     else if (dtype == WEFT_BF16)
-        take_row<<<blocks_of(n), THREADS, 0, stream>>>(to, (const __nv_bfloat16 *)from, add, n);
+        take_row<<<blocks_of(n), THREADS, 0, stream>>>(to, (const bf16 *)from, add, n);
     else
         take_row<<<blocks_of(n), THREADS, 0, stream>>>(to, (const float *)from, add, n);
 }
@@ -94,8 +86,8 @@ static void rows_put(void *queue, void *to, const void *host, int64_t bytes) {
 }
 
 static weft_status rows_wait(void *queue) {
-    WEFT_TRY(check(cudaGetLastError(), "the sum over ranks did not start"));
-    return check(cudaStreamSynchronize((cudaStream_t)queue), "the sum over ranks failed");
+    WEFT_TRY(check_cuda(cudaGetLastError(), "the sum over ranks did not start"));
+    return check_cuda(cudaStreamSynchronize((cudaStream_t)queue), "the sum over ranks failed");
 }
 
 static void rows_name(char *text, size_t room) {

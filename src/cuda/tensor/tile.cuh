@@ -1,20 +1,20 @@
 /* Tiles of bf16 rows in shared memory, and products of them on the tensor cores.
  *
  * A tile of ROWS rows and D columns is cut into panels of W columns (64, or 32 where D is no
- * multiple of 64, and of 192, so that its halves are whole panels too), one after another. A panel's rows are 2W bytes, in pieces of 16 that are
- * exchanged within eight rows (the 128- or 64-byte swizzle), so that neither reading rows nor
+ * multiple of 64, and of 192, so that its halves are whole panels too), one after another. A panel's
+ * rows are 2W bytes, in pieces of 16 that are exchanged within eight rows (the 128- or 64-byte swizzle), so that neither reading rows nor
  * reading columns meets one bank twice. Tiles start at multiples of 1024 bytes.
  *
  * Products are made by a warpgroup of 128 threads and 64 rows:
  *
- *     multiply_tiles   C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide
- *     multiply_held    the same with A in registers
- *     add_weighted     C += W B     W in registers, B: K rows, N columns wide
- *     add_tiles        the same with W a tile of 64 rows, and N of B's D columns from column0 on
+ *     multiply_tiles       C = A Bᵀ     A: 64 rows, B: N rows, both D columns wide
+ *     multiply_fragments   the same with A in registers
+ *     add_weighted         C += W B     W in registers, B: K rows, N columns wide
+ *     add_tiles            the same with W a tile of 64 rows, and N of B's D columns from column0 on
  *
  * C has N / 8 times four numbers a thread: c[n][0], c[n][1] are of row 16·warp + lane / 4 and of
  * columns 8n + lane % 4 · 2 and the next, c[n][2], c[n][3] of the row 8 further down. As operand, W
- * has the same places, two bf16 in a word: hold_weights turns one into the other, and store_weights
+ * has the same places, two bf16 in a word: pack_fragments makes one of the other, and store_weights
  * makes columns of a tile of it, for other warpgroups too: each thread calls publish_words then, and a
  * barrier follows.
  *
@@ -104,7 +104,7 @@ __device__ static inline uint32_t pack_pair(float low, float high) {
 }
 
 template <int K>
-__device__ static inline void hold_weights(const float (&c)[K / 8][4], uint32_t (&w)[K / 16][4]) {
+__device__ static inline void pack_fragments(const float (&c)[K / 8][4], uint32_t (&w)[K / 16][4]) {
 #pragma unroll
     for (int k = 0; k < K / 16; k++) {
         w[k][0] = pack_pair(c[2 * k][0], c[2 * k][1]);
@@ -120,9 +120,24 @@ __device__ static inline void load_matrices(uint32_t (&r)[4], uint32_t at) {
                  : "r"(at));
 }
 
+__device__ static inline void load_transposed(uint32_t (&r)[4], uint32_t at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at));
+}
+
+/* C [16, 8] += A [16, 16] B [16, 8] by a warp. */
+__device__ static inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                           uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /* The warpgroup's 64 rows from row0 of a tile as an operand in registers. */
 template <int ROWS, int D>
-__device__ static inline void hold_rows(uint32_t (&w)[D / 16][4], uint32_t tile, int row0) {
+__device__ static inline void load_fragments(uint32_t (&w)[D / 16][4], uint32_t tile, int row0) {
     int lane = threadIdx.x % 32, row = row0 + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
     for (int k = 0; k < D / 16; k++)

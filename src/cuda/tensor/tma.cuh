@@ -20,9 +20,7 @@
 #define WEFT_CUDA_TENSOR_TMA_CUH
 
 #include "cuda/attention/attention.cuh"
-#include "cuda/tensor/tile.cuh"
-
-#include <cuda.h>
+#include "cuda/tensor/pipeline.cuh"
 
 /* Rows as TMA sees them: [B, positions, heads, width], boxes of one panel's columns and
  * some positions of one head. */
@@ -73,7 +71,7 @@ __device__ static inline void commit_loads() {
     end_copies();
 }
 
-template <int RUNNING> __device__ static inline void wait_barrier(uint32_t, int) {
+__device__ static inline void wait_barrier(uint32_t, int) {
     wait_copies();
 }
 
@@ -101,17 +99,13 @@ __device__ static inline void wait_stores() {
 
 __device__ static inline void init_barriers(uint32_t at, int count) {
     for (int i = 0; i < count && threadIdx.x == 0; i++)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at + 8 * (uint32_t)i)
-                     : "memory");
+        init_barrier(at + 8 * (uint32_t)i, 1);
     if (threadIdx.x == 0) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();
 }
 
 __device__ static inline void expect_tx(uint32_t arrival, int bytes) {
-    if (threadIdx.x == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival),
-                     "r"(bytes)
-                     : "memory");
+    if (threadIdx.x == 0) arrive_expect_tx(arrival, bytes);
 }
 
 template <int ROWS, int D, int THREADS>
@@ -140,15 +134,8 @@ __device__ static inline void bulk_load(uint32_t to, const float *from, uint32_t
 __device__ static inline void commit_loads() {
 }
 
-template <int RUNNING> __device__ static inline void wait_barrier(uint32_t arrival, int phase) {
-    asm volatile("{\n"
-                 ".reg .pred there;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-                 "@!there bra again;\n"
-                 "}\n" ::"r"(arrival),
-                 "r"(phase & 1)
-                 : "memory");
+__device__ static inline void wait_barrier(uint32_t arrival, int phase) {
+    wait_phase(arrival, (uint32_t)phase);
 }
 
 /* Row i of head h and sequence b is the warpgroup's first; `tile` has ROWS rows of D columns, of which

@@ -56,7 +56,7 @@ template <int N> struct wgmma;
 
 #define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define SIXTEEN(n) FOUR(n), FOUR(n + 1), FOUR(n + 2), FOUR(n + 3)
-#define WGMMA(N, C, A_B, HELD_B, ...)                                                              \
+#define WGMMA(N, C, A_B, FRAGMENTS_B, ...)                                                         \
     template <> struct wgmma<N> {                                                                  \
         template <bool ADD, bool BY_COLUMNS>                                                       \
         static __device__ inline void tiles(float (&c)[N / 8][4], uint64_t a, uint64_t b) {        \
@@ -66,10 +66,10 @@ template <int N> struct wgmma;
                          : "l"(a), "l"(b), "n"(ADD ? 1 : 0), "n"(BY_COLUMNS ? 1 : 0));             \
         }                                                                                          \
         template <bool ADD, bool BY_COLUMNS>                                                       \
-        static __device__ inline void held(float (&c)[N / 8][4], const uint32_t (&a)[4],           \
-                                           uint64_t b) {                                           \
+        static __device__ inline void fragments(float (&c)[N / 8][4], const uint32_t (&a)[4],      \
+                                                uint64_t b) {                                      \
             asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" C            \
-                         "}, " HELD_B ";"                                                          \
+                         "}, " FRAGMENTS_B ";"                                                     \
                          : __VA_ARGS__                                                             \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0),   \
                            "n"(BY_COLUMNS ? 1 : 0));                                               \
@@ -145,16 +145,16 @@ __device__ static inline void multiply_tiles(float (&c)[N / 8][4], uint32_t a, i
 }
 
 template <int N, int D, int B_ROWS>
-__device__ static inline void multiply_held(float (&c)[N / 8][4], const uint32_t (&a)[D / 16][4],
-                                            uint32_t b) {
+__device__ static inline void multiply_fragments(float (&c)[N / 8][4],
+                                                 const uint32_t (&a)[D / 16][4], uint32_t b) {
     uint64_t right = describe_tile<B_ROWS, D>(b);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint64_t second = move_on(right, column_step<B_ROWS, D>(k));
         if (k == 0)
-            wgmma<N>::template held<false, false>(c, a[k], second);
+            wgmma<N>::template fragments<false, false>(c, a[k], second);
         else
-            wgmma<N>::template held<true, false>(c, a[k], second);
+            wgmma<N>::template fragments<true, false>(c, a[k], second);
     }
 }
 
@@ -164,7 +164,7 @@ __device__ static inline void add_weighted(float (&c)[N / 8][4], const uint32_t 
     uint64_t right = describe_tile<K, N>(b);
 #pragma unroll
     for (int k = 0; k < K / 16; k++)
-        wgmma<N>::template held<true, true>(c, w[k], move_on(right, row_step<N>(k)));
+        wgmma<N>::template fragments<true, true>(c, w[k], move_on(right, row_step<N>(k)));
 }
 
 template <int K, int N, int D>

@@ -1,15 +1,16 @@
-/* Sums of rows that shared memory holds (held.cuh): one to three panels, as they fit. While the sums
- * of one are made, the next ones come, or, where there is room for one only, it comes as near as the
- * L2 cache. A block has a multiprocessor to itself and takes every so many of all panels, so that
+/* Sums along the kept columns, and their gradient, from panels in shared memory (panel.cuh): a pipeline of
+ * one to three panels, as they fit, filled by cp.async. While the sums of one are made, the next ones
+ * are loaded, or, where there is room for one only, prefetched to the L2 cache. A block has a multiprocessor to itself and takes every so many of all panels, so that
  * blocks read and write side by side; its warps take the units of a panel as they come to it, the
  * longest first.
  *
  * Floor: rows are read and sums written once, at the memory's rate. */
-#include "cuda/routing/held.cuh"
+#include "cuda/routing/panel.cuh"
+#include "cuda/tensor/tile.cuh"
 
 enum {
-    HELD_THREADS = 768,
-    HELD_WARPS = HELD_THREADS / 32,
+    SHARED_THREADS = 768,
+    SHARED_WARPS = SHARED_THREADS / 32,
     MOST_STAGES = 3,
     LEAST_ROWS = 256 /* of a panel: of smaller ones too little is on its way at one time */
 };
@@ -19,12 +20,12 @@ typedef struct {
     int64_t width[2];
     int panels[2];
     int stages, stage_bytes, units_at; /* a stage: the rows, one of zeros, the units */
-} held_shape;
+} shared_shape;
 
-static held_shape make_held(const weft_node *n, const held_lists *l) {
+static shared_shape make_shared(const weft_node *n, const entry_lists *l) {
     const weft_tensor *in = n->in[WEFT_GATHER_H];
-    int64_t columns = HELD_PITCH / (int64_t)weft_dtype_size(in->dtype);
-    held_shape s = {};
+    int64_t columns = SHARED_PITCH / (int64_t)weft_dtype_size(in->dtype);
+    shared_shape s = {};
     s.in_rows = in->shape[1];
     s.out_rows = n->out[0]->shape[1];
     for (int i = 0; i < 2 && weft_gather_input(n, i); i++) {
@@ -32,7 +33,7 @@ static held_shape make_held(const weft_node *n, const held_lists *l) {
         s.panels[i] = (int)ceil_div(s.width[i], columns);
     }
     s.items = in->shape[0] * (s.panels[0] + s.panels[1]);
-    int64_t rows = (s.in_rows + 1) * HELD_PITCH, bytes = l->most * (int64_t)sizeof(sum_unit);
+    int64_t rows = (s.in_rows + 1) * SHARED_PITCH, bytes = l->most * (int64_t)sizeof(sum_unit);
     int64_t room = weft_cuda_device()->shared_memory - 1024;
     s.stages = (int)min_i64(MOST_STAGES, room / (rows + bytes));
     s.units_at = s.stages > 0 ? (int)rows : 0;
@@ -40,15 +41,14 @@ static held_shape make_held(const weft_node *n, const held_lists *l) {
     return s;
 }
 
-bool weft_cuda_held_fits(const weft_node *n, const held_lists *l) {
-    held_shape s = make_held(n, l);
-    int64_t piece = 16 / (int64_t)weft_dtype_size(n->in[WEFT_GATHER_H]->dtype);
+bool weft_cuda_fits_shared(const weft_node *n, const entry_lists *l) {
+    shared_shape s = make_shared(n, l);
     return s.stages > 0 && s.items > 0 && s.in_rows > 0 && s.out_rows > 0 && s.out_rows < NOWHERE &&
-           l->lines < INT32_MAX / UNIT && s.width[0] % piece == 0 && s.width[1] % piece == 0;
+           l->lines < INT32_MAX / UNIT && weft_cuda_gather_is_aligned(n);
 }
 
 /* A sequence's rows of the tensor that a panel is of, from the thread's first column on. */
-template <typename T> struct held_place {
+template <typename T> struct shared_place {
     const T *in;
     T *out;
     int64_t width, b;
@@ -56,68 +56,62 @@ template <typename T> struct held_place {
 };
 
 template <typename T>
-__device__ static inline held_place<T> find_held(const held_shape &s, const panel_data<T> &d,
-                                                 int64_t item) {
+__device__ static inline shared_place<T> find_shared(const shared_shape &s, const panel_data<T> &d,
+                                                     int64_t item) {
     int panels = s.panels[0] + s.panels[1], panel = (int)(item % panels);
     int64_t b = item / panels;
     bool second = panel >= s.panels[0];
     if (second) panel -= s.panels[0];
-    int64_t column = (panel * HELD_LANES + threadIdx.x % HELD_LANES) * PIECE<T>;
+    int64_t column = (panel * SHARED_LANES + threadIdx.x % SHARED_LANES) * PIECE<T>;
     int64_t width = second ? s.width[1] : s.width[0];
     bool there = column < width;
     if (!there) column = 0;
-    return held_place<T>{(second ? d.in[1] : d.in[0]) + b * s.in_rows * width + column,
-                         (second ? d.out[1] : d.out[0]) + b * s.out_rows * width + column, width, b,
-                         there};
-}
-
-/* Copies 16 bytes to shared memory, zeros where they are not there. */
-__device__ static inline void copy_piece(unsigned to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
+    return shared_place<T>{(second ? d.in[1] : d.in[0]) + b * s.in_rows * width + column,
+                           (second ? d.out[1] : d.out[0]) + b * s.out_rows * width + column, width,
+                           b, there};
 }
 
 /* Starts copying a panel and its sequence's units, one group of copies; an empty one behind the last
  * panel. */
 template <typename T>
-__device__ static inline void start_stage(const held_shape &s, const held_lists &l,
+__device__ static inline void start_stage(const shared_shape &s, const entry_lists &l,
                                           const panel_data<T> &d, int64_t item, unsigned stage) {
     if (item < s.items) {
-        held_place<T> p = find_held(s, d, item);
-        int row = (int)threadIdx.x / HELD_LANES, rows = (int)s.in_rows;
+        shared_place<T> p = find_shared(s, d, item);
+        int row = (int)threadIdx.x / SHARED_LANES, rows = (int)s.in_rows;
         const T *from = p.in + row * p.width;
-        int64_t step = HELD_THREADS / HELD_LANES * p.width;
+        int64_t step = SHARED_THREADS / SHARED_LANES * p.width;
         unsigned to = stage + threadIdx.x * 16;
 #pragma unroll 4
-        for (; row < rows; row += HELD_THREADS / HELD_LANES) {
+        for (; row < rows; row += SHARED_THREADS / SHARED_LANES) {
             copy_piece(to, from, p.there);
             from += step;
-            to += HELD_THREADS * 16;
+            to += SHARED_THREADS * 16;
         }
         const uint4 *units = (const uint4 *)(l.unit + p.b * l.most);
         int pieces = (int)(l.most * (int64_t)(sizeof(sum_unit) / sizeof(uint4)));
-        for (int i = (int)threadIdx.x; i < pieces; i += HELD_THREADS)
+        for (int i = (int)threadIdx.x; i < pieces; i += SHARED_THREADS)
             copy_piece(stage + (unsigned)s.units_at + (unsigned)i * 16, units + i, true);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    end_copies();
 }
 
 /* Brings a panel into the L2 cache. */
 template <typename T>
-__device__ static inline void fetch_panel(const held_shape &s, const panel_data<T> &d,
+__device__ static inline void fetch_panel(const shared_shape &s, const panel_data<T> &d,
                                           int64_t item) {
     if (item >= s.items || threadIdx.x % 2 > 0) return; /* 32 bytes at a time */
-    held_place<T> p = find_held(s, d, item);
-    for (int row = (int)threadIdx.x / HELD_LANES; row < s.in_rows; row += HELD_THREADS / HELD_LANES)
+    shared_place<T> p = find_shared(s, d, item);
+    for (int row = (int)threadIdx.x / SHARED_LANES; row < s.in_rows;
+         row += SHARED_THREADS / SHARED_LANES)
         asm volatile("prefetch.global.L2 [%0];" ::"l"(p.in + row * p.width));
 }
 
 /* The next entries of a group. */
-__device__ static inline void read_lines(const uint4 *lines, uint4 (&held)[UNIT_LINES]) {
+__device__ static inline void read_lines(const uint4 *lines, uint4 (&ahead)[UNIT_LINES]) {
 #pragma unroll
     for (int i = 0; i < UNIT_LINES; i++)
-        held[i] = __ldg(lines + i * UNIT);
+        ahead[i] = __ldg(lines + i * UNIT);
 }
 
 template <int N>
@@ -140,15 +134,15 @@ __device__ static inline void store_row(bf16 *to, const float (&v)[8]) {
 
 /* A warp's units of the panel in `stage`; `taken`: those that warps have begun. */
 template <typename T>
-__device__ static inline void sum_units(const held_lists &l, const held_place<T> &p,
+__device__ static inline void sum_units(const entry_lists &l, const shared_place<T> &p,
                                         const unsigned char *stage, int units_at, int *taken) {
-    int lane = (int)threadIdx.x % 32, group = lane / HELD_LANES, at = (int)threadIdx.x / 32;
-    const unsigned char *own = stage + lane % HELD_LANES * 16;
+    int lane = (int)threadIdx.x % 32, group = lane / SHARED_LANES, at = (int)threadIdx.x / 32;
+    const unsigned char *own = stage + lane % SHARED_LANES * 16;
     const sum_unit *unit = (const sum_unit *)(stage + units_at);
     const uint4 *stream = l.stream + p.b * l.lines * UNIT + group;
     int units = unit->units;
-    uint4 held[UNIT_LINES] = {};
-    if (at < units && unit[at].lines > 0) read_lines(stream + unit[at].line * UNIT, held);
+    uint4 ahead[UNIT_LINES] = {};
+    if (at < units && unit[at].lines > 0) read_lines(stream + unit[at].line * UNIT, ahead);
     while (at < units) {
         const uint4 *line = stream + unit[at].line * UNIT;
         int lines = unit[at].lines, row = unit[at].target[group], whole = unit[at].whole, next = 0;
@@ -156,19 +150,19 @@ __device__ static inline void sum_units(const held_lists &l, const held_place<T>
         next = __shfl_sync(0xffffffffu, next, 0);
         const uint4 *after = NULL; /* where the next unit's begin */
         if (next < units && unit[next].lines > 0) after = stream + unit[next].line * UNIT;
-        if (lines == 0 && after) read_lines(after, held);
+        if (lines == 0 && after) read_lines(after, ahead);
         float sum[PIECE<T>] = {};
         for (int i = 0; i < lines; i += UNIT_LINES) {
             uint4 value[UNIT_STEP], now[UNIT_LINES];
 #pragma unroll
             for (int e = 0; e < UNIT_LINES; e++) {
-                now[e] = held[e];
+                now[e] = ahead[e];
                 value[2 * e] = *(const uint4 *)(own + now[e].x);
                 value[2 * e + 1] = *(const uint4 *)(own + now[e].z);
             }
             line += UNIT_LINES * UNIT;
             const uint4 *from = i + UNIT_LINES < lines ? line : after;
-            if (from) read_lines(from, held);
+            if (from) read_lines(from, ahead);
 #pragma unroll
             for (int e = 0; e < UNIT_LINES; e++) {
                 add_scaled(sum, now[e].y, value[2 * e]);
@@ -179,7 +173,7 @@ __device__ static inline void sum_units(const held_lists &l, const held_place<T>
 #pragma unroll
             for (int i = 0; i < PIECE<T>; i++)
 #pragma unroll
-                for (int step = HELD_LANES; step < 32; step *= 2)
+                for (int step = SHARED_LANES; step < 32; step *= 2)
                     sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], step);
         if (row != NOWHERE && p.there) store_row(p.out + row * p.width, sum);
         at = next;
@@ -187,19 +181,19 @@ __device__ static inline void sum_units(const held_lists &l, const held_place<T>
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(HELD_THREADS, 1)
-    sum_held(held_shape s, held_lists l, panel_data<T> data) {
+static __global__ void __launch_bounds__(SHARED_THREADS, 1)
+    sum_shared(shared_shape s, entry_lists l, panel_data<T> data) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ int taken[2]; /* for panels in turn: the next one's is set while one is in use */
-    unsigned first = (unsigned)__cvta_generic_to_shared(memory);
-    if (threadIdx.x < 2) taken[threadIdx.x] = HELD_WARPS;
-    if (threadIdx.x < s.stages * HELD_LANES)
-        *(uint4 *)(memory + threadIdx.x / HELD_LANES * s.stage_bytes + s.in_rows * HELD_PITCH +
-                   threadIdx.x % HELD_LANES * 16) = make_uint4(0, 0, 0, 0);
+    __shared__ int taken[2]; /* for panels in parity: the next one's is set while one is in use */
+    unsigned first = shared_address(memory);
+    if (threadIdx.x < 2) taken[threadIdx.x] = SHARED_WARPS;
+    if (threadIdx.x < s.stages * SHARED_LANES)
+        *(uint4 *)(memory + threadIdx.x / SHARED_LANES * s.stage_bytes + s.in_rows * SHARED_PITCH +
+                   threadIdx.x % SHARED_LANES * 16) = make_uint4(0, 0, 0, 0);
     for (int i = 0; i + 1 < s.stages; i++)
         start_stage(s, l, data, blockIdx.x + (int64_t)i * gridDim.x,
                     first + (unsigned)(i * s.stage_bytes));
-    int stage = 0, turn = 0;
+    int stage = 0, parity = 0;
     for (int64_t item = blockIdx.x; item < s.items; item += gridDim.x) {
         if (s.stages == 1) {
             __syncthreads(); /* the last one has been read */
@@ -216,21 +210,21 @@ static __global__ void __launch_bounds__(HELD_THREADS, 1)
         else
             start_stage(s, l, data, item + (int64_t)(s.stages - 1) * gridDim.x,
                         first + (unsigned)(behind * s.stage_bytes));
-        if (threadIdx.x == 0) taken[1 - turn] = HELD_WARPS;
-        sum_units(l, find_held(s, data, item), memory + stage * s.stage_bytes, s.units_at,
-                  &taken[turn]);
+        if (threadIdx.x == 0) taken[1 - parity] = SHARED_WARPS;
+        sum_units(l, find_shared(s, data, item), memory + stage * s.stage_bytes, s.units_at,
+                  &taken[parity]);
         stage = stage + 1 < s.stages ? stage + 1 : 0;
-        turn = 1 - turn;
+        parity = 1 - parity;
     }
 }
 
-void weft_cuda_sum_held(weft_exec *x, const weft_node *n, const held_lists *l) {
-    held_shape s = make_held(n, l);
+void weft_cuda_sum_shared(weft_exec *x, const weft_node *n, const entry_lists *l) {
+    shared_shape s = make_shared(n, l);
     int bytes = s.stages * s.stage_bytes;
     with_type(n->in[WEFT_GATHER_H], [&](auto tag) {
         using T = decltype(tag);
-        cudaFuncSetAttribute(sum_held<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-        sum_held<T><<<(unsigned)min_i64(s.items, multiprocessors()), HELD_THREADS, (size_t)bytes,
-                      stream_of(x)>>>(s, *l, find_panels<T>(x, n));
+        cudaFuncSetAttribute(sum_shared<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        sum_shared<T><<<(unsigned)min_i64(s.items, multiprocessors()), SHARED_THREADS,
+                        (size_t)bytes, stream_of(x)>>>(s, *l, find_panels<T>(x, n));
     });
 }
