@@ -35,9 +35,11 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* Whether the tensor cores' attention is compiled for the widths, and its tiles fit the GPU. */
+/* Whether the tensor cores' attention is compiled for the widths, and its tiles fit the GPU. Widths that
+ * are no multiples of 8 take the next ones that are, over copies of their rows. */
 static bool has_widths(int64_t dqk, int64_t dv) {
-    if (dqk < 1 || dv < 1 || dqk % 8 != 0 || dv % 8 != 0) return false;
+    if (dqk < 1 || dv < 1) return false;
+    dqk = (dqk + 7) / 8 * 8, dv = (dv + 7) / 8 * 8;
 #define FIRST_THAT_HOLDS(DQK, DV, BYTES)                                                           \
     if (dqk <= DQK && dv <= DV) return BYTES <= weft_cuda_device()->shared_memory;
     WEFT_CUDA_ATTENTION_WIDTHS(FIRST_THAT_HOLDS)
@@ -203,7 +205,7 @@ static const struct {
     {"sums of routing", "are read 16 bytes at a time",
      "are read element by element, which is slower"},
     {"matrix products", "have aligned rows",
-     "of rows that begin at no multiple of 16 bytes are slower"},
+     "of rows that begin at no multiple of 16 bytes are slower, by a copy of each"},
 };
 
 static int kind_of(const weft_node *n) {

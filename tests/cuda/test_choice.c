@@ -46,17 +46,17 @@ static void test_the_plain_kernel_is_warned_of_once(void **state) {
     assert_non_null(log);
     weft_log_copy(fileno(log));
     attend(64);
-    attend(84);
-    attend(84);
-    attend(100);
+    attend(264);
+    attend(264);
+    attend(300);
     weft_log_copy(-1);
     rewind(log);
     size_t bytes = fread(text, 1, sizeof text - 1, log);
     fclose(log);
     text[bytes] = 0;
-    const char *line = strstr(text, "cuda: HEAD_DIM 84: attention runs by the plain kernel");
+    const char *line = strstr(text, "cuda: HEAD_DIM 264: attention runs by the plain kernel");
     assert_non_null(line);
-    assert_non_null(strstr(line, "80 and 88 are fast"));
+    assert_non_null(strstr(line, "256 is fast"));
     assert_null(strstr(line + 1, "cuda: HEAD_DIM"));
 }
 

@@ -2,8 +2,11 @@
  * cores where choice.h says that it applies, else to the plain kernels. */
 #include "cuda/attention/attention.cuh"
 
+#include "cuda/pack.cuh"
 #include "cuda/tensor/tma.cuh"
 #include "cuda/tensor/tma_map.cuh"
+
+enum { COPY_THREADS = 256 };
 
 /* Rows as TMA sees them. What it finds outside of a head's columns is 0, so a box may be wider than
  * they are. */
@@ -101,10 +104,109 @@ static attention_problem make_problem(const weft_exec *x, const weft_node *n,
     return p;
 }
 
+/* Heads whose width is no multiple of 8 do not begin at multiples of 16 bytes, as TMA wants: they are
+ * copied into rows that do, with zeros behind, and the results back. */
+static attention_problem pad_widths(attention_problem p) {
+    p.dqk = (int)ceil_div(p.dqk, 8) * 8;
+    p.dv = (int)ceil_div(p.dv, 8) * 8;
+    return p;
+}
+
+static bool is_padded(const attention_problem &p) {
+    return (p.dqk % 8 != 0 || p.dv % 8 != 0) && attention_fits_flash(pad_widths(p));
+}
+
+static __global__ void copy_heads(head_rows from, int width, head_rows to, int to_width,
+                                  int positions, int heads, int64_t count) {
+    for (int64_t i = thread_index(); i < count; i += thread_count()) {
+        int64_t line = quotient(i, to_width), place = quotient(line, heads);
+        int column = (int)(i - line * to_width), head = (int)(line - place * heads);
+        int b = (int)quotient(place, positions), position = (int)(place - (int64_t)b * positions);
+        bf16 value = column < width
+                         ? ((const bf16 *)from.data)[row_at(from, b, position, head) + column]
+                         : from_float<bf16>(0.0f);
+        ((bf16 *)to.data)[row_at(to, b, position, head) + column] = value;
+    }
+}
+
+/* The rows of a padded problem in a workspace, one after the other. */
+struct padded_rows {
+    const attention_problem &p, &wide;
+    char *next;
+    cudaStream_t stream;
+
+    head_rows take(bool query, bool score) {
+        int positions = query ? p.queries : p.keys, heads = query ? p.heads : p.kv_heads;
+        head_rows rows = make_rows(next, positions, heads, score ? wide.dqk : wide.dv);
+        next += align_bytes(p.batch * rows.batch * (int64_t)sizeof(bf16));
+        return rows;
+    }
+    void copy(const head_rows &from, const head_rows &to, bool query, bool score, bool back) {
+        int own = score ? p.dqk : p.dv, padded = score ? wide.dqk : wide.dv;
+        int positions = query ? p.queries : p.keys, heads = query ? p.heads : p.kv_heads;
+        int64_t count = (int64_t)p.batch * positions * heads * (back ? own : padded);
+        copy_heads<<<grid_for(count, COPY_THREADS), COPY_THREADS, 0, stream>>>(
+            from, own, to, back ? own : padded, positions, heads, count);
+    }
+    head_rows take_copy(const head_rows &from, bool query, bool score) {
+        head_rows to = take(query, score);
+        copy(from, to, query, score, false);
+        return to;
+    }
+};
+
+/* q, k, v and o; with `back` their gradients too. */
+static int64_t padded_bytes(const attention_problem &p, bool back) {
+    attention_problem wide = pad_widths(p);
+    padded_rows rows = {p, wide, NULL, 0};
+    for (int i = 0; i < (back ? 2 : 1); i++)
+        rows.take(true, true), rows.take(false, true), rows.take(false, false),
+            rows.take(true, false);
+    return (int64_t)(intptr_t)rows.next;
+}
+
+static void forward_padded(const attention_problem &p, void *workspace, cudaStream_t stream) {
+    attention_problem wide = pad_widths(p);
+    padded_rows rows = {p, wide, (char *)workspace, stream};
+    wide.q = rows.take_copy(p.q, true, true);
+    wide.k = rows.take_copy(p.k, false, true);
+    wide.v = rows.take_copy(p.v, false, false);
+    wide.o = rows.take(true, false);
+    flash_forward(wide, stream);
+    rows.copy(wide.o, p.o, true, false, true);
+}
+
+/* `workspace` behind that of flash_backward. */
+static void backward_padded(const attention_problem &p, const attention_gradients &g,
+                            void *workspace, cudaStream_t stream) {
+    attention_problem wide = pad_widths(p);
+    attention_gradients to = g;
+    padded_rows rows = {p, wide, (char *)workspace, stream};
+    wide.q = rows.take_copy(p.q, true, true);
+    wide.k = rows.take_copy(p.k, false, true);
+    wide.v = rows.take_copy(p.v, false, false);
+    wide.o = rows.take_copy(p.o, true, false);
+    to.d_o = rows.take_copy(g.d_o, true, false);
+    if (g.dq.data) to.dq = rows.take(true, true);
+    if (g.dk.data) to.dk = rows.take(false, true);
+    if (g.dv.data) to.dv = rows.take(false, false);
+    flash_backward(wide, to, stream);
+    if (g.dq.data) rows.copy(to.dq, g.dq, true, true, true);
+    if (g.dk.data) rows.copy(to.dk, g.dk, false, true, true);
+    if (g.dv.data) rows.copy(to.dv, g.dv, false, false, true);
+}
+
+static int64_t attention_workspace(const weft_node *n, int) {
+    attention_problem p = make_shape(n, n->in);
+    return is_padded(p) ? padded_bytes(p, false) : 0;
+}
+
 static weft_status attention_run(weft_exec *x, const weft_node *n) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
     attention_check_starts(p, stream_of(x));
-    if (attention_fits_flash(p))
+    if (is_padded(p))
+        forward_padded(p, weft_workspace(x, n), stream_of(x));
+    else if (attention_fits_flash(p))
         flash_forward(p, stream_of(x));
     else
         attention_plain(p, stream_of(x));
@@ -135,6 +237,8 @@ static gaussian_sides can_finish(const attention_problem &p) {
 
 /* Without what is laid out by attention_back_run behind it. */
 static int64_t workspace_of_kernels(const attention_problem &p, const weft_node *n) {
+    if (is_padded(p))
+        return align_bytes(flash_backward_workspace(pad_widths(p))) + padded_bytes(p, true);
     if (attention_fits_flash(p)) return flash_backward_workspace(p);
     return attention_plain_back_workspace(p, wants_numbers(n), n->out[WEFT_ATTN_REL] != NULL);
 }
@@ -164,7 +268,11 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     if (a->gaussian_n && !can.n)
         g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
     attention_check_starts(p, stream_of(x));
-    if (attention_fits_flash(p))
+    if (is_padded(p))
+        backward_padded(p, g,
+                        (char *)g.workspace + align_bytes(flash_backward_workspace(pad_widths(p))),
+                        stream_of(x));
+    else if (attention_fits_flash(p))
         flash_backward(p, g, stream_of(x));
     else
         attention_plain_back(p, g, stream_of(x));
@@ -182,5 +290,5 @@ static weft_status attention_back_explain(weft_exec *x, const weft_node *n, int6
                                    n->in[WEFT_ATTN_BACK_FIRST + WEFT_ATTN_START], place);
 }
 
-CUDA_KERNEL(attention, attention_run, NULL, attention_explain)
+CUDA_KERNEL(attention, attention_run, attention_workspace, attention_explain)
 CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace, attention_back_explain)

@@ -293,7 +293,8 @@ bool attention_fits_flash(const attention_problem &p) {
     a.batch = p.batch, a.queries = p.queries, a.keys = p.keys;
     a.heads = p.heads, a.dqk = p.dqk, a.dv = p.dv;
     a.pos = p.pos, a.causal = p.causal, a.band = p.band;
-    return weft_cuda_attention_is_fast(&a, p.is_bf16 ? WEFT_BF16 : WEFT_F32);
+    return p.dqk % 8 == 0 && p.dv % 8 == 0 &&
+           weft_cuda_attention_is_fast(&a, p.is_bf16 ? WEFT_BF16 : WEFT_F32);
 }
 
 void flash_forward(const attention_problem &p, cudaStream_t stream) {

@@ -368,20 +368,58 @@ static cuda_gemm product_dw(const entropy_layout &k, cuda_gemm_matrix l, cuda_ge
     return p;
 }
 
+/* A product with the vocabulary as its m, n or k, in two: of the words in eights, which the library is
+ * fast at, and of the few that are left, which come first. The rows of l begin at multiples of 16 bytes. */
+static int split_words(const cuda_gemm &p, int64_t words, cuda_gemm part[2]) {
+    int64_t whole = words / 8 * 8;
+    part[0] = part[1] = p;
+    if (whole == words || whole == 0 || !p.a.is_bf16 || !p.b.is_bf16) return 1;
+    auto skip = [whole](cuda_gemm_matrix *x, bool rows) {
+        if (x->data) x->data = (char *)x->data + whole * (rows ? x->ld : 1) * (x->is_bf16 ? 2 : 4);
+    };
+    if (p.ta) { /* dw */
+        part[0].m -= whole, part[1].m = whole;
+        skip(&part[0].a, false);
+        skip(&part[0].c, true);
+    } else if (p.tb) { /* the logits */
+        part[0].n -= whole, part[1].n = whole;
+        skip(&part[0].b, true);
+        skip(&part[0].c, false);
+    } else { /* dx */
+        part[0].k -= whole, part[1].k = whole;
+        part[1].accumulate = true;
+        skip(&part[0].a, false);
+        skip(&part[0].b, true);
+    }
+    return 2;
+}
+
+static weft_status launch_words(cudaStream_t stream, const entropy_layout &k, const cuda_gemm &p,
+                                void *workspace) {
+    cuda_gemm part[2];
+    int parts = split_words(p, k.words, part);
+    for (int i = 0; i < parts; i++)
+        WEFT_TRY(gemm_launch(stream, &part[i], workspace));
+    return WEFT_OK;
+}
+
+static int64_t words_workspace(const entropy_layout &k, const cuda_gemm &p) {
+    cuda_gemm part[2];
+    int parts = split_words(p, k.words, part);
+    int64_t bytes = gemm_workspace(&part[0]);
+    return parts == 2 ? max_i64(bytes, gemm_workspace(&part[1])) : bytes;
+}
+
 static int64_t product_bytes(const entropy_layout &k, const weft_node *n, int64_t rows) {
     cuda_gemm_matrix x = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_X]->dtype == WEFT_BF16);
     cuda_gemm_matrix w = matrix_at(NULL, 0, k.width, n->in[WEFT_CE_W]->dtype == WEFT_BF16);
     cuda_gemm_matrix l = matrix_at(NULL, 0, k.ld, k.is_bf16);
-    cuda_gemm p = product_logits(k, x, w, l, rows);
-    int64_t most = gemm_workspace(&p);
-    if (k.dx) {
-        p = product_dx(k, l, w, matrix_at(NULL, 0, k.width, k.dx_bf16), rows);
-        most = max_i64(most, gemm_workspace(&p));
-    }
-    for (int add = 0; k.dw && add < 2; add++) {
-        p = product_dw(k, l, x, matrix_at(NULL, 0, k.width, k.dw_bf16), rows, add);
-        most = max_i64(most, gemm_workspace(&p));
-    }
+    cuda_gemm_matrix dx = matrix_at(NULL, 0, k.width, k.dx_bf16);
+    cuda_gemm_matrix dw = matrix_at(NULL, 0, k.width, k.dw_bf16);
+    int64_t most = words_workspace(k, product_logits(k, x, w, l, rows));
+    if (k.dx) most = max_i64(most, words_workspace(k, product_dx(k, l, w, dx, rows)));
+    for (int add = 0; k.dw && add < 2; add++)
+        most = max_i64(most, words_workspace(k, product_dw(k, l, x, dw, rows, add)));
     return most;
 }
 
@@ -441,17 +479,17 @@ static weft_status run_parts(weft_exec *x, const weft_node *n, const entropy_lay
     for (rows.first = 0; rows.first < k.rows; rows.first += k.step) {
         int64_t count = min_i64(k.step, k.rows - rows.first), at = rows.first * k.width;
         cuda_gemm_matrix x_at = matrix_at(weft_data(x, in), at, k.width, x_bf16);
-        cuda_gemm p = product_logits(k, x_at, w_at, l_at, count);
-        WEFT_TRY(gemm_launch(stream_of(x), &p, work + k.products));
+        cuda_gemm_matrix dx_at = matrix_at(dx, at, k.width, k.dx_bf16);
+        WEFT_TRY(launch_words(stream_of(x), k, product_logits(k, x_at, w_at, l_at, count),
+                              work + k.products));
         run_entropy_rows(stream_of(x), rows, count, known);
-        if (k.dw) {
-            p = product_dw(k, l_at, x_at, dw_at, count, rows.first > 0);
-            WEFT_TRY(gemm_launch(stream_of(x), &p, work + k.products));
-        }
-        if (k.dx) {
-            p = product_dx(k, l_at, w_at, matrix_at(dx, at, k.width, k.dx_bf16), count);
-            WEFT_TRY(gemm_launch(stream_of(x), &p, work + k.products));
-        }
+        if (k.dw)
+            WEFT_TRY(launch_words(stream_of(x), k,
+                                  product_dw(k, l_at, x_at, dw_at, count, rows.first > 0),
+                                  work + k.products));
+        if (k.dx)
+            WEFT_TRY(launch_words(stream_of(x), k, product_dx(k, l_at, w_at, dx_at, count),
+                                  work + k.products));
     }
     return WEFT_OK;
 }

@@ -8,7 +8,9 @@
  *   slim       sums over many rows, a result of at most 16 × 128 (slim.cuh).
  *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is
- *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns.
+ *              column-major, so it makes cᵀ = op(b)ᵀ op(a)ᵀ: our rows are its columns. Rows of bf16
+ *              that begin at no multiple of 16 bytes or end at none would take it five times as
+ *              long: such factors are copied into rows that do, with zeros behind their own values.
  *   plain      where the library has no algorithm: tiles of 32 × 32 in shared memory.
  *
  * Bias, gelu and gelu's slope are the library's epilogue where its result is already c (a bias must
@@ -18,6 +20,7 @@
  * take. Only the slope of a bf16 result is put on sums that were rounded to c already, as a node of
  * its own would: those would be many in f32. The addend is the library's c, and c its d. */
 #include "cuda/functions.cuh"
+#include "cuda/pack.cuh"
 #include "cuda/products/few_rows.cuh"
 #include "cuda/products/i8_rows.cuh"
 #include "cuda/products/library.cuh"
@@ -37,6 +40,7 @@ enum {
     LIBRARY_ALIGN = 256
 };
 static const double LARGE_FLOPS = 1e9;
+static const double PAD_FLOPS = 1e9; /* fewer are not worth the copies */
 
 /* A product's recipe: what has to be done around the library's call. */
 typedef struct {
@@ -46,6 +50,9 @@ typedef struct {
     bool round_bias;                      /* f32 bias for a bf16 epilogue */
     bool finish;                          /* sums in f32 first, then bias, gelu and rounding */
     bool sums_apart;                      /* and they lie in the workspace, not in c */
+    bool padded;                          /* the library's product is of m, n, k in eights: */
+    int64_t m, n, k;                      /* those */
+    bool copy_a, copy_b;                  /* and these are copied for it */
     int64_t a_at, b_at, bias_at, sums_at; /* places in the workspace */
     int64_t library_bytes, bytes;
 } gemm_recipe;
@@ -93,6 +100,30 @@ static bool sums_are_rounded(const cuda_gemm *p) {
     return p->gelu_back && p->a.is_bf16 && p->b.is_bf16 && p->c.is_bf16;
 }
 
+static int64_t eights(int64_t n) {
+    return ceil_div(n, 8) * 8;
+}
+
+static bool begins_anywhere(const cuda_gemm_matrix *x, int64_t batch) {
+    return x->is_bf16 && (x->ld % 8 != 0 || (batch > 1 && x->stride % 8 != 0));
+}
+
+/* A product of rows in eights that has p's among its results. Its sums lie apart. */
+static void pad_product(const cuda_gemm *p, gemm_recipe *recipe) {
+    recipe->m = p->ta ? eights(p->m) : p->m;
+    recipe->n = eights(p->n);
+    recipe->k = eights(p->k);
+    recipe->copy_a = begins_anywhere(&p->a, p->batch) || recipe->m != p->m || recipe->k != p->k;
+    recipe->copy_b = begins_anywhere(&p->b, p->batch) || recipe->n != p->n || recipe->k != p->k;
+    recipe->padded = recipe->copy_a || recipe->copy_b || begins_anywhere(&p->c, p->batch);
+    if (!recipe->padded) return;
+    recipe->finish = recipe->sums_apart = true;
+    int64_t size = p->batch * (int64_t)sizeof(bf16);
+    if (recipe->copy_a) recipe->a_at = take_bytes(recipe, size * recipe->m * recipe->k);
+    if (recipe->copy_b) recipe->b_at = take_bytes(recipe, size * recipe->k * recipe->n);
+    recipe->sums_at = take_bytes(recipe, 2 * size * recipe->m * recipe->n);
+}
+
 static gemm_recipe make_recipe(const cuda_gemm *p) {
     gemm_recipe recipe = {};
     recipe.i8 = p->b.is_i8;
@@ -111,6 +142,8 @@ static gemm_recipe make_recipe(const cuda_gemm *p) {
     if (recipe.thin) recipe.bytes = max_i64(recipe.bytes, thin_workspace(p));
     if (recipe.slim || recipe.thin) return recipe;
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
+    if (is_bf16 && flops >= PAD_FLOPS) pad_product(p, &recipe);
+    if (recipe.padded) return recipe;
     recipe.widen_a = p->a.is_bf16 && !is_bf16;
     recipe.widen_b = p->b.is_bf16 && !is_bf16;
     recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
@@ -132,6 +165,18 @@ int64_t gemm_workspace(const cuda_gemm *p) {
 static __global__ void widen_values(int64_t n, const bf16 *from, float *to) {
     for (int64_t i = thread_index(); i < n; i += thread_count())
         to[i] = to_float(from[i]);
+}
+
+/* Rows of a batch's matrices into longer and more ones, which are 0 elsewhere. */
+static __global__ void pad_rows(cuda_gemm_matrix from, int64_t rows, int64_t columns, bf16 *to,
+                                int64_t to_rows, int64_t to_columns, int64_t count) {
+    for (int64_t i = thread_index(); i < count; i += thread_count()) {
+        int64_t line = quotient(i, to_columns), column = i - line * to_columns;
+        int64_t g = quotient(line, to_rows), row = line - g * to_rows;
+        bool own = row < rows && column < columns;
+        to[i] = own ? ((const bf16 *)from.data)[g * from.stride + row * from.ld + column]
+                    : from_float<bf16>(0.0f);
+    }
 }
 
 static __global__ void round_values(int64_t n, const float *from, bf16 *to) {
@@ -181,7 +226,8 @@ __device__ static void finish_value(const finishing &f, int64_t g, int64_t row, 
 static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, int64_t stride,
                                      int64_t batch, int64_t m, int64_t n) {
     for (int64_t i = thread_index(); i < batch * m * n; i += thread_count()) {
-        int64_t column = i % n, row = i / n % m, g = i / n / m;
+        int64_t line = quotient(i, n), g = quotient(line, m);
+        int64_t column = i - line * n, row = line - g * m;
         finish_value(f, g, row, column, load_any(sums, g * stride + row * ld + column));
     }
 }
@@ -302,8 +348,7 @@ static void run_plain(cudaStream_t stream, const cuda_gemm *p) {
 static void run_finish(cudaStream_t stream, const cuda_gemm *p, const cuda_gemm_matrix *sums,
                        bool added) {
     finishing f = describe_finish(p);
-    f.accumulate = false;
-    if (added) f.addend.data = NULL;
+    if (added) f.accumulate = false, f.addend.data = NULL;
     finish_values<<<grid_for(p->batch * p->m * p->n, THREADS), THREADS, 0, stream>>>(
         f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
 }
@@ -313,6 +358,15 @@ static void widen_factor(cudaStream_t stream, cuda_gemm_matrix *x, int64_t value
                                                                     (float *)to);
     x->data = to;
     x->is_bf16 = false;
+}
+
+/* rows × columns of a factor into `to`, rows × columns there. */
+static void pad_factor(cudaStream_t stream, cuda_gemm_matrix *x, int64_t batch, int64_t rows,
+                       int64_t columns, int64_t to_rows, int64_t to_columns, void *to) {
+    int64_t count = batch * to_rows * to_columns;
+    pad_rows<<<grid_for(count, THREADS), THREADS, 0, stream>>>(*x, rows, columns, (bf16 *)to,
+                                                               to_rows, to_columns, count);
+    *x = cuda_gemm_matrix{to, to_columns, to_rows * to_columns, true};
 }
 
 /* The product without what comes after its sums. */
@@ -333,9 +387,19 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
         round_values<<<grid_for(values, THREADS), THREADS, 0, stream>>>(
             values, (const float *)p->bias.data, (bf16 *)q.bias.data);
     }
+    if (recipe->copy_a)
+        pad_factor(stream, &q.a, p->batch, p->ta ? p->k : p->m, p->ta ? p->m : p->k,
+                   p->ta ? recipe->k : recipe->m, p->ta ? recipe->m : recipe->k,
+                   workspace + recipe->a_at);
+    if (recipe->copy_b)
+        pad_factor(stream, &q.b, p->batch, p->tb ? p->n : p->k, p->tb ? p->k : p->n,
+                   p->tb ? recipe->n : recipe->k, p->tb ? recipe->k : recipe->n,
+                   workspace + recipe->b_at);
+    if (recipe->padded) q.m = recipe->m, q.n = recipe->n, q.k = recipe->k;
     if (recipe->sums_apart) {
-        q.c = cuda_gemm_matrix{workspace + recipe->sums_at, p->n, p->m * p->n, false};
+        q.c = cuda_gemm_matrix{workspace + recipe->sums_at, q.n, q.m * q.n, false};
         q.addend.data = NULL;
+        q.accumulate = false;
     }
     if (recipe->finish) leave_sums(&q);
     char *aligned =
