@@ -233,36 +233,25 @@ static column_pass describe_pass(const weft_tensor *dy, const weft_tensor *x, co
     return column_pass{dy, x, dx, db, weft_tensor_count(dy) / columns, columns};
 }
 
-static column_pass pass_of_bias(const weft_node *n) {
-    return describe_pass(n->in[0], NULL, NULL, n->out[0], weft_tensor_width(n->in[0]));
-}
-
-static column_pass pass_of_gelu(const weft_node *n) {
-    return describe_pass(n->in[0], n->in[1], n->out[0], n->out[1], weft_tensor_width(n->in[0]));
+/* Of bias_back, dy to db, and of gelu_bias_back, dy and x to dx and db. */
+static column_pass pass_of(const weft_node *n) {
+    bool gelu = n->n_in > 1;
+    return describe_pass(n->in[0], gelu ? n->in[1] : NULL, gelu ? n->out[0] : NULL,
+                         n->out[gelu ? 1 : 0], weft_tensor_width(n->in[0]));
 }
 
 static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    column_pass p = pass_of_bias(n);
+    column_pass p = pass_of(n);
     return run_column_pass(x, n, &p);
 }
 
 static int64_t bias_back_workspace(const weft_node *n, int) {
-    column_pass p = pass_of_bias(n);
-    return column_pass_bytes(&p);
-}
-
-static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
-    column_pass p = pass_of_gelu(n);
-    return run_column_pass(x, n, &p);
-}
-
-static int64_t gelu_bias_back_workspace(const weft_node *n, int) {
-    column_pass p = pass_of_gelu(n);
+    column_pass p = pass_of(n);
     return column_pass_bytes(&p);
 }
 
 CUDA_KERNEL(bias_back, bias_back_run, bias_back_workspace)
-CUDA_KERNEL(gelu_bias_back, gelu_bias_back_run, gelu_bias_back_workspace)
+CUDA_KERNEL(gelu_bias_back, bias_back_run, bias_back_workspace)
 
 enum { TRANSPOSE_ROWS = 8 /* of a square that a block has threads for */ };
 
