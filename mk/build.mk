@@ -84,11 +84,13 @@ Q := @
 say = @printf '%-5s %s\n' '$(1)' '$(2)'
 endif
 
-# Machine code for Hopper alone, whose kernels multiply by wgmma and copy by TMA. Code for any other
-# architecture has the kernels by mma.sync and the plain ones. PTX for compute_80, which drivers
-# translate for every GPU from 8.0 on, in place of it or beside it:
-# CUDA_ARCH='-gencode arch=compute_80,code=compute_80'
-CUDA_ARCH ?= -gencode arch=compute_90a,code=sm_90a
+# Machine code for the GPUs of this machine; where there is none, for Hopper (H100, H200), whose kernels
+# multiply by wgmma and copy by TMA. Code for any other architecture has the kernels by mma.sync and the
+# plain ones. Packages have Hopper's, and PTX for compute_80, which drivers translate for every GPU from
+# 8.0 on.
+cuda_code = -gencode arch=compute_$(1),code=sm_$(1)
+CUDA_CODE := $(foreach gpu,$(or $(if $(filter deb,$(MAKECMDGOALS)),,$(CONFIG_GPUS)),9.0),$(call cuda_code,$(subst .,,$(gpu:9.0=9.0a))))
+CUDA_ARCH ?= $(CUDA_CODE) $(if $(filter deb,$(MAKECMDGOALS)),-gencode arch=compute_80$(comma)code=compute_80)
 # The runtime is linked in and looks for the driver when it is used; cuBLASLt, which takes a tenth of
 # a second to load, is opened by src/cuda/products/library.cu when a product is run.
 CUDA_LIBS ?= -lcudart_static -ldl -lrt -lstdc++
