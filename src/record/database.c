@@ -4,7 +4,7 @@
 #include "base/below.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "record/database_check.h"
+#include "record/schema.h"
 
 #include <errno.h>
 #include <math.h>
@@ -306,7 +306,9 @@ static void arm(weft_database *d) {
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
-    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON", NULL, NULL, NULL);
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_ENABLE_FKEY, 0, NULL); /* the checks hold them */
+    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY", NULL, NULL,
+                 NULL);
     sqlite3_busy_timeout(d->handle,
                          d->seconds < 0.001 * BUSY_MS ? (int)(1000 * d->seconds) : BUSY_MS);
     sqlite3_progress_handler(d->handle, TICK_STEPS, is_time_up, d);
@@ -346,7 +348,7 @@ static weft_status check_tables(weft_database *d, int64_t version) {
     enum { ROOM = 61 };
     char type[ROOM], name[ROOM], what[4 * ROOM] = "";
     sqlite3 *ours = NULL;
-    const char *tables = d->schema->tables[version - d->schema->oldest];
+    const char *tables = d->schema->versions[version - d->schema->oldest].tables;
     weft_status status = WEFT_OK;
     if (sqlite3_open(":memory:", &ours) != SQLITE_OK ||
         sqlite3_exec(ours, tables, NULL, NULL, NULL) != SQLITE_OK)
@@ -394,10 +396,25 @@ static weft_status check_all(weft_database *d, weft_database_mode mode, bool *fr
             d->path, (long long)version, s->oldest, s->newest);
     WEFT_TRY(check_tables(d, version));
     WEFT_TRY(check_whole(d));
-    WEFT_TRY(s->check(d, version));
-    if (mode == WEFT_DATABASE_READ || version == s->newest) return WEFT_OK;
+    if (version == s->newest) return weft_database_check(d);
+    const weft_schema_version *older = &s->versions[version - s->oldest];
+    if (mode == WEFT_DATABASE_READ) {
+        WEFT_TRY(weft_database_script(d, older->read));
+        return weft_database_check(d);
+    }
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, weft_database_script(d, s->update));
+    weft_status status = weft_database_script(d, older->update);
+    if (status == WEFT_OK) status = weft_database_check(d);
+    return weft_database_finish(d, status);
+}
+
+weft_status weft_database_check(weft_database *d) {
+    return d->schema->check(d);
+}
+
+weft_status weft_database_make_tables(weft_database *d) {
+    return weft_database_script(d,
+                                d->schema->versions[d->schema->newest - d->schema->oldest].tables);
 }
 
 /* A journal beside it may be of a study that was cut off: then the database is half changed, and

@@ -23,15 +23,20 @@ enum { WEFT_TIME_ROOM = 32 };
 
 typedef struct weft_database weft_database;
 
+/* Statements: what makes an empty database; and of an older version, what lets it be read by the newest
+ * one's names without a change, and what makes it one of the newest. */
+typedef struct {
+    const char *tables, *read, *update;
+} weft_schema_version;
+
 /* A kind of database. */
 typedef struct {
-    const char *what;          /* "database of runs", in messages */
-    int64_t application;       /* application_id: what the file's head says it is */
-    int oldest, newest;        /* versions of the tables that are known: user_version */
-    const char *const *tables; /* for each of them, statements that make an empty one */
-    const char *update;        /* from the oldest to the newest; NULL: there is one alone */
+    const char *what;                    /* "database of runs", in messages */
+    int64_t application;                 /* application_id: what the file's head says it is */
+    int oldest, newest;                  /* versions that are known: user_version */
+    const weft_schema_version *versions; /* each of them */
     /* WEFT_EINPUT names the first value that is wrong. */
-    weft_status (*check)(weft_database *d, int64_t version);
+    weft_status (*check)(weft_database *d);
 } weft_schema;
 
 typedef enum {
@@ -42,7 +47,8 @@ typedef enum {
 
 /* Opens the database `name` below `folder`, which is as the user named it. `seconds` is how long one
  * statement, and opening with all its checks, may take. *fresh tells that it is empty, which is an error
- * in the first two modes; nothing is written by opening. */
+ * in the first two modes. Opening to read writes nothing; an older version that is opened to write becomes
+ * one of the newest, or stays what it was. */
 weft_status weft_database_enter(const weft_schema *schema, const char *folder, const char *name,
                                 weft_database_mode mode, double seconds, weft_database **out,
                                 bool *fresh);
@@ -52,6 +58,10 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
 void weft_database_close(weft_database *d);
+/* Makes the tables of a fresh one, within a transaction. */
+weft_status weft_database_make_tables(weft_database *d);
+/* All values again, as opening has looked at them. */
+weft_status weft_database_check(weft_database *d);
 const char *weft_database_path(const weft_database *d);
 
 /* Puts the file of an open database beside another's, under a name; a copy of one in a file that is not

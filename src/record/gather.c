@@ -101,7 +101,7 @@ static weft_status insert_variant(gathering *g, int variant, const char *overrid
     int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
     return weft_database_run(
         g->d,
-        "INSERT INTO steps(step, name, baseline, title, overrides, iters, tokens, parameters,"
+        "INSERT INTO variants(variant, name, baseline, title, overrides, iters, tokens, parameters,"
         " flops_per_token, training_bytes, cache_bytes_per_token, leaks)"
         " VALUES (?, ?, CASE WHEN ?1 = 0 THEN NULL ELSE 0 END, ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
         "issiiidiii", (int64_t)variant, g->groups[variant].name, overrides, c->steps,
@@ -210,7 +210,8 @@ static weft_status insert_run(gathering *g, int64_t id, int variant, const json_
     double val = weft_json_number_of(run, "val_loss");
     weft_status result = weft_database_run(
         g->d,
-        "INSERT INTO runs(run, step, learning_rate, seed, folder, status, config, iters, val_loss,"
+        "INSERT INTO runs(run, variant, learning_rate, seed, folder, status, config, iters, "
+        "val_loss,"
         " best_val_loss, score, seconds, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
         "?)",
         "iidisssiddddd", id, (int64_t)variant, g->config->learning_rate, g->config->seed, folder,
@@ -309,7 +310,7 @@ static weft_status write_database(gathering *g, const char *path) {
     bool fresh;
     WEFT_TRY(weft_database_open_or_new(path, &g->d, &fresh));
     WEFT_TRY(weft_database_begin(g->d));
-    weft_status status = weft_database_script(g->d, WEFT_SCHEMA);
+    weft_status status = weft_database_make_tables(g->d);
     if (status == WEFT_OK) status = fill(g);
     return weft_database_finish(g->d, status);
 }

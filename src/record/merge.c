@@ -1,23 +1,22 @@
-/* The first database is copied beside the new one's place; the others are attached to the copy one by
- * one, and what ended in them is taken over; the copy gets its name when it is whole (base/new_folder.h).
+/* The first database is copied beside the new one's place; copies of the others are attached to it one by
+ * one, and what ended in them is taken over; it gets its name when it is whole (base/new_folder.h).
  * Equal configs number their runs alike, so a run is the same run by its number. */
 #include "record/merge.h"
 
 #include "base/new_folder.h"
-#include "record/database_check.h"
 #include "record/record.h"
-#include "record/schema.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { PATH_ROOM = 4096 };
 
 #define ENDED " IN ('done', 'diverged')"
 /* Of runs a and b of one number. */
 #define OTHER                                                                                      \
-    "(a.step <> b.step OR a.learning_rate <> b.learning_rate OR a.seed <> b.seed OR"               \
+    "(a.variant <> b.variant OR a.learning_rate <> b.learning_rate OR a.seed <> b.seed OR"         \
     " a.folder <> b.folder)"
 
 /* A database or a folder's runs.db. */
@@ -40,30 +39,16 @@ static weft_status name_out(const char *out, char file[PATH_ROOM]) {
     return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
 }
 
-/* A whole copy, read in one transaction, so that the first may be in use. */
-static weft_status copy_first(const char *path, const char *out) {
+/* A whole copy, read in one transaction, so that the database may be in use; open, and of today's tables. */
+static weft_status open_copy(const char *path, const char *copy, weft_database **out) {
     char file[PATH_ROOM];
     weft_database *d;
+    *out = NULL;
     WEFT_TRY(file_of(path, file));
     WEFT_TRY(weft_database_open(file, false, &d));
-    weft_status status = weft_database_copy(d, out);
+    weft_status status = weft_database_copy(d, copy);
     weft_database_close(d);
-    return status;
-}
-
-/* The part as it was checked: ours, whole, with or without facts. */
-static weft_status attach(weft_database *d, const char *path, bool *facts) {
-    char file[PATH_ROOM];
-    weft_database *part;
-    int64_t tables = 0;
-    WEFT_TRY(file_of(path, file));
-    WEFT_TRY(weft_database_open(file, false, &part));
-    weft_status status = weft_database_number(
-        part, 0, &tables, "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'", "");
-    *facts = tables > 0;
-    if (status == WEFT_OK) status = weft_database_attach(d, part, "part");
-    weft_database_close(part);
-    return status;
+    return status == WEFT_OK ? weft_database_open(copy, true, out) : status;
 }
 
 /* The first key whose value differs. */
@@ -109,7 +94,7 @@ static weft_status match_variants(weft_database *d, const char *path) {
     bool there;
     WEFT_TRY(
         weft_database_ask(d, &rows,
-                          "SELECT a.name FROM main.steps a JOIN part.steps b ON a.step = b.step"
+                          "SELECT a.name FROM main.variants a JOIN part.variants b USING (variant)"
                           " WHERE a.name IS NOT b.name OR (a.error IS NULL AND b.error IS NULL AND"
                           " (a.overrides IS NOT b.overrides OR a.iters IS NOT b.iters OR"
                           " a.parameters IS NOT b.parameters))",
@@ -156,7 +141,7 @@ static weft_status add_origin(weft_database *d, int64_t run) {
         "i", run);
 }
 
-static weft_status take_run(weft_database *d, int64_t run, bool facts) {
+static weft_status take_run(weft_database *d, int64_t run) {
     static const char *const statements[] = {
         "DELETE FROM main.metrics WHERE run = ?",
         "DELETE FROM main.facts WHERE run = ?",
@@ -166,14 +151,11 @@ static weft_status take_run(weft_database *d, int64_t run, bool facts) {
         "INSERT INTO main.metrics SELECT * FROM part.metrics WHERE run = ?",
         ("INSERT INTO main.events(run, step, kind, detail, at)"
          " SELECT run, step, kind, detail, at FROM part.events WHERE run = ? ORDER BY id"),
+        "INSERT INTO main.facts SELECT * FROM part.facts WHERE run = ?",
+        "UPDATE main.runs SET status = 'waiting' WHERE run = ? AND status NOT" ENDED,
     };
     for (size_t i = 0; i < sizeof statements / sizeof statements[0]; i++)
         WEFT_TRY(weft_database_run(d, statements[i], "i", run));
-    if (facts)
-        WEFT_TRY(weft_database_run(
-            d, "INSERT INTO main.facts SELECT * FROM part.facts WHERE run = ?", "i", run));
-    WEFT_TRY(weft_database_run(
-        d, "UPDATE main.runs SET status = 'waiting' WHERE run = ? AND status NOT" ENDED, "i", run));
     return add_origin(d, run);
 }
 
@@ -203,40 +185,44 @@ static weft_status list_new(weft_database *d, int64_t **list, int *n) {
     return status;
 }
 
-static weft_status take_runs(weft_database *d, bool facts) {
+static weft_status take_runs(weft_database *d) {
     int64_t *runs;
     int n;
     weft_status status = list_new(d, &runs, &n);
     for (int i = 0; status == WEFT_OK && i < n; i++)
-        status = take_run(d, runs[i], facts);
+        status = take_run(d, runs[i]);
     free(runs);
     return status;
 }
 
 static weft_status take_variants(weft_database *d) {
-    WEFT_TRY(
-        weft_database_script(d, "INSERT INTO main.steps SELECT * FROM part.steps WHERE step NOT IN"
-                                " (SELECT step FROM main.steps)"));
+    WEFT_TRY(weft_database_script(
+        d, "INSERT INTO main.variants SELECT * FROM part.variants WHERE variant NOT IN"
+           " (SELECT variant FROM main.variants)"));
     return weft_database_script(
-        d, "REPLACE INTO main.steps SELECT b.* FROM part.steps b JOIN main.steps a"
-           " ON a.step = b.step WHERE a.error IS NOT NULL AND b.error IS NULL");
+        d, "REPLACE INTO main.variants SELECT b.* FROM part.variants b JOIN main.variants a"
+           " USING (variant) WHERE a.error IS NOT NULL AND b.error IS NULL");
 }
 
-static weft_status take_part(weft_database *d, const char *path, bool facts) {
+static weft_status take_part(weft_database *d, const char *path) {
     WEFT_TRY(match_study(d, path));
     WEFT_TRY(match_variants(d, path));
     WEFT_TRY(refuse_contradictions(d, path));
     WEFT_TRY(take_variants(d));
-    return take_runs(d, facts);
+    return take_runs(d);
 }
 
-static weft_status merge_part(weft_database *d, const char *path) {
-    bool facts;
-    WEFT_TRY(attach(d, path, &facts));
-    WEFT_TRY(weft_database_begin(d));
-    weft_status status = weft_database_finish(d, take_part(d, path, facts));
-    if (status != WEFT_OK) return status; /* the database is closed, and with it what is attached */
-    return weft_database_script(d, "DETACH DATABASE part");
+/* A copy of the part is beside the new database as `copy`. */
+static weft_status merge_part(weft_database *d, const char *path, const char *copy) {
+    weft_database *part;
+    WEFT_TRY(open_copy(path, copy, &part));
+    weft_status status = weft_database_attach(d, part, "part");
+    weft_database_close(part);
+    if (status == WEFT_OK) status = weft_database_begin(d);
+    if (status == WEFT_OK) status = weft_database_finish(d, take_part(d, path));
+    if (status == WEFT_OK) status = weft_database_script(d, "DETACH DATABASE part");
+    unlink(copy);
+    return status;
 }
 
 /* The first one's runs have their origin too, once there are others beside them; and nobody runs them
@@ -287,12 +273,13 @@ static weft_status count_runs(weft_database *d, weft_merged *result) {
 static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
                          weft_merged *result) {
     weft_database *d = NULL;
-    WEFT_TRY(copy_first(paths[0], file));
-    WEFT_TRY(weft_database_open(file, true, &d));
+    char copy[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(copy, "%s.part", file));
+    WEFT_TRY(open_copy(paths[0], file, &d));
     weft_status status = mark_first(d);
     for (int i = 1; status == WEFT_OK && i < n; i++)
-        status = merge_part(d, paths[i]);
-    if (status == WEFT_OK) status = weft_database_check(d, WEFT_SCHEMA_VERSION);
+        status = merge_part(d, paths[i], copy);
+    if (status == WEFT_OK) status = weft_database_check(d);
     if (status == WEFT_OK) status = count_runs(d, result);
     if (status == WEFT_OK && say) status = tell_runs(d, say);
     weft_database_close(d);

@@ -18,9 +18,8 @@ struct weft_notes {
     "(typeof(" column ") = 'text' AND length(CAST(" column " AS BLOB)) <= 65536)"
 _Static_assert(WEFT_NOTE_MOST == 65536, "the number in the rule");
 
-static weft_status check_notes(weft_database *d, int64_t version) {
+static weft_status check_notes(weft_database *d) {
     int64_t wrong;
-    (void)version;
     WEFT_TRY(weft_database_number(
         d, 0, &wrong,
         "SELECT count(*) FROM notes WHERE (" TEXT_WITHIN_BOUNDS("run") " AND " TEXT_WITHIN_BOUNDS(
@@ -32,15 +31,18 @@ static weft_status check_notes(weft_database *d, int64_t version) {
                      weft_database_path(d), WEFT_NOTE_MOST);
 }
 
-static const char *const tables[] = {"PRAGMA application_id = 0x77656e6f;"
-                                     "CREATE TABLE notes(run TEXT PRIMARY KEY,"
-                                     " note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT ROWID;"};
-static const weft_schema schema = {
-    .what = "database of notes", .application = 0x77656e6f, .tables = tables, .check = check_notes};
+static const weft_schema_version version = {
+    .tables = "PRAGMA application_id = 0x77656e6f;"
+              "CREATE TABLE notes(run TEXT PRIMARY KEY,"
+              " note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT ROWID;"};
+static const weft_schema schema = {.what = "database of notes",
+                                   .application = 0x77656e6f,
+                                   .versions = &version,
+                                   .check = check_notes};
 
 static weft_status make_tables(weft_database *d) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, weft_database_script(d, tables[0]));
+    return weft_database_finish(d, weft_database_make_tables(d));
 }
 
 static weft_status open_file(weft_notes *n) {

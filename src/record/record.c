@@ -126,7 +126,7 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
     if (!json) return no_memory();
     weft_status status = weft_database_run(
         d,
-        "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
+        "INSERT INTO runs(run, variant, learning_rate, seed, folder, config)"
         " VALUES (?, ?, ?, ?, ?, ?)",
         "iidiss", job.run, (int64_t)variant, job.rate, job.seed, job.folder, json);
     free(json);
@@ -152,10 +152,11 @@ static weft_status find_best_rate(weft_database *d, const weft_study *s, int var
     int ended = 0;
     sqlite3_stmt *rows;
     *place = -1;
-    WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT learning_rate, score FROM runs WHERE step = ? AND seed = ?"
-                               " AND status IN ('done', 'diverged') ORDER BY learning_rate",
-                               "ii", (int64_t)variant, s->base.study_rate_seed));
+    WEFT_TRY(
+        weft_database_ask(d, &rows,
+                          "SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
+                          " AND status IN ('done', 'diverged') ORDER BY learning_rate",
+                          "ii", (int64_t)variant, s->base.study_rate_seed));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
         double score = weft_column_number(rows, 1);
@@ -176,7 +177,7 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int varian
     int place;
     int64_t there;
     WEFT_TRY(weft_database_number(d, 0, &there,
-                                  "SELECT count(*) FROM runs WHERE step = ? AND seed <> ?", "ii",
+                                  "SELECT count(*) FROM runs WHERE variant = ? AND seed <> ?", "ii",
                                   (int64_t)variant, s->base.study_rate_seed));
     if (there) return WEFT_OK;
     WEFT_TRY(
@@ -215,7 +216,7 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
     weft_study_overrides(s, variant, sets, SETS_ROOM);
     weft_status status = weft_database_run(
         d,
-        "INSERT INTO steps(step, name, baseline, title, overrides, repeats, leaks, error)"
+        "INSERT INTO variants(variant, name, baseline, title, overrides, repeats, leaks, error)"
         " VALUES (?, ?, nullif(?, -1), ?, ?, nullif(?, -1), ?, ?)",
         "isissiis", (int64_t)variant, p->variant->name, (int64_t)p->variant->baseline,
         p->variant->title, sets, (int64_t)p->variant->repeats,
@@ -224,8 +225,8 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
     if (status != WEFT_OK || !built) return status;
     WEFT_TRY(weft_database_run(
         d,
-        "UPDATE steps SET iters = ?, tokens = ?, parameters = ?, flops_per_token = ?,"
-        " training_bytes = ?, cache_bytes_per_token = ?, seconds_per_iter = ? WHERE step = ?",
+        "UPDATE variants SET iters = ?, tokens = ?, parameters = ?, flops_per_token = ?,"
+        " training_bytes = ?, cache_bytes_per_token = ?, seconds_per_iter = ? WHERE variant = ?",
         "iiidiidi", p->iters, weft_study_tokens(s, variant), a->parameters,
         a->forward_flops + a->backward_flops, a->training_bytes, a->cache_bytes_token,
         p->seconds_per_iter, (int64_t)variant));
@@ -236,7 +237,7 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
 
 static weft_status fill_tables(weft_database *d, const weft_study *s,
                                const weft_study_place *place) {
-    WEFT_TRY(weft_database_script(d, WEFT_SCHEMA));
+    WEFT_TRY(weft_database_make_tables(d));
     WEFT_TRY(insert_study(d, s, place));
     for (int i = 0; i < s->variants.n; i++)
         WEFT_TRY(insert_variant(d, s, i));
@@ -315,7 +316,7 @@ static weft_status match_study(weft_database *d, const weft_study *s, int64_t *s
 static weft_status load_seconds(weft_database *d, weft_study *s) {
     sqlite3_stmt *rows;
     bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "SELECT step, seconds_per_iter FROM steps", ""));
+    WEFT_TRY(weft_database_ask(d, &rows, "SELECT variant, seconds_per_iter FROM variants", ""));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
         int64_t variant = sqlite3_column_int64(rows, 0);
@@ -351,7 +352,8 @@ static weft_status match_variants(weft_database *d, const weft_study *s) {
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(weft_database_ask(
-        d, &rows, "SELECT step, name, overrides, error IS NULL FROM steps ORDER BY step", ""));
+        d, &rows, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant",
+        ""));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
         status = match_variant(d, s, sqlite3_column_int64(rows, 0), weft_column_text(rows, 1),
@@ -378,7 +380,6 @@ static weft_status renumber(weft_database *d, const weft_study *s, int64_t befor
     static const char *const tables[] = {"runs", "metrics", "events", "facts"};
     int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
     char sql[160];
-    WEFT_TRY(weft_database_script(d, "PRAGMA defer_foreign_keys = ON"));
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         snprintf(sql, sizeof sql,
                  "UPDATE %s SET run = -((run - 1) / ? * ? + (run - 1) %% ?"
@@ -396,7 +397,7 @@ static weft_status insert_more(weft_database *d, const weft_study *s, int varian
     for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
         int64_t there;
         WEFT_TRY(weft_database_number(d, 0, &there,
-                                      "SELECT count(*) FROM runs WHERE step = ?"
+                                      "SELECT count(*) FROM runs WHERE variant = ?"
                                       " AND learning_rate = ? AND seed = ?",
                                       "idi", (int64_t)variant, weft_study_rate(s, variant, rate),
                                       weft_study_seed(s, 0)));
@@ -453,16 +454,17 @@ static weft_status renew_variant(weft_database *d, const weft_study *s, int vari
     int64_t runs;
     if (s->rate_as[variant] >= 0) /* since a while ago: what was to choose its rate has not begun */
         WEFT_TRY(weft_database_run(d,
-                                   "DELETE FROM runs WHERE step = ? AND seed = ? AND"
+                                   "DELETE FROM runs WHERE variant = ? AND seed = ? AND"
                                    " status = 'waiting' AND started IS NULL",
                                    "ii", (int64_t)variant, s->base.study_rate_seed));
-    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE step = ?", "i",
+    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE variant = ?", "i",
                                   (int64_t)variant));
     if (runs == 0 && !*s->built[variant].error) {
-        WEFT_TRY(weft_database_run(d, "DELETE FROM steps WHERE step = ?", "i", (int64_t)variant));
+        WEFT_TRY(
+            weft_database_run(d, "DELETE FROM variants WHERE variant = ?", "i", (int64_t)variant));
         return insert_variant(d, s, variant);
     }
-    return weft_database_run(d, "UPDATE steps SET error = ? WHERE step = ?", "si",
+    return weft_database_run(d, "UPDATE variants SET error = ? WHERE variant = ?", "si",
                              or_null(s->built[variant].error), (int64_t)variant);
 }
 
@@ -537,7 +539,7 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
     bool there;
     *out = (weft_record_runs){0};
     WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT run, step, learning_rate, seed, folder, status,"
+                               "SELECT run, variant, learning_rate, seed, folder, status,"
                                " started IS NOT NULL FROM runs ORDER BY run",
                                ""));
     weft_status status = weft_database_next(d, rows, &there);

@@ -8,9 +8,9 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "config/config.h"
-#include "record/database_check.h"
 #include "record/locks.h"
 #include "record/notes.h"
+#include "record/schema.h"
 #include "record/watched_lines.h"
 
 #include <math.h>
@@ -326,8 +326,7 @@ static void name_runs(weft_watched *w, const study *s, weft_database *d) {
     char path[WEFT_PATH_MAX];
     sqlite3_stmt *rows;
     bool there = false;
-    if (weft_database_ask(d, &rows,
-                          "SELECT runs.folder, steps.title FROM runs JOIN steps USING (step)",
+    if (weft_database_ask(d, &rows, "SELECT folder, title FROM runs JOIN variants USING (variant)",
                           "") != WEFT_OK)
         return;
     while (weft_database_next(d, rows, &there) == WEFT_OK && there)

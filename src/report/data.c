@@ -225,13 +225,15 @@ static const struct {
     {"SELECT name, config, seeds, learning_rates, equal, score, weft_version, git_commit, created,"
      " host, machine, device, tail, threads FROM study",
      take_study},
-    {"SELECT step, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
-     " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM steps"
-     " ORDER BY step",
+    {"SELECT variant, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
+     " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM "
+     "variants"
+     " ORDER BY variant",
      take_variant},
-    {"SELECT run, step, learning_rate, seed, folder, status, why, config, metric, weights, started,"
+    {"SELECT run, variant, learning_rate, seed, folder, status, why, config, metric, weights, "
+     "started,"
      " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
-     " ORDER BY step, learning_rate, seed",
+     " ORDER BY variant, learning_rate, seed",
      take_run},
     {"SELECT run, step, kind, detail FROM events ORDER BY id", take_event},
     {"SELECT run, name, value FROM facts ORDER BY run, name", take_fact},
@@ -440,23 +442,11 @@ static weft_status draw_conclusions(weft_report_data *d) {
     return WEFT_OK;
 }
 
-/* An older database has no facts. */
-static weft_status has_facts(weft_report_data *d, bool *facts) {
-    int64_t n;
-    WEFT_TRY(weft_database_number(d->database, 0, &n,
-                                  "SELECT count(*) FROM sqlite_schema WHERE name = 'facts'", ""));
-    *facts = n > 0;
-    return WEFT_OK;
-}
-
 static weft_status read_all(weft_report_data *d) {
-    bool facts;
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
-    WEFT_TRY(has_facts(d, &facts));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++)
-        if (reads[i].take != take_fact || facts)
-            WEFT_TRY(read_rows(d, reads[i].sql, reads[i].take));
+        WEFT_TRY(read_rows(d, reads[i].sql, reads[i].take));
     return draw_conclusions(d);
 }
 

@@ -14,26 +14,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-weft_status weft_listing_find(const char *path, char file[WEFT_PATH_MAX], bool *gathered) {
+weft_status weft_listing_open(const char *path, weft_database **out) {
     struct stat is;
+    char file[WEFT_PATH_MAX];
     bool there;
-    *gathered = false;
-    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_path(file, "%s", path);
+    *out = NULL;
+    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
     WEFT_TRY(weft_path(file, "%s/runs.db", path));
     WEFT_TRY(weft_path_there(file, &there));
-    if (there) return WEFT_OK;
+    if (there) return weft_database_open(file, false, out);
     WEFT_TRY(weft_gather(path, file));
-    *gathered = true;
-    return WEFT_OK;
-}
-
-weft_status weft_listing_open(const char *path, weft_database **out) {
-    char file[WEFT_PATH_MAX];
-    bool gathered;
-    *out = NULL;
-    WEFT_TRY(weft_listing_find(path, file, &gathered));
     weft_status status = weft_database_open(file, false, out);
-    if (gathered) unlink(file); /* what is open stays until it is closed */
+    unlink(file); /* what is open stays until it is closed */
     return status;
 }
 
@@ -97,8 +89,8 @@ weft_status weft_listing_table(const char *path, FILE *out) {
                           print_heading, out);
     if (status == WEFT_OK)
         status = weft_listing_each(d,
-                                   "SELECT name, title FROM steps WHERE title <> '' AND"
-                                   " title <> name ORDER BY step",
+                                   "SELECT name, title FROM variants WHERE title <> '' AND"
+                                   " title <> name ORDER BY variant",
                                    print_title, out);
     if (status == WEFT_OK) {
         fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr",
@@ -106,7 +98,7 @@ weft_status weft_listing_table(const char *path, FILE *out) {
         status = weft_listing_each(d,
                                    "SELECT run, name, learning_rate, seed, status, runs.iters,"
                                    " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
-                                   " FROM runs JOIN steps USING (step) ORDER BY run",
+                                   " FROM runs JOIN variants USING (variant) ORDER BY run",
                                    print_run, out);
     }
     weft_database_close(d);
@@ -144,9 +136,11 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     weft_status status = weft_listing_open(path, &d);
     if (status == WEFT_OK) status = weft_listing_each(d, "SELECT * FROM study", append_row, study);
     if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT * FROM steps ORDER BY step", append_row, variants);
+        status = weft_listing_each(d, "SELECT *, variant AS step FROM variants ORDER BY variant",
+                                   append_row, variants);
     if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT * FROM runs ORDER BY run", append_row, runs);
+        status = weft_listing_each(d, "SELECT *, variant AS step FROM runs ORDER BY run",
+                                   append_row, runs);
     if (status == WEFT_OK)
         *object = json_pack("{s:o, s:O, s:O, s:O}", "path", weft_json_text(path), "study",
                             json_array_get(study, 0), "steps", variants, "runs", runs);
@@ -212,12 +206,12 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
         " metric_value, score, skipped, weights, started, ended, seconds, r.tokens_per_s,"
         " memory_bytes, host, resumes, s.overrides, s.tokens, s.parameters, s.flops_per_token,"
         " s.training_bytes, s.cache_bytes_per_token, s.leaks"
-        " FROM runs r JOIN steps s USING (step) ORDER BY run";
+        " FROM runs r JOIN variants s USING (variant) ORDER BY run";
     static const char metrics_sql[] =
         "SELECT (SELECT name FROM study) AS study, m.run, s.name AS name, r.learning_rate, r.seed,"
         " m.step, m.loss, m.cross_entropy, m.aux_z, m.aux_contrastive, m.logits_z, m.val_loss,"
         " m.metric_value, m.lr, m.grad_norm, m.tokens_per_s FROM metrics m"
-        " JOIN runs r ON r.run = m.run JOIN steps s ON s.step = r.step ORDER BY m.run, m.step";
+        " JOIN runs r ON r.run = m.run JOIN variants s USING (variant) ORDER BY m.run, m.step";
     csv_file file = {.out = out};
     for (int i = 0; i < n; i++) {
         weft_database *d;

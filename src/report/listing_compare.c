@@ -235,18 +235,40 @@ static void note_program(sqlite3_stmt *rows, void *context) {
             weft_column_shown(rows, 1));
 }
 
+/* What a database holds, as a temporary table of `d`. */
+static weft_status copy_contents(weft_database *from, weft_database *d, const char *table) {
+    char sql[256];
+    sqlite3_stmt *rows, *insert;
+    bool there, any;
+    snprintf(sql, sizeof sql,
+             "CREATE TEMP TABLE %s(part, key, value); CREATE INDEX temp.%s_key ON %s(part, key)",
+             table, table, table);
+    WEFT_TRY(weft_database_script(d, sql));
+    snprintf(sql, sizeof sql, "INSERT INTO %s VALUES (?, ?, ?)", table);
+    WEFT_TRY(weft_database_ask(d, &insert, sql, ""));
+    weft_status status = weft_database_ask(from, &rows, "SELECT * FROM contents", "");
+    if (status == WEFT_OK) status = weft_database_next(from, rows, &there);
+    while (status == WEFT_OK && there) {
+        for (int i = 0; i < 3; i++)
+            sqlite3_bind_value(insert, i + 1, sqlite3_column_value(rows, i));
+        status = weft_database_next(d, insert, &any);
+        sqlite3_reset(insert);
+        if (status == WEFT_OK) status = weft_database_next(from, rows, &there);
+    }
+    weft_database_end(rows);
+    weft_database_end(insert);
+    return status;
+}
+
+/* Of the tables `here` and `there`. A commit is mentioned and not counted. */
 static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
     differences all = {.out = out};
-    WEFT_TRY(weft_database_script(
-        d, "CREATE TEMP TABLE here AS SELECT * FROM main.contents WHERE part <> 'program';"
-           "CREATE TEMP TABLE there AS SELECT * FROM other.contents WHERE part <> 'program';"
-           "CREATE INDEX temp.here_key ON here(part, key);"
-           "CREATE INDEX temp.there_key ON there(part, key);"));
-    WEFT_TRY(
-        weft_listing_each(d,
-                          "SELECT a.value, b.value FROM main.contents a JOIN other.contents b"
-                          " ON a.part = 'program' AND b.part = 'program' WHERE a.value <> b.value",
-                          note_program, &all));
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
+                               " WHERE part = 'program' AND a.value <> b.value",
+                               note_program, &all));
+    WEFT_TRY(weft_database_script(d, "DELETE FROM here WHERE part = 'program';"
+                                     "DELETE FROM there WHERE part = 'program'"));
     WEFT_TRY(weft_listing_each(
         d,
         "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
@@ -269,16 +291,13 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
 
 weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
     weft_database *d = NULL, *other = NULL;
-    char file[WEFT_PATH_MAX];
-    bool gathered;
     *same = false;
-    WEFT_TRY(weft_listing_find(b, file, &gathered));
-    weft_status status = weft_database_open(file, false, &other);
-    if (status == WEFT_OK) status = weft_listing_open(a, &d);
-    if (status == WEFT_OK) status = weft_database_attach(d, other, "other");
-    if (gathered) unlink(file); /* not before: it is attached by its name */
-    weft_database_close(other);
+    weft_status status = weft_listing_open(a, &d);
+    if (status == WEFT_OK) status = weft_listing_open(b, &other);
+    if (status == WEFT_OK) status = copy_contents(d, d, "here");
+    if (status == WEFT_OK) status = copy_contents(other, d, "there");
     if (status == WEFT_OK) status = compare_contents(d, out, same);
+    weft_database_close(other);
     weft_database_close(d);
     return status;
 }

@@ -200,9 +200,9 @@ static weft_status expect_seconds(supervisor *v, const weft_record_run *job, dou
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(weft_database_ask(v->database, &rows,
-                               "SELECT max(CASE WHEN r.step = ? THEN seconds END),"
+                               "SELECT max(CASE WHEN r.variant = ? THEN seconds END),"
                                " max(seconds / (flops_per_token * tokens))"
-                               " FROM runs r JOIN steps s ON s.step = r.step"
+                               " FROM runs r JOIN variants s USING (variant)"
                                " WHERE status = 'done' AND resumes = 0",
                                "i", (int64_t)job->variant));
     weft_status status = weft_database_next(v->database, rows, &there);

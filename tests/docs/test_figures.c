@@ -290,9 +290,10 @@ static void test_variants_against_a_law(void **state) {
     for (int step = 0; step < 5; step++) {
         double parameters = 1e6 * (step == 3 ? 3 : 1 << step);
         study_variant(db, step, names[step], names[step], step ? 0 : -1, -1);
-        study_sql(db,
-                  "UPDATE steps SET parameters = %!.17g, flops_per_token = %!.17g WHERE step = %d",
-                  parameters, 6 * parameters, step);
+        study_sql(
+            db,
+            "UPDATE variants SET parameters = %!.17g, flops_per_token = %!.17g WHERE variant = %d",
+            parameters, 6 * parameters, step);
         for (int seed = 1; seed <= 3; seed++)
             if (step == 4)
                 study_run_ended(db, step, 0.001, seed, "waiting", NULL);

@@ -18,8 +18,8 @@
 /* Tables, and what tells their rows apart. */
 static const struct {
     const char *name, *key;
-} tables[] = {{"study", "id"},          {"steps", "step"}, {"runs", "run"},
-              {"metrics", "run, step"}, {"events", "id"},  {"facts", "run, name"}};
+} tables[] = {{"study", "id"},          {"variants", "variant"}, {"runs", "run"},
+              {"metrics", "run, step"}, {"events", "id"},        {"facts", "run, name"}};
 enum { TABLES = sizeof tables / sizeof tables[0], COLUMNS_MOST = 32, CHANGES_MOST = 64 };
 
 static const char config[] = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_ABLATION_STEPS=\"0,2,4\"\n"
@@ -168,7 +168,7 @@ static weft_status go_on(const char *path) {
     if (status == WEFT_OK) {
         for (int i = 0; i < jobs.n; i++)
             FUZZ_PROMISE(jobs.list[i].variant >= 0 && jobs.list[i].variant < study->variants.n,
-                         "a run is of one of the study's steps");
+                         "a run is of one of the study's variants");
         weft_repeats_check(d, study, fuzz_path("out"), &repeats);
     }
     weft_record_runs_free(&jobs);

@@ -124,7 +124,7 @@ static void test_nothing_shown_says_what_could_have_been(void **state) {
 static void test_one_variant_alone_is_said_as_one(void **state) {
     (void)state;
     sqlite3 *db = begin("alone", "val_loss");
-    study_sql(db, "DELETE FROM steps WHERE step = 2");
+    study_sql(db, "DELETE FROM variants WHERE variant = 2");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.15, 2.25);
     expect_answer(db, "alone",
@@ -151,7 +151,7 @@ static void test_a_leak_is_no_gain(void **state) {
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.0, 1.1, 1.2);
     three_seeds(db, 2, 2.1, 2.19, 2.31);
-    study_sql(db, "UPDATE steps SET leaks = 1 WHERE step = 1");
+    study_sql(db, "UPDATE variants SET leaks = 1 WHERE variant = 1");
     expect_answer(db, "leak", "Cross raised the held-out loss by 4.8% (95% interval 3.6% to 5.9%).",
                   "Gate leaks: a token sees later ones, so its score is not one of prediction.");
 }
@@ -242,7 +242,7 @@ static void test_a_gain_over_a_baseline_at_the_edge_is_not_named(void **state) {
     (void)state;
     static const double rates[] = {1e-3, 3e-3, 1e-2};
     sqlite3 *db = begin("edges", "val_loss");
-    study_sql(db, "DELETE FROM steps WHERE step = 2");
+    study_sql(db, "DELETE FROM variants WHERE variant = 2");
     for (int variant = 0; variant < 2; variant++)
         for (int rate = 0; rate < 3; rate++)
             for (int seed = 1; seed <= 3; seed++)
@@ -262,7 +262,7 @@ static void test_what_two_versions_made_is_not_named(void **state) {
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     three_seeds(db, 2, 2.1, 2.19, 2.31);
-    study_sql(db, "INSERT INTO facts SELECT run, 'commit', CASE WHEN step = 1 AND seed = 2 THEN "
+    study_sql(db, "INSERT INTO facts SELECT run, 'commit', CASE WHEN variant = 1 AND seed = 2 THEN "
                   "'new' ELSE 'old' END FROM runs");
     expect_answer(
         db, "versions",

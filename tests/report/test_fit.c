@@ -74,9 +74,9 @@ static void test_operations_and_options_are_fitted_too(void **state) {
         int width = 16 << i;
         study_sql(db,
                   "UPDATE runs SET score = %!.17g, config = '{\"ra_mla_latent_dim\":%d}' WHERE "
-                  "step = %d AND status = 'done'",
+                  "variant = %d AND status = 'done'",
                   9 * pow(width, -0.25), width, i);
-        study_sql(db, "UPDATE steps SET flops_per_token = %d, tokens = 1000 WHERE step = %d",
+        study_sql(db, "UPDATE variants SET flops_per_token = %d, tokens = 1000 WHERE variant = %d",
                   1000000 * width, i);
     }
     assert_int_equal(sqlite3_close(db), SQLITE_OK);
@@ -119,7 +119,7 @@ static void test_a_variant_is_held_against_a_plain_model_of_its_size(void **stat
     for (int i = 0; i < 4; i++) {
         double size = i < 3 ? 1e6 * (1 << i) : 3e6;
         study_variant(db, i, names[i], names[i], i ? 0 : -1, -1);
-        study_sql(db, "UPDATE steps SET parameters = %d WHERE step = %d", (int)size, i);
+        study_sql(db, "UPDATE variants SET parameters = %d WHERE variant = %d", (int)size, i);
         for (int seed = 1; seed <= 2; seed++)
             study_run(db, i, 0.001, seed,
                       i < 3 ? 20 * pow(size, -0.1) * exp(seed == 1 ? 0.01 : -0.01)

@@ -228,8 +228,8 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     study_run_ended(db, 1, 1e-3, 5, "waiting", NULL);
     /* Done, but a score that is no number is no score. */
     study_run(db, 0, 1e-3, 5, 2.0, "d");
-    study_sql(db, "UPDATE runs SET score = 9e999 WHERE step = 0 AND seed = 5");
-    study_sql(db, "UPDATE runs SET skipped = 3 WHERE step = 0 AND seed = 1");
+    study_sql(db, "UPDATE runs SET score = 9e999 WHERE variant = 0 AND seed = 5");
+    study_sql(db, "UPDATE runs SET skipped = 3 WHERE variant = 0 AND seed = 1");
     finish(db, "failed");
     expect_line("- **better** variant 1 against variant 0", /* -0.1 and -0.09: half 0.063531 */
                 SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
@@ -252,10 +252,10 @@ static void test_leaks_and_unbuildable_variants_show_no_difference(void **state)
     study_variant(db, 2, "broken", "", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.0, 1.1, 1.2);
-    study_sql(db, "UPDATE steps SET leaks = 1 WHERE step = 1");
-    study_sql(db,
-              "UPDATE steps SET error = 'N_HEAD: 5 does not divide N_EMBD 64', parameters = NULL,"
-              " flops_per_token = NULL WHERE step = 2");
+    study_sql(db, "UPDATE variants SET leaks = 1 WHERE variant = 1");
+    study_sql(
+        db, "UPDATE variants SET error = 'N_HEAD: 5 does not divide N_EMBD 64', parameters = NULL,"
+            " flops_per_token = NULL WHERE variant = 2");
     finish(db, "leaks");
     expect_line("- **no difference shown** variant leaky",
                 SAYS("it leaks", "cannot be compared", "1.0000 lower"));
@@ -426,7 +426,8 @@ static void test_hostile_texts_are_only_text(void **state) {
         study_variant(db, i, hostile[i], hostile[(i + 1) % HOSTILE], i ? 0 : -1, i == 2 ? 0 : -1);
         three_seeds(db, i, 2.0, 2.1, 2.2);
         study_run_ended(db, i, 1e-3, 9, "failed", hostile[i]);
-        study_sql(db, "UPDATE steps SET overrides = 'A_KEY=%q' WHERE step = %d", hostile[i], i);
+        study_sql(db, "UPDATE variants SET overrides = 'A_KEY=%q' WHERE variant = %d", hostile[i],
+                  i);
     }
     study_sql(db, "UPDATE study SET name = %Q, config = %Q, machine = %Q", hostile[0], hostile[3],
               hostile[2]);
@@ -493,7 +494,7 @@ static void test_long_labels_stay_in_the_picture(void **state) {
     study_variant(db, 2, "2", "Gate", 0, -1);
     for (int i = 0; i < 3; i++)
         three_seeds(db, i, 2.0 - i, 2.1 - i, 2.2 - i);
-    study_sql(db, "UPDATE steps SET overrides = %Q WHERE step > 0", sets);
+    study_sql(db, "UPDATE variants SET overrides = %Q WHERE variant > 0", sets);
     study_close(db);
     write_report("labels");
     char *svg = file_read(scratch_path("labels/report-1.svg"), NULL);
@@ -529,8 +530,8 @@ static void test_what_differs_and_what_was_not_equal(void **state) {
     study_variant(db, 2, "c", "", 0,
                   -1); /* never run: its config is the base's with the overrides */
     study_sql(db, "UPDATE study SET config = 'N_LAYER=2' || char(10) || 'LR=\"1e-3\"'");
-    study_sql(db, "UPDATE steps SET overrides = 'LR=0.001 WIDE=\"x y\"', tokens = 409600 WHERE "
-                  "step = 2");
+    study_sql(db, "UPDATE variants SET overrides = 'LR=0.001 WIDE=\"x y\"', tokens = 409600 WHERE "
+                  "variant = 2");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     finish(db, "differs");
@@ -615,17 +616,17 @@ static void test_half_filled_databases_are_reported(void **state) {
     study_variant(db, 0, "0", "Baseline", -1, -1);
     study_variant(db, 1, "1", "Gate", 1, 1); /* its own baseline */
     study_variant(db, 2, "2", "", 0, -1);
-    study_sql(db, "UPDATE steps SET iters = NULL, tokens = NULL, parameters = NULL,"
+    study_sql(db, "UPDATE variants SET iters = NULL, tokens = NULL, parameters = NULL,"
                   " flops_per_token = NULL, training_bytes = NULL, cache_bytes_per_token = NULL");
     finish(db, "half");
     expect_line("- **no difference shown** variant 2", SAYS("no seed was finished by both"));
     assert_int_equal(sqlite3_open(scratch_path("half/runs.db"), &db), SQLITE_OK);
     study_sql(db, "BEGIN");
-    study_sql(db, "INSERT INTO runs(step, learning_rate, seed, folder, status, config) VALUES"
+    study_sql(db, "INSERT INTO runs(variant, learning_rate, seed, folder, status, config) VALUES"
                   " (0, 0.001, 1, 'runs/a', 'done', ''), (2, 0, 1, 'runs/b', 'done', 'no JSON'),"
                   " (1, 1, 1, 'runs/c', 'done', '{\"x\": {}}'), (1, 2, 1, 'runs/d', 'done', '[]')");
-    study_sql(db, "UPDATE runs SET score = 1.5 WHERE step < 2");
-    study_sql(db, "UPDATE runs SET score = 0 WHERE step = 2");
+    study_sql(db, "UPDATE runs SET score = 1.5 WHERE variant < 2");
+    study_sql(db, "UPDATE runs SET score = 0 WHERE variant = 2");
     study_sql(db, "INSERT INTO metrics(run, step) VALUES(1, 1), (1, 0), (2, 9000000000)");
     study_sql(db, "INSERT INTO events(run, step, kind) VALUES(1, 1, 'spike'), (NULL, 77, 'odd')");
     study_close(db);
@@ -655,9 +656,9 @@ static void test_what_is_no_study_is_refused(void **state) {
     study_close(db);
     expect_failure(scratch_path("bare/runs.db"), out, "holds no study");
     assert_int_equal(sqlite3_open(scratch_path("bare/runs.db"), &db), SQLITE_OK);
-    study_sql(db, "DROP VIEW contents; ALTER TABLE steps DROP COLUMN overrides");
+    study_sql(db, "DROP VIEW contents; ALTER TABLE variants DROP COLUMN overrides");
     sqlite3_close(db);
-    expect_failure(scratch_path("bare/runs.db"), out, "'steps' is missing, or another");
+    expect_failure(scratch_path("bare/runs.db"), out, "'variants' is missing, or another");
     assert_int_not_equal(access(out, F_OK), 0);
 }
 

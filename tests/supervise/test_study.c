@@ -40,8 +40,9 @@ static void test_a_study_runs_every_variant_rate_and_seed(void **state) {
     }
     json_decref(r);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM metrics"), RUNS * ITERS);
-    assert_int_equal(study_number(whole, "SELECT count(DISTINCT weights) FROM runs WHERE step = 0"),
-                     RUNS / 2);
+    assert_int_equal(
+        study_number(whole, "SELECT count(DISTINCT weights) FROM runs WHERE variant = 0"),
+        RUNS / 2);
     /* SAVE_CHECKPOINT is n: the last checkpoint is there all the same, the best is not. */
     char path[600];
     snprintf(path, sizeof path, "%s/runs/2-lr0.001-seed1/last/model.safetensors", whole);
@@ -94,9 +95,10 @@ static void test_repeats_are_equal_to_the_bit(void **state) {
     assert_int_equal(study_number(whole, "SELECT count(*) FROM events WHERE kind = 'equal'"), 4);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM events WHERE kind = 'unequal'"), 0);
     assert_int_equal(
-        study_number(whole, "SELECT count(*) FROM runs a JOIN runs b ON a.step = 0 AND b.step = 1"
-                            " AND a.seed = b.seed AND a.learning_rate = b.learning_rate"
-                            " WHERE a.weights = b.weights AND b.started >= a.ended"),
+        study_number(whole,
+                     "SELECT count(*) FROM runs a JOIN runs b ON a.variant = 0 AND b.variant = 1"
+                     " AND a.seed = b.seed AND a.learning_rate = b.learning_rate"
+                     " WHERE a.weights = b.weights AND b.started >= a.ended"),
         4);
     train_same_file(scratch_path("whole/runs/2-lr0.01-seed2"),
                     scratch_path("whole/runs/4-lr0.01-seed2"), "last/model.safetensors");
@@ -133,7 +135,7 @@ static void test_chosen_variants_leave_the_others_waiting(void **state) {
         NULL);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 2);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"), 2);
-    assert_int_equal(study_number(out, "SELECT count(*) FROM steps"), 2);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM variants"), 2);
     command_fails(2, RUN("study", "--config", config, "--out", out, "--variants", "5"),
                   SAYS("--variants", "'5'"));
 }

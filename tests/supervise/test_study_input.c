@@ -149,10 +149,10 @@ static void test_a_variant_that_cannot_be_built_leaves_the_others_alone(void **s
     command_free(&r);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 1);
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs"), 1);
-    char *error = study_text(out, "SELECT error FROM steps WHERE name = 'odd'");
+    char *error = study_text(out, "SELECT error FROM variants WHERE name = 'odd'");
     assert_non_null(strstr(error, "CONFIG_N_HEAD=3"));
     free(error);
-    error = study_text(out, "SELECT error FROM steps WHERE name = 'far'");
+    error = study_text(out, "SELECT error FROM variants WHERE name = 'far'");
     assert_non_null(strstr(error, "/no/such"));
     free(error);
 }
@@ -185,8 +185,8 @@ static void test_a_leaking_variant_is_marked(void **state) {
     static const char variants[] = "STUDY_VARIANTS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
                                    "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y";
     command_succeeds(STUDY(NAMED, "-o", variants), NULL);
-    assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'a'"), 0);
-    assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'seq'"), 1);
+    assert_int_equal(study_number(out, "SELECT leaks FROM variants WHERE name = 'a'"), 0);
+    assert_int_equal(study_number(out, "SELECT leaks FROM variants WHERE name = 'seq'"), 1);
     assert_int_equal(study_number(out, "SELECT step FROM events WHERE kind = 'leaks'"), 1);
 }
 
@@ -196,16 +196,17 @@ static void test_time_is_measured_once_and_kept(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("time"));
     command_succeeds(STUDY("-o", "STUDY_EQUAL=time", "-o", "RA_MLA_ABLATION_STEPS=0,2,4"), NULL);
-    double first = study_real(out, "SELECT seconds_per_iter FROM steps WHERE step = 0");
-    double second = study_real(out, "SELECT seconds_per_iter FROM steps WHERE step = 1");
+    double first = study_real(out, "SELECT seconds_per_iter FROM variants WHERE variant = 0");
+    double second = study_real(out, "SELECT seconds_per_iter FROM variants WHERE variant = 1");
     assert_true(first > 0 && second > 0);
     int64_t iters = (int64_t)fmax(1, floor(8 * first / second + 0.5));
-    assert_int_equal(study_number(out, "SELECT iters FROM steps WHERE step = 1"), iters);
-    assert_int_equal(study_number(out, "SELECT iters FROM runs WHERE step = 1"), iters);
-    assert_int_equal(study_number(out, "SELECT iters FROM runs WHERE step = 2"), iters);
+    assert_int_equal(study_number(out, "SELECT iters FROM variants WHERE variant = 1"), iters);
+    assert_int_equal(study_number(out, "SELECT iters FROM runs WHERE variant = 1"), iters);
+    assert_int_equal(study_number(out, "SELECT iters FROM runs WHERE variant = 2"), iters);
     assert_int_equal(study_number(out, "SELECT count(*) FROM events WHERE kind = 'equal'"), 1);
     command_succeeds(STUDY("-o", "STUDY_EQUAL=time", "-o", "RA_MLA_ABLATION_STEPS=0,2,4"), NULL);
-    assert_true(study_real(out, "SELECT seconds_per_iter FROM steps WHERE step = 0") == first);
+    assert_true(study_real(out, "SELECT seconds_per_iter FROM variants WHERE variant = 0") ==
+                first);
     char path[300];
     snprintf(path, sizeof path, "%s/measure", out);
     assert_int_not_equal(access(path, F_OK), 0);

@@ -31,7 +31,7 @@ sqlite3 *study_open(const char *path, const char *name, const char *score) {
     sqlite3 *db;
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
     study_sql(db, "PRAGMA synchronous = OFF");
-    study_sql(db, "%s", WEFT_SCHEMA);
+    study_sql(db, "%s", weft_runs_schema.versions[WEFT_SCHEMA_VERSION - 1].tables);
     study_sql(
         db,
         "INSERT INTO study VALUES(1, 1, %Q, 'N_LAYER=2\nN_EMBD=64\nSEED=1\nATTENTION=\"mla\"',"
@@ -56,19 +56,20 @@ void study_variant(sqlite3 *db, int variant, const char *name, const char *title
                    int repeats) {
     char base[16], first[16];
     int like = repeats < 0 ? variant : repeats;
-    study_sql(db,
-              "INSERT INTO steps(step, name, baseline, title, overrides, repeats, iters, tokens,"
-              " parameters, flops_per_token, training_bytes, cache_bytes_per_token)"
-              " VALUES(%d, %Q, %s, %Q, 'RA_MLA_STEP=%d N_FFN=256', %s, %d, 204800, %d, %g, %d, %d)",
-              variant, name, null_or(baseline, base), title, like, null_or(repeats, first), ITERS,
-              1000000 + 250000 * like, 6e6 + 1.7e6 * like, (64 + 8 * like) << 20,
-              1024 - 128 * (like % 3));
+    study_sql(
+        db,
+        "INSERT INTO variants(variant, name, baseline, title, overrides, repeats, iters, tokens,"
+        " parameters, flops_per_token, training_bytes, cache_bytes_per_token)"
+        " VALUES(%d, %Q, %s, %Q, 'RA_MLA_STEP=%d N_FFN=256', %s, %d, 204800, %d, %g, %d, %d)",
+        variant, name, null_or(baseline, base), title, like, null_or(repeats, first), ITERS,
+        1000000 + 250000 * like, 6e6 + 1.7e6 * like, (64 + 8 * like) << 20,
+        1024 - 128 * (like % 3));
 }
 
 static int64_t add_run(sqlite3 *db, int variant, double rate, int seed, const char *status) {
     study_sql(
         db,
-        "INSERT INTO runs(step, learning_rate, seed, folder, status, config) VALUES(%d, %!.17g,"
+        "INSERT INTO runs(variant, learning_rate, seed, folder, status, config) VALUES(%d, %!.17g,"
         " %d, 'runs/%d-lr%g-seed%d', %Q, '{\"n_layer\": 2, \"seed\": %d, \"step_key\":"
         " %d.5}')",
         variant, rate, seed, variant, rate, seed, status, seed, variant);
