@@ -7,6 +7,7 @@
 #include "cli/args.h"
 #include "cli/live_study.h"
 #include "comm/launch.h"
+#include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "report/report.h"
 #include "study/statistics.h"
@@ -293,6 +294,7 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
                             .words = own->words,
                             .more = own->slurm_options,
                             .cpus = args->threads ? args->threads : SLURM_CPUS,
+                            .host = weft_cpu_backend(),
                             .gpu = s->base.device == WEFT_DEVICE_CUDA};
     weft_status status = weft_slurm_submit(s, &o, &jobs);
     free(chosen);

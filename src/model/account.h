@@ -45,7 +45,7 @@ typedef struct {
     int64_t cache_bytes_sequence;
 } weft_account;
 
-/* `backend` and `threads` only for workspaces. */
+/* `backend` and `threads` only for workspaces; NULL: without any. */
 weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
                               weft_account *out);
 

@@ -4,7 +4,6 @@
 #include "base/below.h"
 #include "base/json.h"
 #include "config/config.h"
-#include "cpu/backend.h"
 #include "model/account.h"
 #include "record/database.h"
 #include "record/schema.h"
@@ -97,7 +96,7 @@ static bool has_name(const gathering *g, const char *name) {
 static weft_status insert_variant(gathering *g, int variant, const char *overrides) {
     const weft_config *c = g->config;
     weft_account a = {0};
-    bool counted = weft_account_make(c, weft_cpu_backend(), 1, &a) == WEFT_OK;
+    bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
     int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
     return weft_database_run(
         g->d,

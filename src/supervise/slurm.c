@@ -3,7 +3,6 @@
 
 #include "base/files.h"
 #include "base/folders.h"
-#include "cpu/backend.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +72,7 @@ static weft_status count_memory(const weft_study *s, const weft_slurm_options *o
     for (int i = 0; i < s->variants.n; i++) {
         weft_rank_bytes bytes;
         if (!is_chosen(s, o, i)) continue;
-        WEFT_TRY(weft_account_rank(&s->built[i].config, weft_cpu_backend(), o->cpus, 1, &bytes));
+        WEFT_TRY(weft_account_rank(&s->built[i].config, o->host, o->cpus, 1, &bytes));
         if (bytes.all > most) most = bytes.all;
     }
     *mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;

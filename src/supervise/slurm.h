@@ -18,7 +18,8 @@ typedef struct {
                                  NULL */
     const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
     int cpus;         /* of a job */
-    bool gpu;         /* it needs one */
+    const weft_backend *host; /* whose workspaces count in a job's memory */
+    bool gpu;                 /* it needs one */
 } weft_slurm_options;
 
 typedef struct {
