@@ -10,7 +10,7 @@
 #include "cuda/backend.h"
 #include "generate/folder.h"
 #include "inspect/record.h"
-#include "record/facts.h"
+#include "record/collect.h"
 #include "train/loop.h"
 #include "train/stop.h"
 

@@ -4,7 +4,6 @@
 #include "base/below.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "record/schema.h"
 
 #include <errno.h>
 #include <math.h>
@@ -134,6 +133,20 @@ weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there
 
 void weft_database_end(sqlite3_stmt *rows) {
     sqlite3_finalize(rows);
+}
+
+weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
+                              void *context) {
+    sqlite3_stmt *rows;
+    bool there;
+    WEFT_TRY(weft_database_ask(d, &rows, sql, ""));
+    weft_status status = weft_database_next(d, rows, &there);
+    while (status == WEFT_OK && there) {
+        row(rows, context);
+        status = weft_database_next(d, rows, &there);
+    }
+    weft_database_end(rows);
+    return status;
 }
 
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,

@@ -53,6 +53,19 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
                                 weft_database_mode mode, double seconds, weft_database **out,
                                 bool *fresh);
 
+/* The database of runs (record/schema.c). docs/guide/studies.md tells what each column holds.
+ *
+ * The view `contents` is what a study says of itself: everything but time, speed, memory, the
+ * machine, and the events of starting and going on. It has one text row a fact and an order of its
+ * own, so two databases hold the same study where it gives the same rows.
+ *
+ * Whoever reads the tables may rely on this: every column has its type. Variants are numbered from 0
+ * without a gap; what names a variant or a run names one that is there; seeds, iterations and counts are
+ * whole numbers in their range; a run's folder is a plain name in `runs`. Texts may hold anything: they are
+ * escaped where they are shown. */
+enum { WEFT_SCHEMA_VERSION = 3 };
+extern const weft_schema weft_runs_schema;
+
 /* A database of runs at a path that the user named: that is there, to read only or to write too; and to
  * write, where there may be none yet. */
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
@@ -81,6 +94,10 @@ weft_status weft_database_ask(weft_database *d, sqlite3_stmt **out, const char *
 /* The next row: *there tells whether there is one. */
 weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there);
 void weft_database_end(sqlite3_stmt *rows);
+typedef void (*weft_listing_row)(sqlite3_stmt *rows, void *context);
+/* Calls `row` for each row of a question without parameters. */
+weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
+                              void *context);
 /* The first column of the first row as a number, or `otherwise`. */
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...);

@@ -1,12 +1,10 @@
-/* From run folders to the tables of schema.h. */
+/* From run folders to the tables of schema.c. */
 #include "record/gather.h"
 
 #include "base/below.h"
 #include "base/json.h"
 #include "config/config.h"
 #include "model/account.h"
-#include "record/database.h"
-#include "record/schema.h"
 #include "record/watched.h"
 #include "record/watched_lines.h"
 
@@ -15,6 +13,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { NAME_ROOM = 512, FOLDER_ROOM = 160 };
@@ -323,7 +322,7 @@ static weft_status make_file(char path[WEFT_PATH_MAX]) {
     return WEFT_OK;
 }
 
-weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
+static weft_status gather(const char *folder, char path[WEFT_PATH_MAX]) {
     gathering g = {.folder = folder,
                    .config = malloc(sizeof *g.config),
                    .first = malloc(sizeof *g.first),
@@ -357,5 +356,20 @@ weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
     free(g.first);
     json_decref(g.seen);
     weft_watched_close(g.watched);
+    return status;
+}
+
+weft_status weft_listing_open(const char *path, weft_database **out) {
+    struct stat is;
+    char file[WEFT_PATH_MAX];
+    bool there;
+    *out = NULL;
+    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
+    WEFT_TRY(weft_path(file, "%s/runs.db", path));
+    WEFT_TRY(weft_path_there(file, &there));
+    if (there) return weft_database_open(file, false, out);
+    WEFT_TRY(gather(path, file));
+    weft_status status = weft_database_open(file, false, out);
+    unlink(file); /* what is open stays until it is closed */
     return status;
 }

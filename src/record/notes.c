@@ -1,5 +1,5 @@
 /* Notes in SQLite. */
-#include "record/notes.h"
+#include "record/watched.h"
 
 #include "base/files.h"
 #include "record/database.h"

@@ -5,8 +5,6 @@
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/version.h"
-#include "record/schema.h"
-#include "study/equal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -27,6 +27,11 @@ typedef struct {
     bool begun; /* it was started before */
 } weft_record_run;
 
+/* Whether it came to its end: done or diverged. */
+static inline bool weft_run_ended(const weft_record_run *run) {
+    return run->status == WEFT_RUN_DONE || run->status == WEFT_RUN_DIVERGED;
+}
+
 typedef struct {
     weft_record_run *list; /* by their number: variant, then rate, then seed */
     int n;
@@ -76,5 +81,15 @@ weft_status weft_record_failure(weft_database *d, const weft_record_run *job, co
 /* `step`: of the run, or the number of a variant where the run is -1. -1: NULL. */
 weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
                               const char *detail);
+
+/* Variants that repeat another: bit for bit the same, or not. Compares every ended run of a repeating variant
+ * with the run it repeats, of the same rate and seed: the files of weights byte for byte, and every row of
+ * metrics. The outcome takes the place of the last one in the database, as an event `equal` or `unequal` of the
+ * repeating run; `unequal` says what differs first. `folder` is the study's. */
+typedef struct {
+    int equal, unequal;
+} weft_repeats;
+weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char *folder,
+                               weft_repeats *out);
 
 #endif

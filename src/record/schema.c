@@ -1,5 +1,5 @@
 /* The tables in SQLite's language, those of older versions, and what must hold of every value. */
-#include "record/schema.h"
+#include "record/database.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -8,9 +8,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "config/config.h"
-#include "record/locks.h"
-#include "record/notes.h"
-#include "record/schema.h"
+#include "record/database.h"
 #include "record/watched_lines.h"
 
 #include <math.h>
@@ -65,6 +63,12 @@ typedef struct {
     int named; /* how many runs there were when they were last given titles */
 } study;
 
+/* Files that processes of this machine hold by a lock, by the numbers of their inodes. */
+typedef struct {
+    uint64_t *list;
+    size_t n, room;
+} locks;
+
 struct weft_watched {
     char **roots;
     int n_roots;
@@ -76,9 +80,44 @@ struct weft_watched {
     int64_t version, budget; /* the bytes that this look may still read */
     double walked;
     weft_notes *notes;
-    weft_locks *locks;
+    locks held;
     weft_config *config, *plain; /* room for one, and the defaults */
 };
+
+static void add_lock(locks *l, uint64_t number) {
+    if (l->n == l->room) {
+        size_t room = l->room ? 2 * l->room : 64;
+        uint64_t *grown = realloc(l->list, room * sizeof *grown);
+        if (!grown) return;
+        l->list = grown;
+        l->room = room;
+    }
+    l->list[l->n++] = number;
+}
+
+/* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
+ * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
+ * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
+ * that starts. Where there is no list, nothing is held. */
+static void read_locks(locks *l) {
+    char line[256];
+    FILE *file = fopen("/proc/locks", "r");
+    l->n = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        unsigned long long number;
+        char kind[16], how[16], what[16];
+        if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
+            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0)
+            add_lock(l, number);
+    }
+    if (file) fclose(file);
+}
+
+static bool is_locked(const locks *l, uint64_t number) {
+    for (size_t i = 0; i < l->n; i++)
+        if (l->list[i] == number) return true;
+    return false;
+}
 
 static bool look_at(int folder, const char *name, stamp *s, bool *changed) {
     struct stat is;
@@ -265,7 +304,7 @@ static bool is_fresh(const run *r) {
 
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
-    if (r->lines.there && weft_locks_has(w->locks, r->lines.number)) return "running";
+    if (r->lines.there && is_locked(&w->held, r->lines.number)) return "running";
     if (*r->end)
         return strcmp(r->end, "done") == 0      ? "done"
                : strcmp(r->end, "stopped") == 0 ? "stopped"
@@ -366,7 +405,7 @@ bool weft_watched_look(weft_watched *w) {
         w->walked = now;
     }
     w->budget = LOOK_MOST;
-    weft_locks_read(w->locks);
+    read_locks(&w->held);
     for (int i = 0; i < w->n_studies; i++)
         look_at_study(w, &w->studies[i]);
     /* Each time another is the first, so that a long file does not take the bytes of all looks. */
@@ -500,7 +539,6 @@ static weft_status open_all(weft_watched *w, const char *const *folders, int n, 
         if (!w->roots[i]) return weft_fail(WEFT_ENOMEM, "watch: no memory");
         w->n_roots++;
     }
-    WEFT_TRY(weft_locks_open(&w->locks));
     return notes ? weft_notes_open(w->roots[0], &w->notes) : WEFT_OK;
 }
 
@@ -537,7 +575,7 @@ void weft_watched_close(weft_watched *w) {
     free(w->studies);
     free(w->config);
     free(w->plain);
-    weft_locks_close(w->locks);
+    free(w->held.list);
     weft_notes_close(w->notes);
     free(w);
 }

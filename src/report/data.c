@@ -8,7 +8,7 @@
 #include "report/data.h"
 
 #include "base/text.h"
-#include "record/listing_database.h"
+#include "record/gather.h"
 #include "record/record.h"
 #include "report/together.h"
 

@@ -5,7 +5,6 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "record/gather.h"
-#include "record/listing_database.h"
 #include "study/study.h"
 
 #include <ctype.h>
@@ -13,35 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-weft_status weft_listing_open(const char *path, weft_database **out) {
-    struct stat is;
-    char file[WEFT_PATH_MAX];
-    bool there;
-    *out = NULL;
-    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
-    WEFT_TRY(weft_path(file, "%s/runs.db", path));
-    WEFT_TRY(weft_path_there(file, &there));
-    if (there) return weft_database_open(file, false, out);
-    WEFT_TRY(weft_gather(path, file));
-    weft_status status = weft_database_open(file, false, out);
-    unlink(file); /* what is open stays until it is closed */
-    return status;
-}
-
-weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
-                              void *context) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, sql, ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        row(rows, context);
-        status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
-    return status;
-}
 
 static void print_number(FILE *out, int width, int digits, double value) {
     if (isfinite(value))

@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "base/nearest.h"
 #include "base/text.h"
-#include "record/listing_database.h"
+#include "record/gather.h"
 #include "report/sections.h"
 #include "study/study.h"
 

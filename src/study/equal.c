@@ -1,6 +1,6 @@
 /* Fitting variants to the first one. Parameters grow with the feed-forward's width whatever the
  * mechanisms, so the nearest width is found by halving. */
-#include "study/equal.h"
+#include "study/study.h"
 
 #include "model/kinds.h"
 #include "model/transformer.h"
@@ -35,7 +35,7 @@ int64_t weft_equal_unit(const weft_config *c) {
     return unit > 0 ? unit : WIDTH_UNIT;
 }
 
-weft_status weft_equal_parameters(const weft_config *c, int64_t *out) {
+static weft_status count_parameters(const weft_config *c, int64_t *out) {
     weft_model_graph m;
     WEFT_TRY(weft_model_build_nominal(c, &m));
     *out = 0;
@@ -48,7 +48,7 @@ weft_status weft_equal_parameters(const weft_config *c, int64_t *out) {
 static weft_status parameters_at(const weft_config *c, int64_t width, int64_t *out) {
     weft_config wide = *c;
     wide.n_ffn = width;
-    return weft_equal_parameters(&wide, out);
+    return count_parameters(&wide, out);
 }
 
 /* The width, in multiples of `unit`, whose parameters are nearest; of two, the smaller one. */
@@ -77,7 +77,7 @@ static weft_status nearest_width(const weft_config *c, int64_t wanted, int64_t *
 
 static weft_status fit_width(weft_study_variant *p, int64_t wanted) {
     int64_t count, width, off;
-    WEFT_TRY(weft_equal_parameters(&p->config, &count));
+    WEFT_TRY(count_parameters(&p->config, &count));
     WEFT_TRY(nearest_width(&p->config, wanted, &width, &off));
     if (llabs(count - wanted) <= off) return WEFT_OK; /* as it is, it is as near */
     p->config.n_ffn = width;
@@ -98,7 +98,7 @@ weft_status weft_equal_widths(weft_study *s) {
     int64_t wanted;
     if (s->base.study_equal != WEFT_EQUAL_PARAMETERS) return WEFT_OK;
     WEFT_TRY(need_first(s));
-    WEFT_TRY(weft_equal_parameters(&s->built[0].config, &wanted));
+    WEFT_TRY(count_parameters(&s->built[0].config, &wanted));
     for (int i = 1; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(fit_width(&s->built[i], wanted));
     return WEFT_OK;

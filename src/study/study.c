@@ -3,7 +3,6 @@
 
 #include "base/bounded.h"
 #include "model/kinds.h"
-#include "study/equal.h"
 #include "train/loop.h"
 
 #include <math.h>

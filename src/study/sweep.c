@@ -1,5 +1,5 @@
 /* Reading CONFIG_STUDY_SWEEP, and drawing its points. */
-#include "study/sweep.h"
+#include "study/variants.h"
 
 #include "base/random.h"
 

@@ -4,7 +4,6 @@
 
 #include "base/nearest.h"
 #include "model/kinds.h"
-#include "study/sweep.h"
 
 #include <ctype.h>
 #include <stdlib.h>

@@ -9,11 +9,8 @@
 #include "base/order.h"
 #include "base/progress.h"
 #include "record/collect.h"
-#include "record/weights.h"
-#include "study/equal.h"
 #include "supervise/folder.h"
 #include "supervise/launch.h"
-#include "supervise/restart.h"
 #include "train/stop.h"
 
 #include <math.h>
@@ -55,10 +52,6 @@ typedef struct {
 
 static bool is_chosen(const supervisor *v, int variant) {
     return !v->options->variants || v->options->variants[variant];
-}
-
-static bool is_ended(const weft_record_run *job) {
-    return job->status == WEFT_RUN_DONE || job->status == WEFT_RUN_DIVERGED;
 }
 
 static int64_t checkpoint_bytes(const supervisor *v, int variant) {
@@ -143,7 +136,7 @@ static weft_status line_up(supervisor *v) {
         weft_record_run *job = &v->jobs.list[i];
         if (!is_chosen(v, job->variant)) continue;
         v->result->runs++;
-        if (is_ended(job))
+        if (weft_run_ended(job))
             v->iters_done += v->study->built[job->variant].iters;
         else if (!*v->study->built[job->variant].error)
             v->order[v->n_order++] = job;
@@ -329,7 +322,7 @@ static void show_progress(supervisor *v) {
         if (isfinite(loss)) snprintf(loss_text, sizeof loss_text, ", loss %.4f", loss);
     }
     for (int i = 0; i < v->n_order; i++)
-        ended += is_ended(v->order[i]) || v->order[i]->status == WEFT_RUN_FAILED;
+        ended += weft_run_ended(v->order[i]) || v->order[i]->status == WEFT_RUN_FAILED;
     snprintf(note, sizeof note, "%d of %d runs%s%s%.100s", ended + v->result->runs - v->n_order,
              v->result->runs, loss_text, *what ? ", " : "", what);
     weft_progress_update(v->progress, done, note);

@@ -2,7 +2,7 @@
 #ifndef WEFT_SUPERVISE_SUPERVISE_H
 #define WEFT_SUPERVISE_SUPERVISE_H
 
-#include "record/repeats.h"
+#include "record/record.h"
 #include "study/study.h"
 
 typedef struct {
@@ -14,7 +14,7 @@ typedef struct {
     int threads;       /* of the machine: each run gets its share, at least one */
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
-    const char *restart; /* failed runs that begin anew (restart.h); NULL: none */
+    const char *restart; /* failed runs that begin anew (folder.h); NULL: none */
     double seconds;      /* no run is started that would not be done by then; 0: no limit */
     /* Called once when nothing stands in the way of the first run; NULL: nothing is. */
     void (*begins)(const weft_study *s);

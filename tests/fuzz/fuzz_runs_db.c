@@ -4,9 +4,8 @@
 #include "base/files.h"
 #include "fuzz/fuzz.h"
 #include "fuzz/small_study.h"
-#include "record/merge.h"
+#include "record/gather.h"
 #include "record/record.h"
-#include "record/repeats.h"
 #include "report/listing.h"
 #include "report/report.h"
 

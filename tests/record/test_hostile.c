@@ -1,7 +1,7 @@
 /* A database of runs that somebody wrote with intent: every reader refuses the same ones, in one line
  * that names what is wrong; nothing is read beyond what is there, nothing is written outside the
  * study's folder, and no name reaches a terminal unescaped. */
-#include "record/schema.h"
+#include "record/database.h"
 #include "support/command.h"
 #include "support/study_database.h"
 #include "support/study_run.h"

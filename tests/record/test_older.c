@@ -1,7 +1,7 @@
 /* Databases of older versions (tests/record/version-2: made by the last weft that called variants steps):
  * read as they are, merged, gone on with under today's names; refused and left as they were where they are
  * not what that weft made. */
-#include "record/schema.h"
+#include "record/database.h"
 #include "support/command.h"
 #include "support/study_run.h"
 

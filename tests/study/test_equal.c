@@ -6,7 +6,7 @@
  *   operations  a token, forward: 2 V E for the head; 8 E E for attention's maps; 4 E (T+1)/2 for
  *               scores and sums, a causal one counted once; 4 E F for the feed-forward */
 #include "cpu/backend.h"
-#include "study/equal.h"
+#include "study/study.h"
 #include "support/command.h"
 
 #include <math.h>

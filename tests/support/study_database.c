@@ -3,7 +3,7 @@
 #include "study_database.h"
 
 #include "command.h"
-#include "record/schema.h"
+#include "record/database.h"
 
 #include <math.h>
 #include <setjmp.h>

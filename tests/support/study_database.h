@@ -1,4 +1,4 @@
-/* Run databases with known numbers, made by hand against src/record/schema.h. */
+/* Run databases with known numbers, made by hand against src/record/schema.c. */
 #ifndef WEFT_TESTS_STUDY_DATABASE_H
 #define WEFT_TESTS_STUDY_DATABASE_H
 
