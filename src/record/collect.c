@@ -90,16 +90,7 @@ static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
         return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
                          (long long)step, (long long)u->last, (long long)u->iters);
     u->metric_value = metric_of(line, u->metric);
-    WEFT_TRY(weft_database_run(
-        d,
-        "INSERT INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
-        " val_loss, metric_value, lr, grad_norm, tokens_per_s)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "iidddddddddd", u->job->run, step, weft_json_number_of(line, "loss"),
-        weft_json_number_of(line, "cross_entropy"), weft_json_number_of(line, "aux_z"),
-        weft_json_number_of(line, "aux_contrastive"), weft_json_number_of(line, "logits_z"),
-        weft_json_number_of(line, "val_loss"), u->metric_value, weft_json_number_of(line, "lr"),
-        weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s")));
+    WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
     WEFT_TRY(add_events(d, u, line, step));
     sum_up(u, line, step);
     return WEFT_OK;

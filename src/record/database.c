@@ -30,6 +30,7 @@ struct weft_database {
     char file[WEFT_PATH_MAX]; /* the same without a link on it, which is what SQLite is given */
     double seconds, until;    /* for a statement, and the end of the one at hand */
     bool entered;             /* until then there is one end for all statements */
+    weft_status asked;        /* what the question at hand came to */
 };
 
 static weft_status failed(const weft_database *d) {
@@ -114,54 +115,53 @@ weft_status weft_database_run(weft_database *d, const char *sql, const char *typ
     return status;
 }
 
-weft_status weft_database_ask(weft_database *d, sqlite3_stmt **out, const char *sql,
-                              const char *types, ...) {
+sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...) {
+    sqlite3_stmt *rows = NULL;
     va_list values;
-    *out = NULL;
     va_start(values, types);
-    weft_status status = prepare(d, out, sql, types, &values);
+    d->asked = prepare(d, &rows, sql, types, &values);
     va_end(values);
-    return status;
+    return rows;
 }
 
-weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there) {
+bool weft_database_next(weft_database *d, sqlite3_stmt *rows) {
+    if (!rows || d->asked != WEFT_OK) return false;
     start_time(d);
     int code = sqlite3_step(rows);
-    *there = code == SQLITE_ROW;
-    return code == SQLITE_ROW || code == SQLITE_DONE ? WEFT_OK : failed(d);
+    if (code != SQLITE_ROW && code != SQLITE_DONE) d->asked = failed(d);
+    return code == SQLITE_ROW;
 }
 
-void weft_database_end(sqlite3_stmt *rows) {
+void weft_database_break(weft_database *d, weft_status status) {
+    if (status != WEFT_OK) d->asked = status;
+}
+
+weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows) {
+    weft_status status = d->asked;
+    d->asked = WEFT_OK;
     sqlite3_finalize(rows);
+    return status;
 }
 
 weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
                               void *context) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, sql, ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
+    sqlite3_stmt *rows = weft_database_ask(d, sql, "");
+    while (weft_database_next(d, rows))
         row(rows, context);
-        status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
-    return status;
+    return weft_database_end(d, rows);
 }
 
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...) {
     sqlite3_stmt *rows = NULL;
-    bool there = false;
     va_list values;
     va_start(values, types);
-    weft_status status = prepare(d, &rows, sql, types, &values);
+    d->asked = prepare(d, &rows, sql, types, &values);
     va_end(values);
     *out = otherwise;
-    if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
-    if (there && sqlite3_column_type(rows, 0) != SQLITE_NULL) *out = sqlite3_column_int64(rows, 0);
-    sqlite3_finalize(rows);
-    return status;
+    if (weft_database_next(d, rows) && sqlite3_column_type(rows, 0) != SQLITE_NULL)
+        *out = sqlite3_column_int64(rows, 0);
+    return weft_database_end(d, rows);
 }
 
 weft_status weft_database_begin(weft_database *d) {
@@ -380,16 +380,13 @@ static weft_status check_tables(weft_database *d, int64_t version) {
 }
 
 static weft_status check_whole(weft_database *d) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "PRAGMA integrity_check(1)", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    if (status == WEFT_OK && there && strcmp(weft_column_text(rows, 0), "ok") != 0)
-        status =
-            weft_fail(WEFT_EINPUT, "%s: damaged (%.200s); move it away, or take another folder",
-                      d->path, weft_column_text(rows, 0));
-    weft_database_end(rows);
-    return status;
+    sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
+    if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
+        weft_database_break(d, weft_fail(WEFT_EINPUT,
+                                         "%s: damaged (%.200s); move it away, or take another "
+                                         "folder",
+                                         d->path, weft_column_text(rows, 0)));
+    return weft_database_end(d, rows);
 }
 
 /* All that is there is looked at before any of it is read. */

@@ -88,12 +88,18 @@ weft_status weft_database_run(weft_database *d, const char *sql, const char *typ
 /* Runs several statements without parameters. */
 weft_status weft_database_script(weft_database *d, const char *sql);
 
-/* A question's rows, one by one; weft_database_end after the last or before. */
-weft_status weft_database_ask(weft_database *d, sqlite3_stmt **out, const char *sql,
-                              const char *types, ...);
-/* The next row: *there tells whether there is one. */
-weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there);
-void weft_database_end(sqlite3_stmt *rows);
+/* A question's rows, one by one:
+ *
+ *     sqlite3_stmt *rows = weft_database_ask(d, "SELECT ...", "i", number);
+ *     while (weft_database_next(d, rows)) ...
+ *     return weft_database_end(d, rows);
+ *
+ * What failed on the way, asking included, is the status at the end, which may come before the last row;
+ * weft_database_break ends them with a failure of whoever reads them. */
+sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...);
+bool weft_database_next(weft_database *d, sqlite3_stmt *rows);
+void weft_database_break(weft_database *d, weft_status status);
+weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows);
 typedef void (*weft_listing_row)(sqlite3_stmt *rows, void *context);
 /* Calls `row` for each row of a question without parameters. */
 weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,

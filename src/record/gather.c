@@ -3,8 +3,7 @@
 
 #include "base/below.h"
 #include "base/json.h"
-#include "config/config.h"
-#include "model/account.h"
+#include "record/record.h"
 #include "record/watched.h"
 #include "record/watched_lines.h"
 
@@ -141,21 +140,6 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     return status;
 }
 
-static weft_status insert_line(gathering *g, int64_t run, const json_t *line) {
-    const json_t *step = json_object_get(line, "step");
-    if (!json_is_integer(step)) return WEFT_OK;
-    return weft_database_run(
-        g->d,
-        "INSERT OR REPLACE INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive,"
-        " logits_z, val_loss, lr, grad_norm, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-        "?)",
-        "iiddddddddd", run, (int64_t)json_integer_value(step), weft_json_number_of(line, "loss"),
-        weft_json_number_of(line, "cross_entropy"), weft_json_number_of(line, "aux_z"),
-        weft_json_number_of(line, "aux_contrastive"), weft_json_number_of(line, "logits_z"),
-        weft_json_number_of(line, "val_loss"), weft_json_number_of(line, "lr"),
-        weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s"));
-}
-
 typedef struct {
     gathering *g;
     int64_t run;
@@ -164,7 +148,8 @@ typedef struct {
 
 static void take_line(void *context, const json_t *line) {
     inserting *in = context;
-    if (in->status == WEFT_OK) in->status = insert_line(in->g, in->run, line);
+    if (in->status == WEFT_OK && json_is_integer(json_object_get(line, "step")))
+        in->status = weft_record_line(in->g->d, in->run, line, NAN, true);
 }
 
 static weft_status insert_lines(gathering *g, int64_t run, int folder) {
@@ -263,20 +248,8 @@ static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
 
 /* The study's own row: its name is the folder's, its config the first run's. */
 static weft_status insert_study(gathering *g) {
-    char value[WEFT_TEXT_MAX], now[WEFT_TIME_ROOM], *lines = NULL;
-    size_t bytes = 0;
-    int count;
-    const weft_option *options = weft_options(&count);
-    FILE *out = open_memstream(&lines, &bytes);
-    if (!out) return no_memory();
-    for (int i = 0; i < count; i++) {
-        weft_config_format(g->first, &options[i], value, sizeof value);
-        fprintf(out, "%s=%s\n", options[i].key, value);
-    }
-    if (fclose(out) != 0) {
-        free(lines);
-        return no_memory();
-    }
+    char now[WEFT_TIME_ROOM], *lines = weft_record_config(g->first);
+    if (!lines) return no_memory();
     weft_time_now(now);
     const char *slash = strrchr(g->folder, '/');
     weft_status status =

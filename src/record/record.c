@@ -2,6 +2,7 @@
  * seeds, so a variant that joins later does not move the others; more seeds move them all. */
 #include "record/record.h"
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/version.h"
@@ -25,8 +26,7 @@ static void host_name(char text[HOST_ROOM]) {
     text[HOST_ROOM - 1] = '\0';
 }
 
-/* "KEY=VALUE" lines of every option in their order; the caller frees it. */
-static char *config_text(const weft_config *c) {
+char *weft_record_config(const weft_config *c) {
     char *text = NULL, value[WEFT_TEXT_MAX];
     size_t room = 0;
     int n;
@@ -66,29 +66,24 @@ weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const
 
 static weft_status insert_study(weft_database *d, const weft_study *s,
                                 const weft_study_place *place) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512];
-    char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM), *rates = malloc(LIST_ROOM);
-    weft_status status = config && seeds && rates ? WEFT_OK : no_memory();
-    const char *commit = weft_git_commit();
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
+    char *config = weft_record_config(&s->base);
+    if (!config) return no_memory();
     weft_time_now(now);
     host_name(host);
     weft_machine_text(machine, sizeof machine);
-    if (status == WEFT_OK) {
-        weft_study_seeds_text(s, seeds, LIST_ROOM);
-        weft_study_rates_text(s, rates, LIST_ROOM);
-        status = weft_database_run(
-            d,
-            "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
-            " weft_version, git_commit, created, host, machine, threads, device)"
-            " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
-            weft_config_word(&s->base, WEFT_OPTION(study_equal)),
-            weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail,
-            weft_version(), commit, now, host, machine, (int64_t)place->threads, place->device);
-    }
+    weft_study_seeds_text(s, seeds, LIST_ROOM);
+    weft_study_rates_text(s, rates, LIST_ROOM);
+    weft_status status = weft_database_run(
+        d,
+        "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
+        " weft_version, git_commit, created, host, machine, threads, device)"
+        " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
+        weft_config_word(&s->base, WEFT_OPTION(study_equal)),
+        weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail, weft_version(),
+        weft_git_commit(), now, host, machine, (int64_t)place->threads, place->device);
     free(config);
-    free(seeds);
-    free(rates);
     return status;
 }
 
@@ -145,30 +140,24 @@ static weft_status insert_runs(weft_database *d, const weft_study *s, int varian
 /* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
  * a score. The smaller of equals. */
 static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
-    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC, there;
+    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
     double best = NAN, best_rate = NAN;
     int ended = 0;
-    sqlite3_stmt *rows;
-    *place = -1;
-    WEFT_TRY(
-        weft_database_ask(d, &rows,
+    sqlite3_stmt *rows =
+        weft_database_ask(d,
                           "SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
                           " AND status IN ('done', 'diverged') ORDER BY learning_rate",
-                          "ii", (int64_t)variant, s->base.study_rate_seed));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
+                          "ii", (int64_t)variant, s->base.study_rate_seed);
+    for (; weft_database_next(d, rows); ended++) {
         double score = weft_column_number(rows, 1);
-        ended++;
-        if (isfinite(score) && (isnan(best) || (higher ? score > best : score < best))) {
-            best = score;
-            best_rate = sqlite3_column_double(rows, 0);
-        }
-        status = weft_database_next(d, rows, &there);
+        if (!isfinite(score) || !(isnan(best) || (higher ? score > best : score < best))) continue;
+        best = score;
+        best_rate = sqlite3_column_double(rows, 0);
     }
-    weft_database_end(rows);
+    *place = -1;
     for (int i = 0; ended == s->n_rates && i < s->n_rates; i++)
         if (s->rates[i] == best_rate) *place = i;
-    return status;
+    return weft_database_end(d, rows);
 }
 
 static weft_status choose_rate(weft_database *d, const weft_study *s, int variant, int *added) {
@@ -209,8 +198,7 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
     const weft_study_variant *p = &s->built[variant];
     const weft_account *a = &p->account;
     bool built = !*p->error;
-    char *sets = malloc(SETS_ROOM);
-    if (!sets) return no_memory();
+    char sets[SETS_ROOM];
     weft_study_overrides(s, variant, sets, SETS_ROOM);
     weft_status status = weft_database_run(
         d,
@@ -219,7 +207,6 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
         "isissiis", (int64_t)variant, p->variant->name, (int64_t)p->variant->baseline,
         p->variant->title, sets, (int64_t)p->variant->repeats,
         (int64_t)(built && weft_config_leaks(&p->config)), or_null(p->error));
-    free(sets);
     if (status != WEFT_OK || !built) return status;
     WEFT_TRY(weft_database_run(
         d,
@@ -233,19 +220,14 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
     return insert_runs(d, s, variant);
 }
 
-static weft_status fill_tables(weft_database *d, const weft_study *s,
-                               const weft_study_place *place) {
-    WEFT_TRY(weft_database_make_tables(d));
-    WEFT_TRY(insert_study(d, s, place));
-    for (int i = 0; i < s->variants.n; i++)
-        WEFT_TRY(insert_variant(d, s, i));
-    return WEFT_OK;
-}
-
 weft_status weft_record_create(weft_database *d, const weft_study *s,
                                const weft_study_place *place) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, fill_tables(d, s, place));
+    weft_status status = weft_database_make_tables(d);
+    if (status == WEFT_OK) status = insert_study(d, s, place);
+    for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
+        status = insert_variant(d, s, i);
+    return weft_database_finish(d, status);
 }
 
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room) {
@@ -298,68 +280,45 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
 }
 
 static weft_status match_study(weft_database *d, const weft_study *s, int64_t *seeds) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "SELECT config FROM study", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    if (status == WEFT_OK && !there)
-        status = weft_fail(WEFT_EINPUT, "%s: no study in it; take another folder",
-                           weft_database_path(d));
-    if (status == WEFT_OK) status = match_config(d, s, weft_column_text(rows, 0), seeds);
-    weft_database_end(rows);
-    return status;
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT config FROM study", "");
+    if (weft_database_next(d, rows))
+        weft_database_break(d, match_config(d, s, weft_column_text(rows, 0), seeds));
+    return weft_database_end(d, rows);
 }
 
-/* Variant i as the database has it: taken over (equal time), then compared. */
+/* Variants as the database has them: taken over (equal time), then compared. */
 static weft_status load_seconds(weft_database *d, weft_study *s) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "SELECT variant, seconds_per_iter FROM variants", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT variant, seconds_per_iter FROM variants", "");
+    while (weft_database_next(d, rows)) {
         int64_t variant = sqlite3_column_int64(rows, 0);
-        if (variant >= 0 && variant < s->variants.n)
+        if (variant < s->variants.n)
             s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
-        status = weft_database_next(d, rows, &there);
     }
-    weft_database_end(rows);
-    return status;
+    return weft_database_end(d, rows);
 }
 
 static weft_status match_variant(const weft_database *d, const weft_study *s, int64_t variant,
                                  const char *name, const char *sets, bool built) {
-    char *now = malloc(SETS_ROOM);
-    if (!now) return no_memory();
-    bool known = variant >= 0 && variant < s->variants.n;
-    if (known) weft_study_overrides(s, (int)variant, now, SETS_ROOM);
-    weft_status status = WEFT_OK;
-    if (!known || strcmp(s->variants.list[variant].name, name) != 0)
-        status =
-            weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
-                      weft_database_path(d), name);
-    else if (built && !*s->built[variant].error && strcmp(now, sets) != 0)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
-                           "another --out, or the command it was started with",
-                           weft_database_path(d), name, sets, now);
-    free(now);
-    return status;
+    char now[SETS_ROOM];
+    if (variant >= s->variants.n || strcmp(s->variants.list[variant].name, name) != 0)
+        return weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
+                         weft_database_path(d), name);
+    weft_study_overrides(s, (int)variant, now, SETS_ROOM);
+    if (!built || *s->built[variant].error || strcmp(now, sets) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
+                     "another --out, or the command it was started with",
+                     weft_database_path(d), name, sets, now);
 }
 
 static weft_status match_variants(weft_database *d, const weft_study *s) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(
-        d, &rows, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant",
-        ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        status = match_variant(d, s, sqlite3_column_int64(rows, 0), weft_column_text(rows, 1),
-                               weft_column_text(rows, 2), sqlite3_column_int(rows, 3));
-        if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
-    return status;
+    sqlite3_stmt *rows = weft_database_ask(
+        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
+    while (weft_database_next(d, rows))
+        weft_database_break(d, match_variant(d, s, sqlite3_column_int64(rows, 0),
+                                             weft_column_text(rows, 1), weft_column_text(rows, 2),
+                                             sqlite3_column_int(rows, 3)));
+    return weft_database_end(d, rows);
 }
 
 /* Equal time: a variant that could not be built when the others were measured has no seconds. */
@@ -409,15 +368,12 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
     WEFT_TRY(renumber(d, s, before));
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
-    char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM);
-    weft_status status = config && seeds ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) {
-        weft_study_seeds_text(s, seeds, LIST_ROOM);
-        status =
-            weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
-    }
+    char *config = weft_record_config(&s->base), seeds[LIST_ROOM];
+    if (!config) return no_memory();
+    weft_study_seeds_text(s, seeds, LIST_ROOM);
+    weft_status status =
+        weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
     free(config);
-    free(seeds);
     return status;
 }
 
@@ -477,7 +433,7 @@ static weft_status renew_all(weft_database *d, const weft_study *s) {
                                      " WHERE status = 'running'"));
     for (int i = 0; i < s->variants.n; i++)
         WEFT_TRY(renew_variant(d, s, i));
-    char *config = config_text(&s->base); /* the question may be another */
+    char *config = weft_record_config(&s->base); /* the question may be another */
     if (!config) return no_memory();
     weft_status status = weft_database_run(d, "UPDATE study SET config = ?", "s", config);
     free(config);
@@ -533,19 +489,14 @@ static weft_status add_job(const weft_database *d, const weft_study *s, weft_rec
 }
 
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out) {
-    sqlite3_stmt *rows;
-    bool there;
     *out = (weft_record_runs){0};
-    WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT run, variant, learning_rate, seed, folder, status,"
-                               " started IS NOT NULL FROM runs ORDER BY run",
-                               ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        status = add_job(d, s, out, rows);
-        if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
+    sqlite3_stmt *rows = weft_database_ask(d,
+                                           "SELECT run, variant, learning_rate, seed, folder,"
+                                           " status, started IS NOT NULL FROM runs ORDER BY run",
+                                           "");
+    while (weft_database_next(d, rows))
+        weft_database_break(d, add_job(d, s, out, rows));
+    weft_status status = weft_database_end(d, rows);
     if (status != WEFT_OK) weft_record_runs_free(out);
     return status;
 }
@@ -555,50 +506,60 @@ void weft_record_runs_free(weft_record_runs *j) {
     *j = (weft_record_runs){0};
 }
 
-static weft_status start_run(weft_database *d, const weft_record_run *job) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
-    weft_time_now(now);
-    host_name(host);
-    WEFT_TRY(weft_database_run(d,
-                               "UPDATE runs SET status = 'running', why = NULL, host = ?,"
-                               " resumes = resumes + (started IS NOT NULL),"
-                               " started = ifnull(started, ?), ended = NULL WHERE run = ?",
-                               "ssi", host, now, job->run));
-    return weft_record_event(d, job->run, -1, job->begun ? "resumed" : "started", NULL);
+weft_status weft_record_line(weft_database *d, int64_t run, const json_t *line, double metric,
+                             bool replace) {
+#define INTO_METRICS                                                                               \
+    " INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss,"    \
+    " metric_value, lr, grad_norm, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    return weft_database_run(
+        d, replace ? "INSERT OR REPLACE" INTO_METRICS : "INSERT" INTO_METRICS, "iidddddddddd", run,
+        (int64_t)json_integer_value(json_object_get(line, "step")),
+        weft_json_number_of(line, "loss"), weft_json_number_of(line, "cross_entropy"),
+        weft_json_number_of(line, "aux_z"), weft_json_number_of(line, "aux_contrastive"),
+        weft_json_number_of(line, "logits_z"), weft_json_number_of(line, "val_loss"), metric,
+        weft_json_number_of(line, "lr"), weft_json_number_of(line, "grad_norm"),
+        weft_json_number_of(line, "tokens_per_s"));
+}
+
+/* A change of a run and what is told of it, together: `status` is that of the change, in a transaction. */
+static weft_status finish_change(weft_database *d, weft_status status, int64_t run,
+                                 const char *kind, const char *detail) {
+    if (status == WEFT_OK) status = weft_record_event(d, run, -1, kind, detail);
+    return weft_database_finish(d, status);
 }
 
 weft_status weft_record_start(weft_database *d, const weft_record_run *job) {
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
+    weft_time_now(now);
+    host_name(host);
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, start_run(d, job));
-}
-
-static weft_status stop_run(weft_database *d, const weft_record_run *job, double seconds) {
-    WEFT_TRY(weft_database_run(d,
-                               "UPDATE runs SET status = 'waiting',"
-                               " seconds = ifnull(seconds, 0) + ? WHERE run = ?",
-                               "di", seconds, job->run));
-    return weft_record_event(d, job->run, -1, "stopped", NULL);
+    weft_status status =
+        weft_database_run(d,
+                          "UPDATE runs SET status = 'running', why = NULL, host = ?,"
+                          " resumes = resumes + (started IS NOT NULL),"
+                          " started = ifnull(started, ?), ended = NULL WHERE run = ?",
+                          "ssi", host, now, job->run);
+    return finish_change(d, status, job->run, job->begun ? "resumed" : "started", NULL);
 }
 
 weft_status weft_record_stop(weft_database *d, const weft_record_run *job, double seconds) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, stop_run(d, job, seconds));
-}
-
-static weft_status fail_run(weft_database *d, const weft_record_run *job, const char *kind,
-                            const char *why, double seconds, int64_t memory) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
-    WEFT_TRY(weft_database_run(d,
-                               "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
-                               " seconds = ifnull(seconds, 0) + ?,"
-                               " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-                               "ssdii", why, now, seconds, memory, job->run));
-    return weft_record_event(d, job->run, -1, kind, why);
+    weft_status status = weft_database_run(
+        d, "UPDATE runs SET status = 'waiting', seconds = ifnull(seconds, 0) + ? WHERE run = ?",
+        "di", seconds, job->run);
+    return finish_change(d, status, job->run, "stopped", NULL);
 }
 
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory) {
+    char now[WEFT_TIME_ROOM];
+    weft_time_now(now);
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, fail_run(d, job, kind, why, seconds, memory));
+    weft_status status =
+        weft_database_run(d,
+                          "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
+                          " seconds = ifnull(seconds, 0) + ?,"
+                          " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+                          "ssdii", why, now, seconds, memory, job->run);
+    return finish_change(d, status, job->run, kind, why);
 }

@@ -58,7 +58,10 @@ weft_status weft_record_renew(weft_database *d, const weft_study *s);
  * at the best of them. *added tells how many runs that made. */
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
 
-/* The value of an option in the "KEY=VALUE" lines of a study; its default where a weft without it wrote
+/* "KEY=VALUE" lines of every option in their order, as a study keeps its config; the caller frees it. NULL: no
+ * memory. */
+char *weft_record_config(const weft_config *c);
+/* The value of an option in such lines; its default where a weft without it wrote
  * them. */
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
@@ -71,6 +74,10 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
 void weft_record_runs_free(weft_record_runs *j);
 const char *weft_run_status_name(weft_run_status status);
 
+/* A line of a metrics.jsonl. `metric` is the dataset's own, NaN: none; `replace`: it may take the place of one
+ * of the same step. */
+weft_status weft_record_line(weft_database *d, int64_t run, const json_t *line, double metric,
+                             bool replace);
 /* A run begins, anew or again. */
 weft_status weft_record_start(weft_database *d, const weft_record_run *job);
 /* A run was ended by a signal that the study passed on: it waits. `seconds` it ran are added. */

@@ -197,22 +197,19 @@ static const rule rules[] = {
 
 static weft_status check_column(weft_database *d, const rule *r, const char *column) {
     char sql[SQL_ROOM];
-    sqlite3_stmt *rows;
-    bool there;
     snprintf(sql, sizeof sql,
              "SELECT quote(%s), substr(quote(v), 1, 60) FROM (SELECT *, %s AS v FROM %s)"
              " WHERE (%s) IS NOT TRUE LIMIT 1",
              r->key, column, r->table, r->good);
-    WEFT_TRY(weft_database_ask(d, &rows, sql, ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    if (status == WEFT_OK && there)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s: in %s with %s %.*s, %.40s is %s and must be %s; it was not written "
-                           "by weft. Move it away, or take another folder",
-                           weft_database_path(d), r->table, r->key, SHOWN,
-                           weft_column_text(rows, 0), column, weft_column_text(rows, 1), r->must);
-    weft_database_end(rows);
-    return status;
+    sqlite3_stmt *rows = weft_database_ask(d, sql, "");
+    if (weft_database_next(d, rows))
+        weft_database_break(
+            d, weft_fail(WEFT_EINPUT,
+                         "%s: in %s with %s %.*s, %.40s is %s and must be %s; it was not written "
+                         "by weft. Move it away, or take another folder",
+                         weft_database_path(d), r->table, r->key, SHOWN, weft_column_text(rows, 0),
+                         column, weft_column_text(rows, 1), r->must));
+    return weft_database_end(d, rows);
 }
 
 static weft_status check_rule(weft_database *d, const rule *r) {

@@ -334,20 +334,16 @@ static void look_at_run(weft_watched *w, run *r) {
 }
 
 static void count_runs(study *s, weft_database *d) {
-    sqlite3_stmt *rows;
-    bool there = false;
     static const char *const names[] = {"waiting", "running", "done"};
     memset(s->count, 0, sizeof s->count);
-    if (weft_database_ask(d, &rows, "SELECT status, count(*) FROM runs GROUP BY status", "") ==
-        WEFT_OK) {
-        while (weft_database_next(d, rows, &there) == WEFT_OK && there) {
-            int at = 3;
-            for (int i = 0; i < 3; i++)
-                if (strcmp(weft_column_text(rows, 0), names[i]) == 0) at = i;
-            s->count[at] += sqlite3_column_int64(rows, 1);
-        }
-        weft_database_end(rows);
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT status FROM runs", "");
+    while (weft_database_next(d, rows)) {
+        int at = 0;
+        while (at < 3 && strcmp(weft_column_text(rows, 0), names[at]) != 0)
+            at++;
+        s->count[at]++;
     }
+    weft_database_end(d, rows);
 }
 
 static void set_title(weft_watched *w, const char *folder, const char *title) {
@@ -363,15 +359,12 @@ static void set_title(weft_watched *w, const char *folder, const char *title) {
 /* What the study's runs are called: a variant's title says more than a folder. */
 static void name_runs(weft_watched *w, const study *s, weft_database *d) {
     char path[WEFT_PATH_MAX];
-    sqlite3_stmt *rows;
-    bool there = false;
-    if (weft_database_ask(d, &rows, "SELECT folder, title FROM runs JOIN variants USING (variant)",
-                          "") != WEFT_OK)
-        return;
-    while (weft_database_next(d, rows, &there) == WEFT_OK && there)
+    sqlite3_stmt *rows =
+        weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");
+    while (weft_database_next(d, rows))
         if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
             set_title(w, path, weft_column_text(rows, 1));
-    weft_database_end(rows);
+    weft_database_end(d, rows);
 }
 
 static void read_study(weft_watched *w, study *s) {

@@ -55,12 +55,9 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     char sql[200];
     snprintf(sql, sizeof sql,
              "SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
-    sqlite3_stmt *s;
-    bool there;
     double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->variants[run->variant]);
-    WEFT_TRY(weft_database_ask(d->database, &s, sql, "i", run->id));
-    weft_status status = weft_database_next(d->database, s, &there);
-    while (status == WEFT_OK && there) {
+    sqlite3_stmt *s = weft_database_ask(d->database, sql, "i", run->id);
+    while (weft_database_next(d->database, s)) {
         double step = sqlite3_column_double(s, 0), value = weft_column_number(s, 1);
         double took = (step - before) * tokens / weft_column_number(s, 2);
         before = step;
@@ -72,9 +69,8 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
             b->seconds += seconds;
             b->n++;
         }
-        status = weft_database_next(d->database, s, &there);
     }
-    weft_database_end(s);
+    weft_status status = weft_database_end(d->database, s);
     for (int i = 0; i < BUCKETS; i++) {
         bucket *b = &out->at[i];
         if (!b->n) continue;

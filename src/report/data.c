@@ -52,16 +52,10 @@ static int64_t column_integer(sqlite3_stmt *s, int column) {
 typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
 
 static weft_status read_rows(weft_report_data *d, const char *sql, take_row *take) {
-    sqlite3_stmt *s;
-    bool there;
-    WEFT_TRY(weft_database_ask(d->database, &s, sql, ""));
-    weft_status status = weft_database_next(d->database, s, &there);
-    while (status == WEFT_OK && there) {
-        status = take(d, s);
-        if (status == WEFT_OK) status = weft_database_next(d->database, s, &there);
-    }
-    weft_database_end(s);
-    return status;
+    sqlite3_stmt *s = weft_database_ask(d->database, sql, "");
+    while (weft_database_next(d->database, s))
+        weft_database_break(d->database, take(d, s));
+    return weft_database_end(d->database, s);
 }
 
 /* The list with room for one more at its end, zeroed; NULL: no memory, and the list is as it was. */

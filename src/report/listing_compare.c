@@ -238,26 +238,21 @@ static void note_program(sqlite3_stmt *rows, void *context) {
 /* What a database holds, as a temporary table of `d`. */
 static weft_status copy_contents(weft_database *from, weft_database *d, const char *table) {
     char sql[256];
-    sqlite3_stmt *rows, *insert;
-    bool there, any;
     snprintf(sql, sizeof sql,
              "CREATE TEMP TABLE %s(part, key, value); CREATE INDEX temp.%s_key ON %s(part, key)",
              table, table, table);
     WEFT_TRY(weft_database_script(d, sql));
     snprintf(sql, sizeof sql, "INSERT INTO %s VALUES (?, ?, ?)", table);
-    WEFT_TRY(weft_database_ask(d, &insert, sql, ""));
-    weft_status status = weft_database_ask(from, &rows, "SELECT * FROM contents", "");
-    if (status == WEFT_OK) status = weft_database_next(from, rows, &there);
-    while (status == WEFT_OK && there) {
+    sqlite3_stmt *insert = weft_database_ask(d, sql, "");
+    sqlite3_stmt *rows = insert ? weft_database_ask(from, "SELECT * FROM contents", "") : NULL;
+    while (weft_database_next(from, rows)) {
         for (int i = 0; i < 3; i++)
             sqlite3_bind_value(insert, i + 1, sqlite3_column_value(rows, i));
-        status = weft_database_next(d, insert, &any);
+        weft_database_next(d, insert);
         sqlite3_reset(insert);
-        if (status == WEFT_OK) status = weft_database_next(from, rows, &there);
     }
-    weft_database_end(rows);
-    weft_database_end(insert);
-    return status;
+    weft_status status = weft_database_end(from, rows), inserted = weft_database_end(d, insert);
+    return status == WEFT_OK ? inserted : status;
 }
 
 /* Of the tables `here` and `there`. A commit is mentioned and not counted. */

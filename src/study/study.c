@@ -147,25 +147,26 @@ static weft_status check_rate_seed(const weft_study *s) {
                      (long long)(first + s->base.study_seeds - 1));
 }
 
+/* `why` NULL: the last error's words. */
 static weft_status refuse_rate_as(const weft_study *s, const char *why) {
+    char last[WEFT_STUDY_LINE];
+    snprintf(last, sizeof last, "%.600s", weft_error_message());
+    if (!why) why = last;
     return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_RATE_AS=\"%.200s\": %s", s->where,
                      s->base.study_rate_as, why);
 }
 
-/* A variant by the next name of a list, up to one of `ends`; *at is behind it. */
-static weft_status next_variant(const weft_study *s, const char **at, const char *ends,
-                                int *variant) {
-    char name[WEFT_VARIANT_NAME], why[WEFT_STUDY_LINE];
+/* A variant by the next name of a list, up to one of `ends`, which *at is then at; -1: there is none of that
+ * name. */
+static int next_variant(const weft_study *s, const char **at, const char *ends) {
+    char name[WEFT_VARIANT_NAME];
     *at += strspn(*at, " \t");
     size_t n = strcspn(*at, ends), used = n;
     while (used > 0 && strchr(" \t", (*at)[used - 1]))
         used--;
     snprintf(name, sizeof name, "%.*s", (int)used, *at);
     *at += n;
-    *variant = weft_variants_find(&s->variants, name);
-    if (*variant >= 0) return WEFT_OK;
-    snprintf(why, sizeof why, "%.600s", weft_error_message());
-    return refuse_rate_as(s, why);
+    return weft_variants_find(&s->variants, name);
 }
 
 /* "step1=mla, step2=step3" */
@@ -178,11 +179,12 @@ static weft_status parse_rate_as(weft_study *s) {
     if (*(at += strspn(at, " \t")) && !weft_study_chooses(s))
         return refuse_rate_as(s, "it needs CONFIG_STUDY_RATE_SEED and several learning rates");
     while (*at) {
-        int variant, other;
-        WEFT_TRY(next_variant(s, &at, "=,", &variant));
+        int variant = next_variant(s, &at, "=,");
+        if (variant < 0) return refuse_rate_as(s, NULL);
         if (*at != '=') return refuse_rate_as(s, "must be NAME=OTHER, NAME2=OTHER2");
         at++;
-        WEFT_TRY(next_variant(s, &at, "=,", &other));
+        int other = next_variant(s, &at, "=,");
+        if (other < 0) return refuse_rate_as(s, NULL);
         if (*at == '=' || variant == other || s->rate_as[variant] >= 0)
             return refuse_rate_as(s, "must be NAME=OTHER, NAME2=OTHER2, each variant once");
         s->rate_as[variant] = other;
@@ -197,17 +199,10 @@ static weft_status parse_rate_as(weft_study *s) {
 
 /* "small, middle, large; others" */
 static weft_status check_yardstick(const weft_study *s) {
-    char name[WEFT_VARIANT_NAME];
-    for (const char *at = s->base.study_yardstick; *(at += strspn(at, " \t,;"));) {
-        size_t n = strcspn(at, ",;"), used = n;
-        while (used > 0 && strchr(" \t", at[used - 1]))
-            used--;
-        snprintf(name, sizeof name, "%.*s", (int)used, at);
-        if (weft_variants_find(&s->variants, name) < 0)
+    for (const char *at = s->base.study_yardstick; *(at += strspn(at, " \t,;"));)
+        if (next_variant(s, &at, ",;") < 0)
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
                              weft_error_message());
-        at += n;
-    }
     return WEFT_OK;
 }
 

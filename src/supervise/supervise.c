@@ -190,20 +190,19 @@ static weft_status expect_seconds(supervisor *v, const weft_record_run *job, dou
     const weft_study_variant *p = &v->study->built[job->variant];
     double work = (p->account.forward_flops + p->account.backward_flops) *
                   (double)weft_study_tokens(v->study, job->variant);
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(v->database, &rows,
-                               "SELECT max(CASE WHEN r.variant = ? THEN seconds END),"
-                               " max(seconds / (flops_per_token * tokens))"
-                               " FROM runs r JOIN variants s USING (variant)"
-                               " WHERE status = 'done' AND resumes = 0",
-                               "i", (int64_t)job->variant));
-    weft_status status = weft_database_next(v->database, rows, &there);
-    double own = there ? weft_column_number(rows, 0) : NAN;
-    double others = there ? weft_column_number(rows, 1) * work : NAN;
-    weft_database_end(rows);
+    double own = NAN, others = NAN;
+    sqlite3_stmt *rows = weft_database_ask(v->database,
+                                           "SELECT max(CASE WHEN r.variant = ? THEN seconds END),"
+                                           " max(seconds / (flops_per_token * tokens))"
+                                           " FROM runs r JOIN variants s USING (variant)"
+                                           " WHERE status = 'done' AND resumes = 0",
+                                           "i", (int64_t)job->variant);
+    if (weft_database_next(v->database, rows)) {
+        own = weft_column_number(rows, 0);
+        others = weft_column_number(rows, 1) * work;
+    }
     *seconds = isfinite(own) ? own : isfinite(others) ? others : 0;
-    return status;
+    return weft_database_end(v->database, rows);
 }
 
 /* Whether the next run would not be done in the time given; then none is started any more. Where

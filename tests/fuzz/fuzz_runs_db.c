@@ -55,14 +55,11 @@ static void need(bool ok, const char *what) {
 
 static void list_columns(weft_database *d) {
     for (int t = 0; t < TABLES; t++) {
-        sqlite3_stmt *rows;
-        bool there = false;
-        need(weft_database_ask(d, &rows, "SELECT name FROM pragma_table_info(?)", "s",
-                               tables[t].name) == WEFT_OK,
-             "columns");
-        while (weft_database_next(d, rows, &there) == WEFT_OK && there)
+        sqlite3_stmt *rows =
+            weft_database_ask(d, "SELECT name FROM pragma_table_info(?)", "s", tables[t].name);
+        while (weft_database_next(d, rows))
             snprintf(columns[t][n_columns[t]++], 32, "%s", weft_column_text(rows, 0));
-        weft_database_end(rows);
+        need(weft_database_end(d, rows) == WEFT_OK, "columns");
     }
 }
 
