@@ -32,6 +32,8 @@ typedef struct {
     int n_groups;
     weft_config *config, *first; /* a run's, and the first run's */
     json_t *seen;                /* "variant rate seed" of every run so far */
+    int64_t run;                 /* whose lines are read, */
+    weft_status taken;           /* and what became of them */
 } gathering;
 
 static weft_status no_memory(void) {
@@ -140,29 +142,22 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     return status;
 }
 
-typedef struct {
-    gathering *g;
-    int64_t run;
-    weft_status status;
-} inserting;
-
 static void take_line(void *context, const json_t *line) {
-    inserting *in = context;
-    if (in->status == WEFT_OK && json_is_integer(json_object_get(line, "step")))
-        in->status = weft_record_line(in->g->d, in->run, line, NAN, true);
+    gathering *g = context;
+    if (g->taken == WEFT_OK && json_is_integer(json_object_get(line, "step")))
+        g->taken = weft_record_line(g->d, g->run, line, NAN, true);
 }
 
 static weft_status insert_lines(gathering *g, int64_t run, int folder) {
-    inserting in = {g, run, WEFT_OK};
-    weft_lines_place *place = calloc(1, sizeof *place);
+    weft_lines_place place = {0};
     int64_t all = INT64_MAX;
-    int file = -1;
-    weft_status status = place ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) status = weft_below_file(folder, "metrics.jsonl", &file);
-    if (status == WEFT_OK) status = weft_lines_follow(file, place, &all, take_line, &in);
-    if (file >= 0) close(file);
-    free(place);
-    return status == WEFT_OK ? in.status : status;
+    int file;
+    g->run = run;
+    g->taken = WEFT_OK;
+    WEFT_TRY(weft_below_file(folder, "metrics.jsonl", &file));
+    weft_status status = weft_lines_follow(file, &place, &all, take_line, g);
+    close(file);
+    return status == WEFT_OK ? g->taken : status;
 }
 
 /* A run that was stopped, or cut off, waits to be gone on with. */
@@ -186,9 +181,7 @@ static weft_status insert_run(gathering *g, int64_t id, int variant, const json_
     bool done = strcmp(status, "done") == 0;
     char folder[FOLDER_ROOM];
     name_folder(json_string_value(json_object_get(run, "name")), folder);
-    json_t *object = weft_config_to_json(g->config);
-    char *config = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    json_decref(object);
+    char *config = weft_record_config_json(g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");
     weft_status result = weft_database_run(

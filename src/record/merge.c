@@ -53,21 +53,14 @@ static weft_status open_copy(const char *path, const char *copy, weft_database *
     return status == WEFT_OK ? weft_database_open(copy, true, out) : status;
 }
 
-/* The first key whose value differs. */
 static weft_status compare_configs(const char *ours, const char *theirs, const char *path) {
     char a[WEFT_TEXT_MAX], b[WEFT_TEXT_MAX];
-    int n;
-    const weft_option *options = weft_options(&n);
-    for (int i = 0; i < n; i++) {
-        weft_record_value(ours, &options[i], a, sizeof a);
-        weft_record_value(theirs, &options[i], b, sizeof b);
-        if (strcmp(a, b) != 0 && !weft_record_may_change(&options[i]))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: a study of another config: CONFIG_%s is %.300s there and %.300s "
-                             "in the first; studies of one config are merged",
-                             path, options[i].key, *b ? b : "empty", *a ? a : "empty");
-    }
-    return WEFT_OK;
+    const weft_option *o = weft_record_difference(ours, theirs, false, a, b);
+    if (!o) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: a study of another config: CONFIG_%s is %.300s there and %.300s "
+                     "in the first; studies of one config are merged",
+                     path, o->key, b, a);
 }
 
 static weft_status match_study(weft_database *d, const char *path) {

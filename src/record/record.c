@@ -43,7 +43,7 @@ char *weft_record_config(const weft_config *c) {
     return text;
 }
 
-static char *config_json(const weft_config *c) {
+char *weft_record_config_json(const weft_config *c) {
     json_t *object = weft_config_to_json(c);
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     json_decref(object);
@@ -115,7 +115,7 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
     weft_record_run job = make_job(s, variant, rate_place, k);
     weft_config c;
     weft_study_run_config(s, variant, job.rate, job.seed, &c);
-    char *json = config_json(&c);
+    char *json = weft_record_config_json(&c);
     if (!json) return no_memory();
     weft_status status = weft_database_run(
         d,
@@ -246,37 +246,46 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
     weft_config_format(&defaults, o, value, room);
 }
 
-bool weft_record_may_change(const weft_option *o) {
+/* Whether no run that was made depends on an option: a study goes on where it is another. */
+static bool may_change(const weft_option *o) {
     return o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
            o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(study_yardstick) ||
            o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(study_weights) ||
            o == WEFT_OPTION(device); /* each run's own is in its record */
 }
 
-/* Seeds may be added; those that were run stay the first of them. */
-static bool grows(const weft_option *o, const char *was, const char *is) {
-    return o == WEFT_OPTION(study_seeds) && strtol(was, NULL, 10) < strtol(is, NULL, 10);
-}
-
-/* `seeds`: how many the database's study has. */
-static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
-                                int64_t *seeds) {
-    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
+const weft_option *weft_record_difference(const char *a, const char *b, bool seeds,
+                                          char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]) {
     int n;
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
-        weft_record_value(lines, &options[i], was, sizeof was);
-        weft_config_format(&s->base, &options[i], is, sizeof is);
-        if (&options[i] == WEFT_OPTION(study_seeds)) *seeds = strtol(was, NULL, 10);
-        if (strcmp(was, is) != 0 && !weft_record_may_change(&options[i]) &&
-            !grows(&options[i], was, is))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
-                             "another --out (make: OUT=folder), or the config it was started with",
-                             weft_database_path(d), options[i].key, *was ? was : "empty",
-                             *is ? is : "empty");
+        weft_record_value(a, &options[i], of_a, WEFT_TEXT_MAX);
+        weft_record_value(b, &options[i], of_b, WEFT_TEXT_MAX);
+        bool more = seeds && &options[i] == WEFT_OPTION(study_seeds) &&
+                    strtol(of_a, NULL, 10) < strtol(of_b, NULL, 10);
+        if (strcmp(of_a, of_b) != 0 && !may_change(&options[i]) && !more) {
+            if (!*of_a) snprintf(of_a, WEFT_TEXT_MAX, "empty");
+            if (!*of_b) snprintf(of_b, WEFT_TEXT_MAX, "empty");
+            return &options[i];
+        }
     }
-    return WEFT_OK;
+    return NULL;
+}
+
+/* Seeds may be added; those that were run stay the first of them. `seeds`: how many there were. */
+static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
+                                int64_t *seeds) {
+    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX], *now = weft_record_config(&s->base);
+    if (!now) return no_memory();
+    weft_record_value(lines, WEFT_OPTION(study_seeds), was, sizeof was);
+    *seeds = strtol(was, NULL, 10);
+    const weft_option *o = weft_record_difference(lines, now, true, was, is);
+    free(now);
+    if (!o) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
+                     "another --out (make: OUT=folder), or the config it was started with",
+                     weft_database_path(d), o->key, was, is);
 }
 
 static weft_status match_study(weft_database *d, const weft_study *s, int64_t *seeds) {

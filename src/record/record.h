@@ -65,8 +65,12 @@ char *weft_record_config(const weft_config *c);
  * them. */
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
-/* Whether no run that was made depends on an option: a study goes on where it is another. */
-bool weft_record_may_change(const weft_option *o);
+/* The first option in which two such texts differ, with its values, and of which runs that were made depend; NULL:
+ * there is none. `seeds`: b may have more of them. */
+const weft_option *weft_record_difference(const char *a, const char *b, bool seeds,
+                                          char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]);
+/* A run's config as its row has it; the caller frees it. NULL: no memory. */
+char *weft_record_config_json(const weft_config *c);
 
 /* The study's runs. A row that this study would not have made (another number, rate, seed or folder)
  * is refused. */

@@ -46,12 +46,10 @@ static weft_status add_set(weft_variant *variant, const char *key, const char *v
     char **sets = realloc(variant->sets, (size_t)(variant->n_sets + 1) * sizeof *sets);
     if (!sets) return no_memory();
     variant->sets = sets;
-    size_t room = strlen(key) + strlen(value) + 2;
-    char *text = malloc(room);
-    if (!text) return no_memory();
-    snprintf(text, room, "%s=%s", key, value);
-    sets[variant->n_sets++] = text;
-    return WEFT_OK;
+    char text[WORD_ROOM];
+    snprintf(text, sizeof text, "%s=%s", key, value);
+    sets[variant->n_sets] = strdup(text);
+    return sets[variant->n_sets++] ? WEFT_OK : no_memory();
 }
 
 /* A key that a variant may set, and has not yet. `where` names the variant. */
@@ -72,12 +70,6 @@ static weft_status check_key(const weft_variant *variant, const char *key, const
 
 static bool is_name_letter(char c) {
     return isalnum((unsigned char)c) || c == '.' || c == '_' || c == '-';
-}
-
-static const char *skip_blanks(const char *at) {
-    while (isspace((unsigned char)*at))
-        at++;
-    return at;
 }
 
 /* The next word up to a blank, ':' or ';'. Quotes hold these in; a backslash before a quote, as
@@ -102,7 +94,7 @@ static const char *next_word(const char *at, const char *ends, char word[WORD_RO
 static weft_status read_name(const char **at, const char *where, const char *after,
                              char name[WEFT_VARIANT_NAME]) {
     size_t n = 0;
-    const char *from = skip_blanks(*at);
+    const char *from = weft_skip_blanks(*at);
     while (is_name_letter(from[n]))
         n++;
     if (n == 0)
@@ -114,7 +106,7 @@ static weft_status read_name(const char **at, const char *where, const char *aft
         return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
                          where, from, WEFT_VARIANT_NAME - 1);
     snprintf(name, WEFT_VARIANT_NAME, "%.*s", (int)n, from);
-    *at = skip_blanks(from + n);
+    *at = weft_skip_blanks(from + n);
     return WEFT_OK;
 }
 
@@ -141,7 +133,7 @@ static weft_status read_label(const char **at, const char *where, weft_variant *
         return weft_fail(WEFT_EINPUT, "%s: its label is longer than %d letters", where,
                          WEFT_VARIANT_TITLE - 1);
     snprintf(v->title, sizeof v->title, "%s", word);
-    *at = skip_blanks(end);
+    *at = weft_skip_blanks(end);
     return WEFT_OK;
 }
 
@@ -208,13 +200,13 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
         return weft_fail(WEFT_EINPUT, "%s: ':' is expected before what it sets, not '%.20s'", here,
                          at);
     if (*at == ':') {
-        for (at = skip_blanks(at + 1); *at && *at != ';'; at = skip_blanks(at)) {
+        for (at = weft_skip_blanks(at + 1); *at && *at != ';'; at = weft_skip_blanks(at)) {
             at = next_word(at, ";", word);
             WEFT_TRY(read_set(variant, word, here));
         }
     }
     if (!labelled) describe_sets(variant);
-    *text = *at == ';' ? skip_blanks(at + 1) : at;
+    *text = *at == ';' ? weft_skip_blanks(at + 1) : at;
     return WEFT_OK;
 }
 
@@ -243,7 +235,7 @@ static weft_status link_baselines(weft_variants *s, const char *where) {
 }
 
 static weft_status parse_named(const weft_config *base, const char *where, weft_variants *s) {
-    const char *at = skip_blanks(base->study_variants);
+    const char *at = weft_skip_blanks(base->study_variants);
     char here[700];
     snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_VARIANTS", where);
     while (*at)
@@ -283,18 +275,18 @@ static weft_status add_ablation(weft_variants *s, const weft_config *base, int n
 }
 
 static weft_status parse_ablation(const weft_config *base, const char *where, weft_variants *s) {
-    const char *at = skip_blanks(base->ra_mla_ablation_steps);
+    const char *at = weft_skip_blanks(base->ra_mla_ablation_steps);
     char here[700];
     snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
     while (*at) {
         char *end;
         long number = strtol(at, &end, 10);
-        const char *next = skip_blanks(end);
+        const char *next = weft_skip_blanks(end);
         if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
             return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas", here,
                              base->ra_mla_ablation_steps);
         WEFT_TRY(add_ablation(s, base, (int)number, here));
-        at = skip_blanks(*next ? next + 1 : next);
+        at = weft_skip_blanks(*next ? next + 1 : next);
     }
     /* 4 and 5 are 2 and 3 again, where these are run too. */
     for (int i = 0; i < s->n; i++)
@@ -313,8 +305,8 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
             "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_VARIANTS are both "
             "set; empty one of them",
             where, base->ra_mla_ablation_steps);
-    if (*skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
-    if (*skip_blanks(base->study_variants)) return parse_named(base, where, s);
+    if (*weft_skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
+    if (*weft_skip_blanks(base->study_variants)) return parse_named(base, where, s);
     return add_variant(s, name, where, &variant);
 }
 
@@ -394,7 +386,7 @@ weft_status weft_variants_parse(const weft_config *base, const char *where, cons
                                 weft_variants *out) {
     *out = (weft_variants){0};
     weft_status status = parse_variants(base, where, name, out);
-    if (status == WEFT_OK && *skip_blanks(base->study_sweep))
+    if (status == WEFT_OK && *weft_skip_blanks(base->study_sweep))
         status = sweep_variants(base, where, out);
     if (status != WEFT_OK) weft_variants_free(out);
     return status;

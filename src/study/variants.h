@@ -8,7 +8,14 @@
 
 #include "config/config.h"
 
+#include <string.h>
+
 enum { WEFT_VARIANT_NAME = 64, WEFT_VARIANT_TITLE = 160, WEFT_VARIANTS_MAX = 256 };
+
+/* What is behind the blanks that a text begins with. */
+static inline const char *weft_skip_blanks(const char *at) {
+    return at + strspn(at, " \t\n\v\f\r");
+}
 
 /* Where a config comes from. */
 typedef struct {

@@ -17,22 +17,16 @@
 
 enum { PAUSE_MS = 20, LEFT_MS = 5000, ASIDE_MOST = 10000 };
 
-/* A lock holds a process's number, or nothing yet. Another file by that name is the user's. */
-static bool is_lock(int fd) {
-    char text[32];
-    ssize_t n = pread(fd, text, sizeof text, 0);
-    if (n == 0) return true;
-    if (n < 0 || n == sizeof text) return false;
-    text[n] = '\0';
-    size_t digits = strspn(text, "0123456789");
-    return digits > 0 && (text[digits] == '\0' || strcmp(text + digits, "\n") == 0);
-}
-
-/* Who a lock says holds it. */
-static void read_holder(int fd, char holder[32]) {
+/* Who a lock says holds it. A lock has a process's number, or nothing yet: another file by that name is the
+ * user's, and false. */
+static bool read_holder(int fd, char holder[32]) {
     ssize_t n = pread(fd, holder, 31, 0);
     holder[n > 0 ? n : 0] = '\0';
+    size_t digits = strspn(holder, "0123456789");
+    bool ours =
+        n == 0 || (n < 31 && digits > 0 && (!holder[digits] || strcmp(holder + digits, "\n") == 0));
     holder[strcspn(holder, "\n")] = '\0';
+    return ours;
 }
 
 static bool is_gone(const char *holder) {
@@ -66,7 +60,7 @@ weft_status weft_folder_hold(const char *path, int *descriptor) {
                          "take another --out",
                          path, *holder ? holder : "unknown");
     }
-    if (!is_lock(fd)) {
+    if (!read_holder(fd, holder)) {
         close(fd);
         return weft_fail(WEFT_EINPUT,
                          "%s: is not a lock of weft's; move it away, or take another "

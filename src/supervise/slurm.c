@@ -19,15 +19,17 @@ static void put_word(FILE *out, const char *word) {
     fputc('\'', out);
 }
 
-/* The same for each word of a list that ends on NULL. */
-static void put_words(FILE *out, const char *const *words) {
-    for (; *words; words++)
-        put_word(out, *words);
-}
+/* What the texts are made of. */
+typedef struct {
+    const weft_study *study;
+    const weft_slurm_options *o;
+    const char *program, *array; /* the array's number, once it is submitted */
+    int jobs;
+    int64_t mib;
+} job;
 
-/* What `make` writes, as a text that the caller frees. */
-typedef struct job job;
 typedef void maker(FILE *out, const job *j);
+/* What `make` writes, as a text that the caller frees. */
 static weft_status make_text(maker *make, const job *j, char **text) {
     size_t bytes;
     FILE *out = open_memstream(text, &bytes);
@@ -61,15 +63,6 @@ static weft_status own_program(char path[WEFT_PATH_MAX]) {
     return WEFT_OK;
 }
 
-/* What the texts are made of. */
-struct job {
-    const weft_study *study;
-    const weft_slurm_options *o;
-    const char *program, *array; /* the array's number, once it is submitted */
-    int jobs;
-    int64_t mib;
-};
-
 static void put_variants(FILE *out, const job *j) {
     for (int i = 0; i < j->study->variants.n; i++)
         if (is_chosen(j->study, j->o, i)) fprintf(out, "%s\n", j->study->variants.list[i].name);
@@ -83,7 +76,8 @@ static void put_array(FILE *out, const job *j) {
     put_word(out, j->o->out);
     fputs("/slurm/variants)\nexec", out);
     put_word(out, j->program);
-    put_words(out, j->o->words);
+    for (const char *const *word = j->o->words; *word; word++)
+        put_word(out, *word);
     fputs(" --threads \"${SLURM_CPUS_PER_TASK:-1}\" --variants \"$variant\" --out", out);
     put_word(out, j->o->out);
     fputs("/parts/\"$variant\"\n", out);

@@ -412,11 +412,6 @@ static weft_status supervise(supervisor *v) {
     return weft_repeats_check(v->database, v->study, v->options->out, &v->result->repeats);
 }
 
-static void append(char *text, size_t room, const char *more) {
-    size_t at = strlen(text);
-    snprintf(text + at, room - at, "%s", more);
-}
-
 /* A chosen variant that has no run because the variant whose rate it takes over has chosen none yet; -1: there is
  * none. */
 static int find_rateless(const supervisor *v) {
@@ -431,10 +426,34 @@ static int find_rateless(const supervisor *v) {
 }
 
 /* One line on what is missing: how many, and the first reason of a run and of a variant. */
+static void say_why(const supervisor *v, const weft_record_run *failed, FILE *out) {
+    const weft_study_result *r = v->result;
+    int left = r->failed + r->waiting, rateless = find_rateless(v), wrong = 0;
+    const weft_variant *variants = v->study->variants.list;
+    if (left > 0)
+        fprintf(out, "%d of %d runs %s not done", left, r->runs, left == 1 ? "is" : "are");
+    if (failed) fprintf(out, " (see %.200s/log)", failed->folder);
+    if (r->errors) {
+        while (!is_chosen(v, wrong) || !*v->study->built[wrong].error)
+            wrong++;
+        fprintf(out, "%svariant '%s' cannot be built: %s", left > 0 ? "; " : "",
+                variants[wrong].name, v->study->built[wrong].error);
+    }
+    if (rateless >= 0)
+        fprintf(out, "%svariant '%s' waits for the learning rate of '%s'",
+                left > 0 || r->errors ? "; " : "", variants[rateless].name,
+                variants[v->study->rate_as[rateless]].name);
+    if (left > 0 && r->signal) fputs("; stopped by a signal", out);
+    if (left > 0 && r->late) fputs("; the next would not end in time", out);
+    if (left > 0) fputs("; the same command goes on", out);
+    if (r->failed > 0)
+        fputs("; with --restart failed, runs that cannot go on begin anew, their folders set aside",
+              out);
+}
+
 static void sum_up(supervisor *v) {
     weft_study_result *r = v->result;
-    char more[2 * LINE_ROOM];
-    const weft_record_run *first = NULL;
+    const weft_record_run *failed = NULL;
     for (int i = 0; i < v->jobs.n; i++) {
         const weft_record_run *job = &v->jobs.list[i];
         if (!is_chosen(v, job->variant)) continue;
@@ -442,35 +461,17 @@ static void sum_up(supervisor *v) {
         r->diverged += job->status == WEFT_RUN_DIVERGED;
         r->failed += job->status == WEFT_RUN_FAILED;
         r->waiting += job->status == WEFT_RUN_WAITING || job->status == WEFT_RUN_RUNNING;
-        if (!first && job->status == WEFT_RUN_FAILED) first = job;
+        if (!failed && job->status == WEFT_RUN_FAILED) failed = job;
     }
+    for (int i = 0; i < v->study->variants.n; i++)
+        r->errors += is_chosen(v, i) && *v->study->built[i].error;
     r->signal = weft_stop_asked();
-    int left = r->failed + r->waiting;
-    if (left > 0)
-        snprintf(r->why, sizeof r->why, "%d of %d runs %s not done%s%.200s%s", left, r->runs,
-                 left == 1 ? "is" : "are", first ? " (see " : "", first ? first->folder : "",
-                 first ? "/log)" : "");
-    for (int i = 0; i < v->study->variants.n; i++) {
-        if (!is_chosen(v, i) || !*v->study->built[i].error) continue;
-        if (r->errors++) continue;
-        snprintf(more, sizeof more, "%svariant '%s' cannot be built: %s", left > 0 ? "; " : "",
-                 v->study->variants.list[i].name, v->study->built[i].error);
-        append(r->why, sizeof r->why, more);
-    }
-    int rateless = find_rateless(v);
-    if (rateless >= 0) {
-        snprintf(more, sizeof more, "%svariant '%s' waits for the learning rate of '%s'",
-                 *r->why ? "; " : "", v->study->variants.list[rateless].name,
-                 v->study->variants.list[v->study->rate_as[rateless]].name);
-        append(r->why, sizeof r->why, more);
-    }
-    if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");
-    if (left > 0 && r->late) append(r->why, sizeof r->why, "; the next would not end in time");
-    if (left > 0) append(r->why, sizeof r->why, "; the same command goes on");
-    if (r->failed > 0)
-        append(r->why, sizeof r->why,
-               "; with --restart failed, runs that cannot go on begin anew, their folders set "
-               "aside");
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    if (out) say_why(v, failed, out);
+    if (out && fclose(out) == 0) snprintf(r->why, sizeof r->why, "%s", text);
+    free(text);
 }
 
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,
