@@ -104,18 +104,20 @@ def test_tokenizers_decode_what_they_encode():
         weft.Tokenizer("no-such-file.json")
 
 
-def test_runs_are_records(tmp_path):
+@pytest.mark.parametrize("variants, variant", [("variants", "variant"), ("steps", "step")])
+def test_runs_are_records(tmp_path, variants, variant):
     database = sqlite3.connect(tmp_path / "runs.db")
-    database.executescript("""
-        CREATE TABLE steps(step INTEGER, name TEXT, title TEXT, parameters INTEGER, flops_per_token REAL, leaks INTEGER);
-        CREATE TABLE runs(run INTEGER, step INTEGER, learning_rate REAL, seed INTEGER, folder TEXT, val_loss REAL);
+    database.executescript(f"""
+        CREATE TABLE {variants}({variant} INTEGER, name TEXT, title TEXT, parameters INTEGER, flops_per_token REAL, leaks INTEGER);
+        CREATE TABLE runs(run INTEGER, {variant} INTEGER, learning_rate REAL, seed INTEGER, folder TEXT, val_loss REAL);
         CREATE TABLE metrics(run INTEGER, step INTEGER, loss REAL);
-        INSERT INTO steps VALUES (0, 'base', 'Base', 10, 1.0, 0);
+        INSERT INTO {variants} VALUES (0, 'base', 'Base', 10, 1.0, 0);
         INSERT INTO runs VALUES (1, 0, 0.1, 1, 'a', 2.5), (2, 0, 0.1, 2, 'b', 2.25);
         INSERT INTO metrics VALUES (1, 10, 3.0), (2, 10, 3.5);""")
     database.close()
     rows = weft.runs(tmp_path)
     assert [(r["name"], r["seed"], r["val_loss"]) for r in rows] == [("base", 1, 2.5), ("base", 2, 2.25)]
+    assert [(r["variant"], r["step"]) for r in rows] == [(0, 0), (0, 0)]
     assert [(r["folder"], r["step"], r["loss"]) for r in weft.runs(tmp_path / "runs.db", metrics=True)] == [("a", 10, 3.0), ("b", 10, 3.5)]
     pandas = pytest.importorskip("pandas", reason="rows are dicts without pandas")
     assert list(rows.frame()["val_loss"]) == [2.5, 2.25] and isinstance(rows.frame(), pandas.DataFrame)

@@ -23,14 +23,18 @@ def _database(path, metrics):
     database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     database.row_factory = sqlite3.Row
     try:
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'variants'").fetchone():
+            # Made by a weft that called variants steps.
+            database.executescript("CREATE TEMP VIEW variants AS SELECT step AS variant, * FROM main.steps;"
+                                   "CREATE TEMP VIEW runs AS SELECT step AS variant, * FROM main.runs")
         if metrics:
             rows = database.execute(
-                "SELECT runs.folder, steps.name AS name, runs.learning_rate, runs.seed, metrics.* FROM metrics"
-                " JOIN runs USING (run) JOIN steps ON steps.step = runs.step ORDER BY metrics.run, metrics.step")
+                "SELECT runs.folder, variants.name AS name, runs.learning_rate, runs.seed, metrics.* FROM metrics"
+                " JOIN runs USING (run) JOIN variants USING (variant) ORDER BY metrics.run, metrics.step")
         else:
             rows = database.execute(
-                "SELECT steps.name AS name, steps.title, steps.parameters, steps.flops_per_token, steps.leaks, runs.*"
-                " FROM runs JOIN steps USING (step) ORDER BY run")
+                "SELECT variants.name AS name, variants.title, variants.parameters, variants.flops_per_token,"
+                " variants.leaks, runs.*, runs.variant AS step FROM runs JOIN variants USING (variant) ORDER BY run")
         return Records(dict(row) for row in rows)
     finally:
         database.close()

@@ -3,7 +3,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/args.h"
-#include "record/merge.h"
+#include "record/gather.h"
 #include "report/listing.h"
 
 #include <errno.h>

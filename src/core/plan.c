@@ -115,9 +115,8 @@ static weft_status place_tensors(planner *p) {
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
         WEFT_TRY(place_outputs(p, n));
-        const weft_kernel *kernel = p->backend->kernel(n);
-        int64_t work =
-            p->threads && kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
+        const weft_kernel *kernel = p->backend ? p->backend->kernel(n) : NULL;
+        int64_t work = kernel && kernel->workspace ? kernel->workspace(n, p->threads) : 0;
         p->work_buffer[i] = work > 0 ? add_buffer(p, work, i, i) : -1;
         p->plan->work_bytes[i] = work;
         if (weft_arena_bytes(work) > p->plan->workspace_bytes)
@@ -242,7 +241,7 @@ static weft_status copy_offsets(planner *p) {
 
 static weft_status check_limit(const planner *p) {
     int64_t limit = p->options->memory_limit;
-    if (limit == 0 && p->backend->memory) limit = p->backend->memory();
+    if (limit == 0 && p->backend && p->backend->memory) limit = p->backend->memory();
     if (limit == 0 || p->plan->arena_bytes <= limit) return WEFT_OK;
     const double gib = 1024.0 * 1024.0 * 1024.0;
     return weft_fail(WEFT_ENOMEM,

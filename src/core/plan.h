@@ -44,8 +44,8 @@ typedef struct {
     int64_t *work_bytes;  /* [nodes] */
 } weft_plan;
 
-/* `bound[id]` true: the caller brings the memory of that tensor; NULL: of none. 0 threads: kernels have no
- * workspaces, in a plan that is only looked at. */
+/* `bound[id]` true: the caller brings the memory of that tensor; NULL: of none. Without a backend no kernel
+ * has a workspace. */
 weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
                              const bool *bound, const weft_plan_options *options, weft_plan **out);
 void weft_plan_destroy(weft_plan *plan);

@@ -45,7 +45,7 @@ typedef struct {
     int64_t cache_bytes_sequence;
 } weft_account;
 
-/* `backend` and `threads` only for workspaces; 0 threads: without any, the same on every processor. */
+/* `backend` and `threads` only for workspaces; NULL: without any. */
 weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
                               weft_account *out);
 
@@ -72,10 +72,6 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
                               int ranks, weft_rank_bytes *out);
 /* WEFT_OK where it fits; else the error that says what is missing and which MICRO_BATCH would do. */
 weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
-
-/* Calls visit(to, n) for the nodes of a forward pass over one micro-batch, in order. */
-weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, const weft_node *n),
-                               void *to);
 
 /* Whether a step goes forward twice: see train/objective.h. */
 bool weft_config_two_phases(const weft_config *c);

@@ -1,9 +1,11 @@
-/* Reading metrics.jsonl. */
+/* Reading metrics.jsonl and result.json, and the facts that the latter gets. */
 #include "record/collect.h"
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/machine.h"
 #include "base/order.h"
+#include "base/version.h"
 
 #include <errno.h>
 #include <math.h>
@@ -11,7 +13,13 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TAIL = 4096, RATES_MOST = 256, RESULT_MOST = 1 << 20, FACT_MOST = 1 << 16 };
+enum {
+    TAIL = 4096,
+    RATES_MOST = 256,
+    RESULT_MOST = 1 << 20,
+    FACT_MOST = 1 << 16,
+    MANIFEST_MOST = 1 << 24
+};
 
 /* What is summed up while the lines go by. */
 typedef struct {
@@ -63,7 +71,7 @@ static void sum_up(summary *u, const json_t *line, int64_t step) {
     double rate = weft_json_number_of(line, "tokens_per_s"),
            val = weft_json_number_of(line, "val_loss");
     double cross_entropy = weft_json_number_of(line, "cross_entropy");
-    const weft_config *c = &u->study->built[u->job->step].config;
+    const weft_config *c = &u->study->built[u->job->variant].config;
     if (rate > 0) u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
     u->val_loss = val;
     if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
@@ -82,16 +90,7 @@ static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
         return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
                          (long long)step, (long long)u->last, (long long)u->iters);
     u->metric_value = metric_of(line, u->metric);
-    WEFT_TRY(weft_database_run(
-        d,
-        "INSERT INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
-        " val_loss, metric_value, lr, grad_norm, tokens_per_s)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "iidddddddddd", u->job->run, step, weft_json_number_of(line, "loss"),
-        weft_json_number_of(line, "cross_entropy"), weft_json_number_of(line, "aux_z"),
-        weft_json_number_of(line, "aux_contrastive"), weft_json_number_of(line, "logits_z"),
-        weft_json_number_of(line, "val_loss"), u->metric_value, weft_json_number_of(line, "lr"),
-        weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s")));
+    WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
     WEFT_TRY(add_events(d, u, line, step));
     sum_up(u, line, step);
     return WEFT_OK;
@@ -136,7 +135,7 @@ static double score_of(const summary *u) {
 static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,
                                 const char *weights) {
     char now[WEFT_TIME_ROOM];
-    const weft_config *c = &u->study->built[u->job->step].config;
+    const weft_config *c = &u->study->built[u->job->variant].config;
     double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
     bool metric = *u->metric != '\0';
     weft_time_now(now);
@@ -203,7 +202,7 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
     weft_sum sum = {0};
     summary u = {.study = s,
                  .job = job,
-                 .iters = s->built[job->step].iters,
+                 .iters = s->built[job->variant].iters,
                  .val_loss = NAN,
                  .best_val_loss = NAN,
                  .metric_value = NAN};
@@ -270,4 +269,63 @@ double weft_collect_rate(const char *folder) {
     if (count == 0) return NAN;
     qsort(rates, (size_t)count, sizeof *rates, weft_order_doubles);
     return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
+}
+
+/* "bash-doc 5.2.15-2, git-doc 1:2.39.5": NULL where there are none; the caller frees it. */
+static char *list_packages(const json_t *manifest) {
+    const json_t *packages = json_object_get(manifest, "packages");
+    char *text = NULL;
+    size_t room = 0, i;
+    json_t *one;
+    FILE *out = json_array_size(packages) ? open_memstream(&text, &room) : NULL;
+    if (!out) return NULL;
+    json_array_foreach(packages, i, one) {
+        const char *name = json_string_value(json_object_get(one, "package"));
+        const char *version = json_string_value(json_object_get(one, "version"));
+        if (name) fprintf(out, "%s%s %s", i ? ", " : "", name, version ? version : "");
+    }
+    if (fclose(out) == 0) return text;
+    free(text);
+    return NULL;
+}
+
+static void add_dataset(json_t *facts, const weft_config *c, const weft_train_result *r) {
+    char path[WEFT_PATH_MAX];
+    if (r->train_tokens > 0)
+        json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
+    if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
+    if (weft_path(path, "%s/manifest.json", c->dataset) != WEFT_OK) return;
+    json_t *manifest = weft_json_file(path, MANIFEST_MOST);
+    json_t *hash = json_object_get(manifest, "hash");
+    if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
+    char *packages = list_packages(manifest);
+    if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
+    free(packages);
+    json_decref(manifest);
+}
+
+/* loss_at_64_255: the held-out loss of positions 64 to 255. */
+static void add_positions(json_t *facts, const weft_train_result *r) {
+    for (int i = 0; i < r->n_positions; i++) {
+        const weft_position_loss *p = &r->positions[i];
+        char name[64];
+        snprintf(name, sizeof name, "loss_at_%lld_%lld", (long long)p->first,
+                 (long long)p->last - 1);
+        if (isfinite(p->loss)) json_object_set_new(facts, name, json_real(p->loss));
+    }
+}
+
+json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
+    char machine[512];
+    json_t *facts = json_object();
+    if (!facts) return NULL;
+    weft_machine_text(machine, sizeof machine);
+    json_object_set_new(facts, "commit", json_string(weft_git_commit()));
+    json_object_set_new(facts, "machine", json_string(machine));
+    json_object_set_new(facts, "device", json_string(device));
+    if (r->device_bytes > 0)
+        json_object_set_new(facts, "device_bytes", json_integer(r->device_bytes));
+    add_dataset(facts, c, r);
+    add_positions(facts, r);
+    return facts;
 }

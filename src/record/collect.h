@@ -5,6 +5,9 @@
 #define WEFT_RECORD_COLLECT_H
 
 #include "record/record.h"
+#include "train/loop.h"
+
+#include <jansson.h>
 
 /* What the supervisor knows of an ended run. */
 typedef struct {
@@ -29,5 +32,12 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
 void weft_collect_progress(const char *folder, int64_t *step, double *loss);
 /* The median of tokens_per_s over its lines but the first; NaN: there are none. */
 double weft_collect_rate(const char *folder);
+
+/* What a run's record says beside its results: the program, the machine and the data it was made
+ * with, the device's memory, the loss by position. A flat JSON object of texts and numbers, which
+ * `weft train --json` prints as `facts` and the run database keeps in a table of that name. `device` is in
+ * words. A dataset's folder may have a manifest.json, as scripts/corpus writes it: its hash and its packages are
+ * facts of every run on it. NULL: no memory. */
+json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r);
 
 #endif

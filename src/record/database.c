@@ -4,7 +4,6 @@
 #include "base/below.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "record/database_check.h"
 
 #include <errno.h>
 #include <math.h>
@@ -31,6 +30,7 @@ struct weft_database {
     char file[WEFT_PATH_MAX]; /* the same without a link on it, which is what SQLite is given */
     double seconds, until;    /* for a statement, and the end of the one at hand */
     bool entered;             /* until then there is one end for all statements */
+    weft_status asked;        /* what the question at hand came to */
 };
 
 static weft_status failed(const weft_database *d) {
@@ -115,40 +115,53 @@ weft_status weft_database_run(weft_database *d, const char *sql, const char *typ
     return status;
 }
 
-weft_status weft_database_ask(weft_database *d, sqlite3_stmt **out, const char *sql,
-                              const char *types, ...) {
+sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...) {
+    sqlite3_stmt *rows = NULL;
     va_list values;
-    *out = NULL;
     va_start(values, types);
-    weft_status status = prepare(d, out, sql, types, &values);
+    d->asked = prepare(d, &rows, sql, types, &values);
     va_end(values);
+    return rows;
+}
+
+bool weft_database_next(weft_database *d, sqlite3_stmt *rows) {
+    if (!rows || d->asked != WEFT_OK) return false;
+    start_time(d);
+    int code = sqlite3_step(rows);
+    if (code != SQLITE_ROW && code != SQLITE_DONE) d->asked = failed(d);
+    return code == SQLITE_ROW;
+}
+
+void weft_database_break(weft_database *d, weft_status status) {
+    if (status != WEFT_OK) d->asked = status;
+}
+
+weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows) {
+    weft_status status = d->asked;
+    d->asked = WEFT_OK;
+    sqlite3_finalize(rows);
     return status;
 }
 
-weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there) {
-    start_time(d);
-    int code = sqlite3_step(rows);
-    *there = code == SQLITE_ROW;
-    return code == SQLITE_ROW || code == SQLITE_DONE ? WEFT_OK : failed(d);
-}
-
-void weft_database_end(sqlite3_stmt *rows) {
-    sqlite3_finalize(rows);
+weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
+                              void *context) {
+    sqlite3_stmt *rows = weft_database_ask(d, sql, "");
+    while (weft_database_next(d, rows))
+        row(rows, context);
+    return weft_database_end(d, rows);
 }
 
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...) {
     sqlite3_stmt *rows = NULL;
-    bool there = false;
     va_list values;
     va_start(values, types);
-    weft_status status = prepare(d, &rows, sql, types, &values);
+    d->asked = prepare(d, &rows, sql, types, &values);
     va_end(values);
     *out = otherwise;
-    if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
-    if (there && sqlite3_column_type(rows, 0) != SQLITE_NULL) *out = sqlite3_column_int64(rows, 0);
-    sqlite3_finalize(rows);
-    return status;
+    if (weft_database_next(d, rows) && sqlite3_column_type(rows, 0) != SQLITE_NULL)
+        *out = sqlite3_column_int64(rows, 0);
+    return weft_database_end(d, rows);
 }
 
 weft_status weft_database_begin(weft_database *d) {
@@ -306,7 +319,9 @@ static void arm(weft_database *d) {
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_DEFENSIVE, 1, NULL);
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, NULL);
     sqlite3_db_config(d->handle, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
-    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON", NULL, NULL, NULL);
+    sqlite3_db_config(d->handle, SQLITE_DBCONFIG_ENABLE_FKEY, 0, NULL); /* the checks hold them */
+    sqlite3_exec(d->handle, "PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY", NULL, NULL,
+                 NULL);
     sqlite3_busy_timeout(d->handle,
                          d->seconds < 0.001 * BUSY_MS ? (int)(1000 * d->seconds) : BUSY_MS);
     sqlite3_progress_handler(d->handle, TICK_STEPS, is_time_up, d);
@@ -346,7 +361,7 @@ static weft_status check_tables(weft_database *d, int64_t version) {
     enum { ROOM = 61 };
     char type[ROOM], name[ROOM], what[4 * ROOM] = "";
     sqlite3 *ours = NULL;
-    const char *tables = d->schema->tables[version - d->schema->oldest];
+    const char *tables = d->schema->versions[version - d->schema->oldest].tables;
     weft_status status = WEFT_OK;
     if (sqlite3_open(":memory:", &ours) != SQLITE_OK ||
         sqlite3_exec(ours, tables, NULL, NULL, NULL) != SQLITE_OK)
@@ -365,16 +380,13 @@ static weft_status check_tables(weft_database *d, int64_t version) {
 }
 
 static weft_status check_whole(weft_database *d) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "PRAGMA integrity_check(1)", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    if (status == WEFT_OK && there && strcmp(weft_column_text(rows, 0), "ok") != 0)
-        status =
-            weft_fail(WEFT_EINPUT, "%s: damaged (%.200s); move it away, or take another folder",
-                      d->path, weft_column_text(rows, 0));
-    weft_database_end(rows);
-    return status;
+    sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
+    if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
+        weft_database_break(d, weft_fail(WEFT_EINPUT,
+                                         "%s: damaged (%.200s); move it away, or take another "
+                                         "folder",
+                                         d->path, weft_column_text(rows, 0)));
+    return weft_database_end(d, rows);
 }
 
 /* All that is there is looked at before any of it is read. */
@@ -394,10 +406,25 @@ static weft_status check_all(weft_database *d, weft_database_mode mode, bool *fr
             d->path, (long long)version, s->oldest, s->newest);
     WEFT_TRY(check_tables(d, version));
     WEFT_TRY(check_whole(d));
-    WEFT_TRY(s->check(d, version));
-    if (mode == WEFT_DATABASE_READ || version == s->newest) return WEFT_OK;
+    if (version == s->newest) return weft_database_check(d);
+    const weft_schema_version *older = &s->versions[version - s->oldest];
+    if (mode == WEFT_DATABASE_READ) {
+        WEFT_TRY(weft_database_script(d, older->read));
+        return weft_database_check(d);
+    }
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, weft_database_script(d, s->update));
+    weft_status status = weft_database_script(d, older->update);
+    if (status == WEFT_OK) status = weft_database_check(d);
+    return weft_database_finish(d, status);
+}
+
+weft_status weft_database_check(weft_database *d) {
+    return d->schema->check(d);
+}
+
+weft_status weft_database_make_tables(weft_database *d) {
+    return weft_database_script(d,
+                                d->schema->versions[d->schema->newest - d->schema->oldest].tables);
 }
 
 /* A journal beside it may be of a study that was cut off: then the database is half changed, and

@@ -23,15 +23,20 @@ enum { WEFT_TIME_ROOM = 32 };
 
 typedef struct weft_database weft_database;
 
+/* Statements: what makes an empty database; and of an older version, what lets it be read by the newest
+ * one's names without a change, and what makes it one of the newest. */
+typedef struct {
+    const char *tables, *read, *update;
+} weft_schema_version;
+
 /* A kind of database. */
 typedef struct {
-    const char *what;          /* "database of runs", in messages */
-    int64_t application;       /* application_id: what the file's head says it is */
-    int oldest, newest;        /* versions of the tables that are known: user_version */
-    const char *const *tables; /* for each of them, statements that make an empty one */
-    const char *update;        /* from the oldest to the newest; NULL: there is one alone */
+    const char *what;                    /* "database of runs", in messages */
+    int64_t application;                 /* application_id: what the file's head says it is */
+    int oldest, newest;                  /* versions that are known: user_version */
+    const weft_schema_version *versions; /* each of them */
     /* WEFT_EINPUT names the first value that is wrong. */
-    weft_status (*check)(weft_database *d, int64_t version);
+    weft_status (*check)(weft_database *d);
 } weft_schema;
 
 typedef enum {
@@ -42,16 +47,34 @@ typedef enum {
 
 /* Opens the database `name` below `folder`, which is as the user named it. `seconds` is how long one
  * statement, and opening with all its checks, may take. *fresh tells that it is empty, which is an error
- * in the first two modes; nothing is written by opening. */
+ * in the first two modes. Opening to read writes nothing; an older version that is opened to write becomes
+ * one of the newest, or stays what it was. */
 weft_status weft_database_enter(const weft_schema *schema, const char *folder, const char *name,
                                 weft_database_mode mode, double seconds, weft_database **out,
                                 bool *fresh);
+
+/* The database of runs (record/schema.c). docs/guide/studies.md tells what each column holds.
+ *
+ * The view `contents` is what a study says of itself: everything but time, speed, memory, the
+ * machine, and the events of starting and going on. It has one text row a fact and an order of its
+ * own, so two databases hold the same study where it gives the same rows.
+ *
+ * Whoever reads the tables may rely on this: every column has its type. Variants are numbered from 0
+ * without a gap; what names a variant or a run names one that is there; seeds, iterations and counts are
+ * whole numbers in their range; a run's folder is a plain name in `runs`. Texts may hold anything: they are
+ * escaped where they are shown. */
+enum { WEFT_SCHEMA_VERSION = 3 };
+extern const weft_schema weft_runs_schema;
 
 /* A database of runs at a path that the user named: that is there, to read only or to write too; and to
  * write, where there may be none yet. */
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
 void weft_database_close(weft_database *d);
+/* Makes the tables of a fresh one, within a transaction. */
+weft_status weft_database_make_tables(weft_database *d);
+/* All values again, as opening has looked at them. */
+weft_status weft_database_check(weft_database *d);
 const char *weft_database_path(const weft_database *d);
 
 /* Puts the file of an open database beside another's, under a name; a copy of one in a file that is not
@@ -65,12 +88,22 @@ weft_status weft_database_run(weft_database *d, const char *sql, const char *typ
 /* Runs several statements without parameters. */
 weft_status weft_database_script(weft_database *d, const char *sql);
 
-/* A question's rows, one by one; weft_database_end after the last or before. */
-weft_status weft_database_ask(weft_database *d, sqlite3_stmt **out, const char *sql,
-                              const char *types, ...);
-/* The next row: *there tells whether there is one. */
-weft_status weft_database_next(weft_database *d, sqlite3_stmt *rows, bool *there);
-void weft_database_end(sqlite3_stmt *rows);
+/* A question's rows, one by one:
+ *
+ *     sqlite3_stmt *rows = weft_database_ask(d, "SELECT ...", "i", number);
+ *     while (weft_database_next(d, rows)) ...
+ *     return weft_database_end(d, rows);
+ *
+ * What failed on the way, asking included, is the status at the end, which may come before the last row;
+ * weft_database_break ends them with a failure of whoever reads them. */
+sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...);
+bool weft_database_next(weft_database *d, sqlite3_stmt *rows);
+void weft_database_break(weft_database *d, weft_status status);
+weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows);
+typedef void (*weft_listing_row)(sqlite3_stmt *rows, void *context);
+/* Calls `row` for each row of a question without parameters. */
+weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
+                              void *context);
 /* The first column of the first row as a number, or `otherwise`. */
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...);

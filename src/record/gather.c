@@ -1,13 +1,9 @@
-/* From run folders to the tables of schema.h. */
+/* From run folders to the tables of schema.c. */
 #include "record/gather.h"
 
 #include "base/below.h"
 #include "base/json.h"
-#include "config/config.h"
-#include "cpu/backend.h"
-#include "model/account.h"
-#include "record/database.h"
-#include "record/schema.h"
+#include "record/record.h"
 #include "record/watched.h"
 #include "record/watched_lines.h"
 
@@ -16,11 +12,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { NAME_ROOM = 512, FOLDER_ROOM = 160 };
 
-/* A step while runs are sorted into steps. */
+/* A variant while runs are sorted into variants. */
 typedef struct {
     char name[NAME_ROOM];
     char *key;  /* its options without seed and learning rate */
@@ -34,15 +31,17 @@ typedef struct {
     group *groups;
     int n_groups;
     weft_config *config, *first; /* a run's, and the first run's */
-    json_t *seen;                /* "step rate seed" of every run so far */
+    json_t *seen;                /* "variant rate seed" of every run so far */
+    int64_t run;                 /* whose lines are read, */
+    weft_status taken;           /* and what became of them */
 } gathering;
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "runs: no memory to gather them");
 }
 
-/* "runs/gate-lr0.002-seed1" is step "gate". */
-static void name_step(const char *run, char out[NAME_ROOM]) {
+/* "runs/gate-lr0.002-seed1" is variant "gate". */
+static void name_variant(const char *run, char out[NAME_ROOM]) {
     snprintf(out, NAME_ROOM, "%s", run);
     for (int i = 0; i < 2; i++) {
         char *dash = strrchr(out, '-');
@@ -61,7 +60,7 @@ static char *key_of(const json_t *options) {
     return key;
 }
 
-/* What a step has other than the first, "KEY=VALUE KEY=VALUE". */
+/* What a variant has other than the first, "KEY=VALUE KEY=VALUE". */
 static char *overrides_of(const gathering *g, const json_t *options) {
     char *text = NULL;
     size_t bytes = 0;
@@ -94,23 +93,23 @@ static bool has_name(const gathering *g, const char *name) {
     return false;
 }
 
-static weft_status insert_step(gathering *g, int step, const char *overrides) {
+static weft_status insert_variant(gathering *g, int variant, const char *overrides) {
     const weft_config *c = g->config;
     weft_account a = {0};
-    bool counted = weft_account_make(c, weft_cpu_backend(), 1, &a) == WEFT_OK;
+    bool counted = weft_account_make(c, NULL, 1, &a) == WEFT_OK;
     int64_t tokens = c->batch_size * c->gradient_accumulation * c->context;
     return weft_database_run(
         g->d,
-        "INSERT INTO steps(step, name, baseline, title, overrides, iters, tokens, parameters,"
+        "INSERT INTO variants(variant, name, baseline, title, overrides, iters, tokens, parameters,"
         " flops_per_token, training_bytes, cache_bytes_per_token, leaks)"
         " VALUES (?, ?, CASE WHEN ?1 = 0 THEN NULL ELSE 0 END, ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "issiiidiii", (int64_t)step, g->groups[step].name, overrides, c->steps, tokens * c->steps,
-        a.parameters, counted ? a.forward_flops + a.backward_flops : NAN, a.training_bytes,
-        a.cache_bytes_token, (int64_t)weft_config_leaks(c));
+        "issiiidiii", (int64_t)variant, g->groups[variant].name, overrides, c->steps,
+        tokens * c->steps, a.parameters, counted ? a.forward_flops + a.backward_flops : NAN,
+        a.training_bytes, a.cache_bytes_token, (int64_t)weft_config_leaks(c));
 }
 
-/* The step of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
-static weft_status find_step(gathering *g, const json_t *run, int *out) {
+/* The variant of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
+static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     const json_t *options = json_object_get(run, "options");
     char *key = key_of(options), place[128];
     if (!key) return no_memory();
@@ -131,55 +130,34 @@ static weft_status find_step(gathering *g, const json_t *run, int *out) {
     g->groups = grown;
     group *one = &grown[g->n_groups];
     *one = (group){.key = key, .of = json_incref((json_t *)(uintptr_t)options)};
-    name_step(json_string_value(json_object_get(run, "name")), one->name);
+    name_variant(json_string_value(json_object_get(run, "name")), one->name);
     if (has_name(g, one->name))
         snprintf(one->name, sizeof one->name, "%s",
                  json_string_value(json_object_get(run, "name")));
     *out = g->n_groups++;
     char *overrides = overrides_of(g, options);
     if (!overrides) return no_memory();
-    weft_status status = insert_step(g, *out, *out ? overrides : "");
+    weft_status status = insert_variant(g, *out, *out ? overrides : "");
     free(overrides);
     return status;
 }
 
-static weft_status insert_line(gathering *g, int64_t run, const json_t *line) {
-    const json_t *step = json_object_get(line, "step");
-    if (!json_is_integer(step)) return WEFT_OK;
-    return weft_database_run(
-        g->d,
-        "INSERT OR REPLACE INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive,"
-        " logits_z, val_loss, lr, grad_norm, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
-        "?)",
-        "iiddddddddd", run, (int64_t)json_integer_value(step), weft_json_number_of(line, "loss"),
-        weft_json_number_of(line, "cross_entropy"), weft_json_number_of(line, "aux_z"),
-        weft_json_number_of(line, "aux_contrastive"), weft_json_number_of(line, "logits_z"),
-        weft_json_number_of(line, "val_loss"), weft_json_number_of(line, "lr"),
-        weft_json_number_of(line, "grad_norm"), weft_json_number_of(line, "tokens_per_s"));
-}
-
-typedef struct {
-    gathering *g;
-    int64_t run;
-    weft_status status;
-} inserting;
-
 static void take_line(void *context, const json_t *line) {
-    inserting *in = context;
-    if (in->status == WEFT_OK) in->status = insert_line(in->g, in->run, line);
+    gathering *g = context;
+    if (g->taken == WEFT_OK && json_is_integer(json_object_get(line, "step")))
+        g->taken = weft_record_line(g->d, g->run, line, NAN, true);
 }
 
 static weft_status insert_lines(gathering *g, int64_t run, int folder) {
-    inserting in = {g, run, WEFT_OK};
-    weft_lines_place *place = calloc(1, sizeof *place);
+    weft_lines_place place = {0};
     int64_t all = INT64_MAX;
-    int file = -1;
-    weft_status status = place ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) status = weft_below_file(folder, "metrics.jsonl", &file);
-    if (status == WEFT_OK) status = weft_lines_follow(file, place, &all, take_line, &in);
-    if (file >= 0) close(file);
-    free(place);
-    return status == WEFT_OK ? in.status : status;
+    int file;
+    g->run = run;
+    g->taken = WEFT_OK;
+    WEFT_TRY(weft_below_file(folder, "metrics.jsonl", &file));
+    weft_status status = weft_lines_follow(file, &place, &all, take_line, g);
+    close(file);
+    return status == WEFT_OK ? g->taken : status;
 }
 
 /* A run that was stopped, or cut off, waits to be gone on with. */
@@ -197,23 +175,22 @@ static void name_folder(const char *run, char out[FOLDER_ROOM]) {
         if (*at == '/') *at = '_';
 }
 
-static weft_status insert_run(gathering *g, int64_t id, int step, const json_t *run,
+static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
                               double seconds) {
     const char *status = status_name(json_string_value(json_object_get(run, "status")));
     bool done = strcmp(status, "done") == 0;
     char folder[FOLDER_ROOM];
     name_folder(json_string_value(json_object_get(run, "name")), folder);
-    json_t *object = weft_config_to_json(g->config);
-    char *config = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    json_decref(object);
+    char *config = weft_record_config_json(g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");
     weft_status result = weft_database_run(
         g->d,
-        "INSERT INTO runs(run, step, learning_rate, seed, folder, status, config, iters, val_loss,"
+        "INSERT INTO runs(run, variant, learning_rate, seed, folder, status, config, iters, "
+        "val_loss,"
         " best_val_loss, score, seconds, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
         "?)",
-        "iidisssiddddd", id, (int64_t)step, g->config->learning_rate, g->config->seed, folder,
+        "iidisssiddddd", id, (int64_t)variant, g->config->learning_rate, g->config->seed, folder,
         status, config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
         weft_json_number_of(run, "best_val_loss"), done ? val : NAN, seconds,
         weft_json_number_of(run, "tokens_per_s"));
@@ -247,16 +224,16 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
 static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
     char place[128];
     const char *name = json_string_value(json_object_get(run, "name"));
-    int step = 0;
+    int variant = 0;
     int folder = weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
     if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
     weft_status status = read_config(g, folder, name);
     if (status == WEFT_OK && *count == 0) *g->first = *g->config;
-    if (status == WEFT_OK) status = find_step(g, run, &step);
-    snprintf(place, sizeof place, "%d %.17g %lld", step, g->config->learning_rate,
+    if (status == WEFT_OK) status = find_variant(g, run, &variant);
+    snprintf(place, sizeof place, "%d %.17g %lld", variant, g->config->learning_rate,
              (long long)g->config->seed);
     json_object_set_new(g->seen, place, json_true());
-    if (status == WEFT_OK) status = insert_run(g, ++*count, step, run, seconds_of(folder));
+    if (status == WEFT_OK) status = insert_run(g, ++*count, variant, run, seconds_of(folder));
     if (status == WEFT_OK) status = insert_lines(g, *count, folder);
     close(folder);
     return status;
@@ -264,20 +241,8 @@ static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
 
 /* The study's own row: its name is the folder's, its config the first run's. */
 static weft_status insert_study(gathering *g) {
-    char value[WEFT_TEXT_MAX], now[WEFT_TIME_ROOM], *lines = NULL;
-    size_t bytes = 0;
-    int count;
-    const weft_option *options = weft_options(&count);
-    FILE *out = open_memstream(&lines, &bytes);
-    if (!out) return no_memory();
-    for (int i = 0; i < count; i++) {
-        weft_config_format(g->first, &options[i], value, sizeof value);
-        fprintf(out, "%s=%s\n", options[i].key, value);
-    }
-    if (fclose(out) != 0) {
-        free(lines);
-        return no_memory();
-    }
+    char now[WEFT_TIME_ROOM], *lines = weft_record_config(g->first);
+    if (!lines) return no_memory();
     weft_time_now(now);
     const char *slash = strrchr(g->folder, '/');
     weft_status status =
@@ -309,7 +274,7 @@ static weft_status write_database(gathering *g, const char *path) {
     bool fresh;
     WEFT_TRY(weft_database_open_or_new(path, &g->d, &fresh));
     WEFT_TRY(weft_database_begin(g->d));
-    weft_status status = weft_database_script(g->d, WEFT_SCHEMA);
+    weft_status status = weft_database_make_tables(g->d);
     if (status == WEFT_OK) status = fill(g);
     return weft_database_finish(g->d, status);
 }
@@ -323,7 +288,7 @@ static weft_status make_file(char path[WEFT_PATH_MAX]) {
     return WEFT_OK;
 }
 
-weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
+static weft_status gather(const char *folder, char path[WEFT_PATH_MAX]) {
     gathering g = {.folder = folder,
                    .config = malloc(sizeof *g.config),
                    .first = malloc(sizeof *g.first),
@@ -357,5 +322,20 @@ weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
     free(g.first);
     json_decref(g.seen);
     weft_watched_close(g.watched);
+    return status;
+}
+
+weft_status weft_listing_open(const char *path, weft_database **out) {
+    struct stat is;
+    char file[WEFT_PATH_MAX];
+    bool there;
+    *out = NULL;
+    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
+    WEFT_TRY(weft_path(file, "%s/runs.db", path));
+    WEFT_TRY(weft_path_there(file, &there));
+    if (there) return weft_database_open(file, false, out);
+    WEFT_TRY(gather(path, file));
+    weft_status status = weft_database_open(file, false, out);
+    unlink(file); /* what is open stays until it is closed */
     return status;
 }

@@ -1,5 +1,5 @@
 /* Notes in SQLite. */
-#include "record/notes.h"
+#include "record/watched.h"
 
 #include "base/files.h"
 #include "record/database.h"
@@ -18,9 +18,8 @@ struct weft_notes {
     "(typeof(" column ") = 'text' AND length(CAST(" column " AS BLOB)) <= 65536)"
 _Static_assert(WEFT_NOTE_MOST == 65536, "the number in the rule");
 
-static weft_status check_notes(weft_database *d, int64_t version) {
+static weft_status check_notes(weft_database *d) {
     int64_t wrong;
-    (void)version;
     WEFT_TRY(weft_database_number(
         d, 0, &wrong,
         "SELECT count(*) FROM notes WHERE (" TEXT_WITHIN_BOUNDS("run") " AND " TEXT_WITHIN_BOUNDS(
@@ -32,15 +31,18 @@ static weft_status check_notes(weft_database *d, int64_t version) {
                      weft_database_path(d), WEFT_NOTE_MOST);
 }
 
-static const char *const tables[] = {"PRAGMA application_id = 0x77656e6f;"
-                                     "CREATE TABLE notes(run TEXT PRIMARY KEY,"
-                                     " note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT ROWID;"};
-static const weft_schema schema = {
-    .what = "database of notes", .application = 0x77656e6f, .tables = tables, .check = check_notes};
+static const weft_schema_version version = {
+    .tables = "PRAGMA application_id = 0x77656e6f;"
+              "CREATE TABLE notes(run TEXT PRIMARY KEY,"
+              " note TEXT NOT NULL, tags TEXT NOT NULL) WITHOUT ROWID;"};
+static const weft_schema schema = {.what = "database of notes",
+                                   .application = 0x77656e6f,
+                                   .versions = &version,
+                                   .check = check_notes};
 
 static weft_status make_tables(weft_database *d) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, weft_database_script(d, tables[0]));
+    return weft_database_finish(d, weft_database_make_tables(d));
 }
 
 static weft_status open_file(weft_notes *n) {
@@ -84,17 +86,15 @@ static const char *name_of(const weft_notes *n, const char *run) {
 }
 
 void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags) {
-    sqlite3_stmt *rows = NULL;
-    bool there = false;
     *note = *tags = NULL;
     if (!n || !n->file) return;
-    if (weft_database_ask(n->file, &rows, "SELECT note, tags FROM notes WHERE run = ?", "s",
-                          name_of(n, run)) == WEFT_OK &&
-        weft_database_next(n->file, rows, &there) == WEFT_OK && there) {
+    sqlite3_stmt *rows = weft_database_ask(n->file, "SELECT note, tags FROM notes WHERE run = ?",
+                                           "s", name_of(n, run));
+    if (weft_database_next(n->file, rows)) {
         *note = strdup(weft_column_text(rows, 0));
         *tags = strdup(weft_column_text(rows, 1));
     }
-    weft_database_end(rows);
+    weft_database_end(n->file, rows);
 }
 
 weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags) {

@@ -1,12 +1,11 @@
-/* Writing and matching the tables. A run's number follows from its place among steps, rates and
- * seeds, so a step that joins later does not move the others; more seeds move them all. */
+/* Writing and matching the tables. A run's number follows from its place among variants, rates and
+ * seeds, so a variant that joins later does not move the others; more seeds move them all. */
 #include "record/record.h"
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/machine.h"
 #include "base/version.h"
-#include "record/schema.h"
-#include "study/equal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -27,8 +26,7 @@ static void host_name(char text[HOST_ROOM]) {
     text[HOST_ROOM - 1] = '\0';
 }
 
-/* "KEY=VALUE" lines of every option in their order; the caller frees it. */
-static char *config_text(const weft_config *c) {
+char *weft_record_config(const weft_config *c) {
     char *text = NULL, value[WEFT_TEXT_MAX];
     size_t room = 0;
     int n;
@@ -45,7 +43,7 @@ static char *config_text(const weft_config *c) {
     return text;
 }
 
-static char *config_json(const weft_config *c) {
+char *weft_record_config_json(const weft_config *c) {
     json_t *object = weft_config_to_json(c);
     char *text = object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
     json_decref(object);
@@ -68,29 +66,24 @@ weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const
 
 static weft_status insert_study(weft_database *d, const weft_study *s,
                                 const weft_study_place *place) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512];
-    char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM), *rates = malloc(LIST_ROOM);
-    weft_status status = config && seeds && rates ? WEFT_OK : no_memory();
-    const char *commit = weft_git_commit();
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
+    char *config = weft_record_config(&s->base);
+    if (!config) return no_memory();
     weft_time_now(now);
     host_name(host);
     weft_machine_text(machine, sizeof machine);
-    if (status == WEFT_OK) {
-        weft_study_seeds_text(s, seeds, LIST_ROOM);
-        weft_study_rates_text(s, rates, LIST_ROOM);
-        status = weft_database_run(
-            d,
-            "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
-            " weft_version, git_commit, created, host, machine, threads, device)"
-            " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
-            weft_config_word(&s->base, WEFT_OPTION(study_equal)),
-            weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail,
-            weft_version(), commit, now, host, machine, (int64_t)place->threads, place->device);
-    }
+    weft_study_seeds_text(s, seeds, LIST_ROOM);
+    weft_study_rates_text(s, rates, LIST_ROOM);
+    weft_status status = weft_database_run(
+        d,
+        "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
+        " weft_version, git_commit, created, host, machine, threads, device)"
+        " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
+        weft_config_word(&s->base, WEFT_OPTION(study_equal)),
+        weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail, weft_version(),
+        weft_git_commit(), now, host, machine, (int64_t)place->threads, place->device);
     free(config);
-    free(seeds);
-    free(rates);
     return status;
 }
 
@@ -103,91 +96,88 @@ static void name_folder(const weft_study *s, weft_record_run *job) {
     char number[32];
     weft_study_number(job->rate, number, sizeof number);
     snprintf(job->folder, sizeof job->folder, "runs/%s-lr%s-seed%lld",
-             s->steps.list[job->step].name, number, (long long)job->seed);
+             s->variants.list[job->variant].name, number, (long long)job->seed);
 }
 
 /* Run k of a rate: its seeds in their order, then the one that chooses. The number is the same
  * whichever of them are run. */
-static weft_record_run make_job(const weft_study *s, int step, int rate_place, int k) {
-    weft_record_run job = {.step = step, .rate = weft_study_rate(s, step, rate_place)};
-    job.run = ((int64_t)step * weft_study_step_rates(s) + rate_place) * runs_of_rate(s) + k + 1;
+static weft_record_run make_job(const weft_study *s, int variant, int rate_place, int k) {
+    weft_record_run job = {.variant = variant, .rate = weft_study_rate(s, variant, rate_place)};
+    job.run =
+        ((int64_t)variant * weft_study_variant_rates(s) + rate_place) * runs_of_rate(s) + k + 1;
     job.seed = k < (int)s->base.study_seeds ? weft_study_seed(s, k) : s->base.study_rate_seed;
     name_folder(s, &job);
     return job;
 }
 
-static weft_status insert_run(weft_database *d, const weft_study *s, int step, int rate_place,
+static weft_status insert_run(weft_database *d, const weft_study *s, int variant, int rate_place,
                               int k) {
-    weft_record_run job = make_job(s, step, rate_place, k);
+    weft_record_run job = make_job(s, variant, rate_place, k);
     weft_config c;
-    weft_study_run_config(s, step, job.rate, job.seed, &c);
-    char *json = config_json(&c);
+    weft_study_run_config(s, variant, job.rate, job.seed, &c);
+    char *json = weft_record_config_json(&c);
     if (!json) return no_memory();
-    weft_status status =
-        weft_database_run(d,
-                          "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
-                          " VALUES (?, ?, ?, ?, ?, ?)",
-                          "iidiss", job.run, (int64_t)step, job.rate, job.seed, job.folder, json);
+    weft_status status = weft_database_run(
+        d,
+        "INSERT INTO runs(run, variant, learning_rate, seed, folder, config)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        "iidiss", job.run, (int64_t)variant, job.rate, job.seed, job.folder, json);
     free(json);
     return status;
 }
 
-/* All of a step's, or at first only those that choose its rate; none of one that takes it over. */
-static weft_status insert_runs(weft_database *d, const weft_study *s, int step) {
+/* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
+static weft_status insert_runs(weft_database *d, const weft_study *s, int variant) {
     int seeds = (int)s->base.study_seeds;
     bool chooses = weft_study_chooses(s);
-    if (s->rate_as[step] >= 0) return WEFT_OK;
-    for (int rate = 0; rate < weft_study_step_rates(s); rate++)
+    if (s->rate_as[variant] >= 0) return WEFT_OK;
+    for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
         for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
-            WEFT_TRY(insert_run(d, s, step, rate, k));
+            WEFT_TRY(insert_run(d, s, variant, rate, k));
     return WEFT_OK;
 }
 
 /* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
  * a score. The smaller of equals. */
-static weft_status find_best_rate(weft_database *d, const weft_study *s, int step, int *place) {
-    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC, there;
+static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
+    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
     double best = NAN, best_rate = NAN;
     int ended = 0;
-    sqlite3_stmt *rows;
-    *place = -1;
-    WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT learning_rate, score FROM runs WHERE step = ? AND seed = ?"
-                               " AND status IN ('done', 'diverged') ORDER BY learning_rate",
-                               "ii", (int64_t)step, s->base.study_rate_seed));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
+    sqlite3_stmt *rows =
+        weft_database_ask(d,
+                          "SELECT learning_rate, score FROM runs WHERE variant = ? AND seed = ?"
+                          " AND status IN ('done', 'diverged') ORDER BY learning_rate",
+                          "ii", (int64_t)variant, s->base.study_rate_seed);
+    for (; weft_database_next(d, rows); ended++) {
         double score = weft_column_number(rows, 1);
-        ended++;
-        if (isfinite(score) && (isnan(best) || (higher ? score > best : score < best))) {
-            best = score;
-            best_rate = sqlite3_column_double(rows, 0);
-        }
-        status = weft_database_next(d, rows, &there);
+        if (!isfinite(score) || !(isnan(best) || (higher ? score > best : score < best))) continue;
+        best = score;
+        best_rate = sqlite3_column_double(rows, 0);
     }
-    weft_database_end(rows);
+    *place = -1;
     for (int i = 0; ended == s->n_rates && i < s->n_rates; i++)
         if (s->rates[i] == best_rate) *place = i;
-    return status;
+    return weft_database_end(d, rows);
 }
 
-static weft_status choose_rate(weft_database *d, const weft_study *s, int step, int *added) {
+static weft_status choose_rate(weft_database *d, const weft_study *s, int variant, int *added) {
     int place;
     int64_t there;
     WEFT_TRY(weft_database_number(d, 0, &there,
-                                  "SELECT count(*) FROM runs WHERE step = ? AND seed <> ?", "ii",
-                                  (int64_t)step, s->base.study_rate_seed));
+                                  "SELECT count(*) FROM runs WHERE variant = ? AND seed <> ?", "ii",
+                                  (int64_t)variant, s->base.study_rate_seed));
     if (there) return WEFT_OK;
-    WEFT_TRY(find_best_rate(d, s, s->rate_as[step] >= 0 ? s->rate_as[step] : step, &place));
+    WEFT_TRY(
+        find_best_rate(d, s, s->rate_as[variant] >= 0 ? s->rate_as[variant] : variant, &place));
     for (int k = 0; place >= 0 && k < (int)s->base.study_seeds; k++) {
-        WEFT_TRY(insert_run(d, s, step, place, k));
+        WEFT_TRY(insert_run(d, s, variant, place, k));
         ++*added;
     }
     return WEFT_OK;
 }
 
 static weft_status choose_rates(weft_database *d, const weft_study *s, int *added) {
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(choose_rate(d, s, i, added));
     return WEFT_OK;
 }
@@ -203,48 +193,41 @@ static const char *or_null(const char *text) {
     return *text ? text : NULL;
 }
 
-/* A step with its costs, or with its error alone; and its runs where it can be built. */
-static weft_status insert_step(weft_database *d, const weft_study *s, int step) {
-    const weft_study_variant *p = &s->built[step];
+/* A variant with its costs, or with its error alone; and its runs where it can be built. */
+static weft_status insert_variant(weft_database *d, const weft_study *s, int variant) {
+    const weft_study_variant *p = &s->built[variant];
     const weft_account *a = &p->account;
     bool built = !*p->error;
-    char *sets = malloc(SETS_ROOM);
-    if (!sets) return no_memory();
-    weft_study_overrides(s, step, sets, SETS_ROOM);
+    char sets[SETS_ROOM];
+    weft_study_overrides(s, variant, sets, SETS_ROOM);
     weft_status status = weft_database_run(
         d,
-        "INSERT INTO steps(step, name, baseline, title, overrides, repeats, leaks, error)"
+        "INSERT INTO variants(variant, name, baseline, title, overrides, repeats, leaks, error)"
         " VALUES (?, ?, nullif(?, -1), ?, ?, nullif(?, -1), ?, ?)",
-        "isissiis", (int64_t)step, p->step->name, (int64_t)p->step->baseline, p->step->title, sets,
-        (int64_t)p->step->repeats, (int64_t)(built && weft_config_leaks(&p->config)),
-        or_null(p->error));
-    free(sets);
+        "isissiis", (int64_t)variant, p->variant->name, (int64_t)p->variant->baseline,
+        p->variant->title, sets, (int64_t)p->variant->repeats,
+        (int64_t)(built && weft_config_leaks(&p->config)), or_null(p->error));
     if (status != WEFT_OK || !built) return status;
     WEFT_TRY(weft_database_run(
         d,
-        "UPDATE steps SET iters = ?, tokens = ?, parameters = ?, flops_per_token = ?,"
-        " training_bytes = ?, cache_bytes_per_token = ?, seconds_per_iter = ? WHERE step = ?",
-        "iiidiidi", p->iters, weft_study_tokens(s, step), a->parameters,
+        "UPDATE variants SET iters = ?, tokens = ?, parameters = ?, flops_per_token = ?,"
+        " training_bytes = ?, cache_bytes_per_token = ?, seconds_per_iter = ? WHERE variant = ?",
+        "iiidiidi", p->iters, weft_study_tokens(s, variant), a->parameters,
         a->forward_flops + a->backward_flops, a->training_bytes, a->cache_bytes_token,
-        p->seconds_per_iter, (int64_t)step));
+        p->seconds_per_iter, (int64_t)variant));
     if (weft_config_leaks(&p->config))
-        WEFT_TRY(weft_record_event(d, -1, step, "leaks", p->step->name));
-    return insert_runs(d, s, step);
-}
-
-static weft_status fill_tables(weft_database *d, const weft_study *s,
-                               const weft_study_place *place) {
-    WEFT_TRY(weft_database_script(d, WEFT_SCHEMA));
-    WEFT_TRY(insert_study(d, s, place));
-    for (int i = 0; i < s->steps.n; i++)
-        WEFT_TRY(insert_step(d, s, i));
-    return WEFT_OK;
+        WEFT_TRY(weft_record_event(d, -1, variant, "leaks", p->variant->name));
+    return insert_runs(d, s, variant);
 }
 
 weft_status weft_record_create(weft_database *d, const weft_study *s,
                                const weft_study_place *place) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, fill_tables(d, s, place));
+    weft_status status = weft_database_make_tables(d);
+    if (status == WEFT_OK) status = insert_study(d, s, place);
+    for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
+        status = insert_variant(d, s, i);
+    return weft_database_finish(d, status);
 }
 
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room) {
@@ -263,111 +246,98 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
     weft_config_format(&defaults, o, value, room);
 }
 
-bool weft_record_may_change(const weft_option *o) {
+/* Whether no run that was made depends on an option: a study goes on where it is another. */
+static bool may_change(const weft_option *o) {
     return o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
            o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(study_yardstick) ||
            o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(study_weights) ||
            o == WEFT_OPTION(device); /* each run's own is in its record */
 }
 
-/* Seeds may be added; those that were run stay the first of them. */
-static bool grows(const weft_option *o, const char *was, const char *is) {
-    return o == WEFT_OPTION(study_seeds) && strtol(was, NULL, 10) < strtol(is, NULL, 10);
-}
-
-/* `seeds`: how many the database's study has. */
-static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
-                                int64_t *seeds) {
-    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
+const weft_option *weft_record_difference(const char *a, const char *b, bool seeds,
+                                          char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]) {
     int n;
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
-        weft_record_value(lines, &options[i], was, sizeof was);
-        weft_config_format(&s->base, &options[i], is, sizeof is);
-        if (&options[i] == WEFT_OPTION(study_seeds)) *seeds = strtol(was, NULL, 10);
-        if (strcmp(was, is) != 0 && !weft_record_may_change(&options[i]) &&
-            !grows(&options[i], was, is))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
-                             "another --out (make: OUT=folder), or the config it was started with",
-                             weft_database_path(d), options[i].key, *was ? was : "empty",
-                             *is ? is : "empty");
+        weft_record_value(a, &options[i], of_a, WEFT_TEXT_MAX);
+        weft_record_value(b, &options[i], of_b, WEFT_TEXT_MAX);
+        bool more = seeds && &options[i] == WEFT_OPTION(study_seeds) &&
+                    strtol(of_a, NULL, 10) < strtol(of_b, NULL, 10);
+        if (strcmp(of_a, of_b) != 0 && !may_change(&options[i]) && !more) {
+            if (!*of_a) snprintf(of_a, WEFT_TEXT_MAX, "empty");
+            if (!*of_b) snprintf(of_b, WEFT_TEXT_MAX, "empty");
+            return &options[i];
+        }
     }
-    return WEFT_OK;
+    return NULL;
+}
+
+/* Seeds may be added; those that were run stay the first of them. `seeds`: how many there were. */
+static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
+                                int64_t *seeds) {
+    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX], *now = weft_record_config(&s->base);
+    if (!now) return no_memory();
+    weft_record_value(lines, WEFT_OPTION(study_seeds), was, sizeof was);
+    *seeds = strtol(was, NULL, 10);
+    const weft_option *o = weft_record_difference(lines, now, true, was, is);
+    free(now);
+    if (!o) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
+                     "another --out (make: OUT=folder), or the config it was started with",
+                     weft_database_path(d), o->key, was, is);
 }
 
 static weft_status match_study(weft_database *d, const weft_study *s, int64_t *seeds) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "SELECT config FROM study", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    if (status == WEFT_OK && !there)
-        status = weft_fail(WEFT_EINPUT, "%s: no study in it; take another folder",
-                           weft_database_path(d));
-    if (status == WEFT_OK) status = match_config(d, s, weft_column_text(rows, 0), seeds);
-    weft_database_end(rows);
-    return status;
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT config FROM study", "");
+    if (weft_database_next(d, rows))
+        weft_database_break(d, match_config(d, s, weft_column_text(rows, 0), seeds));
+    return weft_database_end(d, rows);
 }
 
-/* Step i as the database has it: taken over (equal time), then compared. */
+/* Variants as the database has them: taken over (equal time), then compared. */
 static weft_status load_seconds(weft_database *d, weft_study *s) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, "SELECT step, seconds_per_iter FROM steps", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        int64_t step = sqlite3_column_int64(rows, 0);
-        if (step >= 0 && step < s->steps.n)
-            s->built[step].seconds_per_iter = weft_column_number(rows, 1);
-        status = weft_database_next(d, rows, &there);
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT variant, seconds_per_iter FROM variants", "");
+    while (weft_database_next(d, rows)) {
+        int64_t variant = sqlite3_column_int64(rows, 0);
+        if (variant < s->variants.n)
+            s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
     }
-    weft_database_end(rows);
-    return status;
+    return weft_database_end(d, rows);
 }
 
-static weft_status match_step(const weft_database *d, const weft_study *s, int64_t step,
-                              const char *name, const char *sets, bool built) {
-    char *now = malloc(SETS_ROOM);
-    if (!now) return no_memory();
-    bool known = step >= 0 && step < s->steps.n;
-    if (known) weft_study_overrides(s, (int)step, now, SETS_ROOM);
-    weft_status status = WEFT_OK;
-    if (!known || strcmp(s->steps.list[step].name, name) != 0)
-        status =
-            weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
-                      weft_database_path(d), name);
-    else if (built && !*s->built[step].error && strcmp(now, sets) != 0)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
-                           "another --out, or the command it was started with",
-                           weft_database_path(d), name, sets, now);
-    free(now);
-    return status;
+static weft_status match_variant(const weft_database *d, const weft_study *s, int64_t variant,
+                                 const char *name, const char *sets, bool built) {
+    char now[SETS_ROOM];
+    if (variant >= s->variants.n || strcmp(s->variants.list[variant].name, name) != 0)
+        return weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
+                         weft_database_path(d), name);
+    weft_study_overrides(s, (int)variant, now, SETS_ROOM);
+    if (!built || *s->built[variant].error || strcmp(now, sets) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
+                     "another --out, or the command it was started with",
+                     weft_database_path(d), name, sets, now);
 }
 
-static weft_status match_steps(weft_database *d, const weft_study *s) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(
-        d, &rows, "SELECT step, name, overrides, error IS NULL FROM steps ORDER BY step", ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        status = match_step(d, s, sqlite3_column_int64(rows, 0), weft_column_text(rows, 1),
-                            weft_column_text(rows, 2), sqlite3_column_int(rows, 3));
-        if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
-    return status;
+static weft_status match_variants(weft_database *d, const weft_study *s) {
+    sqlite3_stmt *rows = weft_database_ask(
+        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
+    while (weft_database_next(d, rows))
+        weft_database_break(d, match_variant(d, s, sqlite3_column_int64(rows, 0),
+                                             weft_column_text(rows, 1), weft_column_text(rows, 2),
+                                             sqlite3_column_int(rows, 3)));
+    return weft_database_end(d, rows);
 }
 
-/* Equal time: a step that could not be built when the others were measured has no seconds. */
+/* Equal time: a variant that could not be built when the others were measured has no seconds. */
 static void refuse_unmeasured(weft_study *s) {
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
             snprintf(s->built[i].error, sizeof s->built[i].error,
                      "variant '%s' was not measured with the others, so its time cannot be held "
                      "equal; take another --out",
-                     s->steps.list[i].name);
+                     s->variants.list[i].name);
 }
 
 /* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
@@ -376,7 +346,6 @@ static weft_status renumber(weft_database *d, const weft_study *s, int64_t befor
     static const char *const tables[] = {"runs", "metrics", "events", "facts"};
     int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
     char sql[160];
-    WEFT_TRY(weft_database_script(d, "PRAGMA defer_foreign_keys = ON"));
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
         snprintf(sql, sizeof sql,
                  "UPDATE %s SET run = -((run - 1) / ? * ? + (run - 1) %% ?"
@@ -390,33 +359,30 @@ static weft_status renumber(weft_database *d, const weft_study *s, int64_t befor
 }
 
 /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
-static weft_status insert_more(weft_database *d, const weft_study *s, int step, int64_t before) {
-    for (int rate = 0; rate < weft_study_step_rates(s); rate++) {
+static weft_status insert_more(weft_database *d, const weft_study *s, int variant, int64_t before) {
+    for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
         int64_t there;
         WEFT_TRY(weft_database_number(d, 0, &there,
-                                      "SELECT count(*) FROM runs WHERE step = ?"
+                                      "SELECT count(*) FROM runs WHERE variant = ?"
                                       " AND learning_rate = ? AND seed = ?",
-                                      "idi", (int64_t)step, weft_study_rate(s, step, rate),
+                                      "idi", (int64_t)variant, weft_study_rate(s, variant, rate),
                                       weft_study_seed(s, 0)));
         for (int64_t k = before; there && k < s->base.study_seeds; k++)
-            WEFT_TRY(insert_run(d, s, step, rate, (int)k));
+            WEFT_TRY(insert_run(d, s, variant, rate, (int)k));
     }
     return WEFT_OK;
 }
 
 static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
     WEFT_TRY(renumber(d, s, before));
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
-    char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM);
-    weft_status status = config && seeds ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) {
-        weft_study_seeds_text(s, seeds, LIST_ROOM);
-        status =
-            weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
-    }
+    char *config = weft_record_config(&s->base), seeds[LIST_ROOM];
+    if (!config) return no_memory();
+    weft_study_seeds_text(s, seeds, LIST_ROOM);
+    weft_status status =
+        weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
     free(config);
-    free(seeds);
     return status;
 }
 
@@ -439,7 +405,7 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
         refuse_unmeasured(s);
         WEFT_TRY(weft_equal_time(s));
     }
-    WEFT_TRY(match_steps(d, s));
+    WEFT_TRY(match_variants(d, s));
     WEFT_TRY(grow(d, s, seeds));
     weft_record_runs jobs;
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
@@ -447,21 +413,22 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
     return WEFT_OK;
 }
 
-static weft_status renew_step(weft_database *d, const weft_study *s, int step) {
+static weft_status renew_variant(weft_database *d, const weft_study *s, int variant) {
     int64_t runs;
-    if (s->rate_as[step] >= 0) /* since a while ago: what was to choose its rate has not begun */
+    if (s->rate_as[variant] >= 0) /* since a while ago: what was to choose its rate has not begun */
         WEFT_TRY(weft_database_run(d,
-                                   "DELETE FROM runs WHERE step = ? AND seed = ? AND"
+                                   "DELETE FROM runs WHERE variant = ? AND seed = ? AND"
                                    " status = 'waiting' AND started IS NULL",
-                                   "ii", (int64_t)step, s->base.study_rate_seed));
-    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE step = ?", "i",
-                                  (int64_t)step));
-    if (runs == 0 && !*s->built[step].error) {
-        WEFT_TRY(weft_database_run(d, "DELETE FROM steps WHERE step = ?", "i", (int64_t)step));
-        return insert_step(d, s, step);
+                                   "ii", (int64_t)variant, s->base.study_rate_seed));
+    WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE variant = ?", "i",
+                                  (int64_t)variant));
+    if (runs == 0 && !*s->built[variant].error) {
+        WEFT_TRY(
+            weft_database_run(d, "DELETE FROM variants WHERE variant = ?", "i", (int64_t)variant));
+        return insert_variant(d, s, variant);
     }
-    return weft_database_run(d, "UPDATE steps SET error = ? WHERE step = ?", "si",
-                             or_null(s->built[step].error), (int64_t)step);
+    return weft_database_run(d, "UPDATE variants SET error = ? WHERE variant = ?", "si",
+                             or_null(s->built[variant].error), (int64_t)variant);
 }
 
 static weft_status renew_all(weft_database *d, const weft_study *s) {
@@ -473,9 +440,9 @@ static weft_status renew_all(weft_database *d, const weft_study *s) {
                                "s", now));
     WEFT_TRY(weft_database_script(d, "UPDATE runs SET status = 'waiting'"
                                      " WHERE status = 'running'"));
-    for (int i = 0; i < s->steps.n; i++)
-        WEFT_TRY(renew_step(d, s, i));
-    char *config = config_text(&s->base); /* the question may be another */
+    for (int i = 0; i < s->variants.n; i++)
+        WEFT_TRY(renew_variant(d, s, i));
+    char *config = weft_record_config(&s->base); /* the question may be another */
     if (!config) return no_memory();
     weft_status status = weft_database_run(d, "UPDATE study SET config = ?", "s", config);
     free(config);
@@ -498,15 +465,16 @@ static weft_run_status status_of(const char *name) {
 static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
                              weft_record_run *job) {
     int64_t run = sqlite3_column_int64(rows, 0), row = runs_of_rate(s);
-    int64_t step_runs = row * weft_study_step_rates(s), at = run - 1;
-    bool known = at >= 0 && at / step_runs < s->steps.n;
+    int64_t variant_runs = row * weft_study_variant_rates(s), at = run - 1;
+    bool known = at >= 0 && at / variant_runs < s->variants.n;
     if (known)
-        *job = make_job(s, (int)(at / step_runs), (int)(at % step_runs / row), (int)(at % row));
-    if (known && *s->built[job->step].error) { /* which has no config now, and runs nothing */
+        *job =
+            make_job(s, (int)(at / variant_runs), (int)(at % variant_runs / row), (int)(at % row));
+    if (known && *s->built[job->variant].error) { /* which has no config now, and runs nothing */
         job->rate = sqlite3_column_double(rows, 2);
         name_folder(s, job);
     }
-    if (known && sqlite3_column_int64(rows, 1) == job->step &&
+    if (known && sqlite3_column_int64(rows, 1) == job->variant &&
         sqlite3_column_double(rows, 2) == job->rate && sqlite3_column_int64(rows, 3) == job->seed &&
         strcmp(weft_column_text(rows, 4), job->folder) == 0)
         return WEFT_OK;
@@ -530,19 +498,14 @@ static weft_status add_job(const weft_database *d, const weft_study *s, weft_rec
 }
 
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out) {
-    sqlite3_stmt *rows;
-    bool there;
     *out = (weft_record_runs){0};
-    WEFT_TRY(weft_database_ask(d, &rows,
-                               "SELECT run, step, learning_rate, seed, folder, status,"
-                               " started IS NOT NULL FROM runs ORDER BY run",
-                               ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        status = add_job(d, s, out, rows);
-        if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
+    sqlite3_stmt *rows = weft_database_ask(d,
+                                           "SELECT run, variant, learning_rate, seed, folder,"
+                                           " status, started IS NOT NULL FROM runs ORDER BY run",
+                                           "");
+    while (weft_database_next(d, rows))
+        weft_database_break(d, add_job(d, s, out, rows));
+    weft_status status = weft_database_end(d, rows);
     if (status != WEFT_OK) weft_record_runs_free(out);
     return status;
 }
@@ -552,50 +515,60 @@ void weft_record_runs_free(weft_record_runs *j) {
     *j = (weft_record_runs){0};
 }
 
-static weft_status start_run(weft_database *d, const weft_record_run *job) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
-    weft_time_now(now);
-    host_name(host);
-    WEFT_TRY(weft_database_run(d,
-                               "UPDATE runs SET status = 'running', why = NULL, host = ?,"
-                               " resumes = resumes + (started IS NOT NULL),"
-                               " started = ifnull(started, ?), ended = NULL WHERE run = ?",
-                               "ssi", host, now, job->run));
-    return weft_record_event(d, job->run, -1, job->begun ? "resumed" : "started", NULL);
+weft_status weft_record_line(weft_database *d, int64_t run, const json_t *line, double metric,
+                             bool replace) {
+#define INTO_METRICS                                                                               \
+    " INTO metrics(run, step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss,"    \
+    " metric_value, lr, grad_norm, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    return weft_database_run(
+        d, replace ? "INSERT OR REPLACE" INTO_METRICS : "INSERT" INTO_METRICS, "iidddddddddd", run,
+        (int64_t)json_integer_value(json_object_get(line, "step")),
+        weft_json_number_of(line, "loss"), weft_json_number_of(line, "cross_entropy"),
+        weft_json_number_of(line, "aux_z"), weft_json_number_of(line, "aux_contrastive"),
+        weft_json_number_of(line, "logits_z"), weft_json_number_of(line, "val_loss"), metric,
+        weft_json_number_of(line, "lr"), weft_json_number_of(line, "grad_norm"),
+        weft_json_number_of(line, "tokens_per_s"));
+}
+
+/* A change of a run and what is told of it, together: `status` is that of the change, in a transaction. */
+static weft_status finish_change(weft_database *d, weft_status status, int64_t run,
+                                 const char *kind, const char *detail) {
+    if (status == WEFT_OK) status = weft_record_event(d, run, -1, kind, detail);
+    return weft_database_finish(d, status);
 }
 
 weft_status weft_record_start(weft_database *d, const weft_record_run *job) {
+    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
+    weft_time_now(now);
+    host_name(host);
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, start_run(d, job));
-}
-
-static weft_status stop_run(weft_database *d, const weft_record_run *job, double seconds) {
-    WEFT_TRY(weft_database_run(d,
-                               "UPDATE runs SET status = 'waiting',"
-                               " seconds = ifnull(seconds, 0) + ? WHERE run = ?",
-                               "di", seconds, job->run));
-    return weft_record_event(d, job->run, -1, "stopped", NULL);
+    weft_status status =
+        weft_database_run(d,
+                          "UPDATE runs SET status = 'running', why = NULL, host = ?,"
+                          " resumes = resumes + (started IS NOT NULL),"
+                          " started = ifnull(started, ?), ended = NULL WHERE run = ?",
+                          "ssi", host, now, job->run);
+    return finish_change(d, status, job->run, job->begun ? "resumed" : "started", NULL);
 }
 
 weft_status weft_record_stop(weft_database *d, const weft_record_run *job, double seconds) {
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, stop_run(d, job, seconds));
-}
-
-static weft_status fail_run(weft_database *d, const weft_record_run *job, const char *kind,
-                            const char *why, double seconds, int64_t memory) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
-    WEFT_TRY(weft_database_run(d,
-                               "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
-                               " seconds = ifnull(seconds, 0) + ?,"
-                               " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-                               "ssdii", why, now, seconds, memory, job->run));
-    return weft_record_event(d, job->run, -1, kind, why);
+    weft_status status = weft_database_run(
+        d, "UPDATE runs SET status = 'waiting', seconds = ifnull(seconds, 0) + ? WHERE run = ?",
+        "di", seconds, job->run);
+    return finish_change(d, status, job->run, "stopped", NULL);
 }
 
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory) {
+    char now[WEFT_TIME_ROOM];
+    weft_time_now(now);
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, fail_run(d, job, kind, why, seconds, memory));
+    weft_status status =
+        weft_database_run(d,
+                          "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
+                          " seconds = ifnull(seconds, 0) + ?,"
+                          " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+                          "ssdii", why, now, seconds, memory, job->run);
+    return finish_change(d, status, job->run, kind, why);
 }

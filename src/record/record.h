@@ -16,19 +16,24 @@ typedef enum {
     WEFT_RUN_DIVERGED
 } weft_run_status;
 
-/* One run of a study: a step, a rate, a seed. */
+/* One run of a study: a variant, a rate, a seed. */
 typedef struct {
     int64_t run;
-    int step;
+    int variant;
     double rate;
     int64_t seed;
-    char folder[WEFT_FOLDER_ROOM]; /* within the study's: runs/STEP-lrR-seedN */
+    char folder[WEFT_FOLDER_ROOM]; /* within the study's: runs/VARIANT-lrR-seedN */
     weft_run_status status;
     bool begun; /* it was started before */
 } weft_record_run;
 
+/* Whether it came to its end: done or diverged. */
+static inline bool weft_run_ended(const weft_record_run *run) {
+    return run->status == WEFT_RUN_DONE || run->status == WEFT_RUN_DIVERGED;
+}
+
 typedef struct {
-    weft_record_run *list; /* by their number: step, then rate, then seed */
+    weft_record_run *list; /* by their number: variant, then rate, then seed */
     int n;
 } weft_record_runs;
 
@@ -38,27 +43,34 @@ typedef struct {
     const char *device;
 } weft_study_place;
 
-/* The tables, the study, its steps and its runs, all waiting. */
+/* The tables, the study, its variants and its runs, all waiting. */
 weft_status weft_record_create(weft_database *d, const weft_study *s,
                                const weft_study_place *place);
 /* Whether the database is of this study: the first key that differs is named with both values. For
  * equal time, the measured seconds are taken from it and the iterations follow. Where the study has more
  * seeds now, their runs join the database. */
 weft_status weft_record_match(weft_database *d, weft_study *s);
-/* After a match: what a killed study left as running waits again; a step that could not be built and
+/* After a match: what a killed study left as running waits again; a variant that could not be built and
  * now can gets its runs. */
 weft_status weft_record_renew(weft_database *d, const weft_study *s);
 
-/* With STUDY_RATE_SEED: a step whose rates have all been tried gets its runs with the study's seeds
+/* With STUDY_RATE_SEED: a variant whose rates have all been tried gets its runs with the study's seeds
  * at the best of them. *added tells how many runs that made. */
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
 
-/* The value of an option in the "KEY=VALUE" lines of a study; its default where a weft without it wrote
+/* "KEY=VALUE" lines of every option in their order, as a study keeps its config; the caller frees it. NULL: no
+ * memory. */
+char *weft_record_config(const weft_config *c);
+/* The value of an option in such lines; its default where a weft without it wrote
  * them. */
 void weft_record_value(const char *lines, const weft_option *o, char *value, size_t room);
 
-/* Whether no run that was made depends on an option: a study goes on where it is another. */
-bool weft_record_may_change(const weft_option *o);
+/* The first option in which two such texts differ, with its values, and of which runs that were made depend; NULL:
+ * there is none. `seeds`: b may have more of them. */
+const weft_option *weft_record_difference(const char *a, const char *b, bool seeds,
+                                          char of_a[WEFT_TEXT_MAX], char of_b[WEFT_TEXT_MAX]);
+/* A run's config as its row has it; the caller frees it. NULL: no memory. */
+char *weft_record_config_json(const weft_config *c);
 
 /* The study's runs. A row that this study would not have made (another number, rate, seed or folder)
  * is refused. */
@@ -66,6 +78,10 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
 void weft_record_runs_free(weft_record_runs *j);
 const char *weft_run_status_name(weft_run_status status);
 
+/* A line of a metrics.jsonl. `metric` is the dataset's own, NaN: none; `replace`: it may take the place of one
+ * of the same step. */
+weft_status weft_record_line(weft_database *d, int64_t run, const json_t *line, double metric,
+                             bool replace);
 /* A run begins, anew or again. */
 weft_status weft_record_start(weft_database *d, const weft_record_run *job);
 /* A run was ended by a signal that the study passed on: it waits. `seconds` it ran are added. */
@@ -73,8 +89,18 @@ weft_status weft_record_stop(weft_database *d, const weft_record_run *job, doubl
 /* A run failed; `kind` is failed or killed. */
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory);
-/* run or step of -1: NULL. */
+/* `step`: of the run, or the number of a variant where the run is -1. -1: NULL. */
 weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
                               const char *detail);
+
+/* Variants that repeat another: bit for bit the same, or not. Compares every ended run of a repeating variant
+ * with the run it repeats, of the same rate and seed: the files of weights byte for byte, and every row of
+ * metrics. The outcome takes the place of the last one in the database, as an event `equal` or `unequal` of the
+ * repeating run; `unequal` says what differs first. `folder` is the study's. */
+typedef struct {
+    int equal, unequal;
+} weft_repeats;
+weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char *folder,
+                               weft_repeats *out);
 
 #endif

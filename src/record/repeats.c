@@ -1,10 +1,8 @@
 /* The weights are compared as files, not by their checksums: the claim is about bytes, and a file that
  * was changed after its run shows. */
-#include "record/repeats.h"
-
 #include "base/files.h"
-
 #include "base/log.h"
+#include "record/record.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -109,21 +107,17 @@ static weft_status compare_runs(weft_database *d, const char *folder, const weft
     return weft_record_event(d, run->run, -1, equal ? "equal" : "unequal", detail);
 }
 
-static bool is_ended(const weft_record_run *job) {
-    return job->status == WEFT_RUN_DONE || job->status == WEFT_RUN_DIVERGED;
-}
-
 static weft_status check_all(weft_database *d, const weft_study *s, const weft_record_runs *jobs,
                              const char *folder, weft_repeats *out) {
     WEFT_TRY(weft_database_script(d, "DELETE FROM events WHERE kind IN ('equal', 'unequal')"));
     for (int i = 0; i < jobs->n; i++) {
         const weft_record_run *run = &jobs->list[i];
-        int repeated = s->steps.list[run->step].repeats;
+        int repeated = s->variants.list[run->variant].repeats;
         for (int k = 0; repeated >= 0 && k < jobs->n; k++) {
             const weft_record_run *first = &jobs->list[k];
-            if (first->step != repeated || first->rate != run->rate || first->seed != run->seed)
+            if (first->variant != repeated || first->rate != run->rate || first->seed != run->seed)
                 continue;
-            if (is_ended(run) && is_ended(first))
+            if (weft_run_ended(run) && weft_run_ended(first))
                 WEFT_TRY(compare_runs(d, folder, run, first, out));
         }
     }

@@ -8,9 +8,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "config/config.h"
-#include "record/database_check.h"
-#include "record/locks.h"
-#include "record/notes.h"
+#include "record/database.h"
 #include "record/watched_lines.h"
 
 #include <math.h>
@@ -45,7 +43,7 @@ typedef struct {
 typedef struct {
     place at;
     char *name;
-    char *title; /* of its step in a study; NULL: none is known */
+    char *title; /* of its variant in a study; NULL: none is known */
     int study;   /* -1: none */
     stamp lines, config, result;
     weft_watched_lines rows;
@@ -65,6 +63,12 @@ typedef struct {
     int named; /* how many runs there were when they were last given titles */
 } study;
 
+/* Files that processes of this machine hold by a lock, by the numbers of their inodes. */
+typedef struct {
+    uint64_t *list;
+    size_t n, room;
+} locks;
+
 struct weft_watched {
     char **roots;
     int n_roots;
@@ -76,9 +80,44 @@ struct weft_watched {
     int64_t version, budget; /* the bytes that this look may still read */
     double walked;
     weft_notes *notes;
-    weft_locks *locks;
+    locks held;
     weft_config *config, *plain; /* room for one, and the defaults */
 };
+
+static void add_lock(locks *l, uint64_t number) {
+    if (l->n == l->room) {
+        size_t room = l->room ? 2 * l->room : 64;
+        uint64_t *grown = realloc(l->list, room * sizeof *grown);
+        if (!grown) return;
+        l->list = grown;
+        l->room = room;
+    }
+    l->list[l->n++] = number;
+}
+
+/* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
+ * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
+ * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
+ * that starts. Where there is no list, nothing is held. */
+static void read_locks(locks *l) {
+    char line[256];
+    FILE *file = fopen("/proc/locks", "r");
+    l->n = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        unsigned long long number;
+        char kind[16], how[16], what[16];
+        if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
+            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0)
+            add_lock(l, number);
+    }
+    if (file) fclose(file);
+}
+
+static bool is_locked(const locks *l, uint64_t number) {
+    for (size_t i = 0; i < l->n; i++)
+        if (l->list[i] == number) return true;
+    return false;
+}
 
 static bool look_at(int folder, const char *name, stamp *s, bool *changed) {
     struct stat is;
@@ -265,7 +304,7 @@ static bool is_fresh(const run *r) {
 
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
-    if (r->lines.there && weft_locks_has(w->locks, r->lines.number)) return "running";
+    if (r->lines.there && is_locked(&w->held, r->lines.number)) return "running";
     if (*r->end)
         return strcmp(r->end, "done") == 0      ? "done"
                : strcmp(r->end, "stopped") == 0 ? "stopped"
@@ -295,20 +334,16 @@ static void look_at_run(weft_watched *w, run *r) {
 }
 
 static void count_runs(study *s, weft_database *d) {
-    sqlite3_stmt *rows;
-    bool there = false;
     static const char *const names[] = {"waiting", "running", "done"};
     memset(s->count, 0, sizeof s->count);
-    if (weft_database_ask(d, &rows, "SELECT status, count(*) FROM runs GROUP BY status", "") ==
-        WEFT_OK) {
-        while (weft_database_next(d, rows, &there) == WEFT_OK && there) {
-            int at = 3;
-            for (int i = 0; i < 3; i++)
-                if (strcmp(weft_column_text(rows, 0), names[i]) == 0) at = i;
-            s->count[at] += sqlite3_column_int64(rows, 1);
-        }
-        weft_database_end(rows);
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT status FROM runs", "");
+    while (weft_database_next(d, rows)) {
+        int at = 0;
+        while (at < 3 && strcmp(weft_column_text(rows, 0), names[at]) != 0)
+            at++;
+        s->count[at]++;
     }
+    weft_database_end(d, rows);
 }
 
 static void set_title(weft_watched *w, const char *folder, const char *title) {
@@ -321,19 +356,15 @@ static void set_title(weft_watched *w, const char *folder, const char *title) {
     }
 }
 
-/* What the study's runs are called: a step's title says more than a folder. */
+/* What the study's runs are called: a variant's title says more than a folder. */
 static void name_runs(weft_watched *w, const study *s, weft_database *d) {
     char path[WEFT_PATH_MAX];
-    sqlite3_stmt *rows;
-    bool there = false;
-    if (weft_database_ask(d, &rows,
-                          "SELECT runs.folder, steps.title FROM runs JOIN steps USING (step)",
-                          "") != WEFT_OK)
-        return;
-    while (weft_database_next(d, rows, &there) == WEFT_OK && there)
+    sqlite3_stmt *rows =
+        weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");
+    while (weft_database_next(d, rows))
         if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
             set_title(w, path, weft_column_text(rows, 1));
-    weft_database_end(rows);
+    weft_database_end(d, rows);
 }
 
 static void read_study(weft_watched *w, study *s) {
@@ -367,7 +398,7 @@ bool weft_watched_look(weft_watched *w) {
         w->walked = now;
     }
     w->budget = LOOK_MOST;
-    weft_locks_read(w->locks);
+    read_locks(&w->held);
     for (int i = 0; i < w->n_studies; i++)
         look_at_study(w, &w->studies[i]);
     /* Each time another is the first, so that a long file does not take the bytes of all looks. */
@@ -501,7 +532,6 @@ static weft_status open_all(weft_watched *w, const char *const *folders, int n, 
         if (!w->roots[i]) return weft_fail(WEFT_ENOMEM, "watch: no memory");
         w->n_roots++;
     }
-    WEFT_TRY(weft_locks_open(&w->locks));
     return notes ? weft_notes_open(w->roots[0], &w->notes) : WEFT_OK;
 }
 
@@ -538,7 +568,7 @@ void weft_watched_close(weft_watched *w) {
     free(w->studies);
     free(w->config);
     free(w->plain);
-    weft_locks_close(w->locks);
+    free(w->held.list);
     weft_notes_close(w->notes);
     free(w);
 }

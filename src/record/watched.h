@@ -3,7 +3,7 @@
  * A folder with a metrics.jsonl is a run, one with a runs.db a study. Each look reads what was added
  * since the last: files that did not change are not opened, and of a metrics.jsonl only its new lines
  * are read. No link in those folders is followed. Every change has a number, so that several readers can each be told what is new to them.
- * Nothing is written but notes and tags, into a database of their own (notes.h), and nothing is
+ * Nothing is written but notes and tags, into a database of their own (below), and nothing is
  * locked: a run never waits for whoever watches it. */
 #ifndef WEFT_RECORD_WATCHED_H
 #define WEFT_RECORD_WATCHED_H
@@ -38,7 +38,7 @@ int64_t weft_watched_version(const weft_watched *w);
  * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are
  * those after that change, or all of them where "reset" is true. `status` is waiting, running, done,
  * stopped, diverged or ended: it does not run and did not say how it ended. `title` is that of its
- * step in the study, or null. */
+ * variant in the study, or null. */
 json_t *weft_watched_news(const weft_watched *w, int64_t after);
 
 int weft_watched_count(const weft_watched *w);
@@ -54,5 +54,20 @@ char *weft_watched_tail(const weft_watched *w, int64_t id, size_t most);
 
 /* Keeps a note and tags of a run. */
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags);
+
+/* Notes and tags of runs (record/notes.c), in a small SQLite database beside them: notes.db in the folder that
+ * is watched, made with the first note. Runs are named by their path from that folder, so that the tree
+ * can be moved. */
+enum { WEFT_NOTE_MOST = 1 << 16 }; /* bytes of a note, and of its tags */
+
+typedef struct weft_notes weft_notes;
+
+weft_status weft_notes_open(const char *folder, weft_notes **out);
+void weft_notes_close(weft_notes *n);
+
+/* malloc'd texts, NULL where there are none, and with NULL for `n`. */
+void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags);
+/* WEFT_EINPUT: a text is too long, or the database is not weft's. */
+weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags);
 
 #endif

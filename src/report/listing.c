@@ -5,7 +5,6 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "record/gather.h"
-#include "record/listing_database.h"
 #include "study/study.h"
 
 #include <ctype.h>
@@ -13,43 +12,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-weft_status weft_listing_find(const char *path, char file[WEFT_PATH_MAX], bool *gathered) {
-    struct stat is;
-    bool there;
-    *gathered = false;
-    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_path(file, "%s", path);
-    WEFT_TRY(weft_path(file, "%s/runs.db", path));
-    WEFT_TRY(weft_path_there(file, &there));
-    if (there) return WEFT_OK;
-    WEFT_TRY(weft_gather(path, file));
-    *gathered = true;
-    return WEFT_OK;
-}
-
-weft_status weft_listing_open(const char *path, weft_database **out) {
-    char file[WEFT_PATH_MAX];
-    bool gathered;
-    *out = NULL;
-    WEFT_TRY(weft_listing_find(path, file, &gathered));
-    weft_status status = weft_database_open(file, false, out);
-    if (gathered) unlink(file); /* what is open stays until it is closed */
-    return status;
-}
-
-weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
-                              void *context) {
-    sqlite3_stmt *rows;
-    bool there;
-    WEFT_TRY(weft_database_ask(d, &rows, sql, ""));
-    weft_status status = weft_database_next(d, rows, &there);
-    while (status == WEFT_OK && there) {
-        row(rows, context);
-        status = weft_database_next(d, rows, &there);
-    }
-    weft_database_end(rows);
-    return status;
-}
 
 static void print_number(FILE *out, int width, int digits, double value) {
     if (isfinite(value))
@@ -97,8 +59,8 @@ weft_status weft_listing_table(const char *path, FILE *out) {
                           print_heading, out);
     if (status == WEFT_OK)
         status = weft_listing_each(d,
-                                   "SELECT name, title FROM steps WHERE title <> '' AND"
-                                   " title <> name ORDER BY step",
+                                   "SELECT name, title FROM variants WHERE title <> '' AND"
+                                   " title <> name ORDER BY variant",
                                    print_title, out);
     if (status == WEFT_OK) {
         fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr",
@@ -106,7 +68,7 @@ weft_status weft_listing_table(const char *path, FILE *out) {
         status = weft_listing_each(d,
                                    "SELECT run, name, learning_rate, seed, status, runs.iters,"
                                    " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
-                                   " FROM runs JOIN steps USING (step) ORDER BY run",
+                                   " FROM runs JOIN variants USING (variant) ORDER BY run",
                                    print_run, out);
     }
     weft_database_close(d);
@@ -139,19 +101,21 @@ static void append_row(sqlite3_stmt *rows, void *context) {
 
 weft_status weft_listing_json(const char *path, json_t **object) {
     weft_database *d;
-    json_t *study = json_array(), *steps = json_array(), *runs = json_array();
+    json_t *study = json_array(), *variants = json_array(), *runs = json_array();
     *object = NULL;
     weft_status status = weft_listing_open(path, &d);
     if (status == WEFT_OK) status = weft_listing_each(d, "SELECT * FROM study", append_row, study);
     if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT * FROM steps ORDER BY step", append_row, steps);
+        status = weft_listing_each(d, "SELECT *, variant AS step FROM variants ORDER BY variant",
+                                   append_row, variants);
     if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT * FROM runs ORDER BY run", append_row, runs);
+        status = weft_listing_each(d, "SELECT *, variant AS step FROM runs ORDER BY run",
+                                   append_row, runs);
     if (status == WEFT_OK)
         *object = json_pack("{s:o, s:O, s:O, s:O}", "path", weft_json_text(path), "study",
-                            json_array_get(study, 0), "steps", steps, "runs", runs);
+                            json_array_get(study, 0), "steps", variants, "runs", runs);
     json_decref(study);
-    json_decref(steps);
+    json_decref(variants);
     json_decref(runs);
     weft_database_close(d);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "runs: no memory");
@@ -212,12 +176,12 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
         " metric_value, score, skipped, weights, started, ended, seconds, r.tokens_per_s,"
         " memory_bytes, host, resumes, s.overrides, s.tokens, s.parameters, s.flops_per_token,"
         " s.training_bytes, s.cache_bytes_per_token, s.leaks"
-        " FROM runs r JOIN steps s USING (step) ORDER BY run";
+        " FROM runs r JOIN variants s USING (variant) ORDER BY run";
     static const char metrics_sql[] =
         "SELECT (SELECT name FROM study) AS study, m.run, s.name AS name, r.learning_rate, r.seed,"
         " m.step, m.loss, m.cross_entropy, m.aux_z, m.aux_contrastive, m.logits_z, m.val_loss,"
         " m.metric_value, m.lr, m.grad_norm, m.tokens_per_s FROM metrics m"
-        " JOIN runs r ON r.run = m.run JOIN steps s ON s.step = r.step ORDER BY m.run, m.step";
+        " JOIN runs r ON r.run = m.run JOIN variants s USING (variant) ORDER BY m.run, m.step";
     csv_file file = {.out = out};
     for (int i = 0; i < n; i++) {
         weft_database *d;

@@ -1,5 +1,5 @@
 /* Reading CONFIG_STUDY_SWEEP, and drawing its points. */
-#include "study/sweep.h"
+#include "study/variants.h"
 
 #include "base/random.h"
 
@@ -26,12 +26,6 @@ static weft_status no_memory(void) {
 void weft_sweep_free(weft_sweep *s) {
     free(s->points);
     *s = (weft_sweep){0};
-}
-
-static const char *skip_blanks(const char *at) {
-    while (isspace((unsigned char)*at))
-        at++;
-    return at;
 }
 
 /* Whether a separator stands here; *end is behind it. */
@@ -146,12 +140,12 @@ static weft_status read_axis(const char **text, axis *axes, int n, const char *w
         return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE,VALUE", where, word);
     snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
     WEFT_TRY(find_option(key, axes, n, where, &axes[n].option));
-    *text = skip_blanks(at + length);
+    *text = weft_skip_blanks(at + length);
     return read_values(&axes[n], equals + 1, where);
 }
 
 static weft_status read_axes(const char *text, const char *where, axis *axes, int *n) {
-    const char *at = skip_blanks(text);
+    const char *at = weft_skip_blanks(text);
     for (;;) {
         if (*n == WEFT_SWEEP_AXES)
             return weft_fail(WEFT_EINPUT, "%s: more than %d options", where, WEFT_SWEEP_AXES);
@@ -163,7 +157,7 @@ static weft_status read_axes(const char *text, const char *where, axis *axes, in
                              "%s: '×' (or x, *) is expected between two options, not "
                              "'%.20s'",
                              where, at);
-        at = skip_blanks(at);
+        at = weft_skip_blanks(at);
     }
 }
 

@@ -1,7 +1,8 @@
-/* Folders. */
+/* Folders. Of a run that is set aside nothing is removed; a run's checkpoints are last, best and step-N. */
 #include "supervise/folder.h"
 
-#include "base/files.h"
+#include "base/log.h"
+#include "train/checkpoint_folder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,24 +15,18 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAUSE_MS = 20, LEFT_MS = 5000 };
+enum { PAUSE_MS = 20, LEFT_MS = 5000, ASIDE_MOST = 10000 };
 
-/* A lock holds a process's number, or nothing yet. Another file by that name is the user's. */
-static bool is_lock(int fd) {
-    char text[32];
-    ssize_t n = pread(fd, text, sizeof text, 0);
-    if (n == 0) return true;
-    if (n < 0 || n == sizeof text) return false;
-    text[n] = '\0';
-    size_t digits = strspn(text, "0123456789");
-    return digits > 0 && (text[digits] == '\0' || strcmp(text + digits, "\n") == 0);
-}
-
-/* Who a lock says holds it. */
-static void read_holder(int fd, char holder[32]) {
+/* Who a lock says holds it. A lock has a process's number, or nothing yet: another file by that name is the
+ * user's, and false. */
+static bool read_holder(int fd, char holder[32]) {
     ssize_t n = pread(fd, holder, 31, 0);
     holder[n > 0 ? n : 0] = '\0';
+    size_t digits = strspn(holder, "0123456789");
+    bool ours =
+        n == 0 || (n < 31 && digits > 0 && (!holder[digits] || strcmp(holder + digits, "\n") == 0));
     holder[strcspn(holder, "\n")] = '\0';
+    return ours;
 }
 
 static bool is_gone(const char *holder) {
@@ -65,7 +60,7 @@ weft_status weft_folder_hold(const char *path, int *descriptor) {
                          "take another --out",
                          path, *holder ? holder : "unknown");
     }
-    if (!is_lock(fd)) {
+    if (!read_holder(fd, holder)) {
         close(fd);
         return weft_fail(WEFT_EINPUT,
                          "%s: is not a lock of weft's; move it away, or take another "
@@ -98,4 +93,78 @@ void weft_folder_wait(const char *path, double seconds) {
         nanosleep(&pause, NULL);
     }
     close(fd);
+}
+
+static weft_status set_aside(weft_database *d, const char *out, const weft_record_run *job) {
+    char path[WEFT_PATH_MAX], aside[WEFT_PATH_MAX];
+    weft_kind kind;
+    WEFT_TRY(weft_path(path, "%s/%s", out, job->folder));
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    for (int i = 1; kind != WEFT_KIND_NOTHING && i < ASIDE_MOST; i++) {
+        WEFT_TRY(weft_path(aside, "%s.aside-%d", path, i));
+        WEFT_TRY(weft_path_kind(aside, &kind));
+    }
+    if (rename(path, aside) != 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    weft_log(WEFT_LOG_INFO, "%s is set aside as %s, and the run begins anew", path, aside);
+    char detail[WEFT_PATH_MAX + 32];
+    snprintf(detail, sizeof detail, "begins anew; set aside as %s", aside);
+    return weft_record_event(d, job->run, -1, "stopped", detail);
+}
+
+weft_status weft_restart(weft_database *d, const char *out, const weft_record_runs *jobs,
+                         const char *which) {
+    bool all = strcmp(which, "failed") == 0, found = false;
+    for (int i = 0; i < jobs->n; i++) {
+        const weft_record_run *job = &jobs->list[i];
+        const char *slash = strrchr(job->folder, '/');
+        bool named =
+            strcmp(slash ? slash + 1 : job->folder, which) == 0 || strcmp(job->folder, which) == 0;
+        if (named && job->status != WEFT_RUN_FAILED)
+            return weft_fail(WEFT_EINPUT,
+                             "--restart %s: this run did not fail; only one that did is started "
+                             "anew",
+                             which);
+        if (job->status != WEFT_RUN_FAILED || (!all && !named)) continue;
+        found = true;
+        WEFT_TRY(set_aside(d, out, job));
+    }
+    if (found || all) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "--restart %s: the study has no such run; 'weft runs %s' lists them", which,
+                     out);
+}
+
+static bool is_repeated(const weft_study *s, int variant) {
+    if (s->variants.list[variant].repeats >= 0) return true;
+    for (int i = 0; i < s->variants.n; i++)
+        if (s->variants.list[i].repeats == variant) return true;
+    return false;
+}
+
+bool weft_weights_stay(const weft_study *s, const weft_record_run *job) {
+    if (s->base.study_weights == WEFT_STUDY_WEIGHTS_ALL || is_repeated(s, job->variant))
+        return true;
+    return s->base.study_weights == WEFT_STUDY_WEIGHTS_FIRST && job->seed == weft_study_seed(s, 0);
+}
+
+static weft_status remove_checkpoint(const char *folder, const char *name) {
+    char path[WEFT_PATH_MAX];
+    weft_checkpoint_kind kind;
+    if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 && weft_checkpoint_step_of(name) < 0)
+        return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_TRY(weft_checkpoint_look(path, &kind));
+    if (kind == WEFT_CHECKPOINT_NONE || kind == WEFT_CHECKPOINT_FOREIGN) return WEFT_OK;
+    return weft_checkpoint_remove(path);
+}
+
+weft_status weft_weights_remove(const char *folder) {
+    weft_names names;
+    WEFT_TRY(weft_folder_list(folder, &names));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < names.n; i++)
+        status = remove_checkpoint(folder, names.list[i]);
+    weft_names_free(&names);
+    return status;
 }

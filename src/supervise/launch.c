@@ -1,20 +1,138 @@
-/* A run's folder and its process. */
+/* A run's folder and its process: fork, the child's files and signals, and exec of this program. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "supervise/launch.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
 #include "base/log.h"
 #include "record/collect.h"
-#include "supervise/folder.h"
 #include "train/stop.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 
-enum { LEAST_MS = 5, MOST_MS = 250 };
+enum { WORDS_MOST = 64, NOT_STARTED = 127, TAIL = 8192, LEAST_MS = 5, MOST_MS = 250 };
+
+/* In the child; does not return. Only calls that are safe after a fork. */
+static void become(char **words, int out, int log, pid_t parent, const sigset_t *mask) {
+    int nothing = open("/dev/null", O_RDONLY);
+    setpgid(0, 0);
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    if (signal(SIGHUP, SIG_DFL) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup's */
+    sigprocmask(SIG_SETMASK, mask, NULL);
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(NOT_STARTED); /* it was killed before this was set */
+#else
+    (void)parent;
+#endif
+    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || dup2(log, 2) < 0)
+        _exit(NOT_STARTED);
+    execv("/proc/self/exe", words);
+    execvp(words[0], words);
+    _exit(NOT_STARTED);
+}
+
+/* Signals wait until the child has forgotten this process's handlers: one that came in between would
+ * be noted by a handler which the new program does not have. */
+static weft_status fork_run(char **words, int out, int log, pid_t *pid) {
+    sigset_t all, before;
+    pid_t parent = getpid();
+    fflush(NULL);
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    *pid = fork();
+    if (*pid == 0) become(words, out, log, parent, &before);
+    int error = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (*pid > 0) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "study: no process for a run: %s", strerror(error));
+}
+
+static weft_status start_process(const char *const *words, const char *out, const char *log,
+                                 pid_t *pid) {
+    char *copy[WORDS_MOST + 2];
+    int n = 0;
+    copy[n++] = "weft";
+    for (; *words && n <= WORDS_MOST; words++)
+        copy[n++] = (char *)(uintptr_t)*words;
+    copy[n] = NULL;
+    int out_fd, log_fd = -1;
+    WEFT_TRY(weft_file_open_own(out, &out_fd));
+    weft_status status = weft_file_open_own(log, &log_fd);
+    if (status == WEFT_OK && (ftruncate(out_fd, 0) != 0 || fcntl(log_fd, F_SETFL, O_APPEND) != 0))
+        status = weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (status == WEFT_OK) status = fork_run(copy, out_fd, log_fd, pid);
+    close(out_fd);
+    if (log_fd >= 0) close(log_fd);
+    return status;
+}
+
+static bool wait_for(pid_t pid, int flags, weft_process_end *end) {
+    int status = 0;
+    struct rusage usage = {.ru_maxrss = 0};
+    pid_t got;
+    do
+        got = wait4(pid, &status, flags, &usage);
+    while (got < 0 && errno == EINTR);
+    if (got == 0) return false;
+    *end = (weft_process_end){.status = NOT_STARTED};
+    if (got < 0) return true; /* nobody to wait for: as one that never was */
+    end->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    end->status = end->signal ? 128 + end->signal : WEXITSTATUS(status);
+#ifdef __APPLE__
+    end->memory = usage.ru_maxrss;
+#else
+    end->memory = (int64_t)usage.ru_maxrss * 1024;
+#endif
+    return true;
+}
+
+bool weft_process_ended(pid_t pid, weft_process_end *end) {
+    return wait_for(pid, WNOHANG, end);
+}
+
+void weft_process_wait(pid_t pid, weft_process_end *end) {
+    wait_for(pid, 0, end);
+}
+
+/* Leaves out `head` at the start of a text. */
+static const char *without(const char *text, const char *head) {
+    size_t n = strlen(head);
+    return strncmp(text, head, n) == 0 ? text + n : text;
+}
+
+void weft_process_last_line(const char *log, const char *folder, char *line, size_t room) {
+    char tail[TAIL + 1], head[4200];
+    FILE *file;
+    size_t n = 0;
+    *line = '\0';
+    if (weft_file_open_stream(log, &file) != WEFT_OK) return;
+    if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
+    n = fread(tail, 1, TAIL, file);
+    fclose(file);
+    while (n > 0 && (tail[n - 1] == '\n' || tail[n - 1] == ' '))
+        n--;
+    tail[n] = '\0';
+    const char *last = strrchr(tail, '\n');
+    last = without(last ? last + 1 : tail, "weft train: ");
+    snprintf(head, sizeof head, "%s: ", folder);
+    snprintf(line, room, "%s", without(last, head));
+}
 
 void weft_pause(double waited) {
     double ms = fmin(fmax(20 * waited, LEAST_MS), MOST_MS);
@@ -28,7 +146,7 @@ static weft_status start_on(const char *gpu, const char *const *words, const cha
     char *before = own ? strdup(own) : NULL;
     if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
     if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
-    weft_status status = weft_process_start(words, out, log, pid);
+    weft_status status = start_process(words, out, log, pid);
     if (gpu && before)
         setenv("WEFT_CUDA_DEVICE", before, 1);
     else if (gpu)
@@ -71,14 +189,14 @@ static weft_status wait_measured(pid_t pid, weft_process_end *end) {
 }
 
 /* One process of so many iterations; seconds of an iteration, the median. */
-static weft_status measure_once(weft_study *s, int step, const char *folder, int threads,
+static weft_status measure_once(weft_study *s, int variant, const char *folder, int threads,
                                 int64_t iters) {
-    weft_study_variant *p = &s->built[step];
+    weft_study_variant *p = &s->built[variant];
     weft_config c;
     weft_process_end end;
     pid_t pid;
     char log[WEFT_PATH_MAX], line[WEFT_STUDY_LINE];
-    weft_study_run_config(s, step, p->config.learning_rate, s->base.seed, &c);
+    weft_study_run_config(s, variant, p->config.learning_rate, s->base.seed, &c);
     c.steps = iters;
     c.eval_interval = iters;
     c.eval_samples = 1;
@@ -93,28 +211,29 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
     }
     WEFT_TRY(weft_path(log, "%s/log", folder));
     weft_process_last_line(log, folder, line, sizeof line);
-    return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->step->name,
+    return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->variant->name,
                      *line ? line : "its process ended without a word");
 }
 
 /* A few iterations; where they are short, as many as make about a second. A repeat has the seconds
  * of what it repeats, since it must do the same. */
-static weft_status measure_step(weft_study *s, int step, const char *all, int threads) {
-    weft_study_variant *p = &s->built[step];
+static weft_status measure_variant(weft_study *s, int variant, const char *all, int threads) {
+    weft_study_variant *p = &s->built[variant];
     char folder[WEFT_PATH_MAX];
-    int repeats = p->step->repeats;
+    int repeats = p->variant->repeats;
     if (repeats >= 0 && s->built[repeats].seconds_per_iter > 0) {
         p->seconds_per_iter = s->built[repeats].seconds_per_iter;
         return WEFT_OK;
     }
-    WEFT_TRY(weft_path(folder, "%s/%d", all, step));
-    WEFT_TRY(measure_once(s, step, folder, threads, WEFT_MEASURE_ITERS));
+    WEFT_TRY(weft_path(folder, "%s/%d", all, variant));
+    WEFT_TRY(measure_once(s, variant, folder, threads, WEFT_MEASURE_ITERS));
     double more = fmin(1 / p->seconds_per_iter, WEFT_MEASURE_MOST);
     if (more >= 2 * WEFT_MEASURE_ITERS) {
-        WEFT_TRY(weft_path(folder, "%s/%d-again", all, step));
-        WEFT_TRY(measure_once(s, step, folder, threads, (int64_t)more));
+        WEFT_TRY(weft_path(folder, "%s/%d-again", all, variant));
+        WEFT_TRY(measure_once(s, variant, folder, threads, (int64_t)more));
     }
-    weft_log(WEFT_LOG_INFO, "variant %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
+    weft_log(WEFT_LOG_INFO, "variant %s: %.4g s an iteration", p->variant->name,
+             p->seconds_per_iter);
     return WEFT_OK;
 }
 
@@ -156,15 +275,15 @@ static weft_status mark_of_before(const char *all) {
     return ours ? weft_folder_mark(all) : WEFT_OK;
 }
 
-weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
+weft_status weft_measure_variants(weft_study *s, const char *folder, int threads) {
     char all[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(all, "%s/measure", folder));
     WEFT_TRY(mark_of_before(all));
     WEFT_TRY(weft_folder_remove(all));
     WEFT_TRY(weft_folder_make_marked(all));
     weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < s->steps.n; i++)
-        if (!*s->built[i].error) status = measure_step(s, i, all, threads);
+    for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
+        if (!*s->built[i].error) status = measure_variant(s, i, all, threads);
     if (status == WEFT_OK) return weft_folder_remove(all);
     char message[1024];
     snprintf(message, sizeof message, "%s", weft_error_message());

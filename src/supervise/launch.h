@@ -1,9 +1,14 @@
-/* Starting `weft train` for a config in a folder, and measuring how long an iteration takes. */
+/* One `weft train` in a process of its own: this same program, started anew for a config in a folder; and
+ * measuring how long an iteration takes.
+ *
+ * The child leads a process group, so a Ctrl-C at the terminal reaches the study alone, which hands
+ * it on once. Where the system can, a child whose study is killed is killed with it. */
 #ifndef WEFT_SUPERVISE_LAUNCH_H
 #define WEFT_SUPERVISE_LAUNCH_H
 
 #include "study/study.h"
-#include "supervise/process.h"
+
+#include <sys/types.h>
 
 enum { WEFT_MEASURE_ITERS = 6, WEFT_MEASURE_MOST = 250 };
 
@@ -19,10 +24,26 @@ typedef struct {
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid);
 
-/* Seconds an iteration of every step that can be built, each in a process of its own, into the
- * study's steps (equal time). Folders are made in `folder`/measure and removed. A signal that asks
+/* How a process ended. */
+typedef struct {
+    int status;     /* its exit status; 128 + the signal that ended it */
+    int signal;     /* 0: none */
+    int64_t memory; /* most resident bytes */
+} weft_process_end;
+
+/* Whether it ended, without waiting. */
+bool weft_process_ended(pid_t pid, weft_process_end *end);
+/* Waits for the end. */
+void weft_process_wait(pid_t pid, weft_process_end *end);
+
+/* The last line of a log that is not blank, without `weft train: ` and without `folder: ` before
+ * it; empty where there is none. */
+void weft_process_last_line(const char *log, const char *folder, char *line, size_t room);
+
+/* Seconds an iteration of every variant that can be built, each in a process of its own, into the
+ * study's variants (equal time). Folders are made in `folder`/measure and removed. A signal that asks
  * to stop ends it with an error. */
-weft_status weft_measure_steps(weft_study *s, const char *folder, int threads);
+weft_status weft_measure_variants(weft_study *s, const char *folder, int threads);
 
 /* Sleeps for a moment that grows with how long the wait has been: 5 ms to a quarter second. */
 void weft_pause(double waited);

@@ -11,14 +11,15 @@
 #include "study/study.h"
 
 typedef struct {
-    const char *out;   /* DIR; made where it is not */
-    const bool *steps; /* which; NULL: all */
+    const char *out;      /* DIR; made where it is not */
+    const bool *variants; /* which; NULL: all */
     const char *const
         *words;       /* of `weft study` in each job, but for --variants, --out, --threads; end on
                                  NULL */
     const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
     int cpus;         /* of a job */
-    bool gpu;         /* it needs one */
+    const weft_backend *host; /* whose workspaces count in a job's memory */
+    bool gpu;                 /* it needs one */
 } weft_slurm_options;
 
 typedef struct {
@@ -26,7 +27,7 @@ typedef struct {
     char array[32], gather[32]; /* their numbers */
 } weft_slurm_jobs;
 
-/* Submits. Memory is asked for by what the largest step needs. WEFT_EMISSING: there is no sbatch. */
+/* Submits. Memory is asked for by what the largest variant needs. WEFT_EMISSING: there is no sbatch. */
 weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *options,
                               weft_slurm_jobs *out);
 

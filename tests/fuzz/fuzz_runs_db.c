@@ -4,9 +4,8 @@
 #include "base/files.h"
 #include "fuzz/fuzz.h"
 #include "fuzz/small_study.h"
-#include "record/merge.h"
+#include "record/gather.h"
 #include "record/record.h"
-#include "record/repeats.h"
 #include "report/listing.h"
 #include "report/report.h"
 
@@ -18,8 +17,8 @@
 /* Tables, and what tells their rows apart. */
 static const struct {
     const char *name, *key;
-} tables[] = {{"study", "id"},          {"steps", "step"}, {"runs", "run"},
-              {"metrics", "run, step"}, {"events", "id"},  {"facts", "run, name"}};
+} tables[] = {{"study", "id"},          {"variants", "variant"}, {"runs", "run"},
+              {"metrics", "run, step"}, {"events", "id"},        {"facts", "run, name"}};
 enum { TABLES = sizeof tables / sizeof tables[0], COLUMNS_MOST = 32, CHANGES_MOST = 64 };
 
 static const char config[] = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_ABLATION_STEPS=\"0,2,4\"\n"
@@ -56,14 +55,11 @@ static void need(bool ok, const char *what) {
 
 static void list_columns(weft_database *d) {
     for (int t = 0; t < TABLES; t++) {
-        sqlite3_stmt *rows;
-        bool there = false;
-        need(weft_database_ask(d, &rows, "SELECT name FROM pragma_table_info(?)", "s",
-                               tables[t].name) == WEFT_OK,
-             "columns");
-        while (weft_database_next(d, rows, &there) == WEFT_OK && there)
+        sqlite3_stmt *rows =
+            weft_database_ask(d, "SELECT name FROM pragma_table_info(?)", "s", tables[t].name);
+        while (weft_database_next(d, rows))
             snprintf(columns[t][n_columns[t]++], 32, "%s", weft_column_text(rows, 0));
-        weft_database_end(rows);
+        need(weft_database_end(d, rows) == WEFT_OK, "columns");
     }
 }
 
@@ -167,8 +163,8 @@ static weft_status go_on(const char *path) {
     if (status == WEFT_OK) status = weft_record_read_runs(d, study, &jobs);
     if (status == WEFT_OK) {
         for (int i = 0; i < jobs.n; i++)
-            FUZZ_PROMISE(jobs.list[i].step >= 0 && jobs.list[i].step < study->steps.n,
-                         "a run is of one of the study's steps");
+            FUZZ_PROMISE(jobs.list[i].variant >= 0 && jobs.list[i].variant < study->variants.n,
+                         "a run is of one of the study's variants");
         weft_repeats_check(d, study, fuzz_path("out"), &repeats);
     }
     weft_record_runs_free(&jobs);

@@ -188,6 +188,23 @@ static void test_sums_over_micro_batches_have_the_weights_type(void **state) {
     assert_in_range(f64, 2 * 8 * weights, 2 * 8 * weights + room);
 }
 
+/* Of no backend: the same tensors, and no kernel's workspace among them. */
+static void test_a_plan_needs_no_backend(void **state) {
+    (void)state;
+    const char *tiny[] = {TINY, NULL};
+    weft_config c;
+    weft_account a = account_of(tiny, -1), b;
+    weft_config_defaults(&c);
+    for (int i = 0; tiny[i]; i++)
+        assert_int_equal(weft_config_override(&c, tiny[i], "test"), WEFT_OK);
+    assert_int_equal(weft_account_make(&c, NULL, 2, &b), WEFT_OK);
+    assert_int_equal(a.parameters, b.parameters);
+    assert_int_equal(a.optimizer_bytes, b.optimizer_bytes);
+    assert_true(a.forward_flops == b.forward_flops);
+    assert_true(b.training_bytes >= b.weights_bytes + b.optimizer_bytes + b.gradients_bytes);
+    assert_true(b.training_bytes < a.training_bytes);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parameters_of_the_write_ups_table),
@@ -199,6 +216,7 @@ int main(void) {
         cmocka_unit_test(test_first_phase_is_counted),
         cmocka_unit_test(test_moments_are_those_that_the_optimizer_keeps),
         cmocka_unit_test(test_memory_adds_up),
+        cmocka_unit_test(test_a_plan_needs_no_backend),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
     };

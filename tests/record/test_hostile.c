@@ -1,8 +1,7 @@
 /* A database of runs that somebody wrote with intent: every reader refuses the same ones, in one line
  * that names what is wrong; nothing is read beyond what is there, nothing is written outside the
  * study's folder, and no name reaches a terminal unescaped. */
-#include "record/database_check.h"
-#include "record/schema.h"
+#include "record/database.h"
 #include "support/command.h"
 #include "support/study_database.h"
 #include "support/study_run.h"
@@ -79,10 +78,10 @@ static void test_values_out_of_place_are_refused_by_all(void **state) {
     static const struct {
         const char *sql, *word;
     } cases[] = {
-        {"UPDATE runs SET step = 2 WHERE step = 1", "the number of a variant"},
-        {"UPDATE runs SET step = -1 WHERE step = 1", "the number of a variant"},
-        {"UPDATE runs SET step = 4294967296 WHERE step = 1", "the number of a variant"},
-        {"UPDATE runs SET step = 0.5 WHERE step = 1", "0.5"},
+        {"UPDATE runs SET variant = 2 WHERE variant = 1", "the number of a variant"},
+        {"UPDATE runs SET variant = -1 WHERE variant = 1", "the number of a variant"},
+        {"UPDATE runs SET variant = 4294967296 WHERE variant = 1", "the number of a variant"},
+        {"UPDATE runs SET variant = 0.5 WHERE variant = 1", "0.5"},
         {"UPDATE runs SET seed = 1.5", "seed is 1.5"},
         {"UPDATE runs SET seed = 'one'", "seed is 'one'"},
         {"UPDATE runs SET seed = -9223372036854775807", "seed"},
@@ -102,13 +101,14 @@ static void test_values_out_of_place_are_refused_by_all(void **state) {
         {"UPDATE runs SET iters = 1e300", "iters"},
         {"UPDATE runs SET memory_bytes = -5", "memory_bytes"},
         {"UPDATE runs SET run = -run", "run"},
-        {"UPDATE steps SET step = 9 WHERE step = 1; UPDATE runs SET step = 9 WHERE step = 1",
+        {"UPDATE variants SET variant = 9 WHERE variant = 1; UPDATE runs SET variant = 9 WHERE "
+         "variant = 1",
          "without a gap"},
-        {"UPDATE steps SET baseline = 77", "baseline is 77"},
-        {"UPDATE steps SET repeats = -3", "repeats is -3"},
-        {"UPDATE steps SET name = x'00' WHERE step = 0", "name"},
-        {"UPDATE steps SET leaks = 7", "leaks"},
-        {"UPDATE steps SET iters = 'many'", "iters"},
+        {"UPDATE variants SET baseline = 77", "baseline is 77"},
+        {"UPDATE variants SET repeats = -3", "repeats is -3"},
+        {"UPDATE variants SET name = x'00' WHERE variant = 0", "name"},
+        {"UPDATE variants SET leaks = 7", "leaks"},
+        {"UPDATE variants SET iters = 'many'", "iters"},
         {"UPDATE metrics SET loss = 'x' WHERE step = 1", "metrics"},
         {"UPDATE metrics SET run = 99 WHERE step = 1 AND run = 1", "the number of a run"},
         {"INSERT INTO metrics(run, step) VALUES(1, -7)", "step is -7"},
@@ -121,7 +121,7 @@ static void test_values_out_of_place_are_refused_by_all(void **state) {
         {"UPDATE study SET config = zeroblob(20000000)", "too big"},
         {"UPDATE study SET config = printf('%.20000000c', 'x')", "too big"},
         {"UPDATE runs SET why = printf('%.20000000c', 'x')", "too big"},
-        {"UPDATE steps SET title = printf('%.2000000c', 'x')", "at most a million letters"},
+        {"UPDATE variants SET title = printf('%.2000000c', 'x')", "at most a million letters"},
         {"UPDATE facts SET value = printf('%.2000000c', 'x')", "at most a million letters"},
         {"DELETE FROM study", "no study"},
     };
@@ -168,7 +168,7 @@ static void test_runs_of_another_study_are_not_gone_on_with(void **state) {
         ("UPDATE runs SET run = 9000000000000000000 WHERE run = 2;"
          "DELETE FROM metrics WHERE run = 2; DELETE FROM facts WHERE run = 2;"
          "DELETE FROM events WHERE run = 2"),
-        "UPDATE runs SET step = 1, seed = 5 WHERE run = 1",
+        "UPDATE runs SET variant = 1, seed = 5 WHERE run = 1",
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         spoil(cases[i]);
@@ -201,7 +201,7 @@ static void test_escape_sequences_are_printed_escaped(void **state) {
     spoil("UPDATE study SET name = " NASTY_TEXT ", created = " NASTY_TEXT ", machine = " NASTY_TEXT
           ", device = " NASTY_TEXT ", git_commit = " NASTY_TEXT ", weft_version = " NASTY_TEXT
           ", host = " NASTY_TEXT ", seeds = " NASTY_TEXT ";"
-          "UPDATE steps SET name = name || " NASTY_TEXT ", title = " NASTY_TEXT
+          "UPDATE variants SET name = name || " NASTY_TEXT ", title = " NASTY_TEXT
           ", overrides = " NASTY_TEXT " || '=1 N_FFN=' || " NASTY_TEXT ";"
           "UPDATE runs SET folder = folder || " NASTY_TEXT ", metric = " NASTY_TEXT
           ", weights = " NASTY_TEXT ", host = " NASTY_TEXT ", started = " NASTY_TEXT

@@ -15,7 +15,7 @@
 
 static char config[256], whole[256], first[256], second[256];
 
-#define STEPS                                                                                      \
+#define VARIANTS                                                                                   \
     "-o", "RA_MLA_ABLATION_STEPS=", "-o", "STUDY_VARIANTS=a; b: N_FFN=24", "-o",                   \
         "STUDY_LEARNING_RATES=1e-3", "-o", "STUDY_SEEDS=1"
 
@@ -44,7 +44,7 @@ static void test_parts_make_the_whole(void **state) {
     const char *file = scratch_path("kept.db");
     command_succeeds(RUN("runs", "merge", second, first, "--out", file), NULL);
     command_succeeds(RUN("report", file, "--out", scratch_path("page")), NULL);
-    command_succeeds(RUN("study", "--config", config, "--out", out, STEPS), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", out, VARIANTS), NULL);
     assert_int_equal(study_number(out, "SELECT count(*) FROM events WHERE kind = 'started'"), 2);
 }
 
@@ -57,32 +57,32 @@ static void test_what_neither_has_waits(void **state) {
     change(second, "UPDATE runs SET status = 'done' WHERE status = 'failed'");
     change(first, "UPDATE runs SET status = 'waiting' WHERE status = 'running'");
     assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'waiting'"), 1);
-    command_succeeds(RUN("study", "--config", config, "--out", out, STEPS), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", out, VARIANTS), NULL);
     study_same(whole, out);
 }
 
 static void test_other_configs_and_contradictions_are_refused(void **state) {
     (void)state;
     const char *other = scratch_path("other"), *out = scratch_path("refused");
-    command_succeeds(
-        RUN("study", "--config", config, "--out", other, STEPS, "--variants", "a", "-o", "STEPS=4"),
-        NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", other, VARIANTS, "--variants", "a",
+                         "-o", "STEPS=4"),
+                     NULL);
     command_fails(2, RUN("runs", "merge", first, other, "--out", out),
                   SAYS("another config", "CONFIG_STEPS is 4 there and 8"));
     assert_int_not_equal(access(scratch_path("refused/runs.db"), F_OK), 0);
     /* The same run, ended with another result. */
     const char *twice = scratch_path("twice");
     command_succeeds(RUN("runs", "merge", first, second, "--out", twice), NULL);
-    change(twice, "UPDATE runs SET score = score + 1 WHERE step = 0");
+    change(twice, "UPDATE runs SET score = score + 1 WHERE variant = 0");
     command_fails(2, RUN("runs", "merge", first, twice, "--out", out),
                   SAYS("runs/a-lr0.001-seed1", "another result"));
     /* Another run under its number, which waits in the first and would be taken for it. */
     static const struct {
         const char *sql, *word;
-    } others[] = {{"UPDATE runs SET seed = 7 WHERE step = 1", "number of another run"},
-                  {"UPDATE runs SET learning_rate = 7 WHERE step = 1", "number of another run"},
-                  {"UPDATE runs SET folder = 'runs/c' WHERE step = 1", "number of another run"},
-                  {"UPDATE runs SET status = 'diverged' WHERE step = 0", "another result"},
+    } others[] = {{"UPDATE runs SET seed = 7 WHERE variant = 1", "number of another run"},
+                  {"UPDATE runs SET learning_rate = 7 WHERE variant = 1", "number of another run"},
+                  {"UPDATE runs SET folder = 'runs/c' WHERE variant = 1", "number of another run"},
+                  {"UPDATE runs SET status = 'diverged' WHERE variant = 0", "another result"},
                   {"UPDATE study SET tail = tail + 1", "seeds"},
                   {"UPDATE study SET seeds = '7'", "seeds"}};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
@@ -116,10 +116,10 @@ static int make_parts(void **state) {
     snprintf(first, sizeof first, "%s", scratch_path("first"));
     snprintf(second, sizeof second, "%s", scratch_path("second"));
     study_config(config);
-    command_succeeds(RUN("study", "--config", config, "--out", whole, STEPS), NULL);
-    command_succeeds(RUN("study", "--config", config, "--out", first, STEPS, "--variants", "a"),
+    command_succeeds(RUN("study", "--config", config, "--out", whole, VARIANTS), NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", first, VARIANTS, "--variants", "a"),
                      NULL);
-    command_succeeds(RUN("study", "--config", config, "--out", second, STEPS, "--variants", "b"),
+    command_succeeds(RUN("study", "--config", config, "--out", second, VARIANTS, "--variants", "b"),
                      NULL);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* Notes of runs: kept whole, and in nothing that weft did not make. What lies under their name and
  * beside it is input. */
-#include "record/notes.h"
+#include "record/watched.h"
 #include "support/command.h"
 #include "support/study_database.h"
 
