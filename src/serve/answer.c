@@ -1,6 +1,6 @@
 /* Answers as JSON. A token's text may be a part of a character; it is then told by its bytes, as in
  * "bytes:\xe2\x80". */
-#include "serve/answer.h"
+#include "serve/job.h"
 
 #include "base/json.h"
 
@@ -224,12 +224,6 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
     return object;
 }
 
-static char *dump(json_t *object) {
-    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    json_decref(object);
-    return text;
-}
-
 char *weft_answer_whole(const weft_answer *a) {
     json_t *object = head(a, is_chat(a) ? "chat.completion" : "text_completion");
     json_t *list = json_array();
@@ -239,7 +233,7 @@ char *weft_answer_whole(const weft_answer *a) {
     }
     json_object_set_new(object, "choices", list);
     json_object_set_new(object, "usage", usage(a->job));
-    return dump(object);
+    return weft_json_line(object);
 }
 
 /* One event; `choice` is taken, NULL: none. */
@@ -249,7 +243,7 @@ static void put_event(const weft_answer *a, FILE *to, json_t *choice, json_t *us
     if (choice) json_array_append_new(list, choice);
     json_object_set_new(object, "choices", list);
     if (a->job->request.include_usage) json_object_set_new(object, "usage", used);
-    char *text = dump(object);
+    char *text = weft_json_line(object);
     fprintf(to, "data: %s\n\n", text ? text : "{}");
     free(text);
 }
