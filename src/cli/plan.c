@@ -1,4 +1,4 @@
-/* weft plan: what a config costs, as a table or as JSON; for a study, each of its steps. */
+/* weft plan: what a config costs, as a table or as JSON; for a study, each of its variants. */
 #include "base/text.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
@@ -160,12 +160,12 @@ static json_t *to_json(const weft_account *a) {
         (json_int_t)a->cache_bytes_sequence);
 }
 
-static void print_steps_head(int width) {
+static void print_variants_head(int width) {
     printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
            "training MiB", "kept/tok/layer", "cache B/token");
 }
 
-static void print_steps_row(int width, const weft_variant *v, const weft_account *a) {
+static void print_variants_row(int width, const weft_variant *v, const weft_account *a) {
     const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
     char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
     printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, v->name,
@@ -180,31 +180,32 @@ static void print_json(json_t *object) {
     json_decref(object);
 }
 
-static weft_status account_step(const weft_args *args, const char *step,
-                                const weft_backend *backend, int threads, weft_account *out) {
+static weft_status account_variant(const weft_args *args, const char *variant,
+                                   const weft_backend *backend, int threads, weft_account *out) {
     weft_args one = *args;
     weft_config c;
-    one.variant = step;
+    one.variant = variant;
     WEFT_TRY(weft_args_config(&one, &c));
     return weft_account_make(&c, backend, threads, out);
 }
 
-static void print_steps(const weft_variants *steps, const weft_account *accounts) {
+static void print_variants(const weft_variants *variants, const weft_account *accounts) {
     int width = 7;
-    for (int i = 0; i < steps->n; i++)
-        if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
-    print_steps_head(width);
-    for (int i = 0; i < steps->n; i++)
-        print_steps_row(width, &steps->list[i], &accounts[i]);
+    for (int i = 0; i < variants->n; i++)
+        if ((int)strlen(variants->list[i].name) > width)
+            width = (int)strlen(variants->list[i].name);
+    print_variants_head(width);
+    for (int i = 0; i < variants->n; i++)
+        print_variants_row(width, &variants->list[i], &accounts[i]);
 }
 
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
-static json_t *steps_json(const weft_config *base, const weft_variants *steps,
-                          const weft_account *accounts) {
+static json_t *variants_json(const weft_config *base, const weft_variants *variants,
+                             const weft_account *accounts) {
     json_t *rows = json_array();
-    for (int i = 0; i < steps->n; i++) {
+    for (int i = 0; i < variants->n; i++) {
         json_t *row = to_json(&accounts[i]);
-        const char *name = steps->list[i].name;
+        const char *name = variants->list[i].name;
         json_object_set_new(row, "variant", json_string(name));
         json_object_set_new(row, "step",
                             weft_variants_by_name(base) ? json_string(name)
@@ -214,21 +215,21 @@ static json_t *steps_json(const weft_config *base, const weft_variants *steps,
     return rows;
 }
 
-/* Every step of a study. In JSON `first`, what no --variant means, is beside them. All is counted
- * before anything is printed, so that a step which fails leaves no half of a table. */
-static weft_status plan_steps(const weft_args *args, const weft_config *base,
-                              const weft_account *first, const weft_variants *steps,
-                              const weft_backend *backend, int threads) {
-    weft_account *accounts = calloc((size_t)steps->n, sizeof *accounts);
+/* Every variant of a study. In JSON `first`, what no --variant means, is beside them. All is counted
+ * before anything is printed, so that a variant which fails leaves no half of a table. */
+static weft_status plan_variants(const weft_args *args, const weft_config *base,
+                                 const weft_account *first, const weft_variants *variants,
+                                 const weft_backend *backend, int threads) {
+    weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
     weft_status status = accounts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int i = 0; status == WEFT_OK && i < steps->n; i++)
-        status = account_step(args, steps->list[i].name, backend, threads, &accounts[i]);
+    for (int i = 0; status == WEFT_OK && i < variants->n; i++)
+        status = account_variant(args, variants->list[i].name, backend, threads, &accounts[i]);
     if (status == WEFT_OK && args->json) {
         json_t *all = to_json(first);
-        json_object_set_new(all, "steps", steps_json(base, steps, accounts));
+        json_object_set_new(all, "steps", variants_json(base, variants, accounts));
         print_json(all);
     } else if (status == WEFT_OK) {
-        print_steps(steps, accounts);
+        print_variants(variants, accounts);
     }
     free(accounts);
     return status;
@@ -252,7 +253,7 @@ static weft_status plan(const weft_args *args, int ranks) {
     const weft_backend *backend;
     weft_pool *pool;
     weft_account a;
-    weft_variants steps;
+    weft_variants variants;
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
@@ -265,9 +266,10 @@ static weft_status plan(const weft_args *args, int ranks) {
                 WEFT_EINPUT,
                 "--ranks is of one model, and this config is a study's; --variant NAME "
                 "picks one of its variants");
-        WEFT_TRY(weft_variants_parse(&c, args->config ? args->config : "config", "study", &steps));
-        weft_status status = plan_steps(args, &c, &a, &steps, backend, threads);
-        weft_variants_free(&steps);
+        WEFT_TRY(
+            weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
+        weft_status status = plan_variants(args, &c, &a, &variants, backend, threads);
+        weft_variants_free(&variants);
         return status;
     }
     weft_fit fit;

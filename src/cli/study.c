@@ -78,13 +78,13 @@ typedef struct {
 static weft_status choose_variants(const weft_study *s, const char *text, bool **chosen) {
     *chosen = NULL;
     if (!text) return WEFT_OK;
-    *chosen = calloc((size_t)s->steps.n, sizeof **chosen);
+    *chosen = calloc((size_t)s->variants.n, sizeof **chosen);
     if (!*chosen) return weft_fail(WEFT_ENOMEM, "study: no memory");
     while (*text) {
         char name[WEFT_VARIANT_NAME];
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
-        int at = weft_variants_find(&s->steps, name);
+        int at = weft_variants_find(&s->variants, name);
         if (at < 0) {
             free(*chosen);
             *chosen = NULL;
@@ -100,23 +100,25 @@ static json_t *count_or_null(int64_t count) {
     return count > 0 ? json_integer(count) : json_null();
 }
 
-static json_t *step_json(const weft_study *s, int step) {
-    const weft_study_variant *p = &s->built[step];
+static json_t *variant_json(const weft_study *s, int variant) {
+    const weft_study_variant *p = &s->built[variant];
     char sets[SETS_ROOM];
-    weft_study_overrides(s, step, sets, sizeof sets);
-    json_t *row = json_pack("{s:s, s:s, s:s, s:s}", "variant", p->step->name, "step", p->step->name,
-                            "title", p->step->title, "overrides", sets);
-    if (p->step->baseline >= 0)
-        json_object_set_new(row, "baseline", json_string(s->steps.list[p->step->baseline].name));
-    if (p->step->repeats >= 0)
-        json_object_set_new(row, "repeats", json_string(s->steps.list[p->step->repeats].name));
+    weft_study_overrides(s, variant, sets, sizeof sets);
+    json_t *row = json_pack("{s:s, s:s, s:s, s:s}", "variant", p->variant->name, "step",
+                            p->variant->name, "title", p->variant->title, "overrides", sets);
+    if (p->variant->baseline >= 0)
+        json_object_set_new(row, "baseline",
+                            json_string(s->variants.list[p->variant->baseline].name));
+    if (p->variant->repeats >= 0)
+        json_object_set_new(row, "repeats",
+                            json_string(s->variants.list[p->variant->repeats].name));
     if (*p->error) {
         json_object_set_new(row, "error", json_string(p->error));
         return row;
     }
     const weft_account *a = &p->account;
     json_object_set_new(row, "iters", count_or_null(p->iters));
-    json_object_set_new(row, "tokens", count_or_null(weft_study_tokens(s, step)));
+    json_object_set_new(row, "tokens", count_or_null(weft_study_tokens(s, variant)));
     json_object_set_new(row, "parameters", json_integer(a->parameters));
     json_object_set_new(row, "flops_per_token", json_real(a->forward_flops + a->backward_flops));
     json_object_set_new(row, "training_bytes", json_integer(a->training_bytes));
@@ -127,17 +129,17 @@ static json_t *step_json(const weft_study *s, int step) {
 }
 
 static void list_json(const weft_study *s, double seconds) {
-    json_t *steps = json_array(), *rates = json_array();
+    json_t *variants = json_array(), *rates = json_array();
     int runs = 0;
-    for (int i = 0; i < s->steps.n; i++) {
-        json_array_append_new(steps, step_json(s, i));
-        if (!*s->built[i].error) runs += weft_study_step_runs(s, i);
+    for (int i = 0; i < s->variants.n; i++) {
+        json_array_append_new(variants, variant_json(s, i));
+        if (!*s->built[i].error) runs += weft_study_variant_runs(s, i);
     }
     for (int k = 0; k < s->n_rates; k++)
         json_array_append_new(rates, json_real(s->rates[k]));
     json_t *all = json_pack("{s:s, s:I, s:I, s:o, s:i, s:o, s:o}", "name", s->name, "seeds",
                             (json_int_t)s->base.study_seeds, "first_seed", (json_int_t)s->base.seed,
-                            "learning_rates", rates, "runs", runs, "steps", steps, "seconds",
+                            "learning_rates", rates, "runs", runs, "steps", variants, "seconds",
                             weft_json_number(seconds));
     double times = weft_power_difference((int)s->base.study_seeds, WEFT_POWER);
     json_object_set_new(
@@ -154,14 +156,14 @@ static void list_json(const weft_study *s, double seconds) {
 static const double SHARE_OF_PEAK = 0.3;
 
 /* Seconds that all runs take one after the other; NaN: nothing is known of the device's speed, or how
- * long steps run is measured. */
+ * long variants run is measured. */
 static double seconds_of(const weft_study *s, double peak) {
     double flops = 0;
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         const weft_study_variant *p = &s->built[i];
         if (*p->error) continue;
         if (p->iters <= 0) return NAN;
-        double tokens = (double)weft_study_tokens(s, i) * weft_study_step_runs(s, i);
+        double tokens = (double)weft_study_tokens(s, i) * weft_study_variant_runs(s, i);
         flops += tokens * (p->account.forward_flops + p->account.backward_flops);
     }
     return peak > 0 ? flops / (SHARE_OF_PEAK * peak) : NAN;
@@ -182,32 +184,33 @@ static void describe_time(double seconds, char *out, size_t room) {
 
 static void list_table(const weft_study *s, double seconds) {
     int width = 7, runs = 0;
-    for (int i = 0; i < s->steps.n; i++)
-        if ((int)strlen(s->steps.list[i].name) > width) width = (int)strlen(s->steps.list[i].name);
+    for (int i = 0; i < s->variants.n; i++)
+        if ((int)strlen(s->variants.list[i].name) > width)
+            width = (int)strlen(s->variants.list[i].name);
     printf("%-*s %10s %14s %12s %12s  %s\n", width, "variant", "iterations", "tokens", "parameters",
            "MFLOP/token", "what it sets");
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         const weft_study_variant *p = &s->built[i];
         char sets[SETS_ROOM], iters[32] = "measured", tokens[32] = "measured";
         if (*p->error) {
-            printf("%-*s cannot be built: %s\n", width, p->step->name, p->error);
+            printf("%-*s cannot be built: %s\n", width, p->variant->name, p->error);
             continue;
         }
-        runs += weft_study_step_runs(s, i);
+        runs += weft_study_variant_runs(s, i);
         weft_study_overrides(s, i, sets, sizeof sets);
         if (p->iters > 0) {
             weft_count_text(p->iters, iters);
             weft_count_text(weft_study_tokens(s, i), tokens);
         }
         char parameters[WEFT_COUNT_ROOM];
-        bool labelled = weft_variant_labelled(p->step->title, p->step->name, sets);
-        const char *label = labelled ? weft_shown(p->step->title) : "";
-        printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->step->name, iters, tokens,
+        bool labelled = weft_variant_labelled(p->variant->title, p->variant->name, sets);
+        const char *label = labelled ? weft_shown(p->variant->title) : "";
+        printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->variant->name, iters, tokens,
                weft_count_text(p->account.parameters, parameters),
                (p->account.forward_flops + p->account.backward_flops) / 1e6, label,
                *label ? ": " : "", *sets ? sets : "nothing");
     }
-    int rates = weft_study_step_rates(s);
+    int rates = weft_study_variant_rates(s);
     long long seeds = (long long)s->base.study_seeds;
     printf("%d runs: %d learning rate%s%s and %lld seed%s per variant\n", runs, rates,
            rates == 1 ? "" : "s",
@@ -216,7 +219,7 @@ static void list_table(const weft_study *s, double seconds) {
     char time[64], power[WEFT_STUDY_LINE];
     if (*s->base.study_rate_as) printf("learning rates taken over: %s\n", s->base.study_rate_as);
     weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
-    if (s->steps.n > 1) printf("%s\n", power);
+    if (s->variants.n > 1) printf("%s\n", power);
     if (!isfinite(seconds)) return;
     describe_time(seconds, time, sizeof time);
     printf("%s here, one run after the other\n", time);
@@ -237,10 +240,10 @@ static void print_result(const weft_study_result *r, const char *out) {
 }
 
 static void advise(const weft_study *s) {
-    const weft_config **configs = calloc((size_t)s->steps.n, sizeof *configs);
-    for (int i = 0; configs && i < s->steps.n; i++)
+    const weft_config **configs = calloc((size_t)s->variants.n, sizeof *configs);
+    for (int i = 0; configs && i < s->variants.n; i++)
         configs[i] = &s->built[i].config;
-    if (configs) weft_config_advise(configs, s->steps.n, s->where);
+    if (configs) weft_config_advise(configs, s->variants.n, s->where);
     free(configs);
 }
 
@@ -249,7 +252,7 @@ static void advise(const weft_study *s) {
 static void announce(const weft_study *s) {
     char power[WEFT_STUDY_LINE];
     weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
-    if (s->steps.n > 1) weft_log(WEFT_LOG_INFO, "%s", power);
+    if (s->variants.n > 1) weft_log(WEFT_LOG_INFO, "%s", power);
     advise(s);
 }
 
@@ -286,7 +289,7 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     snprintf(name, sizeof name, "runs/%s", s->name);
     WEFT_TRY(choose_variants(s, own->variants, &chosen));
     weft_slurm_options o = {.out = own->out ? own->out : name,
-                            .steps = chosen,
+                            .variants = chosen,
                             .words = own->words,
                             .more = own->slurm_options,
                             .cpus = args->threads ? args->threads : SLURM_CPUS,
@@ -313,32 +316,32 @@ static const char *text_of(const json_t *object, const char *key) {
     return text ? text : "";
 }
 
-/* What the report calls a step, and whether it is the one that others are compared with. */
-static const char *title_of(const json_t *steps, const char *name, bool *first) {
+/* What the report calls a variant, and whether it is the one that others are compared with. */
+static const char *title_of(const json_t *variants, const char *name, bool *first) {
     size_t i;
-    json_t *step;
-    json_array_foreach(steps, i, step) {
-        if (strcmp(text_of(step, "step"), name) != 0) continue;
+    json_t *variant;
+    json_array_foreach(variants, i, variant) {
+        if (strcmp(text_of(variant, "step"), name) != 0) continue;
         *first = i == 0;
-        return text_of(step, "title");
+        return text_of(variant, "title");
     }
     return name;
 }
 
 /* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
-static void tell_verdict(const json_t *steps, const json_t *verdict) {
+static void tell_verdict(const json_t *variants, const json_t *verdict) {
     bool first = false, any;
     char number[96] = "", against[WEFT_TEXT_MAX] = "";
     double mean = weft_json_number_of(verdict, "difference");
     double low = weft_json_number_of(verdict, "low"), high = weft_json_number_of(verdict, "high");
-    const char *baseline = title_of(steps, text_of(verdict, "baseline"), &first);
+    const char *baseline = title_of(variants, text_of(verdict, "baseline"), &first);
     if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
     if (isfinite(mean) && isfinite(low) && isfinite(high))
         snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
     else if (isfinite(mean))
         snprintf(number, sizeof number, ", %+.4f", mean);
     weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
-             weft_shown(title_of(steps, text_of(verdict, "step"), &any)), against,
+             weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against,
              text_of(verdict, "verdict"), number);
 }
 
@@ -377,7 +380,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     weft_pool_destroy(*pool);
     *pool = NULL;
     weft_status status = choose_variants(s, own->variants, &chosen);
-    o.steps = chosen;
+    o.variants = chosen;
     if (status == WEFT_OK) status = weft_report_vacant(o.out);
     pid_t page = status == WEFT_OK && !args->json ? weft_live_study_start(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);

@@ -258,7 +258,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
-    /* A study's keys may be another step's. */
+    /* A study's keys may be another variant's. */
     bool alone = !weft_variants_listed(&c);
     if (status == WEFT_OK && alone && !args->json)
         weft_config_advise(&(const weft_config *){&c}, 1, args->config);

@@ -63,7 +63,7 @@ static void sum_up(summary *u, const json_t *line, int64_t step) {
     double rate = weft_json_number_of(line, "tokens_per_s"),
            val = weft_json_number_of(line, "val_loss");
     double cross_entropy = weft_json_number_of(line, "cross_entropy");
-    const weft_config *c = &u->study->built[u->job->step].config;
+    const weft_config *c = &u->study->built[u->job->variant].config;
     if (rate > 0) u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
     u->val_loss = val;
     if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
@@ -136,7 +136,7 @@ static double score_of(const summary *u) {
 static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,
                                 const char *weights) {
     char now[WEFT_TIME_ROOM];
-    const weft_config *c = &u->study->built[u->job->step].config;
+    const weft_config *c = &u->study->built[u->job->variant].config;
     double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
     bool metric = *u->metric != '\0';
     weft_time_now(now);
@@ -203,7 +203,7 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
     weft_sum sum = {0};
     summary u = {.study = s,
                  .job = job,
-                 .iters = s->built[job->step].iters,
+                 .iters = s->built[job->variant].iters,
                  .val_loss = NAN,
                  .best_val_loss = NAN,
                  .metric_value = NAN};

@@ -21,7 +21,7 @@ typedef struct {
 #define REAL(column) "typeof(" column ") IN ('real', 'null')"
 #define COUNT(column) "(typeof(" column ") = 'integer' AND " column " >= 0)"
 #define COUNT_OR_NULL(column) "(" column " IS NULL OR " COUNT(column) ")"
-#define STEP_THERE(column)                                                                         \
+#define VARIANT_THERE(column)                                                                      \
     "(typeof(" column ") = 'integer' AND " column " IN (SELECT step FROM steps))"
 #define RUN_THERE(column)                                                                          \
     "(typeof(" column ") = 'integer' AND " column " IN (SELECT run FROM runs))"
@@ -59,9 +59,9 @@ static const rule rules[] = {
     {"steps", "step", "title", TEXT("title"), SOME_TEXT},
     {"steps", "step", "overrides", TEXT("overrides"), SOME_TEXT},
     {"steps", "step", "error", TEXT_OR_NULL("error"), SOME_TEXT},
-    {"steps", "step", "baseline", "baseline IS NULL OR " STEP_THERE("baseline"),
+    {"steps", "step", "baseline", "baseline IS NULL OR " VARIANT_THERE("baseline"),
      "the number of a variant"},
-    {"steps", "step", "repeats", "repeats IS NULL OR " STEP_THERE("repeats"),
+    {"steps", "step", "repeats", "repeats IS NULL OR " VARIANT_THERE("repeats"),
      "the number of a variant"},
     {"steps", "step", "iters", COUNT_OR_NULL("iters"), "a whole number"},
     {"steps", "step", "tokens", COUNT_OR_NULL("tokens"), "a whole number"},
@@ -73,7 +73,7 @@ static const rule rules[] = {
     {"steps", "step", "seconds_per_iter", REAL("seconds_per_iter"), "a number"},
     {"steps", "step", "leaks", "typeof(leaks) = 'integer' AND leaks IN (0, 1)", "0 or 1"},
     {"runs", "run", "run", "run >= 1", "above 0"},
-    {"runs", "run", "step", STEP_THERE("step"), "the number of a variant"},
+    {"runs", "run", "step", VARIANT_THERE("step"), "the number of a variant"},
     {"runs", "run", "learning_rate",
      "typeof(learning_rate) = 'real' AND learning_rate BETWEEN 0 AND 1000",
      "a number from 0 to 1000"},

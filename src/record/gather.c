@@ -20,7 +20,7 @@
 
 enum { NAME_ROOM = 512, FOLDER_ROOM = 160 };
 
-/* A step while runs are sorted into steps. */
+/* A variant while runs are sorted into variants. */
 typedef struct {
     char name[NAME_ROOM];
     char *key;  /* its options without seed and learning rate */
@@ -34,15 +34,15 @@ typedef struct {
     group *groups;
     int n_groups;
     weft_config *config, *first; /* a run's, and the first run's */
-    json_t *seen;                /* "step rate seed" of every run so far */
+    json_t *seen;                /* "variant rate seed" of every run so far */
 } gathering;
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "runs: no memory to gather them");
 }
 
-/* "runs/gate-lr0.002-seed1" is step "gate". */
-static void name_step(const char *run, char out[NAME_ROOM]) {
+/* "runs/gate-lr0.002-seed1" is variant "gate". */
+static void name_variant(const char *run, char out[NAME_ROOM]) {
     snprintf(out, NAME_ROOM, "%s", run);
     for (int i = 0; i < 2; i++) {
         char *dash = strrchr(out, '-');
@@ -61,7 +61,7 @@ static char *key_of(const json_t *options) {
     return key;
 }
 
-/* What a step has other than the first, "KEY=VALUE KEY=VALUE". */
+/* What a variant has other than the first, "KEY=VALUE KEY=VALUE". */
 static char *overrides_of(const gathering *g, const json_t *options) {
     char *text = NULL;
     size_t bytes = 0;
@@ -94,7 +94,7 @@ static bool has_name(const gathering *g, const char *name) {
     return false;
 }
 
-static weft_status insert_step(gathering *g, int step, const char *overrides) {
+static weft_status insert_variant(gathering *g, int variant, const char *overrides) {
     const weft_config *c = g->config;
     weft_account a = {0};
     bool counted = weft_account_make(c, weft_cpu_backend(), 1, &a) == WEFT_OK;
@@ -104,13 +104,13 @@ static weft_status insert_step(gathering *g, int step, const char *overrides) {
         "INSERT INTO steps(step, name, baseline, title, overrides, iters, tokens, parameters,"
         " flops_per_token, training_bytes, cache_bytes_per_token, leaks)"
         " VALUES (?, ?, CASE WHEN ?1 = 0 THEN NULL ELSE 0 END, ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "issiiidiii", (int64_t)step, g->groups[step].name, overrides, c->steps, tokens * c->steps,
-        a.parameters, counted ? a.forward_flops + a.backward_flops : NAN, a.training_bytes,
-        a.cache_bytes_token, (int64_t)weft_config_leaks(c));
+        "issiiidiii", (int64_t)variant, g->groups[variant].name, overrides, c->steps,
+        tokens * c->steps, a.parameters, counted ? a.forward_flops + a.backward_flops : NAN,
+        a.training_bytes, a.cache_bytes_token, (int64_t)weft_config_leaks(c));
 }
 
-/* The step of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
-static weft_status find_step(gathering *g, const json_t *run, int *out) {
+/* The variant of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
+static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     const json_t *options = json_object_get(run, "options");
     char *key = key_of(options), place[128];
     if (!key) return no_memory();
@@ -131,14 +131,14 @@ static weft_status find_step(gathering *g, const json_t *run, int *out) {
     g->groups = grown;
     group *one = &grown[g->n_groups];
     *one = (group){.key = key, .of = json_incref((json_t *)(uintptr_t)options)};
-    name_step(json_string_value(json_object_get(run, "name")), one->name);
+    name_variant(json_string_value(json_object_get(run, "name")), one->name);
     if (has_name(g, one->name))
         snprintf(one->name, sizeof one->name, "%s",
                  json_string_value(json_object_get(run, "name")));
     *out = g->n_groups++;
     char *overrides = overrides_of(g, options);
     if (!overrides) return no_memory();
-    weft_status status = insert_step(g, *out, *out ? overrides : "");
+    weft_status status = insert_variant(g, *out, *out ? overrides : "");
     free(overrides);
     return status;
 }
@@ -197,7 +197,7 @@ static void name_folder(const char *run, char out[FOLDER_ROOM]) {
         if (*at == '/') *at = '_';
 }
 
-static weft_status insert_run(gathering *g, int64_t id, int step, const json_t *run,
+static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
                               double seconds) {
     const char *status = status_name(json_string_value(json_object_get(run, "status")));
     bool done = strcmp(status, "done") == 0;
@@ -213,7 +213,7 @@ static weft_status insert_run(gathering *g, int64_t id, int step, const json_t *
         "INSERT INTO runs(run, step, learning_rate, seed, folder, status, config, iters, val_loss,"
         " best_val_loss, score, seconds, tokens_per_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, "
         "?)",
-        "iidisssiddddd", id, (int64_t)step, g->config->learning_rate, g->config->seed, folder,
+        "iidisssiddddd", id, (int64_t)variant, g->config->learning_rate, g->config->seed, folder,
         status, config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
         weft_json_number_of(run, "best_val_loss"), done ? val : NAN, seconds,
         weft_json_number_of(run, "tokens_per_s"));
@@ -247,16 +247,16 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
 static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
     char place[128];
     const char *name = json_string_value(json_object_get(run, "name"));
-    int step = 0;
+    int variant = 0;
     int folder = weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
     if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
     weft_status status = read_config(g, folder, name);
     if (status == WEFT_OK && *count == 0) *g->first = *g->config;
-    if (status == WEFT_OK) status = find_step(g, run, &step);
-    snprintf(place, sizeof place, "%d %.17g %lld", step, g->config->learning_rate,
+    if (status == WEFT_OK) status = find_variant(g, run, &variant);
+    snprintf(place, sizeof place, "%d %.17g %lld", variant, g->config->learning_rate,
              (long long)g->config->seed);
     json_object_set_new(g->seen, place, json_true());
-    if (status == WEFT_OK) status = insert_run(g, ++*count, step, run, seconds_of(folder));
+    if (status == WEFT_OK) status = insert_run(g, ++*count, variant, run, seconds_of(folder));
     if (status == WEFT_OK) status = insert_lines(g, *count, folder);
     close(folder);
     return status;

@@ -1,8 +1,8 @@
 /* A folder of runs that no study made, as a database: so that everything that is told of a study can be
  * told of them.
  *
- * Runs whose configs differ by seed and learning rate alone are one step, named after the first of them;
- * the first step is what the others are compared with. The database is a file of its own for the moment,
+ * Runs whose configs differ by seed and learning rate alone are one variant, named after the first of them;
+ * the first variant is what the others are compared with. The database is a file of its own for the moment,
  * and the runs are not touched. */
 #ifndef WEFT_RECORD_GATHER_H
 #define WEFT_RECORD_GATHER_H

@@ -104,7 +104,7 @@ static weft_status match_study(weft_database *d, const char *path) {
     return status;
 }
 
-static weft_status match_steps(weft_database *d, const char *path) {
+static weft_status match_variants(weft_database *d, const char *path) {
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(
@@ -157,7 +157,7 @@ static weft_status add_origin(weft_database *d, int64_t run) {
 }
 
 static weft_status take_run(weft_database *d, int64_t run, bool facts) {
-    static const char *const steps[] = {
+    static const char *const statements[] = {
         "DELETE FROM main.metrics WHERE run = ?",
         "DELETE FROM main.facts WHERE run = ?",
         "DELETE FROM main.events WHERE run = ?",
@@ -167,8 +167,8 @@ static weft_status take_run(weft_database *d, int64_t run, bool facts) {
         ("INSERT INTO main.events(run, step, kind, detail, at)"
          " SELECT run, step, kind, detail, at FROM part.events WHERE run = ? ORDER BY id"),
     };
-    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
-        WEFT_TRY(weft_database_run(d, steps[i], "i", run));
+    for (size_t i = 0; i < sizeof statements / sizeof statements[0]; i++)
+        WEFT_TRY(weft_database_run(d, statements[i], "i", run));
     if (facts)
         WEFT_TRY(weft_database_run(
             d, "INSERT INTO main.facts SELECT * FROM part.facts WHERE run = ?", "i", run));
@@ -213,7 +213,7 @@ static weft_status take_runs(weft_database *d, bool facts) {
     return status;
 }
 
-static weft_status take_steps(weft_database *d) {
+static weft_status take_variants(weft_database *d) {
     WEFT_TRY(
         weft_database_script(d, "INSERT INTO main.steps SELECT * FROM part.steps WHERE step NOT IN"
                                 " (SELECT step FROM main.steps)"));
@@ -224,9 +224,9 @@ static weft_status take_steps(weft_database *d) {
 
 static weft_status take_part(weft_database *d, const char *path, bool facts) {
     WEFT_TRY(match_study(d, path));
-    WEFT_TRY(match_steps(d, path));
+    WEFT_TRY(match_variants(d, path));
     WEFT_TRY(refuse_contradictions(d, path));
-    WEFT_TRY(take_steps(d));
+    WEFT_TRY(take_variants(d));
     return take_runs(d, facts);
 }
 

@@ -1,5 +1,5 @@
-/* Writing and matching the tables. A run's number follows from its place among steps, rates and
- * seeds, so a step that joins later does not move the others; more seeds move them all. */
+/* Writing and matching the tables. A run's number follows from its place among variants, rates and
+ * seeds, so a variant that joins later does not move the others; more seeds move them all. */
 #include "record/record.h"
 
 #include "base/log.h"
@@ -103,49 +103,50 @@ static void name_folder(const weft_study *s, weft_record_run *job) {
     char number[32];
     weft_study_number(job->rate, number, sizeof number);
     snprintf(job->folder, sizeof job->folder, "runs/%s-lr%s-seed%lld",
-             s->steps.list[job->step].name, number, (long long)job->seed);
+             s->variants.list[job->variant].name, number, (long long)job->seed);
 }
 
 /* Run k of a rate: its seeds in their order, then the one that chooses. The number is the same
  * whichever of them are run. */
-static weft_record_run make_job(const weft_study *s, int step, int rate_place, int k) {
-    weft_record_run job = {.step = step, .rate = weft_study_rate(s, step, rate_place)};
-    job.run = ((int64_t)step * weft_study_step_rates(s) + rate_place) * runs_of_rate(s) + k + 1;
+static weft_record_run make_job(const weft_study *s, int variant, int rate_place, int k) {
+    weft_record_run job = {.variant = variant, .rate = weft_study_rate(s, variant, rate_place)};
+    job.run =
+        ((int64_t)variant * weft_study_variant_rates(s) + rate_place) * runs_of_rate(s) + k + 1;
     job.seed = k < (int)s->base.study_seeds ? weft_study_seed(s, k) : s->base.study_rate_seed;
     name_folder(s, &job);
     return job;
 }
 
-static weft_status insert_run(weft_database *d, const weft_study *s, int step, int rate_place,
+static weft_status insert_run(weft_database *d, const weft_study *s, int variant, int rate_place,
                               int k) {
-    weft_record_run job = make_job(s, step, rate_place, k);
+    weft_record_run job = make_job(s, variant, rate_place, k);
     weft_config c;
-    weft_study_run_config(s, step, job.rate, job.seed, &c);
+    weft_study_run_config(s, variant, job.rate, job.seed, &c);
     char *json = config_json(&c);
     if (!json) return no_memory();
-    weft_status status =
-        weft_database_run(d,
-                          "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
-                          " VALUES (?, ?, ?, ?, ?, ?)",
-                          "iidiss", job.run, (int64_t)step, job.rate, job.seed, job.folder, json);
+    weft_status status = weft_database_run(
+        d,
+        "INSERT INTO runs(run, step, learning_rate, seed, folder, config)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        "iidiss", job.run, (int64_t)variant, job.rate, job.seed, job.folder, json);
     free(json);
     return status;
 }
 
-/* All of a step's, or at first only those that choose its rate; none of one that takes it over. */
-static weft_status insert_runs(weft_database *d, const weft_study *s, int step) {
+/* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
+static weft_status insert_runs(weft_database *d, const weft_study *s, int variant) {
     int seeds = (int)s->base.study_seeds;
     bool chooses = weft_study_chooses(s);
-    if (s->rate_as[step] >= 0) return WEFT_OK;
-    for (int rate = 0; rate < weft_study_step_rates(s); rate++)
+    if (s->rate_as[variant] >= 0) return WEFT_OK;
+    for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
         for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
-            WEFT_TRY(insert_run(d, s, step, rate, k));
+            WEFT_TRY(insert_run(d, s, variant, rate, k));
     return WEFT_OK;
 }
 
 /* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
  * a score. The smaller of equals. */
-static weft_status find_best_rate(weft_database *d, const weft_study *s, int step, int *place) {
+static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
     bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC, there;
     double best = NAN, best_rate = NAN;
     int ended = 0;
@@ -154,7 +155,7 @@ static weft_status find_best_rate(weft_database *d, const weft_study *s, int ste
     WEFT_TRY(weft_database_ask(d, &rows,
                                "SELECT learning_rate, score FROM runs WHERE step = ? AND seed = ?"
                                " AND status IN ('done', 'diverged') ORDER BY learning_rate",
-                               "ii", (int64_t)step, s->base.study_rate_seed));
+                               "ii", (int64_t)variant, s->base.study_rate_seed));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
         double score = weft_column_number(rows, 1);
@@ -171,23 +172,24 @@ static weft_status find_best_rate(weft_database *d, const weft_study *s, int ste
     return status;
 }
 
-static weft_status choose_rate(weft_database *d, const weft_study *s, int step, int *added) {
+static weft_status choose_rate(weft_database *d, const weft_study *s, int variant, int *added) {
     int place;
     int64_t there;
     WEFT_TRY(weft_database_number(d, 0, &there,
                                   "SELECT count(*) FROM runs WHERE step = ? AND seed <> ?", "ii",
-                                  (int64_t)step, s->base.study_rate_seed));
+                                  (int64_t)variant, s->base.study_rate_seed));
     if (there) return WEFT_OK;
-    WEFT_TRY(find_best_rate(d, s, s->rate_as[step] >= 0 ? s->rate_as[step] : step, &place));
+    WEFT_TRY(
+        find_best_rate(d, s, s->rate_as[variant] >= 0 ? s->rate_as[variant] : variant, &place));
     for (int k = 0; place >= 0 && k < (int)s->base.study_seeds; k++) {
-        WEFT_TRY(insert_run(d, s, step, place, k));
+        WEFT_TRY(insert_run(d, s, variant, place, k));
         ++*added;
     }
     return WEFT_OK;
 }
 
 static weft_status choose_rates(weft_database *d, const weft_study *s, int *added) {
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(choose_rate(d, s, i, added));
     return WEFT_OK;
 }
@@ -203,41 +205,41 @@ static const char *or_null(const char *text) {
     return *text ? text : NULL;
 }
 
-/* A step with its costs, or with its error alone; and its runs where it can be built. */
-static weft_status insert_step(weft_database *d, const weft_study *s, int step) {
-    const weft_study_variant *p = &s->built[step];
+/* A variant with its costs, or with its error alone; and its runs where it can be built. */
+static weft_status insert_variant(weft_database *d, const weft_study *s, int variant) {
+    const weft_study_variant *p = &s->built[variant];
     const weft_account *a = &p->account;
     bool built = !*p->error;
     char *sets = malloc(SETS_ROOM);
     if (!sets) return no_memory();
-    weft_study_overrides(s, step, sets, SETS_ROOM);
+    weft_study_overrides(s, variant, sets, SETS_ROOM);
     weft_status status = weft_database_run(
         d,
         "INSERT INTO steps(step, name, baseline, title, overrides, repeats, leaks, error)"
         " VALUES (?, ?, nullif(?, -1), ?, ?, nullif(?, -1), ?, ?)",
-        "isissiis", (int64_t)step, p->step->name, (int64_t)p->step->baseline, p->step->title, sets,
-        (int64_t)p->step->repeats, (int64_t)(built && weft_config_leaks(&p->config)),
-        or_null(p->error));
+        "isissiis", (int64_t)variant, p->variant->name, (int64_t)p->variant->baseline,
+        p->variant->title, sets, (int64_t)p->variant->repeats,
+        (int64_t)(built && weft_config_leaks(&p->config)), or_null(p->error));
     free(sets);
     if (status != WEFT_OK || !built) return status;
     WEFT_TRY(weft_database_run(
         d,
         "UPDATE steps SET iters = ?, tokens = ?, parameters = ?, flops_per_token = ?,"
         " training_bytes = ?, cache_bytes_per_token = ?, seconds_per_iter = ? WHERE step = ?",
-        "iiidiidi", p->iters, weft_study_tokens(s, step), a->parameters,
+        "iiidiidi", p->iters, weft_study_tokens(s, variant), a->parameters,
         a->forward_flops + a->backward_flops, a->training_bytes, a->cache_bytes_token,
-        p->seconds_per_iter, (int64_t)step));
+        p->seconds_per_iter, (int64_t)variant));
     if (weft_config_leaks(&p->config))
-        WEFT_TRY(weft_record_event(d, -1, step, "leaks", p->step->name));
-    return insert_runs(d, s, step);
+        WEFT_TRY(weft_record_event(d, -1, variant, "leaks", p->variant->name));
+    return insert_runs(d, s, variant);
 }
 
 static weft_status fill_tables(weft_database *d, const weft_study *s,
                                const weft_study_place *place) {
     WEFT_TRY(weft_database_script(d, WEFT_SCHEMA));
     WEFT_TRY(insert_study(d, s, place));
-    for (int i = 0; i < s->steps.n; i++)
-        WEFT_TRY(insert_step(d, s, i));
+    for (int i = 0; i < s->variants.n; i++)
+        WEFT_TRY(insert_variant(d, s, i));
     return WEFT_OK;
 }
 
@@ -309,34 +311,34 @@ static weft_status match_study(weft_database *d, const weft_study *s, int64_t *s
     return status;
 }
 
-/* Step i as the database has it: taken over (equal time), then compared. */
+/* Variant i as the database has it: taken over (equal time), then compared. */
 static weft_status load_seconds(weft_database *d, weft_study *s) {
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(weft_database_ask(d, &rows, "SELECT step, seconds_per_iter FROM steps", ""));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
-        int64_t step = sqlite3_column_int64(rows, 0);
-        if (step >= 0 && step < s->steps.n)
-            s->built[step].seconds_per_iter = weft_column_number(rows, 1);
+        int64_t variant = sqlite3_column_int64(rows, 0);
+        if (variant >= 0 && variant < s->variants.n)
+            s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
         status = weft_database_next(d, rows, &there);
     }
     weft_database_end(rows);
     return status;
 }
 
-static weft_status match_step(const weft_database *d, const weft_study *s, int64_t step,
-                              const char *name, const char *sets, bool built) {
+static weft_status match_variant(const weft_database *d, const weft_study *s, int64_t variant,
+                                 const char *name, const char *sets, bool built) {
     char *now = malloc(SETS_ROOM);
     if (!now) return no_memory();
-    bool known = step >= 0 && step < s->steps.n;
-    if (known) weft_study_overrides(s, (int)step, now, SETS_ROOM);
+    bool known = variant >= 0 && variant < s->variants.n;
+    if (known) weft_study_overrides(s, (int)variant, now, SETS_ROOM);
     weft_status status = WEFT_OK;
-    if (!known || strcmp(s->steps.list[step].name, name) != 0)
+    if (!known || strcmp(s->variants.list[variant].name, name) != 0)
         status =
             weft_fail(WEFT_EINPUT, "%s: variant '%s' of this study is none of the config's now",
                       weft_database_path(d), name);
-    else if (built && !*s->built[step].error && strcmp(now, sets) != 0)
+    else if (built && !*s->built[variant].error && strcmp(now, sets) != 0)
         status = weft_fail(WEFT_EINPUT,
                            "%s: variant '%s' was '%.300s' in this study and is '%.300s' now; take "
                            "another --out, or the command it was started with",
@@ -345,29 +347,29 @@ static weft_status match_step(const weft_database *d, const weft_study *s, int64
     return status;
 }
 
-static weft_status match_steps(weft_database *d, const weft_study *s) {
+static weft_status match_variants(weft_database *d, const weft_study *s) {
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(weft_database_ask(
         d, &rows, "SELECT step, name, overrides, error IS NULL FROM steps ORDER BY step", ""));
     weft_status status = weft_database_next(d, rows, &there);
     while (status == WEFT_OK && there) {
-        status = match_step(d, s, sqlite3_column_int64(rows, 0), weft_column_text(rows, 1),
-                            weft_column_text(rows, 2), sqlite3_column_int(rows, 3));
+        status = match_variant(d, s, sqlite3_column_int64(rows, 0), weft_column_text(rows, 1),
+                               weft_column_text(rows, 2), sqlite3_column_int(rows, 3));
         if (status == WEFT_OK) status = weft_database_next(d, rows, &there);
     }
     weft_database_end(rows);
     return status;
 }
 
-/* Equal time: a step that could not be built when the others were measured has no seconds. */
+/* Equal time: a variant that could not be built when the others were measured has no seconds. */
 static void refuse_unmeasured(weft_study *s) {
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
             snprintf(s->built[i].error, sizeof s->built[i].error,
                      "variant '%s' was not measured with the others, so its time cannot be held "
                      "equal; take another --out",
-                     s->steps.list[i].name);
+                     s->variants.list[i].name);
 }
 
 /* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
@@ -390,23 +392,23 @@ static weft_status renumber(weft_database *d, const weft_study *s, int64_t befor
 }
 
 /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
-static weft_status insert_more(weft_database *d, const weft_study *s, int step, int64_t before) {
-    for (int rate = 0; rate < weft_study_step_rates(s); rate++) {
+static weft_status insert_more(weft_database *d, const weft_study *s, int variant, int64_t before) {
+    for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
         int64_t there;
         WEFT_TRY(weft_database_number(d, 0, &there,
                                       "SELECT count(*) FROM runs WHERE step = ?"
                                       " AND learning_rate = ? AND seed = ?",
-                                      "idi", (int64_t)step, weft_study_rate(s, step, rate),
+                                      "idi", (int64_t)variant, weft_study_rate(s, variant, rate),
                                       weft_study_seed(s, 0)));
         for (int64_t k = before; there && k < s->base.study_seeds; k++)
-            WEFT_TRY(insert_run(d, s, step, rate, (int)k));
+            WEFT_TRY(insert_run(d, s, variant, rate, (int)k));
     }
     return WEFT_OK;
 }
 
 static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
     WEFT_TRY(renumber(d, s, before));
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
     char *config = config_text(&s->base), *seeds = malloc(LIST_ROOM);
     weft_status status = config && seeds ? WEFT_OK : no_memory();
@@ -439,7 +441,7 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
         refuse_unmeasured(s);
         WEFT_TRY(weft_equal_time(s));
     }
-    WEFT_TRY(match_steps(d, s));
+    WEFT_TRY(match_variants(d, s));
     WEFT_TRY(grow(d, s, seeds));
     weft_record_runs jobs;
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
@@ -447,21 +449,21 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
     return WEFT_OK;
 }
 
-static weft_status renew_step(weft_database *d, const weft_study *s, int step) {
+static weft_status renew_variant(weft_database *d, const weft_study *s, int variant) {
     int64_t runs;
-    if (s->rate_as[step] >= 0) /* since a while ago: what was to choose its rate has not begun */
+    if (s->rate_as[variant] >= 0) /* since a while ago: what was to choose its rate has not begun */
         WEFT_TRY(weft_database_run(d,
                                    "DELETE FROM runs WHERE step = ? AND seed = ? AND"
                                    " status = 'waiting' AND started IS NULL",
-                                   "ii", (int64_t)step, s->base.study_rate_seed));
+                                   "ii", (int64_t)variant, s->base.study_rate_seed));
     WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs WHERE step = ?", "i",
-                                  (int64_t)step));
-    if (runs == 0 && !*s->built[step].error) {
-        WEFT_TRY(weft_database_run(d, "DELETE FROM steps WHERE step = ?", "i", (int64_t)step));
-        return insert_step(d, s, step);
+                                  (int64_t)variant));
+    if (runs == 0 && !*s->built[variant].error) {
+        WEFT_TRY(weft_database_run(d, "DELETE FROM steps WHERE step = ?", "i", (int64_t)variant));
+        return insert_variant(d, s, variant);
     }
     return weft_database_run(d, "UPDATE steps SET error = ? WHERE step = ?", "si",
-                             or_null(s->built[step].error), (int64_t)step);
+                             or_null(s->built[variant].error), (int64_t)variant);
 }
 
 static weft_status renew_all(weft_database *d, const weft_study *s) {
@@ -473,8 +475,8 @@ static weft_status renew_all(weft_database *d, const weft_study *s) {
                                "s", now));
     WEFT_TRY(weft_database_script(d, "UPDATE runs SET status = 'waiting'"
                                      " WHERE status = 'running'"));
-    for (int i = 0; i < s->steps.n; i++)
-        WEFT_TRY(renew_step(d, s, i));
+    for (int i = 0; i < s->variants.n; i++)
+        WEFT_TRY(renew_variant(d, s, i));
     char *config = config_text(&s->base); /* the question may be another */
     if (!config) return no_memory();
     weft_status status = weft_database_run(d, "UPDATE study SET config = ?", "s", config);
@@ -498,15 +500,16 @@ static weft_run_status status_of(const char *name) {
 static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
                              weft_record_run *job) {
     int64_t run = sqlite3_column_int64(rows, 0), row = runs_of_rate(s);
-    int64_t step_runs = row * weft_study_step_rates(s), at = run - 1;
-    bool known = at >= 0 && at / step_runs < s->steps.n;
+    int64_t variant_runs = row * weft_study_variant_rates(s), at = run - 1;
+    bool known = at >= 0 && at / variant_runs < s->variants.n;
     if (known)
-        *job = make_job(s, (int)(at / step_runs), (int)(at % step_runs / row), (int)(at % row));
-    if (known && *s->built[job->step].error) { /* which has no config now, and runs nothing */
+        *job =
+            make_job(s, (int)(at / variant_runs), (int)(at % variant_runs / row), (int)(at % row));
+    if (known && *s->built[job->variant].error) { /* which has no config now, and runs nothing */
         job->rate = sqlite3_column_double(rows, 2);
         name_folder(s, job);
     }
-    if (known && sqlite3_column_int64(rows, 1) == job->step &&
+    if (known && sqlite3_column_int64(rows, 1) == job->variant &&
         sqlite3_column_double(rows, 2) == job->rate && sqlite3_column_int64(rows, 3) == job->seed &&
         strcmp(weft_column_text(rows, 4), job->folder) == 0)
         return WEFT_OK;

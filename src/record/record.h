@@ -16,19 +16,19 @@ typedef enum {
     WEFT_RUN_DIVERGED
 } weft_run_status;
 
-/* One run of a study: a step, a rate, a seed. */
+/* One run of a study: a variant, a rate, a seed. */
 typedef struct {
     int64_t run;
-    int step;
+    int variant;
     double rate;
     int64_t seed;
-    char folder[WEFT_FOLDER_ROOM]; /* within the study's: runs/STEP-lrR-seedN */
+    char folder[WEFT_FOLDER_ROOM]; /* within the study's: runs/VARIANT-lrR-seedN */
     weft_run_status status;
     bool begun; /* it was started before */
 } weft_record_run;
 
 typedef struct {
-    weft_record_run *list; /* by their number: step, then rate, then seed */
+    weft_record_run *list; /* by their number: variant, then rate, then seed */
     int n;
 } weft_record_runs;
 
@@ -38,18 +38,18 @@ typedef struct {
     const char *device;
 } weft_study_place;
 
-/* The tables, the study, its steps and its runs, all waiting. */
+/* The tables, the study, its variants and its runs, all waiting. */
 weft_status weft_record_create(weft_database *d, const weft_study *s,
                                const weft_study_place *place);
 /* Whether the database is of this study: the first key that differs is named with both values. For
  * equal time, the measured seconds are taken from it and the iterations follow. Where the study has more
  * seeds now, their runs join the database. */
 weft_status weft_record_match(weft_database *d, weft_study *s);
-/* After a match: what a killed study left as running waits again; a step that could not be built and
+/* After a match: what a killed study left as running waits again; a variant that could not be built and
  * now can gets its runs. */
 weft_status weft_record_renew(weft_database *d, const weft_study *s);
 
-/* With STUDY_RATE_SEED: a step whose rates have all been tried gets its runs with the study's seeds
+/* With STUDY_RATE_SEED: a variant whose rates have all been tried gets its runs with the study's seeds
  * at the best of them. *added tells how many runs that made. */
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
 
@@ -73,7 +73,7 @@ weft_status weft_record_stop(weft_database *d, const weft_record_run *job, doubl
 /* A run failed; `kind` is failed or killed. */
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory);
-/* run or step of -1: NULL. */
+/* `step`: of the run, or the number of a variant where the run is -1. -1: NULL. */
 weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
                               const char *detail);
 

@@ -118,10 +118,10 @@ static weft_status check_all(weft_database *d, const weft_study *s, const weft_r
     WEFT_TRY(weft_database_script(d, "DELETE FROM events WHERE kind IN ('equal', 'unequal')"));
     for (int i = 0; i < jobs->n; i++) {
         const weft_record_run *run = &jobs->list[i];
-        int repeated = s->steps.list[run->step].repeats;
+        int repeated = s->variants.list[run->variant].repeats;
         for (int k = 0; repeated >= 0 && k < jobs->n; k++) {
             const weft_record_run *first = &jobs->list[k];
-            if (first->step != repeated || first->rate != run->rate || first->seed != run->seed)
+            if (first->variant != repeated || first->rate != run->rate || first->seed != run->seed)
                 continue;
             if (is_ended(run) && is_ended(first))
                 WEFT_TRY(compare_runs(d, folder, run, first, out));

@@ -1,4 +1,4 @@
-/* Steps that repeat another: bit for bit the same, or not. */
+/* Variants that repeat another: bit for bit the same, or not. */
 #ifndef WEFT_RECORD_REPEATS_H
 #define WEFT_RECORD_REPEATS_H
 
@@ -8,7 +8,7 @@ typedef struct {
     int equal, unequal;
 } weft_repeats;
 
-/* Compares every ended run of a repeating step with the run it repeats, of the same rate and seed:
+/* Compares every ended run of a repeating variant with the run it repeats, of the same rate and seed:
  * the files of weights byte for byte, and every row of metrics. The outcome takes the place of the
  * last one in the database, as an event `equal` or `unequal` of the repeating run; `unequal` says
  * what differs first. `folder` is the study's. */

@@ -66,7 +66,7 @@ enum {
     "PRAGMA user_version = 2; UPDATE study SET schema = 2; DROP VIEW contents;" WEFT_SCHEMA_FACTS  \
         WEFT_SCHEMA_VIEW
 
-/* Parts in their order: study, program, steps, runs, metrics, events. quote() writes a real so that
+/* Parts in their order: study, program, variants, runs, metrics, events. quote() writes a real so that
  * it reads back as the same number. */
 #define WEFT_SCHEMA_VIEW                                                                           \
     WEFT_SCHEMA_VIEW_WITH("  UNION ALL SELECT 4, f.run, 1e9, 'facts', r.folder || ' ' || f.name,"  \

@@ -45,7 +45,7 @@ typedef struct {
 typedef struct {
     place at;
     char *name;
-    char *title; /* of its step in a study; NULL: none is known */
+    char *title; /* of its variant in a study; NULL: none is known */
     int study;   /* -1: none */
     stamp lines, config, result;
     weft_watched_lines rows;
@@ -321,7 +321,7 @@ static void set_title(weft_watched *w, const char *folder, const char *title) {
     }
 }
 
-/* What the study's runs are called: a step's title says more than a folder. */
+/* What the study's runs are called: a variant's title says more than a folder. */
 static void name_runs(weft_watched *w, const study *s, weft_database *d) {
     char path[WEFT_PATH_MAX];
     sqlite3_stmt *rows;

@@ -38,7 +38,7 @@ int64_t weft_watched_version(const weft_watched *w);
  * A row is [step, loss, val_loss, lr, grad_norm, tokens_per_s, mfu], null where there is none; rows are
  * those after that change, or all of them where "reset" is true. `status` is waiting, running, done,
  * stopped, diverged or ended: it does not run and did not say how it ended. `title` is that of its
- * step in the study, or null. */
+ * variant in the study, or null. */
 json_t *weft_watched_news(const weft_watched *w, int64_t after);
 
 int weft_watched_count(const weft_watched *w);

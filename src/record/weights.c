@@ -5,15 +5,16 @@
 
 #include <string.h>
 
-static bool is_repeated(const weft_study *s, int step) {
-    if (s->steps.list[step].repeats >= 0) return true;
-    for (int i = 0; i < s->steps.n; i++)
-        if (s->steps.list[i].repeats == step) return true;
+static bool is_repeated(const weft_study *s, int variant) {
+    if (s->variants.list[variant].repeats >= 0) return true;
+    for (int i = 0; i < s->variants.n; i++)
+        if (s->variants.list[i].repeats == variant) return true;
     return false;
 }
 
 bool weft_weights_stay(const weft_study *s, const weft_record_run *job) {
-    if (s->base.study_weights == WEFT_STUDY_WEIGHTS_ALL || is_repeated(s, job->step)) return true;
+    if (s->base.study_weights == WEFT_STUDY_WEIGHTS_ALL || is_repeated(s, job->variant))
+        return true;
     return s->base.study_weights == WEFT_STUDY_WEIGHTS_FIRST && job->seed == weft_study_seed(s, 0);
 }
 

@@ -8,45 +8,46 @@
 
 enum { NAMES_MOST = 3, CAVEATS_MOST = 16 };
 
-bool weft_report_is_compared(const weft_report_data *d, int step) {
-    return d->steps[step].baseline >= 0 && d->steps[step].repeats < 0;
+bool weft_report_is_compared(const weft_report_data *d, int variant) {
+    return d->variants[variant].baseline >= 0 && d->variants[variant].repeats < 0;
 }
 
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */
-bool weft_report_counts(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
-    if (!weft_report_is_compared(d, step) || *s->error) return false;
-    return s->leaks == d->steps[s->baseline].leaks;
+bool weft_report_counts(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
+    if (!weft_report_is_compared(d, variant) || *s->error) return false;
+    return s->leaks == d->variants[s->baseline].leaks;
 }
 
 /* A difference from the baseline is shown, whatever else is to be said of it. */
-static bool is_shown(const weft_report_data *d, int step) {
-    weft_verdict verdict = d->steps[step].compared.verdict;
-    return weft_report_counts(d, step) && (verdict == WEFT_BETTER || verdict == WEFT_WORSE);
+static bool is_shown(const weft_report_data *d, int variant) {
+    weft_verdict verdict = d->variants[variant].compared.verdict;
+    return weft_report_counts(d, variant) && (verdict == WEFT_BETTER || verdict == WEFT_WORSE);
 }
 
-static bool is_at_edge(const weft_report_data *d, int step) {
-    return d->steps[step].repeats < 0 && d->steps[step].done > 0 && weft_report_at_edge(d, step);
+static bool is_at_edge(const weft_report_data *d, int variant) {
+    return d->variants[variant].repeats < 0 && d->variants[variant].done > 0 &&
+           weft_report_at_edge(d, variant);
 }
 
 /* The side that came off worse might have done better with a rate that was not tried. (With the other
  * side's at the edge the difference could only be larger.) */
-static bool lost_at_edge(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
-    return is_shown(d, step) &&
-           is_at_edge(d, s->compared.verdict == WEFT_BETTER ? s->baseline : step);
+static bool lost_at_edge(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
+    return is_shown(d, variant) &&
+           is_at_edge(d, s->compared.verdict == WEFT_BETTER ? s->baseline : variant);
 }
 
-static bool is_not_left(const weft_report_data *d, int step) {
-    return is_shown(d, step) && !d->steps[step].left;
+static bool is_not_left(const weft_report_data *d, int variant) {
+    return is_shown(d, variant) && !d->variants[variant].left;
 }
 
-static bool has_two_seeds(const weft_report_data *d, int step) {
-    return is_shown(d, step) && d->steps[step].compared.pairs == 2;
+static bool has_two_seeds(const weft_report_data *d, int variant) {
+    return is_shown(d, variant) && d->variants[variant].compared.pairs == 2;
 }
 
-static bool has_fewer_seeds(const weft_report_data *d, int step) {
-    return has_two_seeds(d, step) && weft_report_most_pairs(d) > 2;
+static bool has_fewer_seeds(const weft_report_data *d, int variant) {
+    return has_two_seeds(d, variant) && weft_report_most_pairs(d) > 2;
 }
 
 static const char *commit_of(const weft_report_data *d, const weft_report_run *run) {
@@ -54,36 +55,37 @@ static const char *commit_of(const weft_report_data *d, const weft_report_run *r
     return fact ? fact->text : "";
 }
 
-static bool has_two_versions(const weft_report_data *d, int step) {
-    for (int i = 0; i < d->n_seeds && is_shown(d, step); i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
-        if (pair.counts && strcmp(commit_of(d, pair.step), commit_of(d, pair.baseline)) != 0)
+static bool has_two_versions(const weft_report_data *d, int variant) {
+    for (int i = 0; i < d->n_seeds && is_shown(d, variant); i++) {
+        weft_report_pair pair =
+            weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
+        if (pair.counts && strcmp(commit_of(d, pair.variant), commit_of(d, pair.baseline)) != 0)
             return true;
     }
     return false;
 }
 
 /* Shown, and one of the caveats takes it back: the sentence does not name it. */
-static bool is_in_doubt(const weft_report_data *d, int step) {
-    return is_not_left(d, step) || has_two_seeds(d, step) || lost_at_edge(d, step) ||
-           has_two_versions(d, step);
+static bool is_in_doubt(const weft_report_data *d, int variant) {
+    return is_not_left(d, variant) || has_two_seeds(d, variant) || lost_at_edge(d, variant) ||
+           has_two_versions(d, variant);
 }
 
-static bool comes_out(const weft_report_data *d, int step, weft_verdict verdict) {
-    return weft_report_counts(d, step) && d->steps[step].compared.verdict == verdict &&
-           !is_in_doubt(d, step);
+static bool comes_out(const weft_report_data *d, int variant, weft_verdict verdict) {
+    return weft_report_counts(d, variant) && d->variants[variant].compared.verdict == verdict &&
+           !is_in_doubt(d, variant);
 }
 
 static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         n += comes_out(d, i, verdict);
     return n;
 }
 
 static int count_doubts(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         n += is_in_doubt(d, i);
     return n;
 }
@@ -97,32 +99,33 @@ static int count_finished(const weft_report_data *d) {
 
 static int count_waiting(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        n += d->steps[i].waiting;
+    for (int i = 0; i < d->n_variants; i++)
+        n += d->variants[i].waiting;
     return n;
 }
 
 int weft_report_most_pairs(const weft_report_data *d) {
     int most = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        if (weft_report_is_compared(d, i)) most = (int)fmax(most, d->steps[i].compared.pairs);
+    for (int i = 0; i < d->n_variants; i++)
+        if (weft_report_is_compared(d, i)) most = (int)fmax(most, d->variants[i].compared.pairs);
     return most;
 }
 
 /* The one whose difference is the largest, of those with a verdict. */
 static int largest(const weft_report_data *d, weft_verdict verdict) {
     int best = -1;
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         if (!comes_out(d, i, verdict)) continue;
-        if (best < 0 || fabs(d->steps[i].compared.percent) > fabs(d->steps[best].compared.percent))
+        if (best < 0 ||
+            fabs(d->variants[i].compared.percent) > fabs(d->variants[best].compared.percent))
             best = i;
     }
     return best;
 }
 
 /* " against B": a baseline that is not the first variant, which readers take it to be. */
-static void write_baseline(FILE *out, const weft_report_data *d, int step) {
-    int baseline = d->steps[step].baseline;
+static void write_baseline(FILE *out, const weft_report_data *d, int variant) {
+    int baseline = d->variants[variant].baseline;
     if (baseline > 0) fprintf(out, " against %s", weft_variant_label(d, baseline));
 }
 
@@ -131,8 +134,8 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
                         const char *verb, const char *object) {
     weft_words a, b, c;
     int said = 0;
-    for (int i = 0; i < d->n_steps; i++) {
-        const weft_comparison *k = &d->steps[i].compared;
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_comparison *k = &d->variants[i].compared;
         if (!comes_out(d, i, verdict)) continue;
         fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         if (said == 0) fprintf(out, " %s %s", verb, object);
@@ -164,17 +167,17 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
     else
         fprintf(out, "%d of %d variants", n, all);
     fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_variant_label(d, most),
-            weft_say_share(&d->steps[most].compared, d->steps[most].compared.mean, &room));
+            weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean, &room));
     write_baseline(out, d, most);
 }
 
 /* "3 seeds could have shown a difference of 2.0%": the half of the widest interval; of a range where
- * the steps' widths are unlike. */
+ * the variants' widths are unlike. */
 static void write_power(FILE *out, const weft_report_data *d) {
     double least = NAN, most = NAN;
     const weft_comparison *narrow = NULL, *wide = NULL;
-    for (int i = 0; i < d->n_steps; i++) {
-        const weft_comparison *c = &d->steps[i].compared;
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_counts(d, i) || c->verdict != WEFT_NO_DIFFERENCE || c->pairs < 2) continue;
         double half = (c->high - c->low) / 2, share = c->baseline != 0 ? half / c->baseline : half;
         if (!(share >= least)) least = share, narrow = c;
@@ -226,7 +229,7 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
 
 static void write_sentence(FILE *out, const weft_report_data *d) {
     int waiting = count_waiting(d), comparisons = 0, counted = 0;
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         comparisons += weft_report_is_compared(d, i);
         counted += weft_report_counts(d, i);
     }
@@ -236,7 +239,7 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
     char object[128];
     weft_words score;
     snprintf(object, sizeof object, "the %.100s", d->score_name);
-    if (d->n_steps == 0) {
+    if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
     } else if (waiting) {
         fprintf(out, "Not yet: %d of %d runs are finished.", count_finished(d), d->n_runs);
@@ -254,9 +257,9 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
             log(d->vocabulary));
     } else if (comparisons == 0) {
         fputs("Nothing is compared: no variant has a baseline.", out);
-        if (isfinite(d->steps[0].mean))
+        if (isfinite(d->variants[0].mean))
             fprintf(out, " %s has a %s of %s.", weft_variant_label(d, 0), d->score_name,
-                    weft_say_score(d->steps[0].mean, &score));
+                    weft_say_score(d->variants[0].mean, &score));
     } else if (counted == 0) {
         fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
               "tokens, as "
@@ -282,13 +285,13 @@ char *weft_report_sentence(const weft_report_data *d) {
     return NULL;
 }
 
-/* "A", "A and B", "A, B and 2 others": the labels of the steps that `is` says. */
-static int name_steps(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
-                      FILE *out) {
+/* "A", "A and B", "A, B and 2 others": the labels of the variants that `is` says. */
+static int name_variants(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
+                         FILE *out) {
     int n = 0, said = 0;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         n += is(d, i);
-    for (int i = 0; i < d->n_steps && out; i++) {
+    for (int i = 0; i < d->n_variants && out; i++) {
         if (!is(d, i)) continue;
         if (said == NAMES_MOST && n > NAMES_MOST + 1) {
             fprintf(out, " and %d others", n - said);
@@ -300,36 +303,36 @@ static int name_steps(const weft_report_data *d, bool (*is)(const weft_report_da
     return n;
 }
 
-static bool leaks_alone(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
-    return s->leaks && (s->baseline < 0 || !d->steps[s->baseline].leaks);
+static bool leaks_alone(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
+    return s->leaks && (s->baseline < 0 || !d->variants[s->baseline].leaks);
 }
 
-static bool cannot_be_built(const weft_report_data *d, int step) {
-    return *d->steps[step].error != '\0';
+static bool cannot_be_built(const weft_report_data *d, int variant) {
+    return *d->variants[variant].error != '\0';
 }
 
-static bool is_unequal(const weft_report_data *d, int step) {
-    for (int i = 0; i < d->n_runs && d->steps[step].repeats >= 0; i++) {
+static bool is_unequal(const weft_report_data *d, int variant) {
+    for (int i = 0; i < d->n_runs && d->variants[variant].repeats >= 0; i++) {
         weft_report_repeat r;
-        if (d->runs[i].step != step) continue;
+        if (d->runs[i].variant != variant) continue;
         if (weft_report_repeat_of(d, &d->runs[i], &r) == WEFT_OK && r.result == WEFT_REPEAT_UNEQUAL)
             return true;
     }
     return false;
 }
 
-/* Starts a caveat about some steps; NULL: there are none. */
-static FILE *about_steps(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
-                         char **text, int *n) {
+/* Starts a caveat about some variants; NULL: there are none. */
+static FILE *about_variants(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
+                            char **text, int *n) {
     static size_t size;
-    *n = name_steps(d, is, NULL);
+    *n = name_variants(d, is, NULL);
     FILE *out = *n ? open_memstream(text, &size) : NULL;
-    if (out) name_steps(d, is, out);
+    if (out) name_variants(d, is, out);
     return out;
 }
 
-static void list_step_caveats(const weft_report_data *d, char **list, int *used) {
+static void list_variant_caveats(const weft_report_data *d, char **list, int *used) {
     static const struct {
         bool (*is)(const weft_report_data *, int);
         const char *one, *more;
@@ -357,7 +360,7 @@ static void list_step_caveats(const weft_report_data *d, char **list, int *used)
     };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && *used < CAVEATS_MOST; i++) {
         int n;
-        FILE *out = about_steps(d, kinds[i].is, &list[*used], &n);
+        FILE *out = about_variants(d, kinds[i].is, &list[*used], &n);
         if (!out) continue;
         fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
         fclose(out);
@@ -379,16 +382,16 @@ weft_status weft_report_caveats(const weft_report_data *d, char ***list) {
     if (failed && asprintf(&(*list)[used], "%d of %d runs failed or diverged and are left out.",
                            failed, d->n_runs) > 0)
         used++;
-    list_step_caveats(d, *list, &used);
+    list_variant_caveats(d, *list, &used);
     return WEFT_OK;
 }
 
 int weft_report_baseline(const weft_report_data *d) {
     int base = -1;
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         if (!weft_report_is_compared(d, i)) continue;
-        if (base >= 0 && d->steps[i].baseline != base) return -1;
-        base = d->steps[i].baseline;
+        if (base >= 0 && d->variants[i].baseline != base) return -1;
+        base = d->variants[i].baseline;
     }
     return base;
 }
@@ -401,14 +404,14 @@ static void say_question(weft_page *p, const weft_report_data *d) {
         weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
                        d->higher_is_better ? "higher" : "lower", d->score_name,
                        weft_variant_label(d, base));
-    else if (d->n_steps > 1)
+    else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
 }
 
 int weft_report_repeated(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        n += d->steps[i].repeats >= 0;
+    for (int i = 0; i < d->n_variants; i++)
+        n += d->variants[i].repeats >= 0;
     return n;
 }
 
@@ -416,8 +419,8 @@ int weft_report_repeated(const weft_report_data *d) {
 static const char *say_variants(const weft_report_data *d, weft_words *room) {
     int repeats = weft_report_repeated(d);
     weft_words variants = {0}, again = {0};
-    if (!repeats) return weft_say_plural(d->n_steps, "variant", room);
-    weft_say_plural(d->n_steps - repeats, "variant", &variants);
+    if (!repeats) return weft_say_plural(d->n_variants, "variant", room);
+    weft_say_plural(d->n_variants - repeats, "variant", &variants);
     weft_say_plural(repeats, "repeat", &again);
     snprintf(room->text, sizeof room->text, "%.64s (and %.64s as a check)", variants.text,
              again.text);
@@ -426,12 +429,12 @@ static const char *say_variants(const weft_report_data *d, weft_words *room) {
 
 /* When, with what and where, in one line. */
 static void say_facts(weft_page *p, const weft_report_data *d) {
-    weft_words steps = {0}, seeds = {0}, rates = {0};
+    weft_words variants = {0}, seeds = {0}, rates = {0};
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
                    *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
-                   *d->machine ? ", " : "", d->machine, say_variants(d, &steps),
+                   *d->machine ? ", " : "", d->machine, say_variants(d, &variants),
                    weft_say_plural(d->n_seeds, "seed", &seeds),
                    weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d),
                    d->n_runs);

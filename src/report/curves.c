@@ -25,7 +25,7 @@ typedef struct {
     bucket at[BUCKETS];
 } curve_run;
 
-/* The runs of a step, at its learning rate. */
+/* The runs of a variant, at its learning rate. */
 typedef struct {
     curve_run *runs;
     int n;
@@ -57,7 +57,7 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
              "SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
     sqlite3_stmt *s;
     bool there;
-    double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->steps[run->step]);
+    double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->variants[run->variant]);
     WEFT_TRY(weft_database_ask(d->database, &s, sql, "i", run->id));
     weft_status status = weft_database_next(d->database, s, &there);
     while (status == WEFT_OK && there) {
@@ -83,11 +83,13 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     return status;
 }
 
-static weft_status read_curve(const weft_report_data *d, int step, const char *column, curve *out) {
+static weft_status read_curve(const weft_report_data *d, int variant, const char *column,
+                              curve *out) {
     double iters = most_iters(d);
     for (int i = 0; i < d->n_runs && out->n < RUNS_MOST; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step != step || run->rate != d->steps[step].rate || !run->finished || run->chooses)
+        if (run->variant != variant || run->rate != d->variants[variant].rate || !run->finished ||
+            run->chooses)
             continue;
         curve_run *more = realloc(out->runs, sizeof *more * ((size_t)out->n + 1));
         if (!more) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
@@ -105,7 +107,7 @@ static const curve_run *run_of(const curve *c, int64_t seed) {
     return NULL;
 }
 
-/* Mean and band of a step's runs, of what `base` has beside them subtracted; NULL: as they are. */
+/* Mean and band of a variant's runs, of what `base` has beside them subtracted; NULL: as they are. */
 static weft_status sum_up(const curve *c, const curve *base, weft_plot_series *series) {
     series->points = calloc(BUCKETS, sizeof *series->points);
     if (!series->points) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
@@ -164,10 +166,10 @@ static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
 
 static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     json_t *lines = json_array();
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         json_t *runs = json_array();
         for (int k = 0; k < curves[i].n; k++)
-            json_array_append_new(runs, run_json(&d->steps[i], &curves[i].runs[k]));
+            json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
         if (curves[i].n)
             json_array_append_new(lines, json_pack("{s:i, s:o}", "series", i, "runs", runs));
         else
@@ -178,13 +180,13 @@ static json_t *lines_json(const weft_report_data *d, const curve *curves) {
 
 json_t *weft_report_series(const weft_report_data *d) {
     json_t *list = json_array();
-    for (int i = 0; i < d->n_steps; i++) {
-        const weft_report_variant *s = &d->steps[i];
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_report_variant *s = &d->variants[i];
         json_array_append_new(
-            list,
-            json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
-                      weft_page_json(weft_variant_label(d, i)), "style", i, "baseline",
-                      s->baseline >= 0 ? weft_page_json(d->steps[s->baseline].name) : json_null()));
+            list, json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
+                            weft_page_json(weft_variant_label(d, i)), "style", i, "baseline",
+                            s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name)
+                                             : json_null()));
     }
     return list;
 }
@@ -222,13 +224,13 @@ static json_t *chart_json(const subject *of, bool difference, json_t *lines) {
 /* One static picture: the plain curves, or their differences. */
 static weft_status draw(weft_page *p, const weft_report_data *d, const curve *curves,
                         const subject *of, bool difference) {
-    weft_plot_series *series = calloc((size_t)d->n_steps + 1, sizeof *series);
+    weft_plot_series *series = calloc((size_t)d->n_variants + 1, sizeof *series);
     weft_status status =
         series ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
     char title[160], *svg = NULL;
     int points = 0;
-    for (int i = 0; i < d->n_steps && status == WEFT_OK; i++) {
-        int base = d->steps[i].baseline;
+    for (int i = 0; i < d->n_variants && status == WEFT_OK; i++) {
+        int base = d->variants[i].baseline;
         series[i].label = weft_variant_label(d, i);
         series[i].style = i;
         if (!curves[i].n || (difference && base < 0)) continue;
@@ -245,8 +247,8 @@ static weft_status draw(weft_page *p, const weft_report_data *d, const curve *cu
             .y_unit = of->unit,
             .zero = difference,
             .series = series,
-            .n_series = d->n_steps,
-            .top = of->falls && !difference ? find_top(series, d->n_steps, most_iters(d)) : NAN};
+            .n_series = d->n_variants,
+            .top = of->falls && !difference ? find_top(series, d->n_variants, most_iters(d)) : NAN};
         status = weft_plot_svg(&plot, ++p->pictures, &svg);
         if (status == WEFT_OK)
             weft_page_picture(
@@ -257,22 +259,23 @@ static weft_status draw(weft_page *p, const weft_report_data *d, const curve *cu
                 isnan(plot.top) ? "" : " The first training steps are higher than the picture.");
     }
     free(svg);
-    for (int i = 0; series && i < d->n_steps; i++)
+    for (int i = 0; series && i < d->n_variants; i++)
         free(series[i].points);
     free(series);
     return status;
 }
 
 static bool any_difference(const weft_report_data *d, const curve *curves) {
-    for (int i = 0; i < d->n_steps; i++)
-        if (d->steps[i].baseline >= 0 && curves[i].n && curves[d->steps[i].baseline].n) return true;
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].baseline >= 0 && curves[i].n && curves[d->variants[i].baseline].n)
+            return true;
     return false;
 }
 
-/* A subject's curves of all steps but repeats, whose lines would lie upon those they repeat. */
+/* A subject's curves of all variants but repeats, whose lines would lie upon those they repeat. */
 static weft_status read_all(const weft_report_data *d, const subject *of, curve *curves) {
-    for (int i = 0; i < d->n_steps; i++)
-        if (d->steps[i].repeats < 0) WEFT_TRY(read_curve(d, i, of->column, &curves[i]));
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].repeats < 0) WEFT_TRY(read_curve(d, i, of->column, &curves[i]));
     return WEFT_OK;
 }
 
@@ -285,10 +288,10 @@ static bool has_points(const curve *curves, int n) {
 }
 
 static weft_status put_subject(weft_page *p, const weft_report_data *d, const subject *of) {
-    curve *curves = calloc((size_t)d->n_steps + 1, sizeof *curves);
+    curve *curves = calloc((size_t)d->n_variants + 1, sizeof *curves);
     weft_status status = curves ? read_all(d, of, curves)
                                 : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
-    if (status == WEFT_OK && has_points(curves, d->n_steps)) {
+    if (status == WEFT_OK && has_points(curves, d->n_variants)) {
         bool difference = any_difference(d, curves);
         json_t *lines = lines_json(d, curves), *charts = json_array();
         json_array_append_new(charts, chart_json(of, false, lines));
@@ -300,7 +303,7 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
         if (status == WEFT_OK && difference) status = draw(p, d, curves, of, true);
         weft_page_pictures_close(p);
     }
-    for (int i = 0; curves && i < d->n_steps; i++)
+    for (int i = 0; curves && i < d->n_variants; i++)
         free(curves[i].runs);
     free(curves);
     return status;
@@ -312,8 +315,8 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
                                 {"training loss", "ifnull(cross_entropy, loss)", nats, true},
                                 {d->score_name, "metric_value", NULL, false}};
     bool any = false;
-    for (int i = 0; i < d->n_steps; i++)
-        any = any || d->steps[i].done > 0;
+    for (int i = 0; i < d->n_variants; i++)
+        any = any || d->variants[i].done > 0;
     if (!any) return WEFT_OK;
     weft_page_heading(
         p, "How they learned",

@@ -2,7 +2,7 @@
  *
  * All is read in one transaction, so that the report of a study still running is of one moment. A
  * run counts as finished where it is done and its score is a number: a failed, diverged or waiting
- * run has no score, whatever was stored. Where several learning rates were run, each step gets the
+ * run has no score, whatever was stored. Where several learning rates were run, each variant gets the
  * one with the best mean score among those at which the largest number of its seeds finished, so that
  * a rate is not chosen for the one seed that it did not blow up. */
 #include "report/data.h"
@@ -110,45 +110,45 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     return WEFT_OK;
 }
 
-static weft_status take_step(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *list = grow(d->steps, d->n_steps, sizeof *list);
+static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
+    weft_report_variant *list = grow(d->variants, d->n_variants, sizeof *list);
     if (!list) return no_memory(d);
-    d->steps = list;
-    weft_report_variant *step = &list[d->n_steps++];
-    step->id = column_integer(s, 0);
-    step->name = column_text(d, s, 1);
-    step->title = column_text(d, s, 2);
-    step->overrides = column_text(d, s, 3);
-    step->error = column_text(d, s, 4);
-    step->baseline = (int)column_integer(s, 5); /* numbers for now, places once all are read */
-    step->repeats = (int)column_integer(s, 6);
-    double *numbers[] = {&step->iters,           &step->tokens,         &step->parameters,
-                         &step->flops,           &step->training_bytes, &step->cache_bytes,
-                         &step->seconds_per_iter};
+    d->variants = list;
+    weft_report_variant *variant = &list[d->n_variants++];
+    variant->id = column_integer(s, 0);
+    variant->name = column_text(d, s, 1);
+    variant->title = column_text(d, s, 2);
+    variant->overrides = column_text(d, s, 3);
+    variant->error = column_text(d, s, 4);
+    variant->baseline = (int)column_integer(s, 5); /* numbers for now, places once all are read */
+    variant->repeats = (int)column_integer(s, 6);
+    double *numbers[] = {&variant->iters,           &variant->tokens,         &variant->parameters,
+                         &variant->flops,           &variant->training_bytes, &variant->cache_bytes,
+                         &variant->seconds_per_iter};
     for (int i = 0; i < 7; i++)
         *numbers[i] = column_number(s, 7 + i);
-    step->leaks = sqlite3_column_int(s, 14) != 0;
-    step->rate = step->mean = step->sd = step->least = step->most = NAN;
-    step->memory = step->speed = step->seconds = NAN;
-    step->why = "";
+    variant->leaks = sqlite3_column_int(s, 14) != 0;
+    variant->rate = variant->mean = variant->sd = variant->least = variant->most = NAN;
+    variant->memory = variant->speed = variant->seconds = NAN;
+    variant->why = "";
     return WEFT_OK;
 }
 
 static int place_of(const weft_report_data *d, int64_t id) {
-    for (int i = 0; i < d->n_steps; i++)
-        if (d->steps[i].id == id) return i;
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].id == id) return i;
     return -1;
 }
 
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
-    int step = place_of(d, column_integer(s, 1));
-    if (step < 0) return WEFT_OK; /* written since the database was checked */
+    int variant = place_of(d, column_integer(s, 1));
+    if (variant < 0) return WEFT_OK; /* written since the database was checked */
     weft_report_run *list = grow(d->runs, d->n_runs, sizeof *list);
     if (!list) return no_memory(d);
     d->runs = list;
     weft_report_run *run = &list[d->n_runs++];
     run->id = column_integer(s, 0);
-    run->step = step;
+    run->variant = variant;
     run->rate = column_number(s, 2);
     run->seed = column_integer(s, 3);
     const char **texts[] = {&run->folder, &run->status,  &run->why,     &run->config,
@@ -160,7 +160,7 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     for (int i = 0; i < 7; i++)
         *numbers[i] = column_number(s, 12 + i);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
-    d->steps[step].waiting +=
+    d->variants[variant].waiting +=
         strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
     run->chooses = d->rate_seed >= 0 && run->seed == d->rate_seed;
     run->device_bytes = NAN;
@@ -228,7 +228,7 @@ static const struct {
     {"SELECT step, name, title, overrides, error, baseline, repeats, iters, tokens, parameters,"
      " flops_per_token, training_bytes, cache_bytes_per_token, seconds_per_iter, leaks FROM steps"
      " ORDER BY step",
-     take_step},
+     take_variant},
     {"SELECT run, step, learning_rate, seed, folder, status, why, config, metric, weights, started,"
      " ended, score, iters, skipped, seconds, tokens_per_s, memory_bytes, resumes FROM runs"
      " ORDER BY step, learning_rate, seed",
@@ -241,34 +241,35 @@ static const struct {
      take_rate},
 };
 
-const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
+const weft_report_run *weft_report_find(const weft_report_data *d, int variant, double rate,
                                         int64_t seed) {
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step == step && run->rate == rate && run->seed == seed) return run;
+        if (run->variant == variant && run->rate == rate && run->seed == seed) return run;
     }
     return NULL;
 }
 
-/* Finished scores of a step at a rate, of the runs that choose a rate or of those that count; returns
+/* Finished scores of a variant at a rate, of the runs that choose a rate or of those that count; returns
  * how many. `scores` has room for every run. */
-static int list_scores(const weft_report_data *d, int step, double rate, bool chooses,
+static int list_scores(const weft_report_data *d, int variant, double rate, bool chooses,
                        double *scores) {
     int n = 0;
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step == step && run->rate == rate && run->finished && run->chooses == chooses)
+        if (run->variant == variant && run->rate == rate && run->finished &&
+            run->chooses == chooses)
             scores[n++] = run->score;
     }
     return n;
 }
 
-/* The one rate that a step has with the seeds that count, where another seed chose it; NaN: it has none yet. */
+/* The one rate that a variant has with the seeds that count, where another seed chose it; NaN: it has none yet. */
 static double chosen_rate(const weft_report_data *d, int place) {
     double rate = NAN;
     for (int i = 0; i < d->n_runs && d->rate_seed >= 0; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step != place || run->chooses) continue;
+        if (run->variant != place || run->chooses) continue;
         if (isfinite(rate) && run->rate != rate) return NAN;
         rate = run->rate;
     }
@@ -277,68 +278,73 @@ static double chosen_rate(const weft_report_data *d, int place) {
 
 /* The smaller rate wins where all is equal, being the first. */
 static void choose_rate(const weft_report_data *d, int place, double *scores) {
-    weft_report_variant *step = &d->steps[place];
+    weft_report_variant *variant = &d->variants[place];
     double best = NAN;
-    step->rate = chosen_rate(d, place);
-    if (isfinite(step->rate)) {
-        step->done = list_scores(d, place, step->rate, false, scores);
+    variant->rate = chosen_rate(d, place);
+    if (isfinite(variant->rate)) {
+        variant->done = list_scores(d, place, variant->rate, false, scores);
         return;
     }
     for (int i = 0; i < d->n_rates; i++) {
         int n = list_scores(d, place, d->rates[i], d->rate_seed >= 0, scores);
         double mean = weft_mean(scores, n);
-        if (n < 1 || n < step->done) continue;
+        if (n < 1 || n < variant->done) continue;
         bool better = d->higher_is_better ? mean > best : mean < best;
-        if (n == step->done && !better) continue;
+        if (n == variant->done && !better) continue;
         best = mean;
-        step->done = n;
-        step->rate = d->rates[i];
+        variant->done = n;
+        variant->rate = d->rates[i];
     }
-    if (d->rate_seed >= 0) step->done = list_scores(d, place, step->rate, false, scores);
+    if (d->rate_seed >= 0) variant->done = list_scores(d, place, variant->rate, false, scores);
 }
 
-/* Adds up what the finished runs of a step measured. A device counts what other programs hold of its
+/* Adds up what the finished runs of a variant measured. A device counts what other programs hold of its
  * memory, too, which only adds: the least is nearest to the run's own. */
-static void sum_up_step(const weft_report_data *d, int place, double *scores) {
-    weft_report_variant *step = &d->steps[place];
+static void sum_up_variant(const weft_report_data *d, int place, double *scores) {
+    weft_report_variant *variant = &d->variants[place];
     double speed = 0, seconds = 0, device = INFINITY;
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step != place || (run->rate != step->rate && !isnan(step->rate))) continue;
+        if (run->variant != place || (run->rate != variant->rate && !isnan(variant->rate)))
+            continue;
         if (run->chooses) continue;
-        step->runs++;
+        variant->runs++;
         if (!run->finished) continue;
         speed += run->speed;
         seconds += run->seconds;
-        step->least = fmin(step->least, run->score);
-        step->most = fmax(step->most, run->score);
-        step->memory = fmax(step->memory, run->memory);
+        variant->least = fmin(variant->least, run->score);
+        variant->most = fmax(variant->most, run->score);
+        variant->memory = fmax(variant->memory, run->memory);
         device = fmin(device, isnan(run->device_bytes) ? 0 : run->device_bytes);
     }
-    if (isfinite(device) && device > 0) step->memory = device;
-    int n = list_scores(d, place, step->rate, false, scores);
-    step->mean = weft_mean(scores, n);
-    step->sd = weft_sd(scores, n);
-    if (n) step->speed = speed / n;
-    if (n) step->seconds = seconds / n;
+    if (isfinite(device) && device > 0) variant->memory = device;
+    int n = list_scores(d, place, variant->rate, false, scores);
+    variant->mean = weft_mean(scores, n);
+    variant->sd = weft_sd(scores, n);
+    if (n) variant->speed = speed / n;
+    if (n) variant->seconds = seconds / n;
 }
 
-weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int baseline,
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int variant, int baseline,
                                      int64_t seed) {
-    weft_report_pair pair = {weft_report_find(d, step, d->steps[step].rate, seed), NULL, false};
-    if (baseline >= 0) pair.baseline = weft_report_find(d, baseline, d->steps[baseline].rate, seed);
-    pair.counts = pair.step && pair.baseline && pair.step->finished && pair.baseline->finished;
+    weft_report_pair pair = {weft_report_find(d, variant, d->variants[variant].rate, seed), NULL,
+                             false};
+    if (baseline >= 0)
+        pair.baseline = weft_report_find(d, baseline, d->variants[baseline].rate, seed);
+    pair.counts =
+        pair.variant && pair.baseline && pair.variant->finished && pair.baseline->finished;
     return pair;
 }
 
-static const char *say_why(const weft_report_data *d, const weft_report_variant *step,
+static const char *say_why(const weft_report_data *d, const weft_report_variant *variant,
                            const weft_report_variant *base, const weft_comparison *c) {
-    if (*step->error) return "it cannot be built";
+    if (*variant->error) return "it cannot be built";
     if (*base->error) return "the baseline cannot be built";
-    if (step->leaks != base->leaks)
-        return step->leaks ? "it leaks (a token sees later ones), so its score cannot be compared"
-                           : "the baseline leaks (a token sees later ones), so its score cannot be "
-                             "compared";
+    if (variant->leaks != base->leaks)
+        return variant->leaks
+                   ? "it leaks (a token sees later ones), so its score cannot be compared"
+                   : "the baseline leaks (a token sees later ones), so its score cannot be "
+                     "compared";
     if (c->verdict == WEFT_NOT_YET) return "runs of it or of its baseline are still to come";
     if (d->nothing_learned) return "nothing was learned";
     if (c->pairs == 0) return "no seed was finished by both";
@@ -346,17 +352,17 @@ static const char *say_why(const weft_report_data *d, const weft_report_variant 
     return c->verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
 }
 
-weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
+weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
                                 weft_comparison *out, const char **why) {
-    const weft_report_variant *is = &d->steps[step], *base = &d->steps[baseline];
+    const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
     double *scores = malloc(sizeof *scores * (2 * (size_t)d->n_seeds + 1));
     if (!scores) return no_memory(d);
     double *other = scores + d->n_seeds;
     int n = 0;
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, baseline, d->seeds[i]);
+        weft_report_pair pair = weft_report_pair_of(d, variant, baseline, d->seeds[i]);
         if (!pair.counts) continue;
-        scores[n] = pair.step->score;
+        scores[n] = pair.variant->score;
         other[n++] = pair.baseline->score;
     }
     *out = weft_compare(scores, other, n, d->higher_is_better);
@@ -391,18 +397,18 @@ static bool learned_nothing(const weft_report_data *d) {
     return finished > 0;
 }
 
-static bool has_runs(const weft_report_data *d, int step) {
+static bool has_runs(const weft_report_data *d, int variant) {
     for (int i = 0; i < d->n_runs; i++)
-        if (d->runs[i].step == step) return true;
+        if (d->runs[i].variant == variant) return true;
     return false;
 }
 
-/* Whether a step waits for the learning rate of another: "STEP=OTHER" is in the list. */
-static bool takes_over(const weft_report_data *d, int step) {
-    size_t n = strlen(d->steps[step].name);
+/* Whether a variant waits for the learning rate of another: "NAME=OTHER" is in the list. */
+static bool takes_over(const weft_report_data *d, int variant) {
+    size_t n = strlen(d->variants[variant].name);
     for (const char *at = d->rate_as; *at; at += strcspn(at, ","), at += *at == ',') {
         at += strspn(at, " \t");
-        if (strncmp(at, d->steps[step].name, n) == 0 && strchr("= \t", at[n])) return true;
+        if (strncmp(at, d->variants[variant].name, n) == 0 && strchr("= \t", at[n])) return true;
     }
     return false;
 }
@@ -411,22 +417,22 @@ static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
     d->nothing_learned = learned_nothing(d);
-    for (int i = 0; i < d->n_steps; i++) {
-        d->steps[i].baseline = place_of(d, d->steps[i].baseline);
-        d->steps[i].repeats = place_of(d, d->steps[i].repeats);
-        if (d->steps[i].baseline == i) d->steps[i].baseline = -1;
-        if (d->steps[i].repeats == i) d->steps[i].repeats = -1;
+    for (int i = 0; i < d->n_variants; i++) {
+        d->variants[i].baseline = place_of(d, d->variants[i].baseline);
+        d->variants[i].repeats = place_of(d, d->variants[i].repeats);
+        if (d->variants[i].baseline == i) d->variants[i].baseline = -1;
+        if (d->variants[i].repeats == i) d->variants[i].repeats = -1;
     }
     double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     if (!scores) return no_memory(d);
-    for (int i = 0; i < d->n_steps; i++) {
-        if (takes_over(d, i) && !has_runs(d, i)) d->steps[i].waiting++;
+    for (int i = 0; i < d->n_variants; i++) {
+        if (takes_over(d, i) && !has_runs(d, i)) d->variants[i].waiting++;
         choose_rate(d, i, scores);
-        sum_up_step(d, i, scores);
+        sum_up_variant(d, i, scores);
     }
     free(scores);
-    for (int i = 0; i < d->n_steps; i++) {
-        weft_report_variant *s = &d->steps[i];
+    for (int i = 0; i < d->n_variants; i++) {
+        weft_report_variant *s = &d->variants[i];
         if (s->baseline >= 0)
             WEFT_TRY(weft_report_compare(d, i, s->baseline, &s->compared, &s->why));
     }
@@ -468,7 +474,7 @@ void weft_report_free(weft_report_data *d) {
         free(d->texts);
         d->texts = next;
     }
-    free(d->steps);
+    free(d->variants);
     free(d->runs);
     free(d->events);
     free(d->facts);
@@ -478,11 +484,11 @@ void weft_report_free(weft_report_data *d) {
     *d = (weft_report_data){0};
 }
 
-bool weft_report_at_edge(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
+bool weft_report_at_edge(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
     double least = NAN, most = NAN;
     for (int i = 0; i < d->n_runs; i++) {
-        if (d->runs[i].step != step) continue;
+        if (d->runs[i].variant != variant) continue;
         least = fmin(least, d->runs[i].rate);
         most = fmax(most, d->runs[i].rate);
     }
@@ -500,9 +506,9 @@ const char *weft_report_ended(const weft_report_run *run) {
 
 int weft_report_comparisons(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        n += d->steps[i].compared.pairs >= 2 && d->steps[i].repeats < 0 &&
-             d->steps[i].leaks == d->steps[d->steps[i].baseline].leaks;
+    for (int i = 0; i < d->n_variants; i++)
+        n += d->variants[i].compared.pairs >= 2 && d->variants[i].repeats < 0 &&
+             d->variants[i].leaks == d->variants[d->variants[i].baseline].leaks;
     return n;
 }
 
@@ -520,7 +526,7 @@ static weft_status count_rows(const weft_report_data *d, int64_t run, int64_t ot
  * compared here once more. */
 weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
                                   weft_report_repeat *out) {
-    int first = d->steps[run->step].repeats;
+    int first = d->variants[run->variant].repeats;
     *out = (weft_report_repeat){.run = run, .rows = -1, .detail = ""};
     out->first = weft_report_find(d, first, run->rate, run->seed);
     bool said_unequal = false;

@@ -1,4 +1,4 @@
-/* A study as its database tells it, and what follows: each step's learning rate, its mean score,
+/* A study as its database tells it, and what follows: each variant's learning rate, its mean score,
  * its comparison with its baseline. The report's sections print this and look up nothing
  * themselves but curves. */
 #ifndef WEFT_REPORT_DATA_H
@@ -14,7 +14,7 @@
 typedef struct {
     int64_t id; /* the database's number of it */
     const char *name, *title, *overrides, *error;
-    int baseline, repeats; /* places in `steps`; -1: none */
+    int baseline, repeats; /* places in `variants`; -1: none */
     double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
     bool leaks;
 
@@ -31,7 +31,7 @@ typedef struct {
 
 typedef struct {
     int64_t id, seed;
-    int step;
+    int variant;
     double rate;
     const char *folder, *status, *why, *config, *metric, *weights, *started, *ended;
     double score, iters, skipped, seconds, speed, memory, resumes;
@@ -48,7 +48,7 @@ typedef struct {
 } weft_report_fact;
 
 typedef struct {
-    int64_t run, step; /* -1: none; a run's iteration, or the study's step */
+    int64_t run, step; /* -1: none; a run's iteration, or the number of a variant */
     const char *kind, *detail;
 } weft_report_event;
 
@@ -70,11 +70,11 @@ typedef struct {
     double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
     bool nothing_learned;   /* every finished run is at the loss of guessing */
 
-    weft_report_variant *steps;
+    weft_report_variant *variants;
     weft_report_run *runs;
     weft_report_event *events;
     weft_report_fact *facts; /* ordered by run and name */
-    int n_steps, n_runs, n_events, n_facts;
+    int n_variants, n_runs, n_events, n_facts;
     int64_t rate_seed; /* the seed that only chose rates; -1: none */
     int64_t *seeds;    /* of all runs but those, ascending */
     double *rates;
@@ -87,38 +87,38 @@ typedef struct {
 weft_status weft_report_read(const char *path, weft_report_data *d);
 void weft_report_free(weft_report_data *d);
 
-/* The run of a step at a rate; NULL: none. */
-const weft_report_run *weft_report_find(const weft_report_data *d, int step, double rate,
+/* The run of a variant at a rate; NULL: none. */
+const weft_report_run *weft_report_find(const weft_report_data *d, int variant, double rate,
                                         int64_t seed);
 
-/* Whether a run is one of those that its step's score is the mean of. */
+/* Whether a run is one of those that its variant's score is the mean of. */
 bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run);
 /* A fact of a run; NULL: its record has none of that name. */
 const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
                                             const char *name);
-/* The mean of a number over the runs of a step that count; NaN: none has it. report/facts.c */
-double weft_report_fact_mean(const weft_report_data *d, int step, const char *name);
-/* What can be said of one step against another by a number other than the score, where less is better. */
-weft_status weft_report_fact_compare(const weft_report_data *d, int step, int baseline,
+/* The mean of a number over the runs of a variant that count; NaN: none has it. report/facts.c */
+double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
+/* What can be said of one variant against another by a number other than the score, where less is better. */
+weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
                                      const char *name, weft_comparison *out);
 
-/* What a seed is to the comparison of a step with another (-1: none). */
+/* What a seed is to the comparison of a variant with another (-1: none). */
 typedef struct {
-    const weft_report_run *step, *baseline; /* NULL: no such run */
-    bool counts;                            /* both finished */
+    const weft_report_run *variant, *baseline; /* NULL: no such run */
+    bool counts;                               /* both finished */
 } weft_report_pair;
-weft_report_pair weft_report_pair_of(const weft_report_data *d, int step, int baseline,
+weft_report_pair weft_report_pair_of(const weft_report_data *d, int variant, int baseline,
                                      int64_t seed);
 
-/* What can be said of one step against another, each at the rate chosen for it, over the seeds that
+/* What can be said of one variant against another, each at the rate chosen for it, over the seeds that
  * both finished; and why no difference is shown ("" where one is). */
-weft_status weft_report_compare(const weft_report_data *d, int step, int baseline,
+weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
                                 weft_comparison *out, const char **why);
 
-/* Whether a step's rate is the least or the most of those that were tried for it. */
-bool weft_report_at_edge(const weft_report_data *d, int step);
+/* Whether a variant's rate is the least or the most of those that were tried for it. */
+bool weft_report_at_edge(const weft_report_data *d, int variant);
 
-/* How a run of a step ended, in a few words. */
+/* How a run of a variant ended, in a few words. */
 const char *weft_report_ended(const weft_report_run *run);
 
 /* How many comparisons there are; repeats are the same ones again. */

@@ -1,4 +1,4 @@
-/* What the runs' records say, by step: means over the runs that count, and comparisons seed by seed. */
+/* What the runs' records say, by variant: means over the runs that count, and comparisons seed by seed. */
 #include "report/data.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run) {
-    return run->finished && !run->chooses && run->rate == d->steps[run->step].rate;
+    return run->finished && !run->chooses && run->rate == d->variants[run->variant].rate;
 }
 
 const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
@@ -17,13 +17,13 @@ const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const wef
     return NULL;
 }
 
-double weft_report_fact_mean(const weft_report_data *d, int step, const char *name) {
+double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name) {
     double sum = 0;
     int n = 0;
     for (int i = 0; i < d->n_facts; i++) {
         const weft_report_fact *fact = &d->facts[i];
         const weft_report_run *run = &d->runs[fact->run];
-        if (run->step != step || !weft_report_run_counts(d, run)) continue;
+        if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
         if (strcmp(fact->name, name) != 0 || !isfinite(fact->value)) continue;
         sum += fact->value;
         n++;
@@ -31,15 +31,15 @@ double weft_report_fact_mean(const weft_report_data *d, int step, const char *na
     return n ? sum / n : NAN;
 }
 
-weft_status weft_report_fact_compare(const weft_report_data *d, int step, int baseline,
+weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
                                      const char *name, weft_comparison *out) {
     double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
     if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
     double *other = values + d->n_seeds;
     int n = 0;
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, baseline, d->seeds[i]);
-        const weft_report_fact *a = pair.counts ? weft_report_fact_of(d, pair.step, name) : NULL;
+        weft_report_pair pair = weft_report_pair_of(d, variant, baseline, d->seeds[i]);
+        const weft_report_fact *a = pair.counts ? weft_report_fact_of(d, pair.variant, name) : NULL;
         const weft_report_fact *b =
             pair.counts ? weft_report_fact_of(d, pair.baseline, name) : NULL;
         if (!a || !b || !isfinite(a->value) || !isfinite(b->value)) continue;

@@ -13,7 +13,7 @@
 enum { FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
 
 /* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
- * one noisy step does not press the others flat. */
+ * one noisy variant does not press the others flat. */
 typedef struct {
     double low, high;
     bool cut;
@@ -21,18 +21,18 @@ typedef struct {
 
 static extent find_extent(const weft_report_data *d) {
     extent e = {0, 0, false};
-    double *reach = calloc((size_t)d->n_steps + 1, sizeof *reach);
+    double *reach = calloc((size_t)d->n_variants + 1, sizeof *reach);
     int n = 0;
-    for (int i = 0; i < d->n_steps && reach; i++) {
-        const weft_comparison *c = &d->steps[i].compared;
+    for (int i = 0; i < d->n_variants && reach; i++) {
+        const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1 || d->nothing_learned) continue;
         reach[n++] = c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
     }
     if (n) qsort(reach, (size_t)n, sizeof *reach, weft_order_doubles);
     double most = n ? fmax(8 * reach[(n - 1) / 2], 1e-12) : 1;
     free(reach);
-    for (int i = 0; i < d->n_steps; i++) {
-        const weft_comparison *c = &d->steps[i].compared;
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1) continue;
         double low = c->pairs < 2 ? c->mean : c->low, high = c->pairs < 2 ? c->mean : c->high;
         e.cut = e.cut || low < -most || high > most;
@@ -50,10 +50,10 @@ static double place_of(extent e, double value) {
     return fmin(fmax(100 * (value - e.low) / (e.high - e.low), 0), 100);
 }
 
-/* A step of which nothing can be drawn yet has no row: a line names them all. */
-static bool has_row(const weft_report_data *d, int step) {
-    const weft_comparison *c = &d->steps[step].compared;
-    return weft_report_is_compared(d, step) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
+/* A variant of which nothing can be drawn yet has no row: a line names them all. */
+static bool has_row(const weft_report_data *d, int variant) {
+    const weft_comparison *c = &d->variants[variant].compared;
+    return weft_report_is_compared(d, variant) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
 }
 
 static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_ticks *ticks,
@@ -77,30 +77,30 @@ static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_
     fputs("</div>", out);
 }
 
-static void put_row(FILE *out, const weft_report_data *d, int step, extent e,
+static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
                     const weft_ticks *ticks) {
-    const weft_report_variant *s = &d->steps[step];
+    const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
     const char *kind = c->verdict == WEFT_BETTER  ? "good"
                        : c->verdict == WEFT_WORSE ? "bad"
                                                   : "plain";
     weft_words room;
     fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
-    weft_page_escape_html(out, weft_variant_label(d, step));
+    weft_page_escape_html(out, weft_variant_label(d, variant));
     if (weft_report_baseline(d) < 0) {
         fputs(" <small>vs ", out);
         weft_page_escape_html(out, weft_variant_label(d, s->baseline));
         fputs("</small>", out);
     }
     fputs("</span>", out);
-    put_track(out, c, e, ticks, weft_report_counts(d, step));
+    put_track(out, c, e, ticks, weft_report_counts(d, variant));
     fputs("<span class=\"value\" role=\"cell\">", out);
     weft_page_escape_html(out, weft_say_interval(c, &room));
     fprintf(out, "<small>%s</small>", weft_say_share_interval(c, &room));
     fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">", kind);
-    weft_page_escape_html(out, *s->error                      ? "cannot be built"
-                               : !weft_report_counts(d, step) ? "leaks: not compared"
-                                                              : weft_verdict_word(c->verdict));
+    weft_page_escape_html(out, *s->error                         ? "cannot be built"
+                               : !weft_report_counts(d, variant) ? "leaks: not compared"
+                                                                 : weft_verdict_word(c->verdict));
     fputs("</span></div>\n", out);
 }
 
@@ -110,7 +110,7 @@ static void put_forest(FILE *out, const weft_report_data *d) {
     weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         if (has_row(d, i)) put_row(out, d, i, e, &ticks);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
     for (int i = 0; i < ticks.n; i++) {
@@ -127,9 +127,9 @@ static void put_forest(FILE *out, const weft_report_data *d) {
     fputs("</div><span></span><span></span></div>\n</div>\n", out);
 }
 
-static const char *colour_of(const weft_report_data *d, int step) {
-    weft_verdict v = d->steps[step].compared.verdict;
-    if (!weft_report_counts(d, step)) return "faint";
+static const char *colour_of(const weft_report_data *d, int variant) {
+    weft_verdict v = d->variants[variant].compared.verdict;
+    if (!weft_report_counts(d, variant)) return "faint";
     return v == WEFT_BETTER ? "#009E73" : v == WEFT_WORSE ? "#D55E00" : "#8A8A8A";
 }
 
@@ -162,11 +162,11 @@ static void put_svg_label(FILE *out, double y, const char *label) {
     fputs("</text>\n", out);
 }
 
-static void put_svg_row(FILE *out, const weft_report_data *d, int step, extent e, double y) {
-    const weft_comparison *c = &d->steps[step].compared;
-    const char *colour = colour_of(d, step);
+static void put_svg_row(FILE *out, const weft_report_data *d, int variant, extent e, double y) {
+    const weft_comparison *c = &d->variants[variant].compared;
+    const char *colour = colour_of(d, variant);
     weft_words room;
-    put_svg_label(out, y + 5, weft_variant_label(d, step));
+    put_svg_label(out, y + 5, weft_variant_label(d, variant));
     if (c->pairs >= 2)
         fprintf(out,
                 "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
@@ -201,7 +201,7 @@ static char *draw_forest(const weft_report_data *d, int n) {
                 bottom, ticks.at[i] == 0 ? "ink" : "faint");
         put_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
     }
-    for (int i = 0, row = 0; i < d->n_steps; i++)
+    for (int i = 0, row = 0; i < d->n_variants; i++)
         if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
     fputs("</svg>\n", out);
     if (fclose(out) == 0) return svg;
@@ -215,7 +215,7 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
     size_t size;
     FILE *out = n ? open_memstream(&text, &size) : NULL;
     if (!out) return;
-    for (int i = 0, said = 0; i < d->n_steps; i++) {
+    for (int i = 0, said = 0; i < d->n_variants; i++) {
         if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
         fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         said++;
@@ -234,7 +234,7 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "
                        "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
                        d->score_name, weft_variant_label(d, base),
-                       weft_say_score(d->steps[base].mean, &score), unit, seeds.text,
+                       weft_say_score(d->variants[base].mean, &score), unit, seeds.text,
                        100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
@@ -246,7 +246,7 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
 
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     int base = weft_report_baseline(d), n = 0, to_come = 0;
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         n += has_row(d, i);
         to_come += weft_report_is_compared(d, i) && !has_row(d, i);
     }

@@ -1,4 +1,4 @@
-/* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by step, and pictures of each step's
+/* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by variant, and pictures of each variant's
  * first seed. */
 #include "report/sections.h"
 
@@ -11,24 +11,25 @@
 
 enum { PARTS_MOST = 24, NAME_ROOM = 96 };
 
-static bool has_inside(const weft_report_data *d, int step) {
-    return d->steps[step].repeats < 0 && isfinite(weft_report_fact_mean(d, step, "inside_entropy"));
+static bool has_inside(const weft_report_data *d, int variant) {
+    return d->variants[variant].repeats < 0 &&
+           isfinite(weft_report_fact_mean(d, variant, "inside_entropy"));
 }
 
 static bool any_has(const weft_report_data *d, const char *name) {
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         if (has_inside(d, i) && isfinite(weft_report_fact_mean(d, i, name))) return true;
     return false;
 }
 
-/* A column for each step that has numbers. The caller frees the list when the table is closed; NULL: no
+/* A column for each variant that has numbers. The caller frees the list when the table is closed; NULL: no
  * memory. */
 static const char **list_heads(const weft_report_data *d, const char *first) {
-    const char **heads = calloc((size_t)d->n_steps + 2, sizeof *heads);
+    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads);
     int n = 0;
     if (!heads) return NULL;
     heads[n++] = first;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         if (has_inside(d, i)) heads[n++] = weft_variant_label(d, i);
     return heads;
 }
@@ -38,7 +39,7 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
     snprintf(fact, sizeof fact, "inside_%.80s", name);
     if (!any_has(d, fact)) return;
     weft_page_cell(p, "%s: %s", name, title);
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         if (!has_inside(d, i)) continue;
         double value = weft_report_fact_mean(d, i, fact);
         if (isfinite(value))
@@ -77,7 +78,7 @@ static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
         snprintf(weight, sizeof weight, "inside_weight %s", parts[k]);
         if (!any_has(d, gradient)) continue;
         weft_page_cell(p, "%s", parts[k]);
-        for (int i = 0; i < d->n_steps; i++) {
+        for (int i = 0; i < d->n_variants; i++) {
             double is = weft_report_fact_mean(d, i, gradient);
             double of = weft_report_fact_mean(d, i, weight);
             if (!has_inside(d, i)) continue;
@@ -92,14 +93,14 @@ static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static void put_pictures(weft_page *p, const weft_report_data *d, int step) {
-    const weft_report_run *run = weft_report_first_run(d, step);
+static void put_pictures(weft_page *p, const weft_report_data *d, int variant) {
+    const weft_report_run *run = weft_report_first_run(d, variant);
     const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
     json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
     if (inside) {
-        weft_page_subtitle(p, weft_variant_label(d, step));
+        weft_page_subtitle(p, weft_variant_label(d, variant));
         weft_page_pictures_open(p, NULL);
-        weft_inside_put_heads(p, inside, step);
+        weft_inside_put_heads(p, inside, variant);
         weft_inside_put_latents(p, inside);
         weft_page_pictures_close(p);
     }
@@ -126,18 +127,19 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         "The first seed of each variant: a square for each head of each layer, its number on "
         "hover; the gates by tenths; the latents' directions. (The pictures are in "
         "report.html.)");
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         if (has_inside(d, i)) put_pictures(p, d, i);
     return WEFT_OK;
 }
 
-json_t *weft_report_inside_json(const weft_report_data *d, int step) {
+json_t *weft_report_inside_json(const weft_report_data *d, int variant) {
     json_t *object = json_object();
     for (int i = 0; i < d->n_facts; i++) {
         const char *name = d->facts[i].name;
-        if (d->runs[d->facts[i].run].step != step || strncmp(name, "inside_", 7) != 0) continue;
+        if (d->runs[d->facts[i].run].variant != variant || strncmp(name, "inside_", 7) != 0)
+            continue;
         if (json_object_get(object, name + 7)) continue;
-        double mean = weft_report_fact_mean(d, step, name);
+        double mean = weft_report_fact_mean(d, variant, name);
         if (isfinite(mean)) json_object_set_new(object, name + 7, json_real(mean));
     }
     if (json_object_size(object) > 0) return object;

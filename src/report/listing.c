@@ -139,19 +139,19 @@ static void append_row(sqlite3_stmt *rows, void *context) {
 
 weft_status weft_listing_json(const char *path, json_t **object) {
     weft_database *d;
-    json_t *study = json_array(), *steps = json_array(), *runs = json_array();
+    json_t *study = json_array(), *variants = json_array(), *runs = json_array();
     *object = NULL;
     weft_status status = weft_listing_open(path, &d);
     if (status == WEFT_OK) status = weft_listing_each(d, "SELECT * FROM study", append_row, study);
     if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT * FROM steps ORDER BY step", append_row, steps);
+        status = weft_listing_each(d, "SELECT * FROM steps ORDER BY step", append_row, variants);
     if (status == WEFT_OK)
         status = weft_listing_each(d, "SELECT * FROM runs ORDER BY run", append_row, runs);
     if (status == WEFT_OK)
         *object = json_pack("{s:o, s:O, s:O, s:O}", "path", weft_json_text(path), "study",
-                            json_array_get(study, 0), "steps", steps, "runs", runs);
+                            json_array_get(study, 0), "steps", variants, "runs", runs);
     json_decref(study);
-    json_decref(steps);
+    json_decref(variants);
     json_decref(runs);
     weft_database_close(d);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "runs: no memory");

@@ -1,4 +1,4 @@
-/* Databases of runs, looked at: tables, JSON, CSV, two steps compared, two databases compared. */
+/* Databases of runs, looked at: tables, JSON, CSV, two variants compared, two databases compared. */
 #ifndef WEFT_REPORT_LISTING_H
 #define WEFT_REPORT_LISTING_H
 
@@ -20,15 +20,15 @@ weft_status weft_listing_json(const char *path, json_t **object);
  * heading. Numbers read back as they are. */
 weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out);
 
-/* Two steps: the keys in which their configs differ, the scores seed by seed, each step at its best
+/* Two variants: the keys in which their configs differ, the scores seed by seed, each variant at its best
  * learning rate, and the mean difference with its interval; as a table, or as JSON. */
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
                                  json_t **object);
 
 /* A power law of the score over all finished runs that count, of several studies: score = factor x^power,
  * by least squares of the logarithms. `x` is parameters, flops (of a whole run), tokens, cache_bytes, or
- * any option that is a number. `steps`: only those, separated by commas; NULL: all. */
-weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *steps,
+ * any option that is a number. `variants`: only those, separated by commas; NULL: all. */
+weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
                              FILE *out, json_t **object);
 
 /* Whether two databases have the same `contents`, which program wrote them apart; what differs is

@@ -1,4 +1,4 @@
-/* Two steps of a study, and two databases of one study. */
+/* Two variants of a study, and two databases of one study. */
 #include "report/listing.h"
 
 #include "base/files.h"
@@ -17,21 +17,21 @@
 
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
-static weft_status find_step(const weft_report_data *d, const char *name, int *step) {
+static weft_status find_variant(const weft_report_data *d, const char *name, int *variant) {
     weft_nearest nearest = weft_nearest_to(name);
-    for (int i = 0; i < d->n_steps; i++) {
-        *step = i;
-        if (strcmp(d->steps[i].name, name) == 0) return WEFT_OK;
-        weft_nearest_offer(&nearest, d->steps[i].name);
+    for (int i = 0; i < d->n_variants; i++) {
+        *variant = i;
+        if (strcmp(d->variants[i].name, name) == 0) return WEFT_OK;
+        weft_nearest_offer(&nearest, d->variants[i].name);
     }
     return weft_fail(WEFT_EINPUT, "%s: there is no variant '%s'; did you mean '%s'?", d->path, name,
                      nearest.name);
 }
 
-/* The config of any run of a step; NULL: it has none. */
-static json_t *config_of(const weft_report_data *d, int step) {
+/* The config of any run of a variant; NULL: it has none. */
+static json_t *config_of(const weft_report_data *d, int variant) {
     for (int i = 0; i < d->n_runs; i++)
-        if (d->runs[i].step == step) return weft_config_kept(d->runs[i].config);
+        if (d->runs[i].variant == variant) return weft_config_kept(d->runs[i].config);
     return NULL;
 }
 
@@ -57,7 +57,7 @@ static json_t *pair_up(const weft_report_data *d, int a, int b) {
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, b, a, d->seeds[i]);
         if (!pair.counts) continue;
-        double one = pair.baseline->score, two = pair.step->score;
+        double one = pair.baseline->score, two = pair.variant->score;
         json_array_append_new(pairs,
                               json_pack("{s:I, s:f, s:f, s:f}", "seed", (json_int_t)d->seeds[i],
                                         "a", one, "b", two, "difference", two - one));
@@ -148,27 +148,27 @@ static weft_status compare_positions(const weft_report_data *d, int one, int two
         json_array_append_new(
             list, json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "first",
                             (json_int_t)ranges[i].first, "last", (json_int_t)ranges[i].last, "a",
-                            c.baseline, "b", c.step, "difference", c.mean, "low",
+                            c.baseline, "b", c.variant, "difference", c.mean, "low",
                             weft_json_number(c.low), "high", weft_json_number(c.high)));
     }
     return WEFT_OK;
 }
 
-static weft_status compare_steps(const weft_report_data *d, const char *a, const char *b,
-                                 json_t **object) {
+static weft_status compare_variants(const weft_report_data *d, const char *a, const char *b,
+                                    json_t **object) {
     int one, two;
     weft_comparison c;
     const char *why;
-    WEFT_TRY(find_step(d, a, &one));
-    WEFT_TRY(find_step(d, b, &two));
+    WEFT_TRY(find_variant(d, a, &one));
+    WEFT_TRY(find_variant(d, b, &two));
     WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
     *object = json_pack(
         "{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", weft_json_text(a), "b",
-        weft_json_text(b), "score", d->score, "rate_a", weft_json_number(d->steps[one].rate),
-        "rate_b", weft_json_number(d->steps[two].rate), "config", config_differences(d, one, two),
-        "pairs", pair_up(d, one, two), "mean_difference", weft_json_number(c.mean), "low",
-        weft_json_number(c.low), "high", weft_json_number(c.high), "verdict",
-        weft_verdict_word(c.verdict), "why", why);
+        weft_json_text(b), "score", d->score, "rate_a", weft_json_number(d->variants[one].rate),
+        "rate_b", weft_json_number(d->variants[two].rate), "config",
+        config_differences(d, one, two), "pairs", pair_up(d, one, two), "mean_difference",
+        weft_json_number(c.mean), "low", weft_json_number(c.low), "high", weft_json_number(c.high),
+        "verdict", weft_verdict_word(c.verdict), "why", why);
     if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     json_t *positions = json_array();
     json_object_set_new(*object, "loss_by_position", positions);
@@ -181,7 +181,7 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
     json_t *made = NULL;
     if (object) *object = NULL;
     WEFT_TRY(weft_report_read(path, &d));
-    weft_status status = compare_steps(&d, a, b, &made);
+    weft_status status = compare_variants(&d, a, b, &made);
     weft_report_free(&d);
     if (status != WEFT_OK) json_decref(made);
     WEFT_TRY(status);

@@ -1,6 +1,6 @@
 /* How the score follows from the size: a power law over finished runs.
  *
- * score = factor x^power is a line in the logarithms. Each finished run is a point, each step at the rate
+ * score = factor x^power is a line in the logarithms. Each finished run is a point, each variant at the rate
  * chosen for it, so the interval of the power holds what seeds do as well as what the law does not explain.
  * There is no floor that the score tends to: a few sizes do not tell one from a smaller power. */
 #include "report/listing.h"
@@ -24,11 +24,11 @@ static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "runs: no memory");
 }
 
-static bool is_chosen(const char *steps, const char *name) {
+static bool is_chosen(const char *variants, const char *name) {
     size_t n = strlen(name);
-    for (const char *at = steps; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+    for (const char *at = variants; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
         if (strncmp(at, name, n) == 0 && (at[n] == ',' || !at[n])) return true;
-    return !steps;
+    return !variants;
 }
 
 /* An option of the run, as its config has it. */
@@ -49,11 +49,11 @@ static bool is_measure(const char *x) {
     return false;
 }
 
-static double x_of(const weft_report_variant *step, const weft_report_run *run, const char *x) {
-    if (strcmp(x, "parameters") == 0) return step->parameters;
-    if (strcmp(x, "flops") == 0) return step->flops * step->tokens;
-    if (strcmp(x, "tokens") == 0) return step->tokens;
-    if (strcmp(x, "cache_bytes") == 0) return step->cache_bytes;
+static double x_of(const weft_report_variant *variant, const weft_report_run *run, const char *x) {
+    if (strcmp(x, "parameters") == 0) return variant->parameters;
+    if (strcmp(x, "flops") == 0) return variant->flops * variant->tokens;
+    if (strcmp(x, "tokens") == 0) return variant->tokens;
+    if (strcmp(x, "cache_bytes") == 0) return variant->cache_bytes;
     return option_of(run, weft_option_find(x));
 }
 
@@ -70,8 +70,8 @@ static weft_status check_x(const char *x) {
     return WEFT_OK;
 }
 
-static weft_status add_point(points *p, const weft_report_variant *step, const weft_report_run *run,
-                             double x) {
+static weft_status add_point(points *p, const weft_report_variant *variant,
+                             const weft_report_run *run, double x) {
     if (p->n == p->room) {
         int room = p->room ? 2 * p->room : 64;
         double *xs = realloc(p->x, (size_t)room * sizeof *xs);
@@ -83,27 +83,27 @@ static weft_status add_point(points *p, const weft_report_variant *step, const w
     }
     p->x[p->n] = log(x);
     p->score[p->n++] = log(run->score);
-    json_t *row = json_pack("{s:o, s:I, s:f, s:f}", "step", weft_json_text(step->name), "seed",
+    json_t *row = json_pack("{s:o, s:I, s:f, s:f}", "step", weft_json_text(variant->name), "seed",
                             (json_int_t)run->seed, "x", x, "score", run->score);
     return json_array_append_new(p->rows, row) == 0 ? WEFT_OK : no_memory();
 }
 
 /* A run whose x or score is not above 0 has no place in a power law. */
 static weft_status add_study(points *p, const weft_report_data *d, const char *x,
-                             const char *steps) {
+                             const char *variants) {
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        const weft_report_variant *step = &d->steps[run->step];
-        if (!run->finished || run->chooses || run->rate != step->rate || step->repeats >= 0 ||
-            !is_chosen(steps, step->name))
+        const weft_report_variant *variant = &d->variants[run->variant];
+        if (!run->finished || run->chooses || run->rate != variant->rate || variant->repeats >= 0 ||
+            !is_chosen(variants, variant->name))
             continue;
-        double at = x_of(step, run, x);
+        double at = x_of(variant, run, x);
         if (!(at > 0) || !(run->score > 0))
             return weft_fail(WEFT_EINPUT,
                              "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
                              "above 0",
-                             d->path, weft_shown(step->name), x, at, run->score);
-        WEFT_TRY(add_point(p, step, run, at));
+                             d->path, weft_shown(variant->name), x, at, run->score);
+        WEFT_TRY(add_point(p, variant, run, at));
     }
     return WEFT_OK;
 }
@@ -143,7 +143,7 @@ static weft_status fit_points(const points *p, const char *x, FILE *out, json_t 
     return !object || *object ? WEFT_OK : no_memory();
 }
 
-weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *steps,
+weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
                              FILE *out, json_t **object) {
     points p = {.rows = json_array()};
     weft_status status = check_x(x);
@@ -151,7 +151,7 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
         weft_report_data d;
         status = weft_report_read(paths[i], &d);
         if (status != WEFT_OK) break;
-        status = add_study(&p, &d, x, steps);
+        status = add_study(&p, &d, x, variants);
         weft_report_free(&d);
     }
     if (status == WEFT_OK) status = fit_points(&p, x, out, object);

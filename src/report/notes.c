@@ -1,4 +1,4 @@
-/* What a reader must know before believing the numbers: what differs between the steps' configs,
+/* What a reader must know before believing the numbers: what differs between the variants' configs,
  * what went wrong, what was not equal, where it was run. */
 #include "report/sections.h"
 
@@ -75,15 +75,16 @@ static void read_json(json_t *config, const char *text) {
     json_decref(object);
 }
 
-/* A step's whole config: its run's at the rate chosen, or the base with the step's overrides. */
-static json_t *step_config(const weft_report_data *d, int step) {
+/* A variant's whole config: its run's at the rate chosen, or the base with the variant's overrides. */
+static json_t *variant_config(const weft_report_data *d, int variant) {
     json_t *config = json_object();
     if (!config) return NULL;
     read_assignments(config, d->config, "\n");
-    read_assignments(config, d->steps[step].overrides, " \n");
+    read_assignments(config, d->variants[variant].overrides, " \n");
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step != step || (run->rate != d->steps[step].rate && d->steps[step].done))
+        if (run->variant != variant ||
+            (run->rate != d->variants[variant].rate && d->variants[variant].done))
             continue;
         read_json(config, run->config);
         break;
@@ -91,7 +92,7 @@ static json_t *step_config(const weft_report_data *d, int step) {
     return config;
 }
 
-/* What is the whole study's is no difference between steps; seeds belong to runs. */
+/* What is the whole study's is no difference between variants; seeds belong to runs. */
 static bool is_left_out(const char *key) {
     const weft_option *option = weft_option_find(key);
     return option && option->owner == WEFT_OWNER_STUDY;
@@ -110,15 +111,15 @@ static bool differs(json_t *const *configs, int n, const char *key) {
 
 static void print_differences(weft_page *p, const weft_report_data *d, json_t *const *configs,
                               json_t *keys) {
-    const char **heads = calloc((size_t)d->n_steps + 2, sizeof *heads), *key;
+    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads), *key;
     json_t *unused;
     bool open = false;
     if (!heads) return;
     heads[0] = "key";
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         heads[i + 1] = weft_variant_label(d, i);
     json_object_foreach(keys, key, unused) {
-        if (is_left_out(key) || !differs(configs, d->n_steps, key)) continue;
+        if (is_left_out(key) || !differs(configs, d->n_variants, key)) continue;
         if (!open) weft_page_table_open(p, heads);
         open = true;
         char name[KEY_ROOM];
@@ -127,7 +128,7 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
             name[n] = (char)toupper((unsigned char)key[n]);
         name[n] = '\0';
         weft_page_cell(p, "%s", name);
-        for (int i = 0; i < d->n_steps; i++)
+        for (int i = 0; i < d->n_variants; i++)
             weft_page_cell(p, "%s", value_of(configs[i], key));
     }
     if (open)
@@ -138,18 +139,18 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
-    if (d->n_steps < 2) return WEFT_OK;
+    if (d->n_variants < 2) return WEFT_OK;
     weft_page_fold(p, "What differs between the configs",
                    "Every key whose value is not the same in all variants; the rest is alike.");
-    json_t **configs = calloc((size_t)d->n_steps, sizeof *configs);
+    json_t **configs = calloc((size_t)d->n_variants, sizeof *configs);
     json_t *keys = json_object();
     bool memory = configs && keys;
-    for (int i = 0; i < d->n_steps && memory; i++) {
-        configs[i] = step_config(d, i);
+    for (int i = 0; i < d->n_variants && memory; i++) {
+        configs[i] = variant_config(d, i);
         memory = configs[i] && json_object_update_missing(keys, configs[i]) == 0;
     }
     if (memory) print_differences(p, d, configs, keys);
-    for (int i = 0; i < d->n_steps && configs; i++)
+    for (int i = 0; i < d->n_variants && configs; i++)
         json_decref(configs[i]);
     free(configs);
     json_decref(keys);
@@ -163,11 +164,11 @@ typedef struct {
     int rows;
 } trouble;
 
-static void trouble_row(trouble *t, int step, const char *where, const char *what,
+static void trouble_row(trouble *t, int variant, const char *where, const char *what,
                         const char *why) {
     static const char *const heads[] = {"variant", "where", "what", "why", NULL};
     if (t->rows++ == 0) weft_page_table_open(t->p, heads);
-    weft_page_cell(t->p, "%s", step >= 0 ? weft_variant_label(t->d, step) : "–");
+    weft_page_cell(t->p, "%s", variant >= 0 ? weft_variant_label(t->d, variant) : "–");
     weft_page_cell(t->p, "%s", where);
     weft_page_cell(t->p, "%s", what);
     weft_page_cell(t->p, "%s", why);
@@ -184,37 +185,37 @@ static void run_trouble(trouble *t, const weft_report_run *run) {
     char where[96], text[64];
     snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)run->seed, run->rate);
     if (strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0)
-        trouble_row(t, run->step, where, run->status, run->why);
+        trouble_row(t, run->variant, where, run->status, run->why);
     else if (strcmp(run->status, "done") == 0 && !run->finished)
-        trouble_row(t, run->step, where, "has no score", run->why);
+        trouble_row(t, run->variant, where, "has no score", run->why);
     if (run->skipped > 0) {
         snprintf(text, sizeof text, "%.0f updates skipped", run->skipped);
-        trouble_row(t, run->step, where, text, "their gradients were not finite");
+        trouble_row(t, run->variant, where, text, "their gradients were not finite");
     }
     int spikes = count_events(t->d, run->id, "spike");
     if (spikes) {
         snprintf(text, sizeof text, "%d spike%s", spikes, spikes == 1 ? "" : "s");
-        trouble_row(t, run->step, where, text, "the gradient norm stood far out");
+        trouble_row(t, run->variant, where, text, "the gradient norm stood far out");
     }
     if (run->resumes > 0) {
         snprintf(text, sizeof text, "resumed %.0f time%s", run->resumes,
                  run->resumes == 1 ? "" : "s");
-        trouble_row(t, run->step, where, text, "it was stopped or killed on the way");
+        trouble_row(t, run->variant, where, text, "it was stopped or killed on the way");
     }
 }
 
-/* Runs that are still to come, a line per step. */
-static void waiting_trouble(trouble *t, int step) {
+/* Runs that are still to come, a line per variant. */
+static void waiting_trouble(trouble *t, int variant) {
     int waiting = 0, running = 0;
     for (int i = 0; i < t->d->n_runs; i++) {
         const weft_report_run *run = &t->d->runs[i];
-        waiting += run->step == step && strcmp(run->status, "waiting") == 0;
-        running += run->step == step && strcmp(run->status, "running") == 0;
+        waiting += run->variant == variant && strcmp(run->status, "waiting") == 0;
+        running += run->variant == variant && strcmp(run->status, "running") == 0;
     }
     if (!waiting && !running) return;
     char text[96];
     snprintf(text, sizeof text, "%d waiting, %d running", waiting, running);
-    trouble_row(t, step, "runs", text, "the study is not finished");
+    trouble_row(t, variant, "runs", text, "the study is not finished");
 }
 
 /* Of a kind that another part of the report tells, or that is no trouble. */
@@ -229,26 +230,27 @@ static bool is_told(const char *kind) {
 
 static void event_trouble(trouble *t, const weft_report_event *event) {
     if (is_told(event->kind)) return;
-    int step = -1;
+    int variant = -1;
     char where[96] = "study";
     for (int i = 0; i < t->d->n_runs && event->run >= 0; i++) {
         if (t->d->runs[i].id != event->run) continue;
-        step = t->d->runs[i].step;
+        variant = t->d->runs[i].variant;
         snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)t->d->runs[i].seed,
                  t->d->runs[i].rate);
     }
-    for (int i = 0; i < t->d->n_steps && event->run < 0; i++)
-        if (t->d->steps[i].id == event->step) step = i;
-    trouble_row(t, step, where, event->kind, event->detail);
+    for (int i = 0; i < t->d->n_variants && event->run < 0; i++)
+        if (t->d->variants[i].id == event->step) variant = i;
+    trouble_row(t, variant, where, event->kind, event->detail);
 }
 
 weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
     weft_page_heading(p, "What leaked, was skipped, failed or diverged",
                       "What went wrong, so that no number is trusted more than it deserves.");
     trouble t = {p, d, 0};
-    for (int i = 0; i < d->n_steps; i++) {
-        if (*d->steps[i].error) trouble_row(&t, i, "config", "cannot be built", d->steps[i].error);
-        if (d->steps[i].leaks)
+    for (int i = 0; i < d->n_variants; i++) {
+        if (*d->variants[i].error)
+            trouble_row(&t, i, "config", "cannot be built", d->variants[i].error);
+        if (d->variants[i].leaks)
             trouble_row(&t, i, "every run", "LEAKS",
                         "a token sees later ones, so its score is not one of prediction");
         waiting_trouble(&t, i);
@@ -305,8 +307,8 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     bool any = false;
     for (int q = 0; q < QUANTITIES; q++) {
         double least = NAN, most = NAN;
-        for (int i = 0; i < d->n_steps; i++) {
-            double value = quantities[q].of(&d->steps[i]);
+        for (int i = 0; i < d->n_variants; i++) {
+            double value = quantities[q].of(&d->variants[i]);
             least = fmin(least, value);
             most = fmax(most, value);
         }
@@ -325,11 +327,11 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
 }
 
 static void equality_row(weft_page *p, const weft_report_data *d, int place) {
-    const weft_report_variant *s = &d->steps[place];
+    const weft_report_variant *s = &d->variants[place];
     weft_page_cell(p, "%s", weft_variant_label(d, place));
     for (int q = 0; q < QUANTITIES; q++) {
         double value = quantities[q].of(s);
-        double base = s->baseline >= 0 ? quantities[q].of(&d->steps[s->baseline]) : NAN;
+        double base = s->baseline >= 0 ? quantities[q].of(&d->variants[s->baseline]) : NAN;
         weft_words room;
         const char *text = weft_say_count(value, &room);
         if (isfinite(value) && base > 0 && value != base)
@@ -340,7 +342,7 @@ static void equality_row(weft_page *p, const weft_report_data *d, int place) {
 }
 
 weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
-    if (d->n_steps < 2) return WEFT_OK;
+    if (d->n_variants < 2) return WEFT_OK;
     weft_page_fold(
         p, "What was equal, and what was not",
         "A variant may score better because it is larger or was trained for longer: here "
@@ -359,7 +361,7 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     for (int q = 0; q < QUANTITIES; q++)
         heads[q + 1] = quantities[q].head;
     weft_page_table_open(p, heads);
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         equality_row(p, d, i);
     weft_page_table_close(p);
     return WEFT_OK;

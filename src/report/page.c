@@ -1,6 +1,6 @@
 /* HTML and Markdown at once.
  *
- * Every text passes one of the two escapes below, so a step named <script> is read as that and run
+ * Every text passes one of the two escapes below, so a variant named <script> is read as that and run
  * by nobody. Control characters become blanks and bytes that are no UTF-8 become U+FFFD: a text can
  * neither end a table's row nor hide what follows it. Data for the script is JSON in which <, > and &
  * are escaped, so none can end its element. The page asks for nothing from elsewhere: its style and its

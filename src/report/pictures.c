@@ -18,8 +18,8 @@ static const char *score_unit(const weft_report_data *d) {
 }
 
 static weft_plot_series *make_series(const weft_report_data *d) {
-    weft_plot_series *series = calloc((size_t)d->n_steps + 1, sizeof *series);
-    for (int i = 0; series && i < d->n_steps; i++) {
+    weft_plot_series *series = calloc((size_t)d->n_variants + 1, sizeof *series);
+    for (int i = 0; series && i < d->n_variants; i++) {
         series[i].label = weft_variant_label(d, i);
         series[i].style = i;
     }
@@ -84,8 +84,8 @@ static json_t *group_json(const weft_report_data *d, json_t *charts) {
 }
 
 static bool any_finished(const weft_report_data *d) {
-    for (int i = 0; i < d->n_steps; i++)
-        if (d->steps[i].done > 0) return true;
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].done > 0) return true;
     return false;
 }
 
@@ -120,7 +120,7 @@ static const struct {
              {"time per run", WEFT_UNIT_SECONDS, seconds_of}};
 enum { COSTS = sizeof costs / sizeof costs[0] };
 
-/* Whether no other step costs no more and scores no less, one of them truly. A step that leaks has
+/* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
  * no score worth the name; a repeat is the same point again. */
 static bool counts_in_front(const weft_report_variant *s, double cost) {
     return isfinite(s->mean) && isfinite(cost) && !s->leaks && s->repeats < 0;
@@ -128,12 +128,12 @@ static bool counts_in_front(const weft_report_variant *s, double cost) {
 
 static bool is_in_front(const weft_report_data *d, int place,
                         double (*cost)(const weft_report_variant *)) {
-    const weft_report_variant *s = &d->steps[place];
+    const weft_report_variant *s = &d->variants[place];
     double x = cost(s), sign = d->higher_is_better ? -1 : 1, y = sign * s->mean;
     if (!counts_in_front(s, x)) return false;
-    for (int i = 0; i < d->n_steps; i++) {
-        double other_x = cost(&d->steps[i]), other_y = sign * d->steps[i].mean;
-        if (i == place || !counts_in_front(&d->steps[i], other_x)) continue;
+    for (int i = 0; i < d->n_variants; i++) {
+        double other_x = cost(&d->variants[i]), other_y = sign * d->variants[i].mean;
+        if (i == place || !counts_in_front(&d->variants[i], other_x)) continue;
         bool no_worse = other_x <= x && other_y <= y;
         if (no_worse && (other_x < x || other_y < y || i < place)) return false;
     }
@@ -152,8 +152,8 @@ static int place_points(const weft_report_data *d, double (*cost)(const weft_rep
     int points = 0;
     size_t used = 0;
     *names = '\0';
-    for (int i = 0; i < d->n_steps; i++) {
-        const weft_report_variant *s = &d->steps[i];
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_report_variant *s = &d->variants[i];
         series[i].n = isfinite(s->mean) && isfinite(cost(s)) && s->repeats < 0;
         if (!series[i].n) continue;
         *series[i].points = (weft_plot_point){cost(s), s->mean, s->least, s->most};
@@ -185,9 +185,9 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
     char names[NAMES_ROOM];
     int n_front = 0;
     c->series = make_series(d);
-    c->front = calloc((size_t)d->n_steps + 1, sizeof *c->front);
+    c->front = calloc((size_t)d->n_variants + 1, sizeof *c->front);
     bool memory = c->series && c->front;
-    for (int i = 0; i < d->n_steps && memory; i++)
+    for (int i = 0; i < d->n_variants && memory; i++)
         memory = (c->series[i].points = calloc(1, sizeof *c->series[i].points)) != NULL;
     if (!memory) return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
     if (place_points(d, costs[cost].of, c->series, c->front, &n_front, names) == 0) return WEFT_OK;
@@ -202,7 +202,7 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
                           .y_label = d->score_name,
                           .y_unit = score_unit(d),
                           .series = c->series,
-                          .n_series = d->n_steps,
+                          .n_series = d->n_variants,
                           .front = c->front,
                           .n_front = n_front,
                           .top = NAN};
@@ -244,19 +244,19 @@ weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
         status = make_picture(d, i, &pictures[i]);
     if (status == WEFT_OK) put_fronts(p, d, pictures);
     for (int i = 0; i < COSTS && pictures; i++)
-        free_picture(&pictures[i], d->n_steps);
+        free_picture(&pictures[i], d->n_variants);
     free(pictures);
     return status;
 }
 
-/* The mean score of a step at each rate where some seed finished. */
-static weft_plot_point sweep_point(const weft_report_data *d, int step, double rate, int *done,
+/* The mean score of a variant at each rate where some seed finished. */
+static weft_plot_point sweep_point(const weft_report_data *d, int variant, double rate, int *done,
                                    int *runs) {
     weft_plot_point at = {rate, 0, NAN, NAN};
     *done = *runs = 0;
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->step != step || run->rate != rate) continue;
+        if (run->variant != variant || run->rate != rate) continue;
         if (run->chooses != (d->rate_seed >= 0)) continue;
         ++*runs;
         if (!run->finished) continue;
@@ -279,14 +279,14 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
     }
     heads[n + 1] = NULL;
     weft_page_table_open(p, heads);
-    for (int i = 0; i < d->n_steps; i++) {
-        if (d->steps[i].repeats >= 0) continue;
+    for (int i = 0; i < d->n_variants; i++) {
+        if (d->variants[i].repeats >= 0) continue;
         weft_page_cell(p, "%s", weft_variant_label(d, i));
         for (int k = 0; k < n; k++) {
             int done, runs;
             weft_words room;
             weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
-            const char *chosen = d->rates[k] == d->steps[i].rate ? " chosen" : "";
+            const char *chosen = d->rates[k] == d->variants[i].rate ? " chosen" : "";
             if (runs == 0)
                 weft_page_cell(p, "%s", *chosen ? "taken over" : "not tried");
             else
@@ -301,13 +301,14 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     if (d->n_rates < 2) return WEFT_OK;
     weft_plot_series *series = make_series(d);
     bool memory = series != NULL;
-    for (int i = 0; i < d->n_steps && memory; i++) {
+    for (int i = 0; i < d->n_variants && memory; i++) {
         series[i].points = calloc((size_t)d->n_rates, sizeof *series[i].points);
         memory = series[i].points != NULL;
         for (int k = 0; k < d->n_rates && memory; k++) {
             int done, runs;
             weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
-            if (done && at.x > 0 && d->steps[i].repeats < 0) series[i].points[series[i].n++] = at;
+            if (done && at.x > 0 && d->variants[i].repeats < 0)
+                series[i].points[series[i].n++] = at;
         }
     }
     if (memory) {
@@ -323,7 +324,7 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
                           .y_unit = score_unit(d),
                           .log_x = true,
                           .series = series,
-                          .n_series = d->n_steps,
+                          .n_series = d->n_variants,
                           .top = NAN};
         static const char caption[] =
             "Score by learning rate: the mean over seeds, with a bar from "
@@ -334,6 +335,6 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
         put_picture(p, &plot, caption);
         weft_page_pictures_close(p);
     }
-    free_series(series, d->n_steps);
+    free_series(series, d->n_variants);
     return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
 }

@@ -289,7 +289,7 @@ static const char *letter_at(const char *text, int n) {
     return text;
 }
 
-/* A long label loses its middle: steps' names often begin alike. */
+/* A long label loses its middle: variants' names often begin alike. */
 static void shorten(const char *text, char *label, size_t room) {
     enum { TAIL = 8, HEAD = LABEL_LETTERS - TAIL - 1 };
     int n = letters(text);

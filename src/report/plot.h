@@ -15,7 +15,7 @@ typedef struct {
 /* Colours, markers and dashes repeat only together, after 280 styles. */
 typedef struct {
     const char *label;
-    int style; /* any number >= 0: the step's place */
+    int style; /* any number >= 0: the variant's place */
     weft_plot_point *points;
     int n;
 } weft_plot_series;

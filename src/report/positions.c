@@ -1,4 +1,4 @@
-/* The held-out loss by position in the sequence (EVAL_POSITIONS): where in a context a step gains or loses. */
+/* The held-out loss by position in the sequence (EVAL_POSITIONS): where in a context a variant gains or loses. */
 #include "report/plot.h"
 #include "report/sections.h"
 
@@ -37,9 +37,11 @@ int weft_report_ranges(const weft_report_data *d, weft_report_range out[RANGES_M
     return n;
 }
 
-static bool has_positions(const weft_report_data *d, int step, const weft_report_range *r, int n) {
+static bool has_positions(const weft_report_data *d, int variant, const weft_report_range *r,
+                          int n) {
     for (int k = 0; k < n; k++)
-        if (isfinite(weft_report_fact_mean(d, step, r[k].name))) return d->steps[step].repeats < 0;
+        if (isfinite(weft_report_fact_mean(d, variant, r[k].name)))
+            return d->variants[variant].repeats < 0;
     return false;
 }
 
@@ -66,7 +68,7 @@ static void put_losses(weft_page *p, const weft_report_data *d, const weft_repor
     weft_words room;
     heads h;
     open_table(p, &h, r, n);
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         if (!has_positions(d, i, r, n)) continue;
         weft_page_cell(p, "%s", weft_variant_label(d, i));
         for (int k = 0; k < n; k++)
@@ -75,17 +77,17 @@ static void put_losses(weft_page *p, const weft_report_data *d, const weft_repor
     weft_page_table_close(p);
 }
 
-static bool is_compared(const weft_report_data *d, int step, const weft_report_range *r, int n) {
-    return weft_report_counts(d, step) && has_positions(d, step, r, n) &&
-           has_positions(d, d->steps[step].baseline, r, n);
+static bool is_compared(const weft_report_data *d, int variant, const weft_report_range *r, int n) {
+    return weft_report_counts(d, variant) && has_positions(d, variant, r, n) &&
+           has_positions(d, d->variants[variant].baseline, r, n);
 }
 
-/* Differences with their intervals; nothing where no step has a baseline that has them too. */
+/* Differences with their intervals; nothing where no variant has a baseline that has them too. */
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
     bool open = false;
     heads h;
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         if (!is_compared(d, i, r, n)) continue;
         if (!open) {
             weft_page_say(p,
@@ -96,11 +98,11 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
         }
         open = true;
         weft_page_cell(p, "%s against %s", weft_variant_label(d, i),
-                       weft_variant_label(d, d->steps[i].baseline));
+                       weft_variant_label(d, d->variants[i].baseline));
         for (int k = 0; k < n; k++) {
             weft_comparison c;
             weft_words room;
-            WEFT_TRY(weft_report_fact_compare(d, i, d->steps[i].baseline, r[k].name, &c));
+            WEFT_TRY(weft_report_fact_compare(d, i, d->variants[i].baseline, r[k].name, &c));
             weft_page_cell(p, "%s", weft_say_interval(&c, &room));
         }
     }
@@ -110,13 +112,13 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
 
 static void put_picture(weft_page *p, const weft_report_data *d, const weft_report_range *r,
                         int n) {
-    weft_plot_series *series = calloc((size_t)d->n_steps + 1, sizeof *series);
-    weft_plot_point *points = calloc((size_t)(d->n_steps * n) + 1, sizeof *points);
+    weft_plot_series *series = calloc((size_t)d->n_variants + 1, sizeof *series);
+    weft_plot_point *points = calloc((size_t)(d->n_variants * n) + 1, sizeof *points);
     char *svg = NULL;
-    for (int i = 0; series && points && i < d->n_steps; i++) {
+    for (int i = 0; series && points && i < d->n_variants; i++) {
         series[i] = (weft_plot_series){
             .label = weft_variant_label(d, i), .style = i, .points = points + i * n};
-        for (int k = 0; k < n && d->steps[i].repeats < 0; k++) {
+        for (int k = 0; k < n && d->variants[i].repeats < 0; k++) {
             double loss = weft_report_fact_mean(d, i, r[k].name);
             double middle = sqrt((double)(r[k].first + 1) * (double)(r[k].last + 1));
             if (isfinite(loss))
@@ -130,7 +132,7 @@ static void put_picture(weft_page *p, const weft_report_data *d, const weft_repo
                       .y_unit = "nats per token",
                       .log_x = true,
                       .series = series,
-                      .n_series = d->n_steps,
+                      .n_series = d->n_variants,
                       .top = NAN};
     weft_page_pictures_open(p, NULL);
     if (series && points && weft_plot_svg(&plot, ++p->pictures, &svg) != WEFT_OK) svg = NULL;
@@ -145,7 +147,7 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     weft_report_range ranges[RANGES_MOST];
     int n = weft_report_ranges(d, ranges);
     bool any = false;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         any = any || has_positions(d, i, ranges, n);
     if (!any) return WEFT_OK;
     weft_page_heading(

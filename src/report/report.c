@@ -65,40 +65,41 @@ weft_status weft_report_vacant(const char *folder) {
     return weft_page_vacant(folder, false);
 }
 
-static json_t *left_out(const weft_report_data *d, int step) {
+static json_t *left_out(const weft_report_data *d, int variant) {
     json_t *list = json_array();
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
-        if (pair.counts || (!pair.step && !pair.baseline)) continue;
+        weft_report_pair pair =
+            weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
+        if (pair.counts || (!pair.variant && !pair.baseline)) continue;
         json_array_append_new(list,
                               json_pack("{s:I, s:o, s:o}", "seed", (json_int_t)d->seeds[i], "step",
-                                        weft_json_text(weft_report_ended(pair.step)), "baseline",
+                                        weft_json_text(weft_report_ended(pair.variant)), "baseline",
                                         weft_json_text(weft_report_ended(pair.baseline))));
     }
     return list;
 }
 
-static json_t *verdict_json(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
+static json_t *verdict_json(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
     return json_pack("{s:o, s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}",
                      "variant", weft_json_text(s->name), "step", weft_json_text(s->name),
-                     "baseline", weft_json_text(d->steps[s->baseline].name), "verdict",
+                     "baseline", weft_json_text(d->variants[s->baseline].name), "verdict",
                      weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs",
                      c->pairs, "difference", weft_json_number(c->mean), "low",
                      weft_json_number(c->low), "high", weft_json_number(c->high), "sd",
                      weft_json_number(c->sd), "percent", weft_json_number(c->percent), "p",
                      weft_json_number(weft_comparison_p(c)), "left", s->left, "repeat_of",
-                     s->repeats >= 0 ? weft_json_text(d->steps[s->repeats].name) : json_null(),
-                     "left_out", left_out(d, step));
+                     s->repeats >= 0 ? weft_json_text(d->variants[s->repeats].name) : json_null(),
+                     "left_out", left_out(d, variant));
 }
 
-static json_t *positions_json(const weft_report_data *d, int step) {
+static json_t *positions_json(const weft_report_data *d, int variant) {
     weft_report_range ranges[WEFT_REPORT_RANGES];
     int n = weft_report_ranges(d, ranges);
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
-        double loss = weft_report_fact_mean(d, step, ranges[i].name);
+        double loss = weft_report_fact_mean(d, variant, ranges[i].name);
         if (isfinite(loss))
             json_array_append_new(list,
                                   json_pack("{s:I, s:I, s:f}", "first", (json_int_t)ranges[i].first,
@@ -107,8 +108,8 @@ static json_t *positions_json(const weft_report_data *d, int step) {
     return list;
 }
 
-static json_t *step_json(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
+static json_t *variant_json(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
     json_t *object = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:o}", "variant",
         weft_json_text(s->name), "step", weft_json_text(s->name), "title", weft_json_text(s->title),
@@ -124,19 +125,20 @@ static json_t *step_json(const weft_report_data *d, int step) {
         "seconds", weft_json_number(s->seconds));
     json_object_update(object, cost);
     json_decref(cost);
-    json_object_set_new(object, "loss_by_position", positions_json(d, step));
-    json_object_set_new(object, "inside", weft_report_inside_json(d, step));
+    json_object_set_new(object, "loss_by_position", positions_json(d, variant));
+    json_object_set_new(object, "inside", weft_report_inside_json(d, variant));
     return object;
 }
 
 static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *r) {
     static const char *const words[] = {"not compared", "equal", "unequal"};
     const weft_report_run *run = r->run;
-    return json_pack(
-        "{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step", weft_json_text(d->steps[run->step].name),
-        "repeats", weft_json_text(d->steps[d->steps[run->step].repeats].name), "seed",
-        (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
-        words[r->result], "files_compared", r->files, "detail", weft_json_text(r->detail));
+    return json_pack("{s:o, s:o, s:I, s:o, s:s, s:b, s:o}", "step",
+                     weft_json_text(d->variants[run->variant].name), "repeats",
+                     weft_json_text(d->variants[d->variants[run->variant].repeats].name), "seed",
+                     (json_int_t)run->seed, "learning_rate", weft_json_number(run->rate), "result",
+                     words[r->result], "files_compared", r->files, "detail",
+                     weft_json_text(r->detail));
 }
 
 /* What stands beside the answer. */
@@ -154,15 +156,15 @@ static weft_status append_warnings(const weft_report_data *d, json_t *list) {
 static weft_status study_json(const char *database, json_t **object) {
     weft_report_data d;
     WEFT_TRY(weft_report_read(database, &d));
-    json_t *verdicts = json_array(), *steps = json_array(), *repeats = json_array();
+    json_t *verdicts = json_array(), *variants = json_array(), *repeats = json_array();
     weft_status status = WEFT_OK;
-    for (int i = 0; i < d.n_steps; i++) {
-        json_array_append_new(steps, step_json(&d, i));
-        if (d.steps[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
+    for (int i = 0; i < d.n_variants; i++) {
+        json_array_append_new(variants, variant_json(&d, i));
+        if (d.variants[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
     }
     for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {
         weft_report_repeat r;
-        if (d.steps[d.runs[i].step].repeats < 0) continue;
+        if (d.variants[d.runs[i].variant].repeats < 0) continue;
         status = weft_report_repeat_of(&d, &d.runs[i], &r);
         if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
     }
@@ -176,8 +178,8 @@ static weft_status study_json(const char *database, json_t **object) {
                         "score", weft_json_text(d.score), "score_name",
                         weft_json_text(d.score_name), "higher_is_better", d.higher_is_better,
                         "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
-                        "common", weft_report_common_json(&d), "verdicts", verdicts, "steps", steps,
-                        "repeats", repeats, "yardsticks", yardsticks);
+                        "common", weft_report_common_json(&d), "verdicts", verdicts, "steps",
+                        variants, "repeats", repeats, "yardsticks", yardsticks);
     free(answer);
     if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
     if (status != WEFT_OK) {

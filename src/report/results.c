@@ -8,24 +8,26 @@
 #include <string.h>
 
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
-static void write_left_out(FILE *out, const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
+static void write_left_out(FILE *out, const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
     weft_words room;
     bool any = false;
-    if (*s->error || *d->steps[s->baseline].error) return;
+    if (*s->error || *d->variants[s->baseline].error) return;
     if (s->compared.pairs == 0 && s->compared.verdict == WEFT_NOT_YET) return;
     for (int i = 0; i < d->n_seeds; i++) {
-        weft_report_pair pair = weft_report_pair_of(d, step, d->steps[step].baseline, d->seeds[i]);
-        if (pair.counts || (!pair.step && !pair.baseline)) continue;
+        weft_report_pair pair =
+            weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
+        if (pair.counts || (!pair.variant && !pair.baseline)) continue;
         fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)d->seeds[i]);
         any = true;
-        bool step_bad = !pair.step || !pair.step->finished;
+        bool variant_bad = !pair.variant || !pair.variant->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
-        if (step_bad)
-            fprintf(out, "%s %s", weft_say_step(d, step, &room), weft_report_ended(pair.step));
+        if (variant_bad)
+            fprintf(out, "%s %s", weft_say_variant(d, variant, &room),
+                    weft_report_ended(pair.variant));
         if (base_bad)
-            fprintf(out, "%s%s %s", step_bad ? "; " : "", weft_say_step(d, s->baseline, &room),
-                    weft_report_ended(pair.baseline));
+            fprintf(out, "%s%s %s", variant_bad ? "; " : "",
+                    weft_say_variant(d, s->baseline, &room), weft_report_ended(pair.baseline));
         fputs(")", out);
     }
     if (any) fputs(".", out);
@@ -34,7 +36,7 @@ static void write_left_out(FILE *out, const weft_report_data *d, int step) {
 static void write_numbers(FILE *out, const weft_report_data *d, const weft_comparison *c) {
     weft_words a, b, seeds = {0};
     if (c->pairs < 1) return;
-    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->step, &a));
+    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->variant, &a));
     if (c->mean == 0)
         fputs("the same as the baseline's", out);
     else
@@ -60,21 +62,22 @@ static void write_bound(FILE *out, const weft_comparison *c) {
         fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);
 }
 
-static void write_verdict(weft_page *p, const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
+static void write_verdict(weft_page *p, const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
     char *text = NULL;
     size_t size;
     FILE *out = open_memstream(&text, &size);
     if (!out) return;
     weft_words one, other;
-    fprintf(out, "%s against %s", weft_say_step(d, step, &one),
-            weft_say_step(d, s->baseline, &other));
+    fprintf(out, "%s against %s", weft_say_variant(d, variant, &one),
+            weft_say_variant(d, s->baseline, &other));
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);
     if (!d->nothing_learned) write_bound(out, c);
-    write_left_out(out, d, step);
-    if (s->leaks && d->steps[s->baseline].leaks) fputs(" Both leak: a token sees later ones.", out);
+    write_left_out(out, d, variant);
+    if (s->leaks && d->variants[s->baseline].leaks)
+        fputs(" Both leak: a token sees later ones.", out);
     fclose(out);
     weft_page_item(p,
                    c->verdict == WEFT_BETTER  ? "good"
@@ -109,10 +112,10 @@ static void say_power(weft_page *p, const weft_report_data *d) {
     double least = NAN, most = NAN;
     if (!(d->spread > 0) || d->planned_seeds < 2) return;
     weft_power_text(d->planned_seeds, d->spread, power, sizeof power);
-    for (int i = 0; i < d->n_steps; i++) {
+    for (int i = 0; i < d->n_variants; i++) {
         if (!weft_report_counts(d, i)) continue;
-        least = fmin(least, d->steps[i].compared.sd);
-        most = fmax(most, d->steps[i].compared.sd);
+        least = fmin(least, d->variants[i].compared.sd);
+        most = fmax(most, d->variants[i].compared.sd);
     }
     if (least < most)
         weft_page_say(p, "Stated beforehand: %s They spread by %.2g to %.2g.", power, least, most);
@@ -124,7 +127,7 @@ static void say_power(weft_page *p, const weft_report_data *d) {
 
 static int count_baselines(const weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         n += weft_report_is_compared(d, i);
     return n;
 }
@@ -154,7 +157,7 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
                       "longer, try another learning rate, or look at the data.",
                       log(d->vocabulary), d->vocabulary);
     weft_page_list_open(p);
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
     weft_page_list_close(p);
     say_power(p, d);
@@ -171,11 +174,11 @@ static bool beats(const weft_report_data *d, double score, double other) {
 /* The variant with the best mean, of those that see no later tokens; -1: there are not two. */
 static int best_variant(const weft_report_data *d) {
     int best = -1, n = 0;
-    for (int i = 0; i < d->n_steps; i++) {
-        const weft_report_variant *s = &d->steps[i];
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_report_variant *s = &d->variants[i];
         if (s->leaks || s->repeats >= 0 || !isfinite(s->mean)) continue;
         n++;
-        if (beats(d, s->mean, best < 0 ? NAN : d->steps[best].mean)) best = i;
+        if (beats(d, s->mean, best < 0 ? NAN : d->variants[best].mean)) best = i;
     }
     return n > 1 && !d->nothing_learned ? best : -1;
 }
@@ -184,10 +187,10 @@ static int best_variant(const weft_report_data *d) {
  * than its baseline, or, being a baseline, all others are worse. */
 static bool is_told_apart(const weft_report_data *d, int best) {
     int others = 0;
-    if (weft_report_is_compared(d, best)) return d->steps[best].compared.verdict == WEFT_BETTER;
-    for (int i = 0; i < d->n_steps; i++) {
-        if (!weft_report_counts(d, i) || d->steps[i].baseline != best) continue;
-        if (d->steps[i].compared.verdict != WEFT_WORSE) return false;
+    if (weft_report_is_compared(d, best)) return d->variants[best].compared.verdict == WEFT_BETTER;
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!weft_report_counts(d, i) || d->variants[i].baseline != best) continue;
+        if (d->variants[i].compared.verdict != WEFT_WORSE) return false;
         others++;
     }
     return others > 0;
@@ -197,7 +200,7 @@ static bool is_told_apart(const weft_report_data *d, int best) {
 static const weft_report_run *best_run(const weft_report_data *d) {
     const weft_report_run *best = NULL;
     for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_variant *s = &d->steps[d->runs[i].step];
+        const weft_report_variant *s = &d->variants[d->runs[i].variant];
         if (s->leaks || s->repeats >= 0 || !d->runs[i].finished) continue;
         if (beats(d, d->runs[i].score, best ? best->score : NAN)) best = &d->runs[i];
     }
@@ -212,16 +215,16 @@ static void say_best(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
     else if (best >= 0)
         weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
-                      weft_variant_label(d, best), weft_say_score(d->steps[best].mean, &room));
+                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean, &room));
     if (run)
         weft_page_say(
             p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
-            weft_variant_label(d, run->step), (long long)run->seed, run->rate, d->score_name,
+            weft_variant_label(d, run->variant), (long long)run->seed, run->rate, d->score_name,
             weft_say_score(run->score, &room), run->folder);
 }
 
 static void table_row(weft_page *p, const weft_report_data *d, int place, bool best) {
-    const weft_report_variant *s = &d->steps[place];
+    const weft_report_variant *s = &d->variants[place];
     const weft_comparison *c = &s->compared;
     weft_words a, b;
     bool compared = s->baseline >= 0 && c->pairs > 0;
@@ -230,7 +233,7 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
         weft_variant_labelled(s->title, s->name, s->overrides) ? s->title : s->overrides;
     char repeats[128] = "";
     if (s->repeats >= 0 && !strstr(what, "repeat"))
-        snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->steps[s->repeats].name);
+        snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->variants[s->repeats].name);
     weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));
     if (s->done > 1)
@@ -264,7 +267,7 @@ static bool all_on_device(const weft_report_data *d) {
 }
 
 weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
-    if (d->n_steps == 0) return WEFT_OK;
+    if (d->n_variants == 0) return WEFT_OK;
     weft_page_heading(p, "The variants in numbers",
                       "What each variant is, what it scored, and what it costs.");
     char score[160], interval[80];
@@ -288,7 +291,7 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                                  NULL};
     weft_page_table_open(p, heads);
     int best = best_variant(d);
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
     weft_page_table_close(p);
     say_best(p, d);
@@ -331,8 +334,8 @@ static const char *say_result(const weft_report_repeat *r) {
 
 static void repeat_row(weft_page *p, const weft_report_data *d, const weft_report_repeat *r) {
     const weft_report_run *first = r->first, *run = r->run;
-    weft_page_cell(p, "%s", d->steps[run->step].name);
-    weft_page_cell(p, "%s", d->steps[d->steps[run->step].repeats].name);
+    weft_page_cell(p, "%s", d->variants[run->variant].name);
+    weft_page_cell(p, "%s", d->variants[d->variants[run->variant].repeats].name);
     weft_page_cell(p, "%lld", (long long)run->seed);
     weft_page_cell(p, "%g", run->rate);
     weft_page_cell(p, "%s", say_result(r));
@@ -362,14 +365,14 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
                                         NULL};
     int counts[3] = {0}, n = 0, anew = 0;
     for (int i = 0; i < d->n_runs; i++)
-        n += d->steps[d->runs[i].step].repeats >= 0;
+        n += d->variants[d->runs[i].variant].repeats >= 0;
     if (n == 0) return WEFT_OK;
     weft_page_fold(p, "Repeats, bit for bit",
                    "Some variants are trained a second time, in processes of their own: the same "
                    "config must give the same bits.");
     weft_page_table_open(p, heads);
     for (int i = 0; i < d->n_runs; i++) {
-        if (d->steps[d->runs[i].step].repeats < 0) continue;
+        if (d->variants[d->runs[i].variant].repeats < 0) continue;
         weft_report_repeat r;
         WEFT_TRY(weft_report_repeat_of(d, &d->runs[i], &r));
         counts[r.result]++;

@@ -1,4 +1,4 @@
-/* What the steps' models write, side by side: the last sample of each step's first seed, where the
+/* What the variants' models write, side by side: the last sample of each variant's first seed, where the
  * study has SAMPLE_PROMPT and the runs' folders are still there. */
 #include "report/sections.h"
 
@@ -59,10 +59,11 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
     return last;
 }
 
-const weft_report_run *weft_report_first_run(const weft_report_data *d, int step) {
-    if (d->steps[step].repeats >= 0) return NULL;
+const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant) {
+    if (d->variants[variant].repeats >= 0) return NULL;
     for (int i = 0; i < d->n_seeds; i++) {
-        const weft_report_run *run = weft_report_find(d, step, d->steps[step].rate, d->seeds[i]);
+        const weft_report_run *run =
+            weft_report_find(d, variant, d->variants[variant].rate, d->seeds[i]);
         if (run && run->finished) return run;
     }
     return NULL;
@@ -90,8 +91,8 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     bool open = false;
     weft_report_folder(d, folder);
-    for (int step = 0; step < d->n_steps; step++) {
-        const weft_report_run *run = weft_report_first_run(d, step);
+    for (int variant = 0; variant < d->n_variants; variant++) {
+        const weft_report_run *run = weft_report_first_run(d, variant);
         json_t *sample = run ? last_sample(folder, run) : NULL;
         const char *text = json_string_value(json_object_get(sample, "text"));
         const char *prompt = json_string_value(json_object_get(sample, "prompt"));
@@ -108,7 +109,7 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
             char title[300], *shown = shown_text(json_object_get(sample, "text"));
             const json_t *cache = json_object_get(sample, "cache_bytes_per_token");
             int at = snprintf(title, sizeof title, "%.200s, after %lld training steps",
-                              weft_variant_label(d, step),
+                              weft_variant_label(d, variant),
                               (long long)json_integer_value(json_object_get(sample, "step")));
             if (json_is_integer(cache))
                 snprintf(title + at, sizeof title - (size_t)at, "; cache: %lld bytes per token",

@@ -35,10 +35,10 @@ weft_report_section weft_report_differences, weft_report_trouble, weft_report_eq
 typedef struct {
     char text[512];
 } weft_words;
-const char *weft_say_step(const weft_report_data *d, int step,
-                          weft_words *room); /* "All three", "variant 3" */
-/* What a step is called in pictures: its title, its name where it has none. */
-const char *weft_variant_label(const weft_report_data *d, int step);
+const char *weft_say_variant(const weft_report_data *d, int variant,
+                             weft_words *room); /* "All three", "variant 3" */
+/* What a variant is called in pictures: its title, its name where it has none. */
+const char *weft_variant_label(const weft_report_data *d, int variant);
 const char *weft_say_score(double value, weft_words *room);
 const char *weft_say_bytes(double bytes, weft_words *room);  /* "33.8 GiB" */
 const char *weft_say_count(double value, weft_words *room);  /* "115.0M" */
@@ -61,12 +61,12 @@ const char *weft_say_plural(int n, const char *thing, weft_words *room);
 /* The study's folder, in which the runs' are; a variant's first seed that finished, NULL: none, or the
  * variant is a repeat. report/samples.c */
 void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
-const weft_report_run *weft_report_first_run(const weft_report_data *d, int step);
+const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
-/* Whether a step has a baseline and is no repeat; whether its comparison counts, too: it can be built,
+/* Whether a variant has a baseline and is no repeat; whether its comparison counts, too: it can be built,
  * and sees later tokens only where its baseline does. report/answer.c */
-bool weft_report_is_compared(const weft_report_data *d, int step);
-bool weft_report_counts(const weft_report_data *d, int step);
+bool weft_report_is_compared(const weft_report_data *d, int variant);
+bool weft_report_counts(const weft_report_data *d, int variant);
 /* How many of the variants are repeats of others; pictures leave them out. */
 int weft_report_repeated(const weft_report_data *d);
 /* The seeds of the comparison that has most of them. */
@@ -82,7 +82,7 @@ char *weft_report_sentence(const weft_report_data *d);
  * caller's to free. */
 weft_status weft_report_caveats(const weft_report_data *d, char ***list);
 
-/* What charts.js is told of the steps: [{key, name, style, baseline}], all of them in their order. The
+/* What charts.js is told of the variants: [{key, name, style, baseline}], all of them in their order. The
  * caller owns the array. report/curves.c */
 json_t *weft_report_series(const weft_report_data *d);
 
@@ -98,8 +98,8 @@ int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REP
 /* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/yardstick.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
 
-/* The numbers of `Inside the models` by name, null where a step has none. The caller owns it.
+/* The numbers of `Inside the models` by name, null where a variant has none. The caller owns it.
  * report/inside.c */
-json_t *weft_report_inside_json(const weft_report_data *d, int step);
+json_t *weft_report_inside_json(const weft_report_data *d, int variant);
 
 #endif

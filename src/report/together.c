@@ -14,16 +14,16 @@ static bool takes_part(const weft_report_variant *s) {
 
 static int most_done(const weft_report_data *d) {
     int most = 0;
-    for (int i = 0; i < d->n_steps; i++)
-        if (takes_part(&d->steps[i]) && d->steps[i].done > most) most = d->steps[i].done;
+    for (int i = 0; i < d->n_variants; i++)
+        if (takes_part(&d->variants[i]) && d->variants[i].done > most) most = d->variants[i].done;
     return most;
 }
 
 /* The scores of one seed, a variant after the other; false: one of them has none. */
 static bool list_seed(const weft_report_data *d, int most, int64_t seed, double *scores) {
-    for (int i = 0; i < d->n_steps; i++) {
-        if (!takes_part(&d->steps[i]) || d->steps[i].done < most) continue;
-        const weft_report_run *run = weft_report_find(d, i, d->steps[i].rate, seed);
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!takes_part(&d->variants[i]) || d->variants[i].done < most) continue;
+        const weft_report_run *run = weft_report_find(d, i, d->variants[i].rate, seed);
         if (!run || !run->finished) return false;
         *scores++ = run->score;
     }
@@ -49,8 +49,8 @@ static double unexplained(const double *scores, int seeds, int variants, int fre
 bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out) {
     int most = most_done(d);
     *out = (weft_report_common){0};
-    for (int i = 0; i < d->n_steps; i++)
-        out->variants += takes_part(&d->steps[i]) && d->steps[i].done == most;
+    for (int i = 0; i < d->n_variants; i++)
+        out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
     double *scores = out->variants < 3 || d->n_seeds < 2
                          ? NULL
                          : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
@@ -67,43 +67,43 @@ bool weft_report_common_spread(const weft_report_data *d, weft_report_common *ou
     return out->seeds > 1;
 }
 
-static bool has_interval(const weft_report_data *d, int step) {
-    const weft_comparison *c = &d->steps[step].compared;
-    return weft_report_counts(d, step) && c->verdict != WEFT_NOT_YET &&
+static bool has_interval(const weft_report_data *d, int variant) {
+    const weft_comparison *c = &d->variants[variant].compared;
+    return weft_report_counts(d, variant) && c->verdict != WEFT_NOT_YET &&
            isfinite(weft_comparison_p(c));
 }
 
 void weft_report_holm(weft_report_data *d) {
     int n = 0;
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         n += has_interval(d, i);
     for (; n > 0; n--) {
         int least = -1;
         double p = INFINITY;
-        for (int i = 0; i < d->n_steps; i++) {
-            if (d->steps[i].left || !has_interval(d, i)) continue;
-            double one = weft_comparison_p(&d->steps[i].compared);
+        for (int i = 0; i < d->n_variants; i++) {
+            if (d->variants[i].left || !has_interval(d, i)) continue;
+            double one = weft_comparison_p(&d->variants[i].compared);
             if (one >= p) continue;
             least = i;
             p = one;
         }
         if (least < 0 || p > (1 - WEFT_CONFIDENCE) / n) return;
-        d->steps[least].left = true;
+        d->variants[least].left = true;
     }
 }
 
 /* "Gate against Plain, Cross against Plain" */
-static void add_name(FILE *out, const weft_report_data *d, int step, bool *any) {
+static void add_name(FILE *out, const weft_report_data *d, int variant, bool *any) {
     weft_words one, other;
-    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_step(d, step, &one),
-            weft_say_step(d, d->steps[step].baseline, &other));
+    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant, &one),
+            weft_say_variant(d, d->variants[variant].baseline, &other));
     *any = true;
 }
 
 static void write_holm(FILE *out, const weft_report_data *d) {
     bool any = false;
-    for (int i = 0; i < d->n_steps; i++) {
-        if (!d->steps[i].left) continue;
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!d->variants[i].left) continue;
         if (!any) fputs("these are left: ", out);
         add_name(out, d, i, &any);
     }
@@ -118,8 +118,8 @@ static void write_common(FILE *out, const weft_report_data *d, const weft_report
             "freedom; a two-way analysis of variance over variants and seeds), an interval is "
             "±%.3g, and a difference is shown for ",
             c->variants, c->sd, c->freedom, c->half);
-    for (int i = 0; i < d->n_steps; i++)
-        if (has_interval(d, i) && fabs(d->steps[i].compared.mean) > c->half)
+    for (int i = 0; i < d->n_variants; i++)
+        if (has_interval(d, i) && fabs(d->variants[i].compared.mean) > c->half)
             add_name(out, d, i, &any);
     fputs(any ? "." : "none.", out);
 }

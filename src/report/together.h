@@ -17,7 +17,7 @@ typedef struct {
 /* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
 bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out);
 
-/* Says which comparisons of the study are left by Holm's method (`left` of their steps), so that one of
+/* Says which comparisons of the study are left by Holm's method (`left` of their variants), so that one of
  * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. */
 void weft_report_holm(weft_report_data *d);
 

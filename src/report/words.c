@@ -10,15 +10,15 @@ enum { DECIMALS_LEAST = 4, DECIMALS_MOST = 8 };
 
 #define DASH "\xe2\x80\x93"
 
-const char *weft_say_step(const weft_report_data *d, int step, weft_words *room) {
-    const weft_report_variant *s = &d->steps[step];
+const char *weft_say_variant(const weft_report_data *d, int variant, weft_words *room) {
+    const weft_report_variant *s = &d->variants[variant];
     if (*s->title && strcmp(s->title, s->name) != 0) return s->title;
     snprintf(room->text, sizeof room->text, "variant %.400s", s->name);
     return room->text;
 }
 
-const char *weft_variant_label(const weft_report_data *d, int step) {
-    const weft_report_variant *s = &d->steps[step];
+const char *weft_variant_label(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
     return *s->title ? s->title : s->name;
 }
 

@@ -21,7 +21,7 @@ static double size_of(const weft_report_variant *s, int measure) {
     return measure == 0 ? s->parameters : s->flops * s->tokens;
 }
 
-/* Whether a list with commas, of so many letters, names a step. */
+/* Whether a list with commas, of so many letters, names a variant. */
 static bool is_in(const char *list, size_t length, const char *name) {
     size_t n = strlen(name), at = 0;
     while (at < length) {
@@ -47,7 +47,7 @@ typedef struct {
 
 static bool adds_to(const weft_report_data *d, const weft_report_run *run, const char *list,
                     size_t length, int measure) {
-    const weft_report_variant *s = &d->steps[run->step];
+    const weft_report_variant *s = &d->variants[run->variant];
     return weft_report_run_counts(d, run) && s->repeats < 0 && is_in(list, length, s->name) &&
            run->score > 0 && size_of(s, measure) > 0;
 }
@@ -60,7 +60,7 @@ static weft_status fit_law(const weft_report_data *d, const char *list, size_t l
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
         if (!adds_to(d, run, list, length, measure)) continue;
-        x[out->n] = log(size_of(&d->steps[run->step], measure));
+        x[out->n] = log(size_of(&d->variants[run->variant], measure));
         y[out->n++] = log(run->score);
     }
     out->line = weft_line_fit(x, y, out->n);
@@ -99,15 +99,16 @@ static stand stand_of(const weft_report_variant *s, const law *l, int measure, b
 }
 
 /* A variant that is held against these: finished, and none of them. */
-static bool is_held(const weft_report_data *d, int step, const char *list, size_t length) {
-    const weft_report_variant *s = &d->steps[step];
+static bool is_held(const weft_report_data *d, int variant, const char *list, size_t length) {
+    const weft_report_variant *s = &d->variants[variant];
     return s->done > 0 && s->repeats < 0 && !s->leaks && !is_in(list, length, s->name);
 }
 
-static void put_row(weft_page *p, const weft_report_data *d, int step, const law laws[MEASURES]) {
-    const weft_report_variant *s = &d->steps[step];
+static void put_row(weft_page *p, const weft_report_data *d, int variant,
+                    const law laws[MEASURES]) {
+    const weft_report_variant *s = &d->variants[variant];
     weft_words room;
-    weft_page_cell(p, "%s", weft_variant_label(d, step));
+    weft_page_cell(p, "%s", weft_variant_label(d, variant));
     weft_page_cell(p, "%s", weft_say_score(s->mean, &room));
     for (int m = 0; m < MEASURES; m++) {
         stand at = stand_of(s, &laws[m], m, d->higher_is_better);
@@ -155,7 +156,7 @@ static weft_status put_list(weft_page *p, const weft_report_data *d, const char 
     *open = true;
     say_laws(p, laws, list, length);
     weft_page_table_open(p, heads);
-    for (int i = 0; i < d->n_steps; i++)
+    for (int i = 0; i < d->n_variants; i++)
         if (is_held(d, i, list, length)) put_row(p, d, i, laws);
     weft_page_table_close(p);
     return WEFT_OK;
@@ -173,10 +174,10 @@ weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static json_t *stand_json(const weft_report_data *d, int step, const law laws[MEASURES]) {
-    json_t *row = json_pack("{s:o}", "step", weft_json_text(d->steps[step].name));
+static json_t *stand_json(const weft_report_data *d, int variant, const law laws[MEASURES]) {
+    json_t *row = json_pack("{s:o}", "step", weft_json_text(d->variants[variant].name));
     for (int m = 0; m < MEASURES; m++) {
-        stand at = stand_of(&d->steps[step], &laws[m], m, d->higher_is_better);
+        stand at = stand_of(&d->variants[variant], &laws[m], m, d->higher_is_better);
         json_object_set_new(
             row, m == 0 ? "parameters" : "flops",
             json_pack("{s:o, s:o, s:o, s:o, s:b, s:s}", "plain", weft_json_number(at.plain),
@@ -201,7 +202,7 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
         law laws[MEASURES];
         WEFT_TRY(fit_laws(d, at, n, laws));
         json_t *rows = json_array();
-        for (int k = 0; k < d->n_steps; k++)
+        for (int k = 0; k < d->n_variants; k++)
             if (is_held(d, k, at, n)) json_array_append_new(rows, stand_json(d, k, laws));
         json_array_append_new(lists, json_pack("{s:o, s:o, s:o, s:o}", "steps", json_stringn(at, n),
                                                "parameters", law_json(&laws[0]), "flops",

@@ -1,4 +1,4 @@
-/* Fitting steps to the first one. Parameters grow with the feed-forward's width whatever the
+/* Fitting variants to the first one. Parameters grow with the feed-forward's width whatever the
  * mechanisms, so the nearest width is found by halving. */
 #include "study/equal.h"
 
@@ -90,7 +90,7 @@ static weft_status need_first(const weft_study *s) {
     return weft_fail(
         WEFT_EINPUT,
         "%s: CONFIG_STUDY_EQUAL=\"%s\" goes by variant '%s', which cannot be built: %s", s->where,
-        weft_config_word(&s->base, WEFT_OPTION(study_equal)), s->steps.list[0].name,
+        weft_config_word(&s->base, WEFT_OPTION(study_equal)), s->variants.list[0].name,
         s->built[0].error);
 }
 
@@ -99,7 +99,7 @@ weft_status weft_equal_widths(weft_study *s) {
     if (s->base.study_equal != WEFT_EQUAL_PARAMETERS) return WEFT_OK;
     WEFT_TRY(need_first(s));
     WEFT_TRY(weft_equal_parameters(&s->built[0].config, &wanted));
-    for (int i = 1; i < s->steps.n; i++)
+    for (int i = 1; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(fit_width(&s->built[i], wanted));
     return WEFT_OK;
 }
@@ -117,8 +117,8 @@ static void set_iters(weft_study_variant *p, int64_t iters) {
 }
 
 /* What one iteration costs, in what is held equal. */
-static double iter_cost(const weft_study *s, int step) {
-    const weft_study_variant *p = &s->built[step];
+static double iter_cost(const weft_study *s, int variant) {
+    const weft_study_variant *p = &s->built[variant];
     double tokens = (double)weft_study_iter_tokens(&p->config);
     double flops = p->account.forward_flops + p->account.backward_flops;
     return s->base.study_equal == WEFT_EQUAL_TIME    ? p->seconds_per_iter
@@ -129,12 +129,12 @@ static double iter_cost(const weft_study *s, int step) {
 static weft_status scale_iters(weft_study *s) {
     WEFT_TRY(need_first(s));
     double whole = (double)s->built[0].iters * iter_cost(s, 0);
-    for (int i = 1; i < s->steps.n; i++) {
+    for (int i = 1; i < s->variants.n; i++) {
         double cost = iter_cost(s, i);
         if (*s->built[i].error) continue;
         if (!(cost > 0) || !(whole > 0))
             return weft_fail(WEFT_EBUG, "study: variant '%s' has no cost to be held equal",
-                             s->steps.list[i].name);
+                             s->variants.list[i].name);
         set_iters(&s->built[i], round_iters(whole / cost));
     }
     return WEFT_OK;
@@ -142,7 +142,7 @@ static weft_status scale_iters(weft_study *s) {
 
 weft_status weft_equal_iters(weft_study *s) {
     int equal = s->base.study_equal;
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         s->built[i].iters = equal == WEFT_EQUAL_TIME && i > 0 ? 0 : s->built[i].config.steps;
     if (equal == WEFT_EQUAL_TIME) return need_first(s);
     return equal == WEFT_EQUAL_TOKENS || equal == WEFT_EQUAL_FLOPS ? scale_iters(s) : WEFT_OK;

@@ -1,4 +1,4 @@
-/* What the steps of a study have in common (STUDY_EQUAL). The first step is the measure: it stays
+/* What the variants of a study have in common (STUDY_EQUAL). The first variant is the measure: it stays
  * as it is configured, and the others are fitted to it.
  *
  *     iters        nothing to do
@@ -16,9 +16,9 @@
 /* Before the accounts are made: parameters. */
 weft_status weft_equal_widths(weft_study *s);
 /* After they are made: tokens and flops; for iters as configured, for time as configured in the
- * first step and 0 in the others. */
+ * first variant and 0 in the others. */
 weft_status weft_equal_iters(weft_study *s);
-/* Time, once every buildable step's seconds_per_iter is there. */
+/* Time, once every buildable variant's seconds_per_iter is there. */
 weft_status weft_equal_time(weft_study *s);
 
 /* N_FFN must be a multiple of this for a config: 8, z-heads, and what per_head_scalar needs. */

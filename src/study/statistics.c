@@ -1,7 +1,7 @@
 /* Student's t by the incomplete beta function, and verdicts from paired differences.
  *
  * A seed decides the first weights and the order of the batches, and moves a score by more than
- * most ideas do. Both steps of a comparison were run with the same seeds, so the difference is taken
+ * most ideas do. Both variants of a comparison were run with the same seeds, so the difference is taken
  * within each seed, where that part cancels, and the interval is that of the mean difference:
  * mean +- t sd / sqrt(n), with n - 1 degrees of freedom. One pair has no spread and no interval, and
  * no verdict follows from it.
@@ -97,21 +97,21 @@ const char *weft_verdict_word(weft_verdict v) {
     return words[v];
 }
 
-weft_comparison weft_compare(const double *step, const double *baseline, int pairs,
+weft_comparison weft_compare(const double *variant, const double *baseline, int pairs,
                              bool higher_is_better) {
     weft_comparison c = {.pairs = pairs, .mean = NAN, .sd = NAN, .low = NAN, .high = NAN};
-    c.step = weft_mean(step, pairs);
+    c.variant = weft_mean(variant, pairs);
     c.baseline = weft_mean(baseline, pairs);
     c.percent = NAN;
     if (pairs < 1) return c;
     double sum = 0, squares = 0;
     for (int i = 0; i < pairs; i++)
-        sum += step[i] - baseline[i];
+        sum += variant[i] - baseline[i];
     c.mean = sum / pairs;
     if (c.baseline != 0) c.percent = 100 * c.mean / fabs(c.baseline);
     if (pairs < 2) return c;
     for (int i = 0; i < pairs; i++)
-        squares += pow(step[i] - baseline[i] - c.mean, 2);
+        squares += pow(variant[i] - baseline[i] - c.mean, 2);
     c.sd = sqrt(squares / (pairs - 1));
     double half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, pairs - 1) * c.sd / sqrt(pairs);
     c.low = c.mean - half;

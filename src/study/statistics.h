@@ -1,4 +1,4 @@
-/* What a few numbers allow to be said: mean, spread, Student's t, and the verdict on one step
+/* What a few numbers allow to be said: mean, spread, Student's t, and the verdict on one variant
  * against another from the differences seed by seed. */
 #ifndef WEFT_STUDY_STATISTICS_H
 #define WEFT_STUDY_STATISTICS_H
@@ -22,19 +22,19 @@ typedef enum { WEFT_NO_DIFFERENCE, WEFT_BETTER, WEFT_WORSE, WEFT_NOT_YET } weft_
 /* "no difference shown", "better", "worse", "not yet" */
 const char *weft_verdict_word(weft_verdict v);
 
-/* Differences, step minus baseline, over the seeds that both finished. What cannot be known is
+/* Differences, variant minus baseline, over the seeds that both finished. What cannot be known is
  * NaN: the mean without pairs, the interval of fewer than two. */
 typedef struct {
     weft_verdict verdict;
     int pairs;
-    double mean, sd;       /* of the differences */
-    double low, high;      /* the interval of the mean at WEFT_CONFIDENCE */
-    double step, baseline; /* mean scores over the pairs */
-    double percent;        /* mean, of the baseline's; NaN where that is 0 */
+    double mean, sd;          /* of the differences */
+    double low, high;         /* the interval of the mean at WEFT_CONFIDENCE */
+    double variant, baseline; /* mean scores over the pairs */
+    double percent;           /* mean, of the baseline's; NaN where that is 0 */
 } weft_comparison;
 
-/* step[i] and baseline[i] belong to one seed. */
-weft_comparison weft_compare(const double *step, const double *baseline, int pairs,
+/* variant[i] and baseline[i] belong to one seed. */
+weft_comparison weft_compare(const double *variant, const double *baseline, int pairs,
                              bool higher_is_better);
 
 /* How likely a mean at least so far from 0 is where there is no difference: two-sided. NaN without an

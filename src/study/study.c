@@ -1,4 +1,4 @@
-/* Building a study: each step by itself, its failure its own, unless all fail. */
+/* Building a study: each variant by itself, its failure its own, unless all fail. */
 #include "study/study.h"
 
 #include "base/bounded.h"
@@ -14,26 +14,26 @@ int64_t weft_study_iter_tokens(const weft_config *c) {
     return c->batch_size * c->gradient_accumulation * c->context;
 }
 
-int64_t weft_study_tokens(const weft_study *s, int step) {
-    return weft_bounded_product(s->built[step].iters,
-                                weft_study_iter_tokens(&s->built[step].config));
+int64_t weft_study_tokens(const weft_study *s, int variant) {
+    return weft_bounded_product(s->built[variant].iters,
+                                weft_study_iter_tokens(&s->built[variant].config));
 }
 
-int weft_study_step_rates(const weft_study *s) {
+int weft_study_variant_rates(const weft_study *s) {
     return s->n_rates ? s->n_rates : 1;
 }
 
-double weft_study_rate(const weft_study *s, int step, int k) {
-    return s->n_rates ? s->rates[k] : s->built[step].config.learning_rate;
+double weft_study_rate(const weft_study *s, int variant, int k) {
+    return s->n_rates ? s->rates[k] : s->built[variant].config.learning_rate;
 }
 
 bool weft_study_chooses(const weft_study *s) {
     return s->base.study_rate_seed >= 0 && s->n_rates > 1;
 }
 
-int weft_study_step_runs(const weft_study *s, int step) {
-    int rates = weft_study_step_rates(s), seeds = (int)s->base.study_seeds;
-    if (s->rate_as[step] >= 0) return seeds;
+int weft_study_variant_runs(const weft_study *s, int variant) {
+    int rates = weft_study_variant_rates(s), seeds = (int)s->base.study_seeds;
+    if (s->rate_as[variant] >= 0) return seeds;
     return weft_study_chooses(s) ? rates + seeds : rates * seeds;
 }
 
@@ -41,9 +41,9 @@ int64_t weft_study_seed(const weft_study *s, int k) {
     return s->base.seed + k;
 }
 
-void weft_study_run_config(const weft_study *s, int step, double rate, int64_t seed,
+void weft_study_run_config(const weft_study *s, int variant, double rate, int64_t seed,
                            weft_config *c) {
-    *c = s->built[step].config;
+    *c = s->built[variant].config;
     weft_config_reset(c, WEFT_OWNER_STUDY);
     c->learning_rate = rate;
     c->seed = seed;
@@ -72,24 +72,27 @@ static void append_setting(const weft_config *c, const weft_option *o, char *tex
     if (quoted) append(text, room, "\"");
 }
 
-static bool sets_option(const weft_variant *step, const weft_option *o) {
+static bool sets_option(const weft_variant *variant, const weft_option *o) {
     size_t n = strlen(o->key);
-    for (int i = 0; i < step->n_sets; i++)
-        if (strncmp(step->sets[i], o->key, n) == 0 && step->sets[i][n] == '=') return true;
+    for (int i = 0; i < variant->n_sets; i++)
+        if (strncmp(variant->sets[i], o->key, n) == 0 && variant->sets[i][n] == '=') return true;
     return false;
 }
 
-void weft_study_overrides(const weft_study *s, int step, char *text, size_t room) {
-    const weft_study_variant *p = &s->built[step];
+void weft_study_overrides(const weft_study *s, int variant, char *text, size_t room) {
+    const weft_study_variant *p = &s->built[variant];
     const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(steps);
     *text = '\0';
-    for (int i = 0; i < p->step->n_sets; i++) {
+    for (int i = 0; i < p->variant->n_sets; i++) {
         char key[128];
-        snprintf(key, sizeof key, "%.*s", (int)strcspn(p->step->sets[i], "="), p->step->sets[i]);
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(p->variant->sets[i], "="),
+                 p->variant->sets[i]);
         append_setting(&p->config, weft_option_find(key), text, room);
     }
-    if (p->widened && !sets_option(p->step, width)) append_setting(&p->config, width, text, room);
-    if (p->counted && !sets_option(p->step, iters)) append_setting(&p->config, iters, text, room);
+    if (p->widened && !sets_option(p->variant, width))
+        append_setting(&p->config, width, text, room);
+    if (p->counted && !sets_option(p->variant, iters))
+        append_setting(&p->config, iters, text, room);
 }
 
 void weft_study_seeds_text(const weft_study *s, char *text, size_t room) {
@@ -103,7 +106,7 @@ void weft_study_seeds_text(const weft_study *s, char *text, size_t room) {
 
 void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
     *text = '\0';
-    for (int k = 0; k < weft_study_step_rates(s); k++) {
+    for (int k = 0; k < weft_study_variant_rates(s); k++) {
         char one[32];
         weft_study_number(s->n_rates ? s->rates[k] : s->base.learning_rate, one, sizeof one);
         if (k) append(text, room, ",");
@@ -150,8 +153,9 @@ static weft_status refuse_rate_as(const weft_study *s, const char *why) {
                      s->base.study_rate_as, why);
 }
 
-/* A step by the next name of a list, up to one of `ends`; *at is behind it. */
-static weft_status next_step(const weft_study *s, const char **at, const char *ends, int *step) {
+/* A variant by the next name of a list, up to one of `ends`; *at is behind it. */
+static weft_status next_variant(const weft_study *s, const char **at, const char *ends,
+                                int *variant) {
     char name[WEFT_VARIANT_NAME], why[WEFT_STUDY_LINE];
     *at += strspn(*at, " \t");
     size_t n = strcspn(*at, ends), used = n;
@@ -159,8 +163,8 @@ static weft_status next_step(const weft_study *s, const char **at, const char *e
         used--;
     snprintf(name, sizeof name, "%.*s", (int)used, *at);
     *at += n;
-    *step = weft_variants_find(&s->steps, name);
-    if (*step >= 0) return WEFT_OK;
+    *variant = weft_variants_find(&s->variants, name);
+    if (*variant >= 0) return WEFT_OK;
     snprintf(why, sizeof why, "%.600s", weft_error_message());
     return refuse_rate_as(s, why);
 }
@@ -168,25 +172,25 @@ static weft_status next_step(const weft_study *s, const char **at, const char *e
 /* "step1=mla, step2=step3" */
 static weft_status parse_rate_as(weft_study *s) {
     const char *at = s->base.study_rate_as;
-    s->rate_as = malloc((size_t)s->steps.n * sizeof *s->rate_as);
+    s->rate_as = malloc((size_t)s->variants.n * sizeof *s->rate_as);
     if (!s->rate_as) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         s->rate_as[i] = -1;
     if (*(at += strspn(at, " \t")) && !weft_study_chooses(s))
         return refuse_rate_as(s, "it needs CONFIG_STUDY_RATE_SEED and several learning rates");
     while (*at) {
-        int step, other;
-        WEFT_TRY(next_step(s, &at, "=,", &step));
+        int variant, other;
+        WEFT_TRY(next_variant(s, &at, "=,", &variant));
         if (*at != '=') return refuse_rate_as(s, "must be NAME=OTHER, NAME2=OTHER2");
         at++;
-        WEFT_TRY(next_step(s, &at, "=,", &other));
-        if (*at == '=' || step == other || s->rate_as[step] >= 0)
+        WEFT_TRY(next_variant(s, &at, "=,", &other));
+        if (*at == '=' || variant == other || s->rate_as[variant] >= 0)
             return refuse_rate_as(s, "must be NAME=OTHER, NAME2=OTHER2, each variant once");
-        s->rate_as[step] = other;
+        s->rate_as[variant] = other;
         at += *at == ',';
         at += strspn(at, " \t");
     }
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (s->rate_as[i] >= 0 && s->rate_as[s->rate_as[i]] >= 0)
             return refuse_rate_as(s, "the other must be a variant that tries the rates itself");
     return WEFT_OK;
@@ -200,7 +204,7 @@ static weft_status check_yardstick(const weft_study *s) {
         while (used > 0 && strchr(" \t", at[used - 1]))
             used--;
         snprintf(name, sizeof name, "%.*s", (int)used, at);
-        if (weft_variants_find(&s->steps, name) < 0)
+        if (weft_variants_find(&s->variants, name) < 0)
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
                              weft_error_message());
         at += n;
@@ -208,17 +212,17 @@ static weft_status check_yardstick(const weft_study *s) {
     return WEFT_OK;
 }
 
-static weft_status check_step_keys(const weft_study *s) {
-    for (int i = 0; i < s->steps.n; i++)
-        if (s->n_rates && sets_option(&s->steps.list[i], WEFT_OPTION(learning_rate)))
+static weft_status check_variant_keys(const weft_study *s) {
+    for (int i = 0; i < s->variants.n; i++)
+        if (s->n_rates && sets_option(&s->variants.list[i], WEFT_OPTION(learning_rate)))
             return weft_fail(WEFT_EINPUT,
                              "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
                              "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
-                             s->where, s->steps.list[i].name);
+                             s->where, s->variants.list[i].name);
     return WEFT_OK;
 }
 
-/* Keeps a failed call's message as the step's own. */
+/* Keeps a failed call's message as the variant's own. */
 static void keep_error(weft_study_variant *p, weft_status status) {
     if (status != WEFT_OK) snprintf(p->error, sizeof p->error, "%s", weft_error_message());
 }
@@ -239,9 +243,9 @@ static bool same_data(const weft_config *a, const weft_config *b) {
            a->vocab_size == b->vocab_size && a->context == b->context;
 }
 
-/* The data of every step; what an earlier one has the same of is not opened again. */
+/* The data of every variant; what an earlier one has the same of is not opened again. */
 static void check_all_data(weft_study *s) {
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         int same = 0;
         if (*s->built[i].error) continue;
         while (same < i &&
@@ -251,24 +255,24 @@ static void check_all_data(weft_study *s) {
     }
 }
 
-static weft_status build_steps(weft_study *s, const weft_source *source,
-                               const weft_backend *backend, int threads) {
+static weft_status build_variants(weft_study *s, const weft_source *source,
+                                  const weft_backend *backend, int threads) {
     char where[800];
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         weft_study_variant *p = &s->built[i];
-        p->step = &s->steps.list[i];
+        p->variant = &s->variants.list[i];
         p->seconds_per_iter = NAN;
-        snprintf(where, sizeof where, "%.640s: variant '%s'", s->where, p->step->name);
-        WEFT_TRY(weft_source_read(source, p->step, &p->config));
+        snprintf(where, sizeof where, "%.640s: variant '%s'", s->where, p->variant->name);
+        WEFT_TRY(weft_source_read(source, p->variant, &p->config));
         keep_error(p, weft_model_check(&p->config, where));
     }
     WEFT_TRY(weft_equal_widths(s));
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         weft_study_variant *p = &s->built[i];
         if (!*p->error) keep_error(p, weft_account_make(&p->config, backend, threads, &p->account));
     }
     check_all_data(s);
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) return weft_equal_iters(s);
     return weft_fail(WEFT_EINPUT, "%s", s->built[0].error);
 }
@@ -278,15 +282,15 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     s->where = source->file;
     weft_study_name(source->file, s->name, sizeof s->name);
     WEFT_TRY(weft_source_read(source, NULL, &s->base));
-    WEFT_TRY(weft_variants_parse(&s->base, s->where, s->name, &s->steps));
+    WEFT_TRY(weft_variants_parse(&s->base, s->where, s->name, &s->variants));
     WEFT_TRY(parse_rates(s));
     WEFT_TRY(check_rate_seed(s));
     WEFT_TRY(parse_rate_as(s));
     WEFT_TRY(check_yardstick(s));
-    WEFT_TRY(check_step_keys(s));
-    s->built = calloc((size_t)s->steps.n, sizeof *s->built);
+    WEFT_TRY(check_variant_keys(s));
+    s->built = calloc((size_t)s->variants.n, sizeof *s->built);
     if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
-    return build_steps(s, source, backend, threads);
+    return build_variants(s, source, backend, threads);
 }
 
 weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
@@ -304,7 +308,7 @@ weft_status weft_study_open(const weft_source *source, const weft_backend *backe
 
 void weft_study_close(weft_study *s) {
     if (!s) return;
-    weft_variants_free(&s->steps);
+    weft_variants_free(&s->variants);
     free(s->built);
     free(s->rate_as);
     free(s);

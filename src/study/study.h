@@ -1,7 +1,7 @@
-/* A study before anything runs: its steps with their configs and costs, its seeds and rates.
+/* A study before anything runs: its variants with their configs and costs, its seeds and rates.
  *
- * What a step cannot do (a mix that makes no sense, data that is not there) is found here and kept
- * as the step's error; the other steps are none the worse for it. */
+ * What a variant cannot do (a mix that makes no sense, data that is not there) is found here and kept
+ * as the variant's error; the other variants are none the worse for it. */
 #ifndef WEFT_STUDY_STUDY_H
 #define WEFT_STUDY_STUDY_H
 
@@ -11,7 +11,7 @@
 enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64 };
 
 typedef struct {
-    const weft_variant *step;
+    const weft_variant *variant;
     weft_config config;          /* as its runs have it, but for rate and seed */
     weft_account account;        /* of that config */
     int64_t iters;               /* 0: not known before it is measured (equal time) */
@@ -24,40 +24,40 @@ typedef struct {
 typedef struct {
     char name[WEFT_VARIANT_NAME];
     const char *where; /* the config's file, for messages */
-    weft_config base;  /* file and overrides, without any step */
-    weft_variants steps;
+    weft_config base;  /* file and overrides, without any variant */
+    weft_variants variants;
     weft_study_variant *built; /* one for each of them */
     double rates[WEFT_STUDY_RATES_MAX];
-    int n_rates;  /* 0: each step has its config's LEARNING_RATE */
-    int *rate_as; /* for each step, whose rate it takes over (STUDY_RATE_AS); -1: its own */
+    int n_rates;  /* 0: each variant has its config's LEARNING_RATE */
+    int *rate_as; /* for each variant, whose rate it takes over (STUDY_RATE_AS); -1: its own */
 } weft_study;
 
 /* Reads and builds. `file` of the source is needed. Fails where the study as a whole makes no
- * sense, and where no step can be built: then with the first one's reason. `threads` counts for
+ * sense, and where no variant can be built: then with the first one's reason. `threads` counts for
  * the workspaces in its costs. */
 weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,
                             weft_study **out);
 void weft_study_close(weft_study *s);
 
-/* How many rates step i is run with, and the k-th of them. */
-int weft_study_step_rates(const weft_study *s);
-double weft_study_rate(const weft_study *s, int step, int k);
+/* How many rates variant i is run with, and the k-th of them. */
+int weft_study_variant_rates(const weft_study *s);
+double weft_study_rate(const weft_study *s, int variant, int k);
 int64_t weft_study_seed(const weft_study *s, int k);
-/* Whether each step's rate is chosen by runs with STUDY_RATE_SEED, which count for nothing else. */
+/* Whether each variant's rate is chosen by runs with STUDY_RATE_SEED, which count for nothing else. */
 bool weft_study_chooses(const weft_study *s);
-/* How many runs step i comes to. */
-int weft_study_step_runs(const weft_study *s, int step);
-/* Tokens in one iteration of a config, and of step i's whole training. */
+/* How many runs variant i comes to. */
+int weft_study_variant_runs(const weft_study *s, int variant);
+/* Tokens in one iteration of a config, and of variant i's whole training. */
 int64_t weft_study_iter_tokens(const weft_config *c);
-int64_t weft_study_tokens(const weft_study *s, int step);
+int64_t weft_study_tokens(const weft_study *s, int variant);
 
 /* The config of one run: the study's own keys are at their defaults, so that it is a plain one. */
-void weft_study_run_config(const weft_study *s, int step, double rate, int64_t seed,
+void weft_study_run_config(const weft_study *s, int variant, double rate, int64_t seed,
                            weft_config *c);
 
-/* What a step sets, with the values its runs have, and what STUDY_EQUAL set: "KEY=VALUE KEY=VALUE",
+/* What a variant sets, with the values its runs have, and what STUDY_EQUAL set: "KEY=VALUE KEY=VALUE",
  * values with blanks in quotes. Cut at `room`. */
-void weft_study_overrides(const weft_study *s, int step, char *text, size_t room);
+void weft_study_overrides(const weft_study *s, int variant, char *text, size_t room);
 /* Lists with commas: the seeds; the learning rates. */
 void weft_study_seeds_text(const weft_study *s, char *text, size_t room);
 void weft_study_rates_text(const weft_study *s, char *text, size_t room);

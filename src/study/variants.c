@@ -26,8 +26,8 @@ void weft_variants_free(weft_variants *s) {
     *s = (weft_variants){0};
 }
 
-static weft_status add_step(weft_variants *s, const char *name, const char *where,
-                            weft_variant **out) {
+static weft_status add_variant(weft_variants *s, const char *name, const char *where,
+                               weft_variant **out) {
     for (int i = 0; i < s->n; i++)
         if (strcmp(s->list[i].name, name) == 0)
             return weft_fail(WEFT_EINPUT, "%s: variant '%s' is there twice", where, name);
@@ -43,20 +43,20 @@ static weft_status add_step(weft_variants *s, const char *name, const char *wher
     return WEFT_OK;
 }
 
-static weft_status add_set(weft_variant *step, const char *key, const char *value) {
-    char **sets = realloc(step->sets, (size_t)(step->n_sets + 1) * sizeof *sets);
+static weft_status add_set(weft_variant *variant, const char *key, const char *value) {
+    char **sets = realloc(variant->sets, (size_t)(variant->n_sets + 1) * sizeof *sets);
     if (!sets) return no_memory();
-    step->sets = sets;
+    variant->sets = sets;
     size_t room = strlen(key) + strlen(value) + 2;
     char *text = malloc(room);
     if (!text) return no_memory();
     snprintf(text, room, "%s=%s", key, value);
-    sets[step->n_sets++] = text;
+    sets[variant->n_sets++] = text;
     return WEFT_OK;
 }
 
-/* A key that a step may set, and has not yet. `where` names the step. */
-static weft_status check_key(const weft_variant *step, const char *key, const char *where) {
+/* A key that a variant may set, and has not yet. `where` names the variant. */
+static weft_status check_key(const weft_variant *variant, const char *key, const char *where) {
     weft_config scratch;
     const weft_option *option = weft_option_find(key);
     if (!option) return weft_config_set(&scratch, key, "", where);
@@ -64,8 +64,9 @@ static weft_status check_key(const weft_variant *step, const char *key, const ch
     if (option->owner == WEFT_OWNER_STUDY)
         return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a variant's", where,
                          name);
-    for (int i = 0; i < step->n_sets; i++)
-        if (strncmp(step->sets[i], name, strlen(name)) == 0 && step->sets[i][strlen(name)] == '=')
+    for (int i = 0; i < variant->n_sets; i++)
+        if (strncmp(variant->sets[i], name, strlen(name)) == 0 &&
+            variant->sets[i][strlen(name)] == '=')
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, name);
     return WEFT_OK;
 }
@@ -118,14 +119,14 @@ static weft_status read_name(const char **at, const char *where, const char *aft
     return WEFT_OK;
 }
 
-static weft_status read_set(weft_variant *step, const char *word, const char *where) {
+static weft_status read_set(weft_variant *variant, const char *word, const char *where) {
     const char *equals = strchr(word, '=');
     char key[128];
     if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
         return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", where, word);
     snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
-    WEFT_TRY(check_key(step, key, where));
-    return add_set(step, weft_option_find(key)->key, equals + 1);
+    WEFT_TRY(check_key(variant, key, where));
+    return add_set(variant, weft_option_find(key)->key, equals + 1);
 }
 
 /* A variant's label in quotes, where one stands at *at. */
@@ -190,19 +191,19 @@ static void part_labels(weft_variants *s) {
 }
 
 /* NAME ["LABEL"] [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
-static weft_status read_step(weft_variants *s, const char **text, const char *where) {
+static weft_status read_variant(weft_variants *s, const char **text, const char *where) {
     char name[WEFT_VARIANT_NAME], here[800], word[WORD_ROOM];
     const char *at = *text;
-    weft_variant *step;
+    weft_variant *variant;
     WEFT_TRY(read_name(&at, where, s->n ? "after ';'" : "at the start", name));
-    WEFT_TRY(add_step(s, name, where, &step));
+    WEFT_TRY(add_variant(s, name, where, &variant));
     snprintf(here, sizeof here, "%.640s: variant '%s'", where, name);
     const char *label = at;
-    WEFT_TRY(read_label(&at, here, step));
+    WEFT_TRY(read_label(&at, here, variant));
     bool labelled = at != label;
     if (strncmp(at, "vs", 2) == 0 && isspace((unsigned char)at[2])) {
         at += 2;
-        WEFT_TRY(read_name(&at, here, "after 'vs'", step->base));
+        WEFT_TRY(read_name(&at, here, "after 'vs'", variant->base));
     }
     if (*at != ':' && *at != ';' && *at)
         return weft_fail(WEFT_EINPUT, "%s: ':' is expected before what it sets, not '%.20s'", here,
@@ -210,24 +211,24 @@ static weft_status read_step(weft_variants *s, const char **text, const char *wh
     if (*at == ':') {
         for (at = skip_blanks(at + 1); *at && *at != ';'; at = skip_blanks(at)) {
             at = next_word(at, ";", word);
-            WEFT_TRY(read_set(step, word, here));
+            WEFT_TRY(read_set(variant, word, here));
         }
     }
-    if (!labelled) describe_sets(step);
+    if (!labelled) describe_sets(variant);
     *text = *at == ';' ? skip_blanks(at + 1) : at;
     return WEFT_OK;
 }
 
-/* Who is compared with whom. Going from a step to its baseline must come to an end. */
+/* Who is compared with whom. Going from a variant to its baseline must come to an end. */
 static weft_status link_baselines(weft_variants *s, const char *where) {
     for (int i = 0; i < s->n; i++) {
-        weft_variant *step = &s->list[i];
-        step->baseline = i == 0 ? -1 : 0;
-        if (!*step->base) continue;
-        step->baseline = weft_variants_find(s, step->base);
-        if (step->baseline < 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", where, step->name,
-                             step->base, weft_error_message());
+        weft_variant *variant = &s->list[i];
+        variant->baseline = i == 0 ? -1 : 0;
+        if (!*variant->base) continue;
+        variant->baseline = weft_variants_find(s, variant->base);
+        if (variant->baseline < 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", where, variant->name,
+                             variant->base, weft_error_message());
     }
     for (int i = 0; i < s->n; i++) {
         int at = i, hops = 0;
@@ -247,7 +248,7 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
     char here[700];
     snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_VARIANTS", where);
     while (*at)
-        WEFT_TRY(read_step(s, &at, here));
+        WEFT_TRY(read_variant(s, &at, here));
     part_labels(s);
     return link_baselines(s, here);
 }
@@ -265,19 +266,20 @@ static weft_status add_ablation(weft_variants *s, const weft_config *base, int n
                                      WEFT_OPTION(latent_recip)};
     char name[4] = {(char)('0' + number), 0};
     weft_config set = {0};
-    weft_variant *step;
+    weft_variant *variant;
     WEFT_TRY(weft_config_step(&set, number));
-    WEFT_TRY(add_step(s, name, where, &step));
+    WEFT_TRY(add_variant(s, name, where, &variant));
     if (number == 0)
-        snprintf(step->title, sizeof step->title, "Baseline (%s only)", weft_attention_title(base));
+        snprintf(variant->title, sizeof variant->title, "Baseline (%s only)",
+                 weft_attention_title(base));
     else
-        snprintf(step->title, sizeof step->title, "%s", titles[number]);
+        snprintf(variant->title, sizeof variant->title, "%s", titles[number]);
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
         char value[4];
         weft_config_format(&set, switches[i], value, sizeof value);
-        WEFT_TRY(add_set(step, switches[i]->key, value));
+        WEFT_TRY(add_set(variant, switches[i]->key, value));
     }
-    step->baseline = s->n > 1 ? 0 : -1;
+    variant->baseline = s->n > 1 ? 0 : -1;
     return WEFT_OK;
 }
 
@@ -303,9 +305,9 @@ static weft_status parse_ablation(const weft_config *base, const char *where, we
     return WEFT_OK;
 }
 
-static weft_status parse_steps(const weft_config *base, const char *where, const char *name,
-                               weft_variants *s) {
-    weft_variant *step;
+static weft_status parse_variants(const weft_config *base, const char *where, const char *name,
+                                  weft_variants *s) {
+    weft_variant *variant;
     if (*base->ra_mla_ablation_steps && *base->study_variants)
         return weft_fail(
             WEFT_EINPUT,
@@ -314,14 +316,15 @@ static weft_status parse_steps(const weft_config *base, const char *where, const
             where, base->ra_mla_ablation_steps);
     if (*skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
     if (*skip_blanks(base->study_variants)) return parse_named(base, where, s);
-    return add_step(s, name, where, &step);
+    return add_variant(s, name, where, &variant);
 }
 
-/* "NAME-VALUE-VALUE", or the values alone where the study has one step. */
-static weft_status name_point(const weft_variant *step, bool alone, const weft_sweep_point *point,
-                              int axes, const char *where, char name[WEFT_VARIANT_NAME]) {
+/* "NAME-VALUE-VALUE", or the values alone where the study has one variant. */
+static weft_status name_point(const weft_variant *variant, bool alone,
+                              const weft_sweep_point *point, int axes, const char *where,
+                              char name[WEFT_VARIANT_NAME]) {
     char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
-    int n = snprintf(all, sizeof all, "%s", alone ? "" : step->name);
+    int n = snprintf(all, sizeof all, "%s", alone ? "" : variant->name);
     for (int i = 0; i < axes; i++)
         n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? "-" : "", point->text[i]);
     for (int i = 0; i < n; i++)
@@ -333,22 +336,22 @@ static weft_status name_point(const weft_variant *step, bool alone, const weft_s
     return WEFT_OK;
 }
 
-static weft_status add_point(weft_variants *out, const weft_variant *step, bool alone,
+static weft_status add_point(weft_variants *out, const weft_variant *variant, bool alone,
                              const weft_sweep *sweep, int p, const char *where) {
     const weft_sweep_point *point = &sweep->points[p];
     char name[WEFT_VARIANT_NAME], title[WEFT_VARIANT_TITLE] = "";
     weft_variant *made;
-    WEFT_TRY(name_point(step, alone, point, sweep->axes, where, name));
-    WEFT_TRY(add_step(out, name, where, &made));
-    for (int i = 0; i < step->n_sets; i++) {
-        char *equals = strchr(step->sets[i], '=');
+    WEFT_TRY(name_point(variant, alone, point, sweep->axes, where, name));
+    WEFT_TRY(add_variant(out, name, where, &made));
+    for (int i = 0; i < variant->n_sets; i++) {
+        char *equals = strchr(variant->sets[i], '=');
         *equals = '\0';
-        weft_status status = add_set(made, step->sets[i], equals + 1);
+        weft_status status = add_set(made, variant->sets[i], equals + 1);
         *equals = '=';
         WEFT_TRY(status);
     }
     size_t n = 0;
-    if (!alone) n = (size_t)snprintf(title, sizeof title, "%s,", step->title);
+    if (!alone) n = (size_t)snprintf(title, sizeof title, "%s,", variant->title);
     for (int i = 0; i < sweep->axes; i++) {
         WEFT_TRY(check_key(made, sweep->option[i]->key, where));
         WEFT_TRY(add_set(made, sweep->option[i]->key, point->text[i]));
@@ -360,9 +363,9 @@ static weft_status add_point(weft_variants *out, const weft_variant *step, bool 
     return WEFT_OK;
 }
 
-/* Each step becomes one step for each point of the sweep. A point is compared with the same point of the
- * step's baseline; the points of a step that has none, with its first. */
-static weft_status sweep_steps(const weft_config *base, const char *where, weft_variants *s) {
+/* Each variant becomes one variant for each point of the sweep. A point is compared with the same point of the
+ * variant's baseline; the points of a variant that has none, with its first. */
+static weft_status sweep_variants(const weft_config *base, const char *where, weft_variants *s) {
     char here[700];
     weft_sweep sweep;
     weft_variants swept = {0};
@@ -391,9 +394,9 @@ static weft_status sweep_steps(const weft_config *base, const char *where, weft_
 weft_status weft_variants_parse(const weft_config *base, const char *where, const char *name,
                                 weft_variants *out) {
     *out = (weft_variants){0};
-    weft_status status = parse_steps(base, where, name, out);
+    weft_status status = parse_variants(base, where, name, out);
     if (status == WEFT_OK && *skip_blanks(base->study_sweep))
-        status = sweep_steps(base, where, out);
+        status = sweep_variants(base, where, out);
     if (status != WEFT_OK) weft_variants_free(out);
     return status;
 }
@@ -423,28 +426,28 @@ int weft_variants_find(const weft_variants *s, const char *name) {
     return -1;
 }
 
-/* File, step and overrides, the later over the earlier. */
-static weft_status read_over(const weft_source *s, const weft_variant *step, weft_config *c) {
+/* File, variant and overrides, the later over the earlier. */
+static weft_status read_over(const weft_source *s, const weft_variant *variant, weft_config *c) {
     char where[800];
     if (s->file) WEFT_TRY(weft_config_read(c, s->file));
     snprintf(where, sizeof where, "%.640s: variant '%s'", s->file ? s->file : "config",
-             step ? step->name : "");
-    for (int i = 0; step && i < step->n_sets; i++)
-        WEFT_TRY(weft_config_override(c, step->sets[i], where));
+             variant ? variant->name : "");
+    for (int i = 0; variant && i < variant->n_sets; i++)
+        WEFT_TRY(weft_config_override(c, variant->sets[i], where));
     for (int i = 0; i < s->n_overrides; i++)
         WEFT_TRY(weft_config_override(c, s->overrides[i].text, s->overrides[i].where));
     return WEFT_OK;
 }
 
-weft_status weft_source_read(const weft_source *s, const weft_variant *step, weft_config *c) {
+weft_status weft_source_read(const weft_source *s, const weft_variant *variant, weft_config *c) {
     weft_config_defaults(c);
-    WEFT_TRY(read_over(s, step, c));
+    WEFT_TRY(read_over(s, variant, c));
     int preset = c->preset;
     if (preset == WEFT_PRESET_NONE) return WEFT_OK;
     /* Which one is known only now, and it goes below all of them. */
     weft_config_defaults(c);
     WEFT_TRY(weft_config_preset(c, preset));
-    return read_over(s, step, c);
+    return read_over(s, variant, c);
 }
 
 void weft_study_name(const char *file, char *name, size_t room) {

@@ -1,7 +1,7 @@
-/* The steps of a study: what each one changes in the config, and what it is compared with.
+/* The variants of a study: what each one changes in the config, and what it is compared with.
  *
- * A config gets its values from the defaults, the file, the step, the overrides of the command line,
- * later over earlier. So a step is kept as what it sets, and a step's config is read anew from its
+ * A config gets its values from the defaults, the file, the variant, the overrides of the command line,
+ * later over earlier. So a variant is kept as what it sets, and a variant's config is read anew from its
  * source, not patched. */
 #ifndef WEFT_STUDY_VARIANTS_H
 #define WEFT_STUDY_VARIANTS_H
@@ -20,10 +20,10 @@ typedef struct {
 typedef struct {
     char name[WEFT_VARIANT_NAME];
     char title[WEFT_VARIANT_TITLE]; /* its label: given, or made from what it sets */
-    char base[WEFT_VARIANT_NAME]; /* of `vs BASE`; empty: not given */
-    int baseline;                 /* the step it is compared with; -1: none */
-    int repeats;                  /* the step it repeats; -1: none */
-    char **sets;                  /* "KEY=VALUE" each, the key in capitals without CONFIG_ */
+    char base[WEFT_VARIANT_NAME];   /* of `vs BASE`; empty: not given */
+    int baseline;                   /* the variant it is compared with; -1: none */
+    int repeats;                    /* the variant it repeats; -1: none */
+    char **sets;                    /* "KEY=VALUE" each, the key in capitals without CONFIG_ */
     int n_sets;
 } weft_variant;
 
@@ -32,9 +32,9 @@ typedef struct {
     int n;
 } weft_variants;
 
-/* The steps that a config asks for: RA_MLA_ABLATION_STEPS, STUDY_VARIANTS, or one step named `name`
+/* The variants that a config asks for: RA_MLA_ABLATION_STEPS, STUDY_VARIANTS, or one variant named `name`
  * with nothing set; with STUDY_SWEEP, each of them at every point of the sweep. `where` is the config's file, for messages. Keys are known and settable by a
- * step; values are looked at when the step is applied. */
+ * variant; values are looked at when the variant is applied. */
 weft_status weft_variants_parse(const weft_config *base, const char *where, const char *name,
                                 weft_variants *out);
 void weft_variants_free(weft_variants *s);
@@ -44,17 +44,17 @@ int weft_variants_find(const weft_variants *s, const char *name);
 /* Whether a variant's title says more than its name and what it sets, "KEY=VALUE KEY=VALUE", do. */
 bool weft_variant_labelled(const char *title, const char *name, const char *sets);
 
-/* Whether the config lists steps, and whether they go by name. The ablation's go by number. */
+/* Whether the config lists variants, and whether they go by name. The ablation's go by number. */
 bool weft_variants_listed(const weft_config *base);
 bool weft_variants_by_name(const weft_config *base);
 
 /* Step `number` of the ablation alone, whatever the config lists; `out` is the caller's as above. */
 weft_status weft_variants_ablation(const weft_config *base, int number, weft_variants *out);
 
-/* A step's config: file, step (NULL: none), overrides. Not checked as a whole. */
-weft_status weft_source_read(const weft_source *s, const weft_variant *step, weft_config *c);
+/* A variant's config: file, variant (NULL: none), overrides. Not checked as a whole. */
+weft_status weft_source_read(const weft_source *s, const weft_variant *variant, weft_config *c);
 
-/* A study's name from its config's file: the last part of the path, letters that a step's name may
+/* A study's name from its config's file: the last part of the path, letters that a variant's name may
  * not have left out; "study" for .config and where nothing is left. */
 void weft_study_name(const char *file, char *name, size_t room);
 

@@ -71,14 +71,14 @@ static weft_status wait_measured(pid_t pid, weft_process_end *end) {
 }
 
 /* One process of so many iterations; seconds of an iteration, the median. */
-static weft_status measure_once(weft_study *s, int step, const char *folder, int threads,
+static weft_status measure_once(weft_study *s, int variant, const char *folder, int threads,
                                 int64_t iters) {
-    weft_study_variant *p = &s->built[step];
+    weft_study_variant *p = &s->built[variant];
     weft_config c;
     weft_process_end end;
     pid_t pid;
     char log[WEFT_PATH_MAX], line[WEFT_STUDY_LINE];
-    weft_study_run_config(s, step, p->config.learning_rate, s->base.seed, &c);
+    weft_study_run_config(s, variant, p->config.learning_rate, s->base.seed, &c);
     c.steps = iters;
     c.eval_interval = iters;
     c.eval_samples = 1;
@@ -93,28 +93,29 @@ static weft_status measure_once(weft_study *s, int step, const char *folder, int
     }
     WEFT_TRY(weft_path(log, "%s/log", folder));
     weft_process_last_line(log, folder, line, sizeof line);
-    return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->step->name,
+    return weft_fail(WEFT_EIO, "variant '%s' could not be measured: %s", p->variant->name,
                      *line ? line : "its process ended without a word");
 }
 
 /* A few iterations; where they are short, as many as make about a second. A repeat has the seconds
  * of what it repeats, since it must do the same. */
-static weft_status measure_step(weft_study *s, int step, const char *all, int threads) {
-    weft_study_variant *p = &s->built[step];
+static weft_status measure_variant(weft_study *s, int variant, const char *all, int threads) {
+    weft_study_variant *p = &s->built[variant];
     char folder[WEFT_PATH_MAX];
-    int repeats = p->step->repeats;
+    int repeats = p->variant->repeats;
     if (repeats >= 0 && s->built[repeats].seconds_per_iter > 0) {
         p->seconds_per_iter = s->built[repeats].seconds_per_iter;
         return WEFT_OK;
     }
-    WEFT_TRY(weft_path(folder, "%s/%d", all, step));
-    WEFT_TRY(measure_once(s, step, folder, threads, WEFT_MEASURE_ITERS));
+    WEFT_TRY(weft_path(folder, "%s/%d", all, variant));
+    WEFT_TRY(measure_once(s, variant, folder, threads, WEFT_MEASURE_ITERS));
     double more = fmin(1 / p->seconds_per_iter, WEFT_MEASURE_MOST);
     if (more >= 2 * WEFT_MEASURE_ITERS) {
-        WEFT_TRY(weft_path(folder, "%s/%d-again", all, step));
-        WEFT_TRY(measure_once(s, step, folder, threads, (int64_t)more));
+        WEFT_TRY(weft_path(folder, "%s/%d-again", all, variant));
+        WEFT_TRY(measure_once(s, variant, folder, threads, (int64_t)more));
     }
-    weft_log(WEFT_LOG_INFO, "variant %s: %.4g s an iteration", p->step->name, p->seconds_per_iter);
+    weft_log(WEFT_LOG_INFO, "variant %s: %.4g s an iteration", p->variant->name,
+             p->seconds_per_iter);
     return WEFT_OK;
 }
 
@@ -156,15 +157,15 @@ static weft_status mark_of_before(const char *all) {
     return ours ? weft_folder_mark(all) : WEFT_OK;
 }
 
-weft_status weft_measure_steps(weft_study *s, const char *folder, int threads) {
+weft_status weft_measure_variants(weft_study *s, const char *folder, int threads) {
     char all[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(all, "%s/measure", folder));
     WEFT_TRY(mark_of_before(all));
     WEFT_TRY(weft_folder_remove(all));
     WEFT_TRY(weft_folder_make_marked(all));
     weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < s->steps.n; i++)
-        if (!*s->built[i].error) status = measure_step(s, i, all, threads);
+    for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
+        if (!*s->built[i].error) status = measure_variant(s, i, all, threads);
     if (status == WEFT_OK) return weft_folder_remove(all);
     char message[1024];
     snprintf(message, sizeof message, "%s", weft_error_message());

@@ -19,10 +19,10 @@ typedef struct {
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid);
 
-/* Seconds an iteration of every step that can be built, each in a process of its own, into the
- * study's steps (equal time). Folders are made in `folder`/measure and removed. A signal that asks
+/* Seconds an iteration of every variant that can be built, each in a process of its own, into the
+ * study's variants (equal time). Folders are made in `folder`/measure and removed. A signal that asks
  * to stop ends it with an error. */
-weft_status weft_measure_steps(weft_study *s, const char *folder, int threads);
+weft_status weft_measure_variants(weft_study *s, const char *folder, int threads);
 
 /* Sleeps for a moment that grows with how long the wait has been: 5 ms to a quarter second. */
 void weft_pause(double waited);

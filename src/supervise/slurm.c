@@ -48,18 +48,18 @@ static weft_status write_script(const script *s, const char *path) {
     return weft_file_write(path, s->text, s->n, NULL);
 }
 
-/* Whether step i is run. */
+/* Whether variant i is run. */
 static bool is_chosen(const weft_study *s, const weft_slurm_options *o, int i) {
-    return !*s->built[i].error && (!o->steps || o->steps[i]);
+    return !*s->built[i].error && (!o->variants || o->variants[i]);
 }
 
-static weft_status write_steps(const weft_study *s, const weft_slurm_options *o, const char *path,
-                               int *count) {
+static weft_status write_variants(const weft_study *s, const weft_slurm_options *o,
+                                  const char *path, int *count) {
     script list = {.n = 0};
     *count = 0;
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         if (!is_chosen(s, o, i)) continue;
-        add(&list, s->steps.list[i].name);
+        add(&list, s->variants.list[i].name);
         add(&list, "\n");
         ++*count;
     }
@@ -67,10 +67,10 @@ static weft_status write_steps(const weft_study *s, const weft_slurm_options *o,
     return write_script(&list, path);
 }
 
-/* MiB of the largest step, with room for what a plan does not count. */
+/* MiB of the largest variant, with room for what a plan does not count. */
 static weft_status count_memory(const weft_study *s, const weft_slurm_options *o, int64_t *mib) {
     int64_t most = 0;
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         weft_rank_bytes bytes;
         if (!is_chosen(s, o, i)) continue;
         WEFT_TRY(weft_account_rank(&s->built[i].config, weft_cpu_backend(), o->cpus, 1, &bytes));
@@ -87,7 +87,7 @@ static weft_status own_program(char path[WEFT_PATH_MAX]) {
     return WEFT_OK;
 }
 
-/* One step's study, by the task's place in the list. */
+/* One variant's study, by the task's place in the list. */
 static void make_array(script *s, const weft_slurm_options *o, const char *program) {
     add(s, "#!/bin/sh\nset -eu\ncd \"$SLURM_SUBMIT_DIR\"\n"
            "variant=$(sed -n \"$((SLURM_ARRAY_TASK_ID + 1))p\"");
@@ -101,7 +101,7 @@ static void make_array(script *s, const weft_slurm_options *o, const char *progr
     add(s, "/parts/\"$variant\"\n");
 }
 
-/* All parts as one database, which takes its name when it is whole. A study of one step is its part. */
+/* All parts as one database, which takes its name when it is whole. A study of one variant is its part. */
 static void make_gather(script *s, const weft_slurm_options *o, const char *program) {
     add(s, "#!/bin/sh\nset -eu\ncd \"$SLURM_SUBMIT_DIR\"\nout=");
     add_quoted(s, o->out);
@@ -205,7 +205,7 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     if (status == WEFT_OK) status = weft_path(path, "%s/parts", o->out);
     if (status == WEFT_OK) status = weft_folder_make(path);
     if (status == WEFT_OK) status = weft_path(path, "%s/slurm/variants", o->out);
-    if (status == WEFT_OK) status = write_steps(s, o, path, &out->jobs);
+    if (status == WEFT_OK) status = write_variants(s, o, path, &out->jobs);
     if (status == WEFT_OK) {
         make_array(array, o, program);
         make_gather(gather, o, program);

@@ -11,8 +11,8 @@
 #include "study/study.h"
 
 typedef struct {
-    const char *out;   /* DIR; made where it is not */
-    const bool *steps; /* which; NULL: all */
+    const char *out;      /* DIR; made where it is not */
+    const bool *variants; /* which; NULL: all */
     const char *const
         *words;       /* of `weft study` in each job, but for --variants, --out, --threads; end on
                                  NULL */
@@ -26,7 +26,7 @@ typedef struct {
     char array[32], gather[32]; /* their numbers */
 } weft_slurm_jobs;
 
-/* Submits. Memory is asked for by what the largest step needs. WEFT_EMISSING: there is no sbatch. */
+/* Submits. Memory is asked for by what the largest variant needs. WEFT_EMISSING: there is no sbatch. */
 weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *options,
                               weft_slurm_jobs *out);
 

@@ -53,16 +53,16 @@ typedef struct {
     double begun;
 } supervisor;
 
-static bool is_chosen(const supervisor *v, int step) {
-    return !v->options->steps || v->options->steps[step];
+static bool is_chosen(const supervisor *v, int variant) {
+    return !v->options->variants || v->options->variants[variant];
 }
 
 static bool is_ended(const weft_record_run *job) {
     return job->status == WEFT_RUN_DONE || job->status == WEFT_RUN_DIVERGED;
 }
 
-static int64_t checkpoint_bytes(const supervisor *v, int step) {
-    const weft_account *a = &v->study->built[step].account;
+static int64_t checkpoint_bytes(const supervisor *v, int variant) {
+    const weft_account *a = &v->study->built[variant].account;
     return weft_bounded_sum(a->weights_bytes, a->optimizer_bytes);
 }
 
@@ -79,12 +79,12 @@ static weft_status check_room(const supervisor *v, int64_t need, int runs) {
 static weft_status check_room_for_all(const supervisor *v) {
     int runs = 0;
     int64_t need = 0;
-    for (int i = 0; i < v->study->steps.n; i++) {
+    for (int i = 0; i < v->study->variants.n; i++) {
         if (*v->study->built[i].error || !is_chosen(v, i)) continue;
-        bool all = weft_weights_stay(v->study, &(weft_record_run){.step = i, .seed = -1});
-        int a_step = all ? weft_study_step_runs(v->study, i) : 1;
-        need = weft_bounded_sum(need, weft_bounded_product(a_step, checkpoint_bytes(v, i)));
-        runs += a_step;
+        bool all = weft_weights_stay(v->study, &(weft_record_run){.variant = i, .seed = -1});
+        int kept = all ? weft_study_variant_runs(v->study, i) : 1;
+        need = weft_bounded_sum(need, weft_bounded_product(kept, checkpoint_bytes(v, i)));
+        runs += kept;
     }
     return check_room(v, need, runs);
 }
@@ -103,14 +103,14 @@ static weft_status open_record(supervisor *v) {
     WEFT_TRY(check_room_for_all(v));
     if (v->study->base.study_equal == WEFT_EQUAL_TIME) {
         int share = o->threads / o->jobs;
-        WEFT_TRY(weft_measure_steps(v->study, o->out, share > 0 ? share : 1));
+        WEFT_TRY(weft_measure_variants(v->study, o->out, share > 0 ? share : 1));
         WEFT_TRY(weft_equal_time(v->study));
     }
     weft_study_place place = {o->threads, o->device};
     return weft_record_create(v->database, v->study, &place);
 }
 
-/* Seed by seed, so that a study which is cut off has whole comparisons; then by rate and step. */
+/* Seed by seed, so that a study which is cut off has whole comparisons; then by rate and variant. */
 static int compare_jobs(const void *a, const void *b) {
     const weft_record_run *x = *(weft_record_run *const *)a, *y = *(weft_record_run *const *)b;
     if (x->seed != y->seed) return x->seed < y->seed ? -1 : 1;
@@ -141,11 +141,11 @@ static weft_status line_up(supervisor *v) {
     if (!v->order || !v->slots) return weft_fail(WEFT_ENOMEM, "study: no memory for its runs");
     for (int i = 0; i < v->jobs.n; i++) {
         weft_record_run *job = &v->jobs.list[i];
-        if (!is_chosen(v, job->step)) continue;
+        if (!is_chosen(v, job->variant)) continue;
         v->result->runs++;
         if (is_ended(job))
-            v->iters_done += v->study->built[job->step].iters;
-        else if (!*v->study->built[job->step].error)
+            v->iters_done += v->study->built[job->variant].iters;
+        else if (!*v->study->built[job->variant].error)
             v->order[v->n_order++] = job;
     }
     qsort(v->order, (size_t)v->n_order, sizeof(weft_record_run *), compare_jobs);
@@ -179,7 +179,7 @@ static weft_status start_job(supervisor *v, slot *s, weft_record_run *job) {
     WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
     WEFT_TRY(refuse_links(o, s->folder));
     if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
-    weft_study_run_config(v->study, job->step, job->rate, job->seed, &c);
+    weft_study_run_config(v->study, job->variant, job->rate, job->seed, &c);
     WEFT_TRY(weft_record_start(v->database, job));
     job->status = WEFT_RUN_RUNNING;
     job->begun = true;
@@ -191,12 +191,12 @@ static weft_status start_job(supervisor *v, slot *s, weft_record_run *job) {
     return WEFT_OK;
 }
 
-/* Seconds that a run will take, by the slowest done run of its step or, before there is one, by the
+/* Seconds that a run will take, by the slowest done run of its variant or, before there is one, by the
  * others' seconds an operation; 0: nothing is known. */
 static weft_status expect_seconds(supervisor *v, const weft_record_run *job, double *seconds) {
-    const weft_study_variant *p = &v->study->built[job->step];
+    const weft_study_variant *p = &v->study->built[job->variant];
     double work = (p->account.forward_flops + p->account.backward_flops) *
-                  (double)weft_study_tokens(v->study, job->step);
+                  (double)weft_study_tokens(v->study, job->variant);
     sqlite3_stmt *rows;
     bool there;
     WEFT_TRY(weft_database_ask(v->database, &rows,
@@ -204,7 +204,7 @@ static weft_status expect_seconds(supervisor *v, const weft_record_run *job, dou
                                " max(seconds / (flops_per_token * tokens))"
                                " FROM runs r JOIN steps s ON s.step = r.step"
                                " WHERE status = 'done' AND resumes = 0",
-                               "i", (int64_t)job->step));
+                               "i", (int64_t)job->variant));
     weft_status status = weft_database_next(v->database, rows, &there);
     double own = there ? weft_column_number(rows, 0) : NAN;
     double others = there ? weft_column_number(rows, 1) * work : NAN;
@@ -232,7 +232,7 @@ static weft_status fill_slots(supervisor *v) {
         weft_record_run *job = v->order[v->next];
         WEFT_TRY(is_too_late(v, job, &late));
         if (late) return WEFT_OK;
-        WEFT_TRY(check_room(v, checkpoint_bytes(v, job->step), 1));
+        WEFT_TRY(check_room(v, checkpoint_bytes(v, job->variant), 1));
         WEFT_TRY(start_job(v, &v->slots[i], job));
         v->next++;
     }
@@ -243,8 +243,8 @@ static weft_status fill_slots(supervisor *v) {
 static void describe_job(const supervisor *v, const weft_record_run *job, char *text, size_t room) {
     char rate[32];
     weft_study_number(job->rate, rate, sizeof rate);
-    snprintf(text, room, "variant %s, lr %s, seed %lld", v->study->steps.list[job->step].name, rate,
-             (long long)job->seed);
+    snprintf(text, room, "variant %s, lr %s, seed %lld", v->study->variants.list[job->variant].name,
+             rate, (long long)job->seed);
 }
 
 static weft_status end_well(supervisor *v, const slot *s, const weft_ending *ending) {
@@ -254,7 +254,7 @@ static weft_status end_well(supervisor *v, const slot *s, const weft_ending *end
     WEFT_TRY(weft_collect_run(v->database, v->study, job, ending, &score));
     describe_job(v, job, what, sizeof what);
     job->status = ending->diverged ? WEFT_RUN_DIVERGED : WEFT_RUN_DONE;
-    v->iters_done += v->study->built[job->step].iters;
+    v->iters_done += v->study->built[job->variant].iters;
     if (!weft_weights_stay(v->study, job) && weft_weights_remove(s->folder) != WEFT_OK)
         weft_log(WEFT_LOG_WARN, "%s: its weights stay: %s", what, weft_error_message());
     if (ending->diverged)
@@ -384,7 +384,7 @@ static void end_jobs(supervisor *v) {
 static int64_t all_iters(const supervisor *v) {
     int64_t iters = v->iters_done;
     for (int i = 0; i < v->n_order; i++)
-        iters += v->study->built[v->order[i]->step].iters;
+        iters += v->study->built[v->order[i]->variant].iters;
     return iters;
 }
 
@@ -425,27 +425,27 @@ static void append(char *text, size_t room, const char *more) {
     snprintf(text + at, room - at, "%s", more);
 }
 
-/* A chosen step that has no run because the step whose rate it takes over has chosen none yet; -1: there is
+/* A chosen variant that has no run because the variant whose rate it takes over has chosen none yet; -1: there is
  * none. */
 static int find_rateless(const supervisor *v) {
-    for (int i = 0; i < v->study->steps.n; i++) {
+    for (int i = 0; i < v->study->variants.n; i++) {
         int runs = 0;
         for (int k = 0; k < v->jobs.n; k++)
-            runs += v->jobs.list[k].step == i;
+            runs += v->jobs.list[k].variant == i;
         if (is_chosen(v, i) && v->study->rate_as[i] >= 0 && !*v->study->built[i].error && !runs)
             return i;
     }
     return -1;
 }
 
-/* One line on what is missing: how many, and the first reason of a run and of a step. */
+/* One line on what is missing: how many, and the first reason of a run and of a variant. */
 static void sum_up(supervisor *v) {
     weft_study_result *r = v->result;
     char more[2 * LINE_ROOM];
     const weft_record_run *first = NULL;
     for (int i = 0; i < v->jobs.n; i++) {
         const weft_record_run *job = &v->jobs.list[i];
-        if (!is_chosen(v, job->step)) continue;
+        if (!is_chosen(v, job->variant)) continue;
         r->done += job->status == WEFT_RUN_DONE;
         r->diverged += job->status == WEFT_RUN_DIVERGED;
         r->failed += job->status == WEFT_RUN_FAILED;
@@ -458,18 +458,18 @@ static void sum_up(supervisor *v) {
         snprintf(r->why, sizeof r->why, "%d of %d runs %s not done%s%.200s%s", left, r->runs,
                  left == 1 ? "is" : "are", first ? " (see " : "", first ? first->folder : "",
                  first ? "/log)" : "");
-    for (int i = 0; i < v->study->steps.n; i++) {
+    for (int i = 0; i < v->study->variants.n; i++) {
         if (!is_chosen(v, i) || !*v->study->built[i].error) continue;
         if (r->errors++) continue;
         snprintf(more, sizeof more, "%svariant '%s' cannot be built: %s", left > 0 ? "; " : "",
-                 v->study->steps.list[i].name, v->study->built[i].error);
+                 v->study->variants.list[i].name, v->study->built[i].error);
         append(r->why, sizeof r->why, more);
     }
     int rateless = find_rateless(v);
     if (rateless >= 0) {
         snprintf(more, sizeof more, "%svariant '%s' waits for the learning rate of '%s'",
-                 *r->why ? "; " : "", v->study->steps.list[rateless].name,
-                 v->study->steps.list[v->study->rate_as[rateless]].name);
+                 *r->why ? "; " : "", v->study->variants.list[rateless].name,
+                 v->study->variants.list[v->study->rate_as[rateless]].name);
         append(r->why, sizeof r->why, more);
     }
     if (left > 0 && r->signal) append(r->why, sizeof r->why, "; stopped by a signal");

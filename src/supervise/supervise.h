@@ -6,9 +6,9 @@
 #include "study/study.h"
 
 typedef struct {
-    const char *out;   /* the study's folder; made where it is not */
-    const bool *steps; /* which are run; NULL: all */
-    int jobs;          /* runs at a time */
+    const char *out;      /* the study's folder; made where it is not */
+    const bool *variants; /* which are run; NULL: all */
+    int jobs;             /* runs at a time */
     /* [jobs] The number of the GPU that each takes; NULL: they take what a run alone would. */
     const char *const *gpus;
     int threads;       /* of the machine: each run gets its share, at least one */
@@ -21,9 +21,9 @@ typedef struct {
 } weft_study_options;
 
 typedef struct {
-    int runs; /* of the chosen steps */
+    int runs; /* of the chosen variants */
     int done, diverged, failed, waiting;
-    int errors; /* chosen steps that cannot be built */
+    int errors; /* chosen variants that cannot be built */
     int signal; /* the one that ended it; 0: none */
     bool late;  /* it ended because the next run would not have been done in time */
     weft_repeats repeats;

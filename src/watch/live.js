@@ -415,7 +415,7 @@
   }
 
   /* What runs now is, and of what ran before as much as can be told apart; a study's repeats, which have
-     the options of another step, are not. */
+     the options of another variant, are not. */
   function isShownAtFirst(r) {
     if (r.status === "running") return true;
     const same = (o) => o.id < r.id && o.study === r.study && JSON.stringify(o.options) === JSON.stringify(r.options);

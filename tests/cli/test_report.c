@@ -16,9 +16,9 @@
 static void make_study(const char *name, double by) {
     assert_int_equal(mkdir(scratch_path("%s", name), 0777), 0);
     sqlite3 *db = study_open(scratch_path("%s/runs.db", name), name, "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
-    study_step(db, 2, "2", "Again", 0, 1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 2, "2", "Again", 0, 1);
     for (int seed = 1; seed <= 3; seed++) {
         study_run(db, 0, 1e-3, seed, 2.0 + 0.1 * seed, "a");
         study_run(db, 1, 1e-3, seed, 2.0 + 0.1 * seed + by + (seed == 2 ? 0.01 : 0), "b");

@@ -109,8 +109,8 @@ static void test_the_best_rate_is_the_parabolas_vertex(void **state) {
     const char *path = scratch_path("rates.db");
     sqlite3 *db = study_open(path, "rates", "val_loss");
     study_sql(db, "UPDATE study SET learning_rates = '0.001,0.002,0.004,0.008'");
-    study_step(db, 0, "between", "Between", -1, -1);
-    study_step(db, 1, "edge", "Edge", 0, -1);
+    study_variant(db, 0, "between", "Between", -1, -1);
+    study_variant(db, 1, "edge", "Edge", 0, -1);
     for (int i = 0; i < 4; i++) {
         study_run(db, 0, rates[i], 1, 2 + pow(log(rates[i] / 0.0025), 2), "a");
         study_run(db, 1, rates[i], 1, 3 - 0.5 * i, "b");
@@ -140,7 +140,7 @@ static void test_a_variant_that_is_under_way_says_how_many_seeds_it_has(void **s
     sqlite3 *db = study_open(path, "seeds", "val_loss");
     study_sql(db, "UPDATE study SET learning_rates = '0.001', seeds = '1,2,3,4,5'");
     for (int s = 0; s < 3; s++) {
-        study_step(db, s, names[s], names[s], s ? 0 : -1, -1);
+        study_variant(db, s, names[s], names[s], s ? 0 : -1, -1);
         for (int seed = 1; seed <= 5; seed++)
             if (seed <= have[s])
                 study_run(db, s, 0.001, seed, scores[s] + apart[s] * (seed * (s + 1) % 4),
@@ -184,7 +184,7 @@ static void test_all_comparisons_of_a_study_are_counted(void **state) {
     const char *path = scratch_path("all.db");
     sqlite3 *db = study_open(path, "all", "val_loss");
     for (int step = 0; step < 4; step++) {
-        study_step(db, step, names[step], names[step], step ? 0 : -1, -1);
+        study_variant(db, step, names[step], names[step], step ? 0 : -1, -1);
         for (int seed = 1; seed <= 3; seed++)
             study_run(db, step, 0.001, seed, scores[step][seed - 1], "w");
     }
@@ -209,8 +209,8 @@ static void test_variants_of_several_lengths(void **state) {
     }
     const char *path = scratch_path("lengths.db");
     sqlite3 *db = study_open(path, "lengths", "val_loss");
-    study_step(db, 0, "short", "Short", -1, -1);
-    study_step(db, 1, "long", "Long", 0, -1);
+    study_variant(db, 0, "short", "Short", -1, -1);
+    study_variant(db, 1, "long", "Long", 0, -1);
     for (int step = 0; step < 2; step++)
         for (int seed = 1; seed <= 3; seed++) {
             long long run = study_run(db, step, 0.001, seed, 3 + step + 0.01 * seed, "w");
@@ -253,12 +253,12 @@ static void test_variants_of_two_studies(void **state) {
     snprintf(first, sizeof first, "%s", scratch_path("first.db"));
     snprintf(second, sizeof second, "%s", scratch_path("second.db"));
     sqlite3 *db = study_open(first, "first", "val_loss");
-    study_step(db, 0, "high", "High", -1, -1);
+    study_variant(db, 0, "high", "High", -1, -1);
     for (int seed = 1; seed <= 3; seed++)
         study_run(db, 0, 0.001, seed, 3 + 0.01 * seed, "w");
     study_close(db);
     db = study_open(second, "second", "val_loss");
-    study_step(db, 0, "low", "Low", -1, -1);
+    study_variant(db, 0, "low", "Low", -1, -1);
     for (int seed = 1; seed <= 4; seed++)
         study_run(db, 0, 0.002, seed, 2.92 - 0.01 * seed, "w");
     study_close(db);
@@ -289,7 +289,7 @@ static void test_variants_against_a_law(void **state) {
               "\nSTUDY_YARDSTICK=small, middle, large, huge");
     for (int step = 0; step < 5; step++) {
         double parameters = 1e6 * (step == 3 ? 3 : 1 << step);
-        study_step(db, step, names[step], names[step], step ? 0 : -1, -1);
+        study_variant(db, step, names[step], names[step], step ? 0 : -1, -1);
         study_sql(db,
                   "UPDATE steps SET parameters = %!.17g, flops_per_token = %!.17g WHERE step = %d",
                   parameters, 6 * parameters, step);

@@ -167,7 +167,7 @@ static weft_status go_on(const char *path) {
     if (status == WEFT_OK) status = weft_record_read_runs(d, study, &jobs);
     if (status == WEFT_OK) {
         for (int i = 0; i < jobs.n; i++)
-            FUZZ_PROMISE(jobs.list[i].step >= 0 && jobs.list[i].step < study->steps.n,
+            FUZZ_PROMISE(jobs.list[i].variant >= 0 && jobs.list[i].variant < study->variants.n,
                          "a run is of one of the study's steps");
         weft_repeats_check(d, study, fuzz_path("out"), &repeats);
     }

@@ -2,7 +2,7 @@
 
 #include "cpu/backend.h"
 
-/* Over file and steps: what makes a model large, and what names files. */
+/* Over file and variants: what makes a model large, and what names files. */
 static const weft_override small[] = {
     {"N_LAYER=1", "-o"},        {"N_HEAD=1", "-o"},        {"N_EMBD=8", "-o"},
     {"N_FFN=8", "-o"},          {"KV_HEADS=0", "-o"},      {"VOCAB_SIZE=256", "-o"},

@@ -1,4 +1,4 @@
-/* A study that costs next to nothing to plan, whatever its config says beside its steps. */
+/* A study that costs next to nothing to plan, whatever its config says beside its variants. */
 #ifndef WEFT_TESTS_FUZZ_SMALL_STUDY_H
 #define WEFT_TESTS_FUZZ_SMALL_STUDY_H
 

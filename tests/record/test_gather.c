@@ -55,17 +55,19 @@ static json_t *result_of(const char *run) {
     return result;
 }
 
-/* Two steps of two seeds, with the losses that training said at its end. */
+/* Two variants of two seeds, with the losses that training said at its end. */
 static void test_runs_are_listed(void **state) {
     (void)state;
     static const char *const names[] = {"dot-seed1", "dot-seed2", "w2-seed1", "w2-seed2"};
     json_t *all = command_json(RUN("runs", runs, "--json"));
     const json_t *one = json_array_get(json_object_get(all, "studies"), 0);
-    const json_t *steps = json_object_get(one, "steps"), *list = json_object_get(one, "runs");
-    assert_int_equal(json_array_size(steps), 2);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 1), "name")), "w2");
-    assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 1), "overrides")),
-                        "ATTENTION=w2");
+    const json_t *variants = json_object_get(one, "steps"), *list = json_object_get(one, "runs");
+    assert_int_equal(json_array_size(variants), 2);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(variants, 1), "name")),
+                        "w2");
+    assert_string_equal(
+        json_string_value(json_object_get(json_array_get(variants, 1), "overrides")),
+        "ATTENTION=w2");
     assert_int_equal(json_array_size(list), 4);
     for (size_t i = 0; i < 4; i++) {
         const json_t *run = json_array_get(list, i);

@@ -17,19 +17,19 @@
 
 #include <cmocka.h>
 
-/* A baseline and two steps, Gate and Cross, against it. */
+/* A baseline and two variants, Gate and Cross, against it. */
 static sqlite3 *begin(const char *name, const char *score) {
     sqlite3 *db = study_open(scratch_path("%s.db", name), name, score);
-    study_step(db, 0, "base", "Plain", -1, -1);
-    study_step(db, 1, "gate", "Gate", 0, -1);
-    study_step(db, 2, "cross", "Cross", 0, -1);
+    study_variant(db, 0, "base", "Plain", -1, -1);
+    study_variant(db, 1, "gate", "Gate", 0, -1);
+    study_variant(db, 2, "cross", "Cross", 0, -1);
     return db;
 }
 
-static void three_seeds(sqlite3 *db, int step, double a, double b, double c) {
+static void three_seeds(sqlite3 *db, int variant, double a, double b, double c) {
     const double scores[] = {a, b, c};
     for (int i = 0; i < 3; i++)
-        study_run(db, step, 1e-3, i + 1, scores[i], "w");
+        study_run(db, variant, 1e-3, i + 1, scores[i], "w");
 }
 
 /* The sentence, and all caveats with a blank between them. */
@@ -55,7 +55,7 @@ static void expect_answer(sqlite3 *db, const char *name, const char *answer, con
 
 /* Differences -0.10 -0.09 -0.11 of a mean of 2.1: half the interval is 0.024841, so 4.8% (3.6% to
  * 5.9%). */
-static void test_a_step_that_is_better_is_named_with_its_gain(void **state) {
+static void test_a_variant_that_is_better_is_named_with_its_gain(void **state) {
     (void)state;
     sqlite3 *db = begin("better", "val_loss");
     three_seeds(db, 0, 2.0, 2.1, 2.2);
@@ -84,9 +84,9 @@ static void test_better_and_worse_are_both_said(void **state) {
 static void test_a_baseline_that_is_not_the_first_is_named(void **state) {
     (void)state;
     sqlite3 *db = study_open(scratch_path("named.db"), "named", "val_loss");
-    study_step(db, 0, "base", "Plain", -1, -1);
-    study_step(db, 1, "gate", "Gate", 0, -1);
-    study_step(db, 2, "cross", "Cross", 1, -1);
+    study_variant(db, 0, "base", "Plain", -1, -1);
+    study_variant(db, 1, "gate", "Gate", 0, -1);
+    study_variant(db, 2, "cross", "Cross", 1, -1);
     three_seeds(db, 0, 1.9, 2.01, 2.09);
     three_seeds(db, 1, 2.0, 2.1, 2.2);
     three_seeds(db, 2, 1.9, 2.01, 2.09);
@@ -121,7 +121,7 @@ static void test_nothing_shown_says_what_could_have_been(void **state) {
         "No variant lowered the held-out loss; 3 seeds could have shown a difference of 10%.", "");
 }
 
-static void test_one_step_alone_is_said_as_one(void **state) {
+static void test_one_variant_alone_is_said_as_one(void **state) {
     (void)state;
     sqlite3 *db = begin("alone", "val_loss");
     study_sql(db, "DELETE FROM steps WHERE step = 2");
@@ -159,15 +159,15 @@ static void test_a_leak_is_no_gain(void **state) {
 static void test_one_seed_and_two_are_said_to_be_few(void **state) {
     (void)state;
     sqlite3 *db = begin("one", "val_loss");
-    for (int step = 0; step < 3; step++)
-        study_run(db, step, 1e-3, 1, 2.0 + step, "w");
+    for (int variant = 0; variant < 3; variant++)
+        study_run(db, variant, 1e-3, 1, 2.0 + variant, "w");
     expect_answer(db, "one",
                   "One seed cannot tell: a difference needs at least two to be told from chance.",
                   "");
     db = begin("two", "val_loss");
-    for (int step = 0; step < 3; step++) {
-        study_run(db, step, 1e-3, 1, 3.0 - 0.1 * step, "w");
-        study_run(db, step, 1e-3, 2, 3.1 - 0.2 * step, "w");
+    for (int variant = 0; variant < 3; variant++) {
+        study_run(db, variant, 1e-3, 1, 3.0 - 0.1 * variant, "w");
+        study_run(db, variant, 1e-3, 2, 3.1 - 0.2 * variant, "w");
     }
     /* Differences -0.1 and -0.2: 12.706 times 0.05 is 0.6353 of 3.05, 21%; of Cross twice that. */
     expect_answer(
@@ -194,7 +194,7 @@ static void test_what_is_not_left_of_all_comparisons_is_not_named(void **state) 
     three_seeds(db, 2, 1.9, 2.15, 2.25);
     expect_answer(db, "chance", "Nothing is settled: for 1 of 2 variants " IN_DOUBT, NOT_LEFT);
     db = begin("chances", "val_loss");
-    study_step(db, 3, "late", "Late", 0, -1);
+    study_variant(db, 3, "late", "Late", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.95, 2.07, 2.14);
     three_seeds(db, 2, 2.1, 2.19, 2.31);
@@ -217,9 +217,10 @@ static void test_what_is_not_left_of_all_comparisons_is_not_named(void **state) 
 static void test_two_seeds_name_nothing(void **state) {
     (void)state;
     sqlite3 *db = begin("pair", "val_loss");
-    for (int step = 0; step < 3; step++)
+    for (int variant = 0; variant < 3; variant++)
         for (int seed = 1; seed <= 2; seed++)
-            study_run(db, step, 1e-3, seed, 3.0 + 0.1 * seed - (0.1 + 0.001 * seed) * step, "w");
+            study_run(db, variant, 1e-3, seed, 3.0 + 0.1 * seed - (0.1 + 0.001 * seed) * variant,
+                      "w");
     expect_answer(db, "pair", "Nothing is settled: for 2 of 2 variants " IN_DOUBT,
                   "Two seeds are too few: the interval of two is 12.7 standard errors to either "
                   "side, of three 4.3, of five 2.8.");
@@ -242,12 +243,12 @@ static void test_a_gain_over_a_baseline_at_the_edge_is_not_named(void **state) {
     static const double rates[] = {1e-3, 3e-3, 1e-2};
     sqlite3 *db = begin("edges", "val_loss");
     study_sql(db, "DELETE FROM steps WHERE step = 2");
-    for (int step = 0; step < 2; step++)
+    for (int variant = 0; variant < 2; variant++)
         for (int rate = 0; rate < 3; rate++)
             for (int seed = 1; seed <= 3; seed++)
-                study_run(db, step, rates[rate], seed,
-                          2.0 + 0.1 * seed + 0.3 * abs(rate - step) - 0.1 * step -
-                              0.001 * step * seed,
+                study_run(db, variant, rates[rate], seed,
+                          2.0 + 0.1 * seed + 0.3 * abs(rate - variant) - 0.1 * variant -
+                              0.001 * variant * seed,
                           "w");
     expect_answer(db, "edges", "Nothing is settled: " IN_DOUBT,
                   "Plain got a learning rate at the edge of those tried: a better one may lie "
@@ -288,12 +289,12 @@ static void test_a_rate_at_the_edge_of_the_sweep_is_said(void **state) {
     (void)state;
     static const double rates[] = {1e-3, 3e-3, 1e-2};
     sqlite3 *db = begin("edge", "val_loss");
-    for (int step = 0; step < 3; step++)
+    for (int variant = 0; variant < 3; variant++)
         for (int rate = 0; rate < 3; rate++)
             for (int seed = 1; seed <= 3; seed++)
-                study_run(db, step, rates[rate], seed,
-                          2.0 + 0.1 * seed + 0.3 * abs(rate - (step == 1 ? 0 : 1)) -
-                              0.1 * (step == 1) - 0.001 * step * seed,
+                study_run(db, variant, rates[rate], seed,
+                          2.0 + 0.1 * seed + 0.3 * abs(rate - (variant == 1 ? 0 : 1)) -
+                              0.1 * (variant == 1) - 0.001 * variant * seed,
                           "w");
     expect_answer(db, "edge",
                   "Gate lowered the held-out loss by 4.6% (95% interval 4.5% to 4.7%); for 1 other "
@@ -317,8 +318,8 @@ static void test_unfinished_runs_are_not_yet(void **state) {
     weft_report_data d;
     char *path = strdup(scratch_path("yet.db"));
     assert_int_equal(weft_report_read(path, &d), WEFT_OK);
-    assert_string_equal(weft_verdict_word(d.steps[1].compared.verdict), "better");
-    assert_string_equal(weft_verdict_word(d.steps[2].compared.verdict), "not yet");
+    assert_string_equal(weft_verdict_word(d.variants[1].compared.verdict), "better");
+    assert_string_equal(weft_verdict_word(d.variants[2].compared.verdict), "not yet");
     weft_report_free(&d);
     free(path);
 }
@@ -326,7 +327,7 @@ static void test_unfinished_runs_are_not_yet(void **state) {
 static void test_failures_and_unequal_repeats_stand_beside_the_answer(void **state) {
     (void)state;
     sqlite3 *db = begin("beside", "val_loss");
-    study_step(db, 3, "again", "Gate again", 0, 1);
+    study_variant(db, 3, "again", "Gate again", 0, 1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     three_seeds(db, 2, 1.9, 2.01, 2.09);
@@ -371,9 +372,9 @@ static void test_comparisons_are_counted_together(void **state) {
     (void)state;
     static const double p[] = {0.0033167587, 0.0339082169, 0.0741799002};
     sqlite3 *db = begin("together", "val_loss");
-    study_step(db, 3, "late", "Late", 0, -1);
+    study_variant(db, 3, "late", "Late", 0, -1);
     /* Has fewer seeds, so it stays out of the common spread. */
-    study_step(db, 4, "few", "Few", 0, -1);
+    study_variant(db, 4, "few", "Few", 0, -1);
     three_seeds(db, 0, 2.00, 2.10, 2.20);
     three_seeds(db, 1, 1.90, 2.01, 2.09);
     three_seeds(db, 2, 2.05, 2.13, 2.26);
@@ -472,12 +473,12 @@ static void test_quantities_have_units_for_people(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comparisons_are_counted_together),
-        cmocka_unit_test(test_a_step_that_is_better_is_named_with_its_gain),
+        cmocka_unit_test(test_a_variant_that_is_better_is_named_with_its_gain),
         cmocka_unit_test(test_better_and_worse_are_both_said),
         cmocka_unit_test(test_a_baseline_that_is_not_the_first_is_named),
         cmocka_unit_test(test_worse_alone_is_said),
         cmocka_unit_test(test_nothing_shown_says_what_could_have_been),
-        cmocka_unit_test(test_one_step_alone_is_said_as_one),
+        cmocka_unit_test(test_one_variant_alone_is_said_as_one),
         cmocka_unit_test(test_a_metric_is_raised),
         cmocka_unit_test(test_a_leak_is_no_gain),
         cmocka_unit_test(test_one_seed_and_two_are_said_to_be_few),

@@ -27,7 +27,7 @@ static void make_study(const char *path) {
         char name[8];
         int like = s > 3 ? s - 2 : s;
         snprintf(name, sizeof name, "%d", s);
-        study_step(db, s, name, titles[s], s ? 0 : -1, s > 3 ? like : -1);
+        study_variant(db, s, name, titles[s], s ? 0 : -1, s > 3 ? like : -1);
         for (int seed = 1; seed <= 2; seed++) {
             study_run(db, s, 1e-3, seed, at[like] + 0.01 * seed, "w");
             study_run(db, s, 3e-3, seed, at[like] + 0.02 + 0.01 * seed, "w");

@@ -1,4 +1,4 @@
-/* weft runs --fit: the law that the scores were made by comes back; runs that count for nothing and steps
+/* weft runs --fit: the law that the scores were made by comes back; runs that count for nothing and variants
  * that were not chosen stay out; what has no logarithm is refused. */
 #include "support/command.h"
 #include "support/study_database.h"
@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
-/* score = 20 parameters^-0.1; parameters are 1000000 + 250000 step. */
-static double law(int step) {
-    return 20 * pow(1e6 + 250000.0 * step, -0.1);
+/* score = 20 parameters^-0.1; parameters are 1000000 + 250000 variant. */
+static double law(int variant) {
+    return 20 * pow(1e6 + 250000.0 * variant, -0.1);
 }
 
 static const char *make(const char *name, double noise) {
@@ -23,7 +23,7 @@ static const char *make(const char *name, double noise) {
     const char *path = scratch_path("%s", name);
     sqlite3 *db = study_open(path, "sizes", "val_loss");
     for (int i = 0; i < 4; i++) {
-        study_step(db, i, names[i], names[i], i ? 0 : -1, -1);
+        study_variant(db, i, names[i], names[i], i ? 0 : -1, -1);
         for (int seed = 1; seed <= 2; seed++)
             study_run(db, i, 0.001, seed, law(i) * exp(seed == 1 ? noise : -noise), "x");
     }
@@ -32,10 +32,10 @@ static const char *make(const char *name, double noise) {
     return path;
 }
 
-static json_t *fit(const char *path, const char *x, const char *steps) {
+static json_t *fit(const char *path, const char *x, const char *variants) {
     char *text;
-    if (steps)
-        command_succeeds(RUN("runs", path, "--fit", x, "--variants", steps, "--json"), &text);
+    if (variants)
+        command_succeeds(RUN("runs", path, "--fit", x, "--variants", variants, "--json"), &text);
     else
         command_succeeds(RUN("runs", path, "--fit", x, "--json"), &text);
     json_t *object = json_loads(text, 0, NULL);
@@ -89,7 +89,7 @@ static void test_operations_and_options_are_fitted_too(void **state) {
     json_decref(flops);
 }
 
-static void test_steps_may_be_chosen(void **state) {
+static void test_variants_may_be_chosen(void **state) {
     (void)state;
     json_t *two = fit(make("chosen.db", 0), "parameters", "d,b");
     assert_int_equal(json_array_size(json_object_get(two, "runs")), 4);
@@ -118,7 +118,7 @@ static void test_a_variant_is_held_against_a_plain_model_of_its_size(void **stat
     sqlite3 *db = study_open(path, "yardstick", "val_loss");
     for (int i = 0; i < 4; i++) {
         double size = i < 3 ? 1e6 * (1 << i) : 3e6;
-        study_step(db, i, names[i], names[i], i ? 0 : -1, -1);
+        study_variant(db, i, names[i], names[i], i ? 0 : -1, -1);
         study_sql(db, "UPDATE steps SET parameters = %d WHERE step = %d", (int)size, i);
         for (int seed = 1; seed <= 2; seed++)
             study_run(db, i, 0.001, seed,
@@ -158,7 +158,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_law_comes_back),
         cmocka_unit_test(test_operations_and_options_are_fitted_too),
-        cmocka_unit_test(test_steps_may_be_chosen),
+        cmocka_unit_test(test_variants_may_be_chosen),
         cmocka_unit_test(test_a_variant_is_held_against_a_plain_model_of_its_size),
         cmocka_unit_test(test_what_cannot_be_fitted_is_refused),
     };

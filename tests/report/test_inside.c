@@ -28,19 +28,19 @@ static void fact(sqlite3 *db, int64_t run, const char *name, double value) {
               value);
 }
 
-/* Two steps with three seeds; the second's loss is lower at position 0 in every seed, and elsewhere higher in
+/* Two variants with three seeds; the second's loss is lower at position 0 in every seed, and elsewhere higher in
  * one and lower in another. */
 static sqlite3 *make_database(const char *folder) {
     static const double late[] = {0.1, -0.1, 0.03};
     assert_int_equal(mkdir(scratch_path("%s", folder), 0777), 0);
     sqlite3 *db = study_open(scratch_path("%s/runs.db", folder), folder, "val_loss");
-    study_step(db, 0, "base", "Plain", -1, -1);
-    study_step(db, 1, "gated", "Gated", 0, -1);
-    for (int step = 0; step < 2; step++)
+    study_variant(db, 0, "base", "Plain", -1, -1);
+    study_variant(db, 1, "gated", "Gated", 0, -1);
+    for (int variant = 0; variant < 2; variant++)
         for (int seed = 1; seed <= 3; seed++) {
-            int64_t run = study_run(db, step, 1e-3, seed, 2 + 0.1 * seed, "w");
-            fact(db, run, "loss_at_0_0", 6 + 0.1 * seed - 0.4 * step);
-            fact(db, run, "loss_at_1_3", 4 + step * late[seed - 1]);
+            int64_t run = study_run(db, variant, 1e-3, seed, 2 + 0.1 * seed, "w");
+            fact(db, run, "loss_at_0_0", 6 + 0.1 * seed - 0.4 * variant);
+            fact(db, run, "loss_at_1_3", 4 + variant * late[seed - 1]);
             fact(db, run, "device_bytes", (double)(seed + 1) * (1 << 30));
         }
     return db;
@@ -77,11 +77,11 @@ static void test_the_loss_by_position_is_told_with_its_interval(void **state) {
     expect_in(out, "gated against base: ");
     free(out);
     json_t *report = command_json(RUN("report", folder, "--json"));
-    json_t *step = json_array_get(
+    json_t *variant = json_array_get(
         json_object_get(json_array_get(json_object_get(report, "studies"), 0), "steps"), 1);
-    json_t *first = json_array_get(json_object_get(step, "loss_by_position"), 0);
+    json_t *first = json_array_get(json_object_get(variant, "loss_by_position"), 0);
     assert_float_equal(json_number_value(json_object_get(first, "loss")), 5.8, 1e-9);
-    assert_true(json_is_null(json_object_get(step, "inside")));
+    assert_true(json_is_null(json_object_get(variant, "inside")));
     json_decref(report);
 }
 

@@ -77,21 +77,21 @@ static void expect_line(const char *start, const char *const *words) {
     free(line);
 }
 
-/* A baseline and a step with three seeds each. */
-static void three_seeds(sqlite3 *db, int step, double a, double b, double c) {
+/* A baseline and a variant with three seeds each. */
+static void three_seeds(sqlite3 *db, int variant, double a, double b, double c) {
     const double scores[] = {a, b, c};
     for (int i = 0; i < 3; i++)
-        study_run(db, step, 1e-3, i + 1, scores[i], "w");
+        study_run(db, variant, 1e-3, i + 1, scores[i], "w");
 }
 
 static void test_verdicts_and_numbers(void **state) {
     (void)state;
     sqlite3 *db = begin("verdicts", "val_loss");
-    study_step(db, 0, "base", "Plain", -1, -1);
-    study_step(db, 1, "lower", "Lower loss", 0, -1);
-    study_step(db, 2, "higher", "Higher loss", 0, -1);
-    study_step(db, 3, "noise", "Noise", 0, -1);
-    study_step(db, 4, "chained", "Against lower", 1, -1);
+    study_variant(db, 0, "base", "Plain", -1, -1);
+    study_variant(db, 1, "lower", "Lower loss", 0, -1);
+    study_variant(db, 2, "higher", "Higher loss", 0, -1);
+    study_variant(db, 3, "noise", "Noise", 0, -1);
+    study_variant(db, 4, "chained", "Against lower", 1, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);  /* -0.10 -0.09 -0.11: t = 4.302653, half 0.024841 */
     three_seeds(db, 2, 2.1, 2.19, 2.31);  /* +0.10 +0.09 +0.11 */
@@ -128,9 +128,9 @@ static void test_verdicts_and_numbers(void **state) {
 static void test_a_baseline_is_starred_where_all_others_are_worse(void **state) {
     (void)state;
     sqlite3 *db = begin("baseline", "val_loss");
-    study_step(db, 0, "0", "Plain", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
-    study_step(db, 2, "2", "Cross", 0, -1);
+    study_variant(db, 0, "0", "Plain", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 2, "2", "Cross", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 2.1, 2.19, 2.31);
     three_seeds(db, 2, 2.2, 2.29, 2.41);
@@ -141,9 +141,9 @@ static void test_a_baseline_is_starred_where_all_others_are_worse(void **state) 
 static void test_a_baseline_is_not_starred_where_one_is_not_told_from_it(void **state) {
     (void)state;
     sqlite3 *db = begin("even", "val_loss");
-    study_step(db, 0, "0", "Plain", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
-    study_step(db, 2, "2", "Cross", 0, -1);
+    study_variant(db, 0, "0", "Plain", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 2, "2", "Cross", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 2.1, 2.19, 2.31);
     three_seeds(db, 2, 1.95, 2.15, 2.25); /* -0.05 +0.05 +0.05 */
@@ -155,8 +155,8 @@ static void test_a_baseline_is_not_starred_where_one_is_not_told_from_it(void **
 static void test_one_seed_shows_no_difference(void **state) {
     (void)state;
     sqlite3 *db = begin("one", "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
     study_run(db, 0, 1e-3, 1, 3.0, "a");
     study_run(db, 1, 1e-3, 1, 1.5, "b");
     finish(db, "one");
@@ -175,8 +175,8 @@ static void test_one_seed_shows_no_difference(void **state) {
 static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **state) {
     (void)state;
     sqlite3 *db = begin("two", "val_loss");
-    study_step(db, 0, "a", "A", -1, -1);
-    study_step(db, 1, "b", "B", 0, -1);
+    study_variant(db, 0, "a", "A", -1, -1);
+    study_variant(db, 1, "b", "B", 0, -1);
     study_run(db, 0, 1e-3, 1, 3.0, "w");
     study_run(db, 0, 1e-3, 2, 3.1, "w");
     study_run(db, 1, 1e-3, 1, 2.7, "w");
@@ -187,13 +187,13 @@ static void test_two_seeds_are_told_to_be_too_few_and_how_many_would_do(void **s
     expect_in(html, "<p class=\"caveat\">Two seeds are too few");
 }
 
-/* ln 256 = 5.5452: every run is there, so a clear difference between two steps is none. */
+/* ln 256 = 5.5452: every run is there, so a clear difference between two variants is none. */
 static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(void **state) {
     (void)state;
     sqlite3 *db = begin("guess", "val_loss");
     study_sql(db, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
-    study_step(db, 0, "a", "A", -1, -1);
-    study_step(db, 1, "b", "B", 0, -1);
+    study_variant(db, 0, "a", "A", -1, -1);
+    study_variant(db, 1, "b", "B", 0, -1);
     three_seeds(db, 0, 5.545, 5.546, 5.547);
     three_seeds(db, 1, 5.535, 5.536, 5.537);
     study_close(db);
@@ -206,8 +206,8 @@ static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(vo
     /* One run that did learn is enough. */
     sqlite3 *again = begin("learned", "val_loss");
     study_sql(again, "UPDATE study SET config = 'N_LAYER=1' || char(10) || 'VOCAB_SIZE=256'");
-    study_step(again, 0, "a", "A", -1, -1);
-    study_step(again, 1, "b", "B", 0, -1);
+    study_variant(again, 0, "a", "A", -1, -1);
+    study_variant(again, 1, "b", "B", 0, -1);
     three_seeds(again, 0, 5.545, 5.546, 5.547);
     three_seeds(again, 1, 4.0, 5.536, 5.537);
     finish(again, "learned");
@@ -217,8 +217,8 @@ static void test_a_study_that_stays_at_guessing_says_that_nothing_was_learned(vo
 static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) {
     (void)state;
     sqlite3 *db = begin("failed", "val_loss");
-    study_step(db, 0, "0", "", -1, -1);
-    study_step(db, 1, "1", "", 0, -1);
+    study_variant(db, 0, "0", "", -1, -1);
+    study_variant(db, 1, "1", "", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     study_run(db, 1, 1e-3, 1, 1.9, "a");
     study_run(db, 1, 1e-3, 2, 2.01, "b");
@@ -244,12 +244,12 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     expect_both("6 of 10 runs finished");
 }
 
-static void test_leaks_and_unbuildable_steps_show_no_difference(void **state) {
+static void test_leaks_and_unbuildable_variants_show_no_difference(void **state) {
     (void)state;
     sqlite3 *db = begin("leaks", "val_loss");
-    study_step(db, 0, "0", "", -1, -1);
-    study_step(db, 1, "leaky", "", 0, -1);
-    study_step(db, 2, "broken", "", 0, -1);
+    study_variant(db, 0, "0", "", -1, -1);
+    study_variant(db, 1, "leaky", "", 0, -1);
+    study_variant(db, 2, "broken", "", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.0, 1.1, 1.2);
     study_sql(db, "UPDATE steps SET leaks = 1 WHERE step = 1");
@@ -290,8 +290,8 @@ static void say_event(sqlite3 *db, int64_t run, const char *kind) {
 static void test_repeats_are_equal_or_not(void **state) {
     (void)state;
     sqlite3 *db = begin("repeats", "val_loss");
-    study_step(db, 0, "2", "Gate + Cross-Token", -1, -1);
-    study_step(db, 1, "4", "Again", -1, 0);
+    study_variant(db, 0, "2", "Gate + Cross-Token", -1, -1);
+    study_variant(db, 1, "4", "Again", -1, 0);
     say_event(db, first_and_repeat(db, 1, "aaa", "aaa"), "equal");
     say_event(db, first_and_repeat(db, 2, "aaa", "aaa"), "unequal");
     first_and_repeat(db, 3, "aaa", "bbb");
@@ -314,11 +314,11 @@ static void test_repeats_are_equal_or_not(void **state) {
                 "compared.");
 }
 
-static void test_each_step_gets_its_own_learning_rate(void **state) {
+static void test_each_variant_gets_its_own_learning_rate(void **state) {
     (void)state;
     sqlite3 *db = begin("rates", "val_loss");
-    study_step(db, 0, "0", "", -1, -1);
-    study_step(db, 1, "1", "", 0, -1);
+    study_variant(db, 0, "0", "", -1, -1);
+    study_variant(db, 1, "1", "", 0, -1);
     for (int seed = 1; seed <= 2; seed++) {
         study_run(db, 0, 1e-3, seed, 2.0 + seed, "a");
         study_run(db, 0, 3e-3, seed, 2.5 + seed, "b");
@@ -343,9 +343,9 @@ static void test_each_step_gets_its_own_learning_rate(void **state) {
 static void test_a_metric_is_better_higher(void **state) {
     (void)state;
     sqlite3 *db = begin("metric", "metric");
-    study_step(db, 0, "0", "", -1, -1);
-    study_step(db, 1, "up", "", 0, -1);
-    study_step(db, 2, "down", "", 0, -1);
+    study_variant(db, 0, "0", "", -1, -1);
+    study_variant(db, 1, "up", "", 0, -1);
+    study_variant(db, 2, "down", "", 0, -1);
     three_seeds(db, 0, 0.70, 0.71, 0.72);
     three_seeds(db, 1, 0.80, 0.82, 0.81);
     three_seeds(db, 2, 0.60, 0.62, 0.61);
@@ -423,7 +423,7 @@ static void test_hostile_texts_are_only_text(void **state) {
     (void)state;
     sqlite3 *db = begin("hostile", "metric");
     for (int i = 0; i < HOSTILE; i++) {
-        study_step(db, i, hostile[i], hostile[(i + 1) % HOSTILE], i ? 0 : -1, i == 2 ? 0 : -1);
+        study_variant(db, i, hostile[i], hostile[(i + 1) % HOSTILE], i ? 0 : -1, i == 2 ? 0 : -1);
         three_seeds(db, i, 2.0, 2.1, 2.2);
         study_run_ended(db, i, 1e-3, 9, "failed", hostile[i]);
         study_sql(db, "UPDATE steps SET overrides = 'A_KEY=%q' WHERE step = %d", hostile[i], i);
@@ -452,8 +452,8 @@ static void test_hostile_texts_are_only_text(void **state) {
 static void test_the_page_asks_for_nothing_and_holds_its_pictures(void **state) {
     (void)state;
     sqlite3 *db = begin("whole", "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     study_close(db);
@@ -488,9 +488,9 @@ static void test_long_labels_stay_in_the_picture(void **state) {
     static const char label[] = "RA_MLA_MLP_ATTN_GATE on and 2 more";
     static const char sets[] = "RA_MLA_MLP_ATTN_GATE=y N_FFN=128 N_HEAD=4";
     sqlite3 *db = begin("labels", "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", label, 0, -1);
-    study_step(db, 2, "2", "Gate", 0, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", label, 0, -1);
+    study_variant(db, 2, "2", "Gate", 0, -1);
     for (int i = 0; i < 3; i++)
         three_seeds(db, i, 2.0 - i, 2.1 - i, 2.2 - i);
     study_sql(db, "UPDATE steps SET overrides = %Q WHERE step > 0", sets);
@@ -507,7 +507,7 @@ static void test_long_labels_stay_in_the_picture(void **state) {
 static void test_a_picture_that_is_not_weft_is_spared(void **state) {
     (void)state;
     sqlite3 *db = begin("spared", "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     study_close(db);
     file_write(scratch_path("spared/report-1.svg"), "mine", 4);
@@ -524,9 +524,10 @@ static void test_a_picture_that_is_not_weft_is_spared(void **state) {
 static void test_what_differs_and_what_was_not_equal(void **state) {
     (void)state;
     sqlite3 *db = begin("differs", "val_loss");
-    study_step(db, 0, "a", "", -1, -1);
-    study_step(db, 1, "b", "", 0, -1);
-    study_step(db, 2, "c", "", 0, -1); /* never run: its config is the base's with the overrides */
+    study_variant(db, 0, "a", "", -1, -1);
+    study_variant(db, 1, "b", "", 0, -1);
+    study_variant(db, 2, "c", "", 0,
+                  -1); /* never run: its config is the base's with the overrides */
     study_sql(db, "UPDATE study SET config = 'N_LAYER=2' || char(10) || 'LR=\"1e-3\"'");
     study_sql(db, "UPDATE steps SET overrides = 'LR=0.001 WIDE=\"x y\"', tokens = 409600 WHERE "
                   "step = 2");
@@ -553,8 +554,8 @@ static void test_attention_is_drawn_where_a_run_stored_it(void **state) {
         "{\"step\": 9, \"tokens\": [\"a\", \"<b>\"], \"layers\": [{\"layer\": 0, \"heads\":"
         " [[[100], [25, 75]], [[400], [\"x\", -3]], \"no rows\"], \"sigma\": [[0.5, 1.0]]}, 7]}";
     sqlite3 *db = begin("looks", "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     study_close(db);
@@ -582,8 +583,8 @@ static void test_samples_stand_side_by_side(void **state) {
         "{\"step\":9,\"pro",
         "{\"step\":8,\"prompt\":\"The \",\"text\":\"other\"}\n"};
     sqlite3 *db = begin("samples", "val_loss");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", "Gate", 0, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", "Gate", 0, -1);
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     study_close(db);
@@ -611,9 +612,9 @@ static void test_half_filled_databases_are_reported(void **state) {
     expect_both("no run was made");
     assert_int_equal(sqlite3_open(scratch_path("half/runs.db"), &db), SQLITE_OK);
     study_sql(db, "BEGIN");
-    study_step(db, 0, "0", "Baseline", -1, -1);
-    study_step(db, 1, "1", "Gate", 1, 1); /* its own baseline */
-    study_step(db, 2, "2", "", 0, -1);
+    study_variant(db, 0, "0", "Baseline", -1, -1);
+    study_variant(db, 1, "1", "Gate", 1, 1); /* its own baseline */
+    study_variant(db, 2, "2", "", 0, -1);
     study_sql(db, "UPDATE steps SET iters = NULL, tokens = NULL, parameters = NULL,"
                   " flops_per_token = NULL, training_bytes = NULL, cache_bytes_per_token = NULL");
     finish(db, "half");
@@ -680,8 +681,8 @@ static void test_several_studies_are_a_section_each(void **state) {
     const char *paths[2] = {"first-study", "second-study"};
     for (int i = 0; i < 2; i++) {
         sqlite3 *db = begin(paths[i], "val_loss");
-        study_step(db, 0, "0", "", -1, -1);
-        study_step(db, 1, "1", "", 0, -1);
+        study_variant(db, 0, "0", "", -1, -1);
+        study_variant(db, 1, "1", "", 0, -1);
         three_seeds(db, 0, 2.0, 2.1, 2.2);
         three_seeds(db, 1, 1.9, 2.01, 2.09);
         study_close(db);
@@ -724,9 +725,9 @@ int main(void) {
         TEST(test_two_seeds_are_told_to_be_too_few_and_how_many_would_do),
         TEST(test_a_study_that_stays_at_guessing_says_that_nothing_was_learned),
         TEST(test_seeds_that_did_not_finish_are_left_out_and_named),
-        TEST(test_leaks_and_unbuildable_steps_show_no_difference),
+        TEST(test_leaks_and_unbuildable_variants_show_no_difference),
         TEST(test_repeats_are_equal_or_not),
-        TEST(test_each_step_gets_its_own_learning_rate),
+        TEST(test_each_variant_gets_its_own_learning_rate),
         TEST(test_a_metric_is_better_higher),
         TEST(test_hostile_texts_are_only_text),
         TEST(test_the_page_asks_for_nothing_and_holds_its_pictures),

@@ -1,4 +1,4 @@
-/* Every study in defconfigs/: it says what it is, all its steps can be built, and it survives
+/* Every study in defconfigs/: it says what it is, all its variants can be built, and it survives
  * kconfiglib and the program alike. What a config's comment claims of sizes is held here too. */
 #include "cpu/backend.h"
 #include "study/study.h"
@@ -73,14 +73,14 @@ static weft_study *open_study(const char *name) {
     return s;
 }
 
-static const weft_study_variant *step_of(const weft_study *s, const char *name) {
-    int i = weft_variants_find(&s->steps, name);
-    if (i < 0) fail_msg("%s has no step %s", s->name, name);
+static const weft_study_variant *variant_of(const weft_study *s, const char *name) {
+    int i = weft_variants_find(&s->variants, name);
+    if (i < 0) fail_msg("%s has no variant %s", s->name, name);
     return &s->built[i];
 }
 
 static int64_t parameters_of(const weft_study *s, const char *name) {
-    return step_of(s, name)->account.parameters;
+    return variant_of(s, name)->account.parameters;
 }
 
 static void test_every_study_of_the_documentation_is_there(void **state) {
@@ -109,17 +109,18 @@ static void test_each_has_its_question_needs_and_time(void **state) {
     }
 }
 
-static void test_every_step_of_each_can_be_built(void **state) {
+static void test_every_variant_of_each_can_be_built(void **state) {
     (void)state;
-    int steps = 0;
+    int variants = 0;
     for (int i = 0; i < n_names; i++) {
         weft_study *s = open_study(names[i]);
-        for (int k = 0; k < s->steps.n; k++, steps++)
+        for (int k = 0; k < s->variants.n; k++, variants++)
             if (*s->built[k].error)
-                fail_msg("%s: step %s: %s", names[i], s->steps.list[k].name, s->built[k].error);
+                fail_msg("%s: variant %s: %s", names[i], s->variants.list[k].name,
+                         s->built[k].error);
         weft_study_close(s);
     }
-    printf("note: %d studies of %d steps\n", n_names, steps);
+    printf("note: %d studies of %d variants\n", n_names, variants);
 }
 
 static void test_those_of_a_few_cores_have_three_seeds(void **state) {
@@ -186,12 +187,12 @@ static void test_equal_parameters_are_equal_to_a_hundredth(void **state) {
     const char *const equal[] = {"ra-mla-latent", "mix"};
     for (int i = 0; i < 2; i++) {
         weft_study *s = open_study(equal[i]);
-        for (int k = 1; k < s->steps.n; k++) {
+        for (int k = 1; k < s->variants.n; k++) {
             double ratio =
                 (double)s->built[k].account.parameters / (double)s->built[0].account.parameters;
             if (fabs(ratio - 1) > 0.01)
-                fail_msg("%s: step %s has %g of the parameters", equal[i], s->steps.list[k].name,
-                         ratio);
+                fail_msg("%s: variant %s has %g of the parameters", equal[i],
+                         s->variants.list[k].name, ratio);
         }
         weft_study_close(s);
     }
@@ -204,9 +205,9 @@ static void test_w2_recall_is_the_write_ups_setting(void **state) {
     double saved = 1 - (double)parameters_of(s, "w2-64") / (double)parameters_of(s, "dot96");
     printf("note: width 64 has %.1f%% fewer parameters than width 96\n", 100 * saved);
     assert_true(saved > 0.40 && saved < 0.50);
-    assert_int_equal(s->steps.n, 8);
+    assert_int_equal(s->variants.n, 8);
     assert_int_equal(s->n_rates, 3);
-    for (int i = 0; i < s->steps.n; i++) {
+    for (int i = 0; i < s->variants.n; i++) {
         const weft_config *c = &s->built[i].config;
         assert_int_equal(weft_config_head_dim(c), 16);
         assert_int_equal(weft_config_ffn_dim(c), 4 * c->n_embd);
@@ -226,7 +227,7 @@ static void test_full_study_is_at_gpt2s_size(void **state) {
     assert_int_equal(s->built[0].account.parameters, 124439808 + (50304 - 50257) * 768);
     weft_study_close(s);
     s = open_study("gpt2-ra-mla-full");
-    assert_int_equal(s->steps.n, 6);
+    assert_int_equal(s->variants.n, 6);
     assert_int_equal(s->built[0].config.n_embd, 768);
     assert_int_equal(s->built[0].config.steps, 10400);
     weft_study_close(s);
@@ -310,7 +311,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_study_of_the_documentation_is_there),
         cmocka_unit_test(test_each_has_its_question_needs_and_time),
-        cmocka_unit_test(test_every_step_of_each_can_be_built),
+        cmocka_unit_test(test_every_variant_of_each_can_be_built),
         cmocka_unit_test(test_those_of_a_few_cores_have_three_seeds),
         cmocka_unit_test(test_each_comes_back_from_kconfiglib),
         cmocka_unit_test(test_wide_rows_have_the_parameters_of_what_they_stand_beside),

@@ -32,13 +32,13 @@ static double operations(double layers, double ffn_maps, double width) {
     return 2.0 * V * E + layers * (8.0 * E * E + 4.0 * E * (T + 1) / 2 + ffn_maps * 2 * E * width);
 }
 
-static weft_study *open_study(const char *equal, const char *steps) {
+static weft_study *open_study(const char *equal, const char *variants) {
     static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
                                "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n"
                                "CONFIG_BATCH_SIZE=8\nCONFIG_STEPS=100\n";
     char one[64], two[1024];
     snprintf(one, sizeof one, "STUDY_EQUAL=%s", equal);
-    snprintf(two, sizeof two, "STUDY_VARIANTS=%s", steps);
+    snprintf(two, sizeof two, "STUDY_VARIANTS=%s", variants);
     weft_override over[] = {{one, "-o"}, {two, "-o"}};
     const char *path = scratch_path("model");
     file_write(path, text, sizeof text - 1);
@@ -46,7 +46,7 @@ static weft_study *open_study(const char *equal, const char *steps) {
     weft_study *s;
     if (weft_study_open(&source, weft_cpu_backend(), 1, &s) != WEFT_OK)
         fail_msg("%s", weft_error_message());
-    for (int i = 0; i < s->steps.n; i++)
+    for (int i = 0; i < s->variants.n; i++)
         if (*s->built[i].error) fail_msg("%s", s->built[i].error);
     return s;
 }

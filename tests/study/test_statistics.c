@@ -86,18 +86,18 @@ static void test_comparisons_are_the_references(void **state) {
     json_array_foreach(json_object_get(vectors, "paired"), i, row) {
         const char *name = json_string_value(json_object_get(row, "name"));
         const char *verdict = json_string_value(json_object_get(row, "verdict"));
-        double step[PAIRS_MOST], baseline[PAIRS_MOST];
-        int n = read_numbers(json_object_get(row, "step"), step);
+        double variant[PAIRS_MOST], baseline[PAIRS_MOST];
+        int n = read_numbers(json_object_get(row, "step"), variant);
         assert_int_equal(read_numbers(json_object_get(row, "baseline"), baseline), n);
         bool higher = json_is_true(json_object_get(row, "higher_is_better"));
-        weft_comparison c = weft_compare(step, baseline, n, higher);
+        weft_comparison c = weft_compare(variant, baseline, n, higher);
         assert_int_equal(c.pairs, n);
         expect_near(name, c.mean, number(row, "mean"), 1e-9);
         expect_near(name, c.sd, number(row, "sd"), 1e-9);
         expect_near(name, c.low, number(row, "low"), 1e-9);
         expect_near(name, c.high, number(row, "high"), 1e-9);
         expect_near(name, c.percent, number(row, "percent"), 1e-9);
-        expect_near(name, c.step - c.baseline, c.mean, 1e-9);
+        expect_near(name, c.variant - c.baseline, c.mean, 1e-9);
         assert_string_equal(weft_verdict_word(c.verdict), verdict);
         words[c.verdict]++;
     }
@@ -106,14 +106,14 @@ static void test_comparisons_are_the_references(void **state) {
 
 static void test_fewer_than_two_pairs_show_nothing(void **state) {
     (void)state;
-    const double step[] = {1}, baseline[] = {2};
-    weft_comparison one = weft_compare(step, baseline, 1, false);
+    const double variant[] = {1}, baseline[] = {2};
+    weft_comparison one = weft_compare(variant, baseline, 1, false);
     assert_int_equal(one.verdict, WEFT_NO_DIFFERENCE);
     assert_true(one.mean == -1 && one.percent == -50);
     assert_true(isnan(one.low) && isnan(one.high) && isnan(one.sd));
-    weft_comparison none = weft_compare(step, baseline, 0, true);
+    weft_comparison none = weft_compare(variant, baseline, 0, true);
     assert_int_equal(none.verdict, WEFT_NO_DIFFERENCE);
-    assert_true(isnan(none.mean) && isnan(none.percent) && isnan(none.step));
+    assert_true(isnan(none.mean) && isnan(none.percent) && isnan(none.variant));
 }
 
 static void test_mean_and_spread(void **state) {

@@ -12,18 +12,18 @@
 
 #include <cmocka.h>
 
-static weft_config config(const char *sweep, const char *steps, int points, int seed) {
+static weft_config config(const char *sweep, const char *variants, int points, int seed) {
     weft_config c;
     weft_config_defaults(&c);
     snprintf(c.study_sweep, sizeof c.study_sweep, "%s", sweep);
-    snprintf(c.study_variants, sizeof c.study_variants, "%s", steps);
+    snprintf(c.study_variants, sizeof c.study_variants, "%s", variants);
     c.study_sweep_points = points;
     c.seed = seed;
     return c;
 }
 
-static weft_variants parse(const char *sweep, const char *steps, int points, int seed) {
-    weft_config c = config(sweep, steps, points, seed);
+static weft_variants parse(const char *sweep, const char *variants, int points, int seed) {
+    weft_config c = config(sweep, variants, points, seed);
     weft_variants s;
     if (weft_variants_parse(&c, "file", "alone", &s) != WEFT_OK)
         fail_msg("%s", weft_error_message());
@@ -113,7 +113,7 @@ static void test_a_grid_may_be_drawn_from(void **state) {
 static void test_what_cannot_be_swept_is_refused(void **state) {
     (void)state;
     static const struct {
-        const char *sweep, *steps, *says;
+        const char *sweep, *variants, *says;
     } cases[] = {
         {"N_FFN=64..512", "", "STUDY_SWEEP_POINTS"},
         {"N_FFN=64,064", "", "takes 64 twice"},
@@ -135,7 +135,7 @@ static void test_what_cannot_be_swept_is_refused(void **state) {
          "", "289 points"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        weft_config c = config(cases[i].sweep, cases[i].steps, 0, 1);
+        weft_config c = config(cases[i].sweep, cases[i].variants, 0, 1);
         weft_variants s;
         if (weft_variants_parse(&c, "file", "alone", &s) != WEFT_EINPUT)
             fail_msg("'%s' is taken", cases[i].sweep);

@@ -1,5 +1,5 @@
-/* Steps of a study as a config writes them: what is read, what is refused and in which words, and
- * which of file, step and command line wins. */
+/* Variants of a study as a config writes them: what is read, what is refused and in which words, and
+ * which of file, variant and command line wins. */
 #include "study/study.h"
 #include "study/variants.h"
 #include "support/command.h"
@@ -23,17 +23,17 @@ static void parse(const char *named, const char *ablation, weft_variants *out) {
 
 static void refuse(const char *named, const char *ablation, const char *const *words) {
     weft_config c;
-    weft_variants steps;
+    weft_variants variants;
     weft_config_defaults(&c);
     snprintf(c.study_variants, sizeof c.study_variants, "%s", named);
     snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
-    assert_int_equal(weft_variants_parse(&c, "file", "alone", &steps), WEFT_EINPUT);
+    assert_int_equal(weft_variants_parse(&c, "file", "alone", &variants), WEFT_EINPUT);
     for (; *words; words++)
         if (!strstr(weft_error_message(), *words))
             fail_msg("'%s' is not in: %s", *words, weft_error_message());
 }
 
-static void test_named_steps_are_read(void **state) {
+static void test_named_variants_are_read(void **state) {
     (void)state;
     weft_variants s;
     parse("base; wide: N_FFN=128 config_n_head=4 ;deep vs wide : N_LAYER=3;"
@@ -86,7 +86,7 @@ static void test_a_variant_has_a_label(void **state) {
     refuse("a; b '': N_FFN=3", "", SAYS("'b'", "label"));
 }
 
-static void test_ablation_steps_have_their_switches_and_repeats(void **state) {
+static void test_ablation_variants_have_their_switches_and_repeats(void **state) {
     (void)state;
     /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
     static const char *const switches[] = {"nnn", "ynn", "yyn", "yyy", "yyn", "yyy"};
@@ -110,7 +110,7 @@ static void test_ablation_steps_have_their_switches_and_repeats(void **state) {
     weft_variants_free(&s);
 }
 
-static void test_a_config_without_steps_is_one_step(void **state) {
+static void test_a_config_without_variants_is_one_variant(void **state) {
     (void)state;
     weft_variants s;
     char name[WEFT_VARIANT_NAME];
@@ -124,7 +124,7 @@ static void test_a_config_without_steps_is_one_step(void **state) {
     assert_string_equal(name, "study");
 }
 
-static void test_mistakes_name_the_step_and_the_key(void **state) {
+static void test_mistakes_name_the_variant_and_the_key(void **state) {
     (void)state;
     refuse("a; b: N_FNN=3", "",
            SAYS("file", "STUDY_VARIANTS", "'b'", "CONFIG_N_FNN", "CONFIG_N_FFN"));
@@ -144,7 +144,7 @@ static void test_mistakes_name_the_step_and_the_key(void **state) {
     refuse("a", "0,1", SAYS("RA_MLA_ABLATION_STEPS", "STUDY_VARIANTS", "both"));
 }
 
-static void test_command_line_wins_over_step_and_step_over_file(void **state) {
+static void test_command_line_wins_over_variant_and_variant_over_file(void **state) {
     (void)state;
     static const char text[] = "CONFIG_STUDY_VARIANTS=\"a; b: N_LAYER=3 N_HEAD=4\"\n"
                                "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n";
@@ -164,7 +164,7 @@ static void test_command_line_wins_over_step_and_step_over_file(void **state) {
 }
 
 /* The same through the program: --variant by name, all variants of a plan, and a name that is none. */
-/* Wherever PRESET stands, all that is set wins over it; a step may take another. */
+/* Wherever PRESET stands, all that is set wins over it; a variant may take another. */
 static void test_a_preset_goes_below_all_that_is_set(void **state) {
     (void)state;
     const char *path = scratch_path("preset");
@@ -180,13 +180,13 @@ static void test_a_preset_goes_below_all_that_is_set(void **state) {
     assert_int_equal(c.position, WEFT_POSITION_ALIBI);
     assert_false(c.bias);
     char set[] = "PRESET=ra-mla", *sets[] = {set};
-    weft_variant step = {.name = "s", .sets = sets, .n_sets = 1};
-    assert_int_equal(weft_source_read(&source, &step, &c), WEFT_OK);
+    weft_variant variant = {.name = "s", .sets = sets, .n_sets = 1};
+    assert_int_equal(weft_source_read(&source, &variant, &c), WEFT_OK);
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
     assert_true(c.bias && c.latent_recip);
 }
 
-static void test_plan_and_train_know_steps_by_name(void **state) {
+static void test_plan_and_train_know_variants_by_name(void **state) {
     (void)state;
     static const char text[] =
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
@@ -195,12 +195,13 @@ static void test_plan_and_train_know_steps_by_name(void **state) {
     snprintf(path, sizeof path, "%s", scratch_path("named"));
     file_write(path, text, sizeof text - 1);
     json_t *all = command_json(RUN("plan", "--config", path, "--json"));
-    json_t *steps = json_object_get(all, "steps");
-    assert_int_equal(json_array_size(steps), 2);
-    assert_string_equal(json_string_value(json_object_get(json_array_get(steps, 1), "step")),
+    json_t *variants = json_object_get(all, "steps");
+    assert_int_equal(json_array_size(variants), 2);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(variants, 1), "step")),
                         "wide");
     /* 64 more units in the middle: 2 E + 1 numbers each. */
-    long long small = json_integer_value(json_object_get(json_array_get(steps, 0), "parameters"));
+    long long small =
+        json_integer_value(json_object_get(json_array_get(variants, 0), "parameters"));
     json_t *one = command_json(RUN("plan", "--config", path, "--variant", "wide", "--json"));
     assert_int_equal(json_integer_value(json_object_get(one, "parameters")), small + 64 * 33);
     assert_int_equal(json_integer_value(json_object_get(all, "parameters")), small);
@@ -230,14 +231,14 @@ static void test_a_runs_folder_is_named_by_its_variant(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_named_steps_are_read),
+        cmocka_unit_test(test_named_variants_are_read),
         cmocka_unit_test(test_a_variant_has_a_label),
-        cmocka_unit_test(test_ablation_steps_have_their_switches_and_repeats),
-        cmocka_unit_test(test_a_config_without_steps_is_one_step),
-        cmocka_unit_test(test_mistakes_name_the_step_and_the_key),
-        cmocka_unit_test(test_command_line_wins_over_step_and_step_over_file),
+        cmocka_unit_test(test_ablation_variants_have_their_switches_and_repeats),
+        cmocka_unit_test(test_a_config_without_variants_is_one_variant),
+        cmocka_unit_test(test_mistakes_name_the_variant_and_the_key),
+        cmocka_unit_test(test_command_line_wins_over_variant_and_variant_over_file),
         cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
-        cmocka_unit_test(test_plan_and_train_know_steps_by_name),
+        cmocka_unit_test(test_plan_and_train_know_variants_by_name),
         cmocka_unit_test(test_a_runs_folder_is_named_by_its_variant),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

@@ -1,5 +1,5 @@
 /* scripts/evidence: every study that it names can be built at the size that it says, and runs from its first
- * step to its report. The whole of each in its smallest form is run by `make test-long`. */
+ * variant to its report. The whole of each in its smallest form is run by `make test-long`. */
 #include "support/command.h"
 #include "support/study_run.h"
 
@@ -42,7 +42,7 @@ static void test_every_study_can_be_built_at_its_size(void **state) {
             "WEFT='%s' DATA=embedded scripts/evidence %s --device cpu --threads 1 --list "
             "--json >'%s'",
             weft(), studies[i].name, out);
-        json_t *all = json_load_file(out, 0, NULL), *step;
+        json_t *all = json_load_file(out, 0, NULL), *variant;
         size_t k;
         assert_non_null(all);
         if (json_integer_value(json_object_get(all, "runs")) != studies[i].runs)
@@ -53,8 +53,8 @@ static void test_every_study_can_be_built_at_its_size(void **state) {
         if (json_integer_value(json_object_get(all, "seeds")) > 1 &&
             !(json_number_value(power) > 0))
             fail_msg("%s does not say what its seeds can show", studies[i].name);
-        json_array_foreach(json_object_get(all, "steps"), k, step) {
-            const char *error = json_string_value(json_object_get(step, "error"));
+        json_array_foreach(json_object_get(all, "steps"), k, variant) {
+            const char *error = json_string_value(json_object_get(variant, "error"));
             if (error) fail_msg("%s: %s", studies[i].name, error);
         }
         json_decref(all);

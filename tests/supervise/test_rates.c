@@ -16,29 +16,29 @@
 
 #include <cmocka.h>
 
-enum { RATES = 2, SEEDS = 2, STEPS = 2 };
+enum { RATES = 2, SEEDS = 2, VARIANTS = 2 };
 
 static char config[256], whole[256];
 
-/* RA_MLA_ABLATION_STEPS has two steps, of which the second repeats the first. */
+/* RA_MLA_ABLATION_STEPS has two variants, of which the second repeats the first. */
 static const char *const apart[] = {"-o", "STUDY_RATE_SEED=77", "-o", "EVAL_POSITIONS=y"};
 #define APART apart[0], apart[1], apart[2], apart[3]
 
 static void test_rates_are_tried_on_the_seed_apart_and_the_best_runs_on_the_others(void **state) {
     (void)state;
-    assert_int_equal(study_number(whole, "SELECT count(*) FROM runs"), STEPS * (RATES + SEEDS));
+    assert_int_equal(study_number(whole, "SELECT count(*) FROM runs"), VARIANTS * (RATES + SEEDS));
     assert_int_equal(study_number(whole, "SELECT count(*) FROM runs WHERE seed = 77"),
-                     STEPS * RATES);
+                     VARIANTS * RATES);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM runs WHERE status = 'done'"),
-                     STEPS * (RATES + SEEDS));
+                     VARIANTS * (RATES + SEEDS));
     /* Whichever rate was better there is the only one of the study's own seeds. */
-    for (int step = 0; step < STEPS; step++) {
+    for (int variant = 0; variant < VARIANTS; variant++) {
         char sql[400];
         snprintf(sql, sizeof sql,
                  "SELECT count(*) FROM runs WHERE step = %d AND seed <> 77 AND learning_rate ="
                  " (SELECT learning_rate FROM runs WHERE step = %d AND seed = 77"
                  " ORDER BY score LIMIT 1)",
-                 step, step);
+                 variant, variant);
         assert_int_equal(study_number(whole, sql), SEEDS);
     }
 }
@@ -47,11 +47,11 @@ static void test_the_seed_apart_counts_for_no_verdict(void **state) {
     (void)state;
     json_t *r = command_json(RUN("report", whole, "--json"));
     json_t *study = json_array_get(json_object_get(r, "studies"), 0);
-    json_t *step = json_array_get(json_object_get(study, "steps"), 0);
+    json_t *variant = json_array_get(json_object_get(study, "steps"), 0);
     double mean = study_real(whole, "SELECT avg(score) FROM runs WHERE step = 0 AND seed <> 77");
-    assert_true(fabs(json_number_value(json_object_get(step, "score")) - mean) < 1e-12);
-    assert_int_equal(json_integer_value(json_object_get(step, "seeds")), SEEDS);
-    assert_int_equal(json_integer_value(json_object_get(step, "runs")), SEEDS);
+    assert_true(fabs(json_number_value(json_object_get(variant, "score")) - mean) < 1e-12);
+    assert_int_equal(json_integer_value(json_object_get(variant, "seeds")), SEEDS);
+    assert_int_equal(json_integer_value(json_object_get(variant, "runs")), SEEDS);
     json_decref(r);
     json_t *c = command_json(RUN("runs", whole, "--compare", "2", "4", "--json"));
     assert_int_equal(json_array_size(json_object_get(c, "pairs")), SEEDS);
@@ -75,7 +75,7 @@ static void test_losses_by_position_add_up_to_the_whole(void **state) {
                " JOIN facts b ON b.run = r.run AND b.name = 'loss_at_1_3'"
                " JOIN facts c ON c.run = r.run AND c.name = 'loss_at_4_15'");
     assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name LIKE 'loss_at%'"),
-                     3 * STEPS * (RATES + SEEDS));
+                     3 * VARIANTS * (RATES + SEEDS));
     if (!(worst < 1e-5)) fail_msg("they miss the whole by %g", worst);
     assert_int_equal(study_number(whole, "SELECT count(DISTINCT value) > 3 FROM facts WHERE name ="
                                          " 'loss_at_1_3'"),
@@ -84,7 +84,7 @@ static void test_losses_by_position_add_up_to_the_whole(void **state) {
 
 static void test_each_run_says_which_program_made_it_where(void **state) {
     (void)state;
-    int64_t runs = STEPS * (RATES + SEEDS);
+    int64_t runs = VARIANTS * (RATES + SEEDS);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'commit'"), runs);
     assert_int_equal(study_number(whole, "SELECT count(*) FROM facts WHERE name = 'machine'"),
                      runs);
@@ -110,9 +110,9 @@ static void test_no_run_begins_that_would_not_end_in_time(void **state) {
                   SAYS("--minutes '0'"));
 }
 
-/* Step 4 takes over step 2's rate, as its record and its report say; also where that is decided when the study
+/* Variant 4 takes over variant 2's rate, as its record and its report say; also where that is decided when the study
  * has begun, and its own trials still wait. */
-static void test_a_step_may_take_over_anothers_rate(void **state) {
+static void test_a_variant_may_take_over_anothers_rate(void **state) {
     (void)state;
     const char *out = scratch_path("shared"), *later = scratch_path("later");
     char *text;
@@ -137,7 +137,7 @@ static void test_a_step_may_take_over_anothers_rate(void **state) {
     /* Two seeds: 11.55 spreads. */
     assert_float_equal(json_number_value(json_object_get(power, "difference")), 5.774944, 1e-5);
     json_decref(all);
-    /* Decided later; and a step whose rate is still to be chosen by another waits for it. */
+    /* Decided later; and a variant whose rate is still to be chosen by another waits for it. */
     command_succeeds(RUN("study", "--config", config, "--out", later, APART, "--variants", "2"),
                      NULL);
     command_succeeds(RUN("study", "--config", config, "--out", later, APART, "-o",
@@ -186,7 +186,7 @@ static void test_an_older_database_is_still_read_and_gone_on_with(void **state) 
     command_succeeds(RUN("study", "--config", config, "--out", out, APART), NULL);
     assert_int_equal(study_number(out, "PRAGMA user_version"), 2);
     assert_int_equal(study_number(out, "SELECT count(DISTINCT run) FROM facts"),
-                     STEPS * (RATES + SEEDS) - 1);
+                     VARIANTS * (RATES + SEEDS) - 1);
 }
 
 /* A study that gets more seeds ends as one that had them from the start, its runs' numbers included;
@@ -260,7 +260,7 @@ int main(void) {
         cmocka_unit_test(test_losses_by_position_add_up_to_the_whole),
         cmocka_unit_test(test_each_run_says_which_program_made_it_where),
         cmocka_unit_test(test_no_run_begins_that_would_not_end_in_time),
-        cmocka_unit_test(test_a_step_may_take_over_anothers_rate),
+        cmocka_unit_test(test_a_variant_may_take_over_anothers_rate),
         cmocka_unit_test(test_an_older_database_is_still_read_and_gone_on_with),
         cmocka_unit_test(test_seeds_may_be_added),
         cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),

@@ -22,7 +22,7 @@ static void keep(char *out, const char *path) {
     snprintf(out, NAME_ROOM, "%s", path);
 }
 
-/* Two steps and two seeds. */
+/* Two variants and two seeds. */
 static void write_config(const char *path) {
     static const char text[] =
         "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"

@@ -22,7 +22,7 @@ enum { RUNS = 8, ITERS = 8, TAIL = 5 };
 
 static char config[256], whole[256];
 
-static void test_a_study_runs_every_step_rate_and_seed(void **state) {
+static void test_a_study_runs_every_variant_rate_and_seed(void **state) {
     (void)state;
     json_t *r = command_json(RUN("runs", whole, "--json"));
     json_t *runs = json_object_get(json_array_get(json_object_get(r, "studies"), 0), "runs");
@@ -119,13 +119,13 @@ static void test_the_end_says_what_the_report_says(void **state) {
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.err, json_string_value(json_object_get(one, "answer"))));
     assert_non_null(strstr(r.err, json_string_value(json_object_get(verdict, "verdict"))));
-    const json_t *step = json_array_get(json_object_get(one, "steps"), 1);
-    assert_non_null(strstr(r.err, json_string_value(json_object_get(step, "title"))));
+    const json_t *variant = json_array_get(json_object_get(one, "steps"), 1);
+    assert_non_null(strstr(r.err, json_string_value(json_object_get(variant, "title"))));
     command_free(&r);
     json_decref(report);
 }
 
-static void test_chosen_steps_leave_the_others_waiting(void **state) {
+static void test_chosen_variants_leave_the_others_waiting(void **state) {
     (void)state;
     const char *out = scratch_path("chosen");
     command_succeeds(
@@ -152,7 +152,7 @@ static void test_another_config_is_refused_and_nothing_is_overwritten(void **sta
                   SAYS("runs.db", "CONFIG_N_LAYER", "was 1", "is 2", "--out"));
     command_fails(2, RUN("study", "--config", config, "--out", whole, "-o", "STUDY_SEEDS=1"),
                   SAYS("CONFIG_STUDY_SEEDS", "was 2", "is 1"));
-    /* The same base, but a step that no longer sets what it set. */
+    /* The same base, but a variant that no longer sets what it set. */
     command_fails(2,
                   RUN("study", "--config", config, "--out", whole, "-o", "RA_MLA_MLP_ATTN_GATE=n"),
                   SAYS("variant '2'", "RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_ATTN_GATE=n"));
@@ -290,10 +290,10 @@ static void test_a_list_runs_nothing(void **state) {
     const char *out = scratch_path("listed");
     json_t *all = command_json(RUN("study", "--config", config, "--out", out, "--list", "--json"));
     assert_int_equal(json_integer_value(json_object_get(all, "runs")), RUNS);
-    json_t *step = json_array_get(json_object_get(all, "steps"), 1);
-    assert_string_equal(json_string_value(json_object_get(step, "repeats")), "2");
-    assert_int_equal(json_integer_value(json_object_get(step, "iters")), ITERS);
-    assert_int_equal(json_integer_value(json_object_get(step, "tokens")), ITERS * 2 * 16);
+    json_t *variant = json_array_get(json_object_get(all, "steps"), 1);
+    assert_string_equal(json_string_value(json_object_get(variant, "repeats")), "2");
+    assert_int_equal(json_integer_value(json_object_get(variant, "iters")), ITERS);
+    assert_int_equal(json_integer_value(json_object_get(variant, "tokens")), ITERS * 2 * 16);
     json_decref(all);
     assert_int_not_equal(access(out, F_OK), 0);
 }
@@ -306,12 +306,12 @@ static int make_whole(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_study_runs_every_step_rate_and_seed),
+        cmocka_unit_test(test_a_study_runs_every_variant_rate_and_seed),
         cmocka_unit_test(test_results_are_those_of_the_metrics_file),
         cmocka_unit_test(test_repeats_are_equal_to_the_bit),
         cmocka_unit_test(test_two_at_a_time_come_to_the_same),
         cmocka_unit_test(test_the_end_says_what_the_report_says),
-        cmocka_unit_test(test_chosen_steps_leave_the_others_waiting),
+        cmocka_unit_test(test_chosen_variants_leave_the_others_waiting),
         cmocka_unit_test(test_another_config_is_refused_and_nothing_is_overwritten),
         cmocka_unit_test(test_a_study_of_an_older_weft_goes_on),
         cmocka_unit_test(test_weights_stay_as_the_study_has_it),

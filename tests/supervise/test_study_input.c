@@ -1,4 +1,4 @@
-/* What a study refuses, in one line and before anything is written; what belongs to one step or run
+/* What a study refuses, in one line and before anything is written; what belongs to one variant or run
  * and leaves the others alone; and iterations that are measured. */
 #include "support/command.h"
 #include "support/study_run.h"
@@ -48,8 +48,8 @@ static void test_the_largest_study_is_listed(void **state) {
         command_json(STUDY("--list", "--json", "-o", "STEPS=1000000000", "-o", "BATCH_SIZE=1048576",
                            "-o", "GRADIENT_ACCUMULATION=1048576", "-o", "MICRO_BATCH=1", "-o",
                            "CONTEXT=1024", "-o", "SEED=9007199254740991"));
-    const json_t *step = json_array_get(json_object_get(all, "steps"), 0);
-    assert_true(json_integer_value(json_object_get(step, "tokens")) == INT64_MAX);
+    const json_t *variant = json_array_get(json_object_get(all, "steps"), 0);
+    assert_true(json_integer_value(json_object_get(variant, "tokens")) == INT64_MAX);
     json_decref(all);
 }
 
@@ -139,7 +139,7 @@ static void test_a_damaged_database_is_refused(void **state) {
     free(bytes);
 }
 
-static void test_a_step_that_cannot_be_built_leaves_the_others_alone(void **state) {
+static void test_a_variant_that_cannot_be_built_leaves_the_others_alone(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("broken"));
     command_result r =
@@ -163,10 +163,10 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
     snprintf(out, sizeof out, "%s", scratch_path("diverged"));
     json_t *r;
     char *text;
-    static const char steps[] = "STUDY_VARIANTS=a; hot: LEARNING_RATE=1000 WARMUP_STEPS=0 "
-                                "OPTIMIZER=adamw WEIGHT_DECAY=1000";
+    static const char variants[] = "STUDY_VARIANTS=a; hot: LEARNING_RATE=1000 WARMUP_STEPS=0 "
+                                   "OPTIMIZER=adamw WEIGHT_DECAY=1000";
     command_succeeds(
-        STUDY(NAMED, "-o", steps, "-o", "STEPS=60", "-o", "EVAL_INTERVAL=60", "--json"), &text);
+        STUDY(NAMED, "-o", variants, "-o", "STEPS=60", "-o", "EVAL_INTERVAL=60", "--json"), &text);
     r = json_loads(text, 0, NULL);
     assert_int_equal(json_integer_value(json_object_get(r, "done")), 1);
     assert_int_equal(json_integer_value(json_object_get(r, "diverged")), 1);
@@ -179,12 +179,12 @@ static void test_a_run_that_diverges_is_a_result(void **state) {
     assert_true(study_number(out, "SELECT count(*) FROM events WHERE kind = 'skipped'") >= 10);
 }
 
-static void test_a_leaking_step_is_marked(void **state) {
+static void test_a_leaking_variant_is_marked(void **state) {
     (void)state;
     snprintf(out, sizeof out, "%s", scratch_path("leaks"));
-    static const char steps[] = "STUDY_VARIANTS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
-                                "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y";
-    command_succeeds(STUDY(NAMED, "-o", steps), NULL);
+    static const char variants[] = "STUDY_VARIANTS=a; seq: RA_MLA_MLP_ATTN_GATE=y "
+                                   "RA_MLA_MLP_GATE_POOL=sequence ALLOW_FUTURE_LEAK=y";
+    command_succeeds(STUDY(NAMED, "-o", variants), NULL);
     assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'a'"), 0);
     assert_int_equal(study_number(out, "SELECT leaks FROM steps WHERE name = 'seq'"), 1);
     assert_int_equal(study_number(out, "SELECT step FROM events WHERE kind = 'leaks'"), 1);
@@ -271,9 +271,9 @@ int main(void) {
         cmocka_unit_test(test_a_full_disk_is_told_and_kept_apart),
         cmocka_unit_test(test_a_strange_database_is_refused_and_kept),
         cmocka_unit_test(test_a_damaged_database_is_refused),
-        cmocka_unit_test(test_a_step_that_cannot_be_built_leaves_the_others_alone),
+        cmocka_unit_test(test_a_variant_that_cannot_be_built_leaves_the_others_alone),
         cmocka_unit_test(test_a_run_that_diverges_is_a_result),
-        cmocka_unit_test(test_a_leaking_step_is_marked),
+        cmocka_unit_test(test_a_leaking_variant_is_marked),
         cmocka_unit_test(test_time_is_measured_once_and_kept),
         cmocka_unit_test(test_measuring_removes_only_what_it_made),
         cmocka_unit_test(test_a_file_called_lock_stays),

@@ -52,38 +52,39 @@ static const char *null_or(int number, char room[16]) {
     return number < 0 ? "NULL" : room;
 }
 
-void study_step(sqlite3 *db, int step, const char *name, const char *title, int baseline,
-                int repeats) {
+void study_variant(sqlite3 *db, int variant, const char *name, const char *title, int baseline,
+                   int repeats) {
     char base[16], first[16];
-    int like = repeats < 0 ? step : repeats;
+    int like = repeats < 0 ? variant : repeats;
     study_sql(db,
               "INSERT INTO steps(step, name, baseline, title, overrides, repeats, iters, tokens,"
               " parameters, flops_per_token, training_bytes, cache_bytes_per_token)"
               " VALUES(%d, %Q, %s, %Q, 'RA_MLA_STEP=%d N_FFN=256', %s, %d, 204800, %d, %g, %d, %d)",
-              step, name, null_or(baseline, base), title, like, null_or(repeats, first), ITERS,
+              variant, name, null_or(baseline, base), title, like, null_or(repeats, first), ITERS,
               1000000 + 250000 * like, 6e6 + 1.7e6 * like, (64 + 8 * like) << 20,
               1024 - 128 * (like % 3));
 }
 
-static int64_t add_run(sqlite3 *db, int step, double rate, int seed, const char *status) {
+static int64_t add_run(sqlite3 *db, int variant, double rate, int seed, const char *status) {
     study_sql(
         db,
         "INSERT INTO runs(step, learning_rate, seed, folder, status, config) VALUES(%d, %!.17g,"
         " %d, 'runs/%d-lr%g-seed%d', %Q, '{\"n_layer\": 2, \"seed\": %d, \"step_key\":"
         " %d.5}')",
-        step, rate, seed, step, rate, seed, status, seed, step);
+        variant, rate, seed, variant, rate, seed, status, seed, variant);
     return sqlite3_last_insert_rowid(db);
 }
 
-int64_t study_run(sqlite3 *db, int step, double rate, int seed, double score, const char *weights) {
-    int64_t run = add_run(db, step, rate, seed, "done");
+int64_t study_run(sqlite3 *db, int variant, double rate, int seed, double score,
+                  const char *weights) {
+    int64_t run = add_run(db, variant, rate, seed, "done");
     study_sql(db,
               "UPDATE runs SET iters = %d, score = %!.17g, val_loss = %!.17g, train_loss = %!.17g,"
               " weights = %Q, metric = 'accuracy', metric_value = %!.17g,"
               " started = '2026-01-01T00:%02d:%02d.100Z', ended = '2026-01-01T00:%02d:%02d.900Z',"
               " seconds = 12.5, tokens_per_s = %d, memory_bytes = %d WHERE run = %lld",
-              ITERS, score, score, score, weights, score, step, seed, step, seed + 30,
-              16000 + 10 * seed, (70 + step) << 20, (long long)run);
+              ITERS, score, score, score, weights, score, variant, seed, variant, seed + 30,
+              16000 + 10 * seed, (70 + variant) << 20, (long long)run);
     for (int i = 1; i <= ITERS; i++) {
         double loss = score + 3 * exp(-i / 12.0) - 3 * exp(-ITERS / 12.0) +
                       0.03 * sin(7.1 * i + seed) * (1 - i / (double)ITERS);
@@ -102,9 +103,9 @@ int64_t study_run(sqlite3 *db, int step, double rate, int seed, double score, co
     return run;
 }
 
-int64_t study_run_ended(sqlite3 *db, int step, double rate, int seed, const char *status,
+int64_t study_run_ended(sqlite3 *db, int variant, double rate, int seed, const char *status,
                         const char *why) {
-    int64_t run = add_run(db, step, rate, seed, status);
+    int64_t run = add_run(db, variant, rate, seed, status);
     study_sql(db, "UPDATE runs SET why = %Q WHERE run = %lld", why, (long long)run);
     return run;
 }

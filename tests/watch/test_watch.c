@@ -55,7 +55,7 @@ static void make_study(void) {
     assert_int_equal(mkdir(path, 0777), 0);
     snprintf(path, sizeof path, "%s/studied/runs.db", root);
     sqlite3 *db = study_open(path, "studied", "val_loss");
-    study_step(db, 0, "plain", "Plain <b>attention</b>", -1, -1);
+    study_variant(db, 0, "plain", "Plain <b>attention</b>", -1, -1);
     study_run(db, 0, 1e-3, 1, 2.0, "00");
     study_run(db, 0, 1e-3, 2, 2.1, "01");
     study_run_ended(db, 0, 1e-3, 3, "waiting", NULL);

@@ -28,7 +28,7 @@ static void make_run(const char *run) {
 
 static void make_study(const char *path, int waiting) {
     sqlite3 *db = study_open(path, "studied", "val_loss");
-    study_step(db, 0, "plain", "Plain", -1, -1);
+    study_variant(db, 0, "plain", "Plain", -1, -1);
     for (int i = 0; i < waiting; i++)
         study_run_ended(db, 0, 1e-3, i, "waiting", NULL);
     study_close(db);
