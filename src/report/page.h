@@ -9,6 +9,10 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+/* The script and the style of pages with charts, as they are in charts.js and charts.css, for a page to
+ * hold whole: this one, and the live page of runs. charts.js tells how a page calls it. */
+extern const char weft_charts_script[], weft_charts_style[];
+
 typedef struct {
     FILE *html, *md;
     char *html_text, *md_text;
@@ -44,8 +48,8 @@ void weft_page_heading(weft_page *p, const char *text, const char *about);
 void weft_page_fold(weft_page *p, const char *text, const char *about);
 /* A title within a section. */
 void weft_page_subtitle(weft_page *p, const char *text);
-void weft_page_say(weft_page *p, const char *format, ...) PRINTF(2, 3);
-/* A paragraph of another kind: "facts", "question", "answer" (bold in Markdown) or "caveat". */
+/* A paragraph; one of another kind: "facts", "question", "answer" (bold in Markdown), "caveat" or "about". */
+#define weft_page_say(p, ...) weft_page_line(p, "", __VA_ARGS__)
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);
 
 /* A list whose items begin with a word that stands out. `kind` is "good", "bad" or "plain" and

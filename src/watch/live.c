@@ -8,7 +8,7 @@
 #include "base/grow.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "report/charts.h"
+#include "report/page.h"
 #include "serve/http.h"
 #include "watch/gpu.h"
 
