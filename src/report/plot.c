@@ -353,12 +353,62 @@ static weft_status draw(canvas *c) {
     return status;
 }
 
-weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
+int weft_plot_count(const weft_plot *plot) {
     int n = 0;
-    *svg = NULL;
     for (int s = 0; s < plot->n_series; s++)
         n += plot->series[s].n;
-    if (n == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
+    return n;
+}
+
+static json_t *point_json(weft_plot_point at) {
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"x", at.x}, {"y", at.y}, {"low", at.low}, {"high", at.high}};
+    json_t *point = json_object();
+    for (int i = 0; i < COUNT(numbers); i++)
+        if (isfinite(numbers[i].value))
+            json_object_set_new(point, numbers[i].key, json_real(numbers[i].value));
+    return point;
+}
+
+static void add_points(const weft_plot *p, json_t *chart) {
+    static const char *const units[] = {"count", "seconds", "bytes"};
+    json_t *sets = json_array(), *front = json_array();
+    for (int s = 0; s < p->n_series; s++) {
+        json_t *at = json_array();
+        for (int i = 0; i < p->series[s].n; i++)
+            json_array_append_new(at, point_json(p->series[s].points[i]));
+        if (p->series[s].n)
+            json_array_append_new(sets, json_pack("{s:i, s:O, s:b}", "series", s, "at", at, "join",
+                                                  p->kind == WEFT_PLOT_MEASURED));
+        json_decref(at);
+    }
+    for (int i = 0; i < p->n_front; i++)
+        json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
+    json_object_set_new(chart, "x",
+                        json_pack("{s:s, s:s}", "label", p->x_label, "unit", units[p->x_unit]));
+    json_object_set_new(chart, "points", sets);
+    json_object_set_new(chart, "front", front);
+    json_object_set_new(chart, "log", json_boolean(p->log_x));
+}
+
+json_t *weft_plot_json(const weft_plot *p) {
+    json_t *chart =
+        json_pack("{s:o, s:o, s:b, s:b}", "title", weft_page_json(p->title), "label",
+                  weft_page_json(p->y_label), "difference", p->zero, "higher", p->rises);
+    if (p->lines)
+        json_object_set(chart, "lines", p->lines);
+    else
+        add_points(p, chart);
+    if (p->y_unit) json_object_set_new(chart, "unit", json_string(p->y_unit));
+    json_object_set_new(chart, "note", weft_page_json(p->note));
+    return chart;
+}
+
+weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
+    *svg = NULL;
+    if (weft_plot_count(plot) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
     size_t size;
     canvas c = {.plot = plot, .id = id, .out = open_memstream(svg, &size)};
     if (!c.out) return weft_fail(WEFT_ENOMEM, "plot: no memory for it");

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "report/axis.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 
 typedef struct {
@@ -38,8 +39,17 @@ typedef struct {
     const weft_plot_point *front; /* the Pareto front, by growing x */
     int n_front;
     double top; /* y beyond this is cut off; NaN: all is shown */
+
+    const char *caption; /* of the static picture */
+    const char *note;    /* and what charts.js says below its own */
+    json_t *lines; /* of curves: every run, as charts.js takes it; NULL: the series are drawn */
+    bool rises;    /* better when higher: nothing is cut off above */
 } weft_plot;
 
+/* How many points it has. */
+int weft_plot_count(const weft_plot *plot);
+/* The same picture as charts.js takes it. The caller owns it. */
+json_t *weft_plot_json(const weft_plot *plot);
 /* Draws. `id` makes the names inside unlike those of other pictures on the page. *svg is the
  * caller's to free. */
 weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg);

@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "report/data.h"
 #include "report/page.h"
+#include "report/plot.h"
 
 typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d);
 
@@ -16,11 +17,9 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 /* report/curves.c */
 weft_report_section weft_report_curves;
 /* report/pictures.c */
-weft_report_section weft_report_fronts, weft_report_sweep;
+weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions;
 /* report/yardstick.c */
 weft_report_section weft_report_yardstick;
-/* report/positions.c */
-weft_report_section weft_report_positions;
 /* report/inside.c */
 weft_report_section weft_report_inside;
 /* report/samples.c */
@@ -82,12 +81,18 @@ char *weft_report_sentence(const weft_report_data *d);
  * caller's to free. */
 weft_status weft_report_caveats(const weft_report_data *d, char ***list);
 
-/* What charts.js is told of the variants: [{key, name, style, baseline}], all of them in their order. The
- * caller owns the array. report/curves.c */
-json_t *weft_report_series(const weft_report_data *d);
+/* Pictures of variants. Series with room for so many points each, named and styled by their variants; the
+ * caller frees the list alone. */
+weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_plot_series **out);
+/* Puts them beside each other: what charts.js draws, with these x axes for curves, which it takes over, and for
+ * where there are no scripts the static pictures. Without axes (NULL) these alone. report/pictures.c */
+void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
+                           const weft_plot *plots, int n);
+/* Whether any run that counts is. */
+bool weft_report_any_finished(const weft_report_data *d);
 
 /* The ranges of positions whose losses the records have, in their order; returns how many.
- * report/positions.c */
+ * report/pictures.c */
 enum { WEFT_REPORT_RANGES = 40 };
 typedef struct {
     long long first, last;
