@@ -1,9 +1,8 @@
-/* The page: what report/inside_picture.c draws, and maps of the weights. */
+/* The page: what report/inside.c draws, and maps of the weights. */
 #include "inspect/record.h"
 #include "inspect/show.h"
 
-#include "report/attention_picture.h"
-#include "report/inside_picture.h"
+#include "report/inside.h"
 #include "train/attention_map.h"
 
 #include <math.h>
@@ -11,21 +10,6 @@
 #include <string.h>
 
 enum { MAP_LAYERS = 3, MAP_HEADS = 16 };
-
-static void put_layer_maps(weft_page *p, const json_t *layer, size_t time, int style) {
-    char place[96];
-    size_t h;
-    json_t *rows;
-    json_array_foreach(json_object_get(layer, "heads"), h, rows) {
-        json_t *sigma = json_array_get(json_object_get(layer, "sigma"), h);
-        snprintf(place, sizeof place, "layer %lld, head %zu%s",
-                 (long long)json_integer_value(json_object_get(layer, "layer")), h,
-                 sigma ? "; below: each token's \xcf\x83" : "");
-        char *svg = weft_attention_picture(rows, sigma, time, style, place);
-        weft_page_thumbnail(p, svg, place);
-        free(svg);
-    }
-}
 
 static weft_status make_maps(const weft_model *m, weft_backing place, const int32_t *tokens,
                              int64_t time, json_t *layers) {
@@ -72,7 +56,7 @@ static weft_status put_maps(weft_page *p, const weft_model *m, weft_backing plac
     free(read);
     weft_page_pictures_open(p, NULL);
     json_array_foreach(layers, k, layer) {
-        put_layer_maps(p, layer, (size_t)time, (int)k);
+        weft_inside_put_maps(p, layer, (size_t)time, "", 0, (int)k, MAP_HEADS);
     }
     weft_page_pictures_close(p);
     json_decref(layers);

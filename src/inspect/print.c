@@ -3,7 +3,7 @@
 #include "base/order.h"
 #include "base/text.h"
 #include "inspect/show.h"
-#include "report/inside_picture.h"
+#include "report/inside.h"
 
 #include <math.h>
 #include <stdlib.h>

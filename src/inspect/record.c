@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "data/dataset.h"
 #include "inspect/show.h"
-#include "report/inside_picture.h"
+#include "report/inside.h"
 
 #include <math.h>
 #include <stdlib.h>

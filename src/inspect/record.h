@@ -6,7 +6,7 @@
 
 #include <jansson.h>
 
-/* The object that report/inside_picture.h draws. NULL: no memory. */
+/* The object that report/inside.h draws. NULL: no memory. */
 json_t *weft_inspection_inside(const weft_inspection *i);
 
 /* Adds `inside`, that object as text with four digits a number, and by name as numbers: inside_NAME, the mean

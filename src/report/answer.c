@@ -2,6 +2,8 @@
  * are no comparisons of their own and are left out. */
 #include "report/sections.h"
 
+#include "base/text.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,9 +282,7 @@ char *weft_report_sentence(const weft_report_data *d) {
     FILE *out = open_memstream(&text, &size);
     if (!out) return NULL;
     write_sentence(out, d);
-    if (fclose(out) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(out, &text);
 }
 
 /* "A", "A and B", "A, B and 2 others": the labels of the variants that `is` says. */

@@ -1,9 +1,7 @@
 /* Round numbers, and how to write them. The minus is the typographer's, as wide as a plus. */
-#include "report/axis.h"
+#include "report/plot.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]))

@@ -24,7 +24,7 @@ typedef struct {
     double memory;         /* the largest peak of them, bytes; the device's where it has its own */
     double speed, seconds; /* their means: tokens per second, seconds a run */
     weft_comparison compared; /* with the baseline, where there is one */
-    bool left;       /* its difference is, when all comparisons are counted (report/together.h) */
+    bool left;       /* its difference is, when all comparisons are counted (report/together.c) */
     const char *why; /* no difference shown, or not yet, because ...; "" else */
     int waiting;     /* its runs that wait or run, at whatever rate */
 } weft_report_variant;
@@ -96,7 +96,7 @@ bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *ru
 /* A fact of a run; NULL: its record has none of that name. */
 const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
                                             const char *name);
-/* The mean of a number over the runs of a variant that count; NaN: none has it. report/facts.c */
+/* The mean of a number over the runs of a variant that count; NaN: none has it. */
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
 /* What can be said of one variant against another by a number other than the score, where less is better. */
 weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,

@@ -4,7 +4,7 @@
 #include "report/sections.h"
 
 #include "base/order.h"
-#include "report/axis.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -127,16 +127,14 @@ static void put_forest(FILE *out, const weft_report_data *d) {
     fputs("</div><span></span><span></span></div>\n</div>\n", out);
 }
 
+static double pixel_of(extent e, double value) {
+    return TRACK_LEFT + place_of(e, value) / 100 * TRACK_WIDTH;
+}
+
 static const char *colour_of(const weft_report_data *d, int variant) {
     weft_verdict v = d->variants[variant].compared.verdict;
     if (!weft_report_counts(d, variant)) return "faint";
     return v == WEFT_BETTER ? "#009E73" : v == WEFT_WORSE ? "#D55E00" : "#8A8A8A";
-}
-
-static void put_svg_text(FILE *out, double x, double y, const char *anchor, const char *text) {
-    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
-    weft_page_escape_html(out, text);
-    fputs("</text>\n", out);
 }
 
 /* About how wide a text is: capitals, as options have, are wider. */
@@ -151,7 +149,7 @@ static double svg_width(const char *text) {
 static void put_svg_label(FILE *out, double y, const char *label) {
     const double room = TRACK_LEFT - 14;
     if (svg_width(label) <= room) {
-        put_svg_text(out, room, y, "end", label);
+        weft_svg_text(out, room, y, "end", label);
         return;
     }
     fprintf(out,
@@ -168,17 +166,13 @@ static void put_svg_row(FILE *out, const weft_report_data *d, int variant, exten
     weft_words room;
     put_svg_label(out, y + 5, weft_variant_label(d, variant));
     if (c->pairs >= 2)
-        fprintf(out,
-                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
-                "stroke-width=\"5\"/>\n",
-                TRACK_LEFT + place_of(e, c->low) / 100 * TRACK_WIDTH,
-                TRACK_LEFT + place_of(e, c->high) / 100 * TRACK_WIDTH, y, y, colour);
+        weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
     if (c->pairs >= 1)
         fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
-                TRACK_LEFT + place_of(e, c->mean) / 100 * TRACK_WIDTH, y, colour);
-    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c, &room));
-    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
-                 weft_say_share_interval(c, &room));
+                pixel_of(e, c->mean), y, colour);
+    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c, &room));
+    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
+                  weft_say_share_interval(c, &room));
 }
 
 /* The same as a picture by itself. */
@@ -196,17 +190,14 @@ static char *draw_forest(const weft_report_data *d, int n) {
             "role=\"img\">\n",
             bottom + 30);
     for (int i = 0; i < ticks.n; i++) {
-        double x = TRACK_LEFT + place_of(e, ticks.at[i]) / 100 * TRACK_WIDTH;
-        fprintf(out, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"4\" y2=\"%.1f\" stroke=\"%s\"/>\n", x, x,
-                bottom, ticks.at[i] == 0 ? "ink" : "faint");
-        put_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
+        double x = pixel_of(e, ticks.at[i]);
+        weft_svg_line(out, x, 4, x, bottom, ticks.at[i] == 0 ? "ink" : "faint", 1);
+        weft_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
     }
     for (int i = 0, row = 0; i < d->n_variants; i++)
         if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
     fputs("</svg>\n", out);
-    if (fclose(out) == 0) return svg;
-    free(svg);
-    return NULL;
+    return weft_memory_end(out, &svg);
 }
 
 /* "Still to come: A, B and C." */

@@ -6,6 +6,7 @@
 #include "report/plot.h"
 
 #include "base/order.h"
+#include "base/text.h"
 #include "report/page.h"
 
 #include <math.h>
@@ -149,15 +150,15 @@ static double y_of(const canvas *c, double y) {
     return clamp(c->height - BOTTOM - share * (c->height - TOP - BOTTOM));
 }
 
-static void put_text(const canvas *c, double x, double y, const char *anchor, const char *text) {
-    fprintf(c->out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
-    weft_page_escape_html(c->out, text);
-    fputs("</text>\n", c->out);
+void weft_svg_text(FILE *out, double x, double y, const char *anchor, const char *text) {
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
+    weft_page_escape_html(out, text);
+    fputs("</text>\n", out);
 }
 
-static void put_line(const canvas *c, double x1, double y1, double x2, double y2,
-                     const char *stroke, double width) {
-    fprintf(c->out,
+void weft_svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
+                   double width) {
+    fprintf(out,
             "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
             "stroke-width=\"%.1f\"/>\n",
             x1, y1, x2, y2, stroke, width);
@@ -190,22 +191,22 @@ static void put_frame(const canvas *c) {
     char name[256];
     for (int i = 0; i < c->y_ticks.n; i++) {
         double y = y_of(c, c->y_ticks.at[i]);
-        put_line(c, c->left, y, c->right, y, "faint", 0.7);
-        put_text(c, c->left - 7, y + 5, "end", c->y_ticks.text[i]);
+        weft_svg_line(c->out, c->left, y, c->right, y, "faint", 0.7);
+        weft_svg_text(c->out, c->left - 7, y + 5, "end", c->y_ticks.text[i]);
     }
     for (int i = 0; i < c->x_ticks.n; i++) {
         double at = c->x_ticks.at[i], x = x_of(c, p->log_x ? pow(10, at) : at);
-        put_line(c, x, floor_y, x, floor_y + 5, "ink", 1);
-        put_text(c, x, floor_y + 20, "middle", c->x_ticks.text[i]);
+        weft_svg_line(c->out, x, floor_y, x, floor_y + 5, "ink", 1);
+        weft_svg_text(c->out, x, floor_y + 20, "middle", c->x_ticks.text[i]);
     }
-    put_line(c, c->left, floor_y, c->right, floor_y, "ink", 1);
-    if (p->zero) put_line(c, c->left, y_of(c, 0), c->right, y_of(c, 0), "ink", 1.4);
+    weft_svg_line(c->out, c->left, floor_y, c->right, floor_y, "ink", 1);
+    if (p->zero) weft_svg_line(c->out, c->left, y_of(c, 0), c->right, y_of(c, 0), "ink", 1.4);
     snprintf(name, sizeof name, *c->x_scale.name ? "%.150s (%s)" : "%.150s", p->x_label,
              c->x_scale.name);
-    put_text(c, (c->left + c->right) / 2, c->height - 8, "middle", name);
+    weft_svg_text(c->out, (c->left + c->right) / 2, c->height - 8, "middle", name);
     snprintf(name, sizeof name, p->y_unit ? "%.150s (%s)" : "%.150s", p->y_label,
              p->y_unit ? p->y_unit : "");
-    put_text(c, 4, 18, "start", name);
+    weft_svg_text(c->out, 4, 18, "start", name);
 }
 
 static void put_band(const canvas *c, const weft_plot_series *s) {
@@ -240,7 +241,8 @@ static void put_series(const canvas *c, const weft_plot_series *s) {
         weft_plot_point at = s->points[i];
         double x = x_of(c, at.x);
         if (!curve && isfinite(at.low) && isfinite(at.high))
-            put_line(c, x, y_of(c, at.low), x, y_of(c, at.high), weft_plot_colour(s->style), 1.8);
+            weft_svg_line(c->out, x, y_of(c, at.low), x, y_of(c, at.high),
+                          weft_plot_colour(s->style), 1.8);
         if (i % every == every / 2) put_marker(c, s->style, x, y_of(c, at.y), curve ? 3 : 5);
     }
 }
@@ -319,7 +321,7 @@ static weft_status put_labels(const canvas *c) {
         double y = c->height - BOTTOM - places[i].y;
         shorten(series->label, label, sizeof label);
         put_marker(c, series->style, c->right + 14, y, 4);
-        put_text(c, c->right + 24, y + 5, "start", label);
+        weft_svg_text(c->out, c->right + 24, y + 5, "start", label);
     }
     free(places);
     return WEFT_OK;
@@ -413,9 +415,8 @@ weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
     canvas c = {.plot = plot, .id = id, .out = open_memstream(svg, &size)};
     if (!c.out) return weft_fail(WEFT_ENOMEM, "plot: no memory for it");
     weft_status status = draw(&c);
-    bool bad = ferror(c.out) != 0;
-    if (fclose(c.out) != 0) bad = true;
-    if (status == WEFT_OK && bad) status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
+    if (!weft_memory_end(c.out, svg) && status == WEFT_OK)
+        status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
     if (status == WEFT_OK) return WEFT_OK;
     free(*svg);
     *svg = NULL;

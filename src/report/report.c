@@ -3,7 +3,6 @@
 
 #include "base/json.h"
 #include "report/sections.h"
-#include "report/together.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 /* What came out: the verdicts in plain words, the table, and the repeats' equality. */
 #include "report/sections.h"
-#include "report/together.h"
 #include "study/variants.h"
 
 #include <math.h>

@@ -23,9 +23,7 @@ weft_report_section weft_report_yardstick;
 /* report/inside.c */
 weft_report_section weft_report_inside;
 /* report/samples.c */
-weft_report_section weft_report_samples;
-/* report/attention.c */
-weft_report_section weft_report_attention;
+weft_report_section weft_report_samples, weft_report_attention;
 /* report/notes.c */
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;
@@ -106,5 +104,25 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
 /* The numbers of `Inside the models` by name, null where a variant has none. The caller owns it.
  * report/inside.c */
 json_t *weft_report_inside_json(const weft_report_data *d, int variant);
+
+/* What the comparisons say when all of them are looked at together. report/together.c */
+/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
+ * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
+typedef struct {
+    int variants, seeds, freedom;
+    double sd;   /* what neither variant nor seed explains */
+    double half; /* of the interval of a difference, at WEFT_CONFIDENCE */
+} weft_report_common;
+
+/* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
+bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out);
+
+/* Says which comparisons of the study are left by Holm's method (`left` of their variants), so that one of
+ * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. */
+void weft_report_holm(weft_report_data *d);
+
+/* Both as sentences below the verdicts; and "common" of the report's JSON. */
+void weft_report_say_together(weft_page *p, const weft_report_data *d);
+json_t *weft_report_common_json(const weft_report_data *d);
 
 #endif

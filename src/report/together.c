@@ -1,6 +1,6 @@
 /* Three seeds leave two degrees of freedom for a comparison, and many comparisons find something by
  * chance: the first is answered by a pooled standard deviation, the second by Holm's method. */
-#include "report/together.h"
+#include "report/sections.h"
 
 #include "base/json.h"
 
