@@ -9,7 +9,7 @@
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
-#include "inspect/record.h"
+#include "inspect/inspect.h"
 #include "record/facts.h"
 #include "train/loop.h"
 #include "train/stop.h"

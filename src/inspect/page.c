@@ -1,6 +1,5 @@
 /* The page: what report/inside.c draws, and maps of the weights. */
-#include "inspect/record.h"
-#include "inspect/show.h"
+#include "inspect/inspect.h"
 
 #include "report/inside.h"
 #include "train/attention_map.h"
