@@ -14,6 +14,13 @@ bool weft_report_is_compared(const weft_report_data *d, int variant) {
     return d->variants[variant].baseline >= 0 && d->variants[variant].repeats < 0;
 }
 
+int weft_report_count(const weft_report_data *d, weft_variant_is *is) {
+    int n = 0;
+    for (int i = 0; i < d->n_variants; i++)
+        n += is(d, i);
+    return n;
+}
+
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */
 bool weft_report_counts(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
@@ -82,13 +89,6 @@ static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
     int n = 0;
     for (int i = 0; i < d->n_variants; i++)
         n += comes_out(d, i, verdict);
-    return n;
-}
-
-static int count_doubts(const weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += is_in_doubt(d, i);
     return n;
 }
 
@@ -203,7 +203,7 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
     char object[128];
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
-    int doubts = count_doubts(d), all = better + worse + open + yet + doubts;
+    int doubts = weft_report_count(d, is_in_doubt), all = better + worse + open + yet + doubts;
     snprintf(object, sizeof object, "the %.100s", d->score_name);
     if (doubts && !better && !worse) {
         fputs("Nothing is settled: ", out);
@@ -230,11 +230,8 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
 }
 
 static void write_sentence(FILE *out, const weft_report_data *d) {
-    int waiting = count_waiting(d), comparisons = 0, counted = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        comparisons += weft_report_is_compared(d, i);
-        counted += weft_report_counts(d, i);
-    }
+    int comparisons = weft_report_count(d, weft_report_is_compared);
+    int counted = weft_report_count(d, weft_report_counts), waiting = count_waiting(d);
     int better = count_verdicts(d, WEFT_BETTER), shown = better + count_verdicts(d, WEFT_WORSE);
     const char *gain = d->higher_is_better ? "raised" : "lowered";
     const char *loss = d->higher_is_better ? "lowered" : "raised";
@@ -286,11 +283,8 @@ char *weft_report_sentence(const weft_report_data *d) {
 }
 
 /* "A", "A and B", "A, B and 2 others": the labels of the variants that `is` says. */
-static int name_variants(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
-                         FILE *out) {
-    int n = 0, said = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += is(d, i);
+static int name_variants(const weft_report_data *d, weft_variant_is *is, FILE *out) {
+    int n = weft_report_count(d, is), said = 0;
     for (int i = 0; i < d->n_variants && out; i++) {
         if (!is(d, i)) continue;
         if (said == NAMES_MOST && n > NAMES_MOST + 1) {
@@ -323,8 +317,7 @@ static bool is_unequal(const weft_report_data *d, int variant) {
 }
 
 /* Starts a caveat about some variants; NULL: there are none. */
-static FILE *about_variants(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
-                            char **text, int *n) {
+static FILE *about_variants(const weft_report_data *d, weft_variant_is *is, char **text, int *n) {
     static size_t size;
     *n = name_variants(d, is, NULL);
     FILE *out = *n ? open_memstream(text, &size) : NULL;
@@ -334,7 +327,7 @@ static FILE *about_variants(const weft_report_data *d, bool (*is)(const weft_rep
 
 static void list_variant_caveats(const weft_report_data *d, char **list, int *used) {
     static const struct {
-        bool (*is)(const weft_report_data *, int);
+        weft_variant_is *is;
         const char *one, *more;
     } kinds[] = {
         {leaks_alone, " leaks: a token sees later ones, so its score is not one of prediction.",
@@ -408,16 +401,13 @@ static void say_question(weft_page *p, const weft_report_data *d) {
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
 }
 
-int weft_report_repeated(const weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += d->variants[i].repeats >= 0;
-    return n;
+bool weft_report_is_repeat(const weft_report_data *d, int variant) {
+    return d->variants[variant].repeats >= 0;
 }
 
 /* "4 variants (and 2 repeats as a check)" */
 static const char *say_variants(const weft_report_data *d, weft_words *room) {
-    int repeats = weft_report_repeated(d);
+    int repeats = weft_report_count(d, weft_report_is_repeat);
     weft_words variants = {0}, again = {0};
     if (!repeats) return weft_say_plural(d->n_variants, "variant", room);
     weft_say_plural(d->n_variants - repeats, "variant", &variants);

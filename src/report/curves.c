@@ -259,13 +259,13 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
     const subject subjects[] = {{"held-out loss", "val_loss", nats, true},
                                 {"training loss", "ifnull(cross_entropy, loss)", nats, true},
                                 {d->score_name, "metric_value", NULL, false}};
-    if (!weft_report_any_finished(d)) return WEFT_OK;
+    if (!weft_report_count(d, weft_report_is_finished)) return WEFT_OK;
     weft_page_heading(
         p, "How they learned",
         "Each loss as training went on, at each variant's learning rate, and beside it "
         "the difference from the baseline. Point at a line for its values and single "
         "seeds; click a name to hide it.");
-    if (weft_report_repeated(d))
+    if (weft_report_count(d, weft_report_is_repeat))
         weft_page_line(p, "about",
                        "Repeats are in no picture: their curves lie on those of the variants that "
                        "they repeat. The folded section on repeats says whether they do.");

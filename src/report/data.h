@@ -8,6 +8,7 @@
 #include "record/database.h"
 #include "study/statistics.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Numbers that the database does not have are NaN, texts are "". */
@@ -16,6 +17,7 @@ typedef struct {
     const char *name, *title, *overrides, *error;
     int baseline, repeats; /* places in `variants`; -1: none */
     double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
+    double work; /* FLOPs of the whole training */
     bool leaks;
 
     double rate;                  /* the learning rate chosen; NaN: no run finished */
@@ -28,6 +30,11 @@ typedef struct {
     const char *why; /* no difference shown, or not yet, because ...; "" else */
     int waiting;     /* its runs that wait or run, at whatever rate */
 } weft_report_variant;
+
+/* A number of a variant by its place, as offsetof(weft_report_variant, flops). */
+static inline double weft_variant_number(const weft_report_variant *v, size_t at) {
+    return *(const double *)(const void *)((const char *)v + at);
+}
 
 typedef struct {
     int64_t id, seed;

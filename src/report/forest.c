@@ -236,12 +236,8 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
 }
 
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
-    int base = weft_report_baseline(d), n = 0, to_come = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        n += has_row(d, i);
-        to_come += weft_report_is_compared(d, i) && !has_row(d, i);
-    }
-    say_to_come(p, d, to_come);
+    int base = weft_report_baseline(d), n = weft_report_count(d, has_row);
+    say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
     put_forest(p->html, d);
     char *svg = draw_forest(d, n);

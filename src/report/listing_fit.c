@@ -14,6 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct {
+    const char *name;
+    size_t at; /* of a variant */
+} measures[] = {{"parameters", offsetof(weft_report_variant, parameters)},
+                {"flops", offsetof(weft_report_variant, work)},
+                {"tokens", offsetof(weft_report_variant, tokens)},
+                {"cache_bytes", offsetof(weft_report_variant, cache_bytes)}};
+enum { MEASURES = sizeof measures / sizeof measures[0] };
+
 typedef struct {
     double *x, *score;
     int n, room;
@@ -31,35 +40,22 @@ static bool is_chosen(const char *variants, const char *name) {
     return !variants;
 }
 
-/* An option of the run, as its config has it. */
-static double option_of(const weft_report_run *run, const weft_option *option) {
+/* What a law can be over beside an option, or an option of the run as its config has it; NaN: neither. */
+static double x_of(const weft_report_variant *v, const weft_report_run *run, const char *x) {
+    for (int i = 0; i < MEASURES; i++)
+        if (strcmp(x, measures[i].name) == 0) return weft_variant_number(v, measures[i].at);
     char key[64];
-    weft_option_json_key(option, key, sizeof key);
+    weft_option_json_key(weft_option_find(x), key, sizeof key);
     json_t *config = weft_config_kept(run->config);
-    const json_t *value = json_object_get(config, key);
-    double number = json_is_number(value) ? json_number_value(value) : NAN;
+    double number = weft_json_number_of(config, key);
     json_decref(config);
     return number;
 }
 
-static bool is_measure(const char *x) {
-    static const char *const names[] = {"parameters", "flops", "tokens", "cache_bytes"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(x, names[i]) == 0) return true;
-    return false;
-}
-
-static double x_of(const weft_report_variant *variant, const weft_report_run *run, const char *x) {
-    if (strcmp(x, "parameters") == 0) return variant->parameters;
-    if (strcmp(x, "flops") == 0) return variant->flops * variant->tokens;
-    if (strcmp(x, "tokens") == 0) return variant->tokens;
-    if (strcmp(x, "cache_bytes") == 0) return variant->cache_bytes;
-    return option_of(run, weft_option_find(x));
-}
-
 static weft_status check_x(const char *x) {
     const weft_option *option = weft_option_find(x);
-    if (is_measure(x)) return WEFT_OK;
+    for (int i = 0; i < MEASURES; i++)
+        if (strcmp(x, measures[i].name) == 0) return WEFT_OK;
     if (!option)
         return weft_fail(WEFT_EINPUT,
                          "--fit '%s' is not an option, nor parameters, flops, tokens "

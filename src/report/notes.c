@@ -270,35 +270,15 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static double iters_of(const weft_report_variant *s) {
-    return s->iters;
-}
-
-static double tokens_of(const weft_report_variant *s) {
-    return s->tokens;
-}
-
-static double parameters_of(const weft_report_variant *s) {
-    return s->parameters;
-}
-
-static double work_of(const weft_report_variant *s) {
-    return s->flops * s->tokens;
-}
-
-static double seconds_of(const weft_report_variant *s) {
-    return s->seconds;
-}
-
 static const struct {
     const char *name, *head;
-    double (*of)(const weft_report_variant *s);
+    size_t at; /* of a variant */
 } quantities[] = {
-    {"iterations", ">iterations", iters_of},
-    {"tokens", ">tokens", tokens_of},
-    {"parameters", ">parameters", parameters_of},
-    {"FLOPs of the whole training", ">FLOPs of the training", work_of},
-    {"measured time", ">seconds a run", seconds_of},
+    {"iterations", ">iterations", offsetof(weft_report_variant, iters)},
+    {"tokens", ">tokens", offsetof(weft_report_variant, tokens)},
+    {"parameters", ">parameters", offsetof(weft_report_variant, parameters)},
+    {"FLOPs of the whole training", ">FLOPs of the training", offsetof(weft_report_variant, work)},
+    {"measured time", ">seconds a run", offsetof(weft_report_variant, seconds)},
 };
 enum { QUANTITIES = sizeof quantities / sizeof quantities[0] };
 
@@ -308,7 +288,7 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     for (int q = 0; q < QUANTITIES; q++) {
         double least = NAN, most = NAN;
         for (int i = 0; i < d->n_variants; i++) {
-            double value = quantities[q].of(&d->variants[i]);
+            double value = weft_variant_number(&d->variants[i], quantities[q].at);
             least = fmin(least, value);
             most = fmax(most, value);
         }
@@ -330,8 +310,10 @@ static void equality_row(weft_page *p, const weft_report_data *d, int place) {
     const weft_report_variant *s = &d->variants[place];
     weft_page_cell(p, "%s", weft_variant_label(d, place));
     for (int q = 0; q < QUANTITIES; q++) {
-        double value = quantities[q].of(s);
-        double base = s->baseline >= 0 ? quantities[q].of(&d->variants[s->baseline]) : NAN;
+        double value = weft_variant_number(s, quantities[q].at);
+        double base = s->baseline >= 0
+                          ? weft_variant_number(&d->variants[s->baseline], quantities[q].at)
+                          : NAN;
         weft_words room;
         const char *text = weft_say_count(value, &room);
         if (isfinite(value) && base > 0 && value != base)

@@ -6,7 +6,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,10 +53,8 @@ void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes
     weft_page_pictures_close(p);
 }
 
-bool weft_report_any_finished(const weft_report_data *d) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].done > 0) return true;
-    return false;
+bool weft_report_is_finished(const weft_report_data *d, int variant) {
+    return d->variants[variant].done > 0;
 }
 
 /* The unit of the score; NULL: it has none. */
@@ -76,10 +73,6 @@ static const struct {
              {"time per run", WEFT_UNIT_SECONDS, offsetof(weft_report_variant, seconds)}};
 enum { COSTS = sizeof costs / sizeof costs[0] };
 
-static double cost_of(const weft_report_variant *s, int cost) {
-    return *(const double *)(const void *)((const char *)s + costs[cost].at);
-}
-
 /* Whether no other variant costs no more and scores no less, one of them truly. A variant that leaks has
  * no score worth the name; a repeat is the same point again. */
 static bool counts_in_front(const weft_report_variant *s, double cost) {
@@ -88,10 +81,12 @@ static bool counts_in_front(const weft_report_variant *s, double cost) {
 
 static bool is_in_front(const weft_report_data *d, int place, int cost) {
     const weft_report_variant *s = &d->variants[place];
-    double x = cost_of(s, cost), sign = d->higher_is_better ? -1 : 1, y = sign * s->mean;
+    double x = weft_variant_number(s, costs[cost].at), sign = d->higher_is_better ? -1 : 1,
+           y = sign * s->mean;
     if (!counts_in_front(s, x)) return false;
     for (int i = 0; i < d->n_variants; i++) {
-        double other_x = cost_of(&d->variants[i], cost), other_y = sign * d->variants[i].mean;
+        double other_x = weft_variant_number(&d->variants[i], costs[cost].at),
+               other_y = sign * d->variants[i].mean;
         if (i == place || !counts_in_front(&d->variants[i], other_x)) continue;
         bool no_worse = other_x <= x && other_y <= y;
         if (no_worse && (other_x < x || other_y < y || i < place)) return false;
@@ -117,7 +112,7 @@ static void place_points(const weft_report_data *d, int cost, cost_picture *c, w
     size_t used = 0;
     for (int i = 0; i < d->n_variants; i++) {
         const weft_report_variant *s = &d->variants[i];
-        double x = cost_of(s, cost);
+        double x = weft_variant_number(s, costs[cost].at);
         c->series[i].n = isfinite(s->mean) && isfinite(x) && s->repeats < 0;
         if (!c->series[i].n) continue;
         *c->series[i].points = (weft_plot_point){x, s->mean, s->least, s->most};
@@ -158,7 +153,7 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
 }
 
 weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
-    if (!weft_report_any_finished(d)) return WEFT_OK;
+    if (!weft_report_count(d, weft_report_is_finished)) return WEFT_OK;
     weft_plot plots[COSTS];
     cost_picture *pictures = calloc(COSTS, sizeof *pictures);
     weft_status status =

@@ -124,13 +124,6 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "Stated beforehand: %s", power);
 }
 
-static int count_baselines(const weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += weft_report_is_compared(d, i);
-    return n;
-}
-
 static void say_score(weft_page *p, const weft_report_data *d) {
     if (strcmp(d->score, "metric") == 0)
         weft_page_say(p, "The score is the dataset's own %s. Higher is better.", d->score_name);
@@ -145,7 +138,7 @@ static void say_score(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
-    if (count_baselines(d) == 0) return WEFT_OK;
+    if (weft_report_count(d, weft_report_is_compared) == 0) return WEFT_OK;
     weft_page_heading(
         p, "Verdicts",
         "Each variant of the study against its baseline, from runs with the same seeds.");

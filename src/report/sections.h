@@ -60,12 +60,14 @@ const char *weft_say_plural(int n, const char *thing, weft_words *room);
 void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
-/* Whether a variant has a baseline and is no repeat; whether its comparison counts, too: it can be built,
- * and sees later tokens only where its baseline does. report/answer.c */
-bool weft_report_is_compared(const weft_report_data *d, int variant);
-bool weft_report_counts(const weft_report_data *d, int variant);
-/* How many of the variants are repeats of others; pictures leave them out. */
-int weft_report_repeated(const weft_report_data *d);
+/* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
+ * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.
+ * Finished: some run of it that counts is. report/answer.c */
+typedef bool weft_variant_is(const weft_report_data *d, int variant);
+weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repeat,
+    weft_report_is_finished;
+/* How many variants are that. */
+int weft_report_count(const weft_report_data *d, weft_variant_is *is);
 /* The seeds of the comparison that has most of them. */
 int weft_report_most_pairs(const weft_report_data *d);
 /* What all are compared with; -1: not all with the same. */
@@ -86,8 +88,6 @@ weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_pl
  * where there are no scripts the static pictures. Without axes (NULL) these alone. report/pictures.c */
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n);
-/* Whether any run that counts is. */
-bool weft_report_any_finished(const weft_report_data *d);
 
 /* The ranges of positions whose losses the records have, in their order; returns how many.
  * report/pictures.c */

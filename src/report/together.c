@@ -74,10 +74,7 @@ static bool has_interval(const weft_report_data *d, int variant) {
 }
 
 void weft_report_holm(weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += has_interval(d, i);
-    for (; n > 0; n--) {
+    for (int n = weft_report_count(d, has_interval); n > 0; n--) {
         int least = -1;
         double p = INFINITY;
         for (int i = 0; i < d->n_variants; i++) {

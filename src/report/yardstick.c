@@ -18,7 +18,7 @@ static const char *const measures[] = {"parameters", "FLOPs"};
 enum { MEASURES = sizeof measures / sizeof measures[0] };
 
 static double size_of(const weft_report_variant *s, int measure) {
-    return measure == 0 ? s->parameters : s->flops * s->tokens;
+    return measure == 0 ? s->parameters : s->work;
 }
 
 /* Whether a list with commas, of so many letters, names a variant. */
