@@ -134,7 +134,6 @@ static void write_baseline(FILE *out, const weft_report_data *d, int variant) {
 /* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
 static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdict, int n,
                         const char *verb, const char *object) {
-    weft_words a, b, c;
     int said = 0;
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *k = &d->variants[i].compared;
@@ -142,13 +141,13 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
         fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
-        fprintf(out, " by %s", weft_say_share(k, k->mean, &a));
+        fprintf(out, " by %s", weft_say_share(k, k->mean));
         write_baseline(out, d, i);
         if (n == 1) {
             double least = fmin(fabs(k->low), fabs(k->high)),
                    most = fmax(fabs(k->low), fabs(k->high));
             fprintf(out, " (%.0f%% interval %s to %s)", 100 * WEFT_CONFIDENCE,
-                    weft_say_share(k, least, &b), weft_say_share(k, most, &c));
+                    weft_say_share(k, least), weft_say_share(k, most));
         }
     }
 }
@@ -162,14 +161,13 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
         write_names(out, d, verdict, n, verb, object);
         return;
     }
-    weft_words room;
     int most = largest(d, verdict);
     if (n == all)
         fprintf(out, "All %d variants", n);
     else
         fprintf(out, "%d of %d variants", n, all);
     fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_variant_label(d, most),
-            weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean, &room));
+            weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean));
     write_baseline(out, d, most);
 }
 
@@ -186,15 +184,14 @@ static void write_power(FILE *out, const weft_report_data *d) {
         if (!(share <= most)) most = share, wide = c;
     }
     if (!wide || !narrow) return;
-    weft_words a, b, seeds = {0};
     fprintf(out, "%s could have shown a difference of ",
-            weft_say_plural(weft_report_most_pairs(d), "seed", &seeds));
+            weft_say_plural(weft_report_most_pairs(d), "seed"));
     if (most > 1.5 * least)
         fprintf(out, "%s to %s, depending on the variant",
-                weft_say_share(narrow, (narrow->high - narrow->low) / 2, &a),
-                weft_say_share(wide, (wide->high - wide->low) / 2, &b));
+                weft_say_share(narrow, (narrow->high - narrow->low) / 2),
+                weft_say_share(wide, (wide->high - wide->low) / 2));
     else
-        fputs(weft_say_share(wide, (wide->high - wide->low) / 2, &a), out);
+        fputs(weft_say_share(wide, (wide->high - wide->low) / 2), out);
 }
 
 static void write_outcome(FILE *out, const weft_report_data *d) {
@@ -236,7 +233,6 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
     const char *gain = d->higher_is_better ? "raised" : "lowered";
     const char *loss = d->higher_is_better ? "lowered" : "raised";
     char object[128];
-    weft_words score;
     snprintf(object, sizeof object, "the %.100s", d->score_name);
     if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
@@ -258,7 +254,7 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
         fputs("Nothing is compared: no variant has a baseline.", out);
         if (isfinite(d->variants[0].mean))
             fprintf(out, " %s has a %s of %s.", weft_variant_label(d, 0), d->score_name,
-                    weft_say_score(d->variants[0].mean, &score));
+                    weft_say_score(d->variants[0].mean));
     } else if (counted == 0) {
         fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
               "tokens, as "
@@ -406,28 +402,22 @@ bool weft_report_is_repeat(const weft_report_data *d, int variant) {
 }
 
 /* "4 variants (and 2 repeats as a check)" */
-static const char *say_variants(const weft_report_data *d, weft_words *room) {
+static const char *say_variants(const weft_report_data *d) {
     int repeats = weft_report_count(d, weft_report_is_repeat);
-    weft_words variants = {0}, again = {0};
-    if (!repeats) return weft_say_plural(d->n_variants, "variant", room);
-    weft_say_plural(d->n_variants - repeats, "variant", &variants);
-    weft_say_plural(repeats, "repeat", &again);
-    snprintf(room->text, sizeof room->text, "%.64s (and %.64s as a check)", variants.text,
-             again.text);
-    return room->text;
+    const char *variants = weft_say_plural(d->n_variants - repeats, "variant");
+    if (!repeats) return variants;
+    return weft_say("%s (and %s as a check)", variants, weft_say_plural(repeats, "repeat"));
 }
 
 /* When, with what and where, in one line. */
 static void say_facts(weft_page *p, const weft_report_data *d) {
-    weft_words variants = {0}, seeds = {0}, rates = {0};
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
                    *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
-                   *d->machine ? ", " : "", d->machine, say_variants(d, &variants),
-                   weft_say_plural(d->n_seeds, "seed", &seeds),
-                   weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d),
-                   d->n_runs);
+                   *d->machine ? ", " : "", d->machine, say_variants(d),
+                   weft_say_plural(d->n_seeds, "seed"),
+                   weft_say_plural(d->n_rates, "learning rate"), count_finished(d), d->n_runs);
 }
 
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {

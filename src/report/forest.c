@@ -84,7 +84,6 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
     const char *kind = c->verdict == WEFT_BETTER  ? "good"
                        : c->verdict == WEFT_WORSE ? "bad"
                                                   : "plain";
-    weft_words room;
     fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
     weft_page_escape_html(out, weft_variant_label(d, variant));
     if (weft_report_baseline(d) < 0) {
@@ -95,8 +94,8 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
     fputs("</span>", out);
     put_track(out, c, e, ticks, weft_report_counts(d, variant));
     fputs("<span class=\"value\" role=\"cell\">", out);
-    weft_page_escape_html(out, weft_say_interval(c, &room));
-    fprintf(out, "<small>%s</small>", weft_say_share_interval(c, &room));
+    weft_page_escape_html(out, weft_say_interval(c));
+    fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
     fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">", kind);
     weft_page_escape_html(out, *s->error                         ? "cannot be built"
                                : !weft_report_counts(d, variant) ? "leaks: not compared"
@@ -163,16 +162,14 @@ static void put_svg_label(FILE *out, double y, const char *label) {
 static void put_svg_row(FILE *out, const weft_report_data *d, int variant, extent e, double y) {
     const weft_comparison *c = &d->variants[variant].compared;
     const char *colour = colour_of(d, variant);
-    weft_words room;
     put_svg_label(out, y + 5, weft_variant_label(d, variant));
     if (c->pairs >= 2)
         weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
     if (c->pairs >= 1)
         fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
                 pixel_of(e, c->mean), y, colour);
-    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c, &room));
-    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
-                  weft_say_share_interval(c, &room));
+    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c));
+    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start", weft_say_share_interval(c));
 }
 
 /* The same as a picture by itself. */
@@ -217,22 +214,20 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
 
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
 static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
-    weft_words score, seeds = {0};
     const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
-    weft_say_plural(weft_report_most_pairs(d), "seed", &seeds);
+    const char *seeds = weft_say_plural(weft_report_most_pairs(d), "seed");
     if (base >= 0)
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "
                        "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
                        d->score_name, weft_variant_label(d, base),
-                       weft_say_score(d->variants[base].mean, &score), unit, seeds.text,
-                       100 * WEFT_CONFIDENCE);
+                       weft_say_score(d->variants[base].mean), unit, seeds, 100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from its own baseline, %sin "
                        "percent of the baseline; %s. Dots are means, bars %.0f%% confidence "
                        "intervals.",
-                       d->score_name, unit, seeds.text, 100 * WEFT_CONFIDENCE);
+                       d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
 }
 
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {

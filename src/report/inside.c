@@ -203,10 +203,7 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
     for (int i = 0; i < d->n_variants; i++) {
         if (!has_inside(d, i)) continue;
         double value = weft_report_fact_mean(d, i, fact);
-        if (isfinite(value))
-            weft_page_cell(p, "%.4g", value);
-        else
-            weft_page_cell(p, "–");
+        weft_page_cell(p, "%s", isfinite(value) ? weft_say("%.4g", value) : "–");
     }
 }
 
@@ -243,10 +240,7 @@ static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
             double is = weft_report_fact_mean(d, i, gradient);
             double of = weft_report_fact_mean(d, i, weight);
             if (!has_inside(d, i)) continue;
-            if (isfinite(is))
-                weft_page_cell(p, "%.3g (%.2g)", is, is / of);
-            else
-                weft_page_cell(p, "–");
+            weft_page_cell(p, "%s", isfinite(is) ? weft_say("%.3g (%.2g)", is, is / of) : "–");
         }
     }
     weft_page_table_close(p);

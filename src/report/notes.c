@@ -168,10 +168,7 @@ static void trouble_row(trouble *t, int variant, const char *where, const char *
                         const char *why) {
     static const char *const heads[] = {"variant", "where", "what", "why", NULL};
     if (t->rows++ == 0) weft_page_table_open(t->p, heads);
-    weft_page_cell(t->p, "%s", variant >= 0 ? weft_variant_label(t->d, variant) : "–");
-    weft_page_cell(t->p, "%s", where);
-    weft_page_cell(t->p, "%s", what);
-    weft_page_cell(t->p, "%s", why);
+    weft_page_cells(t->p, variant >= 0 ? weft_variant_label(t->d, variant) : "–", where, what, why);
 }
 
 static int count_events(const weft_report_data *d, int64_t run, const char *kind) {
@@ -295,9 +292,8 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
         if (isnan(least) || (least == most) != equal) continue;
         fprintf(out, "%s%s", any ? ", " : equal ? "Equal: " : " Not equal: ", quantities[q].name);
         any = true;
-        weft_words a, b;
         if (equal) continue;
-        fprintf(out, " (%s to %s", weft_say_count(least, &a), weft_say_count(most, &b));
+        fprintf(out, " (%s to %s", weft_say_count(least), weft_say_count(most));
         if (least > 0)
             fprintf(out, most / least < 1.1 ? ", %.2f%% apart" : ", %.2f times",
                     most / least < 1.1 ? 100 * (most / least - 1) : most / least);
@@ -314,8 +310,7 @@ static void equality_row(weft_page *p, const weft_report_data *d, int place) {
         double base = s->baseline >= 0
                           ? weft_variant_number(&d->variants[s->baseline], quantities[q].at)
                           : NAN;
-        weft_words room;
-        const char *text = weft_say_count(value, &room);
+        const char *text = weft_say_count(value);
         if (isfinite(value) && base > 0 && value != base)
             weft_page_cell(p, "%s (%.3g ×)", text, value / base);
         else
@@ -378,8 +373,7 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
         open = true;
         weft_page_cell(p, "%d", n);
         weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
-        weft_page_cell(p, "%s", fact_text(d, i, "device"));
-        weft_page_cell(p, "%s", fact_text(d, i, "machine"));
+        weft_page_cells(p, fact_text(d, i, "device"), fact_text(d, i, "machine"));
         const char *hash = fact_text(d, i, "dataset_hash");
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
@@ -388,14 +382,13 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
 
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
     static const char *const heads[] = {"what", "which", NULL};
-    weft_words threads;
     const char *const rows[][2] = {{"weft's version", d->version},
                                    {"git commit", d->commit},
                                    {"study begun", d->created},
                                    {"host", d->host},
                                    {"machine", d->machine},
                                    {"device", d->device},
-                                   {"threads", weft_say_number(d->threads, &threads)},
+                                   {"threads", weft_say_number(d->threads)},
                                    {"seeds", d->seeds_text},
                                    {"learning rates", d->rates_text},
                                    {"database", d->path}};
@@ -404,8 +397,7 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
         "The program, the machine and the config that the variants' overrides start from.");
     weft_page_table_open(p, heads);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        weft_page_cell(p, "%s", rows[i][0]);
-        weft_page_cell(p, "%s", *rows[i][1] ? rows[i][1] : "–");
+        weft_page_cells(p, rows[i][0], *rows[i][1] ? rows[i][1] : "–");
     }
     weft_page_table_close(p);
     put_origins(p, d);

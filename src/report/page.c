@@ -262,6 +262,11 @@ void weft_page_cell(weft_page *p, const char *format, ...) {
     free(text);
 }
 
+void weft_page_cells_of(weft_page *p, const char *const *texts) {
+    for (; *texts; texts++)
+        weft_page_cell(p, "%s", *texts);
+}
+
 void weft_page_table_close(weft_page *p) {
     fputs("</tbody>\n</table>\n</div>\n", p->html);
 }

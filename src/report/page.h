@@ -63,6 +63,9 @@ void weft_page_list_close(weft_page *p);
  * one line. Cells follow row by row. */
 void weft_page_table_open(weft_page *p, const char *const *heads);
 void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
+/* Several at once, as they are. */
+#define weft_page_cells(p, ...) weft_page_cells_of(p, (const char *const[]){__VA_ARGS__, NULL})
+void weft_page_cells_of(weft_page *p, const char *const *texts);
 void weft_page_table_close(weft_page *p);
 
 /* Pictures of one section, beside each other where there is room. `spec` is what charts.js draws in

@@ -217,14 +217,12 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
         weft_page_cell(p, "%s", weft_variant_label(d, i));
         for (int k = 0; k < n; k++) {
             int done, runs;
-            weft_words room;
             weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
             const char *chosen = d->rates[k] == d->variants[i].rate ? " chosen" : "";
             if (runs == 0)
                 weft_page_cell(p, "%s", *chosen ? "taken over" : "not tried");
             else
-                weft_page_cell(p, "%s (%d of %d)%s", weft_say_score(at.y, &room), done, runs,
-                               chosen);
+                weft_page_cell(p, "%s (%d of %d)%s", weft_say_score(at.y), done, runs, chosen);
         }
     }
     weft_page_table_close(p);
@@ -319,14 +317,13 @@ static void open_table(weft_page *p, heads *h, const weft_report_range *r, int n
 }
 
 static void put_losses(weft_page *p, const weft_report_data *d, const weft_report_range *r, int n) {
-    weft_words room;
     heads h;
     open_table(p, &h, r, n);
     for (int i = 0; i < d->n_variants; i++) {
         if (!has_positions(d, i, r, n)) continue;
         weft_page_cell(p, "%s", weft_variant_label(d, i));
         for (int k = 0; k < n; k++)
-            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, r[k].name), &room));
+            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, r[k].name)));
     }
     weft_page_table_close(p);
 }
@@ -355,9 +352,8 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
                        weft_variant_label(d, d->variants[i].baseline));
         for (int k = 0; k < n; k++) {
             weft_comparison c;
-            weft_words room;
             WEFT_TRY(weft_report_fact_compare(d, i, d->variants[i].baseline, r[k].name, &c));
-            weft_page_cell(p, "%s", weft_say_interval(&c, &room));
+            weft_page_cell(p, "%s", weft_say_interval(&c));
         }
     }
     if (open) weft_page_table_close(p);

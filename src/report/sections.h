@@ -28,32 +28,29 @@ weft_report_section weft_report_samples, weft_report_attention;
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;
 
-/* Words and numbers for people; a result is in `room`, or a text that lasts. report/words.c */
-typedef struct {
-    char text[512];
-} weft_words;
-const char *weft_say_variant(const weft_report_data *d, int variant,
-                             weft_words *room); /* "All three", "variant 3" */
+/* Words and numbers for people; a result is a text that lasts, or one of the calling thread's own, of which sixteen may
+ * be in use at a time. report/words.c */
+const char *weft_say(const char *format, ...) PRINTF(1, 2);
+const char *weft_say_variant(const weft_report_data *d, int variant); /* "All three", "variant 3" */
 /* What a variant is called in pictures: its title, its name where it has none. */
 const char *weft_variant_label(const weft_report_data *d, int variant);
-const char *weft_say_score(double value, weft_words *room);
-const char *weft_say_bytes(double bytes, weft_words *room);  /* "33.8 GiB" */
-const char *weft_say_count(double value, weft_words *room);  /* "115.0M" */
-const char *weft_say_number(double value, weft_words *room); /* all its digits that matter */
+const char *weft_say_score(double value);
+const char *weft_say_bytes(double bytes);  /* "33.8 GiB" */
+const char *weft_say_count(double value);  /* "115.0M" */
+const char *weft_say_number(double value); /* all its digits that matter */
 /* Signed, with as many decimals as the interval's width deserves. */
-const char *weft_say_change(const weft_comparison *c, double value, weft_words *room);
+const char *weft_say_change(const weft_comparison *c, double value);
 /* "-0.0119 [-0.0150, -0.0088]"; without an interval it says so. */
-const char *weft_say_interval(const weft_comparison *c, weft_words *room);
+const char *weft_say_interval(const weft_comparison *c);
 /* The same in percent of the baseline's score; empty where that is 0. */
-const char *weft_say_share_interval(const weft_comparison *c, weft_words *room);
+const char *weft_say_share_interval(const weft_comparison *c);
 /* When a run began and ended: "2026-01-31 10:00:00.000 to 10:05:00.000". */
-const char *weft_say_times(const weft_report_run *run, weft_words *room);
+const char *weft_say_times(const weft_report_run *run);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */
-const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room);
+const char *weft_say_share(const weft_comparison *c, double difference);
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);
-/* "1 seed", "3 seeds" */
-const char *weft_say_plural(int n, const char *thing, weft_words *room);
+const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */
 
 /* The study's folder, in which the runs' are; a variant's first seed that finished, NULL: none, or the
  * variant is a repeat. report/samples.c */

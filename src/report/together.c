@@ -91,9 +91,8 @@ void weft_report_holm(weft_report_data *d) {
 
 /* "Gate against Plain, Cross against Plain" */
 static void add_name(FILE *out, const weft_report_data *d, int variant, bool *any) {
-    weft_words one, other;
-    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant, &one),
-            weft_say_variant(d, d->variants[variant].baseline, &other));
+    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant),
+            weft_say_variant(d, d->variants[variant].baseline));
     *any = true;
 }
 

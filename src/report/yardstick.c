@@ -107,16 +107,14 @@ static bool is_held(const weft_report_data *d, int variant, const char *list, si
 static void put_row(weft_page *p, const weft_report_data *d, int variant,
                     const law laws[MEASURES]) {
     const weft_report_variant *s = &d->variants[variant];
-    weft_words room;
-    weft_page_cell(p, "%s", weft_variant_label(d, variant));
-    weft_page_cell(p, "%s", weft_say_score(s->mean, &room));
+    weft_page_cells(p, weft_variant_label(d, variant), weft_say_score(s->mean));
     for (int m = 0; m < MEASURES; m++) {
         stand at = stand_of(s, &laws[m], m, d->higher_is_better);
-        if (isfinite(at.low))
-            weft_page_cell(p, "%+.4f [%+.4f, %+.4f] %s%s", at.difference, at.low, at.high,
-                           weft_verdict_word(at.verdict), at.beyond ? ", beyond the sizes" : "");
-        else
-            weft_page_cell(p, "–");
+        weft_page_cell(p, "%s",
+                       isfinite(at.low) ? weft_say("%+.4f [%+.4f, %+.4f] %s%s", at.difference,
+                                                   at.low, at.high, weft_verdict_word(at.verdict),
+                                                   at.beyond ? ", beyond the sizes" : "")
+                                        : "–");
     }
 }
 
