@@ -13,7 +13,7 @@
 
 #include "report/page.h"
 
-enum { WEFT_INSIDE_POINTS = 32, WEFT_INSIDE_BINS = 10 };
+enum { WEFT_INSIDE_POINTS = 32 };
 
 /* A number that each head has: its name, what it is, and the value of the darkest square, NaN being the
  * largest there is. The list ends on a NULL name. */

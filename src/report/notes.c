@@ -171,34 +171,29 @@ static void trouble_row(trouble *t, int variant, const char *where, const char *
     weft_page_cells(t->p, variant >= 0 ? weft_variant_label(t->d, variant) : "–", where, what, why);
 }
 
-static int count_events(const weft_report_data *d, int64_t run, const char *kind) {
-    int n = 0;
-    for (int i = 0; i < d->n_events; i++)
-        n += d->events[i].run == run && strcmp(d->events[i].kind, kind) == 0;
-    return n;
+static const char *say_where(const weft_report_run *run) {
+    return weft_say("seed %lld, learning rate %g", (long long)run->seed, run->rate);
 }
 
 static void run_trouble(trouble *t, const weft_report_run *run) {
-    char where[96], text[64];
-    snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)run->seed, run->rate);
+    const char *where = say_where(run);
+    int spikes = 0;
+    for (int i = 0; i < t->d->n_events; i++)
+        spikes += t->d->events[i].run == run->id && strcmp(t->d->events[i].kind, "spike") == 0;
     if (strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0)
         trouble_row(t, run->variant, where, run->status, run->why);
     else if (strcmp(run->status, "done") == 0 && !run->finished)
         trouble_row(t, run->variant, where, "has no score", run->why);
-    if (run->skipped > 0) {
-        snprintf(text, sizeof text, "%.0f updates skipped", run->skipped);
-        trouble_row(t, run->variant, where, text, "their gradients were not finite");
-    }
-    int spikes = count_events(t->d, run->id, "spike");
-    if (spikes) {
-        snprintf(text, sizeof text, "%d spike%s", spikes, spikes == 1 ? "" : "s");
-        trouble_row(t, run->variant, where, text, "the gradient norm stood far out");
-    }
-    if (run->resumes > 0) {
-        snprintf(text, sizeof text, "resumed %.0f time%s", run->resumes,
-                 run->resumes == 1 ? "" : "s");
-        trouble_row(t, run->variant, where, text, "it was stopped or killed on the way");
-    }
+    if (run->skipped > 0)
+        trouble_row(t, run->variant, where, weft_say("%.0f updates skipped", run->skipped),
+                    "their gradients were not finite");
+    if (spikes)
+        trouble_row(t, run->variant, where, weft_say_plural(spikes, "spike"),
+                    "the gradient norm stood far out");
+    if (run->resumes > 0)
+        trouble_row(t, run->variant, where,
+                    weft_say("resumed %s", weft_say_plural((int)run->resumes, "time")),
+                    "it was stopped or killed on the way");
 }
 
 /* Runs that are still to come, a line per variant. */
@@ -209,10 +204,9 @@ static void waiting_trouble(trouble *t, int variant) {
         waiting += run->variant == variant && strcmp(run->status, "waiting") == 0;
         running += run->variant == variant && strcmp(run->status, "running") == 0;
     }
-    if (!waiting && !running) return;
-    char text[96];
-    snprintf(text, sizeof text, "%d waiting, %d running", waiting, running);
-    trouble_row(t, variant, "runs", text, "the study is not finished");
+    if (waiting || running)
+        trouble_row(t, variant, "runs", weft_say("%d waiting, %d running", waiting, running),
+                    "the study is not finished");
 }
 
 /* Of a kind that another part of the report tells, or that is no trouble. */
@@ -228,12 +222,11 @@ static bool is_told(const char *kind) {
 static void event_trouble(trouble *t, const weft_report_event *event) {
     if (is_told(event->kind)) return;
     int variant = -1;
-    char where[96] = "study";
+    const char *where = "study";
     for (int i = 0; i < t->d->n_runs && event->run >= 0; i++) {
         if (t->d->runs[i].id != event->run) continue;
         variant = t->d->runs[i].variant;
-        snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)t->d->runs[i].seed,
-                 t->d->runs[i].rate);
+        where = say_where(&t->d->runs[i]);
     }
     for (int i = 0; i < t->d->n_variants && event->run < 0; i++)
         if (t->d->variants[i].id == event->step) variant = i;

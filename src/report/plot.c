@@ -39,20 +39,6 @@ const char *weft_plot_colour(int style) {
     return colours[style % COUNT(colours)];
 }
 
-const char *weft_plot_short(double value, int digits, char room[32]) {
-    static const char *const units[] = {"", "k", "M", "G", "T", "P"};
-    int unit = 0;
-    if (!isfinite(value)) return "";
-    while (fabs(value) >= 999.5 && unit < COUNT(units) - 1) {
-        value /= 1000;
-        unit++;
-    }
-    /* Digits before the point are all written, whatever `digits` is: "120k", not "1.2e+02k". */
-    int whole = fabs(value) >= 100 ? 3 : fabs(value) >= 10 ? 2 : 1;
-    snprintf(room, 32, "%.*g%s", digits > whole ? digits : whole, value, units[unit]);
-    return room;
-}
-
 typedef struct {
     double low, high;
 } range;

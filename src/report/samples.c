@@ -19,7 +19,8 @@
 enum { PATH_ROOM = 4096, SHOWN = 600 /* bytes of a text */ };
 enum { FILE_MOST = 1 << 20, TOKENS_MOST = 64, MAPS_MOST = 8 };
 
-void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
+/* The study's folder, in which the runs' are. */
+static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
     struct stat info;
     snprintf(folder, WEFT_PATH_MAX, "%s", d->path);
     if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
@@ -95,7 +96,7 @@ static char *shown_text(const json_t *value) {
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     bool open = false;
-    weft_report_folder(d, folder);
+    find_folder(d, folder);
     for (int variant = 0; variant < d->n_variants; variant++) {
         const weft_report_run *run = weft_report_first_run(d, variant);
         json_t *sample = run ? last_sample(folder, run) : NULL;
@@ -151,7 +152,7 @@ static void put_variant(weft_page *p, const weft_report_data *d, int variant, co
 weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     bool open = false;
-    weft_report_folder(d, folder);
+    find_folder(d, folder);
     for (int variant = 0; variant < d->n_variants; variant++) {
         const weft_report_run *run = weft_report_first_run(d, variant);
         json_t *map = run ? read_map(folder, run) : NULL;

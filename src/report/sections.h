@@ -3,7 +3,6 @@
 #ifndef WEFT_REPORT_SECTIONS_H
 #define WEFT_REPORT_SECTIONS_H
 
-#include "base/files.h"
 #include "report/data.h"
 #include "report/page.h"
 #include "report/plot.h"
@@ -18,7 +17,7 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 weft_report_section weft_report_curves;
 /* report/pictures.c */
 weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions;
-/* report/yardstick.c */
+/* report/laws.c */
 weft_report_section weft_report_yardstick;
 /* report/inside.c */
 weft_report_section weft_report_inside;
@@ -52,9 +51,7 @@ const char *weft_say_share(const weft_comparison *c, double difference);
 const char *weft_say_between(int said, int n);
 const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */
 
-/* The study's folder, in which the runs' are; a variant's first seed that finished, NULL: none, or the
- * variant is a repeat. report/samples.c */
-void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
+/* A variant's first seed that finished; NULL: none, or the variant is a repeat. report/samples.c */
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
 /* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
@@ -95,7 +92,7 @@ typedef struct {
 } weft_report_range;
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REPORT_RANGES]);
 
-/* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/yardstick.c */
+/* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/laws.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
 
 /* The numbers of `Inside the models` by name, null where a variant has none. The caller owns it.
@@ -103,17 +100,6 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
 json_t *weft_report_inside_json(const weft_report_data *d, int variant);
 
 /* What the comparisons say when all of them are looked at together. report/together.c */
-/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
- * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
-typedef struct {
-    int variants, seeds, freedom;
-    double sd;   /* what neither variant nor seed explains */
-    double half; /* of the interval of a difference, at WEFT_CONFIDENCE */
-} weft_report_common;
-
-/* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
-bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out);
-
 /* Says which comparisons of the study are left by Holm's method (`left` of their variants), so that one of
  * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. */
 void weft_report_holm(weft_report_data *d);

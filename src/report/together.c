@@ -7,6 +7,14 @@
 #include <math.h>
 #include <stdlib.h>
 
+/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
+ * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
+typedef struct {
+    int variants, seeds, freedom;
+    double sd;   /* what neither variant nor seed explains */
+    double half; /* of the interval of a difference, at WEFT_CONFIDENCE */
+} common;
+
 /* Variants whose scores may stand beside one another. */
 static bool takes_part(const weft_report_variant *s) {
     return s->repeats < 0 && !*s->error && !s->leaks && s->done > 1 && isfinite(s->rate);
@@ -46,9 +54,10 @@ static double unexplained(const double *scores, int seeds, int variants, int fre
     return sqrt(rest / freedom);
 }
 
-bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out) {
+/* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
+static bool find_common(const weft_report_data *d, common *out) {
     int most = most_done(d);
-    *out = (weft_report_common){0};
+    *out = (common){0};
     for (int i = 0; i < d->n_variants; i++)
         out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
     double *scores = out->variants < 3 || d->n_seeds < 2
@@ -107,7 +116,7 @@ static void write_holm(FILE *out, const weft_report_data *d) {
     fputs(".", out);
 }
 
-static void write_common(FILE *out, const weft_report_data *d, const weft_report_common *c) {
+static void write_common(FILE *out, const weft_report_data *d, const common *c) {
     bool any = false;
     fprintf(out,
             " Read with the standard deviation pooled over all %d variants (%.3g, %d degrees of "
@@ -121,22 +130,22 @@ static void write_common(FILE *out, const weft_report_data *d, const weft_report
 }
 
 void weft_report_say_together(weft_page *p, const weft_report_data *d) {
-    weft_report_common common;
+    common spread;
     char *text = NULL;
     size_t size;
     FILE *out = weft_report_comparisons(d) > 1 ? open_memstream(&text, &size) : NULL;
     if (out) {
         fputs("Counted together by Holm's method, ", out);
         write_holm(out, d);
-        if (weft_report_common_spread(d, &common)) write_common(out, d, &common);
+        if (find_common(d, &spread)) write_common(out, d, &spread);
         if (fclose(out) == 0) weft_page_say(p, "%s", text);
     }
     free(text);
 }
 
 json_t *weft_report_common_json(const weft_report_data *d) {
-    weft_report_common c;
-    if (!weft_report_common_spread(d, &c)) return json_null();
+    common c;
+    if (!find_common(d, &c)) return json_null();
     return json_pack("{s:i, s:i, s:i, s:o, s:o}", "variants", c.variants, "seeds", c.seeds,
                      "freedom", c.freedom, "sd", weft_json_number(c.sd), "half",
                      weft_json_number(c.half));
