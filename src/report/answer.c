@@ -194,14 +194,22 @@ static void write_power(FILE *out, const weft_report_data *d) {
         fputs(weft_say_share(wide, (wide->high - wide->low) / 2), out);
 }
 
-static void write_outcome(FILE *out, const weft_report_data *d) {
+/* What came out in both directions. */
+static void write_sides(FILE *out, const weft_report_data *d, bool none, int all) {
     const char *gain = d->higher_is_better ? "raised" : "lowered";
     const char *loss = d->higher_is_better ? "lowered" : "raised";
-    char object[128];
+    const char *object = weft_say("the %.100s", d->score_name);
+    bool begun = none || count_verdicts(d, WEFT_BETTER);
+    if (none) fprintf(out, "No variant %s %s", gain, object);
+    write_side(out, d, WEFT_BETTER, gain, object, all);
+    if (begun && count_verdicts(d, WEFT_WORSE)) fputs("; ", out);
+    write_side(out, d, WEFT_WORSE, loss, begun ? "it" : object, all);
+}
+
+static void write_outcome(FILE *out, const weft_report_data *d) {
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
     int doubts = weft_report_count(d, is_in_doubt), all = better + worse + open + yet + doubts;
-    snprintf(object, sizeof object, "the %.100s", d->score_name);
     if (doubts && !better && !worse) {
         fputs("Nothing is settled: ", out);
         if (all > 1) fprintf(out, "for %d of %d variants ", doubts, all);
@@ -209,14 +217,11 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
         return;
     }
     bool none = better == 0 && all > 1 && !doubts;
-    if (none) fprintf(out, "No variant %s %s", gain, object);
-    write_side(out, d, WEFT_BETTER, gain, object, all);
-    if (worse && (none || better)) fputs("; ", out);
-    write_side(out, d, WEFT_WORSE, loss, none || better ? "it" : object, all);
+    write_sides(out, d, none, all);
     if (open && (better || worse)) {
         fprintf(out, "; for %d %s no difference was shown", open, open == 1 ? "other" : "others");
     } else if (open) {
-        if (!none) fprintf(out, "No difference in %s was shown", object);
+        if (!none) fprintf(out, "No difference in the %.100s was shown", d->score_name);
         fputs("; ", out);
         write_power(out, d);
     }
@@ -229,20 +234,13 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
 static void write_sentence(FILE *out, const weft_report_data *d) {
     int comparisons = weft_report_count(d, weft_report_is_compared);
     int counted = weft_report_count(d, weft_report_counts), waiting = count_waiting(d);
-    int better = count_verdicts(d, WEFT_BETTER), shown = better + count_verdicts(d, WEFT_WORSE);
-    const char *gain = d->higher_is_better ? "raised" : "lowered";
-    const char *loss = d->higher_is_better ? "lowered" : "raised";
-    char object[128];
-    snprintf(object, sizeof object, "the %.100s", d->score_name);
     if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
     } else if (waiting) {
         fprintf(out, "Not yet: %d of %d runs are finished.", count_finished(d), d->n_runs);
-        if (!shown) return;
+        if (!count_verdicts(d, WEFT_BETTER) && !count_verdicts(d, WEFT_WORSE)) return;
         fputs(" So far: ", out);
-        write_side(out, d, WEFT_BETTER, gain, object, counted);
-        if (better && shown > better) fputs("; ", out);
-        write_side(out, d, WEFT_WORSE, loss, better ? "it" : object, counted);
+        write_sides(out, d, false, counted);
         fputs(".", out);
     } else if (d->nothing_learned) {
         fprintf(

@@ -81,9 +81,6 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
                     const weft_ticks *ticks) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
-    const char *kind = c->verdict == WEFT_BETTER  ? "good"
-                       : c->verdict == WEFT_WORSE ? "bad"
-                                                  : "plain";
     fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
     weft_page_escape_html(out, weft_variant_label(d, variant));
     if (weft_report_baseline(d) < 0) {
@@ -96,7 +93,8 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
     fputs("<span class=\"value\" role=\"cell\">", out);
     weft_page_escape_html(out, weft_say_interval(c));
     fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
-    fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">", kind);
+    fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">",
+            weft_say_kind(c->verdict));
     weft_page_escape_html(out, *s->error                         ? "cannot be built"
                                : !weft_report_counts(d, variant) ? "leaks: not compared"
                                                                  : weft_verdict_word(c->verdict));

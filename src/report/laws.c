@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "config/config.h"
-#include "report/listing.h"
+#include "report/report.h"
 #include "report/sections.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* Tables, JSON and CSV out of a database. */
-#include "report/listing.h"
+#include "report/report.h"
 
 #include "base/files.h"
 #include "base/json.h"

@@ -1,5 +1,5 @@
 /* Two variants of a study, and two databases of one study. */
-#include "report/listing.h"
+#include "report/report.h"
 
 #include "base/files.h"
 #include "base/json.h"

@@ -71,11 +71,8 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int variant) 
     if (s->leaks && d->variants[s->baseline].leaks)
         fputs(" Both leak: a token sees later ones.", out);
     fclose(out);
-    weft_page_item(p,
-                   c->verdict == WEFT_BETTER  ? "good"
-                   : c->verdict == WEFT_WORSE ? "bad"
-                                              : "plain",
-                   weft_verdict_word(c->verdict), "%s", text ? text : "");
+    weft_page_item(p, weft_say_kind(c->verdict), weft_verdict_word(c->verdict), "%s",
+                   text ? text : "");
     free(text);
 }
 

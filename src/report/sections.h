@@ -47,6 +47,7 @@ const char *weft_say_share_interval(const weft_comparison *c);
 const char *weft_say_times(const weft_report_run *run);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */
 const char *weft_say_share(const weft_comparison *c, double difference);
+const char *weft_say_kind(weft_verdict verdict); /* of an item on a page: "good", "bad", "plain" */
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);
 const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */

@@ -110,6 +110,10 @@ const char *weft_say_times(const weft_report_run *run) {
     return weft_say("%s to %s", started, ended);
 }
 
+const char *weft_say_kind(weft_verdict verdict) {
+    return verdict == WEFT_BETTER ? "good" : verdict == WEFT_WORSE ? "bad" : "plain";
+}
+
 const char *weft_say_between(int said, int n) {
     return said == 0 ? "" : said == n - 1 ? " and " : ", ";
 }

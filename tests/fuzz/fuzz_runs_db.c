@@ -7,7 +7,6 @@
 #include "record/merge.h"
 #include "record/record.h"
 #include "record/repeats.h"
-#include "report/listing.h"
 #include "report/report.h"
 
 #include <stdlib.h>
