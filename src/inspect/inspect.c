@@ -20,7 +20,7 @@ weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double
     return weft_session_values(s, t, count, *out);
 }
 
-void weft_layer_sums_free(weft_layer_sums *sums, int64_t heads) {
+static void free_sums(weft_layer_sums *sums, int64_t heads) {
     for (int64_t h = 0; sums->heads && h < heads; h++)
         for (int i = 0; i < 4; i++)
             free(sums->heads[h].sigma[i / 2][i % 2]);
@@ -131,7 +131,7 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     }
     if (status == WEFT_OK && gradients) status = weft_look_gradients(m, place, text, out);
     for (int64_t l = 0; p.sums && l < c->n_layer; l++)
-        weft_layer_sums_free(&p.sums[l], c->n_head);
+        free_sums(&p.sums[l], c->n_head);
     free(p.sums);
     free(p.scores);
     free(p.chosen[0]);

@@ -183,18 +183,6 @@ static bool any_has(const weft_report_data *d, const char *name) {
     return false;
 }
 
-/* A column for each variant that has numbers. The caller frees the list when the table is closed; NULL: no
- * memory. */
-static const char **list_heads(const weft_report_data *d, const char *first) {
-    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads);
-    int n = 0;
-    if (!heads) return NULL;
-    heads[n++] = first;
-    for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i)) heads[n++] = weft_variant_label(d, i);
-    return heads;
-}
-
 static void put_row(weft_page *p, const weft_report_data *d, const char *name, const char *title) {
     char fact[NAME_ROOM];
     snprintf(fact, sizeof fact, "inside_%.80s", name);
@@ -227,7 +215,7 @@ static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
     if (n == 0) return WEFT_OK;
     weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training pass over "
                      "held-out sequences, and in brackets what part of its weights' norm that is.");
-    const char **heads = list_heads(d, "mechanism");
+    const char **heads = weft_report_heads(d, "mechanism", has_inside);
     if (!heads) return weft_fail(WEFT_ENOMEM, "report: no memory for a table");
     weft_page_table_open(p, heads);
     for (int k = 0; k < n; k++) {
@@ -267,7 +255,7 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     weft_page_heading(p, "Inside the models",
                       "What the mechanisms do on held-out sequences after training: the mean over "
                       "heads, layers and seeds.");
-    const char **heads = list_heads(d, "number");
+    const char **heads = weft_report_heads(d, "number", has_inside);
     if (!heads) return weft_fail(WEFT_ENOMEM, "report: no memory for a table");
     weft_page_table_open(p, heads);
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)

@@ -111,13 +111,10 @@ static bool differs(json_t *const *configs, int n, const char *key) {
 
 static void print_differences(weft_page *p, const weft_report_data *d, json_t *const *configs,
                               json_t *keys) {
-    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads), *key;
+    const char **heads = weft_report_heads(d, "key", NULL), *key;
     json_t *unused;
     bool open = false;
     if (!heads) return;
-    heads[0] = "key";
-    for (int i = 0; i < d->n_variants; i++)
-        heads[i + 1] = weft_variant_label(d, i);
     json_object_foreach(keys, key, unused) {
         if (is_left_out(key) || !differs(configs, d->n_variants, key)) continue;
         if (!open) weft_page_table_open(p, heads);

@@ -75,6 +75,16 @@ typedef struct {
 
 static const char json_media[] = "application/json";
 
+/* Sends a response, which is taken; NULL: no memory. */
+static enum MHD_Result queue(exchange *x, int status, const char *type, struct MHD_Response *r) {
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", type);
+    x->status = status;
+    enum MHD_Result done = MHD_queue_response(x->mhd, (unsigned)status, r);
+    MHD_destroy_response(r);
+    return done;
+}
+
 /* Sends a text, which is taken: malloc'd, or constant where `keep`. */
 static enum MHD_Result send_text(exchange *x, int status, const char *type, char *text, bool keep) {
     if (!text) return MHD_NO;
@@ -86,17 +96,13 @@ static enum MHD_Result send_text(exchange *x, int status, const char *type, char
     }
     char seconds[16];
     snprintf(seconds, sizeof seconds, "%d", x->retry_after);
-    MHD_add_response_header(r, "Content-Type", type);
     MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
     if (keep) MHD_add_response_header(r, "Content-Security-Policy", WEFT_HTTP_POLICY);
     if (status == 429) MHD_add_response_header(r, "Retry-After", seconds);
     if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (status == 405) MHD_add_response_header(r, "Allow", x->post ? "GET, HEAD" : "POST");
     if (x->discarded || status >= 500) MHD_add_response_header(r, "Connection", "close");
-    x->status = status;
-    enum MHD_Result done = MHD_queue_response(x->mhd, (unsigned)status, r);
-    MHD_destroy_response(r);
-    return done;
+    return queue(x, status, type, r);
 }
 
 static enum MHD_Result send_refusal(exchange *x, const weft_refusal *why) {
@@ -364,13 +370,9 @@ static enum MHD_Result send_events(exchange *x) {
     struct MHD_Response *r =
         MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
     if (!r) return MHD_NO;
-    MHD_add_response_header(r, "Content-Type", "text/event-stream; charset=utf-8");
     MHD_add_response_header(r, "Cache-Control", "no-cache");
     MHD_add_response_header(r, "X-Accel-Buffering", "no");
-    x->status = 200;
-    enum MHD_Result done = MHD_queue_response(x->mhd, 200, r);
-    MHD_destroy_response(r);
-    return done;
+    return queue(x, 200, "text/event-stream; charset=utf-8", r);
 }
 
 /* Answers as soon as there is something to say: all of it, or the first of the events. So a job that
