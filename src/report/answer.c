@@ -21,11 +21,11 @@ int weft_report_count(const weft_report_data *d, weft_variant_is *is) {
     return n;
 }
 
-const char **weft_report_heads(const weft_report_data *d, const char *first, weft_variant_is *is) {
-    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads);
-    for (int i = -1, n = 0; heads && i < d->n_variants; i++)
-        if (i < 0 || !is || is(d, i)) heads[n++] = i < 0 ? first : weft_variant_label(d, i);
-    return heads;
+void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
+                            weft_variant_is *is) {
+    weft_page_table_open(p, (const char *[]){first, NULL});
+    for (int i = 0; i < d->n_variants; i++)
+        if (!is || is(d, i)) weft_page_head(p, "%s", weft_variant_label(d, i));
 }
 
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */

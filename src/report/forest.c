@@ -131,7 +131,7 @@ static double pixel_of(extent e, double value) {
 static const char *colour_of(const weft_report_data *d, int variant) {
     weft_verdict v = d->variants[variant].compared.verdict;
     if (!weft_report_counts(d, variant)) return "faint";
-    return v == WEFT_BETTER ? "#009E73" : v == WEFT_WORSE ? "#D55E00" : "#8A8A8A";
+    return weft_plot_colour(v == WEFT_BETTER ? 2 : v == WEFT_WORSE ? 1 : 6); /* green, red, grey */
 }
 
 /* About how wide a text is: capitals, as options have, are wider. */

@@ -209,15 +209,13 @@ static int list_parts(const weft_report_data *d, const char *parts[PARTS_MOST]) 
     return n;
 }
 
-static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
+static void put_gradients(weft_page *p, const weft_report_data *d) {
     const char *parts[PARTS_MOST];
     int n = list_parts(d, parts);
-    if (n == 0) return WEFT_OK;
+    if (n == 0) return;
     weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training pass over "
                      "held-out sequences, and in brackets what part of its weights' norm that is.");
-    const char **heads = weft_report_heads(d, "mechanism", has_inside);
-    if (!heads) return weft_fail(WEFT_ENOMEM, "report: no memory for a table");
-    weft_page_table_open(p, heads);
+    weft_report_open_table(p, d, "mechanism", has_inside);
     for (int k = 0; k < n; k++) {
         char gradient[NAME_ROOM + 24], weight[NAME_ROOM + 24];
         snprintf(gradient, sizeof gradient, "inside_gradient %s", parts[k]);
@@ -232,8 +230,6 @@ static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
         }
     }
     weft_page_table_close(p);
-    free(heads);
-    return WEFT_OK;
 }
 
 static void put_variant(weft_page *p, const weft_report_data *d, int variant) {
@@ -255,16 +251,13 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     weft_page_heading(p, "Inside the models",
                       "What the mechanisms do on held-out sequences after training: the mean over "
                       "heads, layers and seeds.");
-    const char **heads = weft_report_heads(d, "number", has_inside);
-    if (!heads) return weft_fail(WEFT_ENOMEM, "report: no memory for a table");
-    weft_page_table_open(p, heads);
+    weft_report_open_table(p, d, "number", has_inside);
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
         put_row(p, d, n->name, n->title);
     for (const weft_inside_number *n = weft_inside_layers; n->name; n++)
         put_row(p, d, n->name, n->title);
     weft_page_table_close(p);
-    free(heads);
-    WEFT_TRY(put_gradients(p, d));
+    put_gradients(p, d);
     weft_page_fold(
         p, "Inside the models, head by head",
         "The first seed of each variant: a square for each head of each layer, its number on "

@@ -111,13 +111,12 @@ static bool differs(json_t *const *configs, int n, const char *key) {
 
 static void print_differences(weft_page *p, const weft_report_data *d, json_t *const *configs,
                               json_t *keys) {
-    const char **heads = weft_report_heads(d, "key", NULL), *key;
+    const char *key;
     json_t *unused;
     bool open = false;
-    if (!heads) return;
     json_object_foreach(keys, key, unused) {
         if (is_left_out(key) || !differs(configs, d->n_variants, key)) continue;
-        if (!open) weft_page_table_open(p, heads);
+        if (!open) weft_report_open_table(p, d, "key", NULL);
         open = true;
         char name[KEY_ROOM];
         size_t n = 0;
@@ -132,7 +131,6 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
         weft_page_table_close(p);
     else
         weft_page_say(p, "The variants' configs are the same in every key.");
-    free(heads);
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
@@ -261,11 +259,11 @@ static const struct {
     const char *name, *head;
     size_t at; /* of a variant */
 } quantities[] = {
-    {"iterations", ">iterations", offsetof(weft_report_variant, iters)},
-    {"tokens", ">tokens", offsetof(weft_report_variant, tokens)},
-    {"parameters", ">parameters", offsetof(weft_report_variant, parameters)},
-    {"FLOPs of the whole training", ">FLOPs of the training", offsetof(weft_report_variant, work)},
-    {"measured time", ">seconds a run", offsetof(weft_report_variant, seconds)},
+    {"iterations", "iterations", offsetof(weft_report_variant, iters)},
+    {"tokens", "tokens", offsetof(weft_report_variant, tokens)},
+    {"parameters", "parameters", offsetof(weft_report_variant, parameters)},
+    {"FLOPs of the whole training", "FLOPs of the training", offsetof(weft_report_variant, work)},
+    {"measured time", "seconds a run", offsetof(weft_report_variant, seconds)},
 };
 enum { QUANTITIES = sizeof quantities / sizeof quantities[0] };
 
@@ -324,10 +322,9 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     fclose(out);
     if (text && *text) weft_page_say(p, "%s", text);
     free(text);
-    const char *heads[QUANTITIES + 2] = {"variant"};
+    weft_page_table_open(p, (const char *[]){"variant", NULL});
     for (int q = 0; q < QUANTITIES; q++)
-        heads[q + 1] = quantities[q].head;
-    weft_page_table_open(p, heads);
+        weft_page_head(p, ">%s", quantities[q].head);
     for (int i = 0; i < d->n_variants; i++)
         equality_row(p, d, i);
     weft_page_table_close(p);

@@ -9,6 +9,7 @@
 
 #include "base/embed.h"
 #include "base/folders.h"
+#include "base/grow.h"
 #include "base/json.h"
 #include "base/text.h"
 
@@ -140,6 +141,7 @@ void weft_page_free(weft_page *p) {
     if (p->md) fclose(p->md);
     free(p->html_text);
     free(p->md_text);
+    free(p->kinds);
     for (int i = 0; p->svgs && p->svgs[i]; i++)
         free(p->svgs[i]);
     free(p->svgs);
@@ -219,43 +221,52 @@ void weft_page_list_close(weft_page *p) {
     fputs("</ul>\n", p->html);
 }
 
-/* A head's first sign tells how its column is set: > numbers, = words that stay on one line. */
-static const char *class_of(const char *head) {
-    return *head == '>' ? " class=\"n\"" : *head == '=' ? " class=\"k\"" : "";
-}
-
-/* Long texts get a wider column than their longest word. */
-static const char *cell_class(const char *head, const char *text) {
-    size_t length = strlen(text);
-    if (*class_of(head)) return class_of(head);
+/* How a column of a kind is set; long texts get a wider one than their longest word. */
+static const char *class_of(char kind, size_t length) {
+    if (kind != ' ') return kind == '>' ? " class=\"n\"" : " class=\"k\"";
     return length > 32 ? " class=\"long\"" : length > 16 ? " class=\"mid\"" : "";
 }
 
 void weft_page_table_open(weft_page *p, const char *const *heads) {
-    p->heads = heads;
-    p->column = 0;
+    p->column = p->columns = 0;
+    p->heading = true;
     fprintf(p->html, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table %d: ",
             ++p->tables);
     put_html(p, "", p->section, "\">\n<table>\n<thead><tr>");
     fputs("\n|", p->md);
-    for (p->columns = 0; heads[p->columns]; p->columns++) {
-        const char *head = heads[p->columns], *name = head + (*class_of(head) != '\0');
-        fprintf(p->html, "<th scope=\"col\"%s>", class_of(head));
+    for (; *heads; heads++)
+        weft_page_head(p, "%s", *heads);
+}
+
+void weft_page_head(weft_page *p, const char *format, ...) {
+    FORMAT(text, format);
+    if (text && weft_grow(&p->kinds, &p->kinds_room, (size_t)p->columns + 1)) {
+        char kind = *text == '>' || *text == '=' ? *text : ' ';
+        const char *name = text + (kind != ' ');
+        fprintf(p->html, "<th scope=\"col\"%s>", class_of(kind, 0));
         put_html(p, "", name, "</th>");
         put_md(p, " ", name, " |");
+        p->kinds[p->columns++] = kind;
     }
+    free(text);
+}
+
+static void end_heads(weft_page *p) {
+    if (!p->heading) return;
+    p->heading = false;
     fputs("</tr></thead>\n<tbody>\n", p->html);
     fputs("\n|", p->md);
     for (int i = 0; i < p->columns; i++)
-        fputs(*heads[i] == '>' ? " ---: |" : " --- |", p->md);
+        fputs(p->kinds[i] == '>' ? " ---: |" : " --- |", p->md);
     fputs("\n", p->md);
 }
 
 void weft_page_cell(weft_page *p, const char *format, ...) {
     FORMAT(text, format);
-    bool first = p->column == 0, last = p->column + 1 == p->columns;
-    fprintf(p->html, "%s<td%s>", first ? "<tr>" : "",
-            cell_class(p->heads[p->column], text ? text : ""));
+    end_heads(p);
+    bool first = p->column == 0, last = p->column + 1 >= p->columns;
+    char kind = p->columns ? p->kinds[p->column] : ' ';
+    fprintf(p->html, "%s<td%s>", first ? "<tr>" : "", class_of(kind, text ? strlen(text) : 0));
     put_html(p, "", text, last ? "</td></tr>\n" : "</td>");
     put_md(p, first ? "| " : " ", text, last ? " |\n" : " |");
     p->column = last ? 0 : p->column + 1;
@@ -268,6 +279,7 @@ void weft_page_cells_of(weft_page *p, const char *const *texts) {
 }
 
 void weft_page_table_close(weft_page *p) {
+    end_heads(p);
     fputs("</tbody>\n</table>\n</div>\n", p->html);
 }
 

@@ -21,7 +21,9 @@ typedef struct {
     char section[160];   /* its heading, by which a screen reader names the tables in it */
     int tables;          /* so far */
     int columns, column; /* of the open table */
-    const char *const *heads;
+    char *kinds;         /* of its columns: '>', '=' or ' ' */
+    size_t kinds_room;
+    bool heading;   /* its heads are not all there */
     bool folded;    /* a section that begins folded is open */
     int pictures;   /* so far: makes the ids in them unlike */
     char **svgs;    /* the pictures, for files beside the Markdown */
@@ -59,9 +61,10 @@ void weft_page_item(weft_page *p, const char *kind, const char *word, const char
     PRINTF(4, 5);
 void weft_page_list_close(weft_page *p);
 
-/* A table: heads end on NULL; one that begins with '>' is of numbers, with '=' of words that stay on
- * one line. Cells follow row by row. */
+/* A table: heads, of which the first are a list that ends on NULL, then cells, row by row. A head that begins
+ * with '>' is of numbers, with '=' of words that stay on one line. */
 void weft_page_table_open(weft_page *p, const char *const *heads);
+void weft_page_head(weft_page *p, const char *format, ...) PRINTF(2, 3);
 void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
 /* Several at once, as they are. */
 #define weft_page_cells(p, ...) weft_page_cells_of(p, (const char *const[]){__VA_ARGS__, NULL})

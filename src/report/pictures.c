@@ -203,15 +203,10 @@ static weft_plot_point sweep_point(const weft_report_data *d, int variant, doubl
 }
 
 static void sweep_table(weft_page *p, const weft_report_data *d) {
-    const char *heads[RATES_MOST + 2] = {"variant"};
-    char texts[RATES_MOST][32];
     int n = d->n_rates < RATES_MOST ? d->n_rates : RATES_MOST;
-    for (int i = 0; i < n; i++) {
-        snprintf(texts[i], sizeof texts[i], ">%g", d->rates[i]);
-        heads[i + 1] = texts[i];
-    }
-    heads[n + 1] = NULL;
-    weft_page_table_open(p, heads);
+    weft_page_table_open(p, (const char *[]){"variant", NULL});
+    for (int i = 0; i < n; i++)
+        weft_page_head(p, ">%g", d->rates[i]);
     for (int i = 0; i < d->n_variants; i++) {
         if (d->variants[i].repeats >= 0) continue;
         weft_page_cell(p, "%s", weft_variant_label(d, i));
@@ -297,28 +292,19 @@ static bool has_positions(const weft_report_data *d, int variant, const weft_rep
     return false;
 }
 
-/* A column for each range; it lives as long as its table is open. */
-typedef struct {
-    const char *list[RANGES_MOST + 2];
-    char texts[RANGES_MOST][48];
-} heads;
-
-static void open_table(weft_page *p, heads *h, const weft_report_range *r, int n) {
-    h->list[0] = "variant";
+/* A column for each range. */
+static void open_table(weft_page *p, const weft_report_range *r, int n) {
+    weft_page_table_open(p, (const char *[]){"variant", NULL});
     for (int k = 0; k < n; k++) {
         if (r[k].first == r[k].last)
-            snprintf(h->texts[k], sizeof h->texts[k], ">%lld", r[k].first);
+            weft_page_head(p, ">%lld", r[k].first);
         else
-            snprintf(h->texts[k], sizeof h->texts[k], ">%lld–%lld", r[k].first, r[k].last);
-        h->list[k + 1] = h->texts[k];
+            weft_page_head(p, ">%lld–%lld", r[k].first, r[k].last);
     }
-    h->list[n + 1] = NULL;
-    weft_page_table_open(p, h->list);
 }
 
 static void put_losses(weft_page *p, const weft_report_data *d, const weft_report_range *r, int n) {
-    heads h;
-    open_table(p, &h, r, n);
+    open_table(p, r, n);
     for (int i = 0; i < d->n_variants; i++) {
         if (!has_positions(d, i, r, n)) continue;
         weft_page_cell(p, "%s", weft_variant_label(d, i));
@@ -337,7 +323,6 @@ static bool is_compared(const weft_report_data *d, int variant, const weft_repor
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
     bool open = false;
-    heads h;
     for (int i = 0; i < d->n_variants; i++) {
         if (!is_compared(d, i, r, n)) continue;
         if (!open) {
@@ -345,7 +330,7 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
                           "The differences from the baseline, seed by seed, with their %.0f%% "
                           "intervals:",
                           100 * WEFT_CONFIDENCE);
-            open_table(p, &h, r, n);
+            open_table(p, r, n);
         }
         open = true;
         weft_page_cell(p, "%s against %s", weft_variant_label(d, i),

@@ -63,9 +63,9 @@ weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repe
     weft_report_is_finished;
 /* How many variants are that. */
 int weft_report_count(const weft_report_data *d, weft_variant_is *is);
-/* The heads of a table with a column for each of them, or of all (NULL), behind the first. The caller frees the list when
- * the table is closed; NULL: no memory. */
-const char **weft_report_heads(const weft_report_data *d, const char *first, weft_variant_is *is);
+/* Opens a table with a column for each of them, or for all (NULL), behind the first. */
+void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
+                            weft_variant_is *is);
 /* The seeds of the comparison that has most of them. */
 int weft_report_most_pairs(const weft_report_data *d);
 /* What all are compared with; -1: not all with the same. */
