@@ -13,18 +13,6 @@
 #include <time.h>
 #include <unistd.h>
 
-int weft_http_port(int socket) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in four;
-        struct sockaddr_in6 six;
-    } at;
-    socklen_t length = sizeof at;
-    memset(&at, 0, sizeof at);
-    if (getsockname(socket, &at.any, &length) != 0) return 0;
-    return ntohs(at.any.sa_family == AF_INET6 ? at.six.sin6_port : at.four.sin_port);
-}
-
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six) {
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
     struct addrinfo *list;

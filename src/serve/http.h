@@ -17,7 +17,6 @@
 /* A socket that listens at the first address of the host that can be had; *six: by IPv6. Port 0: any
  * that is free. */
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six);
-int weft_http_port(int socket);
 
 /* Whether a name, with or without a port, means this machine and no other. */
 bool weft_http_is_local(const char *host);

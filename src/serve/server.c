@@ -45,7 +45,6 @@ struct weft_server {
     weft_server_metrics *metrics;
     weft_connections *connections;
     struct MHD_Daemon *daemon;
-    int port;
     int listening; /* taken back from the daemon; -1: it is the daemon's */
     int64_t started;
     atomic_bool draining;
@@ -475,17 +474,17 @@ static void give_up(void *server, weft_job *j) {
     weft_job_wake(j);
     pthread_mutex_unlock(&j->lock);
 }
+
 static weft_status start_daemon(weft_server *s) {
     const weft_server_options *o = &s->options;
     int listening;
     bool six = false;
     WEFT_TRY(weft_http_listen(o->host, o->port, &listening, &six));
-    s->port = weft_http_port(listening);
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
     s->daemon = MHD_start_daemon(
-        flags, (uint16_t)s->port, NULL, NULL, receive, s, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log,
-        NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_exchange, s,
+        flags, 0, NULL, NULL, receive, s, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_exchange, s,
         MHD_OPTION_NOTIFY_CONNECTION, note_connection, s, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->request_seconds + 1),
         MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
@@ -527,7 +526,7 @@ weft_status weft_server_available(void) {
 }
 
 int weft_server_port(const weft_server *s) {
-    return s->port;
+    return MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
 }
 
 void weft_server_drain(weft_server *s) {

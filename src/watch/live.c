@@ -43,7 +43,7 @@ struct weft_live {
     weft_gpus *gpus;
     char *page;
     struct MHD_Daemon *daemon;
-    int port, found;
+    int found;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
@@ -351,12 +351,11 @@ static weft_status start_daemon(weft_live *w) {
     int listening;
     bool six = false;
     WEFT_TRY(weft_http_listen(w->options.host, w->options.port, &listening, &six));
-    w->port = weft_http_port(listening);
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
     w->daemon = MHD_start_daemon(
-        flags, (uint16_t)w->port, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log,
-        NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
+        flags, 0, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     if (w->daemon) return WEFT_OK;
@@ -391,7 +390,7 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
 }
 
 int weft_live_port(const weft_live *w) {
-    return w->port;
+    return MHD_get_daemon_info(w->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
 }
 
 int weft_live_found(const weft_live *w) {
