@@ -57,7 +57,6 @@ static weft_status put_maps(weft_page *p, const weft_model *m, weft_backing plac
     json_array_foreach(layers, k, layer) {
         weft_inside_put_maps(p, layer, (size_t)time, "", 0, (int)k, MAP_HEADS);
     }
-    weft_page_pictures_close(p);
     json_decref(layers);
     return WEFT_OK;
 }
@@ -78,13 +77,11 @@ static weft_status put_inside(weft_page *p, const weft_inspection *i) {
     weft_page_heading(p, "Heads", "A square for each head; its number shows on hover.");
     weft_page_pictures_open(p, NULL);
     weft_inside_put_heads(p, inside, 0);
-    weft_page_pictures_close(p);
     if (weft_inside_has_latent(inside, "keys")) {
         weft_page_heading(p, "Latents",
                           "How many directions hold how much of what differs between tokens.");
         weft_page_pictures_open(p, NULL);
         weft_inside_put_latents(p, inside);
-        weft_page_pictures_close(p);
     }
     json_decref(inside);
     return WEFT_OK;

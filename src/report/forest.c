@@ -17,10 +17,11 @@ enum { FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
 typedef struct {
     double low, high;
     bool cut;
+    weft_ticks ticks;
 } extent;
 
 static extent find_extent(const weft_report_data *d) {
-    extent e = {0, 0, false};
+    extent e = {.cut = false};
     double *reach = calloc((size_t)d->n_variants + 1, sizeof *reach);
     int n = 0;
     for (int i = 0; i < d->n_variants && reach; i++) {
@@ -43,11 +44,12 @@ static extent find_extent(const weft_report_data *d) {
     if (!(room > 0)) room = 1e-3;
     e.low -= room;
     e.high += room;
+    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &e.ticks);
     return e;
 }
 
-static double place_of(extent e, double value) {
-    return fmin(fmax(100 * (value - e.low) / (e.high - e.low), 0), 100);
+static double place_of(const extent *e, double value) {
+    return fmin(fmax(100 * (value - e->low) / (e->high - e->low), 0), 100);
 }
 
 /* A variant of which nothing can be drawn yet has no row: a line names them all. */
@@ -56,11 +58,10 @@ static bool has_row(const weft_report_data *d, int variant) {
     return weft_report_is_compared(d, variant) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
 }
 
-static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_ticks *ticks,
-                      bool counted) {
+static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool counted) {
     fputs("<div class=\"track\">", out);
-    for (int i = 0; i < ticks->n; i++)
-        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, ticks->at[i]));
+    for (int i = 0; i < e->ticks.n; i++)
+        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, e->ticks.at[i]));
     fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
     const char *kind = !counted                     ? "open"
                        : c->verdict == WEFT_BETTER  ? "up"
@@ -77,8 +78,7 @@ static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_
     fputs("</div>", out);
 }
 
-static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
-                    const weft_ticks *ticks) {
+static void put_row(FILE *out, const weft_report_data *d, int variant, const extent *e) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
     fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
@@ -89,7 +89,7 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
         fputs("</small>", out);
     }
     fputs("</span>", out);
-    put_track(out, c, e, ticks, weft_report_counts(d, variant));
+    put_track(out, c, e, weft_report_counts(d, variant));
     fputs("<span class=\"value\" role=\"cell\">", out);
     weft_page_escape_html(out, weft_say_interval(c));
     fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
@@ -101,19 +101,16 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
     fputs("</span></div>\n", out);
 }
 
-static void put_forest(FILE *out, const weft_report_data *d) {
-    extent e = find_extent(d);
-    weft_ticks ticks;
-    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
+static void put_forest(FILE *out, const weft_report_data *d, const extent *e) {
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
     for (int i = 0; i < d->n_variants; i++)
-        if (has_row(d, i)) put_row(out, d, i, e, &ticks);
+        if (has_row(d, i)) put_row(out, d, i, e);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
-    for (int i = 0; i < ticks.n; i++) {
-        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, ticks.at[i]),
-                ticks.at[i] > 0 ? "+" : "");
-        weft_page_escape_html(out, ticks.text[i]);
+    for (int i = 0; i < e->ticks.n; i++) {
+        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
+                e->ticks.at[i] > 0 ? "+" : "");
+        weft_page_escape_html(out, e->ticks.text[i]);
         fputs("</span>", out);
     }
     fputs("</div><span class=\"none\"></span><span class=\"none\"></span></div>\n"
@@ -124,7 +121,7 @@ static void put_forest(FILE *out, const weft_report_data *d) {
     fputs("</div><span></span><span></span></div>\n</div>\n", out);
 }
 
-static double pixel_of(extent e, double value) {
+static double pixel_of(const extent *e, double value) {
     return TRACK_LEFT + place_of(e, value) / 100 * TRACK_WIDTH;
 }
 
@@ -157,7 +154,8 @@ static void put_svg_label(FILE *out, double y, const char *label) {
     fputs("</text>\n", out);
 }
 
-static void put_svg_row(FILE *out, const weft_report_data *d, int variant, extent e, double y) {
+static void put_svg_row(FILE *out, const weft_report_data *d, int variant, const extent *e,
+                        double y) {
     const weft_comparison *c = &d->variants[variant].compared;
     const char *colour = colour_of(d, variant);
     put_svg_label(out, y + 5, weft_variant_label(d, variant));
@@ -171,23 +169,20 @@ static void put_svg_row(FILE *out, const weft_report_data *d, int variant, exten
 }
 
 /* The same as a picture by itself. */
-static char *draw_forest(const weft_report_data *d, int n) {
+static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
     char *svg = NULL;
     size_t size;
     FILE *out = open_memstream(&svg, &size);
     if (!out) return NULL;
-    extent e = find_extent(d);
-    weft_ticks ticks;
-    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
     double bottom = ROW * n + 12;
     fprintf(out,
             "<svg viewBox=\"0 0 960 %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"15\" "
             "role=\"img\">\n",
             bottom + 30);
-    for (int i = 0; i < ticks.n; i++) {
-        double x = pixel_of(e, ticks.at[i]);
-        weft_svg_line(out, x, 4, x, bottom, ticks.at[i] == 0 ? "ink" : "faint", 1);
-        weft_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
+    for (int i = 0; i < e->ticks.n; i++) {
+        double x = pixel_of(e, e->ticks.at[i]);
+        weft_svg_line(out, x, 4, x, bottom, e->ticks.at[i] == 0 ? "ink" : "faint", 1);
+        weft_svg_text(out, x, bottom + 20, "middle", e->ticks.text[i]);
     }
     for (int i = 0, row = 0; i < d->n_variants; i++)
         if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
@@ -232,11 +227,12 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     int base = weft_report_baseline(d), n = weft_report_count(d, has_row);
     say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
-    put_forest(p->html, d);
-    char *svg = draw_forest(d, n);
+    extent e = find_extent(d);
+    put_forest(p->html, d, &e);
+    char *svg = draw_forest(d, &e, n);
     if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
     free(svg);
     say_what_it_is(p, d, base);
-    if (find_extent(d).cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
+    if (e.cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
     return WEFT_OK;
 }

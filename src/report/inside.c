@@ -229,7 +229,6 @@ static void put_gradients(weft_page *p, const weft_report_data *d) {
             weft_page_cell(p, "%s", isfinite(is) ? weft_say("%.3g (%.2g)", is, is / of) : "–");
         }
     }
-    weft_page_table_close(p);
 }
 
 static void put_variant(weft_page *p, const weft_report_data *d, int variant) {
@@ -241,7 +240,6 @@ static void put_variant(weft_page *p, const weft_report_data *d, int variant) {
         weft_page_pictures_open(p, NULL);
         weft_inside_put_heads(p, inside, variant);
         weft_inside_put_latents(p, inside);
-        weft_page_pictures_close(p);
     }
     json_decref(inside);
 }
@@ -256,7 +254,6 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         put_row(p, d, n->name, n->title);
     for (const weft_inside_number *n = weft_inside_layers; n->name; n++)
         put_row(p, d, n->name, n->title);
-    weft_page_table_close(p);
     put_gradients(p, d);
     weft_page_fold(
         p, "Inside the models, head by head",

@@ -165,7 +165,6 @@ static weft_status put_list(weft_page *p, const weft_report_data *d, const char 
     weft_page_table_open(p, heads);
     for (int i = 0; i < d->n_variants; i++)
         if (is_held(d, i, list, length)) put_row(p, d, i, laws);
-    weft_page_table_close(p);
     return WEFT_OK;
 }
 

@@ -127,10 +127,7 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
         for (int i = 0; i < d->n_variants; i++)
             weft_page_cell(p, "%s", value_of(configs[i], key));
     }
-    if (open)
-        weft_page_table_close(p);
-    else
-        weft_page_say(p, "The variants' configs are the same in every key.");
+    if (!open) weft_page_say(p, "The variants' configs are the same in every key.");
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
@@ -244,13 +241,11 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
         run_trouble(&t, &d->runs[i]);
     for (int i = 0; i < d->n_events; i++)
         event_trouble(&t, &d->events[i]);
-    if (t.rows)
-        weft_page_table_close(p);
-    else if (d->n_runs)
+    if (!t.rows && d->n_runs)
         weft_page_say(
             p, "Nothing: every variant could be built, none leaks, every run finished and no "
                "update was skipped.");
-    else
+    else if (!t.rows)
         weft_page_say(p, "Nothing yet: no run was made.");
     return WEFT_OK;
 }
@@ -327,7 +322,6 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
         weft_page_head(p, ">%s", quantities[q].head);
     for (int i = 0; i < d->n_variants; i++)
         equality_row(p, d, i);
-    weft_page_table_close(p);
     return WEFT_OK;
 }
 
@@ -364,7 +358,6 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
         const char *hash = fact_text(d, i, "dataset_hash");
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
-    if (open) weft_page_table_close(p);
 }
 
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
@@ -386,7 +379,6 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         weft_page_cells(p, rows[i][0], *rows[i][1] ? rows[i][1] : "–");
     }
-    weft_page_table_close(p);
     put_origins(p, d);
     weft_page_folded(p, "The whole base config", d->config);
     return WEFT_OK;

@@ -149,7 +149,34 @@ void weft_page_free(weft_page *p) {
     *p = (weft_page){0};
 }
 
+static void end_heads(weft_page *p) {
+    if (!p->heading) return;
+    p->heading = false;
+    fputs("</tr></thead>\n<tbody>\n", p->html);
+    fputs("\n|", p->md);
+    for (int i = 0; i < p->columns; i++)
+        fputs(p->kinds[i] == '>' ? " ---: |" : " --- |", p->md);
+    fputs("\n", p->md);
+}
+
+/* Ends the list, the table or the group that is open. */
+static void end_element(weft_page *p) {
+    end_heads(p);
+    if (p->end) fputs(p->end, p->html);
+    p->end = NULL;
+}
+
+/* Begins one, or goes on with it where such a one is open. */
+static void go_on(weft_page *p, const char *begin, const char *end, const char *md) {
+    if (p->end && strcmp(p->end, end) == 0) return;
+    end_element(p);
+    p->end = end;
+    fputs(begin, p->html);
+    fputs(md, p->md);
+}
+
 static void begin_section(weft_page *p, const char *text) {
+    end_element(p);
     if (p->folded) fputs("</details>\n", p->html);
     p->folded = false;
     snprintf(p->section, sizeof p->section, "%s", text);
@@ -188,6 +215,7 @@ void weft_page_fold(weft_page *p, const char *text, const char *about) {
 }
 
 void weft_page_subtitle(weft_page *p, const char *text) {
+    end_element(p);
     put_heading(p, p->level + 1, TITLE, text);
     fputs("\n", p->html);
     put_md(p, "\n**", text, "**\n");
@@ -196,29 +224,22 @@ void weft_page_subtitle(weft_page *p, const char *text) {
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     FORMAT(text, format);
     bool answer = strcmp(kind, "answer") == 0;
+    end_element(p);
     fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
     put_html(p, "", text, "</p>\n");
     put_md(p, answer ? "\n**" : "\n", text, answer ? "**\n" : "\n");
     free(text);
 }
 
-void weft_page_list_open(weft_page *p) {
-    fputs("<ul class=\"list\">\n", p->html);
-    fputs("\n", p->md);
-}
-
 void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...) {
     FORMAT(text, format);
+    go_on(p, "<ul class=\"list\">\n", "</ul>\n", "\n");
     fprintf(p->html, "<li><span class=\"word %s\">", kind);
     put_html(p, "", word, "</span><span>");
     put_html(p, "", text, "</span></li>\n");
     put_md(p, "- **", word, "** ");
     put_md(p, "", text, "\n");
     free(text);
-}
-
-void weft_page_list_close(weft_page *p) {
-    fputs("</ul>\n", p->html);
 }
 
 /* How a column of a kind is set; long texts get a wider one than their longest word. */
@@ -228,6 +249,8 @@ static const char *class_of(char kind, size_t length) {
 }
 
 void weft_page_table_open(weft_page *p, const char *const *heads) {
+    end_element(p);
+    p->end = "</tbody>\n</table>\n</div>\n";
     p->column = p->columns = 0;
     p->heading = true;
     fprintf(p->html, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table %d: ",
@@ -251,16 +274,6 @@ void weft_page_head(weft_page *p, const char *format, ...) {
     free(text);
 }
 
-static void end_heads(weft_page *p) {
-    if (!p->heading) return;
-    p->heading = false;
-    fputs("</tr></thead>\n<tbody>\n", p->html);
-    fputs("\n|", p->md);
-    for (int i = 0; i < p->columns; i++)
-        fputs(p->kinds[i] == '>' ? " ---: |" : " --- |", p->md);
-    fputs("\n", p->md);
-}
-
 void weft_page_cell(weft_page *p, const char *format, ...) {
     FORMAT(text, format);
     end_heads(p);
@@ -278,12 +291,9 @@ void weft_page_cells_of(weft_page *p, const char *const *texts) {
         weft_page_cell(p, "%s", *texts);
 }
 
-void weft_page_table_close(weft_page *p) {
-    end_heads(p);
-    fputs("</tbody>\n</table>\n</div>\n", p->html);
-}
-
 void weft_page_pictures_open(weft_page *p, json_t *spec) {
+    end_element(p);
+    p->end = "</div></div>\n";
     fputs("<div", p->html);
     if (spec && json_array_append_new(p->charts, spec) == 0)
         fprintf(p->html, " data-charts=\"%zu\"", json_array_size(p->charts) - 1);
@@ -327,15 +337,8 @@ void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
     free(text);
 }
 
-void weft_page_pictures_close(weft_page *p) {
-    fputs("</div></div>\n", p->html);
-}
-
-void weft_page_texts_open(weft_page *p) {
-    fputs("<div class=\"samples\">\n", p->html);
-}
-
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
+    go_on(p, "<div class=\"samples\">\n", "</div>\n", "");
     fputs("<article>", p->html);
     put_heading(p, p->level + 1, TITLE, title);
     fputs("<p><mark>", p->html);
@@ -348,12 +351,9 @@ void weft_page_text(weft_page *p, const char *title, const char *given, const ch
     put_md(p, "", text, "\n");
 }
 
-void weft_page_texts_close(weft_page *p) {
-    fputs("</div>\n", p->html);
-}
-
 /* Four blanks before a line make it code in Markdown, whatever is in it. */
 void weft_page_folded(weft_page *p, const char *summary, const char *text) {
+    end_element(p);
     put_html(p, "<details><summary>", summary, "</summary>\n<pre tabindex=\"0\">");
     escape_html(p->html, text, true);
     fputs("</pre></details>\n", p->html);

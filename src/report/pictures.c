@@ -50,7 +50,6 @@ void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes
         weft_page_picture(p, svg, "%s", plots[i].caption);
         free(svg);
     }
-    weft_page_pictures_close(p);
 }
 
 bool weft_report_is_finished(const weft_report_data *d, int variant) {
@@ -220,7 +219,6 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
                 weft_page_cell(p, "%s (%d of %d)%s", weft_say_score(at.y), done, runs, chosen);
         }
     }
-    weft_page_table_close(p);
 }
 
 weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
@@ -311,7 +309,6 @@ static void put_losses(weft_page *p, const weft_report_data *d, const weft_repor
         for (int k = 0; k < n; k++)
             weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, r[k].name)));
     }
-    weft_page_table_close(p);
 }
 
 static bool is_compared(const weft_report_data *d, int variant, const weft_report_range *r, int n) {
@@ -341,7 +338,6 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
             weft_page_cell(p, "%s", weft_say_interval(&c));
         }
     }
-    if (open) weft_page_table_close(p);
     return WEFT_OK;
 }
 

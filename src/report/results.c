@@ -137,10 +137,8 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
                       "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
                       "longer, try another learning rate, or look at the data.",
                       log(d->vocabulary), d->vocabulary);
-    weft_page_list_open(p);
     for (int i = 0; i < d->n_variants; i++)
         if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
-    weft_page_list_close(p);
     say_power(p, d);
     say_confidence(p, d);
     weft_report_say_together(p, d);
@@ -266,7 +264,6 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     int best = best_variant(d);
     for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
-    weft_page_table_close(p);
     say_best(p, d);
     weft_page_say(
         p,
@@ -346,7 +343,6 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
         anew += r.first && *r.run->started && strcmp(r.run->started, r.first->started) != 0;
         repeat_row(p, d, &r);
     }
-    weft_page_table_close(p);
     weft_page_say(
         p,
         "%d of %d repeated runs are equal to the first; %d are not equal; %d could not be "

@@ -109,7 +109,6 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
                     "The last sample of each variant's first random seed; the same prompt "
                     "and the same random numbers for all. The cache is the memory that it took "
                     "in generating, divided by the tokens that it has room for.");
-                weft_page_texts_open(p);
                 open = true;
             }
             char title[300], *shown = shown_text(json_object_get(sample, "text"));
@@ -125,7 +124,6 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
         }
         json_decref(sample);
     }
-    if (open) weft_page_texts_close(p);
     return WEFT_OK;
 }
 
@@ -146,7 +144,6 @@ static void put_variant(weft_page *p, const weft_report_data *d, int variant, co
         left -=
             weft_inside_put_maps(p, layer, time, weft_variant_label(d, variant), 1, variant, left);
     }
-    weft_page_pictures_close(p);
 }
 
 weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
