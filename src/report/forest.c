@@ -192,17 +192,13 @@ static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
 
 /* "Still to come: A, B and C." */
 static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
-    char *text = NULL;
-    size_t size;
-    FILE *out = n ? open_memstream(&text, &size) : NULL;
-    if (!out) return;
+    if (n == 0) return;
     for (int i = 0, said = 0; i < d->n_variants; i++) {
         if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
-        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        fprintf(p->words, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         said++;
     }
-    if (fclose(out) == 0) weft_page_line(p, "about", "Still to come: %s.", text);
-    free(text);
+    weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
 }
 
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */

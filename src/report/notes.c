@@ -308,15 +308,10 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
         "A variant may score better because it is larger or was trained for longer: here "
         "is what each was given, and how many times its baseline's.");
     weft_page_say(p, "The study held equal: %s.", *d->equal ? d->equal : "nothing");
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    write_equality(out, d, true);
-    write_equality(out, d, false);
-    fclose(out);
-    if (text && *text) weft_page_say(p, "%s", text);
-    free(text);
+    write_equality(p->words, d, true);
+    write_equality(p->words, d, false);
+    const char *text = weft_page_words(p);
+    if (*text) weft_page_say(p, "%s", text);
     weft_page_table_open(p, (const char *[]){"variant", NULL});
     for (int q = 0; q < QUANTITIES; q++)
         weft_page_head(p, ">%s", quantities[q].head);

@@ -123,8 +123,9 @@ weft_status weft_page_open(weft_page *p, const char *title) {
     *p = (weft_page){.level = 2};
     p->html = open_memstream(&p->html_text, &p->html_size);
     p->md = open_memstream(&p->md_text, &p->md_size);
+    p->words = open_memstream(&p->words_text, &p->words_size);
     p->charts = json_array();
-    if (!p->html || !p->md || !p->charts) {
+    if (!p->html || !p->md || !p->words || !p->charts) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
@@ -139,8 +140,10 @@ weft_status weft_page_open(weft_page *p, const char *title) {
 void weft_page_free(weft_page *p) {
     if (p->html) fclose(p->html);
     if (p->md) fclose(p->md);
+    if (p->words) fclose(p->words);
     free(p->html_text);
     free(p->md_text);
+    free(p->words_text);
     free(p->kinds);
     for (int i = 0; p->svgs && p->svgs[i]; i++)
         free(p->svgs[i]);
@@ -229,6 +232,13 @@ void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     put_html(p, "", text, "</p>\n");
     put_md(p, answer ? "\n**" : "\n", text, answer ? "**\n" : "\n");
     free(text);
+}
+
+const char *weft_page_words(weft_page *p) {
+    fputc('\0', p->words); /* what an earlier, longer text left stands behind it */
+    bool good = fflush(p->words) == 0;
+    rewind(p->words);
+    return good ? p->words_text : "";
 }
 
 void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...) {

@@ -16,8 +16,9 @@ extern const char weft_charts_script[], weft_charts_style[];
 
 typedef struct {
     FILE *html, *md;
-    char *html_text, *md_text;
-    size_t html_size, md_size;
+    FILE *words; /* to put a text together in; see weft_page_words */
+    char *html_text, *md_text, *words_text;
+    size_t html_size, md_size, words_size;
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
     char section[160];   /* its heading, by which a screen reader names the tables in it */
     int tables;          /* so far */
@@ -52,6 +53,8 @@ void weft_page_heading(weft_page *p, const char *text, const char *about);
 void weft_page_fold(weft_page *p, const char *text, const char *about);
 /* A title within a section. */
 void weft_page_subtitle(weft_page *p, const char *text);
+/* What was written to `words` since the last call, to be used before the next is written. */
+const char *weft_page_words(weft_page *p);
 /* A paragraph; one of another kind: "facts", "question", "answer" (bold in Markdown), "caveat" or "about". */
 #define weft_page_say(p, ...) weft_page_line(p, "", __VA_ARGS__)
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);

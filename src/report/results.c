@@ -59,10 +59,7 @@ static void write_bound(FILE *out, const weft_comparison *c) {
 static void write_verdict(weft_page *p, const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) return;
+    FILE *out = p->words;
     fprintf(out, "%s against %s", weft_say_variant(d, variant), weft_say_variant(d, s->baseline));
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);
@@ -70,10 +67,8 @@ static void write_verdict(weft_page *p, const weft_report_data *d, int variant) 
     write_left_out(out, d, variant);
     if (s->leaks && d->variants[s->baseline].leaks)
         fputs(" Both leak: a token sees later ones.", out);
-    fclose(out);
     weft_page_item(p, weft_say_kind(c->verdict), weft_verdict_word(c->verdict), "%s",
-                   text ? text : "");
-    free(text);
+                   weft_page_words(p));
 }
 
 /* What the intervals are worth, all together. */

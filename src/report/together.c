@@ -131,16 +131,11 @@ static void write_common(FILE *out, const weft_report_data *d, const common *c) 
 
 void weft_report_say_together(weft_page *p, const weft_report_data *d) {
     common spread;
-    char *text = NULL;
-    size_t size;
-    FILE *out = weft_report_comparisons(d) > 1 ? open_memstream(&text, &size) : NULL;
-    if (out) {
-        fputs("Counted together by Holm's method, ", out);
-        write_holm(out, d);
-        if (find_common(d, &spread)) write_common(out, d, &spread);
-        if (fclose(out) == 0) weft_page_say(p, "%s", text);
-    }
-    free(text);
+    if (weft_report_comparisons(d) < 2) return;
+    fputs("Counted together by Holm's method, ", p->words);
+    write_holm(p->words, d);
+    if (find_common(d, &spread)) write_common(p->words, d, &spread);
+    weft_page_say(p, "%s", weft_page_words(p));
 }
 
 json_t *weft_report_common_json(const weft_report_data *d) {
