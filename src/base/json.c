@@ -86,6 +86,12 @@ weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum) {
     return status;
 }
 
+char *weft_json_line(json_t *object) {
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    json_decref(object);
+    return text;
+}
+
 json_t *weft_json_number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }

@@ -18,6 +18,8 @@ json_t *weft_json_file(const char *path, size_t most);
 /* Writes an object as a text file, indented, keys in order; NULL: memory ran out when it was made.
  * Releases the object. */
 weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum);
+/* The same as one line of text, malloc'd; NULL: no memory. */
+char *weft_json_line(json_t *object);
 /* null where the value is not finite. The caller owns it. */
 json_t *weft_json_number(double value);
 /* The same as a whole number. */

@@ -87,6 +87,13 @@ const char *weft_shown(const char *text) {
     return room;
 }
 
+char *weft_memory_end(FILE *out, char **text) {
+    bool bad = ferror(out) != 0;
+    if (fclose(out) == 0 && !bad) return *text;
+    free(*text);
+    return *text = NULL;
+}
+
 char *weft_text_repair(const char *text) {
     size_t n = strlen(text), at = 0;
     if (n > SIZE_MAX / 3 - 1) return NULL;

@@ -28,6 +28,9 @@ const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]);
 /* Writes so many bytes of text as they may be shown; its line feeds and tabs stay. */
 void weft_text_print(FILE *out, const char *text, size_t bytes);
 
+/* Ends a text that open_memstream began; the caller frees it. NULL: memory ran out. */
+char *weft_memory_end(FILE *out, char **text);
+
 /* A copy in which each byte that is no UTF-8 is U+FFFD; the caller frees it. NULL: no memory. */
 char *weft_text_repair(const char *text);
 

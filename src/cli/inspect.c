@@ -1,7 +1,7 @@
 /* weft inspect: what a model's mechanisms do on a text. */
 #include "base/text.h"
 #include "cli/loaded.h"
-#include "inspect/show.h"
+#include "inspect/inspect.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "cli/args.h"
 #include "record/gather.h"
-#include "report/listing.h"
+#include "report/report.h"
 
 #include <errno.h>
 #include <string.h>

@@ -9,8 +9,8 @@
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
-#include "inspect/record.h"
 #include "record/collect.h"
+#include "inspect/inspect.h"
 #include "train/loop.h"
 #include "train/stop.h"
 

@@ -35,9 +35,8 @@ static weft_status add_tensor(const weft_session *s, const weft_tensor *p, weft_
     const weft_weight *w = weft_model_find(s->model, p->name);
     weft_part_look *part = w ? part_of(out, w) : NULL;
     if (!part) return weft_fail(WEFT_EBUG, "inspect: %s is in no part", p->name);
-    double *values = malloc((size_t)w->count * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    weft_weight_read(w, values);
+    double *values;
+    WEFT_TRY(weft_look_weight(w, &values));
     part->parameters += w->count;
     part->weight_norm += squares(values, w->count);
     weft_status status = weft_session_values(s, p->grad, w->count, values);

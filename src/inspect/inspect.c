@@ -1,6 +1,7 @@
 /* Runs the text through the model a window at a time and hands what each layer made to those who look. */
 #include "inspect/inspect.h"
 
+#include "data/dataset.h"
 #include "inspect/look.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@ weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double
     return weft_session_values(s, t, count, *out);
 }
 
-void weft_layer_sums_free(weft_layer_sums *sums, int64_t heads) {
+static void free_sums(weft_layer_sums *sums, int64_t heads) {
     for (int64_t h = 0; sums->heads && h < heads; h++)
         for (int i = 0; i < 4; i++)
             free(sums->heads[h].sigma[i / 2][i % 2]);
@@ -40,6 +41,8 @@ void weft_inspection_free(weft_inspection *i) {
     free(i->layers);
     *i = (weft_inspection){0};
 }
+
+enum { CONTEXT = 256, WINDOWS = 4 }; /* of held-out sequences */
 
 /* All that a look over the windows needs. */
 typedef struct {
@@ -128,11 +131,44 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     }
     if (status == WEFT_OK && gradients) status = weft_look_gradients(m, place, text, out);
     for (int64_t l = 0; p.sums && l < c->n_layer; l++)
-        weft_layer_sums_free(&p.sums[l], c->n_head);
+        free_sums(&p.sums[l], c->n_head);
     free(p.sums);
     free(p.scores);
     free(p.chosen[0]);
     free(p.chosen[1]);
     if (status != WEFT_OK) weft_inspection_free(out);
+    return status;
+}
+
+/* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
+static weft_status read_held_out(const weft_config *c, weft_windows *out) {
+    weft_dataset *d;
+    WEFT_TRY(weft_dataset_open(c, &d));
+    int64_t time = c->context;
+    if (!weft_dataset_metric(d) && time > CONTEXT) time = CONTEXT;
+    size_t count = (size_t)time;
+    int32_t *targets = malloc(count * sizeof *targets);
+    *out = (weft_windows){.windows = WINDOWS, .time = time - 1};
+    out->tokens = malloc(WINDOWS * count * sizeof *out->tokens);
+    weft_status status = targets && out->tokens ? WEFT_OK : no_memory();
+    for (int64_t w = 0; status == WEFT_OK && w < WINDOWS; w++)
+        status = weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
+                                   out->tokens + w * time, targets, NULL);
+    free(targets);
+    weft_dataset_close(d);
+    return status;
+}
+
+weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts) {
+    weft_windows text = {0};
+    weft_inspection found;
+    if (m->config.context < 3) return WEFT_OK; /* there is nothing to look back at */
+    weft_status status = read_held_out(&m->config, &text);
+    if (status == WEFT_OK) status = weft_inspect(m, place, &text, true, &found);
+    if (status == WEFT_OK) {
+        weft_inspection_facts(&found, facts);
+        weft_inspection_free(&found);
+    }
+    weft_windows_free(&text);
     return status;
 }

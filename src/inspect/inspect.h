@@ -8,6 +8,9 @@
 
 #include "convert/measure.h"
 
+#include <jansson.h>
+#include <stdio.h>
+
 enum { WEFT_GATE_BINS = 10, WEFT_LOOK_PARTS = 16 };
 
 /* One head of one layer, in the mean over the tokens that see another one. */
@@ -73,5 +76,25 @@ typedef struct {
 weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_windows *text,
                          bool gradients, weft_inspection *out);
 void weft_inspection_free(weft_inspection *i);
+
+/* Tables of text: what a model does not have is left out. */
+void weft_inspection_print(const weft_inspection *i, FILE *out);
+/* One object; numbers that there are none of are null. */
+json_t *weft_inspection_json(const weft_inspection *i);
+/* A page with pictures: heads by layers as grids, the latents' directions as curves, and the weights over
+ * the first tokens of the text as maps. */
+weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, weft_backing place,
+                                 const weft_windows *text, const weft_tokenizer *t,
+                                 const char *title, const char *path, bool force);
+
+/* The object that report/inside.h draws. NULL: no memory. */
+json_t *weft_inspection_inside(const weft_inspection *i);
+
+/* Adds `inside`, that object as text with four digits a number, and by name as numbers: inside_NAME, the mean
+ * over heads and layers; inside_gradient PART and inside_weight PART, the norms of a mechanism. */
+void weft_inspection_facts(const weft_inspection *i, json_t *facts);
+
+/* Inspects a model on the first held-out sequences of its dataset, and adds what is found. */
+weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts);
 
 #endif

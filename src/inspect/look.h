@@ -8,6 +8,9 @@
 /* A kept tensor as doubles; malloc'd. NULL with WEFT_OK where the tensor is NULL. */
 weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out);
 
+/* The same of a weight. */
+weft_status weft_look_weight(const weft_weight *w, double **out);
+
 /* Sums over tokens so far, of one head or of one layer; see the files. */
 typedef struct {
     double rows, entropy, most, first, self, back;
@@ -56,7 +59,5 @@ weft_status weft_finish_z(const weft_model *m, int64_t layer, int64_t windows, w
 
 weft_status weft_look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
                                 weft_inspection *out);
-
-void weft_layer_sums_free(weft_layer_sums *sums, int64_t heads);
 
 #endif

@@ -1,9 +1,7 @@
-/* The page: what report/inside_picture.c draws, and maps of the weights. */
-#include "inspect/record.h"
-#include "inspect/show.h"
+/* The page: what report/inside.c draws, and maps of the weights. */
+#include "inspect/inspect.h"
 
-#include "report/attention_picture.h"
-#include "report/inside_picture.h"
+#include "report/inside.h"
 #include "train/attention_map.h"
 
 #include <math.h>
@@ -11,21 +9,6 @@
 #include <string.h>
 
 enum { MAP_LAYERS = 3, MAP_HEADS = 16 };
-
-static void put_layer_maps(weft_page *p, const json_t *layer, size_t time, int style) {
-    char place[96];
-    size_t h;
-    json_t *rows;
-    json_array_foreach(json_object_get(layer, "heads"), h, rows) {
-        json_t *sigma = json_array_get(json_object_get(layer, "sigma"), h);
-        snprintf(place, sizeof place, "layer %lld, head %zu%s",
-                 (long long)json_integer_value(json_object_get(layer, "layer")), h,
-                 sigma ? "; below: each token's \xcf\x83" : "");
-        char *svg = weft_attention_picture(rows, sigma, time, style, place);
-        weft_page_thumbnail(p, svg, place);
-        free(svg);
-    }
-}
 
 static weft_status make_maps(const weft_model *m, weft_backing place, const int32_t *tokens,
                              int64_t time, json_t *layers) {
@@ -41,22 +24,6 @@ static weft_status make_maps(const weft_model *m, weft_backing place, const int3
     return status;
 }
 
-/* What was read, token by token, in one text. */
-static char *text_of(const weft_tokenizer *t, const int32_t *tokens, int64_t time) {
-    char *text = NULL;
-    size_t bytes, k;
-    json_t *word, *words = weft_attention_map_tokens(t, tokens, time);
-    FILE *out = open_memstream(&text, &bytes);
-    if (out) {
-        json_array_foreach(words, k, word) {
-            fputs(json_string_value(word), out);
-        }
-        fclose(out);
-    }
-    json_decref(words);
-    return text;
-}
-
 static weft_status put_maps(weft_page *p, const weft_model *m, weft_backing place,
                             const weft_windows *text, const weft_tokenizer *t) {
     int64_t time = text->time < WEFT_MAP_TOKENS ? text->time : WEFT_MAP_TOKENS;
@@ -67,26 +34,18 @@ static weft_status put_maps(weft_page *p, const weft_model *m, weft_backing plac
                    "Heads of the first, a middle and the last layer over the first tokens of the "
                    "text: a row for each token, darker where it looks more. The first token is at "
                    "the top left.");
-    char *read = t ? text_of(t, text->tokens, time) : NULL;
-    if (read) weft_page_say(p, "%s", read);
-    free(read);
+    json_t *word, *words = t ? weft_attention_map_tokens(t, text->tokens, time) : NULL;
+    json_array_foreach(words, k, word) {
+        fputs(json_string_value(word), p->words);
+    }
+    if (t) weft_page_say(p, "%s", weft_page_words(p));
+    json_decref(words);
     weft_page_pictures_open(p, NULL);
     json_array_foreach(layers, k, layer) {
-        put_layer_maps(p, layer, (size_t)time, (int)k);
+        weft_inside_put_maps(p, layer, (size_t)time, "", 0, (int)k, MAP_HEADS);
     }
-    weft_page_pictures_close(p);
     json_decref(layers);
     return WEFT_OK;
-}
-
-static void put_tables(weft_page *p, const weft_inspection *i) {
-    char *text = NULL;
-    size_t bytes;
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return;
-    weft_inspection_print(i, out);
-    if (fclose(out) == 0) weft_page_folded(p, "All numbers", text);
-    free(text);
 }
 
 static weft_status put_inside(weft_page *p, const weft_inspection *i) {
@@ -95,13 +54,11 @@ static weft_status put_inside(weft_page *p, const weft_inspection *i) {
     weft_page_heading(p, "Heads", "A square for each head; its number shows on hover.");
     weft_page_pictures_open(p, NULL);
     weft_inside_put_heads(p, inside, 0);
-    weft_page_pictures_close(p);
     if (weft_inside_has_latent(inside, "keys")) {
         weft_page_heading(p, "Latents",
                           "How many directions hold how much of what differs between tokens.");
         weft_page_pictures_open(p, NULL);
         weft_inside_put_latents(p, inside);
-        weft_page_pictures_close(p);
     }
     json_decref(inside);
     return WEFT_OK;
@@ -118,7 +75,8 @@ weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, 
                    i->loss);
     weft_status status = put_inside(&p, i);
     if (status == WEFT_OK) status = put_maps(&p, m, place, text, t);
-    put_tables(&p, i);
+    weft_inspection_print(i, p.words);
+    weft_page_folded(&p, "All numbers", weft_page_words(&p));
     if (status == WEFT_OK) status = weft_page_write_html(&p, path, force);
     weft_page_free(&p);
     return status;

@@ -12,7 +12,7 @@ static const weft_weight *layer_weight(const weft_model *m, int64_t layer, const
     return weft_model_find(m, full);
 }
 
-static weft_status read_weight(const weft_weight *w, double **out) {
+weft_status weft_look_weight(const weft_weight *w, double **out) {
     *out = malloc((size_t)w->count * sizeof **out);
     if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     weft_weight_read(w, *out);
@@ -61,8 +61,8 @@ weft_status weft_look_z(const weft_session *s, int64_t layer, int64_t window, in
     weft_status status =
         h && sums->contexts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "inspect: no memory");
     if (status == WEFT_OK) status = mean_input(s, layer, &x);
-    if (status == WEFT_OK) status = read_weight(w_1, &first);
-    if (status == WEFT_OK) status = read_weight(w_z, &second);
+    if (status == WEFT_OK) status = weft_look_weight(w_1, &first);
+    if (status == WEFT_OK) status = weft_look_weight(w_z, &second);
     if (status == WEFT_OK) {
         multiply(first, x, ffn, width, h);
         project(w_z, second, h, ffn, sums->contexts + window * ffn);
@@ -106,7 +106,7 @@ static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double 
     double *values, off = 0, all = 0;
     *out = 0;
     if (w->ndim != 2) return WEFT_OK;
-    WEFT_TRY(read_weight(w, &values));
+    WEFT_TRY(weft_look_weight(w, &values));
     int64_t ffn = w->shape[0], size = ffn / heads;
     for (int64_t i = 0; i < ffn; i++)
         for (int64_t j = 0; j < ffn; j++) {

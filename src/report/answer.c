@@ -2,6 +2,8 @@
  * are no comparisons of their own and are left out. */
 #include "report/sections.h"
 
+#include "base/text.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,20 @@ enum { NAMES_MOST = 3, CAVEATS_MOST = 16 };
 
 bool weft_report_is_compared(const weft_report_data *d, int variant) {
     return d->variants[variant].baseline >= 0 && d->variants[variant].repeats < 0;
+}
+
+int weft_report_count(const weft_report_data *d, weft_variant_is *is) {
+    int n = 0;
+    for (int i = 0; i < d->n_variants; i++)
+        n += is(d, i);
+    return n;
+}
+
+void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
+                            weft_variant_is *is) {
+    weft_page_table_open(p, (const char *[]){first, NULL});
+    for (int i = 0; i < d->n_variants; i++)
+        if (!is || is(d, i)) weft_page_head(p, "%s", weft_variant_label(d, i));
 }
 
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */
@@ -83,13 +99,6 @@ static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
     return n;
 }
 
-static int count_doubts(const weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += is_in_doubt(d, i);
-    return n;
-}
-
 static int count_finished(const weft_report_data *d) {
     int n = 0;
     for (int i = 0; i < d->n_runs; i++)
@@ -132,7 +141,6 @@ static void write_baseline(FILE *out, const weft_report_data *d, int variant) {
 /* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
 static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdict, int n,
                         const char *verb, const char *object) {
-    weft_words a, b, c;
     int said = 0;
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *k = &d->variants[i].compared;
@@ -140,13 +148,13 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
         fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
-        fprintf(out, " by %s", weft_say_share(k, k->mean, &a));
+        fprintf(out, " by %s", weft_say_share(k, k->mean));
         write_baseline(out, d, i);
         if (n == 1) {
             double least = fmin(fabs(k->low), fabs(k->high)),
                    most = fmax(fabs(k->low), fabs(k->high));
             fprintf(out, " (%.0f%% interval %s to %s)", 100 * WEFT_CONFIDENCE,
-                    weft_say_share(k, least, &b), weft_say_share(k, most, &c));
+                    weft_say_share(k, least), weft_say_share(k, most));
         }
     }
 }
@@ -160,14 +168,13 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
         write_names(out, d, verdict, n, verb, object);
         return;
     }
-    weft_words room;
     int most = largest(d, verdict);
     if (n == all)
         fprintf(out, "All %d variants", n);
     else
         fprintf(out, "%d of %d variants", n, all);
     fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_variant_label(d, most),
-            weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean, &room));
+            weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean));
     write_baseline(out, d, most);
 }
 
@@ -184,25 +191,32 @@ static void write_power(FILE *out, const weft_report_data *d) {
         if (!(share <= most)) most = share, wide = c;
     }
     if (!wide || !narrow) return;
-    weft_words a, b, seeds = {0};
     fprintf(out, "%s could have shown a difference of ",
-            weft_say_plural(weft_report_most_pairs(d), "seed", &seeds));
+            weft_say_plural(weft_report_most_pairs(d), "seed"));
     if (most > 1.5 * least)
         fprintf(out, "%s to %s, depending on the variant",
-                weft_say_share(narrow, (narrow->high - narrow->low) / 2, &a),
-                weft_say_share(wide, (wide->high - wide->low) / 2, &b));
+                weft_say_share(narrow, (narrow->high - narrow->low) / 2),
+                weft_say_share(wide, (wide->high - wide->low) / 2));
     else
-        fputs(weft_say_share(wide, (wide->high - wide->low) / 2, &a), out);
+        fputs(weft_say_share(wide, (wide->high - wide->low) / 2), out);
+}
+
+/* What came out in both directions. */
+static void write_sides(FILE *out, const weft_report_data *d, bool none, int all) {
+    const char *gain = d->higher_is_better ? "raised" : "lowered";
+    const char *loss = d->higher_is_better ? "lowered" : "raised";
+    const char *object = weft_say("the %.100s", d->score_name);
+    bool begun = none || count_verdicts(d, WEFT_BETTER);
+    if (none) fprintf(out, "No variant %s %s", gain, object);
+    write_side(out, d, WEFT_BETTER, gain, object, all);
+    if (begun && count_verdicts(d, WEFT_WORSE)) fputs("; ", out);
+    write_side(out, d, WEFT_WORSE, loss, begun ? "it" : object, all);
 }
 
 static void write_outcome(FILE *out, const weft_report_data *d) {
-    const char *gain = d->higher_is_better ? "raised" : "lowered";
-    const char *loss = d->higher_is_better ? "lowered" : "raised";
-    char object[128];
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
-    int doubts = count_doubts(d), all = better + worse + open + yet + doubts;
-    snprintf(object, sizeof object, "the %.100s", d->score_name);
+    int doubts = weft_report_count(d, is_in_doubt), all = better + worse + open + yet + doubts;
     if (doubts && !better && !worse) {
         fputs("Nothing is settled: ", out);
         if (all > 1) fprintf(out, "for %d of %d variants ", doubts, all);
@@ -210,14 +224,11 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
         return;
     }
     bool none = better == 0 && all > 1 && !doubts;
-    if (none) fprintf(out, "No variant %s %s", gain, object);
-    write_side(out, d, WEFT_BETTER, gain, object, all);
-    if (worse && (none || better)) fputs("; ", out);
-    write_side(out, d, WEFT_WORSE, loss, none || better ? "it" : object, all);
+    write_sides(out, d, none, all);
     if (open && (better || worse)) {
         fprintf(out, "; for %d %s no difference was shown", open, open == 1 ? "other" : "others");
     } else if (open) {
-        if (!none) fprintf(out, "No difference in %s was shown", object);
+        if (!none) fprintf(out, "No difference in the %.100s was shown", d->score_name);
         fputs("; ", out);
         write_power(out, d);
     }
@@ -228,26 +239,15 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
 }
 
 static void write_sentence(FILE *out, const weft_report_data *d) {
-    int waiting = count_waiting(d), comparisons = 0, counted = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        comparisons += weft_report_is_compared(d, i);
-        counted += weft_report_counts(d, i);
-    }
-    int better = count_verdicts(d, WEFT_BETTER), shown = better + count_verdicts(d, WEFT_WORSE);
-    const char *gain = d->higher_is_better ? "raised" : "lowered";
-    const char *loss = d->higher_is_better ? "lowered" : "raised";
-    char object[128];
-    weft_words score;
-    snprintf(object, sizeof object, "the %.100s", d->score_name);
+    int comparisons = weft_report_count(d, weft_report_is_compared);
+    int counted = weft_report_count(d, weft_report_counts), waiting = count_waiting(d);
     if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
     } else if (waiting) {
         fprintf(out, "Not yet: %d of %d runs are finished.", count_finished(d), d->n_runs);
-        if (!shown) return;
+        if (!count_verdicts(d, WEFT_BETTER) && !count_verdicts(d, WEFT_WORSE)) return;
         fputs(" So far: ", out);
-        write_side(out, d, WEFT_BETTER, gain, object, counted);
-        if (better && shown > better) fputs("; ", out);
-        write_side(out, d, WEFT_WORSE, loss, better ? "it" : object, counted);
+        write_sides(out, d, false, counted);
         fputs(".", out);
     } else if (d->nothing_learned) {
         fprintf(
@@ -259,7 +259,7 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
         fputs("Nothing is compared: no variant has a baseline.", out);
         if (isfinite(d->variants[0].mean))
             fprintf(out, " %s has a %s of %s.", weft_variant_label(d, 0), d->score_name,
-                    weft_say_score(d->variants[0].mean, &score));
+                    weft_say_score(d->variants[0].mean));
     } else if (counted == 0) {
         fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
               "tokens, as "
@@ -280,17 +280,12 @@ char *weft_report_sentence(const weft_report_data *d) {
     FILE *out = open_memstream(&text, &size);
     if (!out) return NULL;
     write_sentence(out, d);
-    if (fclose(out) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(out, &text);
 }
 
 /* "A", "A and B", "A, B and 2 others": the labels of the variants that `is` says. */
-static int name_variants(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
-                         FILE *out) {
-    int n = 0, said = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += is(d, i);
+static int name_variants(const weft_report_data *d, weft_variant_is *is, FILE *out) {
+    int n = weft_report_count(d, is), said = 0;
     for (int i = 0; i < d->n_variants && out; i++) {
         if (!is(d, i)) continue;
         if (said == NAMES_MOST && n > NAMES_MOST + 1) {
@@ -323,8 +318,7 @@ static bool is_unequal(const weft_report_data *d, int variant) {
 }
 
 /* Starts a caveat about some variants; NULL: there are none. */
-static FILE *about_variants(const weft_report_data *d, bool (*is)(const weft_report_data *, int),
-                            char **text, int *n) {
+static FILE *about_variants(const weft_report_data *d, weft_variant_is *is, char **text, int *n) {
     static size_t size;
     *n = name_variants(d, is, NULL);
     FILE *out = *n ? open_memstream(text, &size) : NULL;
@@ -334,7 +328,7 @@ static FILE *about_variants(const weft_report_data *d, bool (*is)(const weft_rep
 
 static void list_variant_caveats(const weft_report_data *d, char **list, int *used) {
     static const struct {
-        bool (*is)(const weft_report_data *, int);
+        weft_variant_is *is;
         const char *one, *more;
     } kinds[] = {
         {leaks_alone, " leaks: a token sees later ones, so its score is not one of prediction.",
@@ -408,36 +402,27 @@ static void say_question(weft_page *p, const weft_report_data *d) {
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
 }
 
-int weft_report_repeated(const weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += d->variants[i].repeats >= 0;
-    return n;
+bool weft_report_is_repeat(const weft_report_data *d, int variant) {
+    return d->variants[variant].repeats >= 0;
 }
 
 /* "4 variants (and 2 repeats as a check)" */
-static const char *say_variants(const weft_report_data *d, weft_words *room) {
-    int repeats = weft_report_repeated(d);
-    weft_words variants = {0}, again = {0};
-    if (!repeats) return weft_say_plural(d->n_variants, "variant", room);
-    weft_say_plural(d->n_variants - repeats, "variant", &variants);
-    weft_say_plural(repeats, "repeat", &again);
-    snprintf(room->text, sizeof room->text, "%.64s (and %.64s as a check)", variants.text,
-             again.text);
-    return room->text;
+static const char *say_variants(const weft_report_data *d) {
+    int repeats = weft_report_count(d, weft_report_is_repeat);
+    const char *variants = weft_say_plural(d->n_variants - repeats, "variant");
+    if (!repeats) return variants;
+    return weft_say("%s (and %s as a check)", variants, weft_say_plural(repeats, "repeat"));
 }
 
 /* When, with what and where, in one line. */
 static void say_facts(weft_page *p, const weft_report_data *d) {
-    weft_words variants = {0}, seeds = {0}, rates = {0};
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
                    *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
-                   *d->machine ? ", " : "", d->machine, say_variants(d, &variants),
-                   weft_say_plural(d->n_seeds, "seed", &seeds),
-                   weft_say_plural(d->n_rates, "learning rate", &rates), count_finished(d),
-                   d->n_runs);
+                   *d->machine ? ", " : "", d->machine, say_variants(d),
+                   weft_say_plural(d->n_seeds, "seed"),
+                   weft_say_plural(d->n_rates, "learning rate"), count_finished(d), d->n_runs);
 }
 
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {

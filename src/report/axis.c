@@ -1,13 +1,13 @@
 /* Round numbers, and how to write them. The minus is the typographer's, as wide as a plus. */
-#include "report/axis.h"
+#include "report/plot.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]))
 #define MINUS "\xe2\x88\x92"
+
+static const char *const units[] = {"", "k", "M", "G", "T", "P", "E", "Z", "Y"};
 
 /* The smallest of 1, 2, 5 and 10 times a power of ten that fits at most `most` times. */
 static double round_step(double range, int most) {
@@ -35,7 +35,6 @@ static void put_number(char *text, const char *form, int decimals, double value,
 }
 
 static void write_texts(weft_ticks *t, double step) {
-    static const char *const units[] = {"", "k", "M", "G", "T", "P", "E", "Z", "Y"};
     double most = 0, scale = 1;
     int unit = 0;
     for (int i = 0; i < t->n; i++)
@@ -69,7 +68,6 @@ void weft_axis_ticks(double low, double high, int most, weft_ticks *out) {
 
 /* 3k, 0.002: a number by itself. */
 static void write_alone(weft_ticks *t) {
-    static const char *const units[] = {"", "k", "M", "G", "T", "P", "E", "Z", "Y"};
     for (int i = 0; i < t->n; i++) {
         double value = t->at[i];
         int unit = 0;
@@ -119,16 +117,30 @@ void weft_axis_log_ticks(double low, double high, int most, weft_ticks *out) {
 }
 
 weft_scale weft_axis_scale(weft_unit unit, double most) {
-    static const weft_scale seconds[] = {{1, "s"}, {60, "min"}, {3600, "h"}, {86400, "days"}};
-    static const weft_scale bytes[] = {
-        {1, "bytes"}, {1024, "KiB"}, {1048576, "MiB"}, {1073741824, "GiB"}, {1099511627776, "TiB"}};
-    weft_scale chosen = {1, ""};
-    if (unit == WEFT_UNIT_SECONDS) {
-        for (int i = 0; i < COUNT(seconds); i++)
-            if (i == 0 || most >= 2 * seconds[i].by) chosen = seconds[i];
-    } else if (unit == WEFT_UNIT_BYTES) {
-        for (int i = 0; i < COUNT(bytes); i++)
-            if (i == 0 || most >= bytes[i].by) chosen = bytes[i];
+    static const weft_scale scales[][5] = {
+        [WEFT_UNIT_COUNT] = {{1, ""}},
+        [WEFT_UNIT_SECONDS] = {{1, "s"}, {60, "min"}, {3600, "h"}, {86400, "days"}},
+        [WEFT_UNIT_BYTES] = {{1, "bytes"},
+                             {1024, "KiB"},
+                             {1048576, "MiB"},
+                             {1073741824, "GiB"},
+                             {1099511627776, "TiB"}}};
+    const weft_scale *list = scales[unit];
+    int chosen = 0;
+    for (int i = 1; i < 5 && list[i].name; i++)
+        if (most >= (unit == WEFT_UNIT_SECONDS ? 2 : 1) * list[i].by) chosen = i;
+    return list[chosen];
+}
+
+const char *weft_plot_short(double value, int digits, char room[32]) {
+    int unit = 0;
+    if (!isfinite(value)) return "";
+    while (fabs(value) >= 999.5 && unit < 5) { /* up to P: an E would read as a power of ten */
+        value /= 1000;
+        unit++;
     }
-    return chosen;
+    /* Digits before the point are all written, whatever `digits` is: "120k", not "1.2e+02k". */
+    int whole = fabs(value) >= 100 ? 3 : fabs(value) >= 10 ? 2 : 1;
+    snprintf(room, 32, "%.*g%s", digits > whole ? digits : whole, value, units[unit]);
+    return room;
 }

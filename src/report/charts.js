@@ -107,21 +107,15 @@ const weftCharts = (() => {
 
   const fullLabel = (label, unit) => (unit ? label + " (" + unit + ")" : label);
 
-  function make(kind, attributes, parent, text) {
-    const node = document.createElementNS(SVG, kind);
+  function fill(node, attributes, parent, text) {
     for (const name in attributes) node.setAttribute(name, attributes[name]);
     if (text !== undefined) node.textContent = text;
     if (parent) parent.appendChild(node);
     return node;
   }
 
-  function html(kind, attributes, parent, text) {
-    const node = document.createElement(kind);
-    for (const name in attributes) node.setAttribute(name, attributes[name]);
-    if (text !== undefined) node.textContent = text;
-    if (parent) parent.appendChild(node);
-    return node;
-  }
+  const make = (kind, ...rest) => fill(document.createElementNS(SVG, kind), ...rest);
+  const html = (kind, ...rest) => fill(document.createElement(kind), ...rest);
 
   const colourOf = (style) => "var(--c" + (style % COLOURS) + ")";
   const dashOf = (style) => DASHES[style % DASHES.length];
@@ -628,5 +622,5 @@ const weftCharts = (() => {
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
-  return {group, ticks, logTicks, labels, short, hidden, scaleOf};
+  return {group};
 })();

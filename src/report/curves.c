@@ -6,8 +6,6 @@
 #include "report/plot.h"
 #include "report/sections.h"
 
-#include "base/json.h"
-
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
@@ -84,9 +82,7 @@ static weft_status read_curve(const weft_report_data *d, int variant, const char
     double iters = most_iters(d);
     for (int i = 0; i < d->n_runs && out->n < RUNS_MOST; i++) {
         const weft_report_run *run = &d->runs[i];
-        if (run->variant != variant || run->rate != d->variants[variant].rate || !run->finished ||
-            run->chooses)
-            continue;
+        if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
         curve_run *more = realloc(out->runs, sizeof *more * ((size_t)out->n + 1));
         if (!more) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
         out->runs = more;
@@ -104,9 +100,7 @@ static const curve_run *run_of(const curve *c, int64_t seed) {
 }
 
 /* Mean and band of a variant's runs, of what `base` has beside them subtracted; NULL: as they are. */
-static weft_status sum_up(const curve *c, const curve *base, weft_plot_series *series) {
-    series->points = calloc(BUCKETS, sizeof *series->points);
-    if (!series->points) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+static void sum_up(const curve *c, const curve *base, weft_plot_series *series) {
     for (int k = 0; k < BUCKETS; k++) {
         weft_plot_point at = {0, 0, NAN, NAN};
         int n = 0;
@@ -125,7 +119,6 @@ static weft_status sum_up(const curve *c, const curve *base, weft_plot_series *s
         at.x /= n, at.y /= n;
         series->points[series->n++] = at;
     }
-    return WEFT_OK;
 }
 
 /* The first steps fall from far above, and would press all that follows flat: where they do, the
@@ -167,24 +160,10 @@ static json_t *lines_json(const weft_report_data *d, const curve *curves) {
         for (int k = 0; k < curves[i].n; k++)
             json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
         if (curves[i].n)
-            json_array_append_new(lines, json_pack("{s:i, s:o}", "series", i, "runs", runs));
-        else
-            json_decref(runs);
+            json_array_append_new(lines, json_pack("{s:i, s:O}", "series", i, "runs", runs));
+        json_decref(runs);
     }
     return lines;
-}
-
-json_t *weft_report_series(const weft_report_data *d) {
-    json_t *list = json_array();
-    for (int i = 0; i < d->n_variants; i++) {
-        const weft_report_variant *s = &d->variants[i];
-        json_array_append_new(
-            list, json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
-                            weft_page_json(weft_variant_label(d, i)), "style", i, "baseline",
-                            s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name)
-                                             : json_null()));
-    }
-    return list;
 }
 
 static json_t *axes_json(void) {
@@ -194,111 +173,77 @@ static json_t *axes_json(void) {
                      "seconds");
 }
 
-static void set_title(char *title, size_t room, const char *name, bool difference) {
-    snprintf(title, room, difference ? "%.120s minus the baseline's" : "%.120s", name);
-    *title = (char)toupper((unsigned char)*title);
-}
+/* One of a subject's two pictures: the plain curves, or their differences. */
+typedef struct {
+    weft_plot plot;
+    weft_plot_series *series;
+    char title[160], caption[400];
+} picture;
 
-static json_t *chart_json(const subject *of, bool difference, json_t *lines) {
-    char title[160];
-    set_title(title, sizeof title, of->name, difference);
-    json_t *chart = json_pack("{s:o, s:o, s:b, s:b, s:O}", "title", weft_page_json(title), "label",
-                              weft_page_json(difference ? "difference" : of->name), "difference",
-                              difference, "higher", !of->falls, "lines", lines);
-    if (of->unit) json_object_set_new(chart, "unit", json_string(of->unit));
-    json_object_set_new(
-        chart, "note",
-        json_string(difference
-                        ? "Below 0 is lower than the baseline's, seed by seed. The line is the "
-                          "mean over seeds; the band goes from the lowest seed to the highest and "
-                          "is no confidence interval."
-                        : "The line is the mean over seeds; the band goes from the lowest seed to "
-                          "the highest."));
-    return chart;
-}
-
-/* One static picture: the plain curves, or their differences. */
-static weft_status draw(weft_page *p, const weft_report_data *d, const curve *curves,
-                        const subject *of, bool difference) {
-    weft_plot_series *series = calloc((size_t)d->n_variants + 1, sizeof *series);
-    weft_status status =
-        series ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
-    char title[160], *svg = NULL;
-    int points = 0;
-    for (int i = 0; i < d->n_variants && status == WEFT_OK; i++) {
+static weft_status make_picture(const weft_report_data *d, const curve *curves, json_t *lines,
+                                const subject *of, bool difference, picture *out) {
+    WEFT_TRY(weft_report_plot_series(d, BUCKETS, &out->series));
+    for (int i = 0; i < d->n_variants; i++) {
         int base = d->variants[i].baseline;
-        series[i].label = weft_variant_label(d, i);
-        series[i].style = i;
-        if (!curves[i].n || (difference && base < 0)) continue;
-        status = sum_up(&curves[i], difference ? &curves[base] : NULL, &series[i]);
-        points += series[i].n;
+        if (!difference || base >= 0)
+            sum_up(&curves[i], difference ? &curves[base] : NULL, &out->series[i]);
     }
-    set_title(title, sizeof title, of->name, difference);
-    if (status == WEFT_OK && points) {
-        weft_plot plot = {
-            .kind = WEFT_PLOT_CURVES,
-            .title = title,
-            .x_label = "training step",
-            .y_label = difference ? "difference" : of->name,
-            .y_unit = of->unit,
-            .zero = difference,
-            .series = series,
-            .n_series = d->n_variants,
-            .top = of->falls && !difference ? find_top(series, d->n_variants, most_iters(d)) : NAN};
-        status = weft_plot_svg(&plot, ++p->pictures, &svg);
-        if (status == WEFT_OK)
-            weft_page_picture(
-                p, svg,
-                "%s by training step: the mean over seeds, and a band from the lowest "
-                "seed to the highest.%s",
-                title,
-                isnan(plot.top) ? "" : " The first training steps are higher than the picture.");
-    }
-    free(svg);
-    for (int i = 0; series && i < d->n_variants; i++)
-        free(series[i].points);
-    free(series);
-    return status;
-}
-
-static bool any_difference(const weft_report_data *d, const curve *curves) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].baseline >= 0 && curves[i].n && curves[d->variants[i].baseline].n)
-            return true;
-    return false;
-}
-
-/* A subject's curves of all variants but repeats, whose lines would lie upon those they repeat. */
-static weft_status read_all(const weft_report_data *d, const subject *of, curve *curves) {
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].repeats < 0) WEFT_TRY(read_curve(d, i, of->column, &curves[i]));
+    double top =
+        of->falls && !difference ? find_top(out->series, d->n_variants, most_iters(d)) : NAN;
+    snprintf(out->title, sizeof out->title, difference ? "%.120s minus the baseline's" : "%.120s",
+             of->name);
+    *out->title = (char)toupper((unsigned char)*out->title);
+    snprintf(out->caption, sizeof out->caption,
+             "%s by training step: the mean over seeds, and a band from the lowest "
+             "seed to the highest.%s",
+             out->title,
+             isnan(top) ? "" : " The first training steps are higher than the picture.");
+    out->plot = (weft_plot){
+        .kind = WEFT_PLOT_CURVES,
+        .title = out->title,
+        .x_label = "training step",
+        .y_label = difference ? "difference" : of->name,
+        .y_unit = of->unit,
+        .zero = difference,
+        .rises = !of->falls,
+        .series = out->series,
+        .n_series = d->n_variants,
+        .lines = lines,
+        .top = top,
+        .caption = out->caption,
+        .note = difference
+                    ? "Below 0 is lower than the baseline's, seed by seed. The line is the "
+                      "mean over seeds; the band goes from the lowest seed to the highest and "
+                      "is no confidence interval."
+                    : "The line is the mean over seeds; the band goes from the lowest seed to "
+                      "the highest."};
     return WEFT_OK;
 }
 
-static bool has_points(const curve *curves, int n) {
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < curves[i].n; k++)
-            for (int b = 0; b < BUCKETS; b++)
-                if (curves[i].runs[k].at[b].n) return true;
+static bool any_difference(const weft_report_data *d, const curve *curves) {
+    for (int i = 0; i < d->n_variants; i++) {
+        int base = d->variants[i].baseline;
+        if (base >= 0 && curves[i].n && curves[base].n) return true;
+    }
     return false;
 }
 
 static weft_status put_subject(weft_page *p, const weft_report_data *d, const subject *of) {
     curve *curves = calloc((size_t)d->n_variants + 1, sizeof *curves);
-    weft_status status = curves ? read_all(d, of, curves)
-                                : weft_fail(WEFT_ENOMEM, "report: no memory for its curves");
-    if (status == WEFT_OK && has_points(curves, d->n_variants)) {
-        bool difference = any_difference(d, curves);
-        json_t *lines = lines_json(d, curves), *charts = json_array();
-        json_array_append_new(charts, chart_json(of, false, lines));
-        if (difference) json_array_append_new(charts, chart_json(of, true, lines));
-        json_decref(lines);
-        weft_page_pictures_open(p, json_pack("{s:o, s:o, s:o}", "x", axes_json(), "series",
-                                             weft_report_series(d), "charts", charts));
-        status = draw(p, d, curves, of, false);
-        if (status == WEFT_OK && difference) status = draw(p, d, curves, of, true);
-        weft_page_pictures_close(p);
-    }
+    weft_status status = curves ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+    /* Repeats' lines would lie upon those they repeat. */
+    for (int i = 0; status == WEFT_OK && i < d->n_variants; i++)
+        if (d->variants[i].repeats < 0) status = read_curve(d, i, of->column, &curves[i]);
+    json_t *lines = status == WEFT_OK ? lines_json(d, curves) : NULL;
+    picture plain = {0}, difference = {0};
+    if (status == WEFT_OK) status = make_picture(d, curves, lines, of, false, &plain);
+    if (status == WEFT_OK) status = make_picture(d, curves, lines, of, true, &difference);
+    if (status == WEFT_OK && weft_plot_count(&plain.plot) > 0)
+        weft_report_put_plots(p, d, axes_json(), (weft_plot[]){plain.plot, difference.plot},
+                              any_difference(d, curves) ? 2 : 1);
+    free(plain.series);
+    free(difference.series);
+    json_decref(lines);
     for (int i = 0; curves && i < d->n_variants; i++)
         free(curves[i].runs);
     free(curves);
@@ -310,16 +255,13 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
     const subject subjects[] = {{"held-out loss", "val_loss", nats, true},
                                 {"training loss", "ifnull(cross_entropy, loss)", nats, true},
                                 {d->score_name, "metric_value", NULL, false}};
-    bool any = false;
-    for (int i = 0; i < d->n_variants; i++)
-        any = any || d->variants[i].done > 0;
-    if (!any) return WEFT_OK;
+    if (!weft_report_count(d, weft_report_is_finished)) return WEFT_OK;
     weft_page_heading(
         p, "How they learned",
         "Each loss as training went on, at each variant's learning rate, and beside it "
         "the difference from the baseline. Point at a line for its values and single "
         "seeds; click a name to hide it.");
-    if (weft_report_repeated(d))
+    if (weft_report_count(d, weft_report_is_repeat))
         weft_page_line(p, "about",
                        "Repeats are in no picture: their curves lie on those of the variants that "
                        "they repeat. The folded section on repeats says whether they do.");

@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "record/gather.h"
 #include "record/record.h"
-#include "report/together.h"
+#include "report/sections.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -40,10 +40,6 @@ static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column)
     return keep_text(d, (const char *)sqlite3_column_text(s, column));
 }
 
-static double column_number(sqlite3_stmt *s, int column) {
-    return sqlite3_column_type(s, column) == SQLITE_NULL ? NAN : sqlite3_column_double(s, column);
-}
-
 static int64_t column_integer(sqlite3_stmt *s, int column) {
     return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
 }
@@ -58,12 +54,19 @@ static weft_status read_rows(weft_report_data *d, const char *sql, take_row *tak
     return weft_database_end(d->database, s);
 }
 
-/* The list with room for one more at its end, zeroed; NULL: no memory, and the list is as it was. */
-static void *grow(void *list, int n, size_t size) {
-    char *more = realloc(list, (size_t)(n + 1) * size);
-    if (more) memset(more + (size_t)n * size, 0, size);
-    return more;
+/* Room for one more at the end of a list, zeroed; false: no memory, and the list is as it was. */
+static bool grow(void *list, int n, size_t size) {
+    char *old, *more;
+    memcpy(&old, list, sizeof old);
+    more = realloc(old, (size_t)(n + 1) * size);
+    if (!more) return false;
+    memset(more + (size_t)n * size, 0, size);
+    memcpy(list, &more, sizeof more);
+    return true;
 }
+
+/* One more element of a list; NULL: no memory. */
+#define ADD(list, n) (grow((void *)&(list), n, sizeof *(list)) ? &(list)[(n)++] : NULL)
 
 static weft_status no_memory(const weft_report_data *d) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
@@ -78,6 +81,12 @@ static int64_t find_rate_seed(const char *config) {
     return memchr(list, ',', strcspn(list, "\n")) ? strtoll(at + strlen(key), NULL, 10) : -1;
 }
 
+static const char *option_text(weft_report_data *d, const weft_option *option) {
+    char text[WEFT_TEXT_MAX];
+    weft_record_value(d->config, option, text, sizeof text);
+    return keep_text(d, text);
+}
+
 static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     const char **texts[] = {&d->name,    &d->config, &d->seeds_text, &d->rates_text,
                             &d->equal,   &d->score,  &d->version,    &d->commit,
@@ -85,30 +94,22 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     int n = (int)(sizeof texts / sizeof texts[0]);
     for (int i = 0; i < n; i++)
         *texts[i] = column_text(d, s, i);
-    d->tail = column_number(s, n);
-    d->threads = column_number(s, n + 1);
+    d->tail = weft_column_number(s, n);
+    d->threads = weft_column_number(s, n + 1);
     d->rate_seed = find_rate_seed(d->config);
-    char question[WEFT_TEXT_MAX];
-    weft_record_value(d->config, WEFT_OPTION(study_question), question, sizeof question);
-    d->question = keep_text(d, question);
-    weft_record_value(d->config, WEFT_OPTION(study_rate_as), question, sizeof question);
-    d->rate_as = keep_text(d, question);
-    weft_record_value(d->config, WEFT_OPTION(study_yardstick), question, sizeof question);
-    d->yardstick = keep_text(d, question);
-    weft_record_value(d->config, WEFT_OPTION(study_spread), question, sizeof question);
-    d->spread = strtod(question, NULL);
-    weft_record_value(d->config, WEFT_OPTION(study_seeds), question, sizeof question);
-    d->planned_seeds = (int)strtol(question, NULL, 10);
+    d->question = option_text(d, WEFT_OPTION(study_question));
+    d->rate_as = option_text(d, WEFT_OPTION(study_rate_as));
+    d->yardstick = option_text(d, WEFT_OPTION(study_yardstick));
+    d->spread = strtod(option_text(d, WEFT_OPTION(study_spread)), NULL);
+    d->planned_seeds = (int)strtol(option_text(d, WEFT_OPTION(study_seeds)), NULL, 10);
     const char *vocabulary = strstr(d->config, "\nVOCAB_SIZE=");
     d->vocabulary = vocabulary ? strtod(strchr(vocabulary, '=') + 1, NULL) : NAN;
     return WEFT_OK;
 }
 
 static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *list = grow(d->variants, d->n_variants, sizeof *list);
-    if (!list) return no_memory(d);
-    d->variants = list;
-    weft_report_variant *variant = &list[d->n_variants++];
+    weft_report_variant *variant = ADD(d->variants, d->n_variants);
+    if (!variant) return no_memory(d);
     variant->id = column_integer(s, 0);
     variant->name = column_text(d, s, 1);
     variant->title = column_text(d, s, 2);
@@ -120,7 +121,8 @@ static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
                          &variant->flops,           &variant->training_bytes, &variant->cache_bytes,
                          &variant->seconds_per_iter};
     for (int i = 0; i < 7; i++)
-        *numbers[i] = column_number(s, 7 + i);
+        *numbers[i] = weft_column_number(s, 7 + i);
+    variant->work = variant->flops * variant->tokens;
     variant->leaks = sqlite3_column_int(s, 14) != 0;
     variant->rate = variant->mean = variant->sd = variant->least = variant->most = NAN;
     variant->memory = variant->speed = variant->seconds = NAN;
@@ -137,13 +139,11 @@ static int place_of(const weft_report_data *d, int64_t id) {
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     int variant = place_of(d, column_integer(s, 1));
     if (variant < 0) return WEFT_OK; /* written since the database was checked */
-    weft_report_run *list = grow(d->runs, d->n_runs, sizeof *list);
-    if (!list) return no_memory(d);
-    d->runs = list;
-    weft_report_run *run = &list[d->n_runs++];
+    weft_report_run *run = ADD(d->runs, d->n_runs);
+    if (!run) return no_memory(d);
     run->id = column_integer(s, 0);
     run->variant = variant;
-    run->rate = column_number(s, 2);
+    run->rate = weft_column_number(s, 2);
     run->seed = column_integer(s, 3);
     const char **texts[] = {&run->folder, &run->status,  &run->why,     &run->config,
                             &run->metric, &run->weights, &run->started, &run->ended};
@@ -152,7 +152,7 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     double *numbers[] = {&run->score, &run->iters,  &run->skipped, &run->seconds,
                          &run->speed, &run->memory, &run->resumes};
     for (int i = 0; i < 7; i++)
-        *numbers[i] = column_number(s, 12 + i);
+        *numbers[i] = weft_column_number(s, 12 + i);
     run->finished = strcmp(run->status, "done") == 0 && isfinite(run->score);
     d->variants[variant].waiting +=
         strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0;
@@ -162,10 +162,8 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_event *list = grow(d->events, d->n_events, sizeof *list);
-    if (!list) return no_memory(d);
-    d->events = list;
-    weft_report_event *event = &list[d->n_events++];
+    weft_report_event *event = ADD(d->events, d->n_events);
+    if (!event) return no_memory(d);
     event->run = column_integer(s, 0);
     event->step = column_integer(s, 1);
     event->kind = column_text(d, s, 2);
@@ -179,35 +177,29 @@ static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     while (place < d->n_runs && d->runs[place].id != id)
         place++;
     if (place == d->n_runs) return WEFT_OK;
-    weft_report_fact *list = grow(d->facts, d->n_facts, sizeof *list);
-    if (!list) return no_memory(d);
-    d->facts = list;
-    weft_report_fact *fact = &list[d->n_facts++];
+    weft_report_fact *fact = ADD(d->facts, d->n_facts);
+    if (!fact) return no_memory(d);
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
     fact->run = place;
     fact->name = column_text(d, s, 1);
     fact->text = number ? "" : column_text(d, s, 2);
-    fact->value = number ? column_number(s, 2) : NAN;
+    fact->value = number ? weft_column_number(s, 2) : NAN;
     if (strcmp(fact->name, "device_bytes") == 0) d->runs[place].device_bytes = fact->value;
     return WEFT_OK;
 }
 
 static weft_status take_seed(weft_report_data *d, sqlite3_stmt *s) {
     if (d->rate_seed >= 0 && sqlite3_column_int64(s, 0) == d->rate_seed) return WEFT_OK;
-    int64_t *list = grow(d->seeds, d->n_seeds, sizeof *list);
-    if (!list) return no_memory(d);
-    d->seeds = list;
-    int64_t *seed = &list[d->n_seeds++];
+    int64_t *seed = ADD(d->seeds, d->n_seeds);
+    if (!seed) return no_memory(d);
     *seed = sqlite3_column_int64(s, 0);
     return WEFT_OK;
 }
 
 static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
-    double *list = grow(d->rates, d->n_rates, sizeof *list);
-    if (!list) return no_memory(d);
-    d->rates = list;
-    double *rate = &list[d->n_rates++];
+    double *rate = ADD(d->rates, d->n_rates);
+    if (!rate) return no_memory(d);
     *rate = sqlite3_column_double(s, 0);
     return WEFT_OK;
 }
@@ -348,21 +340,65 @@ static const char *say_why(const weft_report_data *d, const weft_report_variant 
     return c->verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
 }
 
-weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
-                                weft_comparison *out, const char **why) {
-    const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
-    double *scores = malloc(sizeof *scores * (2 * (size_t)d->n_seeds + 1));
-    if (!scores) return no_memory(d);
-    double *other = scores + d->n_seeds;
+bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *run) {
+    return run->finished && !run->chooses && run->rate == d->variants[run->variant].rate;
+}
+
+const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
+                                            const char *name) {
+    for (int i = 0; i < d->n_facts; i++)
+        if (&d->runs[d->facts[i].run] == run && strcmp(d->facts[i].name, name) == 0)
+            return &d->facts[i];
+    return NULL;
+}
+
+double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name) {
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < d->n_facts; i++) {
+        const weft_report_fact *fact = &d->facts[i];
+        const weft_report_run *run = &d->runs[fact->run];
+        if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
+        if (strcmp(fact->name, name) != 0 || !isfinite(fact->value)) continue;
+        sum += fact->value;
+        n++;
+    }
+    return n ? sum / n : NAN;
+}
+
+static double value_of(const weft_report_data *d, const weft_report_run *run, const char *fact) {
+    const weft_report_fact *is = fact ? weft_report_fact_of(d, run, fact) : NULL;
+    return !fact ? run->score : is ? is->value : NAN;
+}
+
+/* Over the seeds that both finished, by the score or by a fact of that name. */
+static weft_status compare_seeds(const weft_report_data *d, int variant, int baseline,
+                                 const char *fact, bool higher_is_better, weft_comparison *out) {
+    double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
+    if (!values) return no_memory(d);
+    double *other = values + d->n_seeds;
     int n = 0;
     for (int i = 0; i < d->n_seeds; i++) {
         weft_report_pair pair = weft_report_pair_of(d, variant, baseline, d->seeds[i]);
         if (!pair.counts) continue;
-        scores[n] = pair.variant->score;
-        other[n++] = pair.baseline->score;
+        values[n] = value_of(d, pair.variant, fact);
+        other[n] = value_of(d, pair.baseline, fact);
+        n += isfinite(values[n]) && isfinite(other[n]);
     }
-    *out = weft_compare(scores, other, n, d->higher_is_better);
-    free(scores);
+    *out = weft_compare(values, other, n, higher_is_better);
+    free(values);
+    return WEFT_OK;
+}
+
+weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
+                                     const char *name, weft_comparison *out) {
+    return compare_seeds(d, variant, baseline, name, false, out);
+}
+
+weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
+                                weft_comparison *out, const char **why) {
+    const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
+    WEFT_TRY(compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
     if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
     bool built = !*is->error && !*base->error && is->leaks == base->leaks;
     if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)

@@ -8,6 +8,7 @@
 #include "record/database.h"
 #include "study/statistics.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Numbers that the database does not have are NaN, texts are "". */
@@ -16,6 +17,7 @@ typedef struct {
     const char *name, *title, *overrides, *error;
     int baseline, repeats; /* places in `variants`; -1: none */
     double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
+    double work; /* FLOPs of the whole training */
     bool leaks;
 
     double rate;                  /* the learning rate chosen; NaN: no run finished */
@@ -24,10 +26,15 @@ typedef struct {
     double memory;         /* the largest peak of them, bytes; the device's where it has its own */
     double speed, seconds; /* their means: tokens per second, seconds a run */
     weft_comparison compared; /* with the baseline, where there is one */
-    bool left;       /* its difference is, when all comparisons are counted (report/together.h) */
+    bool left;       /* its difference is, when all comparisons are counted (report/together.c) */
     const char *why; /* no difference shown, or not yet, because ...; "" else */
     int waiting;     /* its runs that wait or run, at whatever rate */
 } weft_report_variant;
+
+/* A number of a variant by its place, as offsetof(weft_report_variant, flops). */
+static inline double weft_variant_number(const weft_report_variant *v, size_t at) {
+    return *(const double *)(const void *)((const char *)v + at);
+}
 
 typedef struct {
     int64_t id, seed;
@@ -96,7 +103,7 @@ bool weft_report_run_counts(const weft_report_data *d, const weft_report_run *ru
 /* A fact of a run; NULL: its record has none of that name. */
 const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const weft_report_run *run,
                                             const char *name);
-/* The mean of a number over the runs of a variant that count; NaN: none has it. report/facts.c */
+/* The mean of a number over the runs of a variant that count; NaN: none has it. */
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
 /* What can be said of one variant against another by a number other than the score, where less is better. */
 weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,

@@ -4,7 +4,7 @@
 #include "report/sections.h"
 
 #include "base/order.h"
-#include "report/axis.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -17,10 +17,11 @@ enum { FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
 typedef struct {
     double low, high;
     bool cut;
+    weft_ticks ticks;
 } extent;
 
 static extent find_extent(const weft_report_data *d) {
-    extent e = {0, 0, false};
+    extent e = {.cut = false};
     double *reach = calloc((size_t)d->n_variants + 1, sizeof *reach);
     int n = 0;
     for (int i = 0; i < d->n_variants && reach; i++) {
@@ -43,11 +44,12 @@ static extent find_extent(const weft_report_data *d) {
     if (!(room > 0)) room = 1e-3;
     e.low -= room;
     e.high += room;
+    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &e.ticks);
     return e;
 }
 
-static double place_of(extent e, double value) {
-    return fmin(fmax(100 * (value - e.low) / (e.high - e.low), 0), 100);
+static double place_of(const extent *e, double value) {
+    return fmin(fmax(100 * (value - e->low) / (e->high - e->low), 0), 100);
 }
 
 /* A variant of which nothing can be drawn yet has no row: a line names them all. */
@@ -56,11 +58,10 @@ static bool has_row(const weft_report_data *d, int variant) {
     return weft_report_is_compared(d, variant) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
 }
 
-static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_ticks *ticks,
-                      bool counted) {
+static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool counted) {
     fputs("<div class=\"track\">", out);
-    for (int i = 0; i < ticks->n; i++)
-        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, ticks->at[i]));
+    for (int i = 0; i < e->ticks.n; i++)
+        fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, e->ticks.at[i]));
     fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
     const char *kind = !counted                     ? "open"
                        : c->verdict == WEFT_BETTER  ? "up"
@@ -77,14 +78,9 @@ static void put_track(FILE *out, const weft_comparison *c, extent e, const weft_
     fputs("</div>", out);
 }
 
-static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
-                    const weft_ticks *ticks) {
+static void put_row(FILE *out, const weft_report_data *d, int variant, const extent *e) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
-    const char *kind = c->verdict == WEFT_BETTER  ? "good"
-                       : c->verdict == WEFT_WORSE ? "bad"
-                                                  : "plain";
-    weft_words room;
     fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
     weft_page_escape_html(out, weft_variant_label(d, variant));
     if (weft_report_baseline(d) < 0) {
@@ -93,30 +89,28 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, extent e,
         fputs("</small>", out);
     }
     fputs("</span>", out);
-    put_track(out, c, e, ticks, weft_report_counts(d, variant));
+    put_track(out, c, e, weft_report_counts(d, variant));
     fputs("<span class=\"value\" role=\"cell\">", out);
-    weft_page_escape_html(out, weft_say_interval(c, &room));
-    fprintf(out, "<small>%s</small>", weft_say_share_interval(c, &room));
-    fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">", kind);
+    weft_page_escape_html(out, weft_say_interval(c));
+    fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
+    fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">",
+            weft_say_kind(c->verdict));
     weft_page_escape_html(out, *s->error                         ? "cannot be built"
                                : !weft_report_counts(d, variant) ? "leaks: not compared"
                                                                  : weft_verdict_word(c->verdict));
     fputs("</span></div>\n", out);
 }
 
-static void put_forest(FILE *out, const weft_report_data *d) {
-    extent e = find_extent(d);
-    weft_ticks ticks;
-    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
+static void put_forest(FILE *out, const weft_report_data *d, const extent *e) {
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
     for (int i = 0; i < d->n_variants; i++)
-        if (has_row(d, i)) put_row(out, d, i, e, &ticks);
+        if (has_row(d, i)) put_row(out, d, i, e);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
-    for (int i = 0; i < ticks.n; i++) {
-        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, ticks.at[i]),
-                ticks.at[i] > 0 ? "+" : "");
-        weft_page_escape_html(out, ticks.text[i]);
+    for (int i = 0; i < e->ticks.n; i++) {
+        fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
+                e->ticks.at[i] > 0 ? "+" : "");
+        weft_page_escape_html(out, e->ticks.text[i]);
         fputs("</span>", out);
     }
     fputs("</div><span class=\"none\"></span><span class=\"none\"></span></div>\n"
@@ -127,16 +121,14 @@ static void put_forest(FILE *out, const weft_report_data *d) {
     fputs("</div><span></span><span></span></div>\n</div>\n", out);
 }
 
+static double pixel_of(const extent *e, double value) {
+    return TRACK_LEFT + place_of(e, value) / 100 * TRACK_WIDTH;
+}
+
 static const char *colour_of(const weft_report_data *d, int variant) {
     weft_verdict v = d->variants[variant].compared.verdict;
     if (!weft_report_counts(d, variant)) return "faint";
-    return v == WEFT_BETTER ? "#009E73" : v == WEFT_WORSE ? "#D55E00" : "#8A8A8A";
-}
-
-static void put_svg_text(FILE *out, double x, double y, const char *anchor, const char *text) {
-    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
-    weft_page_escape_html(out, text);
-    fputs("</text>\n", out);
+    return weft_plot_colour(v == WEFT_BETTER ? 2 : v == WEFT_WORSE ? 1 : 6); /* green, red, grey */
 }
 
 /* About how wide a text is: capitals, as options have, are wider. */
@@ -151,7 +143,7 @@ static double svg_width(const char *text) {
 static void put_svg_label(FILE *out, double y, const char *label) {
     const double room = TRACK_LEFT - 14;
     if (svg_width(label) <= room) {
-        put_svg_text(out, room, y, "end", label);
+        weft_svg_text(out, room, y, "end", label);
         return;
     }
     fprintf(out,
@@ -162,101 +154,81 @@ static void put_svg_label(FILE *out, double y, const char *label) {
     fputs("</text>\n", out);
 }
 
-static void put_svg_row(FILE *out, const weft_report_data *d, int variant, extent e, double y) {
+static void put_svg_row(FILE *out, const weft_report_data *d, int variant, const extent *e,
+                        double y) {
     const weft_comparison *c = &d->variants[variant].compared;
     const char *colour = colour_of(d, variant);
-    weft_words room;
     put_svg_label(out, y + 5, weft_variant_label(d, variant));
     if (c->pairs >= 2)
-        fprintf(out,
-                "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
-                "stroke-width=\"5\"/>\n",
-                TRACK_LEFT + place_of(e, c->low) / 100 * TRACK_WIDTH,
-                TRACK_LEFT + place_of(e, c->high) / 100 * TRACK_WIDTH, y, y, colour);
+        weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
     if (c->pairs >= 1)
         fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
-                TRACK_LEFT + place_of(e, c->mean) / 100 * TRACK_WIDTH, y, colour);
-    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c, &room));
-    put_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
-                 weft_say_share_interval(c, &room));
+                pixel_of(e, c->mean), y, colour);
+    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c));
+    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start", weft_say_share_interval(c));
 }
 
 /* The same as a picture by itself. */
-static char *draw_forest(const weft_report_data *d, int n) {
+static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
     char *svg = NULL;
     size_t size;
     FILE *out = open_memstream(&svg, &size);
     if (!out) return NULL;
-    extent e = find_extent(d);
-    weft_ticks ticks;
-    weft_axis_ticks(e.low, e.high, FOREST_TICKS, &ticks);
     double bottom = ROW * n + 12;
     fprintf(out,
             "<svg viewBox=\"0 0 960 %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"15\" "
             "role=\"img\">\n",
             bottom + 30);
-    for (int i = 0; i < ticks.n; i++) {
-        double x = TRACK_LEFT + place_of(e, ticks.at[i]) / 100 * TRACK_WIDTH;
-        fprintf(out, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"4\" y2=\"%.1f\" stroke=\"%s\"/>\n", x, x,
-                bottom, ticks.at[i] == 0 ? "ink" : "faint");
-        put_svg_text(out, x, bottom + 20, "middle", ticks.text[i]);
+    for (int i = 0; i < e->ticks.n; i++) {
+        double x = pixel_of(e, e->ticks.at[i]);
+        weft_svg_line(out, x, 4, x, bottom, e->ticks.at[i] == 0 ? "ink" : "faint", 1);
+        weft_svg_text(out, x, bottom + 20, "middle", e->ticks.text[i]);
     }
     for (int i = 0, row = 0; i < d->n_variants; i++)
         if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
     fputs("</svg>\n", out);
-    if (fclose(out) == 0) return svg;
-    free(svg);
-    return NULL;
+    return weft_memory_end(out, &svg);
 }
 
 /* "Still to come: A, B and C." */
 static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
-    char *text = NULL;
-    size_t size;
-    FILE *out = n ? open_memstream(&text, &size) : NULL;
-    if (!out) return;
+    if (n == 0) return;
     for (int i = 0, said = 0; i < d->n_variants; i++) {
         if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
-        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        fprintf(p->words, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         said++;
     }
-    if (fclose(out) == 0) weft_page_line(p, "about", "Still to come: %s.", text);
-    free(text);
+    weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
 }
 
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
 static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
-    weft_words score, seeds = {0};
     const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
-    weft_say_plural(weft_report_most_pairs(d), "seed", &seeds);
+    const char *seeds = weft_say_plural(weft_report_most_pairs(d), "seed");
     if (base >= 0)
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "
                        "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
                        d->score_name, weft_variant_label(d, base),
-                       weft_say_score(d->variants[base].mean, &score), unit, seeds.text,
-                       100 * WEFT_CONFIDENCE);
+                       weft_say_score(d->variants[base].mean), unit, seeds, 100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from its own baseline, %sin "
                        "percent of the baseline; %s. Dots are means, bars %.0f%% confidence "
                        "intervals.",
-                       d->score_name, unit, seeds.text, 100 * WEFT_CONFIDENCE);
+                       d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
 }
 
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
-    int base = weft_report_baseline(d), n = 0, to_come = 0;
-    for (int i = 0; i < d->n_variants; i++) {
-        n += has_row(d, i);
-        to_come += weft_report_is_compared(d, i) && !has_row(d, i);
-    }
-    say_to_come(p, d, to_come);
+    int base = weft_report_baseline(d), n = weft_report_count(d, has_row);
+    say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
-    put_forest(p->html, d);
-    char *svg = draw_forest(d, n);
+    extent e = find_extent(d);
+    put_forest(p->html, d, &e);
+    char *svg = draw_forest(d, &e, n);
     if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
     free(svg);
     say_what_it_is(p, d, base);
-    if (find_extent(d).cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
+    if (e.cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
     return WEFT_OK;
 }

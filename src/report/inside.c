@@ -1,15 +1,176 @@
 /* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by variant, and pictures of each variant's
- * first seed. */
-#include "report/sections.h"
+ * first seed: grids and curves from JSON whose every size is looked at before it is drawn. */
+#include "report/inside.h"
 
 #include "base/json.h"
-#include "report/inside_picture.h"
+#include "report/sections.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PARTS_MOST = 24, NAME_ROOM = 96 };
+enum { SIDE_MOST = 128, CURVES_MOST = 6, WIDTH_MOST = 1 << 20 };
+
+const weft_inside_number weft_inside_heads[] = {
+    {"entropy", "entropy of the weights, in nats", NAN},
+    {"entropy_share", "entropy as a share of that of equal weights", 1},
+    {"first", "weight on the first token", 1},
+    {"self", "weight on the token itself", 1},
+    {"back", "tokens back, in the mean", NAN},
+    {"tau", "temperature", NAN},
+    {"sigma_q", "mean deviation of queries", NAN},
+    {"sigma_k", "mean deviation of keys", NAN},
+    {"spread_q", "how much queries' deviations vary over tokens (std / mean)", NAN},
+    {"spread_k", "how much keys' deviations vary over tokens (std / mean)", NAN},
+    {"moved", "weight that moves if all tokens have the same deviations", NAN},
+    {"gate", "gate, in the mean over tokens", 1},
+    {"gate_spread", "gate, standard deviation over tokens", NAN},
+    {NULL, NULL, 0}};
+
+const weft_inside_number weft_inside_layers[] = {
+    {"routes", "tokens that the routes of cross-token keep, or would", NAN},
+    {"routes_weight", "share of the weight that they hold", 1},
+    {"routes_as_layer_before", "share of them kept in the layer before, too", 1},
+    {"routes_as_token_before", "share of them kept by the token before, too", 1},
+    {"keys_width", "width of the keys' latent", NAN},
+    {"keys_effective_rank", "its effective rank", NAN},
+    {"keys_directions_99", "its directions that hold 99% of the variance", NAN},
+    {"values_width", "width of the values' latent", NAN},
+    {"values_effective_rank", "its effective rank", NAN},
+    {"values_directions_99", "its directions that hold 99% of the variance", NAN},
+    {"z_off_blocks", "share of W_z outside its blocks", 1},
+    {"z_between_heads", "|cosine| between two z-heads", 1},
+    {"z_across_sequences", "cosine of one z-head in two sequences", 1},
+    {NULL, NULL, 0}};
+
+int weft_inside_direction(int width, int i, int n) {
+    return (int)(((int64_t)width * (i + 1) + n - 1) / n);
+}
+
+/* Rows of equal length as numbers [rows, columns], NaN where there is none; NULL: they are not of that form.
+ * The caller frees it. */
+static double *table_of(const json_t *table, int *rows, int *columns, double *most) {
+    size_t n = json_array_size(table), m = json_array_size(json_array_get(table, 0));
+    if (n < 1 || n > SIDE_MOST || m < 1 || m > SIDE_MOST) return NULL;
+    double *values = malloc(n * m * sizeof *values);
+    *most = NAN;
+    for (size_t i = 0; values && i < n * m; i++) {
+        const json_t *row = json_array_get(table, i / m), *one = json_array_get(row, i % m);
+        if (json_array_size(row) != m && !json_is_null(row)) {
+            free(values);
+            return NULL;
+        }
+        values[i] = json_is_number(one) ? json_number_value(one) : NAN;
+        *most = fmax(*most, values[i]);
+    }
+    *rows = (int)n;
+    *columns = (int)m;
+    return values;
+}
+
+static void put_grid(weft_page *p, const json_t *table, weft_heat heat, const char *name) {
+    double most = NAN, *values = table_of(table, &heat.rows, &heat.columns, &most);
+    char caption[200];
+    if (values && isfinite(most)) {
+        if (isnan(heat.high)) heat.high = most;
+        heat.values = values;
+        heat.row_label = "layer";
+        snprintf(caption, sizeof caption, "%s%s%s; darkest: %.3g", name, *name ? ": " : "",
+                 heat.title, heat.high);
+        char *svg = weft_heat_svg(&heat);
+        if (!svg) weft_fail(WEFT_ENOMEM, "report: no memory for a picture");
+        weft_page_thumbnail(p, svg, caption);
+        free(svg);
+    }
+    free(values);
+}
+
+void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
+    const json_t *heads = json_object_get(inside, "heads");
+    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
+        put_grid(
+            p, json_object_get(heads, n->name),
+            (weft_heat){.title = n->title, .column_label = "head", .high = n->high, .style = style},
+            n->name);
+    put_grid(
+        p, json_object_get(inside, "gates"),
+        (weft_heat){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
+                    .column_label = "gate, in tenths from",
+                    .high = NAN,
+                    .style = style + 2},
+        "");
+}
+
+bool weft_inside_has_latent(const json_t *inside, const char *name) {
+    return json_array_size(json_object_get(json_object_get(inside, name), "held")) > 0;
+}
+
+static weft_plot_series curve_of(const json_t *held, int width, int style, const char *label) {
+    weft_plot_series out = {.label = label, .style = style};
+    int n = (int)json_array_size(held);
+    if (n < 1 || n > WEFT_INSIDE_POINTS) return out;
+    out.points = malloc((size_t)n * sizeof *out.points);
+    out.n = out.points ? n : 0;
+    for (int i = 0; i < out.n; i++)
+        out.points[i] =
+            (weft_plot_point){weft_inside_direction(width, i, n),
+                              json_number_value(json_array_get(held, (size_t)i)), NAN, NAN};
+    return out;
+}
+
+static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
+    weft_plot_series series[CURVES_MOST];
+    char labels[CURVES_MOST][24], *svg;
+    const json_t *held = json_object_get(latent, "held");
+    json_int_t width = json_integer_value(json_object_get(latent, "width"));
+    size_t layers = json_array_size(held);
+    int n = layers < CURVES_MOST ? (int)layers : CURVES_MOST;
+    if (n < 1 || layers > SIDE_MOST || width < 1 || width > WIDTH_MOST) return;
+    for (int k = 0; k < n; k++) {
+        size_t layer = n > 1 ? (size_t)k * (layers - 1) / (size_t)(n - 1) : 0;
+        snprintf(labels[k], sizeof labels[k], "layer %zu", layer);
+        series[k] = curve_of(json_array_get(held, layer), (int)width, k, labels[k]);
+    }
+    weft_plot plot = {.kind = WEFT_PLOT_CURVES,
+                      .title = caption,
+                      .x_label = "directions",
+                      .y_label = "share of the variance",
+                      .series = series,
+                      .n_series = n,
+                      .top = NAN};
+    if (weft_plot_svg(&plot, ++p->pictures, &svg) != WEFT_OK) svg = NULL;
+    weft_page_thumbnail(p, svg, caption);
+    free(svg);
+    for (int k = 0; k < n; k++)
+        free(series[k].points);
+}
+
+void weft_inside_put_latents(weft_page *p, const json_t *inside) {
+    put_latent(p, json_object_get(inside, "keys"),
+               "keys' latent: share of the variance in the first directions");
+    put_latent(p, json_object_get(inside, "values"),
+               "values' latent: share of the variance in the first directions");
+}
+
+int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const char *name,
+                         int first, int style, int most) {
+    const json_t *heads = json_object_get(layer, "heads");
+    int n = json_array_size(heads) < (size_t)most ? (int)json_array_size(heads) : most;
+    for (int h = 0; h < n; h++) {
+        char title[400], place[120];
+        const json_t *sigma = json_array_get(json_object_get(layer, "sigma"), (size_t)h);
+        snprintf(place, sizeof place, "layer %lld, head %d%s",
+                 (long long)json_integer_value(json_object_get(layer, "layer")) + first, h + first,
+                 sigma ? "; below: each token's \xcf\x83" : "");
+        snprintf(title, sizeof title, "%.200s%s%s", name, *name ? ", " : "", place);
+        char *svg =
+            weft_attention_picture(json_array_get(heads, (size_t)h), sigma, time, style, title);
+        if (svg) weft_page_thumbnail(p, svg, place);
+        free(svg);
+    }
+    return n;
+}
 
 static bool has_inside(const weft_report_data *d, int variant) {
     return d->variants[variant].repeats < 0 &&
@@ -22,18 +183,6 @@ static bool any_has(const weft_report_data *d, const char *name) {
     return false;
 }
 
-/* A column for each variant that has numbers. The caller frees the list when the table is closed; NULL: no
- * memory. */
-static const char **list_heads(const weft_report_data *d, const char *first) {
-    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads);
-    int n = 0;
-    if (!heads) return NULL;
-    heads[n++] = first;
-    for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i)) heads[n++] = weft_variant_label(d, i);
-    return heads;
-}
-
 static void put_row(weft_page *p, const weft_report_data *d, const char *name, const char *title) {
     char fact[NAME_ROOM];
     snprintf(fact, sizeof fact, "inside_%.80s", name);
@@ -42,10 +191,7 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
     for (int i = 0; i < d->n_variants; i++) {
         if (!has_inside(d, i)) continue;
         double value = weft_report_fact_mean(d, i, fact);
-        if (isfinite(value))
-            weft_page_cell(p, "%.4g", value);
-        else
-            weft_page_cell(p, "–");
+        weft_page_cell(p, "%s", isfinite(value) ? weft_say("%.4g", value) : "–");
     }
 }
 
@@ -63,15 +209,13 @@ static int list_parts(const weft_report_data *d, const char *parts[PARTS_MOST]) 
     return n;
 }
 
-static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
+static void put_gradients(weft_page *p, const weft_report_data *d) {
     const char *parts[PARTS_MOST];
     int n = list_parts(d, parts);
-    if (n == 0) return WEFT_OK;
+    if (n == 0) return;
     weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training pass over "
                      "held-out sequences, and in brackets what part of its weights' norm that is.");
-    const char **heads = list_heads(d, "mechanism");
-    if (!heads) return weft_fail(WEFT_ENOMEM, "report: no memory for a table");
-    weft_page_table_open(p, heads);
+    weft_report_open_table(p, d, "mechanism", has_inside);
     for (int k = 0; k < n; k++) {
         char gradient[NAME_ROOM + 24], weight[NAME_ROOM + 24];
         snprintf(gradient, sizeof gradient, "inside_gradient %s", parts[k]);
@@ -82,18 +226,12 @@ static weft_status put_gradients(weft_page *p, const weft_report_data *d) {
             double is = weft_report_fact_mean(d, i, gradient);
             double of = weft_report_fact_mean(d, i, weight);
             if (!has_inside(d, i)) continue;
-            if (isfinite(is))
-                weft_page_cell(p, "%.3g (%.2g)", is, is / of);
-            else
-                weft_page_cell(p, "–");
+            weft_page_cell(p, "%s", isfinite(is) ? weft_say("%.3g (%.2g)", is, is / of) : "–");
         }
     }
-    weft_page_table_close(p);
-    free(heads);
-    return WEFT_OK;
 }
 
-static void put_pictures(weft_page *p, const weft_report_data *d, int variant) {
+static void put_variant(weft_page *p, const weft_report_data *d, int variant) {
     const weft_report_run *run = weft_report_first_run(d, variant);
     const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
     json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
@@ -102,7 +240,6 @@ static void put_pictures(weft_page *p, const weft_report_data *d, int variant) {
         weft_page_pictures_open(p, NULL);
         weft_inside_put_heads(p, inside, variant);
         weft_inside_put_latents(p, inside);
-        weft_page_pictures_close(p);
     }
     json_decref(inside);
 }
@@ -112,23 +249,19 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     weft_page_heading(p, "Inside the models",
                       "What the mechanisms do on held-out sequences after training: the mean over "
                       "heads, layers and seeds.");
-    const char **heads = list_heads(d, "number");
-    if (!heads) return weft_fail(WEFT_ENOMEM, "report: no memory for a table");
-    weft_page_table_open(p, heads);
+    weft_report_open_table(p, d, "number", has_inside);
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
         put_row(p, d, n->name, n->title);
     for (const weft_inside_number *n = weft_inside_layers; n->name; n++)
         put_row(p, d, n->name, n->title);
-    weft_page_table_close(p);
-    free(heads);
-    WEFT_TRY(put_gradients(p, d));
+    put_gradients(p, d);
     weft_page_fold(
         p, "Inside the models, head by head",
         "The first seed of each variant: a square for each head of each layer, its number on "
         "hover; the gates by tenths; the latents' directions. (The pictures are in "
         "report.html.)");
     for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i)) put_pictures(p, d, i);
+        if (has_inside(d, i)) put_variant(p, d, i);
     return WEFT_OK;
 }
 

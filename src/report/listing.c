@@ -1,5 +1,5 @@
 /* Tables, JSON and CSV out of a database. */
-#include "report/listing.h"
+#include "report/report.h"
 
 #include "base/files.h"
 #include "base/json.h"
@@ -100,25 +100,24 @@ static void append_row(sqlite3_stmt *rows, void *context) {
 }
 
 weft_status weft_listing_json(const char *path, json_t **object) {
+    static const char *const parts[][2] = {
+        {"study", "SELECT * FROM study"},
+        {"steps", "SELECT *, variant AS step FROM variants ORDER BY variant"},
+        {"runs", "SELECT *, variant AS step FROM runs ORDER BY run"}};
     weft_database *d;
-    json_t *study = json_array(), *variants = json_array(), *runs = json_array();
     *object = NULL;
-    weft_status status = weft_listing_open(path, &d);
-    if (status == WEFT_OK) status = weft_listing_each(d, "SELECT * FROM study", append_row, study);
-    if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT *, variant AS step FROM variants ORDER BY variant",
-                                   append_row, variants);
-    if (status == WEFT_OK)
-        status = weft_listing_each(d, "SELECT *, variant AS step FROM runs ORDER BY run",
-                                   append_row, runs);
-    if (status == WEFT_OK)
-        *object = json_pack("{s:o, s:O, s:O, s:O}", "path", weft_json_text(path), "study",
-                            json_array_get(study, 0), "steps", variants, "runs", runs);
-    json_decref(study);
-    json_decref(variants);
-    json_decref(runs);
+    WEFT_TRY(weft_listing_open(path, &d));
+    json_t *all = json_pack("{s:o}", "path", weft_json_text(path));
+    weft_status status = all ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
+    for (int i = 0; i < 3 && status == WEFT_OK; i++) {
+        json_t *rows = json_array();
+        status = weft_listing_each(d, parts[i][1], append_row, rows);
+        json_object_set(all, parts[i][0], i == 0 ? json_array_get(rows, 0) : rows);
+        json_decref(rows);
+    }
     weft_database_close(d);
-    if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "runs: no memory");
+    if (status == WEFT_OK) *object = json_incref(all);
+    json_decref(all);
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* Two variants of a study, and two databases of one study. */
-#include "report/listing.h"
+#include "report/report.h"
 
 #include "base/files.h"
 #include "base/json.h"
@@ -70,20 +70,16 @@ static const char *text_of(const json_t *object, const char *key) {
     return weft_shown(text ? text : "");
 }
 
-static double number_of(const json_t *object, const char *key) {
-    return json_number_value(json_object_get(object, key));
-}
-
 /* Two scores and their difference, in columns. */
 static void print_pair(FILE *out, const char *what, const json_t *row) {
-    fprintf(out, "  %-28s %14.5f %14.5f %+14.5f", what, number_of(row, "a"), number_of(row, "b"),
-            number_of(row, "difference"));
+    fprintf(out, "  %-28s %14.5f %14.5f %+14.5f", what, weft_json_number_of(row, "a"),
+            weft_json_number_of(row, "b"), weft_json_number_of(row, "difference"));
 }
 
 static void print_interval(FILE *out, const json_t *object) {
     if (json_is_number(json_object_get(object, "low")))
-        fprintf(out, "  95%% interval %+.5f to %+.5f", number_of(object, "low"),
-                number_of(object, "high"));
+        fprintf(out, "  95%% interval %+.5f to %+.5f", weft_json_number_of(object, "low"),
+                weft_json_number_of(object, "high"));
 }
 
 static void print_positions(FILE *out, const json_t *list) {
@@ -117,8 +113,9 @@ static void print_comparison(FILE *out, const json_t *object) {
     }
     fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
             text_of(object, "b"), "difference");
-    fprintf(out, "  %-28s %14g %14g\n", "learning rate", number_of(object, "rate_a"),
-            number_of(object, "rate_b"));
+    fprintf(out, "  %-28s %14g %14g\n", "learning rate",
+            json_number_value(json_object_get(object, "rate_a")),
+            json_number_value(json_object_get(object, "rate_b")));
     json_array_foreach(json_object_get(object, "pairs"), i, row) {
         char seed[40];
         snprintf(seed, sizeof seed, "seed %lld",
@@ -127,7 +124,7 @@ static void print_comparison(FILE *out, const json_t *object) {
         fprintf(out, "\n");
     }
     if (json_is_number(json_object_get(object, "mean_difference"))) {
-        fprintf(out, "  %-58s %+14.5f", "mean", number_of(object, "mean_difference"));
+        fprintf(out, "  %-58s %+14.5f", "mean", weft_json_number_of(object, "mean_difference"));
         print_interval(out, object);
         fprintf(out, "\n");
     }

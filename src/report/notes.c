@@ -111,16 +111,12 @@ static bool differs(json_t *const *configs, int n, const char *key) {
 
 static void print_differences(weft_page *p, const weft_report_data *d, json_t *const *configs,
                               json_t *keys) {
-    const char **heads = calloc((size_t)d->n_variants + 2, sizeof *heads), *key;
+    const char *key;
     json_t *unused;
     bool open = false;
-    if (!heads) return;
-    heads[0] = "key";
-    for (int i = 0; i < d->n_variants; i++)
-        heads[i + 1] = weft_variant_label(d, i);
     json_object_foreach(keys, key, unused) {
         if (is_left_out(key) || !differs(configs, d->n_variants, key)) continue;
-        if (!open) weft_page_table_open(p, heads);
+        if (!open) weft_report_open_table(p, d, "key", NULL);
         open = true;
         char name[KEY_ROOM];
         size_t n = 0;
@@ -131,11 +127,7 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
         for (int i = 0; i < d->n_variants; i++)
             weft_page_cell(p, "%s", value_of(configs[i], key));
     }
-    if (open)
-        weft_page_table_close(p);
-    else
-        weft_page_say(p, "The variants' configs are the same in every key.");
-    free(heads);
+    if (!open) weft_page_say(p, "The variants' configs are the same in every key.");
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
@@ -168,40 +160,32 @@ static void trouble_row(trouble *t, int variant, const char *where, const char *
                         const char *why) {
     static const char *const heads[] = {"variant", "where", "what", "why", NULL};
     if (t->rows++ == 0) weft_page_table_open(t->p, heads);
-    weft_page_cell(t->p, "%s", variant >= 0 ? weft_variant_label(t->d, variant) : "–");
-    weft_page_cell(t->p, "%s", where);
-    weft_page_cell(t->p, "%s", what);
-    weft_page_cell(t->p, "%s", why);
+    weft_page_cells(t->p, variant >= 0 ? weft_variant_label(t->d, variant) : "–", where, what, why);
 }
 
-static int count_events(const weft_report_data *d, int64_t run, const char *kind) {
-    int n = 0;
-    for (int i = 0; i < d->n_events; i++)
-        n += d->events[i].run == run && strcmp(d->events[i].kind, kind) == 0;
-    return n;
+static const char *say_where(const weft_report_run *run) {
+    return weft_say("seed %lld, learning rate %g", (long long)run->seed, run->rate);
 }
 
 static void run_trouble(trouble *t, const weft_report_run *run) {
-    char where[96], text[64];
-    snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)run->seed, run->rate);
+    const char *where = say_where(run);
+    int spikes = 0;
+    for (int i = 0; i < t->d->n_events; i++)
+        spikes += t->d->events[i].run == run->id && strcmp(t->d->events[i].kind, "spike") == 0;
     if (strcmp(run->status, "failed") == 0 || strcmp(run->status, "diverged") == 0)
         trouble_row(t, run->variant, where, run->status, run->why);
     else if (strcmp(run->status, "done") == 0 && !run->finished)
         trouble_row(t, run->variant, where, "has no score", run->why);
-    if (run->skipped > 0) {
-        snprintf(text, sizeof text, "%.0f updates skipped", run->skipped);
-        trouble_row(t, run->variant, where, text, "their gradients were not finite");
-    }
-    int spikes = count_events(t->d, run->id, "spike");
-    if (spikes) {
-        snprintf(text, sizeof text, "%d spike%s", spikes, spikes == 1 ? "" : "s");
-        trouble_row(t, run->variant, where, text, "the gradient norm stood far out");
-    }
-    if (run->resumes > 0) {
-        snprintf(text, sizeof text, "resumed %.0f time%s", run->resumes,
-                 run->resumes == 1 ? "" : "s");
-        trouble_row(t, run->variant, where, text, "it was stopped or killed on the way");
-    }
+    if (run->skipped > 0)
+        trouble_row(t, run->variant, where, weft_say("%.0f updates skipped", run->skipped),
+                    "their gradients were not finite");
+    if (spikes)
+        trouble_row(t, run->variant, where, weft_say_plural(spikes, "spike"),
+                    "the gradient norm stood far out");
+    if (run->resumes > 0)
+        trouble_row(t, run->variant, where,
+                    weft_say("resumed %s", weft_say_plural((int)run->resumes, "time")),
+                    "it was stopped or killed on the way");
 }
 
 /* Runs that are still to come, a line per variant. */
@@ -212,10 +196,9 @@ static void waiting_trouble(trouble *t, int variant) {
         waiting += run->variant == variant && strcmp(run->status, "waiting") == 0;
         running += run->variant == variant && strcmp(run->status, "running") == 0;
     }
-    if (!waiting && !running) return;
-    char text[96];
-    snprintf(text, sizeof text, "%d waiting, %d running", waiting, running);
-    trouble_row(t, variant, "runs", text, "the study is not finished");
+    if (waiting || running)
+        trouble_row(t, variant, "runs", weft_say("%d waiting, %d running", waiting, running),
+                    "the study is not finished");
 }
 
 /* Of a kind that another part of the report tells, or that is no trouble. */
@@ -231,12 +214,11 @@ static bool is_told(const char *kind) {
 static void event_trouble(trouble *t, const weft_report_event *event) {
     if (is_told(event->kind)) return;
     int variant = -1;
-    char where[96] = "study";
+    const char *where = "study";
     for (int i = 0; i < t->d->n_runs && event->run >= 0; i++) {
         if (t->d->runs[i].id != event->run) continue;
         variant = t->d->runs[i].variant;
-        snprintf(where, sizeof where, "seed %lld, learning rate %g", (long long)t->d->runs[i].seed,
-                 t->d->runs[i].rate);
+        where = say_where(&t->d->runs[i]);
     }
     for (int i = 0; i < t->d->n_variants && event->run < 0; i++)
         if (t->d->variants[i].id == event->step) variant = i;
@@ -259,46 +241,24 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
         run_trouble(&t, &d->runs[i]);
     for (int i = 0; i < d->n_events; i++)
         event_trouble(&t, &d->events[i]);
-    if (t.rows)
-        weft_page_table_close(p);
-    else if (d->n_runs)
+    if (!t.rows && d->n_runs)
         weft_page_say(
             p, "Nothing: every variant could be built, none leaks, every run finished and no "
                "update was skipped.");
-    else
+    else if (!t.rows)
         weft_page_say(p, "Nothing yet: no run was made.");
     return WEFT_OK;
 }
 
-static double iters_of(const weft_report_variant *s) {
-    return s->iters;
-}
-
-static double tokens_of(const weft_report_variant *s) {
-    return s->tokens;
-}
-
-static double parameters_of(const weft_report_variant *s) {
-    return s->parameters;
-}
-
-static double work_of(const weft_report_variant *s) {
-    return s->flops * s->tokens;
-}
-
-static double seconds_of(const weft_report_variant *s) {
-    return s->seconds;
-}
-
 static const struct {
     const char *name, *head;
-    double (*of)(const weft_report_variant *s);
+    size_t at; /* of a variant */
 } quantities[] = {
-    {"iterations", ">iterations", iters_of},
-    {"tokens", ">tokens", tokens_of},
-    {"parameters", ">parameters", parameters_of},
-    {"FLOPs of the whole training", ">FLOPs of the training", work_of},
-    {"measured time", ">seconds a run", seconds_of},
+    {"iterations", "iterations", offsetof(weft_report_variant, iters)},
+    {"tokens", "tokens", offsetof(weft_report_variant, tokens)},
+    {"parameters", "parameters", offsetof(weft_report_variant, parameters)},
+    {"FLOPs of the whole training", "FLOPs of the training", offsetof(weft_report_variant, work)},
+    {"measured time", "seconds a run", offsetof(weft_report_variant, seconds)},
 };
 enum { QUANTITIES = sizeof quantities / sizeof quantities[0] };
 
@@ -308,16 +268,15 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
     for (int q = 0; q < QUANTITIES; q++) {
         double least = NAN, most = NAN;
         for (int i = 0; i < d->n_variants; i++) {
-            double value = quantities[q].of(&d->variants[i]);
+            double value = weft_variant_number(&d->variants[i], quantities[q].at);
             least = fmin(least, value);
             most = fmax(most, value);
         }
         if (isnan(least) || (least == most) != equal) continue;
         fprintf(out, "%s%s", any ? ", " : equal ? "Equal: " : " Not equal: ", quantities[q].name);
         any = true;
-        weft_words a, b;
         if (equal) continue;
-        fprintf(out, " (%s to %s", weft_say_count(least, &a), weft_say_count(most, &b));
+        fprintf(out, " (%s to %s", weft_say_count(least), weft_say_count(most));
         if (least > 0)
             fprintf(out, most / least < 1.1 ? ", %.2f%% apart" : ", %.2f times",
                     most / least < 1.1 ? 100 * (most / least - 1) : most / least);
@@ -330,10 +289,11 @@ static void equality_row(weft_page *p, const weft_report_data *d, int place) {
     const weft_report_variant *s = &d->variants[place];
     weft_page_cell(p, "%s", weft_variant_label(d, place));
     for (int q = 0; q < QUANTITIES; q++) {
-        double value = quantities[q].of(s);
-        double base = s->baseline >= 0 ? quantities[q].of(&d->variants[s->baseline]) : NAN;
-        weft_words room;
-        const char *text = weft_say_count(value, &room);
+        double value = weft_variant_number(s, quantities[q].at);
+        double base = s->baseline >= 0
+                          ? weft_variant_number(&d->variants[s->baseline], quantities[q].at)
+                          : NAN;
+        const char *text = weft_say_count(value);
         if (isfinite(value) && base > 0 && value != base)
             weft_page_cell(p, "%s (%.3g ×)", text, value / base);
         else
@@ -348,22 +308,15 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
         "A variant may score better because it is larger or was trained for longer: here "
         "is what each was given, and how many times its baseline's.");
     weft_page_say(p, "The study held equal: %s.", *d->equal ? d->equal : "nothing");
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    write_equality(out, d, true);
-    write_equality(out, d, false);
-    fclose(out);
-    if (text && *text) weft_page_say(p, "%s", text);
-    free(text);
-    const char *heads[QUANTITIES + 2] = {"variant"};
+    write_equality(p->words, d, true);
+    write_equality(p->words, d, false);
+    const char *text = weft_page_words(p);
+    if (*text) weft_page_say(p, "%s", text);
+    weft_page_table_open(p, (const char *[]){"variant", NULL});
     for (int q = 0; q < QUANTITIES; q++)
-        heads[q + 1] = quantities[q].head;
-    weft_page_table_open(p, heads);
+        weft_page_head(p, ">%s", quantities[q].head);
     for (int i = 0; i < d->n_variants; i++)
         equality_row(p, d, i);
-    weft_page_table_close(p);
     return WEFT_OK;
 }
 
@@ -396,24 +349,21 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
         open = true;
         weft_page_cell(p, "%d", n);
         weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
-        weft_page_cell(p, "%s", fact_text(d, i, "device"));
-        weft_page_cell(p, "%s", fact_text(d, i, "machine"));
+        weft_page_cells(p, fact_text(d, i, "device"), fact_text(d, i, "machine"));
         const char *hash = fact_text(d, i, "dataset_hash");
         weft_page_cell(p, "%s%.12s", *hash ? "hash " : "–", hash);
     }
-    if (open) weft_page_table_close(p);
 }
 
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
     static const char *const heads[] = {"what", "which", NULL};
-    weft_words threads;
     const char *const rows[][2] = {{"weft's version", d->version},
                                    {"git commit", d->commit},
                                    {"study begun", d->created},
                                    {"host", d->host},
                                    {"machine", d->machine},
                                    {"device", d->device},
-                                   {"threads", weft_say_number(d->threads, &threads)},
+                                   {"threads", weft_say_number(d->threads)},
                                    {"seeds", d->seeds_text},
                                    {"learning rates", d->rates_text},
                                    {"database", d->path}};
@@ -422,10 +372,8 @@ weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
         "The program, the machine and the config that the variants' overrides start from.");
     weft_page_table_open(p, heads);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        weft_page_cell(p, "%s", rows[i][0]);
-        weft_page_cell(p, "%s", *rows[i][1] ? rows[i][1] : "–");
+        weft_page_cells(p, rows[i][0], *rows[i][1] ? rows[i][1] : "–");
     }
-    weft_page_table_close(p);
     put_origins(p, d);
     weft_page_folded(p, "The whole base config", d->config);
     return WEFT_OK;

@@ -7,10 +7,11 @@
  * script are in it, its pictures are inline, and a policy in its head forbids all the rest. */
 #include "report/page.h"
 
+#include "base/embed.h"
 #include "base/folders.h"
+#include "base/grow.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "report/charts.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -22,9 +23,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+WEFT_EMBED("weft_charts_script", "src/report/charts.js");
+WEFT_EMBED("weft_charts_style", "src/report/charts.css");
+
 /* By these a report is known, so that nothing else is written over. */
 #define HTML_MARK "<meta name=\"generator\" content=\"weft\">"
 #define MD_MARK "<!-- weft report -->"
+
+#define TITLE " class=\"title\""
 
 enum { LOOK = 512 };
 
@@ -46,24 +52,13 @@ static int put_letter(FILE *out, const char *at) {
 }
 
 static const char *html_sign(char c) {
-    switch (c) {
-    case '&':
-        return "&amp;";
-    case '<':
-        return "&lt;";
-    case '>':
-        return "&gt;";
-    case '"':
-        return "&quot;";
-    case '\'':
-        return "&#39;";
-    default:
-        return NULL;
-    }
+    static const char *const signs[] = {
+        ['&'] = "&amp;", ['<'] = "&lt;", ['>'] = "&gt;", ['"'] = "&quot;", ['\''] = "&#39;"};
+    return (unsigned char)c <= '>' ? signs[(unsigned char)c] : NULL;
 }
 
 static void escape_html(FILE *out, const char *text, bool lines) {
-    while (*text) {
+    while (text && *text) {
         const char *sign = lines && *text == '\n' ? "\n" : html_sign(*text);
         if (sign) fputs(sign, out);
         text += sign ? 1 : put_letter(out, text);
@@ -93,9 +88,8 @@ static void escape_md(FILE *out, const char *text) {
     while (*text) {
         bool within = *text == '_' && text > start && isalnum((unsigned char)text[-1]) &&
                       isalnum((unsigned char)text[1]);
-        if (*text == '<' || *text == '>' || *text == '&') {
-            fputs(*text == '<' ? "&lt;" : *text == '>' ? "&gt;" : "&amp;", out);
-            text++;
+        if (strchr("<>&", *text)) {
+            fputs(html_sign(*text++), out);
         } else if (strchr("\\`*_[]|~", *text) && !within) {
             fputc('\\', out);
             fputc(*text++, out);
@@ -105,35 +99,52 @@ static void escape_md(FILE *out, const char *text) {
     }
 }
 
-/* A formatted text, or "" without memory; the caller frees what *room says. */
-static const char *format_text(char **room, const char *format, va_list args) {
-    *room = NULL;
-    return vasprintf(room, format, args) < 0 ? (*room = NULL, "") : *room;
+/* A formatted text, malloc'd; NULL: no memory. */
+#define FORMAT(text, format)                                                                       \
+    va_list args;                                                                                  \
+    char *text;                                                                                    \
+    va_start(args, format);                                                                        \
+    if (vasprintf(&text, format, args) < 0) text = NULL;                                           \
+    va_end(args)
+
+static void put_html(weft_page *p, const char *before, const char *text, const char *after) {
+    fputs(before, p->html);
+    weft_page_escape_html(p->html, text);
+    fputs(after, p->html);
+}
+
+static void put_md(weft_page *p, const char *before, const char *text, const char *after) {
+    fputs(before, p->md);
+    escape_md(p->md, text ? text : "");
+    fputs(after, p->md);
 }
 
 weft_status weft_page_open(weft_page *p, const char *title) {
     *p = (weft_page){.level = 2};
     p->html = open_memstream(&p->html_text, &p->html_size);
     p->md = open_memstream(&p->md_text, &p->md_size);
+    p->words = open_memstream(&p->words_text, &p->words_size);
     p->charts = json_array();
-    if (!p->html || !p->md || !p->charts) {
+    if (!p->html || !p->md || !p->words || !p->charts) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n" HTML_MARK "\n"
-          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY
-          "\n<title>",
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY "\n",
           p->html);
-    weft_page_escape_html(p->html, title);
-    fprintf(p->html, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", weft_charts_style);
+    put_html(p, "<title>", title, "</title>\n<style>\n");
+    fprintf(p->html, "%s</style>\n</head>\n<body>\n<main>\n", weft_charts_style);
     return WEFT_OK;
 }
 
 void weft_page_free(weft_page *p) {
     if (p->html) fclose(p->html);
     if (p->md) fclose(p->md);
+    if (p->words) fclose(p->words);
     free(p->html_text);
     free(p->md_text);
+    free(p->words_text);
+    free(p->kinds);
     for (int i = 0; p->svgs && p->svgs[i]; i++)
         free(p->svgs[i]);
     free(p->svgs);
@@ -141,34 +152,55 @@ void weft_page_free(weft_page *p) {
     *p = (weft_page){0};
 }
 
-static void close_fold(weft_page *p) {
-    if (p->folded) fputs("</details>\n", p->html);
-    p->folded = false;
+static void end_heads(weft_page *p) {
+    if (!p->heading) return;
+    p->heading = false;
+    fputs("</tr></thead>\n<tbody>\n", p->html);
+    fputs("\n|", p->md);
+    for (int i = 0; i < p->columns; i++)
+        fputs(p->kinds[i] == '>' ? " ---: |" : " --- |", p->md);
+    fputs("\n", p->md);
+}
+
+/* Ends the list, the table or the group that is open. */
+static void end_element(weft_page *p) {
+    end_heads(p);
+    if (p->end) fputs(p->end, p->html);
+    p->end = NULL;
+}
+
+/* Begins one, or goes on with it where such a one is open. */
+static void go_on(weft_page *p, const char *begin, const char *end, const char *md) {
+    if (p->end && strcmp(p->end, end) == 0) return;
+    end_element(p);
+    p->end = end;
+    fputs(begin, p->html);
+    fputs(md, p->md);
 }
 
 static void begin_section(weft_page *p, const char *text) {
-    close_fold(p);
+    end_element(p);
+    if (p->folded) fputs("</details>\n", p->html);
+    p->folded = false;
     snprintf(p->section, sizeof p->section, "%s", text);
+}
+
+static void put_heading(weft_page *p, int level, const char *kind, const char *text) {
+    fprintf(p->html, "<h%d%s>", level, kind);
+    put_html(p, "", text, "");
+    fprintf(p->html, "</h%d>", level);
 }
 
 void weft_page_title(weft_page *p, int level, const char *text) {
     begin_section(p, text);
-    fprintf(p->html, "<h%d>", level);
-    weft_page_escape_html(p->html, text);
-    fprintf(p->html, "</h%d>\n", level);
-    fprintf(p->md, "%s%.*s ", ftell(p->md) > 0 ? "\n" : "", level, "######");
-    escape_md(p->md, text);
-    fputs("\n", p->md);
+    put_heading(p, level, "", text);
+    fputs("\n", p->html);
+    fprintf(p->md, "%s%.*s", ftell(p->md) > 0 ? "\n" : "", level, "######");
+    put_md(p, " ", text, "\n");
 }
 
 static void say_about(weft_page *p, const char *about) {
-    if (!about) return;
-    fputs("<p class=\"about\">", p->html);
-    weft_page_escape_html(p->html, about);
-    fputs("</p>\n", p->html);
-    fputs("\n", p->md);
-    escape_md(p->md, about);
-    fputs("\n", p->md);
+    if (about) weft_page_line(p, "about", "%s", about);
 }
 
 void weft_page_heading(weft_page *p, const char *text, const char *about) {
@@ -179,148 +211,99 @@ void weft_page_heading(weft_page *p, const char *text, const char *about) {
 void weft_page_fold(weft_page *p, const char *text, const char *about) {
     begin_section(p, text);
     p->folded = true;
-    fputs("<details class=\"fold\"><summary>", p->html);
-    weft_page_escape_html(p->html, text);
-    fputs("</summary>\n", p->html);
-    fprintf(p->md, "\n%.*s ", p->level, "######");
-    escape_md(p->md, text);
-    fputs("\n", p->md);
+    put_html(p, "<details class=\"fold\"><summary>", text, "</summary>\n");
+    fprintf(p->md, "\n%.*s", p->level, "######");
+    put_md(p, " ", text, "\n");
     say_about(p, about);
 }
 
 void weft_page_subtitle(weft_page *p, const char *text) {
-    fprintf(p->html, "<h%d class=\"title\">", p->level + 1);
-    weft_page_escape_html(p->html, text);
-    fprintf(p->html, "</h%d>\n", p->level + 1);
-    fputs("\n**", p->md);
-    escape_md(p->md, text);
-    fputs("**\n", p->md);
+    end_element(p);
+    put_heading(p, p->level + 1, TITLE, text);
+    fputs("\n", p->html);
+    put_md(p, "\n**", text, "**\n");
 }
 
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
-    va_list args;
-    char *room;
-    va_start(args, format);
-    const char *text = format_text(&room, format, args);
-    va_end(args);
-    const char *mark = strcmp(kind, "answer") == 0 ? "**" : "";
-    fprintf(p->html, "<p class=\"%s\">", kind);
-    weft_page_escape_html(p->html, text);
-    fputs("</p>\n", p->html);
-    fprintf(p->md, "\n%s", mark);
-    escape_md(p->md, text);
-    fprintf(p->md, "%s\n", mark);
-    free(room);
+    FORMAT(text, format);
+    bool answer = strcmp(kind, "answer") == 0;
+    end_element(p);
+    fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
+    put_html(p, "", text, "</p>\n");
+    put_md(p, answer ? "\n**" : "\n", text, answer ? "**\n" : "\n");
+    free(text);
 }
 
-void weft_page_say(weft_page *p, const char *format, ...) {
-    va_list args;
-    char *room;
-    va_start(args, format);
-    const char *text = format_text(&room, format, args);
-    va_end(args);
-    fputs("<p>", p->html);
-    weft_page_escape_html(p->html, text);
-    fputs("</p>\n", p->html);
-    fputs("\n", p->md);
-    escape_md(p->md, text);
-    fputs("\n", p->md);
-    free(room);
-}
-
-void weft_page_list_open(weft_page *p) {
-    fputs("<ul class=\"list\">\n", p->html);
-    fputs("\n", p->md);
+const char *weft_page_words(weft_page *p) {
+    fputc('\0', p->words); /* what an earlier, longer text left stands behind it */
+    bool good = fflush(p->words) == 0;
+    rewind(p->words);
+    return good ? p->words_text : "";
 }
 
 void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...) {
-    va_list args;
-    char *room;
-    va_start(args, format);
-    const char *text = format_text(&room, format, args);
-    va_end(args);
+    FORMAT(text, format);
+    go_on(p, "<ul class=\"list\">\n", "</ul>\n", "\n");
     fprintf(p->html, "<li><span class=\"word %s\">", kind);
-    weft_page_escape_html(p->html, word);
-    fputs("</span><span>", p->html);
-    weft_page_escape_html(p->html, text);
-    fputs("</span></li>\n", p->html);
-    fputs("- **", p->md);
-    escape_md(p->md, word);
-    fputs("** ", p->md);
-    escape_md(p->md, text);
-    fputs("\n", p->md);
-    free(room);
+    put_html(p, "", word, "</span><span>");
+    put_html(p, "", text, "</span></li>\n");
+    put_md(p, "- **", word, "** ");
+    put_md(p, "", text, "\n");
+    free(text);
 }
 
-void weft_page_list_close(weft_page *p) {
-    fputs("</ul>\n", p->html);
-}
-
-/* A head's first sign tells how its column is set: > numbers, = words that stay on one line. */
-static const char *class_of(const char *head) {
-    return *head == '>' ? " class=\"n\"" : *head == '=' ? " class=\"k\"" : "";
-}
-
-/* Long texts get a wider column than their longest word. */
-static const char *cell_class(const char *head, const char *text) {
-    size_t length = strlen(text);
-    if (*class_of(head)) return class_of(head);
+/* How a column of a kind is set; long texts get a wider one than their longest word. */
+static const char *class_of(char kind, size_t length) {
+    if (kind != ' ') return kind == '>' ? " class=\"n\"" : " class=\"k\"";
     return length > 32 ? " class=\"long\"" : length > 16 ? " class=\"mid\"" : "";
 }
 
 void weft_page_table_open(weft_page *p, const char *const *heads) {
-    p->heads = heads;
-    p->column = 0;
+    end_element(p);
+    p->end = "</tbody>\n</table>\n</div>\n";
+    p->column = p->columns = 0;
+    p->heading = true;
     fprintf(p->html, "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"Table %d: ",
             ++p->tables);
-    weft_page_escape_html(p->html, p->section);
-    fputs("\">\n<table>\n<thead><tr>", p->html);
+    put_html(p, "", p->section, "\">\n<table>\n<thead><tr>");
     fputs("\n|", p->md);
-    for (p->columns = 0; heads[p->columns]; p->columns++) {
-        const char *head = heads[p->columns], *name = head + (*class_of(head) != '\0');
-        fprintf(p->html, "<th scope=\"col\"%s>", class_of(head));
-        weft_page_escape_html(p->html, name);
-        fputs("</th>", p->html);
-        fputs(" ", p->md);
-        escape_md(p->md, name);
-        fputs(" |", p->md);
+    for (; *heads; heads++)
+        weft_page_head(p, "%s", *heads);
+}
+
+void weft_page_head(weft_page *p, const char *format, ...) {
+    FORMAT(text, format);
+    if (text && weft_grow(&p->kinds, &p->kinds_room, (size_t)p->columns + 1)) {
+        char kind = *text == '>' || *text == '=' ? *text : ' ';
+        const char *name = text + (kind != ' ');
+        fprintf(p->html, "<th scope=\"col\"%s>", class_of(kind, 0));
+        put_html(p, "", name, "</th>");
+        put_md(p, " ", name, " |");
+        p->kinds[p->columns++] = kind;
     }
-    fputs("</tr></thead>\n<tbody>\n", p->html);
-    fputs("\n|", p->md);
-    for (int i = 0; i < p->columns; i++)
-        fputs(*heads[i] == '>' ? " ---: |" : " --- |", p->md);
-    fputs("\n", p->md);
+    free(text);
 }
 
 void weft_page_cell(weft_page *p, const char *format, ...) {
-    va_list args;
-    char *room;
-    va_start(args, format);
-    const char *text = format_text(&room, format, args);
-    va_end(args);
-    if (p->column == 0) {
-        fputs("<tr>", p->html);
-        fputs("|", p->md);
-    }
-    fprintf(p->html, "<td%s>", cell_class(p->heads[p->column], text));
-    weft_page_escape_html(p->html, text);
-    fputs("</td>", p->html);
-    fputs(" ", p->md);
-    escape_md(p->md, text);
-    fputs(" |", p->md);
-    if (++p->column == p->columns) {
-        fputs("</tr>\n", p->html);
-        fputs("\n", p->md);
-        p->column = 0;
-    }
-    free(room);
+    FORMAT(text, format);
+    end_heads(p);
+    bool first = p->column == 0, last = p->column + 1 >= p->columns;
+    char kind = p->columns ? p->kinds[p->column] : ' ';
+    fprintf(p->html, "%s<td%s>", first ? "<tr>" : "", class_of(kind, text ? strlen(text) : 0));
+    put_html(p, "", text, last ? "</td></tr>\n" : "</td>");
+    put_md(p, first ? "| " : " ", text, last ? " |\n" : " |");
+    p->column = last ? 0 : p->column + 1;
+    free(text);
 }
 
-void weft_page_table_close(weft_page *p) {
-    fputs("</tbody>\n</table>\n</div>\n", p->html);
+void weft_page_cells_of(weft_page *p, const char *const *texts) {
+    for (; *texts; texts++)
+        weft_page_cell(p, "%s", *texts);
 }
 
 void weft_page_pictures_open(weft_page *p, json_t *spec) {
+    end_element(p);
+    p->end = "</div></div>\n";
     fputs("<div", p->html);
     if (spec && json_array_append_new(p->charts, spec) == 0)
         fprintf(p->html, " data-charts=\"%zu\"", json_array_size(p->charts) - 1);
@@ -343,79 +326,48 @@ static int keep_svg(weft_page *p, const char *svg) {
 
 void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
     int number = svg ? keep_svg(p, svg) : 0;
-    fputs(number ? "\n![" : "\n", p->md);
-    escape_md(p->md, caption);
+    put_md(p, number ? "\n![" : "\n", caption, "");
     if (number) fprintf(p->md, "](report-%d.svg)", number);
     fputs("\n", p->md);
 }
 
-static void put_figure(weft_page *p, const char *svg, const char *caption) {
+void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
     fputs("<figure>\n", p->html);
-    if (svg) {
+    if (svg)
         fputs(svg, p->html);
-    } else {
-        fputs("<div class=\"none\">", p->html);
-        weft_page_escape_html(p->html, weft_error_message());
-        fputs("</div>\n", p->html);
-    }
-    fputs("<figcaption>", p->html);
-    weft_page_escape_html(p->html, caption);
-    fputs("</figcaption>\n</figure>\n", p->html);
+    else
+        put_html(p, "<div class=\"none\">", weft_error_message(), "</div>\n");
+    put_html(p, "<figcaption>", caption, "</figcaption>\n</figure>\n");
 }
 
 void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
-    va_list args;
-    char *room;
-    va_start(args, format);
-    const char *text = format_text(&room, format, args);
-    va_end(args);
-    put_figure(p, svg, text);
+    FORMAT(text, format);
+    weft_page_thumbnail(p, svg, text);
     weft_page_picture_md(p, svg, text);
-    free(room);
-}
-
-void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
-    put_figure(p, svg, caption);
-}
-
-void weft_page_pictures_close(weft_page *p) {
-    fputs("</div></div>\n", p->html);
-}
-
-void weft_page_texts_open(weft_page *p) {
-    fputs("<div class=\"samples\">\n", p->html);
+    free(text);
 }
 
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
-    fprintf(p->html, "<article><h%d class=\"title\">", p->level + 1);
-    weft_page_escape_html(p->html, title);
-    fprintf(p->html, "</h%d><p><mark>", p->level + 1);
+    go_on(p, "<div class=\"samples\">\n", "</div>\n", "");
+    fputs("<article>", p->html);
+    put_heading(p, p->level + 1, TITLE, title);
+    fputs("<p><mark>", p->html);
     escape_html(p->html, given, true);
     fputs("</mark>", p->html);
     escape_html(p->html, text, true);
     fputs("</p></article>\n", p->html);
-    fputs("\n- **", p->md);
-    escape_md(p->md, title);
-    fputs("**: ", p->md);
-    escape_md(p->md, given);
-    escape_md(p->md, text);
-    fputs("\n", p->md);
-}
-
-void weft_page_texts_close(weft_page *p) {
-    fputs("</div>\n", p->html);
+    put_md(p, "\n- **", title, "**: ");
+    put_md(p, "", given, "");
+    put_md(p, "", text, "\n");
 }
 
 /* Four blanks before a line make it code in Markdown, whatever is in it. */
 void weft_page_folded(weft_page *p, const char *summary, const char *text) {
-    fputs("<details><summary>", p->html);
-    weft_page_escape_html(p->html, summary);
-    fputs("</summary>\n<pre tabindex=\"0\">", p->html);
+    end_element(p);
+    put_html(p, "<details><summary>", summary, "</summary>\n<pre tabindex=\"0\">");
     escape_html(p->html, text, true);
     fputs("</pre></details>\n", p->html);
-    fputs("\n", p->md);
-    escape_md(p->md, summary);
-    fputs("\n\n    ", p->md);
+    put_md(p, "\n", summary, "\n\n    ");
     while (*text) {
         bool ends = *text == '\n';
         if (ends) fputs("\n    ", p->md);
@@ -539,7 +491,7 @@ static weft_status put_script(weft_page *p) {
 }
 
 static weft_status finish(weft_page *p) {
-    close_fold(p);
+    begin_section(p, "");
     fputs("</main>\n", p->html);
     WEFT_TRY(put_script(p));
     fputs("</body>\n</html>\n", p->html);

@@ -1,5 +1,6 @@
 /* A page that is written twice at once, as HTML and as Markdown: headings, paragraphs, lists, tables,
- * pictures. Callers give plain text; whatever is in it, it comes out as text in both. */
+ * pictures. Callers give plain text; whatever is in it, it comes out as text in both. A list, a table or a group of
+ * pictures ends where something else begins. */
 #ifndef WEFT_REPORT_PAGE_H
 #define WEFT_REPORT_PAGE_H
 
@@ -9,19 +10,27 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+/* The script and the style of pages with charts, as they are in charts.js and charts.css, for a page to
+ * hold whole: this one, and the live page of runs. charts.js tells how a page calls it. */
+extern const char weft_charts_script[], weft_charts_style[];
+
 typedef struct {
     FILE *html, *md;
-    char *html_text, *md_text;
-    size_t html_size, md_size;
+    FILE *words; /* to put a text together in; see weft_page_words */
+    char *html_text, *md_text, *words_text;
+    size_t html_size, md_size, words_size;
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
     char section[160];   /* its heading, by which a screen reader names the tables in it */
     int tables;          /* so far */
     int columns, column; /* of the open table */
-    const char *const *heads;
-    bool folded;    /* a section that begins folded is open */
-    int pictures;   /* so far: makes the ids in them unlike */
-    char **svgs;    /* the pictures, for files beside the Markdown */
-    json_t *charts; /* what charts.js draws: one object for each group of pictures */
+    char *kinds;         /* of its columns: '>', '=' or ' ' */
+    size_t kinds_room;
+    const char *end; /* of the list, table or group that is open, in HTML; NULL: none is */
+    bool heading;    /* its heads are not all there */
+    bool folded;     /* a section that begins folded is open */
+    int pictures;    /* so far: makes the ids in them unlike */
+    char **svgs;     /* the pictures, for files beside the Markdown */
+    json_t *charts;  /* what charts.js draws: one object for each group of pictures */
 } weft_page;
 
 weft_status weft_page_open(weft_page *p, const char *title);
@@ -44,22 +53,25 @@ void weft_page_heading(weft_page *p, const char *text, const char *about);
 void weft_page_fold(weft_page *p, const char *text, const char *about);
 /* A title within a section. */
 void weft_page_subtitle(weft_page *p, const char *text);
-void weft_page_say(weft_page *p, const char *format, ...) PRINTF(2, 3);
-/* A paragraph of another kind: "facts", "question", "answer" (bold in Markdown) or "caveat". */
+/* What was written to `words` since the last call, to be used before the next is written. */
+const char *weft_page_words(weft_page *p);
+/* A paragraph; one of another kind: "facts", "question", "answer" (bold in Markdown), "caveat" or "about". */
+#define weft_page_say(p, ...) weft_page_line(p, "", __VA_ARGS__)
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);
 
-/* A list whose items begin with a word that stands out. `kind` is "good", "bad" or "plain" and
+/* An item of a list, beginning with a word that stands out. `kind` is "good", "bad" or "plain" and
  * chooses how. */
-void weft_page_list_open(weft_page *p);
 void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...)
     PRINTF(4, 5);
-void weft_page_list_close(weft_page *p);
 
-/* A table: heads end on NULL; one that begins with '>' is of numbers, with '=' of words that stay on
- * one line. Cells follow row by row. */
+/* A table: heads, of which the first are a list that ends on NULL, then cells, row by row. A head that begins
+ * with '>' is of numbers, with '=' of words that stay on one line. */
 void weft_page_table_open(weft_page *p, const char *const *heads);
+void weft_page_head(weft_page *p, const char *format, ...) PRINTF(2, 3);
 void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
-void weft_page_table_close(weft_page *p);
+/* Several at once, as they are. */
+#define weft_page_cells(p, ...) weft_page_cells_of(p, (const char *const[]){__VA_ARGS__, NULL})
+void weft_page_cells_of(weft_page *p, const char *const *texts);
 
 /* Pictures of one section, beside each other where there is room. `spec` is what charts.js draws in
  * their place where scripts run (the page takes it over); NULL: they stay as they are. */
@@ -67,16 +79,13 @@ void weft_page_pictures_open(weft_page *p, json_t *spec);
 /* `svg` goes into the HTML as it is, and into a file that the Markdown shows; where it is NULL the
  * caption is followed by what weft_error_message() says of it. */
 void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) PRINTF(3, 4);
-void weft_page_pictures_close(weft_page *p);
 /* A small picture of many, for the HTML alone. */
 void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption);
 /* A picture for the Markdown alone, of what the HTML shows otherwise. */
 void weft_page_picture_md(weft_page *p, const char *svg, const char *caption);
 
 /* Texts side by side, each with its title; what was given to the model stands out from what it wrote. */
-void weft_page_texts_open(weft_page *p);
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text);
-void weft_page_texts_close(weft_page *p);
 
 /* Text as it is, folded away. */
 void weft_page_folded(weft_page *p, const char *summary, const char *text);

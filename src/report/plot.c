@@ -6,6 +6,7 @@
 #include "report/plot.h"
 
 #include "base/order.h"
+#include "base/text.h"
 #include "report/page.h"
 
 #include <math.h>
@@ -36,20 +37,6 @@ static const char *const dashes[] = {"", "9 4", "4 3", "9 4 2 4", "2 3"};
 
 const char *weft_plot_colour(int style) {
     return colours[style % COUNT(colours)];
-}
-
-const char *weft_plot_short(double value, int digits, char room[32]) {
-    static const char *const units[] = {"", "k", "M", "G", "T", "P"};
-    int unit = 0;
-    if (!isfinite(value)) return "";
-    while (fabs(value) >= 999.5 && unit < COUNT(units) - 1) {
-        value /= 1000;
-        unit++;
-    }
-    /* Digits before the point are all written, whatever `digits` is: "120k", not "1.2e+02k". */
-    int whole = fabs(value) >= 100 ? 3 : fabs(value) >= 10 ? 2 : 1;
-    snprintf(room, 32, "%.*g%s", digits > whole ? digits : whole, value, units[unit]);
-    return room;
 }
 
 typedef struct {
@@ -149,15 +136,15 @@ static double y_of(const canvas *c, double y) {
     return clamp(c->height - BOTTOM - share * (c->height - TOP - BOTTOM));
 }
 
-static void put_text(const canvas *c, double x, double y, const char *anchor, const char *text) {
-    fprintf(c->out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
-    weft_page_escape_html(c->out, text);
-    fputs("</text>\n", c->out);
+void weft_svg_text(FILE *out, double x, double y, const char *anchor, const char *text) {
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" fill=\"ink\">", x, y, anchor);
+    weft_page_escape_html(out, text);
+    fputs("</text>\n", out);
 }
 
-static void put_line(const canvas *c, double x1, double y1, double x2, double y2,
-                     const char *stroke, double width) {
-    fprintf(c->out,
+void weft_svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
+                   double width) {
+    fprintf(out,
             "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\" "
             "stroke-width=\"%.1f\"/>\n",
             x1, y1, x2, y2, stroke, width);
@@ -190,22 +177,22 @@ static void put_frame(const canvas *c) {
     char name[256];
     for (int i = 0; i < c->y_ticks.n; i++) {
         double y = y_of(c, c->y_ticks.at[i]);
-        put_line(c, c->left, y, c->right, y, "faint", 0.7);
-        put_text(c, c->left - 7, y + 5, "end", c->y_ticks.text[i]);
+        weft_svg_line(c->out, c->left, y, c->right, y, "faint", 0.7);
+        weft_svg_text(c->out, c->left - 7, y + 5, "end", c->y_ticks.text[i]);
     }
     for (int i = 0; i < c->x_ticks.n; i++) {
         double at = c->x_ticks.at[i], x = x_of(c, p->log_x ? pow(10, at) : at);
-        put_line(c, x, floor_y, x, floor_y + 5, "ink", 1);
-        put_text(c, x, floor_y + 20, "middle", c->x_ticks.text[i]);
+        weft_svg_line(c->out, x, floor_y, x, floor_y + 5, "ink", 1);
+        weft_svg_text(c->out, x, floor_y + 20, "middle", c->x_ticks.text[i]);
     }
-    put_line(c, c->left, floor_y, c->right, floor_y, "ink", 1);
-    if (p->zero) put_line(c, c->left, y_of(c, 0), c->right, y_of(c, 0), "ink", 1.4);
+    weft_svg_line(c->out, c->left, floor_y, c->right, floor_y, "ink", 1);
+    if (p->zero) weft_svg_line(c->out, c->left, y_of(c, 0), c->right, y_of(c, 0), "ink", 1.4);
     snprintf(name, sizeof name, *c->x_scale.name ? "%.150s (%s)" : "%.150s", p->x_label,
              c->x_scale.name);
-    put_text(c, (c->left + c->right) / 2, c->height - 8, "middle", name);
+    weft_svg_text(c->out, (c->left + c->right) / 2, c->height - 8, "middle", name);
     snprintf(name, sizeof name, p->y_unit ? "%.150s (%s)" : "%.150s", p->y_label,
              p->y_unit ? p->y_unit : "");
-    put_text(c, 4, 18, "start", name);
+    weft_svg_text(c->out, 4, 18, "start", name);
 }
 
 static void put_band(const canvas *c, const weft_plot_series *s) {
@@ -240,7 +227,8 @@ static void put_series(const canvas *c, const weft_plot_series *s) {
         weft_plot_point at = s->points[i];
         double x = x_of(c, at.x);
         if (!curve && isfinite(at.low) && isfinite(at.high))
-            put_line(c, x, y_of(c, at.low), x, y_of(c, at.high), weft_plot_colour(s->style), 1.8);
+            weft_svg_line(c->out, x, y_of(c, at.low), x, y_of(c, at.high),
+                          weft_plot_colour(s->style), 1.8);
         if (i % every == every / 2) put_marker(c, s->style, x, y_of(c, at.y), curve ? 3 : 5);
     }
 }
@@ -319,7 +307,7 @@ static weft_status put_labels(const canvas *c) {
         double y = c->height - BOTTOM - places[i].y;
         shorten(series->label, label, sizeof label);
         put_marker(c, series->style, c->right + 14, y, 4);
-        put_text(c, c->right + 24, y + 5, "start", label);
+        weft_svg_text(c->out, c->right + 24, y + 5, "start", label);
     }
     free(places);
     return WEFT_OK;
@@ -353,19 +341,68 @@ static weft_status draw(canvas *c) {
     return status;
 }
 
-weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
+int weft_plot_count(const weft_plot *plot) {
     int n = 0;
-    *svg = NULL;
     for (int s = 0; s < plot->n_series; s++)
         n += plot->series[s].n;
-    if (n == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
+    return n;
+}
+
+static json_t *point_json(weft_plot_point at) {
+    const struct {
+        const char *key;
+        double value;
+    } numbers[] = {{"x", at.x}, {"y", at.y}, {"low", at.low}, {"high", at.high}};
+    json_t *point = json_object();
+    for (int i = 0; i < COUNT(numbers); i++)
+        if (isfinite(numbers[i].value))
+            json_object_set_new(point, numbers[i].key, json_real(numbers[i].value));
+    return point;
+}
+
+static void add_points(const weft_plot *p, json_t *chart) {
+    static const char *const units[] = {"count", "seconds", "bytes"};
+    json_t *sets = json_array(), *front = json_array();
+    for (int s = 0; s < p->n_series; s++) {
+        json_t *at = json_array();
+        for (int i = 0; i < p->series[s].n; i++)
+            json_array_append_new(at, point_json(p->series[s].points[i]));
+        if (p->series[s].n)
+            json_array_append_new(sets, json_pack("{s:i, s:O, s:b}", "series", s, "at", at, "join",
+                                                  p->kind == WEFT_PLOT_MEASURED));
+        json_decref(at);
+    }
+    for (int i = 0; i < p->n_front; i++)
+        json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
+    json_object_set_new(chart, "x",
+                        json_pack("{s:s, s:s}", "label", p->x_label, "unit", units[p->x_unit]));
+    json_object_set_new(chart, "points", sets);
+    json_object_set_new(chart, "front", front);
+    json_object_set_new(chart, "log", json_boolean(p->log_x));
+}
+
+json_t *weft_plot_json(const weft_plot *p) {
+    json_t *chart =
+        json_pack("{s:o, s:o, s:b, s:b}", "title", weft_page_json(p->title), "label",
+                  weft_page_json(p->y_label), "difference", p->zero, "higher", p->rises);
+    if (p->lines)
+        json_object_set(chart, "lines", p->lines);
+    else
+        add_points(p, chart);
+    if (p->y_unit) json_object_set_new(chart, "unit", json_string(p->y_unit));
+    json_object_set_new(chart, "note", weft_page_json(p->note));
+    return chart;
+}
+
+weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
+    *svg = NULL;
+    if (weft_plot_count(plot) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
     size_t size;
     canvas c = {.plot = plot, .id = id, .out = open_memstream(svg, &size)};
     if (!c.out) return weft_fail(WEFT_ENOMEM, "plot: no memory for it");
     weft_status status = draw(&c);
-    bool bad = ferror(c.out) != 0;
-    if (fclose(c.out) != 0) bad = true;
-    if (status == WEFT_OK && bad) status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
+    if (!weft_memory_end(c.out, svg) && status == WEFT_OK)
+        status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
     if (status == WEFT_OK) return WEFT_OK;
     free(*svg);
     *svg = NULL;

@@ -1,11 +1,38 @@
-/* Static pictures as SVG: what a report shows where scripts are off, and in Markdown. */
+/* Static pictures as SVG: what a page shows where scripts are off, and in Markdown; and grids of squares, which
+ * need no script. Colours, markers, ticks and units are those of charts.js. */
 #ifndef WEFT_REPORT_PLOT_H
 #define WEFT_REPORT_PLOT_H
 
 #include "base/error.h"
-#include "report/axis.h"
 
+#include <jansson.h>
 #include <stdbool.h>
+#include <stdio.h>
+
+/* The numbers on an axis: round ones, few enough not to touch, in one unit. charts.js chooses the same. */
+enum { WEFT_TICKS_MOST = 32, WEFT_TICK_ROOM = 24 };
+
+typedef struct {
+    int n;
+    double at[WEFT_TICKS_MOST];
+    char text[WEFT_TICKS_MOST][WEFT_TICK_ROOM];
+} weft_ticks;
+
+/* At most `most` multiples of 1, 2 or 5 times a power of ten within [low, high]. Their texts have one
+ * unit, of k, M, G and so on where a number reaches 10,000, and as many decimals as the step between
+ * them. None where the range is empty or not finite. */
+void weft_axis_ticks(double low, double high, int most, weft_ticks *out);
+/* The same for a logarithmic axis, low > 0: powers of ten, with 2 and 5 between them where they fit. */
+void weft_axis_log_ticks(double low, double high, int most, weft_ticks *out);
+
+typedef enum { WEFT_UNIT_COUNT, WEFT_UNIT_SECONDS, WEFT_UNIT_BYTES } weft_unit;
+
+/* What a quantity up to `most` is counted in: {60, "min"}, {1024, "KiB"}; {1, ""} for a count. */
+typedef struct {
+    double by;
+    const char *name;
+} weft_scale;
+weft_scale weft_axis_scale(weft_unit unit, double most);
 
 typedef struct {
     double x, y;
@@ -38,8 +65,17 @@ typedef struct {
     const weft_plot_point *front; /* the Pareto front, by growing x */
     int n_front;
     double top; /* y beyond this is cut off; NaN: all is shown */
+
+    const char *caption; /* of the static picture */
+    const char *note;    /* and what charts.js says below its own */
+    json_t *lines; /* of curves: every run, as charts.js takes it; NULL: the series are drawn */
+    bool rises;    /* better when higher: nothing is cut off above */
 } weft_plot;
 
+/* How many points it has. */
+int weft_plot_count(const weft_plot *plot);
+/* The same picture as charts.js takes it. The caller owns it. */
+json_t *weft_plot_json(const weft_plot *plot);
 /* Draws. `id` makes the names inside unlike those of other pictures on the page. *svg is the
  * caller's to free. */
 weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg);
@@ -49,5 +85,30 @@ const char *weft_plot_short(double value, int digits, char room[32]);
 
 /* The colour of a style, as charts.css has it for a light page: "#0072B2". */
 const char *weft_plot_colour(int style);
+
+/* A text, escaped, and a line, in colours of SVG's or the page's own `ink` and `faint`. */
+void weft_svg_text(FILE *out, double x, double y, const char *anchor, const char *text);
+void weft_svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
+                   double width);
+
+/* A table of numbers as a picture: a square for each, darker where it is larger. report/grids.c */
+typedef struct {
+    const char *title; /* for readers who do not see it */
+    const char *row_label, *column_label;
+    int rows, columns;
+    int row_first, column_first; /* the numbers that the rows and columns begin with */
+    double low, high;            /* the values of the lightest and the darkest square */
+    const double *values;        /* [rows, columns]; NaN: left empty */
+    int style;                   /* as in weft_plot_series */
+} weft_heat;
+
+/* SVG for a page; each square tells its value on hover. The caller frees it. NULL: no memory. */
+char *weft_heat_svg(const weft_heat *heat);
+
+/* A head of attention.json (train/attention_map.h): `rows` of percent for `time` tokens, and each token's
+ * deviation as a bar below where `sigma` is not NULL. SVG for a page; the caller frees it. NULL: no
+ * memory. */
+char *weft_attention_picture(const json_t *rows, const json_t *sigma, size_t time, int style,
+                             const char *title);
 
 #endif

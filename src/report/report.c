@@ -3,7 +3,6 @@
 
 #include "base/json.h"
 #include "report/sections.h"
-#include "report/together.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,43 +14,33 @@ static weft_report_section *const sections[] = {
     weft_report_samples,     weft_report_attention, weft_report_sweep,     weft_report_trouble,
     weft_report_differences, weft_report_equality,  weft_report_repeats,   weft_report_environment};
 
-static weft_status write_study(weft_page *p, const char *database, bool several) {
-    weft_report_data d;
-    WEFT_TRY(weft_report_read(database, &d));
-    char title[200];
-    snprintf(title, sizeof title, "Study %.180s", d.name);
-    weft_page_title(p, several ? 2 : 1, title);
-    weft_status status = WEFT_OK;
-    for (size_t i = 0; i < sizeof sections / sizeof sections[0] && status == WEFT_OK; i++)
-        status = sections[i](p, &d);
-    weft_report_free(&d);
-    return status;
+static weft_status write_study(weft_page *p, const weft_report_data *d, bool several) {
+    weft_page_title(p, several ? 2 : 1, weft_say("Study %.180s", d->name));
+    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++)
+        WEFT_TRY(sections[i](p, d));
+    return WEFT_OK;
 }
 
 /* A page of one study has its name in the window's title. */
-static weft_status open_page(weft_page *page, const char *const *databases, int n) {
-    char title[300];
-    weft_report_data d;
-    snprintf(title, sizeof title, "weft: %d studies", n);
-    if (n == 1) {
-        WEFT_TRY(weft_report_read(databases[0], &d));
-        snprintf(title, sizeof title, "%.200s: a study by weft", d.name);
-        weft_report_free(&d);
-    }
-    return weft_page_open(page, title);
+static weft_status open_page(weft_page *p, const weft_report_data *first, int n) {
+    WEFT_TRY(weft_page_open(p, n == 1 ? weft_say("%.200s: a study by weft", first->name)
+                                      : weft_say("weft: %d studies", n)));
+    if (n > 1) weft_page_title(p, 1, weft_say("%d studies", n));
+    p->level = n > 1 ? 3 : 2;
+    return WEFT_OK;
 }
 
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
-    weft_page page;
-    WEFT_TRY(open_page(&page, databases, n));
-    char title[64];
-    snprintf(title, sizeof title, "%d studies", n);
-    if (n > 1) weft_page_title(&page, 1, title);
-    page.level = n > 1 ? 3 : 2;
+    weft_page page = {0};
     weft_status status = WEFT_OK;
-    for (int i = 0; i < n && status == WEFT_OK; i++)
-        status = write_study(&page, databases[i], n > 1);
+    for (int i = 0; i < n && status == WEFT_OK; i++) {
+        weft_report_data d;
+        status = weft_report_read(databases[i], &d);
+        if (status == WEFT_OK && i == 0) status = open_page(&page, &d, n);
+        if (status == WEFT_OK) status = write_study(&page, &d, n > 1);
+        weft_report_free(&d);
+    }
     if (status == WEFT_OK) status = weft_page_write(&page, folder, force);
     weft_page_free(&page);
     return status;

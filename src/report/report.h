@@ -1,4 +1,6 @@
-/* The report of a study: report.html, one file that opens offline, and report.md, the same words and
+/* Databases of runs, looked at: the report of a study, and tables, JSON and CSV of its runs.
+ *
+ * The report is report.html, one file that opens offline, and report.md, the same words and
  * tables without the pictures. docs/guide/studies.md tells what is in it. */
 #ifndef WEFT_REPORT_REPORT_H
 #define WEFT_REPORT_REPORT_H
@@ -7,6 +9,7 @@
 
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdio.h>
 
 /* Reads the database of a study, finished or not, and writes folder/report.html and
  * folder/report.md over those that were there. A report that cannot be written whole leaves the old
@@ -22,5 +25,33 @@ weft_status weft_report_vacant(const char *folder);
 
 /* Verdicts and tables as {"studies": [...]}; the caller owns the object. */
 weft_status weft_report_json(const char *const *databases, int n, json_t **object);
+
+/* Listings: tables, JSON, CSV, two variants compared, two databases compared. */
+/* `path` is a database, a study's folder, or a folder with runs that no study made (gather.h)
+ * everywhere. */
+
+/* Its runs as a table for people, a line each. */
+weft_status weft_listing_table(const char *path, FILE *out);
+/* {"path", "study", "steps", "runs"}, every column by its name; the caller owns it. */
+weft_status weft_listing_json(const char *path, json_t **object);
+
+/* Comma-separated values, one row per run or one per line of metrics, of several databases under one
+ * heading. Numbers read back as they are. */
+weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out);
+
+/* Two variants: the keys in which their configs differ, the scores seed by seed, each variant at its best
+ * learning rate, and the mean difference with its interval; as a table, or as JSON. */
+weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
+                                 json_t **object);
+
+/* A power law of the score over all finished runs that count, of several studies: score = factor x^power,
+ * by least squares of the logarithms. `x` is parameters, flops (of a whole run), tokens, cache_bytes, or
+ * any option that is a number. `variants`: only those, separated by commas; NULL: all. */
+weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
+                             FILE *out, json_t **object);
+
+/* Whether two databases have the same `contents`, which program wrote them apart; what differs is
+ * written to `out`, the first few rows of it. */
+weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same);
 
 #endif

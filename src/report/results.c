@@ -1,6 +1,5 @@
 /* What came out: the verdicts in plain words, the table, and the repeats' equality. */
 #include "report/sections.h"
-#include "report/together.h"
 #include "study/variants.h"
 
 #include <math.h>
@@ -10,7 +9,6 @@
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
 static void write_left_out(FILE *out, const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
-    weft_words room;
     bool any = false;
     if (*s->error || *d->variants[s->baseline].error) return;
     if (s->compared.pairs == 0 && s->compared.verdict == WEFT_NOT_YET) return;
@@ -23,41 +21,37 @@ static void write_left_out(FILE *out, const weft_report_data *d, int variant) {
         bool variant_bad = !pair.variant || !pair.variant->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
         if (variant_bad)
-            fprintf(out, "%s %s", weft_say_variant(d, variant, &room),
-                    weft_report_ended(pair.variant));
+            fprintf(out, "%s %s", weft_say_variant(d, variant), weft_report_ended(pair.variant));
         if (base_bad)
-            fprintf(out, "%s%s %s", variant_bad ? "; " : "",
-                    weft_say_variant(d, s->baseline, &room), weft_report_ended(pair.baseline));
+            fprintf(out, "%s%s %s", variant_bad ? "; " : "", weft_say_variant(d, s->baseline),
+                    weft_report_ended(pair.baseline));
         fputs(")", out);
     }
     if (any) fputs(".", out);
 }
 
 static void write_numbers(FILE *out, const weft_report_data *d, const weft_comparison *c) {
-    weft_words a, b, seeds = {0};
     if (c->pairs < 1) return;
-    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->variant, &a));
+    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->variant));
     if (c->mean == 0)
         fputs("the same as the baseline's", out);
     else
-        fprintf(out, "%s %s than the baseline's", weft_say_change(c, fabs(c->mean), &b) + 1,
+        fprintf(out, "%s %s than the baseline's", weft_say_change(c, fabs(c->mean)) + 1,
                 c->mean < 0 ? "lower" : "higher");
     if (isfinite(c->percent)) fprintf(out, " (%+.2f%%)", c->percent);
     if (c->pairs >= 2)
         fprintf(out, "; %.0f%% interval %s to %s", 100 * WEFT_CONFIDENCE,
-                weft_say_change(c, c->low, &a), weft_say_change(c, c->high, &b));
-    fprintf(out, "; %s.", weft_say_plural(c->pairs, "seed", &seeds));
+                weft_say_change(c, c->low), weft_say_change(c, c->high));
+    fprintf(out, "; %s.", weft_say_plural(c->pairs, "seed"));
 }
 
 /* What a comparison that shows nothing still says: how large the difference can be at most, and how
  * many seeds would tell. */
 static void write_bound(FILE *out, const weft_comparison *c) {
-    weft_words room;
     int seeds = weft_seeds_needed(c);
     if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return;
     fprintf(out, " With %.0f%% confidence, any difference is smaller than %s.",
-            100 * WEFT_CONFIDENCE,
-            weft_say_change(c, fmax(fabs(c->low), fabs(c->high)), &room) + 1);
+            100 * WEFT_CONFIDENCE, weft_say_change(c, fmax(fabs(c->low), fabs(c->high))) + 1);
     if (seeds > c->pairs)
         fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);
 }
@@ -65,32 +59,21 @@ static void write_bound(FILE *out, const weft_comparison *c) {
 static void write_verdict(weft_page *p, const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    if (!out) return;
-    weft_words one, other;
-    fprintf(out, "%s against %s", weft_say_variant(d, variant, &one),
-            weft_say_variant(d, s->baseline, &other));
+    FILE *out = p->words;
+    fprintf(out, "%s against %s", weft_say_variant(d, variant), weft_say_variant(d, s->baseline));
     fprintf(out, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(out, d, c);
     if (!d->nothing_learned) write_bound(out, c);
     write_left_out(out, d, variant);
     if (s->leaks && d->variants[s->baseline].leaks)
         fputs(" Both leak: a token sees later ones.", out);
-    fclose(out);
-    weft_page_item(p,
-                   c->verdict == WEFT_BETTER  ? "good"
-                   : c->verdict == WEFT_WORSE ? "bad"
-                                              : "plain",
-                   weft_verdict_word(c->verdict), "%s", text ? text : "");
-    free(text);
+    weft_page_item(p, weft_say_kind(c->verdict), weft_verdict_word(c->verdict), "%s",
+                   weft_page_words(p));
 }
 
 /* What the intervals are worth, all together. */
 static void say_confidence(weft_page *p, const weft_report_data *d) {
     int n = weft_report_comparisons(d);
-    weft_words room = {0};
     if (n == 0) {
         weft_page_say(p, "No comparison has the two seeds that an interval takes, so nothing is "
                          "called better or worse.");
@@ -102,7 +85,7 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
         "seed. There %s %s with an interval (repeats are not counted again). If there "
         "were nothing to find, %.2g of them would still be called better or worse on "
         "average, by chance.",
-        100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are", weft_say_plural(n, "comparison", &room),
+        100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are", weft_say_plural(n, "comparison"),
         n * (1 - WEFT_CONFIDENCE));
 }
 
@@ -125,13 +108,6 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "Stated beforehand: %s", power);
 }
 
-static int count_baselines(const weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += weft_report_is_compared(d, i);
-    return n;
-}
-
 static void say_score(weft_page *p, const weft_report_data *d) {
     if (strcmp(d->score, "metric") == 0)
         weft_page_say(p, "The score is the dataset's own %s. Higher is better.", d->score_name);
@@ -146,7 +122,7 @@ static void say_score(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
-    if (count_baselines(d) == 0) return WEFT_OK;
+    if (weft_report_count(d, weft_report_is_compared) == 0) return WEFT_OK;
     weft_page_heading(
         p, "Verdicts",
         "Each variant of the study against its baseline, from runs with the same seeds.");
@@ -156,10 +132,8 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
                       "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
                       "longer, try another learning rate, or look at the data.",
                       log(d->vocabulary), d->vocabulary);
-    weft_page_list_open(p);
     for (int i = 0; i < d->n_variants; i++)
         if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
-    weft_page_list_close(p);
     say_power(p, d);
     say_confidence(p, d);
     weft_report_say_together(p, d);
@@ -209,24 +183,22 @@ static const weft_report_run *best_run(const weft_report_data *d) {
 
 static void say_best(weft_page *p, const weft_report_data *d) {
     const weft_report_run *run = best_run(d);
-    weft_words room;
     int best = best_variant(d);
     if (best >= 0 && is_told_apart(d, best))
         weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
     else if (best >= 0)
         weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
-                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean, &room));
+                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean));
     if (run)
         weft_page_say(
             p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
             weft_variant_label(d, run->variant), (long long)run->seed, run->rate, d->score_name,
-            weft_say_score(run->score, &room), run->folder);
+            weft_say_score(run->score), run->folder);
 }
 
 static void table_row(weft_page *p, const weft_report_data *d, int place, bool best) {
     const weft_report_variant *s = &d->variants[place];
     const weft_comparison *c = &s->compared;
-    weft_words a, b;
     bool compared = s->baseline >= 0 && c->pairs > 0;
     weft_page_cell(p, "%s", s->name);
     const char *what =
@@ -235,24 +207,18 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     if (s->repeats >= 0 && !strstr(what, "repeat"))
         snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->variants[s->repeats].name);
     weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
-    weft_page_cell(p, "%s", weft_say_count(s->parameters, &a));
+    weft_page_cell(p, "%s", weft_say_count(s->parameters));
     if (s->done > 1)
-        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean, &a),
-                       weft_say_score(s->sd, &b));
+        weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean),
+                       weft_say_score(s->sd));
     else
-        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean, &a));
+        weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean));
     weft_page_cell(p, "%d of %d", s->done, s->runs);
-    if (compared && isfinite(c->percent))
-        weft_page_cell(p, "%+.2f%%", c->percent);
-    else
-        weft_page_cell(p, "–");
-    weft_page_cell(p, "%s", compared ? weft_say_interval(c, &a) : "–");
-    weft_page_cell(p, "%s", weft_say_bytes(s->memory, &a));
-    weft_page_cell(p, "%s", weft_say_bytes(s->training_bytes, &a));
-    weft_page_cell(p, "%s", weft_say_count(s->speed, &a));
-    weft_page_cell(p, "%s", weft_say_number(s->cache_bytes, &a));
-    weft_page_cell(p, "%s", weft_say_count(s->flops, &a));
-    weft_page_cell(p, "%s", weft_say_number(s->rate, &a));
+    weft_page_cells(p, compared && isfinite(c->percent) ? weft_say("%+.2f%%", c->percent) : "–",
+                    compared ? weft_say_interval(c) : "–", weft_say_bytes(s->memory),
+                    weft_say_bytes(s->training_bytes), weft_say_count(s->speed),
+                    weft_say_number(s->cache_bytes), weft_say_count(s->flops),
+                    weft_say_number(s->rate));
 }
 
 /* Whether every run that counts had a device with a memory of its own. */
@@ -293,7 +259,6 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     int best = best_variant(d);
     for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
-    weft_page_table_close(p);
     say_best(p, d);
     weft_page_say(
         p,
@@ -334,21 +299,15 @@ static const char *say_result(const weft_report_repeat *r) {
 
 static void repeat_row(weft_page *p, const weft_report_data *d, const weft_report_repeat *r) {
     const weft_report_run *first = r->first, *run = r->run;
-    weft_page_cell(p, "%s", d->variants[run->variant].name);
-    weft_page_cell(p, "%s", d->variants[d->variants[run->variant].repeats].name);
+    weft_page_cells(p, d->variants[run->variant].name,
+                    d->variants[d->variants[run->variant].repeats].name);
     weft_page_cell(p, "%lld", (long long)run->seed);
     weft_page_cell(p, "%g", run->rate);
     weft_page_cell(p, "%s", say_result(r));
     weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
                    first && *first->weights ? first->weights : "–");
-    if (r->rows >= 0)
-        weft_page_cell(p, "%lld", (long long)r->rows);
-    else
-        weft_page_cell(p, "–");
-    weft_words room;
-    weft_page_cell(p, "%s", weft_say_times(run, &room));
-    weft_page_cell(p, "%s", weft_say_times(first, &room));
-    weft_page_cell(p, "%s", r->detail);
+    weft_page_cells(p, r->rows >= 0 ? weft_say("%lld", (long long)r->rows) : "–",
+                    weft_say_times(run), weft_say_times(first), r->detail);
 }
 
 weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
@@ -379,7 +338,6 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
         anew += r.first && *r.run->started && strcmp(r.run->started, r.first->started) != 0;
         repeat_row(p, d, &r);
     }
-    weft_page_table_close(p);
     weft_page_say(
         p,
         "%d of %d repeated runs are equal to the first; %d are not equal; %d could not be "

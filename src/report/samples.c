@@ -1,10 +1,14 @@
 /* What the variants' models write, side by side: the last sample of each variant's first seed, where the
- * study has SAMPLE_PROMPT and the runs' folders are still there. */
+ * study has SAMPLE_PROMPT and the runs' folders are still there. And what attention looks at: for each
+ * variant, the weights of a few heads over that text, and with W2 attention the deviation of each token
+ * (attention.json, see train/attention_map.h). The files are read as any by others: sizes and numbers
+ * beyond what weft writes are not drawn. */
 #include "report/sections.h"
 
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "report/inside.h"
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -13,8 +17,10 @@
 #include <unistd.h>
 
 enum { PATH_ROOM = 4096, SHOWN = 600 /* bytes of a text */ };
+enum { FILE_MOST = 1 << 20, TOKENS_MOST = 64, MAPS_MOST = 8 };
 
-void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
+/* The study's folder, in which the runs' are. */
+static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
     struct stat info;
     snprintf(folder, WEFT_PATH_MAX, "%s", d->path);
     if (stat(d->path, &info) == 0 && S_ISDIR(info.st_mode)) return;
@@ -90,7 +96,7 @@ static char *shown_text(const json_t *value) {
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     char folder[WEFT_PATH_MAX];
     bool open = false;
-    weft_report_folder(d, folder);
+    find_folder(d, folder);
     for (int variant = 0; variant < d->n_variants; variant++) {
         const weft_report_run *run = weft_report_first_run(d, variant);
         json_t *sample = run ? last_sample(folder, run) : NULL;
@@ -103,7 +109,6 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
                     "The last sample of each variant's first random seed; the same prompt "
                     "and the same random numbers for all. The cache is the memory that it took "
                     "in generating, divided by the tokens that it has room for.");
-                weft_page_texts_open(p);
                 open = true;
             }
             char title[300], *shown = shown_text(json_object_get(sample, "text"));
@@ -119,6 +124,43 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
         }
         json_decref(sample);
     }
-    if (open) weft_page_texts_close(p);
+    return WEFT_OK;
+}
+
+static json_t *read_map(const char *folder, const weft_report_run *run) {
+    char path[WEFT_PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s/%s/attention.json", folder, run->folder);
+    return n < WEFT_PATH_MAX ? weft_json_file(path, FILE_MOST) : NULL;
+}
+
+static void put_variant(weft_page *p, const weft_report_data *d, int variant, const json_t *map) {
+    size_t time = json_array_size(json_object_get(map, "tokens")), l;
+    json_t *layer;
+    int left = MAPS_MOST;
+    if (time < 2 || time > TOKENS_MOST) return;
+    weft_page_subtitle(p, weft_variant_label(d, variant));
+    weft_page_pictures_open(p, NULL);
+    json_array_foreach(json_object_get(map, "layers"), l, layer) {
+        left -=
+            weft_inside_put_maps(p, layer, time, weft_variant_label(d, variant), 1, variant, left);
+    }
+}
+
+weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
+    char folder[WEFT_PATH_MAX];
+    bool open = false;
+    find_folder(d, folder);
+    for (int variant = 0; variant < d->n_variants; variant++) {
+        const weft_report_run *run = weft_report_first_run(d, variant);
+        json_t *map = run ? read_map(folder, run) : NULL;
+        if (map && !open)
+            weft_page_fold(p, "What attention looks at",
+                           "Each variant's heads of the first and the last layer, over the text "
+                           "above: a row for each token, darker where it looks more. The first "
+                           "token is at the top left. (The pictures are in report.html.)");
+        open = open || map;
+        if (map) put_variant(p, d, variant, map);
+        json_decref(map);
+    }
     return WEFT_OK;
 }

@@ -3,9 +3,9 @@
 #ifndef WEFT_REPORT_SECTIONS_H
 #define WEFT_REPORT_SECTIONS_H
 
-#include "base/files.h"
 #include "report/data.h"
 #include "report/page.h"
+#include "report/plot.h"
 
 typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d);
 
@@ -16,59 +16,56 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 /* report/curves.c */
 weft_report_section weft_report_curves;
 /* report/pictures.c */
-weft_report_section weft_report_fronts, weft_report_sweep;
-/* report/yardstick.c */
+weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions;
+/* report/laws.c */
 weft_report_section weft_report_yardstick;
-/* report/positions.c */
-weft_report_section weft_report_positions;
 /* report/inside.c */
 weft_report_section weft_report_inside;
 /* report/samples.c */
-weft_report_section weft_report_samples;
-/* report/attention.c */
-weft_report_section weft_report_attention;
+weft_report_section weft_report_samples, weft_report_attention;
 /* report/notes.c */
 weft_report_section weft_report_differences, weft_report_trouble, weft_report_equality,
     weft_report_environment;
 
-/* Words and numbers for people; a result is in `room`, or a text that lasts. report/words.c */
-typedef struct {
-    char text[512];
-} weft_words;
-const char *weft_say_variant(const weft_report_data *d, int variant,
-                             weft_words *room); /* "All three", "variant 3" */
+/* Words and numbers for people; a result is a text that lasts, or one of the calling thread's own, of which sixteen may
+ * be in use at a time. report/words.c */
+const char *weft_say(const char *format, ...) PRINTF(1, 2);
+const char *weft_say_variant(const weft_report_data *d, int variant); /* "All three", "variant 3" */
 /* What a variant is called in pictures: its title, its name where it has none. */
 const char *weft_variant_label(const weft_report_data *d, int variant);
-const char *weft_say_score(double value, weft_words *room);
-const char *weft_say_bytes(double bytes, weft_words *room);  /* "33.8 GiB" */
-const char *weft_say_count(double value, weft_words *room);  /* "115.0M" */
-const char *weft_say_number(double value, weft_words *room); /* all its digits that matter */
+const char *weft_say_score(double value);
+const char *weft_say_bytes(double bytes);  /* "33.8 GiB" */
+const char *weft_say_count(double value);  /* "115.0M" */
+const char *weft_say_number(double value); /* all its digits that matter */
 /* Signed, with as many decimals as the interval's width deserves. */
-const char *weft_say_change(const weft_comparison *c, double value, weft_words *room);
+const char *weft_say_change(const weft_comparison *c, double value);
 /* "-0.0119 [-0.0150, -0.0088]"; without an interval it says so. */
-const char *weft_say_interval(const weft_comparison *c, weft_words *room);
+const char *weft_say_interval(const weft_comparison *c);
 /* The same in percent of the baseline's score; empty where that is 0. */
-const char *weft_say_share_interval(const weft_comparison *c, weft_words *room);
+const char *weft_say_share_interval(const weft_comparison *c);
 /* When a run began and ended: "2026-01-31 10:00:00.000 to 10:05:00.000". */
-const char *weft_say_times(const weft_report_run *run, weft_words *room);
+const char *weft_say_times(const weft_report_run *run);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */
-const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room);
+const char *weft_say_share(const weft_comparison *c, double difference);
+const char *weft_say_kind(weft_verdict verdict); /* of an item on a page: "good", "bad", "plain" */
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);
-/* "1 seed", "3 seeds" */
-const char *weft_say_plural(int n, const char *thing, weft_words *room);
+const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */
 
-/* The study's folder, in which the runs' are; a variant's first seed that finished, NULL: none, or the
- * variant is a repeat. report/samples.c */
-void weft_report_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]);
+/* A variant's first seed that finished; NULL: none, or the variant is a repeat. report/samples.c */
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
-/* Whether a variant has a baseline and is no repeat; whether its comparison counts, too: it can be built,
- * and sees later tokens only where its baseline does. report/answer.c */
-bool weft_report_is_compared(const weft_report_data *d, int variant);
-bool weft_report_counts(const weft_report_data *d, int variant);
-/* How many of the variants are repeats of others; pictures leave them out. */
-int weft_report_repeated(const weft_report_data *d);
+/* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
+ * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.
+ * Finished: some run of it that counts is. report/answer.c */
+typedef bool weft_variant_is(const weft_report_data *d, int variant);
+weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repeat,
+    weft_report_is_finished;
+/* How many variants are that. */
+int weft_report_count(const weft_report_data *d, weft_variant_is *is);
+/* Opens a table with a column for each of them, or for all (NULL), behind the first. */
+void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
+                            weft_variant_is *is);
 /* The seeds of the comparison that has most of them. */
 int weft_report_most_pairs(const weft_report_data *d);
 /* What all are compared with; -1: not all with the same. */
@@ -82,12 +79,16 @@ char *weft_report_sentence(const weft_report_data *d);
  * caller's to free. */
 weft_status weft_report_caveats(const weft_report_data *d, char ***list);
 
-/* What charts.js is told of the variants: [{key, name, style, baseline}], all of them in their order. The
- * caller owns the array. report/curves.c */
-json_t *weft_report_series(const weft_report_data *d);
+/* Pictures of variants. Series with room for so many points each, named and styled by their variants; the
+ * caller frees the list alone. */
+weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_plot_series **out);
+/* Puts them beside each other: what charts.js draws, with these x axes for curves, which it takes over, and for
+ * where there are no scripts the static pictures. Without axes (NULL) these alone. report/pictures.c */
+void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
+                           const weft_plot *plots, int n);
 
 /* The ranges of positions whose losses the records have, in their order; returns how many.
- * report/positions.c */
+ * report/pictures.c */
 enum { WEFT_REPORT_RANGES = 40 };
 typedef struct {
     long long first, last;
@@ -95,11 +96,20 @@ typedef struct {
 } weft_report_range;
 int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REPORT_RANGES]);
 
-/* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/yardstick.c */
+/* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/laws.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
 
 /* The numbers of `Inside the models` by name, null where a variant has none. The caller owns it.
  * report/inside.c */
 json_t *weft_report_inside_json(const weft_report_data *d, int variant);
+
+/* What the comparisons say when all of them are looked at together. report/together.c */
+/* Says which comparisons of the study are left by Holm's method (`left` of their variants), so that one of
+ * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. */
+void weft_report_holm(weft_report_data *d);
+
+/* Both as sentences below the verdicts; and "common" of the report's JSON. */
+void weft_report_say_together(weft_page *p, const weft_report_data *d);
+json_t *weft_report_common_json(const weft_report_data *d);
 
 #endif

@@ -1,11 +1,19 @@
 /* Three seeds leave two degrees of freedom for a comparison, and many comparisons find something by
  * chance: the first is answered by a pooled standard deviation, the second by Holm's method. */
-#include "report/together.h"
+#include "report/sections.h"
 
 #include "base/json.h"
 
 #include <math.h>
 #include <stdlib.h>
+
+/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
+ * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
+typedef struct {
+    int variants, seeds, freedom;
+    double sd;   /* what neither variant nor seed explains */
+    double half; /* of the interval of a difference, at WEFT_CONFIDENCE */
+} common;
 
 /* Variants whose scores may stand beside one another. */
 static bool takes_part(const weft_report_variant *s) {
@@ -46,9 +54,10 @@ static double unexplained(const double *scores, int seeds, int variants, int fre
     return sqrt(rest / freedom);
 }
 
-bool weft_report_common_spread(const weft_report_data *d, weft_report_common *out) {
+/* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
+static bool find_common(const weft_report_data *d, common *out) {
     int most = most_done(d);
-    *out = (weft_report_common){0};
+    *out = (common){0};
     for (int i = 0; i < d->n_variants; i++)
         out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
     double *scores = out->variants < 3 || d->n_seeds < 2
@@ -74,10 +83,7 @@ static bool has_interval(const weft_report_data *d, int variant) {
 }
 
 void weft_report_holm(weft_report_data *d) {
-    int n = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        n += has_interval(d, i);
-    for (; n > 0; n--) {
+    for (int n = weft_report_count(d, has_interval); n > 0; n--) {
         int least = -1;
         double p = INFINITY;
         for (int i = 0; i < d->n_variants; i++) {
@@ -94,9 +100,8 @@ void weft_report_holm(weft_report_data *d) {
 
 /* "Gate against Plain, Cross against Plain" */
 static void add_name(FILE *out, const weft_report_data *d, int variant, bool *any) {
-    weft_words one, other;
-    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant, &one),
-            weft_say_variant(d, d->variants[variant].baseline, &other));
+    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant),
+            weft_say_variant(d, d->variants[variant].baseline));
     *any = true;
 }
 
@@ -111,7 +116,7 @@ static void write_holm(FILE *out, const weft_report_data *d) {
     fputs(".", out);
 }
 
-static void write_common(FILE *out, const weft_report_data *d, const weft_report_common *c) {
+static void write_common(FILE *out, const weft_report_data *d, const common *c) {
     bool any = false;
     fprintf(out,
             " Read with the standard deviation pooled over all %d variants (%.3g, %d degrees of "
@@ -125,22 +130,17 @@ static void write_common(FILE *out, const weft_report_data *d, const weft_report
 }
 
 void weft_report_say_together(weft_page *p, const weft_report_data *d) {
-    weft_report_common common;
-    char *text = NULL;
-    size_t size;
-    FILE *out = weft_report_comparisons(d) > 1 ? open_memstream(&text, &size) : NULL;
-    if (out) {
-        fputs("Counted together by Holm's method, ", out);
-        write_holm(out, d);
-        if (weft_report_common_spread(d, &common)) write_common(out, d, &common);
-        if (fclose(out) == 0) weft_page_say(p, "%s", text);
-    }
-    free(text);
+    common spread;
+    if (weft_report_comparisons(d) < 2) return;
+    fputs("Counted together by Holm's method, ", p->words);
+    write_holm(p->words, d);
+    if (find_common(d, &spread)) write_common(p->words, d, &spread);
+    weft_page_say(p, "%s", weft_page_words(p));
 }
 
 json_t *weft_report_common_json(const weft_report_data *d) {
-    weft_report_common c;
-    if (!weft_report_common_spread(d, &c)) return json_null();
+    common c;
+    if (!find_common(d, &c)) return json_null();
     return json_pack("{s:i, s:i, s:i, s:o, s:o}", "variants", c.variants, "seeds", c.seeds,
                      "freedom", c.freedom, "sd", weft_json_number(c.sd), "half",
                      weft_json_number(c.half));

@@ -1,20 +1,29 @@
 /* Words and numbers for people. What is not known is a dash, never a NaN. */
 #include "report/sections.h"
 
-#include "report/plot.h"
-
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 
-enum { DECIMALS_LEAST = 4, DECIMALS_MOST = 8 };
+enum { DECIMALS_LEAST = 4, DECIMALS_MOST = 8, TEXTS = 16, TEXT_ROOM = 512 };
 
 #define DASH "\xe2\x80\x93"
 
-const char *weft_say_variant(const weft_report_data *d, int variant, weft_words *room) {
+const char *weft_say(const char *format, ...) {
+    static _Thread_local char rooms[TEXTS][TEXT_ROOM];
+    static _Thread_local unsigned next;
+    char *room = rooms[next++ % TEXTS];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(room, TEXT_ROOM, format, args);
+    va_end(args);
+    return room;
+}
+
+const char *weft_say_variant(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     if (*s->title && strcmp(s->title, s->name) != 0) return s->title;
-    snprintf(room->text, sizeof room->text, "variant %.400s", s->name);
-    return room->text;
+    return weft_say("variant %.400s", s->name);
 }
 
 const char *weft_variant_label(const weft_report_data *d, int variant) {
@@ -22,44 +31,35 @@ const char *weft_variant_label(const weft_report_data *d, int variant) {
     return *s->title ? s->title : s->name;
 }
 
-const char *weft_say_share(const weft_comparison *c, double difference, weft_words *room) {
+const char *weft_say_share(const weft_comparison *c, double difference) {
     double percent = c->baseline != 0 ? 100 * fabs(difference / c->baseline) : NAN;
     int decimals = percent >= 9.95 ? 0 : percent >= 0.0995 ? 1 : percent >= 0.00995 ? 2 : 3;
-    if (isfinite(percent))
-        snprintf(room->text, sizeof room->text, "%.*f%%", decimals, percent);
-    else
-        snprintf(room->text, sizeof room->text, "%.3g", fabs(difference));
-    return room->text;
+    return isfinite(percent) ? weft_say("%.*f%%", decimals, percent)
+                             : weft_say("%.3g", fabs(difference));
 }
 
-const char *weft_say_score(double value, weft_words *room) {
+const char *weft_say_score(double value) {
     if (!isfinite(value)) return DASH;
     bool plain = fabs(value) < 1e6 && (fabs(value) >= 1e-3 || value == 0);
-    snprintf(room->text, sizeof room->text, plain ? "%.4f" : "%.4g", value);
-    return room->text;
+    return plain ? weft_say("%.4f", value) : weft_say("%.4g", value);
 }
 
-const char *weft_say_bytes(double bytes, weft_words *room) {
+const char *weft_say_bytes(double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
     if (!isfinite(bytes)) return DASH;
     for (; fabs(bytes) >= 1023.95 && unit < 4; unit++)
         bytes /= 1024;
-    snprintf(room->text, sizeof room->text, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
-    return room->text;
+    return weft_say("%.*f %s", unit > 0, bytes, units[unit]);
 }
 
-const char *weft_say_count(double value, weft_words *room) {
+const char *weft_say_count(double value) {
     char text[32];
-    if (!isfinite(value)) return DASH;
-    snprintf(room->text, sizeof room->text, "%s", weft_plot_short(value, 4, text));
-    return room->text;
+    return isfinite(value) ? weft_say("%s", weft_plot_short(value, 4, text)) : DASH;
 }
 
-const char *weft_say_number(double value, weft_words *room) {
-    if (!isfinite(value)) return DASH;
-    snprintf(room->text, sizeof room->text, "%.10g", value);
-    return room->text;
+const char *weft_say_number(double value) {
+    return isfinite(value) ? weft_say("%.10g", value) : DASH;
 }
 
 /* Two digits of half the interval's width; one that only rounding made is none. */
@@ -71,35 +71,25 @@ static int decimals_for(const weft_comparison *c) {
     return (int)fmin(fmax(decimals, DECIMALS_LEAST), DECIMALS_MOST);
 }
 
-const char *weft_say_change(const weft_comparison *c, double value, weft_words *room) {
-    if (!isfinite(value)) return DASH;
-    snprintf(room->text, sizeof room->text, "%+.*f", decimals_for(c), value);
-    return room->text;
+const char *weft_say_change(const weft_comparison *c, double value) {
+    return isfinite(value) ? weft_say("%+.*f", decimals_for(c), value) : DASH;
 }
 
-const char *weft_say_interval(const weft_comparison *c, weft_words *room) {
-    weft_words mean, low, high;
+const char *weft_say_interval(const weft_comparison *c) {
     if (c->pairs < 1) return DASH;
-    if (c->pairs < 2)
-        snprintf(room->text, sizeof room->text, "%s (no interval)",
-                 weft_say_change(c, c->mean, &mean));
-    else
-        snprintf(room->text, sizeof room->text, "%s [%s, %s]", weft_say_change(c, c->mean, &mean),
-                 weft_say_change(c, c->low, &low), weft_say_change(c, c->high, &high));
-    return room->text;
+    const char *mean = weft_say_change(c, c->mean);
+    if (c->pairs < 2) return weft_say("%s (no interval)", mean);
+    return weft_say("%s [%s, %s]", mean, weft_say_change(c, c->low), weft_say_change(c, c->high));
 }
 
-const char *weft_say_share_interval(const weft_comparison *c, weft_words *room) {
+const char *weft_say_share_interval(const weft_comparison *c) {
     double scale = c->baseline != 0 ? 100 / fabs(c->baseline) : NAN;
     double half = scale * (c->pairs < 2 ? fabs(c->mean) : (c->high - c->low) / 2);
     int decimals = half >= 0.0995 ? 1 : half >= 0.00995 ? 2 : 3;
     if (c->pairs < 1 || !isfinite(half)) return "";
-    if (c->pairs < 2)
-        snprintf(room->text, sizeof room->text, "%+.*f%%", decimals, scale * c->mean);
-    else
-        snprintf(room->text, sizeof room->text, "%+.*f%% [%+.*f%%, %+.*f%%]", decimals,
-                 scale * c->mean, decimals, scale * c->low, decimals, scale * c->high);
-    return room->text;
+    if (c->pairs < 2) return weft_say("%+.*f%%", decimals, scale * c->mean);
+    return weft_say("%+.*f%% [%+.*f%%, %+.*f%%]", decimals, scale * c->mean, decimals,
+                    scale * c->low, decimals, scale * c->high);
 }
 
 /* ISO 8601 without its T and Z; the date is not said twice. */
@@ -112,20 +102,22 @@ static void plain_time(const char *time, const char *after, char room[40]) {
     if (t) *t = ' ';
 }
 
-const char *weft_say_times(const weft_report_run *run, weft_words *room) {
+const char *weft_say_times(const weft_report_run *run) {
     char started[40], ended[40];
     if (!run || (!*run->started && !*run->ended)) return DASH;
     plain_time(run->started, "", started);
     plain_time(run->ended, run->started, ended);
-    snprintf(room->text, sizeof room->text, "%s to %s", started, ended);
-    return room->text;
+    return weft_say("%s to %s", started, ended);
+}
+
+const char *weft_say_kind(weft_verdict verdict) {
+    return verdict == WEFT_BETTER ? "good" : verdict == WEFT_WORSE ? "bad" : "plain";
 }
 
 const char *weft_say_between(int said, int n) {
     return said == 0 ? "" : said == n - 1 ? " and " : ", ";
 }
 
-const char *weft_say_plural(int n, const char *thing, weft_words *room) {
-    snprintf(room->text, sizeof room->text, "%d %s%s", n, thing, n == 1 ? "" : "s");
-    return room->text;
+const char *weft_say_plural(int n, const char *thing) {
+    return weft_say("%d %s%s", n, thing, n == 1 ? "" : "s");
 }

@@ -3,8 +3,8 @@
 #include "serve/connections.h"
 
 #include "base/clock.h"
+#include "serve/http.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,18 +75,6 @@ static void end_slow(weft_connections *all) {
     }
 }
 
-static void wait_a_little(weft_connections *all) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LOOK_MS * 1000000L;
-    if (until.tv_nsec >= 1000000000L) {
-        until.tv_nsec -= 1000000000L;
-        until.tv_sec++;
-    }
-    while (!all->closing && pthread_cond_timedwait(&all->news, &all->lock, &until) != ETIMEDOUT)
-        ;
-}
-
 static void *watch(void *context) {
     weft_connections *all = context;
     pthread_mutex_lock(&all->lock);
@@ -95,7 +83,7 @@ static void *watch(void *context) {
             pthread_cond_wait(&all->news, &all->lock);
         find_gone(all);
         end_slow(all);
-        wait_a_little(all);
+        weft_http_wait(&all->news, &all->lock, &all->closing, LOOK_MS);
     }
     pthread_mutex_unlock(&all->lock);
     return NULL;
@@ -109,12 +97,8 @@ weft_status weft_connections_open(double seconds, void (*gone)(void *context, we
     all->seconds = seconds;
     all->gone = gone;
     all->context = context;
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&all->lock, NULL);
-    pthread_cond_init(&all->news, &attributes);
-    pthread_condattr_destroy(&attributes);
+    weft_http_condition(&all->news);
     int error = pthread_create(&all->thread, NULL, watch, all);
     if (error) {
         pthread_cond_destroy(&all->news);

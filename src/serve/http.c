@@ -1,4 +1,4 @@
-/* Sockets and names. */
+/* Sockets, names, keys and waiting. */
 #include "serve/http.h"
 
 #include "base/log.h"
@@ -10,19 +10,8 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
-
-int weft_http_port(int socket) {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in four;
-        struct sockaddr_in6 six;
-    } at;
-    socklen_t length = sizeof at;
-    memset(&at, 0, sizeof at);
-    if (getsockname(socket, &at.any, &length) != 0) return 0;
-    return ntohs(at.any.sa_family == AF_INET6 ? at.six.sin6_port : at.four.sin_port);
-}
 
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six) {
     struct addrinfo hints = {.ai_flags = AI_PASSIVE | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
@@ -52,6 +41,24 @@ weft_status weft_http_listen(const char *host, int port_number, int *out, bool *
                      host, port_number, strerror(error));
 }
 
+void weft_http_condition(pthread_cond_t *c) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void weft_http_wait(pthread_cond_t *c, pthread_mutex_t *lock, const bool *closing, int ms) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += ms * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    while (!*closing && pthread_cond_timedwait(c, lock, &until) != ETIMEDOUT)
+        ;
+}
+
 void weft_http_log(void *context, const char *format, va_list list) {
     char text[512];
     (void)context;
@@ -72,4 +79,18 @@ bool weft_http_is_local(const char *host) {
            (length > tail && strncasecmp(host + length - tail, local, tail) == 0) ||
            (length == 5 && strncmp(host, "[::1]", 5) == 0) ||
            (strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") == length);
+}
+
+bool weft_key_matches(const char *key, const char *header) {
+    static const char scheme[] = "Bearer ";
+    size_t letters = sizeof scheme - 1, length = strlen(key);
+    if (!header || strncasecmp(header, scheme, letters) != 0) return false;
+    const char *sent = header + letters;
+    size_t count = strlen(sent);
+    /* Every letter that was sent is compared with one of the key's, whatever came before. */
+    volatile unsigned char differs = (unsigned char)(count != length);
+    for (size_t i = 0; i < count; i++)
+        differs =
+            (unsigned char)(differs | (unsigned char)(sent[i] ^ key[length ? i % length : 0]));
+    return !differs;
 }

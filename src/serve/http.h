@@ -1,10 +1,11 @@
-/* What the servers of weft have in common: where they listen, whom they take for this machine, and what
- * a page of theirs may do. */
+/* What the servers of weft have in common: where they listen, whom they take for this machine, whose key
+ * they take, and what a page of theirs may do. */
 #ifndef WEFT_SERVE_HTTP_H
 #define WEFT_SERVE_HTTP_H
 
 #include "base/error.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 
@@ -16,10 +17,17 @@
 /* A socket that listens at the first address of the host that can be had; *six: by IPv6. Port 0: any
  * that is free. */
 weft_status weft_http_listen(const char *host, int port_number, int *out, bool *six);
-int weft_http_port(int socket);
 
 /* Whether a name, with or without a port, means this machine and no other. */
 bool weft_http_is_local(const char *host);
+
+/* Whether a value of the header Authorization is "Bearer " and the key. How long it takes depends on
+ * the length of what was sent alone, and says nothing about the key. `header` may be NULL. */
+bool weft_key_matches(const char *key, const char *header);
+
+/* A condition by the clock that only goes forward, and waiting on it for so long, or until `closing`. */
+void weft_http_condition(pthread_cond_t *c);
+void weft_http_wait(pthread_cond_t *c, pthread_mutex_t *lock, const bool *closing, int ms);
 
 /* libmicrohttpd's own messages, into the log for debugging. */
 void weft_http_log(void *context, const char *format, va_list list);

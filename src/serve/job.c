@@ -1,7 +1,14 @@
-/* Jobs: memory, owners and waking. */
+/* Jobs: memory, owners and waking; and their answers as JSON. A token's text may be a part of a character; it is then
+ * told by its bytes, as in "bytes:\xe2\x80". */
 #include "serve/job.h"
 
+#include "base/json.h"
+
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
 
 static void destroy(weft_job *j) {
     for (int64_t i = 0; j->prompts && i < j->n_prompts; i++)
@@ -79,4 +86,280 @@ weft_job_usage weft_job_count(const weft_job *j) {
         if (i % j->request.n == 0) sum.shared += j->choices[i].shared;
     }
     return sum;
+}
+
+/* How far a choice was sent. */
+typedef struct {
+    size_t bytes;
+    int64_t tokens, offset;
+    bool begun, ended;
+} progress;
+
+struct weft_answer {
+    weft_job *job;
+    const weft_tokenizer *tokenizer;
+    const char *model;
+    char id[48];
+    int64_t created;
+    progress *sent; /* [n_choices] */
+    bool ended;
+};
+
+static void make_id(char id[48], bool chat) {
+    uint64_t words[2] = {0};
+    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
+    snprintf(id, 48, "%s-%016llx%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)words[0],
+             (unsigned long long)words[1]);
+}
+
+weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *model) {
+    weft_answer *a = calloc(1, sizeof *a);
+    progress *sent = calloc((size_t)j->n_choices, sizeof *sent);
+    if (!a || !sent) {
+        free(a);
+        free(sent);
+        return NULL;
+    }
+    weft_job_hold(j);
+    a->job = j;
+    a->tokenizer = t;
+    a->model = model;
+    a->created = (int64_t)time(NULL);
+    a->sent = sent;
+    make_id(a->id, j->request.endpoint == WEFT_CHAT);
+    return a;
+}
+
+void weft_answer_close(weft_answer *a) {
+    if (!a) return;
+    weft_job_release(a->job);
+    free(a->sent);
+    free(a);
+}
+
+static bool is_chat(const weft_answer *a) {
+    return a->job->request.endpoint == WEFT_CHAT;
+}
+
+enum { TOKEN_TEXT = 4 * 256 + 16 };
+
+/* A token's text for humans: as it is where it is whole characters, else by its bytes. */
+static const char *token_text(const weft_answer *a, int32_t token, char out[TOKEN_TEXT]) {
+    int32_t bytes = 0;
+    const char *text = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    json_t *whole = text ? json_stringn(text, (size_t)bytes) : NULL;
+    bool plain = whole && bytes < TOKEN_TEXT && !memchr(text, 0, (size_t)bytes);
+    json_decref(whole);
+    if (plain) {
+        memcpy(out, text, (size_t)bytes);
+        out[bytes] = 0;
+        return out;
+    }
+    int at = snprintf(out, TOKEN_TEXT, "bytes:");
+    for (int32_t i = 0; text && i < bytes && at + 5 < TOKEN_TEXT; i++)
+        at += snprintf(out + at, 5, "\\x%02x", (unsigned char)text[i]);
+    return out;
+}
+
+/* Characters that begin in a token. */
+static int64_t count_characters(const weft_answer *a, int32_t token) {
+    int32_t bytes = 0;
+    int64_t count = 0;
+    const char *text = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    for (int32_t i = 0; text && i < bytes; i++)
+        count += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return count;
+}
+
+static json_t *chat_token(const weft_answer *a, int32_t token, float logprob) {
+    char text[TOKEN_TEXT];
+    int32_t bytes = 0;
+    const char *raw = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    json_t *list = json_array();
+    for (int32_t i = 0; raw && i < bytes; i++)
+        json_array_append_new(list, json_integer((unsigned char)raw[i]));
+    return json_pack("{s:s, s:o, s:o}", "token", token_text(a, token, text), "logprob",
+                     weft_json_number((double)logprob), "bytes", list);
+}
+
+static json_t *chat_logprobs(const weft_answer *a, const weft_choice *c, int64_t from) {
+    json_t *content = json_array();
+    for (int64_t i = from; i < c->n_tokens; i++) {
+        const weft_sampled *t = c->tokens + i;
+        json_t *entry = chat_token(a, t->token, t->logprob), *top = json_array();
+        for (int k = 0; k < t->n_top; k++)
+            json_array_append_new(top, chat_token(a, t->top[k], t->top_logprob[k]));
+        json_object_set_new(entry, "top_logprobs", top);
+        json_array_append_new(content, entry);
+    }
+    return json_pack("{s:o, s:n}", "content", content, "refusal");
+}
+
+/* The older shape: lists side by side. *offset: characters before these tokens. */
+static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t from,
+                             int64_t *offset) {
+    char text[TOKEN_TEXT];
+    json_t *tokens = json_array(), *values = json_array(), *tops = json_array();
+    json_t *offsets = json_array();
+    for (int64_t i = from; i < c->n_tokens; i++) {
+        const weft_sampled *t = c->tokens + i;
+        json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
+        json_array_append_new(values, weft_json_number((double)t->logprob));
+        json_array_append_new(offsets, json_integer(*offset));
+        *offset += count_characters(a, t->token);
+        json_t *top = json_object();
+        for (int k = 0; k < t->n_top; k++)
+            json_object_set_new(top, token_text(a, t->top[k], text),
+                                weft_json_number((double)t->top_logprob[k]));
+        json_array_append_new(tops, top);
+    }
+    bool wanted = a->job->request.sampling.top_logprobs > 0;
+    json_t *object =
+        json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "text_offset",
+                  offsets, "top_logprobs", wanted ? json_incref(tops) : json_null());
+    json_decref(tops);
+    return object;
+}
+
+static json_t *token_ids(const weft_choice *c, int64_t from) {
+    json_t *list = json_array();
+    for (int64_t i = from; i < c->n_tokens; i++)
+        json_array_append_new(list, json_integer(c->tokens[i].token));
+    return list;
+}
+
+static json_t *usage(const weft_job *j) {
+    weft_job_usage u = weft_job_count(j);
+    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
+                     "completion_tokens", (json_int_t)u.made, "total_tokens",
+                     (json_int_t)(u.prompt + u.made), "prompt_tokens_details", "cached_tokens",
+                     (json_int_t)u.shared);
+}
+
+static json_t *head(const weft_answer *a, const char *object) {
+    return json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", a->id, "object", object, "created",
+                     (json_int_t)a->created, "model", a->model, "seed",
+                     (json_int_t)a->job->request.sampling.seed);
+}
+
+/* The prompt's text, for echo. */
+static void put_prompt(const weft_answer *a, const weft_choice *c, FILE *to) {
+    const weft_request_prompt *p = a->job->request.prompts + c->prompt;
+    const weft_job_prompt *tokens = a->job->prompts + c->prompt;
+    weft_stream *stream;
+    const char *text;
+    size_t bytes;
+    bool stopped;
+    if (p->text) fwrite(p->text, 1, p->bytes, to);
+    if (p->text || weft_stream_open(a->tokenizer, NULL, 0, &stream) != WEFT_OK) return;
+    for (int64_t i = 0; i <= tokens->count; i++) {
+        weft_status status =
+            i < tokens->count ? weft_stream_put(stream, tokens->tokens[i], &text, &bytes, &stopped)
+                              : weft_stream_end(stream, &text, &bytes);
+        if (status != WEFT_OK) break;
+        if (bytes) fwrite(text, 1, bytes, to);
+    }
+    weft_stream_close(stream);
+}
+
+/* What was not sent yet of a choice's text. */
+static json_t *new_text(const weft_answer *a, const weft_choice *c, const progress *p) {
+    char *both = NULL;
+    size_t bytes = 0;
+    if (!a->job->request.echo || p->begun)
+        return json_stringn(c->text ? c->text + p->bytes : "", c->bytes - p->bytes);
+    FILE *to = open_memstream(&both, &bytes);
+    if (!to) return NULL;
+    put_prompt(a, c, to);
+    if (c->bytes) fwrite(c->text, 1, c->bytes, to);
+    json_t *text = fclose(to) == 0 ? json_stringn(both, bytes) : NULL;
+    free(both);
+    return text;
+}
+
+static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool event) {
+    const weft_choice *c = a->job->choices + i;
+    const weft_request *r = &a->job->request;
+    json_t *logprobs = json_null(), *text = new_text(a, c, p), *object;
+    if (r->logprobs && is_chat(a))
+        logprobs = chat_logprobs(a, c, p->tokens);
+    else if (r->logprobs)
+        logprobs = text_logprobs(a, c, p->tokens, &p->offset);
+    json_t *finish = c->finish ? json_string(c->finish) : json_null();
+    if (!is_chat(a))
+        object = json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)i, "text", text, "logprobs",
+                           logprobs, "finish_reason", finish);
+    else if (!event)
+        object = json_pack("{s:I, s:{s:s, s:o, s:n}, s:o, s:o}", "index", (json_int_t)i, "message",
+                           "role", "assistant", "content", text, "refusal", "logprobs", logprobs,
+                           "finish_reason", finish);
+    else
+        object = json_pack("{s:I, s:{s:o}, s:o, s:o}", "index", (json_int_t)i, "delta", "content",
+                           text, "logprobs", logprobs, "finish_reason", finish);
+    if (event && is_chat(a) && !p->begun)
+        json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
+    if (r->token_ids) json_object_set_new(object, "token_ids", token_ids(c, p->tokens));
+    return object;
+}
+
+char *weft_answer_whole(const weft_answer *a) {
+    json_t *object = head(a, is_chat(a) ? "chat.completion" : "text_completion");
+    json_t *list = json_array();
+    for (int64_t i = 0; i < a->job->n_choices; i++) {
+        progress none = {0};
+        json_array_append_new(list, choice_json(a, i, &none, false));
+    }
+    json_object_set_new(object, "choices", list);
+    json_object_set_new(object, "usage", usage(a->job));
+    return weft_json_line(object);
+}
+
+/* One event; `choice` is taken, NULL: none. */
+static void put_event(const weft_answer *a, FILE *to, json_t *choice, json_t *used) {
+    json_t *object = head(a, is_chat(a) ? "chat.completion.chunk" : "text_completion");
+    json_t *list = json_array();
+    if (choice) json_array_append_new(list, choice);
+    json_object_set_new(object, "choices", list);
+    if (a->job->request.include_usage) json_object_set_new(object, "usage", used);
+    char *text = weft_json_line(object);
+    fprintf(to, "data: %s\n\n", text ? text : "{}");
+    free(text);
+}
+
+static void put_choice(weft_answer *a, FILE *to, int64_t i) {
+    const weft_choice *c = a->job->choices + i;
+    progress *p = a->sent + i;
+    bool more = c->bytes > p->bytes || (a->job->keeps_tokens && c->n_tokens > p->tokens) ||
+                (c->finish && !p->ended);
+    if (!more) return;
+    put_event(a, to, choice_json(a, i, p, true), json_null());
+    p->bytes = c->bytes;
+    p->tokens = c->n_tokens;
+    p->begun = true;
+    p->ended = c->finish != NULL;
+}
+
+char *weft_answer_events(weft_answer *a, bool *ended) {
+    const weft_job *j = a->job;
+    char *text = NULL, *error;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    if (!to) return NULL;
+    for (int64_t i = 0; i < j->n_choices; i++)
+        put_choice(a, to, i);
+    if (j->finished && !a->ended) {
+        a->ended = true;
+        if (j->failure.status) {
+            error = weft_refusal_json(&j->failure);
+            fprintf(to, "data: %s\n\n", error ? error : "{\"error\":{}}");
+            free(error);
+        } else {
+            if (j->request.include_usage) put_event(a, to, NULL, usage(j));
+            fputs("data: [DONE]\n\n", to);
+        }
+    }
+    *ended = a->ended;
+    if (fclose(to) == 0) return text;
+    free(text);
+    return NULL;
 }

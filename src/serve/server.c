@@ -1,30 +1,493 @@
-/* Starting and stopping the server. */
+/* The server, and one request and its answer from the first byte of the one to the last of the other.
+ *
+ * libmicrohttpd calls for a request's head, for each piece of its body, and once more when it is whole. A
+ * request that is wrong is still read to its end (within limits), so that the client gets to read what
+ * is wrong with it.
+ *
+ * While the worker works the connection is suspended, under the job's lock: either the worker has
+ * something new already, or it sees that somebody waits and resumes the connection. A connection
+ * that is suspended does not end, so the worker never resumes one that is gone. */
 #include "serve/server.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
+#include "base/clock.h"
+#include "base/embed.h"
+#include "base/grow.h"
+#include "base/json.h"
 #include "base/log.h"
-#include "serve/exchange.h"
+#include "generate/prompt.h"
+#include "serve/connections.h"
 #include "serve/http.h"
+#include "serve/template.h"
+#include "serve/worker.h"
 
+#include <microhttpd.h>
 #include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+/* The page at /: a form to try the model in a browser. It asks nobody else for anything. */
+WEFT_EMBED("weft_page_html", "src/serve/page.html");
+extern const char weft_page_html[];
+
+/* What all exchanges of a server share. */
+struct weft_server {
+    weft_server_options options;
+    weft_generator_stats model; /* vocabulary and context */
+    const weft_tokenizer *tokenizer;
+    weft_encoder *encoder; /* the HTTP thread's */
+    weft_template *chat;
+    weft_worker *worker;
+    weft_server_metrics *metrics;
+    weft_connections *connections;
+    struct MHD_Daemon *daemon;
+    int listening; /* taken back from the daemon; -1: it is the daemon's */
+    int64_t started;
+    atomic_bool draining;
+};
+
+/* Of a body that is too large, so much more is read before its connection is closed. */
+enum { DISCARD_MOST = 64 << 20, BLOCK = 16384 };
+
+typedef struct {
+    weft_server *server;
+    weft_connection *connection;
+    struct MHD_Connection *mhd;
+    weft_path_name path;
+    bool post, begun;
+    double start;
+    int status; /* that was sent */
+    char *body;
+    size_t bytes, room, discarded;
+    weft_refusal refusal; /* known before the body has come */
+    int retry_after;
+    weft_job *job;
+    weft_answer *answer;
+    char *events; /* to be sent */
+    size_t event_bytes, event_at;
+    bool ended;
+} exchange;
+
+static const char json_media[] = "application/json";
+
+/* Sends a response, which is taken; NULL: no memory. */
+static enum MHD_Result queue(exchange *x, int status, const char *type, struct MHD_Response *r) {
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Content-Type", type);
+    x->status = status;
+    enum MHD_Result done = MHD_queue_response(x->mhd, (unsigned)status, r);
+    MHD_destroy_response(r);
+    return done;
+}
+
+/* Sends a text, which is taken: malloc'd, or constant where `keep`. */
+static enum MHD_Result send_text(exchange *x, int status, const char *type, char *text, bool keep) {
+    if (!text) return MHD_NO;
+    struct MHD_Response *r = MHD_create_response_from_buffer(
+        strlen(text), text, keep ? MHD_RESPMEM_PERSISTENT : MHD_RESPMEM_MUST_FREE);
+    if (!r) {
+        if (!keep) free(text);
+        return MHD_NO;
+    }
+    char seconds[16];
+    snprintf(seconds, sizeof seconds, "%d", x->retry_after);
+    MHD_add_response_header(r, "X-Content-Type-Options", "nosniff");
+    if (keep) MHD_add_response_header(r, "Content-Security-Policy", WEFT_HTTP_POLICY);
+    if (status == 429) MHD_add_response_header(r, "Retry-After", seconds);
+    if (status == 401) MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
+    if (status == 405) MHD_add_response_header(r, "Allow", x->post ? "GET, HEAD" : "POST");
+    if (x->discarded || status >= 500) MHD_add_response_header(r, "Connection", "close");
+    return queue(x, status, type, r);
+}
+
+static enum MHD_Result send_refusal(exchange *x, const weft_refusal *why) {
+    return send_text(x, why->status, json_media, weft_refusal_json(why), false);
+}
+
+/* What a path and a method are for; false: nothing, and the refusal says so. */
+static bool find_path(exchange *x, const char *url, const char *method) {
+    static const struct {
+        const char *url;
+        weft_path_name path;
+        bool post;
+    } paths[] = {{"/", WEFT_PATH_PAGE, false},
+                 {"/health", WEFT_PATH_HEALTH, false},
+                 {"/metrics", WEFT_PATH_METRICS, false},
+                 {"/v1/models", WEFT_PATH_MODELS, false},
+                 {"/v1/completions", WEFT_PATH_COMPLETIONS, true},
+                 {"/v1/chat/completions", WEFT_PATH_CHAT, true}};
+    bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
+    x->path = WEFT_PATH_OTHER;
+    x->post = strcmp(method, "POST") == 0;
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        if (strcmp(url, paths[i].url) != 0) continue;
+        x->path = paths[i].path;
+        if (paths[i].post ? x->post : get) return true;
+        x->post = !paths[i].post;
+        return weft_refuse(&x->refusal, 405, NULL, NULL, "%s takes %s, not %.16s", paths[i].url,
+                           paths[i].post ? "POST" : "GET", method);
+    }
+    if (get && strncmp(url, "/v1/models/", 11) == 0) {
+        x->path = WEFT_PATH_MODELS;
+        if (strcmp(url + 11, x->server->options.name) == 0) return true;
+        return weft_refuse(&x->refusal, 404, "model_not_found", "model",
+                           "there is no model '%.64s' here; GET /v1/models names the one there is",
+                           url + 11);
+    }
+    return weft_refuse(&x->refusal, 404, NULL, NULL,
+                       "there is no %.64s here; there are /v1/completions, /v1/chat/completions, "
+                       "/v1/models, /health, /metrics and /",
+                       url);
+}
+
+static const char *header(const exchange *x, const char *name) {
+    return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+/* A page from elsewhere can have its own name lead to this machine (DNS rebinding), and a browser then
+ * takes the server for a part of that page's site. The name in the request gives it away. */
+static bool check_name(exchange *x) {
+    const weft_server_options *o = &x->server->options;
+    const char *host = header(x, "Host");
+    if (o->key || !host || !weft_http_is_local(o->host) || weft_http_is_local(host)) return true;
+    return weft_refuse(
+        &x->refusal, 403, NULL, NULL,
+        "the server is for this machine alone, not for '%.64s'; call it 127.0.0.1 or "
+        "localhost, or start it with a key",
+        host);
+}
+
+static bool refuse_large(exchange *x) {
+    return weft_refuse(&x->refusal, 413, NULL, NULL,
+                       "the body has more than the %lld bytes that the server takes; send less",
+                       (long long)x->server->options.body_bytes);
+}
+
+/* What can be said of a request by its head. */
+static bool check_head(exchange *x, const char *url, const char *method) {
+    const weft_server_options *o = &x->server->options;
+    const char *type = header(x, "Content-Type"), *length = header(x, "Content-Length");
+    if (!find_path(x, url, method) || !check_name(x)) return false;
+    bool open = x->path == WEFT_PATH_HEALTH || x->path == WEFT_PATH_PAGE;
+    if (o->key && !open && !weft_key_matches(o->key, header(x, "Authorization")))
+        return weft_refuse(&x->refusal, 401, "invalid_api_key", NULL,
+                           "the API key is missing or wrong; send it as 'Authorization: Bearer "
+                           "KEY'");
+    if (!x->post) return true;
+    if (atomic_load(&x->server->draining))
+        return weft_refuse(&x->refusal, 503, NULL, NULL, "the server is stopping; try another one");
+    if (!type || strncasecmp(type, json_media, sizeof json_media - 1) != 0)
+        return weft_refuse(&x->refusal, 415, NULL, NULL,
+                           "the body must be JSON; send 'Content-Type: application/json'");
+    if (length && strtoll(length, NULL, 10) > o->body_bytes) return refuse_large(x);
+    return true;
+}
+
+static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, const char *url,
+                                    const char *method, void **out) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    exchange *x = calloc(1, sizeof *x);
+    if (!x) return MHD_NO;
+    *out = x;
+    x->server = s;
+    x->mhd = c;
+    x->connection = info ? info->socket_context : NULL;
+    x->start = weft_clock();
+    if (!x->connection) return MHD_NO;
+    if (check_head(x, url, method)) return MHD_YES;
+    /* A client that waits for leave to send its body gets the refusal in place of it. */
+    const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
+    bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
+    return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
+}
+
+static enum MHD_Result receive_body(exchange *x, const char *data, size_t bytes) {
+    size_t most = (size_t)x->server->options.body_bytes;
+    if (!x->refusal.status && x->bytes + bytes > most) refuse_large(x);
+    if (x->refusal.status) {
+        x->discarded += bytes;
+        return x->discarded > DISCARD_MOST ? MHD_NO : MHD_YES;
+    }
+    if (!weft_grow(&x->body, &x->room, x->bytes + bytes)) return MHD_NO;
+    memcpy(x->body + x->bytes, data, bytes);
+    x->bytes += bytes;
+    return MHD_YES;
+}
+
+static enum MHD_Result send_models(exchange *x, bool one) {
+    const weft_server *s = x->server;
+    json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object", "model",
+                              "created", (json_int_t)s->started, "owned_by", "weft", "context",
+                              (json_int_t)s->model.context);
+    if (!one) model = json_pack("{s:s, s:[o]}", "object", "list", "data", model);
+    return send_text(x, 200, json_media, weft_json_line(model), false);
+}
+
+static enum MHD_Result send_metrics(exchange *x) {
+    weft_server_metrics_now now = {.model = x->server->options.name};
+    int64_t busy;
+    weft_worker_count(x->server->worker, &now.generator, &now.queued);
+    weft_connections_count(x->server->connections, &now.connections, &busy);
+    return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
+                     weft_server_metrics_text(x->server->metrics, &now), false);
+}
+
+static enum MHD_Result send_health(exchange *x) {
+    bool draining = atomic_load(&x->server->draining);
+    return send_text(x, draining ? 503 : 200, json_media,
+                     strdup(draining ? "{\"status\":\"stopping\"}" : "{\"status\":\"ok\"}"), false);
+}
+
+/* A prompt's tokens into the job. */
+static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
+    const weft_generator_stats *model = &x->server->model;
+    weft_job_prompt *p = x->job->prompts + number;
+    const char *param = x->job->request.endpoint == WEFT_CHAT ? "messages" : "prompt";
+    if (count >= model->context)
+        return weft_refuse(
+            &x->refusal, 400, "context_length_exceeded", param,
+            "a prompt of %lld tokens leaves no room in a context of %lld; shorten it",
+            (long long)count, (long long)model->context);
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= model->vocab)
+            return weft_refuse(&x->refusal, 400, NULL, param,
+                               "token %lld of the prompt is %d, but the model knows 0 to %lld",
+                               (long long)i, (int)tokens[i], (long long)model->vocab - 1);
+    p->tokens = malloc((size_t)(count ? count : 1) * sizeof *p->tokens);
+    if (!p->tokens) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
+    memcpy(p->tokens, tokens, (size_t)count * sizeof *tokens);
+    p->count = count;
+    return true;
+}
+
+static bool refuse_failed(exchange *x, weft_status status) {
+    return weft_refuse(&x->refusal, status == WEFT_EINPUT ? 400 : 503, NULL, NULL, "%s",
+                       weft_error_message());
+}
+
+static bool encode_prompts(exchange *x) {
+    const weft_server *s = x->server;
+    weft_request *r = &x->job->request;
+    for (int64_t i = 0; i < r->n_prompts; i++) {
+        const weft_request_prompt *p = r->prompts + i;
+        const int32_t *tokens = p->tokens;
+        int64_t count = p->n_tokens;
+        if (p->text) {
+            weft_status status =
+                weft_prompt_encode(s->tokenizer, s->encoder, p->text, p->bytes, &tokens, &count);
+            if (status != WEFT_OK) return refuse_failed(x, status);
+        }
+        if (!add_prompt(x, i, tokens, count)) return false;
+    }
+    if (r->endpoint != WEFT_CHAT) return true;
+    int32_t *tokens;
+    int64_t count;
+    const char *stop = weft_template_stop(s->chat);
+    weft_status status =
+        weft_template_encode(s->chat, s->encoder, r->messages, r->n_messages, &tokens, &count);
+    if (status != WEFT_OK) return refuse_failed(x, status);
+    if (stop) r->stops[r->n_stops++] = stop;
+    bool good = add_prompt(x, 0, tokens, count);
+    free(tokens);
+    return good;
+}
+
+static void wake(void *connection) {
+    MHD_resume_connection(connection);
+}
+
+/* From a body to a job that the worker has. */
+static bool start_job(exchange *x) {
+    weft_server *s = x->server;
+    const weft_server_options *o = &s->options;
+    weft_request request;
+    weft_request_limits limits = {o->max_tokens, o->sequences + o->queue};
+    weft_endpoint endpoint = x->path == WEFT_PATH_CHAT ? WEFT_CHAT : WEFT_COMPLETIONS;
+    if (!weft_request_parse(x->body ? x->body : "", x->bytes, endpoint, &limits, &request,
+                            &x->refusal))
+        return false;
+    free(x->body);
+    x->body = NULL;
+    if (request.model && strcmp(request.model, o->name) != 0) {
+        weft_refuse(&x->refusal, 404, "model_not_found", "model",
+                    "there is no model '%.64s' here; the model is '%.64s'", request.model, o->name);
+        weft_request_free(&request);
+        return false;
+    }
+    uint64_t drawn = 0;
+    if (!request.has_seed && getrandom(&drawn, sizeof drawn, 0) == sizeof drawn)
+        request.sampling.seed = drawn >> 11; /* as large as a seed may be in JSON */
+    x->job = weft_job_create(&request, endpoint == WEFT_CHAT ? 1 : request.n_prompts);
+    if (!x->job) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
+    x->job->submitted = x->start;
+    x->job->end_token = weft_tokenizer_end(s->tokenizer);
+    x->job->wake = wake;
+    x->job->context = x->mhd;
+    if (!encode_prompts(x)) return false;
+    x->answer = weft_answer_open(x->job, s->tokenizer, o->name);
+    if (!x->answer) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
+    if (!weft_worker_submit(s->worker, x->job, &x->refusal, &x->retry_after)) return false;
+    weft_connection_watch(s->connections, x->connection, x->job);
+    return true;
+}
+
+/* Events as they come; 0 after suspending where there is nothing yet. */
+static ssize_t read_events(void *context, uint64_t position, char *to, size_t most) {
+    exchange *x = context;
+    weft_job *j = x->job;
+    (void)position;
+    if (x->event_at == x->event_bytes) {
+        free(x->events);
+        x->events = NULL;
+        x->event_at = x->event_bytes = 0;
+        if (x->ended) return MHD_CONTENT_READER_END_OF_STREAM;
+        pthread_mutex_lock(&j->lock);
+        x->events = atomic_load(&j->cancelled) ? NULL : weft_answer_events(x->answer, &x->ended);
+        x->event_bytes = x->events ? strlen(x->events) : 0;
+        bool waits = x->events && !x->event_bytes;
+        if (waits) {
+            j->waiting = true;
+            MHD_suspend_connection(x->mhd);
+        }
+        pthread_mutex_unlock(&j->lock);
+        if (waits) return 0;
+        if (!x->events) return MHD_CONTENT_READER_END_WITH_ERROR;
+    }
+    size_t bytes = x->event_bytes - x->event_at;
+    bytes = bytes < most ? bytes : most;
+    memcpy(to, x->events + x->event_at, bytes);
+    x->event_at += bytes;
+    return (ssize_t)bytes;
+}
+
+static enum MHD_Result send_events(exchange *x) {
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Cache-Control", "no-cache");
+    MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    return queue(x, 200, "text/event-stream; charset=utf-8", r);
+}
+
+/* Answers as soon as there is something to say: all of it, or the first of the events. So a job that
+ * fails at once fails with its own status. */
+static enum MHD_Result answer_job(exchange *x) {
+    weft_job *j = x->job;
+    int64_t made = 0;
+    weft_refusal why = {0};
+    pthread_mutex_lock(&j->lock);
+    for (int64_t i = 0; i < j->n_choices; i++)
+        made += j->choices[i].made;
+    bool gone = atomic_load(&j->cancelled);
+    bool ready = j->finished || gone || (j->request.stream && made > 0);
+    if (!ready) {
+        j->waiting = true;
+        MHD_suspend_connection(x->mhd);
+    }
+    if (j->finished) why = j->failure;
+    pthread_mutex_unlock(&j->lock);
+    if (!ready) return MHD_YES;
+    if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
+    if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
+    if (j->request.stream) return send_events(x);
+    return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
+}
+
+/* The request is whole. */
+static enum MHD_Result begin(exchange *x, const char *url) {
+    x->begun = true;
+    weft_connection_begin(x->server->connections, x->connection, x->server->options.answer_seconds);
+    if (x->refusal.status) return send_refusal(x, &x->refusal);
+    switch (x->path) {
+    case WEFT_PATH_PAGE:
+        return send_text(x, 200, "text/html; charset=utf-8", (char *)(uintptr_t)weft_page_html,
+                         true);
+    case WEFT_PATH_HEALTH:
+        return send_health(x);
+    case WEFT_PATH_METRICS:
+        return send_metrics(x);
+    case WEFT_PATH_MODELS:
+        return send_models(x, strcmp(url, "/v1/models") != 0);
+    default:
+        return start_job(x) ? answer_job(x) : send_refusal(x, &x->refusal);
+    }
+}
+
+static enum MHD_Result receive(void *server, struct MHD_Connection *c, const char *url,
+                               const char *method, const char *version, const char *upload,
+                               size_t *upload_bytes, void **out) {
+    (void)version;
+    exchange *x = *out;
+    if (!x) return receive_head(server, c, url, method, out);
+    if (*upload_bytes) {
+        size_t bytes = *upload_bytes;
+        *upload_bytes = 0;
+        return receive_body(x, upload, bytes);
+    }
+    return x->begun ? answer_job(x) : begin(x, url);
+}
+
+static void end_exchange(void *server, struct MHD_Connection *c, void **out,
+                         enum MHD_RequestTerminationCode how) {
+    weft_server *s = server;
+    exchange *x = *out;
+    (void)c;
+    if (!x) return;
+    *out = NULL;
+    bool whole = how == MHD_REQUEST_TERMINATED_COMPLETED_OK;
+    double seconds = weft_clock() - x->start;
+    if (x->job)
+        weft_worker_cancel(s->worker, x->job); /* of one that is finished it changes nothing */
+    if (x->connection) weft_connection_end(s->connections, x->connection);
+    weft_server_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
+    weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
+    weft_answer_close(x->answer);
+    weft_job_release(x->job);
+    free(x->events);
+    free(x->body);
+    free(x);
+}
+
+static void note_connection(void *server, struct MHD_Connection *c, void **socket_context,
+                            enum MHD_ConnectionNotificationCode what) {
+    weft_server *s = server;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *socket_context = info ? weft_connections_add(s->connections, info->connect_fd) : NULL;
+    } else if (*socket_context) {
+        weft_connections_remove(s->connections, *socket_context);
+        *socket_context = NULL;
+    }
+}
+
+/* Of a client that has gone: its job is given up. */
+static void give_up(void *server, weft_job *j) {
+    weft_server *s = server;
+    weft_worker_cancel(s->worker, j);
+    pthread_mutex_lock(&j->lock);
+    weft_job_wake(j);
+    pthread_mutex_unlock(&j->lock);
+}
 
 static weft_status start_daemon(weft_server *s) {
     const weft_server_options *o = &s->options;
     int listening;
     bool six = false;
     WEFT_TRY(weft_http_listen(o->host, o->port, &listening, &six));
-    s->port = weft_http_port(listening);
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO | MHD_ALLOW_SUSPEND_RESUME |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
     s->daemon = MHD_start_daemon(
-        flags, (uint16_t)s->port, NULL, NULL, weft_exchange_receive, s, MHD_OPTION_EXTERNAL_LOGGER,
-        weft_http_log, NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED,
-        weft_exchange_end, s, MHD_OPTION_NOTIFY_CONNECTION, weft_exchange_connection, s,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT,
-        (unsigned)(o->request_seconds + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        flags, 0, NULL, NULL, receive, s, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_exchange, s,
+        MHD_OPTION_NOTIFY_CONNECTION, note_connection, s, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->request_seconds + 1),
+        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
     if (s->daemon) return WEFT_OK;
     close(listening);
     return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
@@ -48,7 +511,7 @@ weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
     if (status == WEFT_OK) status = weft_server_metrics_create(&s->metrics);
     if (status == WEFT_OK) status = weft_worker_open(g, t, &limits, s->metrics, &s->worker);
     if (status == WEFT_OK)
-        status = weft_connections_open(o->request_seconds, weft_exchange_gone, s, &s->connections);
+        status = weft_connections_open(o->request_seconds, give_up, s, &s->connections);
     if (status == WEFT_OK) status = start_daemon(s);
     if (status != WEFT_OK) {
         weft_server_close(s);
@@ -63,7 +526,7 @@ weft_status weft_server_available(void) {
 }
 
 int weft_server_port(const weft_server *s) {
-    return s->port;
+    return MHD_get_daemon_info(s->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
 }
 
 void weft_server_drain(weft_server *s) {

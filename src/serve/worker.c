@@ -133,17 +133,15 @@ static void refuse_rest(weft_status status, weft_refusal *why) {
 /* What there is for a job after a step; false: it is over. */
 static bool tend_job(weft_worker *w, weft_job *j, double now) {
     weft_status status = WEFT_OK;
-    weft_refusal why;
-    if (atomic_load(&j->cancelled)) {
+    weft_refusal why = {0};
+    if (atomic_load(&j->cancelled))
         weft_refuse(&why, 499, NULL, NULL, "the client went away");
-        drop_job(w, j, &why);
-        return false;
-    }
-    if (now > j->submitted + w->limits.seconds) {
+    else if (now > j->submitted + w->limits.seconds)
         weft_refuse(&why, 504, "timeout", NULL,
                     "the request took longer than the %g s that the server allows; ask for fewer "
                     "tokens",
                     w->limits.seconds);
+    if (why.status) {
         drop_job(w, j, &why);
         return false;
     }

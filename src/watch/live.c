@@ -4,18 +4,18 @@
 #include "watch/live.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
+#include "base/embed.h"
+#include "base/grow.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "report/page.h"
 #include "serve/http.h"
 #include "watch/gpu.h"
-#include "watch/live_page.h"
 
-#include <errno.h>
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -43,7 +43,7 @@ struct weft_live {
     weft_gpus *gpus;
     char *page;
     struct MHD_Daemon *daemon;
-    int port, found;
+    int found;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
@@ -52,11 +52,10 @@ struct weft_live {
     bool closing, started, full;
 };
 
-/* A request's body, or a stream's place. */
 typedef struct {
     char *body;
-    size_t bytes;
-    bool begun, large;
+    size_t bytes, room;
+    bool large;
 } request;
 
 typedef struct {
@@ -67,14 +66,24 @@ typedef struct {
     size_t at;  /* so many bytes of all of it are sent */
 } stream;
 
-static void wait_until_next(weft_live *w, int ms) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += ms * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    while (!w->closing && pthread_cond_timedwait(&w->news, &w->lock, &until) != ETIMEDOUT)
-        ;
+/* The page from its files, which stay HTML, JavaScript and CSS: whole, and it asks nobody but its own
+ * server. malloc'd; NULL: no memory. */
+WEFT_EMBED("weft_live_body", "src/watch/live.html");
+WEFT_EMBED("weft_live_script", "src/watch/live.js");
+WEFT_EMBED("weft_live_style", "src/watch/live.css");
+
+static char *make_page(void) {
+    extern const char weft_live_body[], weft_live_script[], weft_live_style[];
+    char *text;
+    int n = asprintf(&text,
+                     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                     "<link rel=\"icon\" href=\"data:,\">\n"
+                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
+                     "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
+                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
+                     weft_live_script);
+    return n < 0 ? NULL : text;
 }
 
 static void tell_if_full(weft_live *w) {
@@ -93,7 +102,7 @@ static void *look(void *context) {
         w->looks++;
         if (!w->full) tell_if_full(w);
         pthread_cond_broadcast(&w->news);
-        wait_until_next(w, all ? LOOK_MS : PAUSE_MS);
+        weft_http_wait(&w->news, &w->lock, &w->closing, all ? LOOK_MS : PAUSE_MS);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
@@ -108,11 +117,9 @@ static void let_go(news *n) {
 
 static news *compose_news(weft_live *w, int64_t after) {
     news *n = calloc(1, sizeof *n);
-    json_t *object = n ? weft_watched_news(w->runs, after) : NULL;
-    if (object) n->text = json_dumps(object, JSON_COMPACT);
-    json_decref(object);
-    if (n && n->text) {
-        *n = (news){n->text, after, weft_watched_version(w->runs), 1};
+    char *text = n ? weft_json_line(weft_watched_news(w->runs, after)) : NULL;
+    if (text) {
+        *n = (news){text, after, weft_watched_version(w->runs), 1};
         return n;
     }
     free(n);
@@ -153,9 +160,7 @@ static enum MHD_Result send_text(struct MHD_Connection *c, unsigned status, cons
 }
 
 static enum MHD_Result send_json(struct MHD_Connection *c, unsigned status, json_t *object) {
-    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
-    json_decref(object);
-    return send_text(c, status, "application/json", text);
+    return send_text(c, status, "application/json", weft_json_line(object));
 }
 
 static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, const char *why) {
@@ -171,11 +176,10 @@ static void compose(stream *s) {
         s->version = w->version > 0 ? w->version : 1;
         s->quiet = 0;
     }
-    json_t *machine = w->gpus ? json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus)) : NULL;
-    char *data = machine ? json_dumps(machine, JSON_COMPACT) : NULL;
-    if (data && asprintf(&s->tail, "event: machine\ndata: %s\n\n", data) < 0) s->tail = NULL;
-    free(data);
-    json_decref(machine);
+    char *machine =
+        w->gpus ? weft_json_line(json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus))) : NULL;
+    if (machine && asprintf(&s->tail, "event: machine\ndata: %s\n\n", machine) < 0) s->tail = NULL;
+    free(machine);
     if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
     s->looks = w->looks;
 }
@@ -310,16 +314,9 @@ static enum MHD_Result answer(weft_live *w, struct MHD_Connection *c, const char
 }
 
 static void add_body(request *r, const char *data, size_t bytes) {
-    if (r->large || r->bytes + bytes > BODY_MOST) {
-        r->large = true;
-        return;
-    }
-    char *grown = realloc(r->body, r->bytes + bytes + 1);
-    if (!grown) {
-        r->large = true;
-        return;
-    }
-    r->body = grown;
+    r->large = r->large || r->bytes + bytes > BODY_MOST ||
+               !weft_grow(&r->body, &r->room, r->bytes + bytes);
+    if (r->large) return;
     memcpy(r->body + r->bytes, data, bytes);
     r->bytes += bytes;
 }
@@ -354,12 +351,11 @@ static weft_status start_daemon(weft_live *w) {
     int listening;
     bool six = false;
     WEFT_TRY(weft_http_listen(w->options.host, w->options.port, &listening, &six));
-    w->port = weft_http_port(listening);
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
     w->daemon = MHD_start_daemon(
-        flags, (uint16_t)w->port, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log,
-        NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
+        flags, 0, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
+        MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     if (w->daemon) return WEFT_OK;
@@ -373,13 +369,9 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->options = *o;
     w->runs = runs;
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->news, &attributes);
-    pthread_condattr_destroy(&attributes);
-    w->page = weft_live_page();
+    weft_http_condition(&w->news);
+    w->page = make_page();
     w->gpus = weft_gpus_open();
     weft_status status = w->page ? WEFT_OK : weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);
@@ -398,7 +390,7 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
 }
 
 int weft_live_port(const weft_live *w) {
-    return w->port;
+    return MHD_get_daemon_info(w->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
 }
 
 int weft_live_found(const weft_live *w) {

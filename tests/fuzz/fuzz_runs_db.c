@@ -6,7 +6,6 @@
 #include "fuzz/small_study.h"
 #include "record/gather.h"
 #include "record/record.h"
-#include "report/listing.h"
 #include "report/report.h"
 
 #include <stdlib.h>

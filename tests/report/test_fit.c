@@ -91,7 +91,7 @@ static void test_operations_and_options_are_fitted_too(void **state) {
 
 static void test_variants_may_be_chosen(void **state) {
     (void)state;
-    json_t *two = fit(make("chosen.db", 0), "parameters", "d,b");
+    json_t *two = fit(make("chosen.db", 0), "parameters", "d, b");
     assert_int_equal(json_array_size(json_object_get(two, "runs")), 4);
     json_decref(two);
 }

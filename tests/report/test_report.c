@@ -1,8 +1,6 @@
 /* The report, from databases with known numbers: what it says, that it says it safely, and that no
  * database brings it down. The numbers expected here are worked out by hand. */
-#include "report/axis.h"
-#include "report/charts.h"
-#include "report/listing.h"
+#include "report/page.h"
 #include "report/plot.h"
 #include "report/report.h"
 #include "support/command.h"

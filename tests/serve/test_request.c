@@ -1,6 +1,6 @@
 /* Requests and templates on their own: what becomes of a body, and of a conversation. */
 #include "base/clock.h"
-#include "serve/key.h"
+#include "serve/http.h"
 #include "serve/request.h"
 #include "serve/template.h"
 

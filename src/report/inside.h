@@ -8,12 +8,12 @@
  *
  * What a model does not have is missing, or null in its place. The object may be of another's making: what is
  * not of this form is not drawn. */
-#ifndef WEFT_REPORT_INSIDE_PICTURE_H
-#define WEFT_REPORT_INSIDE_PICTURE_H
+#ifndef WEFT_REPORT_INSIDE_H
+#define WEFT_REPORT_INSIDE_H
 
 #include "report/page.h"
 
-enum { WEFT_INSIDE_POINTS = 32, WEFT_INSIDE_BINS = 10 };
+enum { WEFT_INSIDE_POINTS = 32 };
 
 /* A number that each head has: its name, what it is, and the value of the darkest square, NaN being the
  * largest there is. The list ends on a NULL name. */
@@ -34,5 +34,10 @@ void weft_inside_put_heads(weft_page *p, const json_t *inside, int style);
 void weft_inside_put_latents(weft_page *p, const json_t *inside);
 /* Whether there is such a latent, "keys" or "values". */
 bool weft_inside_has_latent(const json_t *inside, const char *name);
+
+/* What at most `most` heads of a layer look at (train/attention_map.h); returns how many it has drawn. `name` begins
+ * what is read aloud, layers and heads are numbered from `first`. */
+int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const char *name,
+                         int first, int style, int most);
 
 #endif

@@ -1,50 +1,49 @@
-/* Heads by layers as tables, then what is one number a layer. */
+/* An inspection for people, for programs and for a run's record: tables of heads by layers and of what is one number a
+ * layer, JSON, and numbers by name, each the mean over heads and layers. */
 #include "base/json.h"
 #include "base/order.h"
 #include "base/text.h"
-#include "inspect/show.h"
-#include "report/inside_picture.h"
+#include "inspect/inspect.h"
+#include "report/inside.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-enum { HEADS_MOST = 16 };
+enum { HEADS_MOST = 16, DIGITS = 4 };
 
-#define NUMBER(name)                                                                               \
-    static double name##_of(const weft_head_look *h) {                                             \
-        return h->name;                                                                            \
-    }
-NUMBER(entropy)
-NUMBER(first)
-NUMBER(self)
-NUMBER(back)
-NUMBER(tau)
-NUMBER(sigma_q)
-NUMBER(sigma_k)
-NUMBER(spread_q)
-NUMBER(spread_k)
-NUMBER(moved)
-NUMBER(gate)
-NUMBER(gate_spread)
-#undef NUMBER
-
-static double share_of(const weft_head_look *h) {
-    return h->entropy / h->most;
+/* The number of weft_inside_heads' place `n`; NaN: the head has none. */
+static double head_number(const weft_head_look *h, int n) {
+    const double numbers[] = {
+        h->entropy, h->entropy / h->most, h->first,    h->self,  h->back, h->tau,        h->sigma_q,
+        h->sigma_k, h->spread_q,          h->spread_k, h->moved, h->gate, h->gate_spread};
+    return numbers[n];
 }
 
-/* In the order of weft_inside_heads. */
-static double (*const head_values[])(const weft_head_look *h) = {
-    entropy_of, share_of,    first_of,    self_of,  back_of, tau_of,        sigma_q_of,
-    sigma_k_of, spread_q_of, spread_k_of, moved_of, gate_of, gate_spread_of};
-
-double weft_head_value(const weft_head_look *h, int number) {
-    return head_values[number](h);
+/* The same of weft_inside_layers. */
+static double layer_number(const weft_layer_look *l, int n) {
+    const weft_spectrum_look *k = &l->keys, *v = &l->values;
+    double keys = k->width ? 0 : NAN,
+           values = v->width ? 0 : NAN; /* what there is none of is no number */
+    const double numbers[] = {l->routes,
+                              l->kept,
+                              l->same_layer,
+                              l->same_token,
+                              keys + (double)k->width,
+                              keys + k->rank,
+                              keys + (double)k->dirs_99,
+                              values + (double)v->width,
+                              values + v->rank,
+                              values + (double)v->dirs_99,
+                              l->z_off,
+                              l->z_between,
+                              l->z_across};
+    return numbers[n];
 }
 
-bool weft_inspection_has(const weft_inspection *i, int number) {
-    for (int64_t l = 0; l < i->n_layers; l++)
-        for (int64_t h = 0; h < i->n_heads; h++)
-            if (isfinite(weft_head_value(&i->layers[l].heads[h], number))) return true;
+/* Whether any head has it. */
+static bool has_number(const weft_inspection *i, int n) {
+    for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
+        if (isfinite(head_number(&i->layers[k / i->n_heads].heads[k % i->n_heads], n))) return true;
     return false;
 }
 
@@ -62,7 +61,7 @@ static void print_row(FILE *out, int number, const weft_layer_look *layer, int64
     double *values = malloc((size_t)heads * sizeof *values);
     if (!values) return;
     for (int64_t h = 0; h < heads; h++)
-        values[h] = weft_head_value(&layer->heads[h], number);
+        values[h] = head_number(&layer->heads[h], number);
     if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, weft_order_doubles);
     for (int64_t h = 0; h < heads; h++)
         if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
@@ -154,7 +153,7 @@ void weft_inspection_print(const weft_inspection *i, FILE *out) {
             weft_count_text(i->windows * i->time, tokens), (long long)i->windows,
             (long long)i->time, i->loss);
     for (int n = 0; weft_inside_heads[n].name; n++)
-        if (weft_inspection_has(i, n)) print_heads(i, n, out);
+        if (has_number(i, n)) print_heads(i, n, out);
     print_routes(i, out);
     print_latents(i, out);
     print_z(i, out);
@@ -164,8 +163,7 @@ void weft_inspection_print(const weft_inspection *i, FILE *out) {
 static json_t *head_json(const weft_head_look *h) {
     json_t *object = json_object();
     for (int n = 0; weft_inside_heads[n].name; n++)
-        json_object_set_new(object, weft_inside_heads[n].name,
-                            weft_json_number(weft_head_value(h, n)));
+        json_object_set_new(object, weft_inside_heads[n].name, weft_json_number(head_number(h, n)));
     if (isfinite(h->gate)) {
         json_t *bins = json_array();
         for (int b = 0; b < WEFT_GATE_BINS; b++)
@@ -176,11 +174,8 @@ static json_t *head_json(const weft_head_look *h) {
 }
 
 static json_t *spectrum_json(const weft_spectrum_look *s) {
+    if (!s->width) return json_null();
     json_t *values = json_array();
-    if (!s->width) {
-        json_decref(values);
-        return json_null();
-    }
     for (int64_t i = 0; i < s->width; i++)
         json_array_append_new(values, weft_json_number(s->values[i]));
     return json_pack("{s:I, s:o, s:I, s:I, s:o}", "width", (json_int_t)s->width, "effective_rank",
@@ -216,4 +211,116 @@ json_t *weft_inspection_json(const weft_inspection *i) {
     return json_pack("{s:I, s:I, s:I, s:o, s:o, s:o}", "tokens", (json_int_t)(i->windows * i->time),
                      "windows", (json_int_t)i->windows, "context", (json_int_t)i->time, "loss",
                      weft_json_number(i->loss), "layers", layers, "mechanisms", parts);
+}
+
+static json_t *heads_json(const weft_inspection *i, int number) {
+    json_t *rows = json_array();
+    for (int64_t l = 0; l < i->n_layers; l++) {
+        json_t *row = json_array();
+        for (int64_t h = 0; h < i->n_heads; h++)
+            json_array_append_new(row,
+                                  weft_json_number(head_number(&i->layers[l].heads[h], number)));
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+/* Each layer's gates by tenths, in shares; a layer without gates is null. */
+static json_t *gates_json(const weft_inspection *i) {
+    json_t *rows = json_array();
+    for (int64_t l = 0; l < i->n_layers; l++) {
+        double bins[WEFT_GATE_BINS] = {0}, all = 0;
+        json_t *row = json_array();
+        for (int64_t k = 0; k < i->n_heads * WEFT_GATE_BINS; k++) {
+            double n = (double)i->layers[l].heads[k / WEFT_GATE_BINS].gates[k % WEFT_GATE_BINS];
+            bins[k % WEFT_GATE_BINS] += n;
+            all += n;
+        }
+        for (int b = 0; b < WEFT_GATE_BINS; b++)
+            json_array_append_new(row, weft_json_number(all > 0 ? bins[b] / all : NAN));
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+static json_t *held_json(const weft_spectrum_look *s) {
+    int n = s->width < WEFT_INSIDE_POINTS ? (int)s->width : WEFT_INSIDE_POINTS;
+    json_t *row = json_array();
+    double all = 0, held = 0;
+    for (int64_t k = 0; k < s->width; k++)
+        all += s->values[k] * s->values[k];
+    int64_t k = 0;
+    for (int point = 0; point < n; point++) {
+        for (; k < weft_inside_direction((int)s->width, point, n); k++)
+            held += s->values[k] * s->values[k];
+        json_array_append_new(row, weft_json_number(all > 0 ? held / all : NAN));
+    }
+    return row;
+}
+
+static void set_latent(const weft_inspection *i, bool values, json_t *inside) {
+    json_int_t width = values ? i->layers[0].values.width : i->layers[0].keys.width;
+    json_t *held = json_array();
+    for (int64_t l = 0; l < i->n_layers; l++)
+        json_array_append_new(held, held_json(values ? &i->layers[l].values : &i->layers[l].keys));
+    if (width)
+        json_object_set_new(inside, values ? "values" : "keys",
+                            json_pack("{s:I, s:O}", "width", width, "held", held));
+    json_decref(held);
+}
+
+json_t *weft_inspection_inside(const weft_inspection *i) {
+    json_t *heads = json_object(), *inside = json_pack("{s:o}", "heads", heads);
+    for (int n = 0; weft_inside_heads[n].name; n++)
+        if (has_number(i, n))
+            json_object_set_new(heads, weft_inside_heads[n].name, heads_json(i, n));
+    if (json_object_get(heads, "gate")) json_object_set_new(inside, "gates", gates_json(i));
+    set_latent(i, false, inside);
+    set_latent(i, true, inside);
+    return inside;
+}
+
+static void set_fact(json_t *facts, const char *kind, const char *name, double value) {
+    char key[96];
+    snprintf(key, sizeof key, "inside_%s%s", kind, name);
+    if (isfinite(value)) json_object_set_new(facts, key, json_real(value));
+}
+
+/* The mean of what is a number. */
+typedef struct {
+    double sum, count;
+} average;
+
+static void add(average *a, double value) {
+    if (!isfinite(value)) return;
+    a->sum += value;
+    a->count++;
+}
+
+static double mean_of(average a) {
+    return a.count > 0 ? a.sum / a.count : NAN;
+}
+
+void weft_inspection_facts(const weft_inspection *i, json_t *facts) {
+    for (int n = 0; weft_inside_heads[n].name; n++) {
+        average a = {0};
+        for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
+            add(&a, head_number(&i->layers[k / i->n_heads].heads[k % i->n_heads], n));
+        set_fact(facts, "", weft_inside_heads[n].name, mean_of(a));
+    }
+    for (int n = 0; weft_inside_layers[n].name; n++) {
+        average a = {0};
+        for (int64_t l = 0; l < i->n_layers; l++)
+            add(&a, layer_number(&i->layers[l], n));
+        set_fact(facts, "", weft_inside_layers[n].name, mean_of(a));
+    }
+    for (int p = 0; p < i->n_parts; p++) {
+        set_fact(facts, "gradient ", i->parts[p].name, i->parts[p].gradient_norm);
+        set_fact(facts, "weight ", i->parts[p].name, i->parts[p].weight_norm);
+    }
+    json_t *inside = weft_inspection_inside(i);
+    char *text = json_dumps(inside, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
+    if (text) json_object_set_new(facts, "inside", json_string(text));
+    free(text);
+    json_decref(inside);
 }

@@ -1,0 +1,334 @@
+/* How the score follows from the size: power laws, score = factor x^power, which are lines in the logarithms.
+ *
+ * Variants against plain models of several sizes (STUDY_YARDSTICK): what a plain model of the same parameters,
+ * or of the same operations, would score. A variant's mean stands off the law through the plain models' runs by a
+ * difference whose interval holds the spread of the runs around the line, how well the line is known at that size,
+ * and how many runs the variant has: t s √(1/m + 1/n + (x − x̄)² / Σ(x_i − x̄)²), with n − 2 degrees of freedom.
+ *
+ * And a law over finished runs of any studies (weft runs --fit): each is a point, each variant at the rate
+ * chosen for it, so the interval of the power holds what seeds do as well as what the law does not explain. There is no
+ * floor that the score tends to: a few sizes do not tell one from a smaller power. */
+#include "base/json.h"
+#include "base/text.h"
+#include "config/config.h"
+#include "report/report.h"
+#include "report/sections.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LISTS_MOST = 4 };
+
+static const struct {
+    const char *name, *title;
+    size_t at; /* of a variant */
+} measures[] = {{"parameters", "parameters", offsetof(weft_report_variant, parameters)},
+                {"flops", "FLOPs", offsetof(weft_report_variant, work)},
+                {"tokens", "tokens", offsetof(weft_report_variant, tokens)},
+                {"cache_bytes", "bytes", offsetof(weft_report_variant, cache_bytes)}};
+enum { MEASURES = sizeof measures / sizeof measures[0], YARDSTICKS = 2 /* the first of them */ };
+
+/* Whether a list with commas, of so many letters, names a variant. */
+static bool is_in(const char *list, size_t length, const char *name) {
+    size_t n = strlen(name), at = 0;
+    while (at < length) {
+        size_t end = at + strcspn(list + at, ",;");
+        if (end > length) end = length;
+        size_t last = end;
+        while (at < last && strchr(" \t", list[at]))
+            at++;
+        while (last > at && strchr(" \t", list[last - 1]))
+            last--;
+        if (last - at == n && strncmp(list + at, name, n) == 0) return true;
+        at = end + 1;
+    }
+    return false;
+}
+
+typedef struct {
+    weft_line line;
+    int n;
+    double mean, squares; /* of x around its mean */
+    double least, most;   /* sizes that it is known at, as logarithms */
+} law;
+
+static bool adds_to(const weft_report_data *d, const weft_report_run *run, const char *list,
+                    size_t length, int measure) {
+    const weft_report_variant *s = &d->variants[run->variant];
+    return weft_report_run_counts(d, run) && s->repeats < 0 && is_in(list, length, s->name) &&
+           run->score > 0 && weft_variant_number(s, measures[measure].at) > 0;
+}
+
+static weft_status fit_law(const weft_report_data *d, const char *list, size_t length, int measure,
+                           law *out) {
+    double *x = malloc((2 * (size_t)d->n_runs + 1) * sizeof *x), *y = x + d->n_runs;
+    *out = (law){.least = NAN, .most = NAN};
+    if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        if (!adds_to(d, run, list, length, measure)) continue;
+        x[out->n] = log(weft_variant_number(&d->variants[run->variant], measures[measure].at));
+        y[out->n++] = log(run->score);
+    }
+    out->line = weft_line_fit(x, y, out->n);
+    out->mean = weft_mean(x, out->n);
+    for (int i = 0; i < out->n; i++) {
+        out->squares += pow(x[i] - out->mean, 2);
+        out->least = fmin(out->least, x[i]);
+        out->most = fmax(out->most, x[i]);
+    }
+    free(x);
+    return WEFT_OK;
+}
+
+/* A variant's score less the law's at its size; the interval is NaN where there is none. */
+typedef struct {
+    double difference, low, high, plain;
+    bool beyond; /* the sizes that the law is known at */
+    weft_verdict verdict;
+} stand;
+
+static stand stand_of(const weft_report_variant *s, const law *l, int measure, bool higher) {
+    stand out = {NAN, NAN, NAN, NAN, false, WEFT_NO_DIFFERENCE};
+    double x = log(weft_variant_number(s, measures[measure].at)),
+           at = l->line.at + l->line.slope * x;
+    if (!(s->mean > 0) || s->done < 1 || !isfinite(at) || !isfinite(l->line.spread)) return out;
+    double off = log(s->mean) - at;
+    double half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, l->n - 2) * l->line.spread *
+                  sqrt(1.0 / s->done + 1.0 / l->n + pow(x - l->mean, 2) / l->squares);
+    out.plain = exp(at);
+    out.difference = out.plain * expm1(off);
+    out.low = out.plain * expm1(off - half);
+    out.high = out.plain * expm1(off + half);
+    out.beyond = x < l->least - 1e-9 || x > l->most + 1e-9;
+    if (out.low > 0) out.verdict = higher ? WEFT_BETTER : WEFT_WORSE;
+    if (out.high < 0) out.verdict = higher ? WEFT_WORSE : WEFT_BETTER;
+    return out;
+}
+
+/* A variant that is held against these: finished, and none of them. */
+static bool is_held(const weft_report_data *d, int variant, const char *list, size_t length) {
+    const weft_report_variant *s = &d->variants[variant];
+    return s->done > 0 && s->repeats < 0 && !s->leaks && !is_in(list, length, s->name);
+}
+
+static void put_row(weft_page *p, const weft_report_data *d, int variant,
+                    const law laws[YARDSTICKS]) {
+    const weft_report_variant *s = &d->variants[variant];
+    weft_page_cells(p, weft_variant_label(d, variant), weft_say_score(s->mean));
+    for (int m = 0; m < YARDSTICKS; m++) {
+        stand at = stand_of(s, &laws[m], m, d->higher_is_better);
+        weft_page_cell(p, "%s",
+                       isfinite(at.low) ? weft_say("%+.4f [%+.4f, %+.4f] %s%s", at.difference,
+                                                   at.low, at.high, weft_verdict_word(at.verdict),
+                                                   at.beyond ? ", beyond the sizes" : "")
+                                        : "–");
+    }
+}
+
+static void say_laws(weft_page *p, const law laws[YARDSTICKS], const char *list, size_t length) {
+    weft_page_say(p, "Plain models: %.*s.", (int)length, list);
+    for (int m = 0; m < YARDSTICKS; m++) {
+        const weft_line *l = &laws[m].line;
+        if (isfinite(l->low))
+            weft_page_say(p,
+                          "Score = %.4g × %s^%.4f, %.0f%% interval of the power %.4f to %.4f; the "
+                          "%d runs are %.2g%% off.",
+                          exp(l->at), measures[m].title, l->slope, 100 * WEFT_CONFIDENCE, l->low,
+                          l->high, laws[m].n, 100 * l->spread);
+    }
+}
+
+static weft_status fit_laws(const weft_report_data *d, const char *list, size_t length,
+                            law laws[YARDSTICKS]) {
+    for (int m = 0; m < YARDSTICKS; m++)
+        WEFT_TRY(fit_law(d, list, length, m, &laws[m]));
+    return WEFT_OK;
+}
+
+static weft_status put_list(weft_page *p, const weft_report_data *d, const char *list,
+                            size_t length, bool *open) {
+    static const char *const heads[] = {"variant", ">score", ">against equal parameters",
+                                        ">against equal FLOPs", NULL};
+    law laws[YARDSTICKS];
+    WEFT_TRY(fit_laws(d, list, length, laws));
+    if (!isfinite(laws[0].line.spread)) return WEFT_OK;
+    if (!*open)
+        weft_page_heading(
+            p, "Against plain models of equal size",
+            "What a plain model with as many parameters, or trained with as many "
+            "operations, would score, by a power law through several of them; and how "
+            "far each variant is from that.");
+    *open = true;
+    say_laws(p, laws, list, length);
+    weft_page_table_open(p, heads);
+    for (int i = 0; i < d->n_variants; i++)
+        if (is_held(d, i, list, length)) put_row(p, d, i, laws);
+    return WEFT_OK;
+}
+
+weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
+    const char *at = d->yardstick;
+    bool open = false;
+    for (int i = 0; *at && i < LISTS_MOST; i++) {
+        size_t n = strcspn(at, ";");
+        WEFT_TRY(put_list(p, d, at, n, &open));
+        at += n + (at[n] == ';');
+        at += strspn(at, " \t");
+    }
+    return WEFT_OK;
+}
+
+static json_t *stand_json(const weft_report_data *d, int variant, const law laws[YARDSTICKS]) {
+    json_t *row = json_pack("{s:o}", "step", weft_json_text(d->variants[variant].name));
+    for (int m = 0; m < YARDSTICKS; m++) {
+        stand at = stand_of(&d->variants[variant], &laws[m], m, d->higher_is_better);
+        json_object_set_new(
+            row, measures[m].name,
+            json_pack("{s:o, s:o, s:o, s:o, s:b, s:s}", "plain", weft_json_number(at.plain),
+                      "difference", weft_json_number(at.difference), "low",
+                      weft_json_number(at.low), "high", weft_json_number(at.high), "beyond",
+                      at.beyond, "verdict", weft_verdict_word(at.verdict)));
+    }
+    return row;
+}
+
+static json_t *law_json(const law *l) {
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:i}", "factor", weft_json_number(exp(l->line.at)),
+                     "power", weft_json_number(l->line.slope), "low", weft_json_number(l->line.low),
+                     "high", weft_json_number(l->line.high), "spread",
+                     weft_json_number(l->line.spread), "runs", l->n);
+}
+
+weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists) {
+    const char *at = d->yardstick;
+    for (int i = 0; *at && i < LISTS_MOST; i++) {
+        size_t n = strcspn(at, ";");
+        law laws[YARDSTICKS];
+        WEFT_TRY(fit_laws(d, at, n, laws));
+        json_t *rows = json_array();
+        for (int k = 0; k < d->n_variants; k++)
+            if (is_held(d, k, at, n)) json_array_append_new(rows, stand_json(d, k, laws));
+        json_array_append_new(lists, json_pack("{s:o, s:o, s:o, s:o}", "steps", json_stringn(at, n),
+                                               "parameters", law_json(&laws[0]), "flops",
+                                               law_json(&laws[1]), "variants", rows));
+        at += n + (at[n] == ';');
+        at += strspn(at, " \t");
+    }
+    return WEFT_OK;
+}
+
+/* What a law can be over beside an option; -1: it is none of them. */
+static int find_measure(const char *x) {
+    for (int i = 0; i < MEASURES; i++)
+        if (strcmp(x, measures[i].name) == 0) return i;
+    return -1;
+}
+
+/* A measure, or an option of the run as its config has it. */
+static double x_of(const weft_report_variant *v, const weft_report_run *run, const char *x) {
+    char key[64];
+    int measure = find_measure(x);
+    if (measure >= 0) return weft_variant_number(v, measures[measure].at);
+    weft_option_json_key(weft_option_find(x), key, sizeof key);
+    json_t *config = weft_config_kept(run->config);
+    double number = weft_json_number_of(config, key);
+    json_decref(config);
+    return number;
+}
+
+static weft_status check_x(const char *x) {
+    const weft_option *option = weft_option_find(x);
+    if (find_measure(x) >= 0) return WEFT_OK;
+    if (!option)
+        return weft_fail(WEFT_EINPUT,
+                         "--fit '%s' is not an option, nor parameters, flops, tokens "
+                         "or cache_bytes",
+                         x);
+    if (option->type != WEFT_OPT_INT && option->type != WEFT_OPT_NUMBER)
+        return weft_fail(WEFT_EINPUT, "--fit: CONFIG_%s is not a number", option->key);
+    return WEFT_OK;
+}
+
+/* Adds the runs that count to `rows`. One whose x or score is not above 0 has no place in a power law. */
+static weft_status add_study(json_t *rows, const weft_report_data *d, const char *x,
+                             const char *variants) {
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        const weft_report_variant *v = &d->variants[run->variant];
+        if (!weft_report_run_counts(d, run) || v->repeats >= 0 ||
+            (variants && !is_in(variants, strlen(variants), v->name)))
+            continue;
+        double at = x_of(v, run, x);
+        if (!(at > 0) || !(run->score > 0))
+            return weft_fail(WEFT_EINPUT,
+                             "%s: variant '%s' has %s %g and score %g; a power law is for numbers "
+                             "above 0",
+                             d->path, weft_shown(v->name), x, at, run->score);
+        json_array_append_new(rows, json_pack("{s:o, s:I, s:f, s:f}", "step",
+                                              weft_json_text(v->name), "seed",
+                                              (json_int_t)run->seed, "x", at, "score", run->score));
+    }
+    return WEFT_OK;
+}
+
+static weft_status fit_rows(const json_t *rows, weft_line *out) {
+    int n = (int)json_array_size(rows);
+    double *x = malloc((2 * (size_t)n + 1) * sizeof *x), *y = x + n;
+    if (!x) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    for (int i = 0; i < n; i++) {
+        const json_t *row = json_array_get(rows, (size_t)i);
+        x[i] = log(weft_json_number_of(row, "x"));
+        y[i] = log(weft_json_number_of(row, "score"));
+    }
+    *out = weft_line_fit(x, y, n);
+    free(x);
+    return WEFT_OK;
+}
+
+static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_line *line) {
+    const json_t *row;
+    size_t i;
+    fprintf(out, "%-24s %6s %14s %12s %12s\n", "variant", "seed", x, "score", "by the law");
+    json_array_foreach(rows, i, row) {
+        double at = weft_json_number_of(row, "x");
+        fprintf(out, "%-24s %6lld %14.6g %12.6g %12.6g\n",
+                weft_shown(json_string_value(json_object_get(row, "step"))),
+                (long long)json_integer_value(json_object_get(row, "seed")), at,
+                weft_json_number_of(row, "score"), exp(line->at + line->slope * log(at)));
+    }
+    fprintf(out, "score = %.6g × %s^%.4f", exp(line->at), x, line->slope);
+    if (isfinite(line->low))
+        fprintf(out, ", 95%% interval of the power %.4f to %.4f; runs are %.2g%% off", line->low,
+                line->high, 100 * line->spread);
+    fprintf(out, "\n");
+}
+
+weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
+                             FILE *out, json_t **object) {
+    json_t *rows = json_array();
+    weft_line line = {0};
+    weft_status status = check_x(x);
+    for (int i = 0; status == WEFT_OK && i < n; i++) {
+        weft_report_data d;
+        status = weft_report_read(paths[i], &d);
+        if (status != WEFT_OK) break;
+        status = add_study(rows, &d, x, variants);
+        weft_report_free(&d);
+    }
+    if (status == WEFT_OK) status = fit_rows(rows, &line);
+    if (status == WEFT_OK && !isfinite(line.slope))
+        status = weft_fail(WEFT_EINPUT,
+                           "--fit %s: finished runs with at least two values of it are needed", x);
+    if (status == WEFT_OK && out) print_fit(out, rows, x, &line);
+    if (status == WEFT_OK && object) {
+        *object = json_pack("{s:s, s:f, s:f, s:o, s:o, s:o, s:O}", "x", x, "factor", exp(line.at),
+                            "power", line.slope, "low", weft_json_number(line.low), "high",
+                            weft_json_number(line.high), "spread", weft_json_number(line.spread),
+                            "runs", rows);
+        if (!*object) status = weft_fail(WEFT_ENOMEM, "runs: no memory");
+    }
+    json_decref(rows);
+    return status;
+}
