@@ -7,14 +7,12 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "data/prefetch.h"
 #include "model/account.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
-#include "train/objective.h"
 #include "train/ranks.h"
 #include "train/samples.h"
-#include "train/schedule.h"
+#include "train/step.h"
 #include "train/stop.h"
 #include "train/validation.h"
 
@@ -25,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { AHEAD = 2, NOTE_ROOM = 160 };
+enum { NOTE_ROOM = 160 };
 
 typedef struct {
     const weft_config *config;
@@ -35,10 +33,9 @@ typedef struct {
     weft_train_result *result;
     weft_dataset *dataset;
     weft_tokenizer *tokenizer; /* what checkpoints carry; NULL: none */
-    weft_prefetch *feed;
     weft_model *model;
     weft_optimizer *optimizer;
-    weft_objective *objective;
+    weft_train_step *step;
     weft_validation *validation;
     weft_samples *samples;
     const weft_backend *backend;
@@ -46,7 +43,7 @@ typedef struct {
     weft_metrics *metrics;
     weft_progress *progress;
     weft_train_state state;
-    int64_t micro, parts;               /* sequences of a graph run; graph runs of a step */
+    int64_t tokens;                     /* of a step */
     double flops_per_token;             /* nominal, forward and backward */
     double seconds, pending;            /* of training: all of this run, and since the last line */
     int64_t steps, unlogged;            /* the same in steps */
@@ -133,29 +130,17 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
         WEFT_TRY(weft_model_create_on(c, dtype, pool, &t->model));
         WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
     }
-    WEFT_TRY(weft_optimizer_create_shared(t->model, backend, pool, t->comm, &t->optimizer));
+    WEFT_TRY(weft_optimizer_create(t->model, backend, pool, t->comm, &t->optimizer));
     return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;
 }
 
 static weft_status open_passes(trainer *t, const weft_backend *backend, weft_pool *pool) {
     const weft_config *c = t->config;
-    t->micro = weft_config_micro_batch(c);
-    t->parts = weft_config_micro_batches(c);
-    weft_objective_options objective = {.comm = t->comm};
-    WEFT_TRY(weft_objective_open(t->optimizer, pool, &objective, &t->objective));
-    weft_share share = weft_objective_share(t->objective);
-    WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, t->comm, &t->validation));
-    weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
-                                  .seed = (uint64_t)c->seed,
-                                  .iteration = (uint32_t)t->state.iteration,
-                                  .sequences = share.count,
-                                  .first = share.first,
-                                  .group = share.group,
-                                  .step = share.step,
-                                  .parts = 1,
-                                  .time = c->context,
-                                  .ahead = AHEAD};
-    return weft_prefetch_open(t->dataset, &feed, &t->feed);
+    t->tokens = weft_config_micro_batch(c) * weft_config_micro_batches(c) * c->context;
+    weft_train_step_options step = {
+        .comm = t->comm, .dataset = t->dataset, .iteration = t->state.iteration};
+    WEFT_TRY(weft_train_step_open(t->optimizer, pool, &step, &t->step));
+    return weft_validation_open(t->model, t->dataset, backend, pool, t->comm, &t->validation);
 }
 
 /* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
@@ -237,8 +222,7 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
     char parameters[WEFT_COUNT_ROOM], tokens[WEFT_COUNT_ROOM];
     weft_log(WEFT_LOG_INFO, "%s: %s parameters on %s, %s tokens per step%s", t->options->out,
              weft_count_text(account.parameters, parameters), weft_dataset_name(t->dataset),
-             weft_count_text(t->micro * t->parts * t->config->context, tokens),
-             *t->resumed ? ", resumed" : "");
+             weft_count_text(t->tokens, tokens), *t->resumed ? ", resumed" : "");
     t->progress = weft_progress_begin(&(weft_progress_options){
         .label = "train", .unit = "steps", .total = t->config->steps, .done = t->state.iteration});
     return WEFT_OK;
@@ -249,75 +233,28 @@ static void close_trainer(trainer *t, bool done) {
     weft_log_copy(-1);
     if (t->log >= 0) close(t->log);
     weft_metrics_close(t->metrics);
-    weft_prefetch_close(t->feed);
     weft_validation_close(t->validation);
     weft_samples_close(t->samples);
-    weft_objective_close(t->objective);
+    weft_train_step_close(t->step);
     weft_optimizer_destroy(t->optimizer);
     weft_model_destroy(t->model);
     weft_tokenizer_close(t->tokenizer);
     weft_dataset_close(t->dataset);
 }
 
-/* Forward and backward over the whole batch: the loss by parts, and the gradients. */
-static weft_status run_batch(trainer *t, weft_loss_parts *out) {
-    const weft_batch *b;
-    weft_run run = {.seed = (uint64_t)t->config->seed, .iteration = (uint32_t)t->state.iteration};
-    WEFT_TRY(weft_prefetch_next(t->feed, &b));
-    return weft_objective_run(t->objective, b->tokens, b->targets, &run, out);
-}
-
-/* The first weight that is not finite; NULL: all are. */
-static weft_status find_bad_weight(const weft_model *m, const char **name) {
-    *name = NULL;
-    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    for (int64_t w = 0; w < m->n_weights; w++) {
-        const weft_weight *one = &m->weights[w];
-        size_t size = weft_dtype_size(one->dtype);
-        for (int64_t i = 0; i < one->count; i++) {
-            double value;
-            weft_weight_read(&(weft_weight){.dtype = one->dtype,
-                                            .count = 1,
-                                            .data = (unsigned char *)one->data + (size_t)i * size},
-                             &value);
-            if (isfinite(value)) continue;
-            *name = one->name;
-            return WEFT_OK;
-        }
-    }
-    return WEFT_OK;
-}
-
-/* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
-static weft_status name_culprit(const trainer *t, char *text, size_t room) {
-    const char *weight;
-    WEFT_TRY(find_bad_weight(t->model, &weight));
-    const char *gradient = weight ? NULL : weft_objective_find_bad(t->objective);
-    if (weight)
-        snprintf(text, room, "weight %s", weight);
-    else if (gradient)
-        snprintf(text, room, "the gradient of %s", gradient);
-    else
-        snprintf(text, room, "the loss");
-    return WEFT_OK;
-}
-
 /* A step that came to nothing: counted, told, and at the limit the end of the run. */
-static weft_status note_skip(trainer *t) {
-    char culprit[160];
-    WEFT_TRY(name_culprit(t, culprit, sizeof culprit));
+static void note_skip(trainer *t, const char *culprit) {
     t->state.skipped++;
     t->state.skipped_row++;
     weft_log(WEFT_LOG_WARN, "step %lld skipped: %s is not finite (%lld in a row, %d end the run)",
              (long long)t->state.iteration, culprit, (long long)t->state.skipped_row,
              WEFT_TRAIN_SKIPS_MAX);
-    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return WEFT_OK;
+    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return;
     t->result->end = WEFT_TRAIN_DIVERGED;
     snprintf(t->result->why, sizeof t->result->why,
              "step %lld: %s is not finite, %d steps in a row; the last good checkpoint is kept: a "
              "lower LEARNING_RATE or GRAD_CLIP may help",
              (long long)t->state.iteration, culprit, WEFT_TRAIN_SKIPS_MAX);
-    return WEFT_OK;
 }
 
 static void log_events(const trainer *t, const weft_step_events *e) {
@@ -348,27 +285,22 @@ static void note_choices(trainer *t) {
 
 static weft_status train_step(trainer *t, weft_metrics_row *row) {
     double start = weft_clock();
-    *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
+    weft_train_step_result step;
     if (t->options->before_step) {
         WEFT_TRY(weft_mirror_use(t->model->mirror, NULL));
         t->options->before_step(t->options->context, t->state.iteration, t->model);
         weft_mirror_wrote(t->model->mirror, NULL);
     }
-    WEFT_TRY(run_batch(t, &row->parts));
-    bool finite = isfinite(row->parts.loss);
-    if (finite) {
-        WEFT_TRY(weft_optimizer_run(t->optimizer, row->rate));
-        WEFT_TRY(weft_optimizer_events(t->optimizer, &row->events));
-        row->rate *= row->events.warmup; /* what was used, after a reset */
-    } else {
-        row->events.norm = NAN;
-    }
-    row->step = ++t->state.iteration;
-    if (!finite || row->events.skipped)
-        WEFT_TRY(note_skip(t));
+    WEFT_TRY(weft_train_step_run(t->step, t->state.iteration++, &step));
+    if (*step.culprit)
+        note_skip(t, step.culprit);
     else
         t->state.skipped_row = 0;
-    row->skipped = t->state.skipped;
+    *row = (weft_metrics_row){.step = t->state.iteration,
+                              .parts = step.parts,
+                              .events = step.events,
+                              .rate = step.rate,
+                              .skipped = t->state.skipped};
     log_events(t, &row->events);
     if (t->steps == 0) note_choices(t);
     double took = weft_clock() - start;
@@ -419,8 +351,7 @@ static weft_status save_best(trainer *t) {
 }
 
 static double tokens_rate(const trainer *t, int64_t steps, double seconds) {
-    double tokens = (double)(t->micro * t->parts * t->config->context);
-    return seconds > 0 ? tokens * (double)steps / seconds : 0;
+    return seconds > 0 ? (double)t->tokens * (double)steps / seconds : 0;
 }
 
 static double use_of_peak(const trainer *t, double tokens_per_s) {
@@ -451,7 +382,7 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
 static weft_status save_last(trainer *t) {
     if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
     const char *bad = NULL;
-    if (t->state.skipped_row > 0) WEFT_TRY(find_bad_weight(t->model, &bad));
+    if (t->state.skipped_row > 0) WEFT_TRY(weft_find_bad_weight(t->model, &bad));
     if (bad) return WEFT_OK;
     WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
     t->saved = t->state.iteration;

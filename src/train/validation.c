@@ -2,7 +2,7 @@
  * metric the loss needs none. */
 #include "train/validation.h"
 
-#include "comm/tree.h"
+#include "comm/share.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 

@@ -1,6 +1,6 @@
 /* A row cut among ranks: every block has one owner, pieces are as even as whole blocks allow, and those
  * of a bucket are neighbours. */
-#include "comm/cut.h"
+#include "comm/share.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,10 +18,10 @@ static void check_cut(int64_t blocks, int size) {
     weft_cut c = {.n_blocks = blocks, .borders = borders, .size = size};
     int64_t next = 0;
     for (int64_t b = 0; b < weft_cut_buckets(&c); b++) {
-        weft_blocks all = weft_cut_bucket(&c, b);
+        weft_span all = weft_cut_bucket(&c, b);
         assert_int_equal(all.first, next);
         for (int r = 0; r < size; r++) {
-            weft_blocks p = weft_cut_piece(&c, b, r);
+            weft_span p = weft_cut_piece(&c, b, r);
             assert_int_equal(p.first, next);
             assert_true(p.count >= all.count / size && p.count <= all.count / size + 1);
             assert_true(borders[p.first + p.count] - borders[p.first] <= weft_cut_largest(&c));

@@ -1,5 +1,5 @@
-/* The table of comm/mpi.h over this machine's MPI: libweft-mpi.so, all by itself. */
-#include "comm/mpi.h"
+/* The table of comm/launch.h over this machine's MPI: libweft-mpi.so, all by itself. */
+#include "comm/launch.h"
 
 #include <mpi.h>
 #include <stdlib.h>
