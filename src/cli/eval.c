@@ -4,7 +4,7 @@
 #include "base/text.h"
 #include "cli/args.h"
 #include "cli/needle.h"
-#include "eval/suite.h"
+#include "eval/eval.h"
 #include "generate/folder.h"
 #include "model/account.h"
 #include "model/evaluate.h"

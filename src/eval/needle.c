@@ -1,5 +1,5 @@
 /* Prompts are made one after the other from the random seed, and a few of them are answered at a time. */
-#include "eval/needle.h"
+#include "eval/eval.h"
 
 #include "base/json.h"
 #include "base/progress.h"

@@ -3,7 +3,7 @@
  * number is the log-likelihood. Passes are built for a few lengths (powers of two up to the model's
  * block) and requests are padded to the next one at their end, which a causal model does not see;
  * requests are taken length by length, so each pass is built once. */
-#include "eval/suite.h"
+#include "eval/eval.h"
 
 #include "base/files.h"
 #include "model/session.h"

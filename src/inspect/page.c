@@ -4,7 +4,7 @@
 
 #include "report/attention_picture.h"
 #include "report/inside_picture.h"
-#include "train/attention_map.h"
+#include "train/samples.h"
 
 #include <math.h>
 #include <stdlib.h>

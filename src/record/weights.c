@@ -1,7 +1,7 @@
 /* A run's checkpoints are last, best and step-N in its folder. */
 #include "record/weights.h"
 
-#include "train/checkpoint_folder.h"
+#include "train/checkpoint.h"
 
 #include <string.h>
 

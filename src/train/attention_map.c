@@ -1,9 +1,7 @@
-/* One pass over the tokens in a session that keeps its scores; weights are their softmax, in double. */
-#include "train/attention_map.h"
-
+/* What a model attends to in the text that it wrote (samples.h). One pass over the tokens in a session that keeps its scores; weights are their softmax, in double. */
 #include "base/files.h"
 #include "base/json.h"
-#include "model/session.h"
+#include "train/samples.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,8 +8,7 @@
 #include "generate/generator.h"
 #include "generate/stream.h"
 #include "ops/cache.h"
-#include "train/attention_map.h"
-#include "train/metrics_lines.h"
+#include "train/metrics.h"
 
 #include <errno.h>
 #include <jansson.h>
