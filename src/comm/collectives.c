@@ -60,41 +60,39 @@ weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, co
     return c ? run_job(c, &job) : WEFT_OK;
 }
 
-weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride) {
-    if (!c) return WEFT_OK;
-    WEFT_TRY(check_room(count, stride));
-    int *parts = weft_message_memory(2 * (size_t)weft_comm_size(c), sizeof *parts);
-    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    weft_status status = WEFT_OK;
-    for (int64_t first = 0; status == WEFT_OK && first < count; first += weft_comm_size(c)) {
-        for (int i = 0; i < weft_comm_size(c); i++) {
-            parts[i] = first + i < count ? (int)stride : 0;
-            parts[weft_comm_size(c) + i] = first + i < count ? (int)((first + i) * stride) : 0;
-        }
-        status = weft_comm_gather_parts(c, all, parts, parts + weft_comm_size(c));
-    }
-    weft_message_done(parts, status);
-    return status;
-}
-
 weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int64_t n) {
     weft_comm_job job = {.kind = WEFT_JOB_EXCHANGE, .transfers = transfers, .count = n};
     return c ? run_job(c, &job) : WEFT_OK;
 }
 
+/* Every rank's span of the records, or, from 0 on, the round of them that begins there. */
+static weft_status gather_records(weft_comm *c, void *all, int64_t count, int64_t stride,
+                                  int64_t round) {
+    int size = weft_comm_size(c), *parts = weft_message_memory(2 * (size_t)size, sizeof *parts);
+    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
+    for (int i = 0; i < size; i++) {
+        weft_span s = weft_tree_span(count, i, size);
+        if (round >= 0) s = (weft_span){round + i, round + i < count};
+        parts[i] = (int)(s.count * stride);
+        parts[size + i] = s.count ? (int)(s.first * stride) : 0;
+    }
+    weft_status status = weft_comm_gather_parts(c, all, parts, parts + size);
+    weft_message_done(parts, status);
+    return status;
+}
+
 weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride) {
     if (!c) return WEFT_OK;
     WEFT_TRY(check_room(count, stride));
-    int *parts = weft_message_memory(2 * (size_t)weft_comm_size(c), sizeof *parts);
-    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    for (int i = 0; i < weft_comm_size(c); i++) {
-        weft_span s = weft_tree_span(count, i, weft_comm_size(c));
-        parts[i] = (int)(s.count * stride);
-        parts[weft_comm_size(c) + i] = (int)(s.first * stride);
-    }
-    weft_status status = weft_comm_gather_parts(c, all, parts, parts + weft_comm_size(c));
-    weft_message_done(parts, status);
-    return status;
+    return gather_records(c, all, count, stride, -1);
+}
+
+weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride) {
+    if (!c) return WEFT_OK;
+    WEFT_TRY(check_room(count, stride));
+    for (int64_t first = 0; first < count; first += weft_comm_size(c))
+        WEFT_TRY(gather_records(c, all, count, stride, first));
+    return WEFT_OK;
 }
 
 weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes) {

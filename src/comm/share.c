@@ -155,13 +155,6 @@ int weft_cut_owner(const weft_cut *c, int64_t block) {
     return (int)(((block - all.first + 1) * c->size - 1) / all.count);
 }
 
-int64_t weft_cut_owned(const weft_cut *c, int rank) {
-    int64_t blocks = 0;
-    for (int64_t b = 0; b < weft_cut_buckets(c); b++)
-        blocks += weft_cut_piece(c, b, rank).count;
-    return blocks;
-}
-
 int64_t weft_cut_largest(const weft_cut *c) {
     int64_t most = 0;
     for (int64_t b = 0; b < weft_cut_buckets(c); b++) {

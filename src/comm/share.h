@@ -95,8 +95,6 @@ weft_span weft_cut_numbers(const weft_cut *c, weft_span blocks);
 /* The bucket that a block is in, and the rank that owns it. */
 int64_t weft_cut_bucket_of(const weft_cut *c, int64_t block);
 int weft_cut_owner(const weft_cut *c, int64_t block);
-/* How many blocks a rank has in all. */
-int64_t weft_cut_owned(const weft_cut *c, int rank);
 /* The most numbers that a piece has. */
 int64_t weft_cut_largest(const weft_cut *c);
 

@@ -2,9 +2,15 @@
 #ifndef WEFT_EVAL_EVAL_H
 #define WEFT_EVAL_EVAL_H
 
+#include "base/files.h"
 #include "core/exec.h"
 #include "data/tokenizer.h"
 #include "model/model.h"
+
+#include <jansson.h>
+
+/* A line of details; releases it. NULL: memory ran out when it was made. */
+weft_status weft_eval_put(weft_new_file *f, json_t *line, size_t flags);
 
 /* Does a model find a pass key in a long text? Accuracy by the text's length and by the key's depth in it.
  *

@@ -1,6 +1,6 @@
 /* What attention looks at: for each step, the weights of a few heads over the text that its first seed
  * wrote, and with W2 attention the deviation of each token, where the runs' folders hold them
- * (attention.json, see train/attention_map.h). The file is read as any by others: sizes and numbers
+ * (attention.json, see train/samples.h). The file is read as any by others: sizes and numbers
  * beyond what weft writes are not drawn. */
 #include "report/sections.h"
 

@@ -5,7 +5,7 @@
 #include <jansson.h>
 #include <stddef.h>
 
-/* A head of attention.json (train/attention_map.h): `rows` of percent for `time` tokens, and each token's
+/* A head of attention.json (train/samples.h): `rows` of percent for `time` tokens, and each token's
  * deviation as a bar below where `sigma` is not NULL. SVG for a page; the caller frees it. NULL: no
  * memory. */
 char *weft_attention_picture(const json_t *rows, const json_t *sigma, size_t time, int style,

@@ -110,7 +110,5 @@ weft_status weft_checkpoint_remove(const char *path);
 
 /* RUN/.saved says that RUN/last was written once, so that one that is missing was lost. */
 weft_status weft_checkpoint_note_saved(const char *run);
-weft_status weft_checkpoint_was_saved(const char *run, bool *out);
-weft_status weft_checkpoint_forget_saved(const char *run);
 
 #endif

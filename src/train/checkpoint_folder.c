@@ -115,17 +115,7 @@ weft_status weft_checkpoint_remove(const char *path) {
     return remove_own(gone);
 }
 
-weft_status weft_checkpoint_note_saved(const char *run) {
-    static const char text[] = "last/ was written here.\n";
-    char path[WEFT_PATH_MAX];
-    bool saved;
-    WEFT_TRY(weft_checkpoint_was_saved(run, &saved));
-    if (saved) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/.saved", run));
-    return weft_file_write(path, text, sizeof text - 1, NULL);
-}
-
-weft_status weft_checkpoint_was_saved(const char *run, bool *out) {
+static weft_status was_saved(const char *run, bool *out) {
     char path[WEFT_PATH_MAX];
     weft_kind kind;
     *out = false;
@@ -135,7 +125,17 @@ weft_status weft_checkpoint_was_saved(const char *run, bool *out) {
     return WEFT_OK;
 }
 
-weft_status weft_checkpoint_forget_saved(const char *run) {
+weft_status weft_checkpoint_note_saved(const char *run) {
+    static const char text[] = "last/ was written here.\n";
+    char path[WEFT_PATH_MAX];
+    bool saved;
+    WEFT_TRY(was_saved(run, &saved));
+    if (saved) return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/.saved", run));
+    return weft_file_write(path, text, sizeof text - 1, NULL);
+}
+
+static weft_status forget_saved(const char *run) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/.saved", run));
     if (unlink(path) == 0 || errno == ENOENT) return WEFT_OK;
@@ -298,7 +298,7 @@ static weft_status choose_named(const char *run, const char *asked,
 static weft_status choose_without_last(const char *run, const weft_checkpoint_wish *wish,
                                        const findings *f, char name[WEFT_CHECKPOINT_NAME]) {
     bool saved;
-    WEFT_TRY(weft_checkpoint_was_saved(run, &saved));
+    WEFT_TRY(was_saved(run, &saved));
     /* Versions before did not note it. */
     bool due = wish->interval > 0 && wish->logged > wish->interval;
     if (!f->best && f->steps == 0 && *f->list && (saved || due))
@@ -311,7 +311,7 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
                          "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
                          "by name, another --out starts anew",
                          run, f->list);
-    if (!f->best) return saved ? weft_checkpoint_forget_saved(run) : WEFT_OK;
+    if (!f->best) return saved ? forget_saved(run) : WEFT_OK;
     snprintf(name, WEFT_CHECKPOINT_NAME, "best");
     return WEFT_OK;
 }

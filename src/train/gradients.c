@@ -331,22 +331,14 @@ static weft_status make_whole(weft_gradients *g) {
 }
 
 static weft_status make_shared(weft_gradients *g) {
-    const weft_partition *shards = weft_optimizer_shards(g->optimizer);
     weft_scatter_options options = {.comm = g->comm,
                                     .backend = g->backend,
                                     .pool = g->pool,
-                                    .shards = shards,
+                                    .shards = &g->shards,
                                     .from = g->from,
                                     .count = g->count};
     WEFT_TRY(weft_scatter_create(&options, &g->scatter, &g->reduce));
-    int64_t n = weft_partition_owned(shards, shards->rank, NULL);
-    weft_gradient *means = calloc((size_t)n + 1, sizeof *means);
-    if (!means) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t i = 0; i < n; i++)
-        means[i] = weft_scatter_mean(g->scatter, i);
-    weft_status status = weft_optimizer_bind(g->optimizer, g->from, means);
-    free(means);
-    return status;
+    return weft_optimizer_bind(g->optimizer, g->from, weft_scatter_mean(g->scatter));
 }
 
 /* The node that makes the last gradient of a bucket; -1: nothing makes one. */

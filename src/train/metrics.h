@@ -7,6 +7,7 @@
 #include "model/session.h"
 #include "train/optimizer.h"
 
+#include <jansson.h>
 #include <stdio.h>
 
 typedef struct weft_metrics weft_metrics;
@@ -55,11 +56,14 @@ typedef struct {
  * a line; 0: that is not known. */
 weft_status weft_lines_read(FILE *file, const char *path, int64_t step, int64_t every,
                             weft_lines *out);
-/* Says what is damaged and what is missing. */
-void weft_lines_warn(const weft_lines *lines, const char *path);
-/* Gives the damaged file the name PATH.damaged (or .damaged-2 and so on) and puts one with its good
- * lines up to `step` in its place; *file is closed and opened anew, with its lock. */
-weft_status weft_lines_repair(FILE **file, const char *path, int64_t step);
+/* Opens one that a run adds to. */
+weft_status weft_lines_open(const char *path, FILE **out);
+/* Cuts off the lines of later steps and a torn one. Where others are damaged, the file gets the name
+ * PATH.damaged (or .damaged-2 and so on) and one with its good lines takes its place, with its lock; that
+ * and what is missing is said. */
+weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_t every);
+/* Adds a line at once, and releases the row; NULL: memory ran out when it was made. */
+weft_status weft_lines_add(FILE *file, const char *path, json_t *row);
 
 /* TensorBoard event files: curves that `tensorboard --logdir DIR` shows. */
 typedef struct weft_events weft_events;

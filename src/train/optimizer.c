@@ -66,14 +66,6 @@ static weft_status list_states(weft_optimizer *o) {
     return WEFT_OK;
 }
 
-static void *find_state(const weft_optimizer *o, const char *kind, const char *weight) {
-    char name[WEFT_STATE_NAME];
-    snprintf(name, sizeof name, "%s%s%s", kind, weight ? "." : "", weight ? weight : "");
-    weft_weight key = {.name = name};
-    const weft_weight *w = bsearch(&key, o->state, (size_t)o->n_state, sizeof *o->state, by_name);
-    return w ? w->data : NULL;
-}
-
 /* One slot a weight, or one for each stretch that this rank owns. */
 static weft_status list_slots(weft_optimizer *o) {
     int64_t n = o->model->n_weights;
@@ -82,78 +74,47 @@ static weft_status list_slots(weft_optimizer *o) {
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
     if (parts && o->slots && o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; parts && o->slots && i < o->n_slots; i++)
-        o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count};
+        o->slots[i].part =
+            o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count, 0};
     bool there = parts && o->slots;
     free(parts);
     return there ? WEFT_OK : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
 }
 
-/* Sets the slots' places in the memory from `at` on, or only counts the bytes where that is NULL. */
+/* Where a slot has a kind of state; NULL: it has none of that kind. */
+static void **place_of(const weft_optimizer *o, weft_optimizer_slot *s, int kind) {
+    void **places[SLOT_STATES] = {&s->m, &s->v, &s->v_max, &s->master};
+    bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
+    bool has[SLOT_STATES] = {true, true, o->amsgrad, narrow};
+    return has[kind] ? places[kind] : NULL;
+}
+
+/* Sets the slots' places in the memory from `at` on, and zeros them, or only counts the bytes where that is
+ * NULL. A step goes through the weights in their order, in which the states of a kind lie. */
 static int64_t place_slots(weft_optimizer *o, unsigned char *at) {
     int64_t bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        weft_optimizer_slot *s = &o->slots[i];
-        bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
-        void **places[SLOT_STATES] = {&s->m, &s->v, o->amsgrad ? &s->v_max : NULL,
-                                      narrow ? &s->master : NULL};
-        for (int k = 0; k < SLOT_STATES; k++) {
-            if (!places[k]) continue;
-            if (at) *places[k] = at + bytes;
-            bytes += weft_arena_bytes(s->part.count * size);
+    for (int kind = 0; kind < SLOT_STATES; kind++) {
+        int64_t begin = bytes;
+        for (int64_t i = 0; i < o->n_slots; i++) {
+            void **place = place_of(o, &o->slots[i], kind);
+            if (place && at) *place = at + bytes;
+            if (place) bytes += weft_arena_bytes(o->slots[i].part.count * size);
         }
+        if (at) weft_pool_zero(o->pool, at + begin, bytes - begin);
     }
-    if (at) o->control_state = at + bytes;
-    return bytes + weft_arena_bytes(WEFT_ADAM_STATE * size);
-}
-
-static void place_states(weft_optimizer *o, unsigned char *at) {
-    for (int64_t i = 0; i < o->n_state; i++) {
-        o->state[i].data = at;
-        at += weft_arena_bytes(o->state[i].bytes);
-    }
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        weft_optimizer_slot *s = &o->slots[i];
-        const char *name = o->model->weights[i].name;
-        s->m = find_state(o, "m", name);
-        s->v = find_state(o, "v", name);
-        s->v_max = find_state(o, "v_max", name);
-        s->master = find_state(o, "master", name);
-    }
-    o->control_state = find_state(o, "state", NULL);
-}
-
-/* A step goes through the weights in their order, in which the states of a kind lie; what a rank
- * owns of a weight lies together. */
-static void zero_states(weft_optimizer *o, int64_t bytes) {
-    if (o->sharded) {
-        weft_pool_zero(o->pool, o->memory, bytes);
-        return;
-    }
-    unsigned char *at = o->memory;
-    for (int64_t i = 0, end; i < o->n_state; i = end) {
-        const char *first = o->state[i].name;
-        size_t kind = strcspn(first, ".") + 1;
-        int64_t all = 0;
-        for (end = i; end < o->n_state && strncmp(o->state[end].name, first, kind) == 0; end++)
-            all += weft_arena_bytes(o->state[end].bytes);
-        weft_pool_zero(o->pool, at, all);
-        at += all;
-    }
+    int64_t control = weft_arena_bytes(WEFT_ADAM_STATE * size);
+    if (at) o->control_state = memset(at + bytes, 0, (size_t)control);
+    return bytes + control;
 }
 
 static weft_status allocate_states(weft_optimizer *o) {
-    int64_t bytes = 0;
-    for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
-        bytes += weft_arena_bytes(o->state[i].bytes);
-    if (o->sharded) bytes = place_slots(o, NULL);
+    int64_t bytes = place_slots(o, NULL);
     o->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
     if (!o->memory)
         return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
-    zero_states(o, bytes);
-    if (o->sharded)
-        place_slots(o, o->memory);
-    else
-        place_states(o, o->memory);
+    place_slots(o, o->memory);
+    for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
+        o->state[i].data = weft_optimizer_state_at(o, i);
     WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
     WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
     WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
@@ -305,8 +266,7 @@ static weft_status bind_slots(weft_optimizer *o) {
     return status;
 }
 
-weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients,
-                                const weft_gradient *own) {
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own) {
     unbind(o);
     o->bound = calloc((size_t)o->n_slots + 1, sizeof *o->bound);
     if (!o->bound) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
@@ -314,8 +274,10 @@ weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradient
         const weft_stretch *p = &o->slots[i].part;
         weft_gradient g = gradients[p->weight];
         if (!g.data) continue;
-        g.data = (unsigned char *)g.data + (size_t)p->first * weft_dtype_size(g.dtype);
-        o->bound[i] = own ? own[i] : g;
+        if (own) g = (weft_gradient){o->dtype, own};
+        g.data =
+            (unsigned char *)g.data + (own ? p->at : p->first) * (int64_t)weft_dtype_size(g.dtype);
+        o->bound[i] = g;
     }
     weft_status status = o->sharded ? weft_optimizer_shard_bind(o, gradients) : WEFT_OK;
     if (status == WEFT_OK) status = bind_slots(o);

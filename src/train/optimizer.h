@@ -30,6 +30,7 @@
 /* Neighbouring numbers of one weight. */
 typedef struct {
     int64_t weight, first, count;
+    int64_t at; /* of one that is owned: where it begins among all that its rank owns, in numbers */
 } weft_stretch;
 
 typedef struct {
@@ -90,11 +91,10 @@ const weft_model *weft_optimizer_model(const weft_optimizer *o);
 const weft_backend *weft_optimizer_backend(const weft_optimizer *o);
 
 /* Takes gradients from these places from now on: `gradients` has one for each of the model's
- * weights, in their order. Of a shared optimizer `own` may have the places of the stretches that
- * weft_partition_owned lists; NULL: they are parts of `gradients`. On an error the optimizer is bound
- * to nothing. */
-weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients,
-                                const weft_gradient *own);
+ * weights, in their order. Of a shared optimizer `own` may be where what this rank owns of them lies, in
+ * the row's type, stretch behind stretch; NULL: they are parts of `gradients`. On an error the optimizer
+ * is bound to nothing. */
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own);
 /* The gradients of a session that was opened with them; it must stay open while it is bound. */
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s);
 /* The gradients of a session as they lie there: [weights]. */

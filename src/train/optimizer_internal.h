@@ -47,7 +47,7 @@ struct weft_optimizer {
     weft_tensor *norm_parts, *all_parts;
     double *parts;   /* [chunks]: rank after rank, as they are gathered */
     double *ordered; /* [chunks with a gradient], in the order of the row */
-    int64_t *order;  /* [chunks]: place in `ordered`; -1: no gradient */
+    int64_t *order;  /* [chunks with a gradient]: place in `parts` */
     int64_t n_ordered;
     int *counts, *begins; /* [ranks]: bytes of `parts` */
     int64_t cut_of_all;
@@ -65,6 +65,9 @@ typedef struct {
 /* A tensor over given memory of the backend; NULL for NULL memory. */
 weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
                                    const weft_stretch *part, weft_dtype dtype, void *data);
+
+/* The memory of a tensor of the state that is not shared. */
+void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index);
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o);
 void weft_optimizer_shard_close(weft_optimizer *o);

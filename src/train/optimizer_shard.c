@@ -24,7 +24,7 @@ static void list_chunks(weft_partition *s) {
             int64_t left = count - first;
             s->borders[n] = at + first;
             s->chunks[n++] =
-                (weft_stretch){w, first, left < WEFT_NORM_CHUNK ? left : WEFT_NORM_CHUNK};
+                (weft_stretch){w, first, left < WEFT_NORM_CHUNK ? left : WEFT_NORM_CHUNK, 0};
         }
         at += weft_arena_bytes(count * size) / size;
     }
@@ -68,7 +68,7 @@ int64_t weft_partition_offset(const weft_partition *s, int64_t weight) {
 }
 
 int64_t weft_partition_owned(const weft_partition *s, int rank, weft_stretch *out) {
-    int64_t n = 0;
+    int64_t n = 0, at = 0;
     weft_stretch last = {.weight = -1};
     for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
         weft_span p = weft_cut_piece(&s->cut, b, rank);
@@ -78,10 +78,12 @@ int64_t weft_partition_owned(const weft_partition *s, int rank, weft_stretch *ou
                 last.count += c.count;
             } else {
                 last = c;
+                last.at = at + s->borders[i] - s->borders[p.first];
                 n++;
             }
             if (out) out[n - 1] = last;
         }
+        at += weft_cut_numbers(&s->cut, p).count;
     }
     return n;
 }
@@ -134,35 +136,25 @@ const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
     return o->sharded ? &o->shards : NULL;
 }
 
-/* Where a gathered part of the norm comes in the order of the row. */
+/* Where the parts of the norm, in the order of the row, come among the gathered ones: rank after rank, each
+ * in that order. */
 static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
     const weft_partition *s = &o->shards;
-    int64_t n = 0, at = 0;
-    int64_t *place = o->order; /* first by chunk */
+    int at = 0, bytes = (int)sizeof *o->parts;
+    memset(o->counts, 0, (size_t)s->cut.size * sizeof *o->counts);
     for (int64_t i = 0; i < s->cut.n_blocks; i++)
-        place[i] = gradients[s->chunks[i].weight].data ? n++ : -1;
-    o->n_ordered = n;
+        if (gradients[s->chunks[i].weight].data) o->counts[weft_cut_owner(&s->cut, i)] += bytes;
     for (int r = 0; r < s->cut.size; r++) {
-        int64_t begin = at;
-        for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
-            weft_span p = weft_cut_piece(&s->cut, b, r);
-            for (int64_t i = p.first; i < p.first + p.count; i++)
-                at += place[i] >= 0;
-        }
-        o->begins[r] = (int)(begin * (int64_t)sizeof *o->parts);
-        o->counts[r] = (int)((at - begin) * (int64_t)sizeof *o->parts);
+        o->begins[r] = at;
+        at += o->counts[r];
+        o->counts[r] = 0;
     }
-}
-
-static void sort_parts(weft_optimizer *o) {
-    const weft_partition *s = &o->shards;
-    int64_t at = 0;
-    for (int r = 0; r < s->cut.size; r++) {
-        for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
-            weft_span p = weft_cut_piece(&s->cut, b, r);
-            for (int64_t i = p.first; i < p.first + p.count; i++)
-                if (o->order[i] >= 0) o->ordered[o->order[i]] = o->parts[at++];
-        }
+    o->n_ordered = 0;
+    for (int64_t i = 0; i < s->cut.n_blocks; i++) {
+        int r = weft_cut_owner(&s->cut, i);
+        if (!gradients[s->chunks[i].weight].data) continue;
+        o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
+        o->counts[r] += bytes;
     }
 }
 
@@ -211,7 +203,8 @@ weft_status weft_optimizer_shard_before(weft_optimizer *o) {
                                 (unsigned char *)o->parts + o->begins[rank]));
     }
     WEFT_TRY(weft_comm_gather_parts(o->comm, o->parts, o->counts, o->begins));
-    sort_parts(o);
+    for (int64_t i = 0; i < o->n_ordered; i++)
+        o->ordered[i] = o->parts[o->order[i]];
     return weft_exec_write(o->exec, o->all_parts, o->ordered);
 }
 
@@ -313,6 +306,11 @@ static state_key key_of(const weft_optimizer *o, int64_t index) {
 static unsigned char *slot_data(const weft_optimizer_slot *s, const state_key *key) {
     void *const places[] = {s->m, s->v, s->v_max, s->master};
     return places[key->kind];
+}
+
+void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index) {
+    state_key key = key_of(o, index);
+    return key.kind == STATE_CONTROL ? o->control_state : slot_data(&o->slots[key.weight], &key);
 }
 
 /* This rank's memory of a stretch that it owns. */

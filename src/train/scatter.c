@@ -19,7 +19,6 @@ struct weft_scatter {
     int64_t *own_at; /* [buckets + 1]: where the own pieces begin in a level */
     unsigned char *levels[WEFT_TREE_LEVELS]; /* [own numbers] */
     unsigned char *device; /* the backend's copy of level 0; NULL: it reads the host's */
-    int64_t *mean_at;      /* [own stretches]: in level 0 */
     int64_t taken;         /* micro-batches of the rounds before and of this one */
     int depth;
     weft_tree_addition *list; /* of this round */
@@ -28,41 +27,10 @@ struct weft_scatter {
     void *queue;                  /* beside its runs */
 };
 
+/* The own numbers of a bucket. */
 static weft_span own_piece(const weft_scatter *s, int64_t bucket) {
-    return weft_cut_piece(&s->o.shards->cut, bucket, s->rank);
-}
-
-/* Where the own stretches lie in a level: in the order of the row, as the pieces do. */
-static void place_means(weft_scatter *s, const weft_stretch *own) {
-    const weft_partition *h = s->o.shards;
-    int64_t n = 0;
-    for (int64_t b = 0; b < s->buckets; b++) {
-        weft_span p = own_piece(s, b);
-        for (int64_t i = p.first; i < p.first + p.count; i++) {
-            const weft_stretch *c = &h->chunks[i];
-            if (c->weight == own[n].weight && c->first == own[n].first)
-                s->mean_at[n++] = s->own_at[b] + h->borders[i] - h->borders[p.first];
-        }
-    }
-}
-
-static weft_status place_own(weft_scatter *s) {
-    const weft_partition *h = s->o.shards;
-    int64_t n = weft_partition_owned(h, s->rank, NULL);
-    weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
-    s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
-    s->mean_at = calloc((size_t)n + 1, sizeof *s->mean_at);
-    if (!own || !s->own_at || !s->mean_at) {
-        free(own);
-        return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    }
-    for (int64_t b = 0; b < s->buckets; b++)
-        s->own_at[b + 1] = s->own_at[b] + weft_cut_numbers(&h->cut, own_piece(s, b)).count;
-    weft_partition_owned(h, s->rank, own);
-    own[n].weight = -1;
-    place_means(s, own);
-    free(own);
-    return WEFT_OK;
+    const weft_cut *cut = &s->o.shards->cut;
+    return weft_cut_numbers(cut, weft_cut_piece(cut, bucket, s->rank));
 }
 
 static int64_t own_bytes(const weft_scatter *s) {
@@ -168,7 +136,10 @@ static void add_round(void *context, const weft_reduce_bucket *b, int64_t bucket
 }
 
 static weft_status open_scatter(weft_scatter *s) {
-    WEFT_TRY(place_own(s));
+    s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
+    if (!s->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t b = 0; b < s->buckets; b++)
+        s->own_at[b + 1] = s->own_at[b] + own_piece(s, b).count;
     if (s->rows) WEFT_TRY(s->rows->open(&s->queue));
     if (!allocate(s)) return weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part");
     for (int q = 0; q < s->ranks; q++)
@@ -217,7 +188,6 @@ void weft_scatter_destroy(weft_scatter *s) {
     if (s->queue) s->rows->close(s->queue);
     weft_tree_free(&s->round);
     free(s->own_at);
-    free(s->mean_at);
     free(s->list);
     free(s);
 }
@@ -250,7 +220,6 @@ weft_status weft_scatter_end(weft_scatter *s) {
     return s->o.backend->upload(s->device, s->levels[0], own_bytes(s));
 }
 
-weft_gradient weft_scatter_mean(const weft_scatter *s, int64_t i) {
-    unsigned char *sums = s->device ? s->device : s->levels[0];
-    return (weft_gradient){s->o.shards->dtype, sums + (size_t)s->mean_at[i] * s->width};
+void *weft_scatter_mean(const weft_scatter *s) {
+    return s->device ? s->device : s->levels[0];
 }

@@ -40,8 +40,8 @@ bool weft_scatter_is_over(const weft_scatter *s);
 void weft_scatter_begin(weft_scatter *s);
 weft_status weft_scatter_end(weft_scatter *s);
 
-/* After the last round: the mean of a stretch that this rank owns, the i-th of weft_partition_owned, in
- * the backend's memory; the place stays the same. */
-weft_gradient weft_scatter_mean(const weft_scatter *s, int64_t i);
+/* After the last round: the mean of what this rank owns (weft_partition_owned), in the backend's memory;
+ * the place stays the same. */
+void *weft_scatter_mean(const weft_scatter *s);
 
 #endif

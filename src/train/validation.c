@@ -11,7 +11,6 @@
 
 enum { AHEAD = 2 };
 
-/* What one graph run found. */
 /* Which positions of a sequence count: first .. last - 1. */
 typedef struct {
     int64_t first, last;
