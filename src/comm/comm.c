@@ -78,7 +78,6 @@ struct weft_comm {
     atomic_bool left;           /* the talking thread touches nothing any more */
     bool agreed;                /* all ranks know that the run is over */
     double meet_by;             /* when the ranks must have found each other; 0: any time */
-    weft_status status;         /* of the start */
     char why[WHY_ROOM];
 };
 
@@ -202,7 +201,7 @@ static bool start_jobs(weft_comm *c) {
  * the data of all of them, and costs as much. */
 static int poll_job(weft_comm *c, weft_comm_job *job, bool *moved) {
     while (job->pending > 0) {
-        int done, error = c->mpi->test(job->requests[job->pending - 1], &done);
+        int done, error = c->mpi->test(&job->requests[job->pending - 1], &done);
         if (error || !done) return error;
         job->pending--;
         *moved = true;
@@ -454,7 +453,7 @@ weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {
     int n = job->kind == WEFT_JOB_EXCHANGE ? (int)job->count : 1;
     job->requests = malloc(((size_t)n + 1) * sizeof *job->requests);
     if (!job->requests) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    job->n_requests = job->pending = n;
+    job->pending = n;
     atomic_store(&job->done, false);
     job->next = atomic_load(&c->queue);
     while (!atomic_compare_exchange_weak(&c->queue, &job->next, job))

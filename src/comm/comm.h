@@ -68,8 +68,8 @@ struct weft_comm_job {
     const int *part_bytes, *part_offsets; /* gather: [ranks] of `data` */
     bool is_double;                       /* sum: f64, else f32 */
     /* The communication's own. */
-    int *requests;
-    int n_requests, pending;
+    uint64_t *requests;
+    int pending;
     atomic_bool done;
     weft_comm_job *next;
 };

@@ -14,24 +14,24 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { WEFT_MPI_ABI = 2, WEFT_MPI_NOTE = 512 };
+enum { WEFT_MPI_ABI = 3, WEFT_MPI_NOTE = 512, WEFT_MPI_REQUEST = 8 };
 
 /* Functions return 0, or MPI's error for `explain`. All of them are for one thread, the one that
- * called `start`. A request is a number that is free again once `test` says done. */
+ * called `start`. A request is WEFT_MPI_REQUEST bytes, a pointer or a number of MPI's. */
 typedef struct {
     int abi; /* WEFT_MPI_ABI */
     int (*start)(int *rank, int *size);
     void (*finish)(void);
     /* Messages between two ranks; at most 2^30 bytes each. */
-    int (*send)(const void *data, int64_t bytes, int to, int tag, int *request);
-    int (*receive)(void *data, int64_t bytes, int from, int tag, int *request);
+    int (*send)(const void *data, int64_t bytes, int to, int tag, void *request);
+    int (*receive)(void *data, int64_t bytes, int from, int tag, void *request);
     /* Every rank's part of `all`, of bytes[rank] at offsets[rank], to every rank; the own part lies in
      * its place. */
-    int (*gather)(void *all, const int *bytes, const int *offsets, int *request);
-    int (*broadcast)(void *data, int64_t bytes, int *request); /* from rank 0 */
+    int (*gather)(void *all, const int *bytes, const int *offsets, void *request);
+    int (*broadcast)(void *data, int64_t bytes, void *request); /* from rank 0 */
     /* Sums over ranks in the order MPI likes, in place. */
-    int (*sum)(void *data, int64_t count, int is_double, int *request);
-    int (*test)(int request, int *done);
+    int (*sum)(void *data, int64_t count, int is_double, void *request);
+    int (*test)(void *request, int *done);
     /* Notes of WEFT_MPI_NOTE bytes beside the messages. `note` leaves *sent at 0, and has done nothing,
      * where the last to the same rank is still on its way; `next_note` sets *from to -1 where none has
      * come. */

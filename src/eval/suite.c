@@ -9,6 +9,7 @@
 #include "base/grow.h"
 #include "model/session.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +17,6 @@
 #include <string.h>
 
 enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
-static const size_t FILE_MOST = (size_t)1 << 32;
 
 typedef struct {
     int32_t *tokens; /* [n]: context, then choice */
@@ -163,22 +163,18 @@ static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t n
 }
 
 static weft_status read_questions(suite *s) {
-    char *text;
-    size_t bytes;
-    WEFT_TRY(weft_file_read(s->path, FILE_MOST, &text, &bytes));
+    FILE *file;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
     weft_status status = WEFT_OK;
-    int64_t number = 0;
-    for (size_t at = 0; status == WEFT_OK && at < bytes;) {
-        const char *end = memchr(text + at, '\n', bytes - at);
-        size_t length = end ? (size_t)(end - (text + at)) : bytes - at;
-        size_t blank = 0;
-        number++;
-        while (blank < length && is_blank(text[at + blank]))
-            blank++;
-        if (blank < length) status = read_line(s, text + at, length, number);
-        at += length + 1;
-    }
-    free(text);
+    WEFT_TRY(weft_file_open_stream(s->path, &file));
+    for (int64_t number = 1; status == WEFT_OK && (n = getline(&line, &room, file)) > 0; number++)
+        if (strspn(line, " \t\n\v\f\r") < (size_t)n) status = read_line(s, line, (size_t)n, number);
+    if (status == WEFT_OK && ferror(file))
+        status = weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    free(line);
+    fclose(file);
     if (status == WEFT_OK && s->n_questions == 0)
         status = weft_fail(WEFT_EINPUT, "%s: there is no question in it", s->path);
     return status;
