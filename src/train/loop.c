@@ -114,7 +114,7 @@ static weft_status check_dataset(trainer *t) {
 }
 
 /* The weights a run begins with: the last checkpoint's, another's, or drawn ones. */
-static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status open_model(trainer *t) {
     const weft_config *c = t->config;
     const weft_train_options *o = t->options;
     weft_dtype dtype = weft_config_dtype(c);
@@ -122,36 +122,36 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
     if (!*t->resumed) WEFT_TRY(check_dataset(t));
     if (*t->resumed) {
         WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
-        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, pool, &t->state));
+        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, t->pool, &t->state));
         if (t->state.logged_every != c->log_interval) t->state.logged_every = 0;
         WEFT_TRY(check_dataset(t));
         if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
     } else if (o->from && t->leads) {
-        WEFT_TRY(weft_model_load_as(o->from, c, dtype, pool, &t->model));
+        WEFT_TRY(weft_model_load_as(o->from, c, dtype, t->pool, &t->model));
     } else {
-        WEFT_TRY(weft_model_create_on(c, dtype, pool, &t->model));
-        WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
+        WEFT_TRY(weft_model_create_on(c, dtype, t->pool, &t->model));
+        WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, t->pool));
     }
-    WEFT_TRY(weft_optimizer_create(t->model, backend, pool, t->comm, &t->optimizer));
+    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, t->comm, &t->optimizer));
     return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;
 }
 
-static weft_status open_passes(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status open_passes(trainer *t) {
     const weft_config *c = t->config;
     t->tokens = weft_config_micro_batch(c) * weft_config_micro_batches(c) * c->context;
     weft_train_step_options step = {
         .comm = t->comm, .dataset = t->dataset, .iteration = t->state.iteration};
-    WEFT_TRY(weft_train_step_open(t->optimizer, pool, &step, &t->step));
-    return weft_validation_open(t->model, t->dataset, backend, pool, t->comm, &t->validation);
+    WEFT_TRY(weft_train_step_open(t->optimizer, t->pool, &step, &t->step));
+    return weft_validation_open(t->model, t->dataset, t->backend, t->pool, t->comm, &t->validation);
 }
 
 /* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
-static weft_status check_memory(const trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status check_memory(const trainer *t) {
     weft_fit fit;
-    if (!backend->remote) return WEFT_OK;
-    WEFT_TRY(
-        weft_account_fit(t->config, backend, weft_pool_size(pool), weft_comm_size(t->comm), &fit));
-    return weft_fit_check(&fit, backend);
+    if (!t->backend->remote) return WEFT_OK;
+    WEFT_TRY(weft_account_fit(t->config, t->backend, weft_pool_size(t->pool),
+                              weft_comm_size(t->comm), &fit));
+    return weft_fit_check(&fit, t->backend);
 }
 
 static weft_status open_data(trainer *t) {
@@ -160,10 +160,10 @@ static weft_status open_data(trainer *t) {
 }
 
 /* Folder, memory and weights. */
-static weft_status prepare(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status prepare(trainer *t) {
     if (t->leads) WEFT_TRY(weft_folder_make(t->options->out));
-    WEFT_TRY(check_memory(t, backend, pool));
-    return open_model(t, backend, pool);
+    WEFT_TRY(check_memory(t));
+    return open_model(t);
 }
 
 /* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is
@@ -271,17 +271,17 @@ static weft_status share_start(weft_comm *c, weft_model *m, weft_optimizer *o,
     return WEFT_OK;
 }
 
-static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status open_trainer(trainer *t) {
     weft_account account;
     WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
     WEFT_TRY(check_ranks(t->comm, t->config, t->dataset));
-    WEFT_TRY(weft_comm_agree(t->comm, prepare(t, backend, pool)));
+    WEFT_TRY(weft_comm_agree(t->comm, prepare(t)));
     WEFT_TRY(share_start(t->comm, t->model, t->optimizer, &t->state));
     WEFT_TRY(weft_comm_broadcast(t->comm, t->resumed, sizeof t->resumed));
     WEFT_TRY(weft_comm_broadcast(t->comm, &t->saved, sizeof t->saved));
-    WEFT_TRY(weft_comm_agree(t->comm, open_passes(t, backend, pool)));
+    WEFT_TRY(weft_comm_agree(t->comm, open_passes(t)));
     if (!t->leads) return WEFT_OK;
-    WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
+    WEFT_TRY(weft_account_make(t->config, t->backend, weft_pool_size(t->pool), &account));
     t->flops_per_token = account.forward_flops + account.backward_flops;
     WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
     WEFT_TRY(keep_config(t));
@@ -290,8 +290,6 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
         WEFT_TRY(weft_validation_bytes(t->validation, t->tokenizer, &t->result->bytes_per_token));
     WEFT_TRY(weft_samples_open(t->options->out, t->state.iteration, t->config, t->tokenizer,
                                &t->samples));
-    t->backend = backend;
-    t->pool = pool;
     char parameters[WEFT_COUNT_ROOM], tokens[WEFT_COUNT_ROOM];
     weft_log(WEFT_LOG_INFO, "%s: %s parameters on %s, %s tokens per step%s", t->options->out,
              weft_count_text(account.parameters, parameters), weft_dataset_name(t->dataset),
@@ -343,9 +341,8 @@ static void log_events(const trainer *t, const weft_step_events *e) {
 /* After the first step here: what the backend chose for it, and whether that is what the run was
  * made with so far. */
 static void note_choices(trainer *t) {
-    const weft_backend *backend = weft_optimizer_backend(t->optimizer);
-    if (!backend->choices) return;
-    uint32_t choices = backend->choices();
+    if (!t->backend->choices) return;
+    uint32_t choices = t->backend->choices();
     if (t->state.has_choices && t->state.choices != choices)
         weft_log(WEFT_LOG_WARN,
                  "%s was trained with other algorithms for its matrix products (%08x, now %08x): "
@@ -506,7 +503,7 @@ static weft_status run_steps(trainer *t) {
     return WEFT_OK;
 }
 
-static void fill_result(trainer *t, const weft_backend *backend, double start) {
+static void fill_result(trainer *t, double start) {
     weft_train_result *r = t->result;
     r->steps = t->state.iteration;
     r->skipped = t->state.skipped;
@@ -516,14 +513,13 @@ static void fill_result(trainer *t, const weft_backend *backend, double start) {
     r->seconds = weft_clock() - start;
     r->train_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_TRAIN) : -1;
     r->val_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_VAL) : -1;
-    if (backend->taken) r->device_bytes = backend->taken();
+    if (t->backend->taken) r->device_bytes = t->backend->taken();
 }
 
 weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
     weft_train_result result = {0};
     trainer t = {.config = c, .result = &result};
-    weft_status status = open_dataset(&t);
-    if (status == WEFT_OK) status = open_tokenizer(&t);
+    weft_status status = open_data(&t);
     snprintf(metric, room, "%s", result.metric);
     weft_tokenizer_close(t.tokenizer);
     weft_dataset_close(t.dataset);
@@ -541,19 +537,21 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                  .options = options,
                  .comm = options->comm,
                  .leads = weft_comm_rank(options->comm) == 0,
+                 .backend = backend,
+                 .pool = pool,
                  .result = out,
                  .state = {.best_val = INFINITY, .logged_every = c->log_interval},
                  .saved = -1,
                  .saved_best = -1,
                  .log = -1};
-    weft_status status = open_trainer(&t, backend, pool);
+    weft_status status = open_trainer(&t);
     /* Gone on from another than last, which must not be missing at the end. */
     bool done = t.state.iteration >= c->steps;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
         status = options->at_end(options->context, t.model);
-    fill_result(&t, backend, start);
+    fill_result(&t, start);
     if (status != WEFT_OK) weft_comm_fail(t.comm, weft_error_message());
     close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
     return status;

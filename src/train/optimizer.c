@@ -15,7 +15,8 @@
 
 enum { SLOT_STATES = 4 };
 
-weft_adam_options weft_optimizer_options(const weft_config *c) {
+/* The options of the config for a step. */
+static weft_adam_options adam_options(const weft_config *c) {
     weft_adam_options o = {.beta1 = c->adam_beta1,
                            .beta2 = c->adam_beta2,
                            .eps = c->adam_eps,
@@ -131,7 +132,7 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     o->backend = backend;
     o->pool = pool;
     o->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
-    o->options = weft_optimizer_options(&m->config);
+    o->options = adam_options(&m->config);
     o->amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM && m->config.spam_amsgrad;
     o->comm = comm;
     o->sharded = comm && m->config.shard != WEFT_SHARD_NONE;

@@ -55,9 +55,6 @@ int64_t weft_partition_offset(const weft_partition *s, int64_t weight);
  * chunk of the rank's; NULL: only counts them. */
 int64_t weft_partition_owned(const weft_partition *s, int rank, weft_stretch *out);
 
-/* The weights' own bytes of neighbouring chunks: they lie together. */
-void *weft_partition_weights(const weft_partition *s, weft_span blocks, int64_t *bytes);
-
 /* What the last step did, and the counters over all steps. */
 typedef struct {
     double norm;   /* of the gradient, before clipping */
@@ -74,9 +71,6 @@ typedef struct {
     weft_dtype dtype; /* the weight's, or what its masters are kept in */
     void *data;
 } weft_gradient;
-
-/* The options of the config for a step. */
-weft_adam_options weft_optimizer_options(const weft_config *c);
 
 /* State of zeros, masters from the weights. The model, the pool and the backend are the caller's
  * and must outlive it. With several ranks the state is shared out over them as SHARD of the config says:

@@ -88,7 +88,8 @@ int64_t weft_partition_owned(const weft_partition *s, int rank, weft_stretch *ou
     return n;
 }
 
-void *weft_partition_weights(const weft_partition *s, weft_span blocks, int64_t *bytes) {
+/* The weights' own bytes of neighbouring chunks: they lie together. */
+static void *weights_of(const weft_partition *s, weft_span blocks, int64_t *bytes) {
     *bytes = 0;
     if (blocks.count == 0) return NULL;
     const weft_stretch *a = &s->chunks[blocks.first], *b = a + blocks.count - 1;
@@ -219,13 +220,13 @@ typedef struct {
 static weft_status begin_weights(weft_optimizer *o, int64_t bucket, weights_job *w) {
     const weft_partition *s = &o->shards;
     int64_t n = 0, own_bytes, bytes;
-    void *own = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
+    void *own = weights_of(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
     if (o->backend->remote && own_bytes)
         WEFT_TRY(o->backend->download(own, weft_mirror_at(o->model->mirror, o->backend, own),
                                       own_bytes));
     for (int r = 0; r < s->cut.size; r++) {
         if (r == s->rank) continue;
-        void *theirs = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
+        void *theirs = weights_of(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
         if (own_bytes) w->transfers[n++] = (weft_transfer){r, true, own, own_bytes};
         if (bytes) w->transfers[n++] = (weft_transfer){r, false, theirs, bytes};
     }
