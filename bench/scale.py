@@ -232,7 +232,7 @@ PEAK, USE = 989e12, 0.4
 NVLINK, NETWORK = 450e9, 50e9
 # Seconds that a group of NCCL's messages takes beside its bytes, and that one message of it adds.
 GROUP, POST = 20e-6, 1e-6
-BLOCK, BUCKETS, LEAST, LARGEST, MOST = 1 << 14, 32, 8, 64, 2048  # src/comm/cut.h
+BLOCK, BUCKETS, LEAST, LARGEST, MOST = 1 << 14, 32, 8, 64, 2048  # src/comm/share.h
 MEMORY = 141e9
 TOKENS_GPU, MICRO_GPU = 32768, 4
 

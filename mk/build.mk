@@ -132,23 +132,23 @@ $(LIB_SO): $(LIB_OBJECTS) $(OBJ)/link
 	$(Q)$(CC) -shared -Wl,-soname,$(SONAME) $(if $(SAN),,-Wl,-z,defs) $(LINK_FLAGS) $(LDFLAGS) \
 		$(LIB_OBJECTS) $(LIBS) $(CUDA_LINK) -o $@
 
-# The calls of MPI, opened when several processes are started: see src/comm/mpi.h.
+# The calls of MPI, opened when several processes are started: see src/comm/launch.h.
 MPI_SHIM := $(if $(findstring WEFT_HAVE_MPI,$(CONFIG_DEFINES)),$(OUT)/libweft-mpi.so)
 $(eval $(call stamp,$(OBJ)/mpi-link,$(CC) $(BASE_FLAGS) $(LINK_FLAGS) $(LDFLAGS) $(CONFIG_MPI_CFLAGS) $(CONFIG_MPI_LIBS)))
 
-$(OUT)/libweft-mpi.so: src/comm/mpi/shim.c src/comm/mpi.h $(OBJ)/mpi-link
+$(OUT)/libweft-mpi.so: src/comm/mpi/shim.c src/comm/launch.h $(OBJ)/mpi-link
 	$(call say,LD,$@)
-	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc $(CONFIG_MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS) \
+	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc -Iinclude $(CONFIG_MPI_CFLAGS) $(CPPFLAGS) $(CFLAGS) \
 		$(LINK_FLAGS) $(LDFLAGS) $< $(CONFIG_MPI_LIBS) -o $@
 
-# The calls of NCCL, opened by ranks with a GPU each: see src/comm/nccl.h.
+# The calls of NCCL, opened by ranks with a GPU each: see src/comm/launch.h.
 NCCL_SHIM := $(if $(CONFIG_NCCL_CFLAGS),$(OUT)/libweft-nccl.so)
 NCCL_FLAGS := -I$(CONFIG_CUDA)/include $(CONFIG_NCCL_CFLAGS) $(if $(CONFIG_NCCL_LIBRARY),-DWEFT_NCCL_LIBRARY='"$(CONFIG_NCCL_LIBRARY)"')
 $(eval $(call stamp,$(OBJ)/nccl-link,$(CC) $(BASE_FLAGS) $(LINK_FLAGS) $(LDFLAGS) $(NCCL_FLAGS)))
 
-$(OUT)/libweft-nccl.so: src/comm/nccl/shim.c src/comm/nccl.h $(OBJ)/nccl-link
+$(OUT)/libweft-nccl.so: src/comm/nccl/shim.c src/comm/launch.h $(OBJ)/nccl-link
 	$(call say,LD,$@)
-	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc $(NCCL_FLAGS) $(CPPFLAGS) $(CFLAGS) \
+	$(Q)$(CC) -shared $(BASE_FLAGS) $(OPT_PLAIN) -Isrc -Iinclude $(NCCL_FLAGS) $(CPPFLAGS) $(CFLAGS) \
 		$(LINK_FLAGS) $(LDFLAGS) $< -ldl -o $@
 
 $(PROGRAM): | $(MPI_SHIM) $(NCCL_SHIM)

@@ -81,7 +81,7 @@ static weft_status open_training(const weft_config *c, training *t) {
                         .train = true,
                         .recompute = c->recompute};
     WEFT_TRY(weft_session_open(t->model, t->backend, t->pool, &build, true, false, &t->session));
-    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, &t->optimizer));
+    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, NULL, &t->optimizer));
     WEFT_TRY(weft_optimizer_bind_session(t->optimizer, &t->session));
     return draw_tokens(t);
 }

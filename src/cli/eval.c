@@ -1,10 +1,10 @@
 /* weft eval: a checkpoint's loss by parts on a file of tokens, and what else can be read off the
  * pass; or its score on multiple-choice questions, or at finding a key in a long text. */
+#include "eval/eval.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/args.h"
 #include "cli/needle.h"
-#include "eval/suite.h"
 #include "generate/folder.h"
 #include "model/account.h"
 #include "model/evaluate.h"

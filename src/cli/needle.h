@@ -3,7 +3,7 @@
 #define WEFT_CLI_NEEDLE_H
 
 #include "cli/args.h"
-#include "eval/needle.h"
+#include "eval/eval.h"
 
 typedef struct {
     bool on;

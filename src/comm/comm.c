@@ -7,14 +7,12 @@
 #include "comm/comm.h"
 
 #include "base/clock.h"
-#include "comm/bell.h"
 #include "comm/launch.h"
-#include "comm/message.h"
-#include "comm/tree.h"
 #include "comm/watch.h"
 
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -26,7 +24,6 @@
 
 enum {
     WHY_ROOM = 480,
-    CHUNK = 1 << 28,    /* bytes of one broadcast */
     TAGS = 30000,       /* MPI promises 32767 */
     SPINS = 200,        /* polls before the first sleep */
     LEAVE_SECONDS = 5,  /* the longest that a call of MPI's may take after a fault */
@@ -38,13 +35,40 @@ static const double MEET_LEAST = 20;    /* seconds, for all ranks to find each o
 static const double LOOK_SECONDS = 1;   /* to find out whose it is */
 static const double IDLE_SECONDS = 0.02;
 
+/* By what one thread wakes another: a semaphore that is posted only where somebody listens. Whoever
+ * listens first says so, then looks at what it waits for, then sleeps. Whoever changes that rings
+ * afterwards; both by sequentially consistent atomics, so that one of them sees the other. A bell may
+ * ring without need: the listener looks again. */
+typedef struct {
+    sem_t rung;
+    atomic_bool heard;
+} bell;
+
+static void ring(bell *b) {
+    if (atomic_load(&b->heard)) sem_post(&b->rung);
+}
+
+/* Until it rings, a signal comes, or so many seconds are over. */
+static void sleep_by(bell *b, double seconds) {
+    struct timespec until;
+    time_t whole = (time_t)seconds;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += whole;
+    until.tv_nsec += (long)((seconds - (double)whole) * 1e9);
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    sem_timedwait(&b->rung, &until);
+}
+
 struct weft_comm {
     const weft_mpi *mpi;
     int rank, size, local_rank, local_size;
     _Atomic(weft_watch *) watch; /* NULL until the ranks know each other */
     pthread_t thread;
-    weft_bell changed;              /* for the working thread: a job is done, or it failed */
-    weft_bell work;                 /* for the talking one */
+    bell changed;                   /* for the working thread: a job is done, or it failed */
+    bell work;                      /* for the talking one */
     _Atomic(weft_comm_job *) queue; /* the last one first */
     weft_comm_job *active;          /* the talking thread's */
     atomic_bool started, waiting, closing;
@@ -54,7 +78,6 @@ struct weft_comm {
     atomic_bool left;           /* the talking thread touches nothing any more */
     bool agreed;                /* all ranks know that the run is over */
     double meet_by;             /* when the ranks must have found each other; 0: any time */
-    weft_status status;         /* of the start */
     char why[WHY_ROOM];
 };
 
@@ -86,7 +109,7 @@ static void end_run(weft_comm *c, const char *why) {
     snprintf(c->why, sizeof c->why, "%s", why);
     atomic_store(&c->failed, true);
     bool waiting = atomic_load(&c->waiting);
-    weft_bell_ring(&c->changed);
+    ring(&c->changed);
     if (waiting) return;
     fprintf(stderr, "weft: rank %d of %d ends: %s\n", c->rank, c->size, why);
     _exit(1);
@@ -178,7 +201,7 @@ static bool start_jobs(weft_comm *c) {
  * the data of all of them, and costs as much. */
 static int poll_job(weft_comm *c, weft_comm_job *job, bool *moved) {
     while (job->pending > 0) {
-        int done, error = c->mpi->test(job->requests[job->pending - 1], &done);
+        int done, error = c->mpi->test(&job->requests[job->pending - 1], &done);
         if (error || !done) return error;
         job->pending--;
         *moved = true;
@@ -201,17 +224,16 @@ static bool poll_jobs(weft_comm *c) {
         }
         *at = job->next;
         atomic_store(&job->done, true);
-        weft_bell_ring(&c->changed);
+        ring(&c->changed);
         any = true;
     }
     return any;
 }
 
 static void sleep_idle(weft_comm *c) {
-    weft_bell_listen(&c->work, true);
-    if (!atomic_load(&c->queue) && !atomic_load(&c->closing))
-        weft_bell_sleep(&c->work, IDLE_SECONDS);
-    weft_bell_listen(&c->work, false);
+    atomic_store(&c->work.heard, true);
+    if (!atomic_load(&c->queue) && !atomic_load(&c->closing)) sleep_by(&c->work, IDLE_SECONDS);
+    atomic_store(&c->work.heard, false);
 }
 
 typedef enum { COMPUTES, WAITS, WAITS_ALONE } working_thread;
@@ -289,7 +311,7 @@ static void *talk(void *context) {
         atomic_store(&c->failed, true);
     }
     atomic_store(&c->started, true);
-    weft_bell_ring(&c->changed);
+    ring(&c->changed);
     while (!is_over(c)) {
         bool busy = start_jobs(c);
         if (!is_over(c)) busy = poll_jobs(c) || busy;
@@ -299,17 +321,17 @@ static void *talk(void *context) {
     /* After a fault not all ranks would come to finish. */
     if (!weft_comm_is_over(c)) c->mpi->finish();
     atomic_store(&c->left, true);
-    weft_bell_ring(&c->changed);
+    ring(&c->changed);
     return NULL;
 }
 
 /* A rank that does not come keeps the others inside MPI, and nothing can call them back. */
 static void wait_started(weft_comm *c) {
     char why[WHY_ROOM];
-    weft_bell_listen(&c->changed, true);
+    atomic_store(&c->changed.heard, true);
     while (!atomic_load(&c->started) && !is_late(c))
-        weft_bell_sleep(&c->changed, 1);
-    weft_bell_listen(&c->changed, false);
+        sleep_by(&c->changed, 1);
+    atomic_store(&c->changed.heard, false);
     if (atomic_load(&c->started)) return;
     describe_late(why, sizeof why);
     fprintf(stderr, "weft: this rank ends: %s\n", why);
@@ -363,8 +385,8 @@ weft_status weft_comm_open(weft_comm **out) {
     weft_comm *c = calloc(1, sizeof *c);
     if (!c) return weft_fail(WEFT_ENOMEM, "no memory for MPI");
     if (meet_limit() > 0) c->meet_by = weft_clock() + meet_limit();
-    weft_bell_open(&c->changed);
-    weft_bell_open(&c->work);
+    sem_init(&c->changed.rung, 0, 0);
+    sem_init(&c->work.rung, 0, 0);
     weft_status status = weft_launch_open(&c->mpi);
     if (status == WEFT_OK) status = start_thread(c);
     if (status == WEFT_OK) status = meet(c);
@@ -381,11 +403,11 @@ void weft_comm_close(weft_comm *c) {
         weft_comm_any(c, false, &ignored);
     }
     atomic_store(&c->closing, true);
-    weft_bell_ring(&c->work);
+    ring(&c->work);
     pthread_join(c->thread, NULL);
     weft_watch_close(c->watch);
-    weft_bell_close(&c->changed);
-    weft_bell_close(&c->work);
+    sem_destroy(&c->changed.rung);
+    sem_destroy(&c->work.rung);
     free(c);
 }
 
@@ -402,10 +424,10 @@ void weft_comm_away(weft_comm *c, bool away) {
 /* Until jobs under way are nobody's: whoever made them may free them then. */
 static void wait_left(weft_comm *c) {
     double by = weft_clock() + LEAVE_SECONDS;
-    weft_bell_listen(&c->changed, true);
+    atomic_store(&c->changed.heard, true);
     while (!atomic_load(&c->left) && weft_clock() < by)
-        weft_bell_sleep(&c->changed, by - weft_clock());
-    weft_bell_listen(&c->changed, false);
+        sleep_by(&c->changed, by - weft_clock());
+    atomic_store(&c->changed.heard, false);
 }
 
 void weft_comm_fail(weft_comm *c, const char *message) {
@@ -423,7 +445,7 @@ void weft_comm_fail(weft_comm *c, const char *message) {
         snprintf(c->why, sizeof c->why, "%s", why);
         atomic_store(&c->failed, true);
     }
-    weft_bell_ring(&c->work);
+    ring(&c->work);
     wait_left(c);
 }
 
@@ -431,21 +453,21 @@ weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job) {
     int n = job->kind == WEFT_JOB_EXCHANGE ? (int)job->count : 1;
     job->requests = malloc(((size_t)n + 1) * sizeof *job->requests);
     if (!job->requests) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    job->n_requests = job->pending = n;
+    job->pending = n;
     atomic_store(&job->done, false);
     job->next = atomic_load(&c->queue);
     while (!atomic_compare_exchange_weak(&c->queue, &job->next, job))
         continue;
-    weft_bell_ring(&c->work);
+    ring(&c->work);
     return WEFT_OK;
 }
 
 weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
     atomic_store(&c->waiting, true);
-    weft_bell_listen(&c->changed, true);
+    atomic_store(&c->changed.heard, true);
     while (!atomic_load(&job->done) && !atomic_load(&c->failed))
-        weft_bell_sleep(&c->changed, 1);
-    weft_bell_listen(&c->changed, false);
+        sleep_by(&c->changed, 1);
+    atomic_store(&c->changed.heard, false);
     atomic_store(&c->waiting, false);
     bool done = atomic_load(&job->done);
     /* After a fault the library may still write into what it was given. */
@@ -458,88 +480,6 @@ weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
 bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job) {
     (void)c;
     return atomic_load(&job->done);
-}
-
-static weft_status run_job(weft_comm *c, weft_comm_job *job) {
-    WEFT_TRY(weft_comm_begin(c, job));
-    return weft_comm_wait(c, job);
-}
-
-weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void *all) {
-    memcpy((char *)all + (size_t)(weft_comm_rank(c) * bytes), own, (size_t)bytes);
-    return weft_comm_gather_spans(c, all, weft_comm_size(c), bytes);
-}
-
-static weft_status check_room(int64_t count, int64_t stride) {
-    if (stride <= INT32_MAX / count) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%lld records of %lld bytes are too many for one message",
-                     (long long)count, (long long)stride);
-}
-
-weft_status weft_comm_gather_parts(weft_comm *c, void *all, const int *bytes, const int *offsets) {
-    weft_comm_job job = {
-        .kind = WEFT_JOB_GATHER, .data = all, .part_bytes = bytes, .part_offsets = offsets};
-    return c ? run_job(c, &job) : WEFT_OK;
-}
-
-weft_status weft_comm_gather_strided(weft_comm *c, void *all, int64_t count, int64_t stride) {
-    if (!c) return WEFT_OK;
-    WEFT_TRY(check_room(count, stride));
-    int *parts = weft_message_memory(2 * (size_t)c->size, sizeof *parts);
-    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    weft_status status = WEFT_OK;
-    for (int64_t first = 0; status == WEFT_OK && first < count; first += c->size) {
-        for (int i = 0; i < c->size; i++) {
-            parts[i] = first + i < count ? (int)stride : 0;
-            parts[c->size + i] = first + i < count ? (int)((first + i) * stride) : 0;
-        }
-        status = weft_comm_gather_parts(c, all, parts, parts + c->size);
-    }
-    weft_message_done(parts, status);
-    return status;
-}
-
-weft_status weft_comm_exchange(weft_comm *c, const weft_transfer *transfers, int64_t n) {
-    weft_comm_job job = {.kind = WEFT_JOB_EXCHANGE, .transfers = transfers, .count = n};
-    return c ? run_job(c, &job) : WEFT_OK;
-}
-
-weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride) {
-    if (!c) return WEFT_OK;
-    WEFT_TRY(check_room(count, stride));
-    int *parts = weft_message_memory(2 * (size_t)c->size, sizeof *parts);
-    if (!parts) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    for (int i = 0; i < c->size; i++) {
-        weft_span s = weft_tree_span(count, i, c->size);
-        parts[i] = (int)(s.count * stride);
-        parts[c->size + i] = (int)(s.first * stride);
-    }
-    weft_status status = weft_comm_gather_parts(c, all, parts, parts + c->size);
-    weft_message_done(parts, status);
-    return status;
-}
-
-weft_status weft_comm_broadcast(weft_comm *c, void *data, int64_t bytes) {
-    for (int64_t at = 0; c && at < bytes; at += CHUNK) {
-        int64_t left = bytes - at;
-        weft_comm_job job = {.kind = WEFT_JOB_BROADCAST,
-                             .data = (char *)data + at,
-                             .bytes = left < CHUNK ? left : CHUNK};
-        WEFT_TRY(run_job(c, &job));
-    }
-    return WEFT_OK;
-}
-
-weft_status weft_comm_any(weft_comm *c, bool own, bool *any) {
-    *any = own;
-    if (!c) return WEFT_OK;
-    bool *all = weft_message_memory((size_t)c->size, sizeof *all);
-    if (!all) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    weft_status status = weft_comm_gather(c, &own, sizeof own, all);
-    for (int i = 0; status == WEFT_OK && i < c->size; i++)
-        *any |= all[i];
-    weft_message_done(all, status);
-    return status;
 }
 
 typedef struct {
@@ -563,34 +503,4 @@ weft_status weft_comm_agree(weft_comm *c, weft_status own) {
     }
     weft_message_done(all, gathered);
     return status;
-}
-
-/* The first line that differs, of both. */
-static weft_status report_difference(const weft_comm *c, const char *name, const char *own,
-                                     const char *first) {
-    while (*own && *own == *first) {
-        const char *own_end = strchr(own, '\n'), *first_end = strchr(first, '\n');
-        if (!own_end || !first_end || own_end - own != first_end - first ||
-            memcmp(own, first, (size_t)(own_end - own)) != 0)
-            break;
-        own = own_end + 1;
-        first = first_end + 1;
-    }
-    (void)c;
-    return weft_fail(WEFT_EINPUT, "its %s is not rank 0's: %.*s in place of %.*s", name,
-                     (int)strcspn(own, "\n"), own, (int)strcspn(first, "\n"), first);
-}
-
-weft_status weft_comm_same(weft_comm *c, const char *name, const char *text) {
-    if (!c) return WEFT_OK;
-    int64_t length = (int64_t)strlen(text) + 1;
-    WEFT_TRY(weft_comm_broadcast(c, &length, sizeof length));
-    char *first = weft_message_memory((size_t)length, 1);
-    if (!first) return weft_fail(WEFT_ENOMEM, "no memory for a message");
-    if (c->rank == 0) memcpy(first, text, (size_t)length);
-    weft_status sent = weft_comm_broadcast(c, first, length), status = sent;
-    if (sent == WEFT_OK && strcmp(first, text) != 0)
-        status = report_difference(c, name, text, first);
-    weft_message_done(first, sent);
-    return sent == WEFT_OK ? weft_comm_agree(c, status) : sent;
 }

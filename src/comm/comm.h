@@ -68,8 +68,8 @@ struct weft_comm_job {
     const int *part_bytes, *part_offsets; /* gather: [ranks] of `data` */
     bool is_double;                       /* sum: f64, else f32 */
     /* The communication's own. */
-    int *requests;
-    int n_requests, pending;
+    uint64_t *requests;
+    int pending;
     atomic_bool done;
     weft_comm_job *next;
 };
@@ -79,10 +79,16 @@ weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job);
 /* Whether waiting would take no time. */
 bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job);
 
+/* Memory for messages: zeros; NULL: there is none. After a fault the library that sends them may still
+ * read and write what it was given, so memory of a message that failed (`status` is what became of it) is
+ * kept until the process ends, which a fault ends soon. */
+void *weft_message_memory(size_t count, size_t size);
+void weft_message_done(void *memory, weft_status status);
+
 /* Jobs that are waited for at once. */
 /* own [bytes] of each rank to all [ranks, bytes] on every rank. */
 weft_status weft_comm_gather(weft_comm *c, const void *own, int64_t bytes, void *all);
-/* `count` records of `stride` bytes each, of which every rank has made its span (tree.h): all of them to
+/* `count` records of `stride` bytes each, of which every rank has made its span (share.h): all of them to
  * every rank. */
 weft_status weft_comm_gather_spans(weft_comm *c, void *all, int64_t count, int64_t stride);
 /* Every rank's part of `all`, of bytes[rank] at offsets[rank], to every rank. */

@@ -1,10 +1,9 @@
-/* All of it is put into one queue of the device, bucket after bucket as they are sent, and waited for at
- * the end: the device exchanges one while it still makes others. */
-#include "comm/device_reduce.h"
-
+/* The sum over ranks from GPU to GPU (reduce.h). All of it is put into one queue of the device, bucket
+ * after bucket as they are sent, and waited for at the end: the device exchanges one while it still
+ * makes others. */
 #include "base/log.h"
 #include "comm/launch.h"
-#include "comm/message.h"
+#include "comm/reduce.h"
 #include "core/rows.h"
 
 #include <stdio.h>
@@ -14,7 +13,7 @@
 enum { WHY_ROOM = 256, CHECKED = 1024 /* bytes of the first message */ };
 
 struct weft_device_reduce {
-    weft_device_reduce_options o;
+    weft_reduce_options o;
     const weft_nccl *nccl;
     const weft_row_backend *device;
     void *link, *queue;
@@ -27,11 +26,6 @@ struct weft_device_reduce {
     float factor;
     bool broken; /* a call failed */
 };
-
-/* Numbers of the row. */
-typedef struct {
-    int64_t first, count;
-} piece;
 
 static weft_status check(const weft_device_reduce *r, int error, const char *what) {
     if (!error) return WEFT_OK;
@@ -130,8 +124,7 @@ static weft_status start(weft_device_reduce *r) {
     return weft_comm_agree(r->o.comm, status);
 }
 
-weft_status weft_device_reduce_open(const weft_device_reduce_options *options,
-                                    weft_device_reduce **out) {
+weft_status weft_device_reduce_open(const weft_reduce_options *options, weft_device_reduce **out) {
     char why[WHY_ROOM] = "";
     bool all_can = false;
     *out = NULL;
@@ -175,17 +168,12 @@ void weft_device_reduce_close(weft_device_reduce *r) {
     free(r);
 }
 
-static piece numbers_of(const weft_device_reduce *r, weft_blocks b) {
-    const int64_t *borders = r->o.cut->borders;
-    return (piece){borders[b.first], borders[b.first + b.count] - borders[b.first]};
-}
-
-static piece piece_of(const weft_device_reduce *r, int64_t bucket, int rank) {
-    return numbers_of(r, weft_cut_piece(r->o.cut, bucket, rank));
+static weft_span piece_of(const weft_device_reduce *r, int64_t bucket, int rank) {
+    return weft_cut_numbers(r->o.cut, weft_cut_piece(r->o.cut, bucket, rank));
 }
 
 /* Where this rank has a node's values of its own piece. */
-static float *at_node(const weft_device_reduce *r, int node, piece p) {
+static float *at_node(const weft_device_reduce *r, int node, weft_span p) {
     if (node >= r->own_first && node < r->own_first + r->own_nodes)
         return r->rows[node - r->own_first] + p.first;
     return r->received + (int64_t)node * r->largest;
@@ -200,10 +188,10 @@ static int receive_piece(const weft_device_reduce *r, float *data, int64_t count
 }
 
 /* As in reduce.c: own nodes' values to the ranks whose pieces they are, others' of the own piece here. */
-static weft_status scatter(const weft_device_reduce *r, int64_t bucket, piece own) {
+static weft_status scatter(const weft_device_reduce *r, int64_t bucket, weft_span own) {
     int error = r->nccl->begin();
     for (int q = 0; !error && q < r->o.cut->size; q++) {
-        piece p = piece_of(r, bucket, q);
+        weft_span p = piece_of(r, bucket, q);
         for (int k = 0; !error && q != r->rank && k < r->own_nodes; k++)
             error = send_piece(r, r->rows[k] + p.first, p.count, q);
     }
@@ -215,10 +203,10 @@ static weft_status scatter(const weft_device_reduce *r, int64_t bucket, piece ow
     return check(r, error ? error : ended, "gradients were not exchanged");
 }
 
-static weft_status gather(const weft_device_reduce *r, int64_t bucket, piece own) {
+static weft_status gather(const weft_device_reduce *r, int64_t bucket, weft_span own) {
     int error = r->nccl->begin();
     for (int q = 0; !error && q < r->o.cut->size; q++) {
-        piece p = piece_of(r, bucket, q);
+        weft_span p = piece_of(r, bucket, q);
         if (q == r->rank) continue;
         error = send_piece(r, r->rows[0] + own.first, own.count, q);
         if (!error) error = receive_piece(r, r->rows[0] + p.first, p.count, q);
@@ -229,7 +217,7 @@ static weft_status gather(const weft_device_reduce *r, int64_t bucket, piece own
 
 static weft_status send_by_tree(const weft_device_reduce *r, int64_t bucket) {
     const weft_tree *t = r->o.tree;
-    piece own = piece_of(r, bucket, r->rank);
+    weft_span own = piece_of(r, bucket, r->rank);
     float *result = r->rows[0] + own.first;
     WEFT_TRY(scatter(r, bucket, own));
     for (int i = 0; i < t->n_merges; i++)
@@ -242,7 +230,7 @@ static weft_status send_by_tree(const weft_device_reduce *r, int64_t bucket) {
 }
 
 static weft_status send_plain(const weft_device_reduce *r, int64_t bucket) {
-    piece all = numbers_of(r, weft_cut_bucket(r->o.cut, bucket));
+    weft_span all = weft_cut_numbers(r->o.cut, weft_cut_bucket(r->o.cut, bucket));
     float *row = r->rows[0] + all.first;
     for (int k = 1; k < r->own_nodes; k++)
         r->device->add(r->queue, row, r->rows[k] + all.first, all.count);

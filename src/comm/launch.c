@@ -54,46 +54,43 @@ static void *open_near(const char *inner, const char *name) {
     return access(path, R_OK) == 0 ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
 }
 
-/* Beside the program, in ../lib of it, or where the system looks. */
-static void *open_library(const char *name) {
-    void *library = open_near("/", name);
-    if (!library) library = open_near("/../lib/", name);
-    return library ? library : dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+/* A library's table: from a named file, or beside the program, in ../lib of it, or where the system looks.
+ * NULL: it has none. */
+static const void *open_table(const char *named, const char *name, const char *entry,
+                              bool *opened) {
+    void *library = NULL;
+    dlerror();
+    if (named && *named) {
+        library = dlopen(named, RTLD_NOW | RTLD_GLOBAL);
+    } else {
+        library = open_near("/", name);
+        if (!library) library = open_near("/../lib/", name);
+        if (!library) library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    }
+    *opened = library != NULL;
+    return library ? dlsym(library, entry) : NULL;
 }
 
 weft_status weft_launch_nccl(const weft_nccl **out) {
-    void *library = open_library(NCCL_LIBRARY);
-    const weft_nccl *table = library ? dlsym(library, WEFT_NCCL_ENTRY) : NULL;
-    *out = NULL;
-    if (!library)
+    bool opened;
+    *out = open_table(NULL, NCCL_LIBRARY, WEFT_NCCL_ENTRY, &opened);
+    if (!opened)
         return weft_fail(WEFT_EMISSING, "this build has no " NCCL_LIBRARY
                                         ": with NCCL's nccl.h, make configure and build");
-    if (!table || table->abi != WEFT_NCCL_ABI)
-        return weft_fail(WEFT_EMISSING, NCCL_LIBRARY " is of another version of weft");
-    *out = table;
-    return WEFT_OK;
+    if (*out && (*out)->abi == WEFT_NCCL_ABI) return WEFT_OK;
+    return weft_fail(WEFT_EMISSING, NCCL_LIBRARY " is of another version of weft");
 }
 
 weft_status weft_launch_open(const weft_mpi **out) {
-    const char *named = getenv("WEFT_MPI");
-    void *library;
-    *out = NULL;
-    dlerror();
-    if (named && *named)
-        library = dlopen(named, RTLD_NOW | RTLD_GLOBAL);
-    else
-        library = open_library(LIBRARY);
-    if (!library) {
-        const char *why = dlerror();
+    const char *named = getenv("WEFT_MPI"), *why;
+    bool opened;
+    *out = open_table(named, LIBRARY, WEFT_MPI_ENTRY, &opened);
+    if (!opened)
         return weft_fail(WEFT_EMISSING,
                          "a launcher started several processes, but %s cannot be opened (%s); "
                          "install MPI ('scripts/setup optional'), then make configure and build",
-                         named && *named ? named : LIBRARY, why ? why : "not found");
-    }
-    const weft_mpi *table = dlsym(library, WEFT_MPI_ENTRY);
-    if (!table || table->abi != WEFT_MPI_ABI)
-        return weft_fail(WEFT_EMISSING, "%s is of another version of weft; build and install both",
-                         LIBRARY);
-    *out = table;
-    return WEFT_OK;
+                         named && *named ? named : LIBRARY, (why = dlerror()) ? why : "not found");
+    if (*out && (*out)->abi == WEFT_MPI_ABI) return WEFT_OK;
+    return weft_fail(WEFT_EMISSING, "%s is of another version of weft; build and install both",
+                     LIBRARY);
 }

@@ -4,6 +4,8 @@
  * to, so it comes to an end. */
 #include "comm/reduce.h"
 
+#include "core/rows.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,14 +16,15 @@ enum {
 
 typedef enum { FREE, COMING, GOING } phase;
 
-/* One bucket under way. */
-typedef struct {
+struct weft_reduce_bucket {
+    const weft_reduce *r;
     phase phase;
     int64_t bucket, number; /* `number` counts those that were sent */
     weft_transfer *transfers;
     weft_comm_job job;
     unsigned char *received; /* [nodes, piece]; unused for the own nodes */
-} bucket_slot;
+    unsigned char *packed;   /* the bucket of the own node, where there are no rows */
+};
 
 struct weft_reduce {
     weft_reduce_options o;
@@ -30,35 +33,37 @@ struct weft_reduce {
     int64_t buckets, largest; /* numbers of the largest piece */
     size_t width;             /* bytes of a number */
     void **rows;              /* [own nodes] */
-    bool *sent;               /* [buckets] */
+    const weft_row_backend *pins;
+    bool *sent;     /* [buckets] */
+    int64_t *order; /* [buckets]: as they were sent the last time */
     int64_t n_sent;
     double factor;
-    bucket_slot slots[SLOTS];
+    weft_reduce_bucket slots[SLOTS];
 };
 
-/* Numbers of the row. */
-typedef struct {
-    int64_t first, count;
-} piece;
-
-static piece numbers_of(const weft_reduce *r, weft_blocks b) {
-    const int64_t *borders = r->o.cut->borders;
-    return (piece){borders[b.first], borders[b.first + b.count] - borders[b.first]};
+/* A rank's piece of a bucket, in numbers of the row. */
+static weft_span piece_of(const weft_reduce *r, int64_t bucket, int rank) {
+    return weft_cut_numbers(r->o.cut, weft_cut_piece(r->o.cut, bucket, rank));
 }
 
-/* A rank's piece of a bucket. */
-static piece piece_of(const weft_reduce *r, int64_t bucket, int rank) {
-    return numbers_of(r, weft_cut_piece(r->o.cut, bucket, rank));
+static weft_span bucket_of(const weft_reduce *r, int64_t bucket) {
+    return weft_cut_numbers(r->o.cut, weft_cut_bucket(r->o.cut, bucket));
 }
 
 static bool make_slots(weft_reduce *r) {
-    size_t nodes = (size_t)r->o.tree->n_nodes, ranks = (size_t)r->o.cut->size;
+    size_t nodes = (size_t)r->o.tree->n_nodes, ranks = (size_t)r->o.cut->size, most = 0;
     size_t bytes = nodes * (size_t)r->largest * r->width;
+    for (int64_t b = 0; b < r->buckets; b++)
+        if ((size_t)bucket_of(r, b).count > most) most = (size_t)bucket_of(r, b).count;
+    most = most * r->width + 1;
     for (int i = 0; i < SLOTS; i++) {
-        bucket_slot *s = &r->slots[i];
+        weft_reduce_bucket *s = &r->slots[i];
+        s->r = r;
         s->transfers = calloc((ranks * nodes + 1) * 2, sizeof *s->transfers);
         s->received = r->o.plain ? NULL : malloc(bytes + 1);
-        if (!s->transfers || (!r->o.plain && !s->received)) return false;
+        if (r->o.pack) s->packed = r->pins ? r->pins->pin((int64_t)most) : calloc(1, most);
+        if (!s->transfers || (!r->o.plain && !s->received) || (r->o.pack && !s->packed))
+            return false;
     }
     return true;
 }
@@ -73,13 +78,16 @@ weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce *
     r->buckets = weft_cut_buckets(options->cut);
     r->largest = weft_cut_largest(options->cut);
     r->width = options->is_double ? sizeof(double) : sizeof(float);
-    r->rows = calloc((size_t)r->own_nodes, sizeof *r->rows);
+    r->pins = options->backend->remote ? options->backend->rows : NULL;
+    r->rows = calloc((size_t)r->own_nodes + 1, sizeof *r->rows);
     r->sent = calloc((size_t)r->buckets, sizeof *r->sent);
-    if (!r->rows || !r->sent || !make_slots(r)) {
+    r->order = calloc((size_t)r->buckets, sizeof *r->order);
+    if (!r->rows || !r->sent || !r->order || !make_slots(r)) {
         weft_reduce_destroy(r);
         return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     }
-    memcpy(r->rows, options->rows, (size_t)r->own_nodes * sizeof *r->rows);
+    for (int k = 0; options->rows && k < r->own_nodes; k++)
+        r->rows[k] = options->rows[k];
     *out = r;
     return WEFT_OK;
 }
@@ -87,26 +95,39 @@ weft_status weft_reduce_create(const weft_reduce_options *options, weft_reduce *
 void weft_reduce_destroy(weft_reduce *r) {
     if (!r) return;
     for (int i = 0; i < SLOTS; i++) {
-        free(r->slots[i].transfers);
-        free(r->slots[i].received);
+        weft_reduce_bucket *s = &r->slots[i];
+        free(s->transfers);
+        free(s->received);
+        if (r->pins && s->packed)
+            r->pins->unpin(s->packed);
+        else
+            free(s->packed);
     }
     free(r->rows);
     free(r->sent);
+    free(r->order);
     free(r);
 }
 
-static unsigned char *at_row(const weft_reduce *r, int own_node, int64_t place) {
+static unsigned char *at_row(const weft_reduce *r, const weft_reduce_bucket *s, int own_node,
+                             int64_t place) {
+    if (s->packed) return s->packed + (size_t)(place - bucket_of(r, s->bucket).first) * r->width;
     return (unsigned char *)r->rows[own_node] + (size_t)place * r->width;
 }
 
 /* Where this rank has a node's values of its own piece. */
-static unsigned char *at_node(const weft_reduce *r, const bucket_slot *s, int node, piece p) {
+static unsigned char *at_node(const weft_reduce *r, const weft_reduce_bucket *s, int node,
+                              weft_span p) {
     if (node >= r->own_first && node < r->own_first + r->own_nodes)
-        return at_row(r, node - r->own_first, p.first);
+        return at_row(r, s, node - r->own_first, p.first);
     return s->received + (size_t)node * (size_t)r->largest * r->width;
 }
 
-static weft_status begin_exchange(weft_reduce *r, bucket_slot *s, int64_t n, phase next) {
+const unsigned char *weft_reduce_values(const weft_reduce_bucket *b, int node) {
+    return at_node(b->r, b, node, piece_of(b->r, b->bucket, b->r->rank));
+}
+
+static weft_status begin_exchange(weft_reduce *r, weft_reduce_bucket *s, int64_t n, phase next) {
     s->phase = next;
     s->job = (weft_comm_job){.kind = WEFT_JOB_EXCHANGE,
                              .transfers = s->transfers,
@@ -116,14 +137,14 @@ static weft_status begin_exchange(weft_reduce *r, bucket_slot *s, int64_t n, pha
 }
 
 /* Own nodes' values to the ranks whose pieces they are, others' values of the own piece to here. */
-static weft_status begin_scatter(weft_reduce *r, bucket_slot *s) {
+static weft_status begin_scatter(weft_reduce *r, weft_reduce_bucket *s) {
     int64_t n = 0;
-    piece own = piece_of(r, s->bucket, r->rank);
+    weft_span own = piece_of(r, s->bucket, r->rank);
     for (int q = 0; q < r->o.cut->size; q++) {
-        piece p = piece_of(r, s->bucket, q);
+        weft_span p = piece_of(r, s->bucket, q);
         for (int k = 0; q != r->rank && p.count && k < r->own_nodes; k++)
             s->transfers[n++] =
-                (weft_transfer){q, true, at_row(r, k, p.first), p.count * (int64_t)r->width};
+                (weft_transfer){q, true, at_row(r, s, k, p.first), p.count * (int64_t)r->width};
     }
     for (int i = 0; own.count && i < r->o.tree->n_nodes; i++) {
         int from = r->o.tree->nodes[i].rank;
@@ -135,111 +156,78 @@ static weft_status begin_scatter(weft_reduce *r, bucket_slot *s) {
 }
 
 /* The own piece's result to all, and theirs to here. */
-static weft_status begin_gather(weft_reduce *r, bucket_slot *s) {
+static weft_status begin_gather(weft_reduce *r, weft_reduce_bucket *s) {
     int64_t n = 0;
-    piece own = piece_of(r, s->bucket, r->rank);
+    weft_span own = piece_of(r, s->bucket, r->rank);
     for (int q = 0; q < r->o.cut->size; q++) {
-        piece p = piece_of(r, s->bucket, q);
+        weft_span p = piece_of(r, s->bucket, q);
         if (q == r->rank) continue;
         if (own.count)
             s->transfers[n++] =
-                (weft_transfer){q, true, at_row(r, 0, own.first), own.count * (int64_t)r->width};
+                (weft_transfer){q, true, at_row(r, s, 0, own.first), own.count * (int64_t)r->width};
         if (p.count)
             s->transfers[n++] =
-                (weft_transfer){q, false, at_row(r, 0, p.first), p.count * (int64_t)r->width};
+                (weft_transfer){q, false, at_row(r, s, 0, p.first), p.count * (int64_t)r->width};
     }
     return begin_exchange(r, s, n, GOING);
 }
 
-/* The merges of one piece, some numbers at a time. */
-typedef struct {
-    const weft_reduce *r;
-    const bucket_slot *slot;
-    piece own;
-} addition;
-
-static void add_f64(double *to, const double *from, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] += from[i];
-}
-
-static void add_f32(float *to, const float *from, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] += from[i];
-}
-
-static void add_numbers(const weft_reduce *r, void *to, const void *from, int64_t n) {
-    if (r->o.is_double)
-        add_f64(to, from, n);
-    else
-        add_f32(to, from, n);
-}
-
-static void scale_numbers(const weft_reduce *r, void *data, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        if (r->o.is_double)
-            ((double *)data)[i] *= r->factor;
-        else
-            ((float *)data)[i] *= (float)r->factor;
-    }
-}
-
-/* Node 0 may be another rank's: the result goes to row 0 in any case. */
+/* Some numbers of a bucket's own piece. Node 0 may be another rank's: the result goes to row 0 in any
+ * case. */
 static void add_chunk(void *context, int64_t task, int thread) {
     (void)thread;
-    const addition *a = context;
-    const weft_reduce *r = a->r;
+    const weft_reduce_bucket *s = context;
+    const weft_reduce *r = s->r;
     const weft_tree *t = r->o.tree;
-    int64_t first = task * CHUNK, n = a->own.count - first;
+    weft_span own = piece_of(r, s->bucket, r->rank);
+    int64_t first = task * CHUNK, n = own.count - first < CHUNK ? own.count - first : CHUNK;
     size_t skip = (size_t)first * r->width;
-    if (n > CHUNK) n = CHUNK;
-    for (int i = 0; i < t->n_merges; i++) {
-        void *to = at_node(r, a->slot, t->merges[i].to, a->own) + skip;
-        add_numbers(r, to, at_node(r, a->slot, t->merges[i].from, a->own) + skip, n);
+    if (r->o.add) {
+        r->o.add(r->o.context, s, s->bucket, (weft_span){first, n});
+        return;
     }
-    unsigned char *sum = at_node(r, a->slot, 0, a->own) + skip;
-    unsigned char *result = at_row(r, 0, a->own.first) + skip;
+    for (int i = 0; i < t->n_merges; i++)
+        weft_numbers_add(at_node(r, s, t->merges[i].to, own) + skip,
+                         at_node(r, s, t->merges[i].from, own) + skip, n, r->o.is_double, true);
+    unsigned char *sum = at_node(r, s, 0, own) + skip, *result = at_row(r, s, 0, own.first) + skip;
     if (sum != result) memcpy(result, sum, (size_t)n * r->width);
-    scale_numbers(r, result, n);
-}
-
-static void add_piece(weft_reduce *r, const bucket_slot *s) {
-    addition a = {r, s, piece_of(r, s->bucket, r->rank)};
-    weft_pool_run(r->o.pool, (a.own.count + CHUNK - 1) / CHUNK, add_chunk, &a);
+    weft_numbers_scale(result, r->factor, n, r->o.is_double);
 }
 
 /* A plain all-reduce of a bucket; the own nodes go into row 0 first, in an order as good as any. */
-static weft_status begin_plain(weft_reduce *r, bucket_slot *s) {
-    piece all = numbers_of(r, weft_cut_bucket(r->o.cut, s->bucket));
+static weft_status begin_plain(weft_reduce *r, weft_reduce_bucket *s) {
+    weft_span all = bucket_of(r, s->bucket);
     for (int k = 1; k < r->own_nodes; k++)
-        add_numbers(r, at_row(r, 0, all.first), at_row(r, k, all.first), all.count);
+        weft_numbers_add(at_row(r, s, 0, all.first), at_row(r, s, k, all.first), all.count,
+                         r->o.is_double, true);
     s->phase = GOING;
     s->job = (weft_comm_job){.kind = WEFT_JOB_SUM,
-                             .data = at_row(r, 0, all.first),
+                             .data = at_row(r, s, 0, all.first),
                              .count = all.count,
                              .is_double = r->o.is_double};
     return weft_comm_begin(r->o.comm, &s->job);
 }
 
 /* What comes after a bucket's messages of a phase are there. */
-static weft_status go_on(weft_reduce *r, bucket_slot *s) {
+static weft_status go_on(weft_reduce *r, weft_reduce_bucket *s) {
     WEFT_TRY(weft_comm_wait(r->o.comm, &s->job));
     if (s->phase == COMING) {
-        add_piece(r, s);
+        int64_t n = piece_of(r, s->bucket, r->rank).count;
+        weft_pool_run(r->o.pool, (n + CHUNK - 1) / CHUNK, add_chunk, s);
         if (!r->o.scatter) return begin_gather(r, s);
     }
     if (r->o.plain) {
-        piece all = numbers_of(r, weft_cut_bucket(r->o.cut, s->bucket));
-        scale_numbers(r, at_row(r, 0, all.first), all.count);
+        weft_span all = bucket_of(r, s->bucket);
+        weft_numbers_scale(at_row(r, s, 0, all.first), r->factor, all.count, r->o.is_double);
     }
     s->phase = FREE;
     return r->o.done ? r->o.done(r->o.context, s->bucket) : WEFT_OK;
 }
 
-static bucket_slot *oldest(weft_reduce *r) {
-    bucket_slot *found = NULL;
+static weft_reduce_bucket *oldest(weft_reduce *r) {
+    weft_reduce_bucket *found = NULL;
     for (int i = 0; i < SLOTS; i++) {
-        bucket_slot *s = &r->slots[i];
+        weft_reduce_bucket *s = &r->slots[i];
         if (s->phase != FREE && (!found || s->number < found->number)) found = s;
     }
     return found;
@@ -247,13 +235,13 @@ static bucket_slot *oldest(weft_reduce *r) {
 
 weft_status weft_reduce_look(weft_reduce *r) {
     for (int i = 0; i < SLOTS; i++) {
-        bucket_slot *s = &r->slots[i];
+        weft_reduce_bucket *s = &r->slots[i];
         if (s->phase != FREE && weft_comm_is_done(r->o.comm, &s->job)) WEFT_TRY(go_on(r, s));
     }
     return WEFT_OK;
 }
 
-static bucket_slot *find_free(weft_reduce *r) {
+static weft_reduce_bucket *find_free(weft_reduce *r) {
     for (int i = 0; i < SLOTS; i++)
         if (r->slots[i].phase == FREE) return &r->slots[i];
     return NULL;
@@ -261,25 +249,32 @@ static bucket_slot *find_free(weft_reduce *r) {
 
 void weft_reduce_begin(weft_reduce *r, double factor) {
     memset(r->sent, 0, (size_t)r->buckets * sizeof *r->sent);
+    r->own_nodes = weft_tree_of_rank(r->o.tree, r->rank, &r->own_first);
     r->factor = factor;
     r->n_sent = 0;
 }
 
 weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
-    bucket_slot *s;
+    weft_reduce_bucket *s;
     WEFT_TRY(weft_reduce_look(r));
     while (!(s = find_free(r)))
         WEFT_TRY(go_on(r, oldest(r)));
     r->sent[bucket] = true;
     s->bucket = bucket;
+    r->order[r->n_sent] = bucket;
     s->number = r->n_sent++;
+    if (r->o.ready) WEFT_TRY(r->o.ready(r->o.context, bucket));
+    if (r->o.pack && r->own_nodes) WEFT_TRY(r->o.pack(r->o.context, bucket, s->packed));
     return r->o.plain ? begin_plain(r, s) : begin_scatter(r, s);
 }
 
+/* A rank that has made nothing sends in the order of the last time: so do those that have. */
 weft_status weft_reduce_end(weft_reduce *r) {
-    for (int64_t b = 0; b < r->buckets; b++)
+    for (int64_t i = 0; i < r->buckets; i++) {
+        int64_t b = r->own_nodes ? i : r->order[i];
         if (!r->sent[b]) WEFT_TRY(weft_reduce_send(r, b));
-    for (bucket_slot *s; (s = oldest(r));)
+    }
+    for (weft_reduce_bucket *s; (s = oldest(r));)
         WEFT_TRY(go_on(r, s));
     return WEFT_OK;
 }

@@ -1,7 +1,7 @@
 /* The sum over ranks of a long row of numbers, with the bits that one process would give it.
  *
- * Each rank has the sums of its nodes of the tree (tree.h). The row goes out in buckets, and each rank
- * owns a piece of every bucket (cut.h). A rank gets all nodes' values of its own piece, adds them as
+ * Each rank has the sums of its nodes of the tree. The row goes out in buckets, and each rank owns a
+ * piece of every bucket (share.h). A rank gets all nodes' values of its own piece, adds them as
  * the tree says, and gives the result to all: a reduce-scatter of exact pieces and a gather. Where
  * every rank has one node, as with powers of two, that moves as many bytes as a plain all-reduce,
  * 2 (P - 1)/P of the row; with k nodes a rank, 1 + k in place of the 2. With `scatter` the results stay
@@ -19,22 +19,30 @@
 #define WEFT_COMM_REDUCE_H
 
 #include "comm/comm.h"
-#include "comm/cut.h"
-#include "comm/tree.h"
-#include "core/pool.h"
+#include "comm/share.h"
+#include "core/exec.h"
 
 typedef struct weft_reduce weft_reduce;
+typedef struct weft_reduce_bucket weft_reduce_bucket; /* one that is under way */
 
 typedef struct {
     weft_comm *comm;
+    const weft_backend *backend;
     weft_pool *pool;
-    const weft_tree *tree; /* must stay */
+    const weft_tree *tree; /* must stay; may change before a begin */
     const weft_cut *cut;   /* of the row; must stay */
     bool is_double;        /* f64, else f32 */
     bool plain, scatter;
-    void *const *rows; /* [own nodes], the host's memory; rows[0] gets the result */
-    /* Called when the result of a bucket is there; NULL: nobody wants to know. */
+    void *const *rows; /* [own nodes]; rows[0] gets the result. NULL: there are `pack` and `add` */
+    /* Called before a bucket of the rows is read, and when its result is there; NULL: nobody wants to
+     * know. */
+    weft_status (*ready)(void *context, int64_t bucket);
     weft_status (*done)(void *context, int64_t bucket);
+    /* For a caller that keeps no rows: puts a bucket of its own node into memory that a device copies to
+     * at full speed; takes numbers of the own piece of all nodes
+     * (weft_reduce_values). Then `scatter` is set, and nothing else is done with them. */
+    weft_status (*pack)(void *context, int64_t bucket, unsigned char *to);
+    void (*add)(void *context, const weft_reduce_bucket *b, int64_t bucket, weft_span own);
     void *context;
 } weft_reduce_options;
 
@@ -47,5 +55,25 @@ weft_status weft_reduce_send(weft_reduce *r, int64_t bucket);
 /* Takes up what has come meanwhile, without waiting. */
 weft_status weft_reduce_look(weft_reduce *r);
 weft_status weft_reduce_end(weft_reduce *r);
+
+/* While a bucket is added: a node's values of the own piece. */
+const unsigned char *weft_reduce_values(const weft_reduce_bucket *b, int node);
+
+/* The same where the rows are f32 in GPUs' memory and NCCL carries the messages: the same pieces, added
+ * in the same order, so the same bits. */
+typedef struct weft_device_reduce weft_device_reduce;
+
+/* By all ranks, whatever their backends. *out is NULL where NCCL is missing, where two ranks share a GPU,
+ * or where one has none: gradients then go through the host's memory, which rank 0 logs with why. */
+weft_status weft_device_reduce_open(const weft_reduce_options *options, weft_device_reduce **out);
+void weft_device_reduce_close(weft_device_reduce *r);
+
+/* The queue that it puts its work into: what is put there before a bucket is sent is done before. */
+void *weft_device_reduce_queue(const weft_device_reduce *r);
+
+/* Only the end waits. */
+void weft_device_reduce_begin(weft_device_reduce *r, double factor);
+weft_status weft_device_reduce_send(weft_device_reduce *r, int64_t bucket);
+weft_status weft_device_reduce_end(weft_device_reduce *r);
 
 #endif

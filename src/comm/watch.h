@@ -4,7 +4,7 @@
 #define WEFT_COMM_WATCH_H
 
 #include "base/error.h"
-#include "comm/mpi.h"
+#include "comm/launch.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -63,7 +63,7 @@ struct weft_backend {
     const struct weft_call_backend *calls;
     /* Bytes of the device's memory that this process holds, by the device's own count. */
     int64_t (*taken)(void);
-    /* Adding rows there over ranks (rows.h); NULL: by way of the host's memory. */
+    /* Adding rows there (rows.h): a remote backend that trains has them. */
     const struct weft_row_backend *rows;
     /* Steps of generation in one launch (ops/step.h); NULL: it has none. */
     const struct weft_step_backend *steps;

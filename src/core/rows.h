@@ -1,6 +1,6 @@
-/* Long rows of f32 in a backend's memory that is not the host's: what adding gradients over ranks needs
- * there. Calls of one queue are done in their order, beside whatever else the device does; executors'
- * runs are over when they return. */
+/* Long rows of f32 in a backend's memory that is not the host's: what adding gradients over micro-batches
+ * and ranks needs there. Calls of one queue are done in their order, beside whatever else the device
+ * does; executors' runs are over when they return. */
 #ifndef WEFT_CORE_ROWS_H
 #define WEFT_CORE_ROWS_H
 

@@ -1,5 +1,5 @@
 /* Prompts are made one after the other from the random seed, and a few of them are answered at a time. */
-#include "eval/needle.h"
+#include "eval/eval.h"
 
 #include "base/json.h"
 #include "base/progress.h"
@@ -178,6 +178,15 @@ static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_
     return WEFT_OK;
 }
 
+weft_status weft_eval_put(weft_new_file *f, json_t *line, size_t flags) {
+    char *text = line ? json_dumps(line, flags) : NULL;
+    json_decref(line);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", f->path);
+    weft_new_file_put(f, text, (int64_t)strlen(text));
+    free(text);
+    return weft_new_file_put(f, "\n", 1);
+}
+
 static json_t *text_json(const weft_tokenizer *t, const int32_t *tokens, int64_t n) {
     char *text = NULL;
     size_t bytes;
@@ -195,12 +204,7 @@ static weft_status write_details(const needle_run *r, int64_t length, double dep
         json_pack("{s:I, s:f, s:s, s:b, s:o, s:o}", "length", (json_int_t)length, "depth", depth,
                   "key", key, "right", right, "answer", text_json(r->tokenizer, t->said, t->n_said),
                   "prompt", text_json(r->tokenizer, t->tokens, t->n));
-    char *text = line ? json_dumps(line, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
-    json_decref(line);
-    if (!text) return no_memory();
-    weft_status status = weft_new_file_put(r->details, text, (int64_t)strlen(text));
-    free(text);
-    return status == WEFT_OK ? weft_new_file_put(r->details, "\n", 1) : status;
+    return weft_eval_put(r->details, line, JSON_COMPACT | JSON_PRESERVE_ORDER);
 }
 
 static weft_status score_trial(const needle_run *r, int64_t length, double depth,

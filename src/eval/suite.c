@@ -3,11 +3,13 @@
  * number is the log-likelihood. Passes are built for a few lengths (powers of two up to the model's
  * block) and requests are padded to the next one at their end, which a causal model does not see;
  * requests are taken length by length, so each pass is built once. */
-#include "eval/suite.h"
+#include "eval/eval.h"
 
 #include "base/files.h"
+#include "base/grow.h"
 #include "model/session.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,7 +17,6 @@
 #include <string.h>
 
 enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
-static const size_t FILE_MOST = (size_t)1 << 32;
 
 typedef struct {
     int32_t *tokens; /* [n]: context, then choice */
@@ -36,9 +37,11 @@ typedef struct {
     int32_t begin; /* in place of an empty context; -1: none */
     const char *path;
     request *requests;
-    int64_t n_requests, request_room;
+    int64_t n_requests;
+    size_t request_room;
     question *questions;
-    int64_t n_questions, question_room;
+    int64_t n_questions;
+    size_t question_room;
 } suite;
 
 static void suite_free(suite *s) {
@@ -47,17 +50,6 @@ static void suite_free(suite *s) {
     free(s->requests);
     free(s->questions);
     weft_encoder_close(s->encoder);
-}
-
-/* Room for one more in a list. */
-static bool grow(void **list, int64_t n, int64_t *room, size_t size) {
-    if (n < *room) return true;
-    int64_t wanted = *room ? 2 * *room : 64;
-    void *grown = realloc(*list, (size_t)wanted * size);
-    if (!grown) return false;
-    *list = grown;
-    *room = wanted;
-    return true;
 }
 
 static weft_status no_memory(const suite *s) {
@@ -76,11 +68,6 @@ static double count_characters(const char *text) {
     return n;
 }
 
-static weft_status encode(const suite *s, const char *text, size_t bytes, const int32_t **tokens,
-                          int64_t *n) {
-    return weft_encode(s->encoder, text, bytes, false, tokens, n);
-}
-
 /* The tokens of both together; those behind the context's own number are the choice's. */
 static weft_status encode_pair(suite *s, const char *context, const char *choice, request *r) {
     size_t head = strlen(context), tail = strlen(choice);
@@ -92,8 +79,9 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
         head--;
     const int32_t *tokens;
     int64_t n_context = 0, n = 0;
-    weft_status status = head ? encode(s, whole, head, &tokens, &n_context) : WEFT_OK;
-    if (status == WEFT_OK) status = encode(s, whole, bytes, &tokens, &n);
+    weft_status status =
+        head ? weft_encode(s->encoder, whole, head, false, &tokens, &n_context) : WEFT_OK;
+    if (status == WEFT_OK) status = weft_encode(s->encoder, whole, bytes, false, &tokens, &n);
     int64_t extra = head == 0;
     if (status == WEFT_OK && extra && s->begin < 0)
         status =
@@ -127,7 +115,8 @@ static weft_status cut_request(const suite *s, request *r) {
 }
 
 static weft_status add_request(suite *s, const char *context, const char *choice) {
-    if (!grow((void **)&s->requests, s->n_requests, &s->request_room, sizeof *s->requests))
+    if (!weft_grow((char **)&s->requests, &s->request_room,
+                   (size_t)(s->n_requests + 1) * sizeof *s->requests))
         return no_memory(s);
     request *r = &s->requests[s->n_requests];
     *r = (request){0};
@@ -147,7 +136,8 @@ static weft_status add_question(suite *s, const json_t *line) {
     if (json_integer_value(answer) < 0 || json_integer_value(answer) >= (json_int_t)n)
         return weft_fail(WEFT_EINPUT, "answer is %lld, but the choices are 0 to %lld",
                          (long long)json_integer_value(answer), (long long)n - 1);
-    if (!grow((void **)&s->questions, s->n_questions, &s->question_room, sizeof *s->questions))
+    if (!weft_grow((char **)&s->questions, &s->question_room,
+                   (size_t)(s->n_questions + 1) * sizeof *s->questions))
         return no_memory(s);
     s->questions[s->n_questions++] =
         (question){s->n_requests, (int64_t)n, json_integer_value(answer)};
@@ -173,22 +163,18 @@ static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t n
 }
 
 static weft_status read_questions(suite *s) {
-    char *text;
-    size_t bytes;
-    WEFT_TRY(weft_file_read(s->path, FILE_MOST, &text, &bytes));
+    FILE *file;
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
     weft_status status = WEFT_OK;
-    int64_t number = 0;
-    for (size_t at = 0; status == WEFT_OK && at < bytes;) {
-        const char *end = memchr(text + at, '\n', bytes - at);
-        size_t length = end ? (size_t)(end - (text + at)) : bytes - at;
-        size_t blank = 0;
-        number++;
-        while (blank < length && is_blank(text[at + blank]))
-            blank++;
-        if (blank < length) status = read_line(s, text + at, length, number);
-        at += length + 1;
-    }
-    free(text);
+    WEFT_TRY(weft_file_open_stream(s->path, &file));
+    for (int64_t number = 1; status == WEFT_OK && (n = getline(&line, &room, file)) > 0; number++)
+        if (strspn(line, " \t\n\v\f\r") < (size_t)n) status = read_line(s, line, (size_t)n, number);
+    if (status == WEFT_OK && ferror(file))
+        status = weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    free(line);
+    fclose(file);
     if (status == WEFT_OK && s->n_questions == 0)
         status = weft_fail(WEFT_EINPUT, "%s: there is no question in it", s->path);
     return status;
@@ -287,12 +273,7 @@ static weft_status write_question(const suite *s, const question *q, weft_new_fi
     json_t *line = json_pack("{s:I, s:I, s:I, s:o}", "answer", (json_int_t)q->answer, "chosen",
                              (json_int_t)choose(s, q, false), "chosen_norm",
                              (json_int_t)choose(s, q, true), "loglikelihoods", likelihoods);
-    char *text = line ? json_dumps(line, JSON_REAL_PRECISION(12)) : NULL;
-    json_decref(line);
-    if (!text) return no_memory(s);
-    weft_status status = weft_new_file_put(f, text, (int64_t)strlen(text));
-    free(text);
-    return status == WEFT_OK ? weft_new_file_put(f, "\n", 1) : status;
+    return weft_eval_put(f, line, JSON_REAL_PRECISION(12));
 }
 
 static weft_status write_details(const suite *s, const char *path) {

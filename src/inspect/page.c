@@ -2,7 +2,7 @@
 #include "inspect/inspect.h"
 
 #include "report/inside.h"
-#include "train/attention_map.h"
+#include "train/samples.h"
 
 #include <math.h>
 #include <stdlib.h>

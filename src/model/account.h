@@ -24,7 +24,7 @@ typedef struct {
     double attention_flops, ffn_flops, reciprocal_flops, z_flops, head_flops;
     /* What the graph that is built does: cheap forms and recomputation included. */
     double built_flops;
-    /* Of it, the first of a step's two phases, where it has two (train/objective.h): another forward
+    /* Of it, the first of a step's two phases, where it has two (train/step.c): another forward
      * pass. */
     double first_phase_flops;
 
@@ -73,7 +73,7 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
 /* WEFT_OK where it fits; else the error that says what is missing and which MICRO_BATCH would do. */
 weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
 
-/* Whether a step goes forward twice: see train/objective.h. */
+/* Whether a step goes forward twice: see train/step.c. */
 bool weft_config_two_phases(const weft_config *c);
 
 #endif

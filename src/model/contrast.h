@@ -1,5 +1,5 @@
 /* WsFFN's contrastive loss over the contexts of all micro-batches of a step: the first of its two
- * phases (train/objective.h). The contexts are small beside what made them, [layers, B · n_head, z] of a
+ * phases (train/step.c). The contexts are small beside what made them, [layers, B · n_head, z] of a
  * micro-batch, so they are gathered in the host's memory. */
 #ifndef WEFT_MODEL_CONTRAST_H
 #define WEFT_MODEL_CONTRAST_H

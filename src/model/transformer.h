@@ -35,7 +35,7 @@ bool weft_is_hidden(const char *part);
 typedef enum { WEFT_FORM_BY_SHAPE, WEFT_FORM_DIRECT, WEFT_FORM_CHEAP } weft_form;
 
 /* How a graph that has only a part of a step's batch takes WsFFN's contrastive loss, which compares
- * all of its sequences (train/objective.h). */
+ * all of its sequences (train/step.c). */
 typedef enum {
     WEFT_CONTRAST_HERE,  /* over the graph's own sequences */
     WEFT_CONTRAST_MEANS, /* `contexts`, which the loss compares, are all that is made */

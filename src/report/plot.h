@@ -105,7 +105,7 @@ typedef struct {
 /* SVG for a page; each square tells its value on hover. The caller frees it. NULL: no memory. */
 char *weft_heat_svg(const weft_heat *heat);
 
-/* A head of attention.json (train/attention_map.h): `rows` of percent for `time` tokens, and each token's
+/* A head of attention.json (train/samples.h): `rows` of percent for `time` tokens, and each token's
  * deviation as a bar below where `sigma` is not NULL. SVG for a page; the caller frees it. NULL: no
  * memory. */
 char *weft_attention_picture(const json_t *rows, const json_t *sigma, size_t time, int style,

@@ -1,7 +1,7 @@
 /* What the variants' models write, side by side: the last sample of each variant's first seed, where the
  * study has SAMPLE_PROMPT and the runs' folders are still there. And what attention looks at: for each
  * variant, the weights of a few heads over that text, and with W2 attention the deviation of each token
- * (attention.json, see train/attention_map.h). The files are read as any by others: sizes and numbers
+ * (attention.json, see train/samples.h). The files are read as any by others: sizes and numbers
  * beyond what weft writes are not drawn. */
 #include "report/sections.h"
 

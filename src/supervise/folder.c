@@ -2,7 +2,7 @@
 #include "supervise/folder.h"
 
 #include "base/log.h"
-#include "train/checkpoint_folder.h"
+#include "train/checkpoint.h"
 
 #include <errno.h>
 #include <fcntl.h>

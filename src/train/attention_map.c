@@ -1,9 +1,7 @@
-/* One pass over the tokens in a session that keeps its scores; weights are their softmax, in double. */
-#include "train/attention_map.h"
-
+/* What a model attends to in the text that it wrote (samples.h). One pass over the tokens in a session that keeps its scores; weights are their softmax, in double. */
 #include "base/files.h"
 #include "base/json.h"
-#include "model/session.h"
+#include "train/samples.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -90,13 +88,10 @@ json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens
 
 static weft_status write_file(const char *run, json_t *object) {
     char path[WEFT_PATH_MAX];
-    weft_new_file file;
+    WEFT_TRY(weft_path(path, "%s/attention.json", run));
     char *text = json_dumps(object, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(5));
     if (!text) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
-    weft_status status = weft_path(path, "%s/attention.json", run);
-    if (status == WEFT_OK) status = weft_new_file_begin(&file, path);
-    if (status == WEFT_OK)
-        status = weft_new_file_end(&file, weft_new_file_put(&file, text, (int64_t)strlen(text)));
+    weft_status status = weft_file_write(path, text, strlen(text), NULL);
     free(text);
     return status;
 }

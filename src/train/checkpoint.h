@@ -18,6 +18,7 @@
 #ifndef WEFT_TRAIN_CHECKPOINT_H
 #define WEFT_TRAIN_CHECKPOINT_H
 
+#include "base/folders.h"
 #include "data/tokenizer.h"
 #include "train/optimizer.h"
 
@@ -77,5 +78,37 @@ weft_status weft_checkpoint_load(const char *run, const char *name, weft_model *
                                  const weft_config *c, weft_dtype dtype, weft_pool *pool,
                                  weft_train_state *state);
 weft_status weft_checkpoint_load_optimizer(const char *run, const char *name, weft_optimizer *o);
+
+/* A checkpoint's folder as such. */
+
+/* So many of a model's parts (model/parts.h) are always in a checkpoint; the last one, the tokenizer, only
+ * where tokens stand for text. */
+enum { WEFT_CHECKPOINT_PARTS = 3 };
+
+typedef enum {
+    WEFT_CHECKPOINT_NONE,
+    WEFT_CHECKPOINT_WHOLE,  /* every file is there in its size */
+    WEFT_CHECKPOINT_TORN,   /* weft's, and one of its files is missing */
+    WEFT_CHECKPOINT_BAD,    /* weft's, with all files, but not as they were written */
+    WEFT_CHECKPOINT_FOREIGN /* a link, or a folder with something in it that weft did not make */
+} weft_checkpoint_kind;
+
+weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out);
+/* An error where it is foreign. */
+weft_status weft_checkpoint_need_own(const char *path, weft_checkpoint_kind *out);
+
+/* That its files are what was written: each of them, its size and its checksum. */
+weft_status weft_checkpoint_verify(const char *path);
+
+/* N of step-N; -1: another name. */
+int64_t weft_checkpoint_step_of(const char *name);
+/* The step a checkpoint was made at; -1: it does not say. */
+int64_t weft_checkpoint_iteration(const char *path);
+
+/* Removes a checkpoint that is weft's, its name first. */
+weft_status weft_checkpoint_remove(const char *path);
+
+/* RUN/.saved says that RUN/last was written once, so that one that is missing was lost. */
+weft_status weft_checkpoint_note_saved(const char *run);
 
 #endif

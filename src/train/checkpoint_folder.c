@@ -1,14 +1,18 @@
-/* A checkpoint is a model's folder (model/parts.h) that has all its parts. */
-#include "train/checkpoint_folder.h"
-
+/* A checkpoint's folder as such: whose it is, whether it is whole, and its removal; and what a run's folder
+ * has of them when a run starts in it. A checkpoint is a model's folder (model/parts.h) that has all its
+ * parts. */
+#include "base/log.h"
 #include "model/parts.h"
 #include "model/sums.h"
+#include "train/checkpoint.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { LIST_ROOM = 400 };
 
 /* What cannot be read is an error, what reads wrong is an answer. */
 static weft_status is_right(weft_status status, bool *out) {
@@ -111,17 +115,7 @@ weft_status weft_checkpoint_remove(const char *path) {
     return remove_own(gone);
 }
 
-weft_status weft_checkpoint_note_saved(const char *run) {
-    static const char text[] = "last/ was written here.\n";
-    char path[WEFT_PATH_MAX];
-    bool saved;
-    WEFT_TRY(weft_checkpoint_was_saved(run, &saved));
-    if (saved) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/.saved", run));
-    return weft_file_write(path, text, sizeof text - 1, NULL);
-}
-
-weft_status weft_checkpoint_was_saved(const char *run, bool *out) {
+static weft_status was_saved(const char *run, bool *out) {
     char path[WEFT_PATH_MAX];
     weft_kind kind;
     *out = false;
@@ -131,9 +125,205 @@ weft_status weft_checkpoint_was_saved(const char *run, bool *out) {
     return WEFT_OK;
 }
 
-weft_status weft_checkpoint_forget_saved(const char *run) {
+weft_status weft_checkpoint_note_saved(const char *run) {
+    static const char text[] = "last/ was written here.\n";
+    char path[WEFT_PATH_MAX];
+    bool saved;
+    WEFT_TRY(was_saved(run, &saved));
+    if (saved) return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/.saved", run));
+    return weft_file_write(path, text, sizeof text - 1, NULL);
+}
+
+static weft_status forget_saved(const char *run) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/.saved", run));
     if (unlink(path) == 0 || errno == ENOENT) return WEFT_OK;
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
+/* What belongs to a run, by name. */
+typedef struct {
+    bool last, last_old, best, lines;
+    bool begun;        /* metrics.jsonl is there, if only empty: all the other names are weft's */
+    const char *other; /* a file with a name that a run writes over */
+    int steps;         /* step-N that are whole */
+    char list[LIST_ROOM];
+} findings;
+
+static void add_to_list(findings *f, const char *name) {
+    size_t at = strlen(f->list);
+    snprintf(f->list + at, sizeof f->list - at, "%s%s", at ? ", " : "", name);
+}
+
+static bool ends_on(const char *name, const char *tail) {
+    size_t n = strlen(name), m = strlen(tail);
+    return n > m && strcmp(name + n - m, tail) == 0;
+}
+
+static bool is_name(const char *name, const char *const *list) {
+    for (; *list; list++)
+        if (strcmp(name, *list) == 0) return true;
+    return false;
+}
+
+/* A file with something in it. */
+static weft_status has_lines(const char *run, const char *name, bool *out) {
+    char path[WEFT_PATH_MAX];
+    int64_t bytes = 0;
+    WEFT_TRY(weft_path(path, "%s/%s", run, name));
+    WEFT_TRY(weft_file_size(path, &bytes));
+    *out = bytes > 0;
+    return WEFT_OK;
+}
+
+static weft_status find_one(const char *run, const char *name, findings *f) {
+    static const char *const lines[] = {"metrics.jsonl", "samples.jsonl", NULL};
+    static const char *const files[] = {"config", "result.json", "attention.json", NULL};
+    char path[WEFT_PATH_MAX];
+    weft_checkpoint_kind kind = WEFT_CHECKPOINT_NONE;
+    bool last = strcmp(name, "last") == 0, best = strcmp(name, "best") == 0;
+    bool step = weft_checkpoint_step_of(name) >= 0;
+    if (is_name(name, lines)) {
+        bool some;
+        WEFT_TRY(has_lines(run, name, &some));
+        if (some) add_to_list(f, name);
+        f->lines = f->lines || some;
+        f->begun = f->begun || strcmp(name, lines[0]) == 0;
+        return WEFT_OK;
+    }
+    for (int i = 0; files[i]; i++)
+        if (strcmp(name, files[i]) == 0) f->other = files[i];
+    if (strcmp(name, "last.old") == 0) f->last_old = true;
+    if (!last && !best && !step) return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/%s", run, name));
+    WEFT_TRY(weft_checkpoint_look(path, &kind));
+    f->last = f->last || last;
+    f->best = f->best || best;
+    f->steps += step && kind == WEFT_CHECKPOINT_WHOLE;
+    if (!step || kind == WEFT_CHECKPOINT_WHOLE) add_to_list(f, name);
+    return WEFT_OK;
+}
+
+static weft_status find_all(const char *run, findings *f) {
+    weft_names names;
+    *f = (findings){0};
+    WEFT_TRY(weft_folder_list(run, &names));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < names.n; i++)
+        status = find_one(run, names.list[i], f);
+    weft_names_free(&names);
+    return status;
+}
+
+weft_status weft_checkpoint_unused(const char *run) {
+    findings f;
+    WEFT_TRY(find_all(run, &f));
+    bool run_there = f.last || f.last_old || f.best || f.steps || f.lines;
+    if (!run_there && f.other && !f.begun)
+        return weft_fail(WEFT_EINPUT,
+                         "%s/%s is no run's, and a run would write over it; move it away, or take "
+                         "another --out",
+                         run, f.other);
+    if (!run_there) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s has a run in it already (%s); --resume goes on with it, another --out "
+                     "starts anew",
+                     run, *f.list ? f.list : "last.old");
+}
+
+/* What only a kill leaves, and a name that a run takes: weft's, or in the way. */
+static weft_status clean_one(const char *run, const char *name) {
+    static const char *const left[] = {"last.new", "best.new", NULL};
+    static const char *const taken[] = {"last", "best", "last.old", "best.old", NULL};
+    char path[WEFT_PATH_MAX];
+    weft_checkpoint_kind kind;
+    int64_t step = weft_checkpoint_step_of(name);
+    bool gone = ends_on(name, ".gone") && strncmp(name, "step-", 5) == 0;
+    if (step < 0 && !gone && !is_name(name, left) && !is_name(name, taken)) return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/%s", run, name));
+    if (gone || is_name(name, left)) return weft_checkpoint_remove(path);
+    if (step < 0) return weft_checkpoint_need_own(path, &kind);
+    WEFT_TRY(weft_checkpoint_need_own(path, &kind));
+    if (kind != WEFT_CHECKPOINT_TORN) return WEFT_OK;
+    weft_log(WEFT_LOG_WARN, "%s: was being removed when the run was cut off; removed", path);
+    return weft_checkpoint_remove(path);
+}
+
+/* NAME.old is what NAME was, if a kill came between two renames; else a remainder. */
+static weft_status put_back(const char *run, const char *name) {
+    char path[WEFT_PATH_MAX], old[WEFT_PATH_MAX];
+    weft_checkpoint_kind now, before;
+    WEFT_TRY(weft_path(path, "%s/%s", run, name));
+    WEFT_TRY(weft_path(old, "%s/%s.old", run, name));
+    WEFT_TRY(weft_checkpoint_need_own(old, &before));
+    if (before == WEFT_CHECKPOINT_NONE) return WEFT_OK;
+    WEFT_TRY(weft_checkpoint_need_own(path, &now));
+    if (now != WEFT_CHECKPOINT_NONE) return weft_checkpoint_remove(old);
+    if (rename(old, path) != 0) return weft_fail(WEFT_EIO, "%s: %s", old, strerror(errno));
+    return weft_folder_sync(run);
+}
+
+static weft_status clean(const char *run) {
+    weft_names names;
+    WEFT_TRY(put_back(run, "last"));
+    WEFT_TRY(put_back(run, "best"));
+    WEFT_TRY(weft_folder_list(run, &names));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < names.n; i++)
+        status = clean_one(run, names.list[i]);
+    weft_names_free(&names);
+    return status;
+}
+
+static weft_status choose_named(const char *run, const char *asked,
+                                char name[WEFT_CHECKPOINT_NAME]) {
+    char path[WEFT_PATH_MAX];
+    weft_checkpoint_kind kind;
+    bool known = strcmp(asked, "last") == 0 || strcmp(asked, "best") == 0 ||
+                 weft_checkpoint_step_of(asked) >= 0;
+    if (!known || strlen(asked) >= WEFT_CHECKPOINT_NAME)
+        return weft_fail(WEFT_EINPUT,
+                         "--resume=%s: the checkpoints of a run are last, best and step-N", asked);
+    WEFT_TRY(weft_path(path, "%s/%s", run, asked));
+    WEFT_TRY(weft_checkpoint_need_own(path, &kind));
+    if (kind == WEFT_CHECKPOINT_NONE)
+        return weft_fail(WEFT_EINPUT, "%s: there is no such checkpoint", path);
+    snprintf(name, WEFT_CHECKPOINT_NAME, "%s", asked);
+    return WEFT_OK;
+}
+
+/* There is no last. It was lost, or a kill came before the first one; then there may be a best,
+ * which is written just before it, and is as good to go on from. */
+static weft_status choose_without_last(const char *run, const weft_checkpoint_wish *wish,
+                                       const findings *f, char name[WEFT_CHECKPOINT_NAME]) {
+    bool saved;
+    WEFT_TRY(was_saved(run, &saved));
+    /* Versions before did not note it. */
+    bool due = wish->interval > 0 && wish->logged > wish->interval;
+    if (!f->best && f->steps == 0 && *f->list && (saved || due))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: last/ is gone, and so is every other checkpoint; there is %s; "
+                         "another --out starts anew",
+                         run, f->list);
+    if (f->steps > 0 || (*f->list && (saved || due)))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
+                         "by name, another --out starts anew",
+                         run, f->list);
+    if (!f->best) return saved ? forget_saved(run) : WEFT_OK;
+    snprintf(name, WEFT_CHECKPOINT_NAME, "best");
+    return WEFT_OK;
+}
+
+weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *wish,
+                                   char name[WEFT_CHECKPOINT_NAME]) {
+    findings f;
+    *name = '\0';
+    WEFT_TRY(clean(run));
+    if (wish->name) return choose_named(run, wish->name, name);
+    WEFT_TRY(find_all(run, &f));
+    if (!f.last) return choose_without_last(run, wish, &f, name);
+    snprintf(name, WEFT_CHECKPOINT_NAME, "last");
+    return weft_checkpoint_note_saved(run); /* a kill may have come before it was noted */
 }

@@ -1,4 +1,4 @@
-/* The format by hand. A file is a list of records:
+/* TensorBoard's event files (metrics.h), the format by hand. A file is a list of records:
  *
  *     uint64 length, uint32 masked crc32c of those 8 bytes, the payload, uint32 its masked crc32c
  *
@@ -9,10 +9,8 @@
  *              7 session_log: SessionLog { 1 status: START = 1 }
  *     Summary  1 value, repeated: Value { 1 tag: string   2 simple_value: float }
  */
-#include "train/events.h"
-
 #include "base/crc32c.h"
-#include "base/files.h"
+#include "train/metrics.h"
 
 #include <errno.h>
 #include <stdbool.h>

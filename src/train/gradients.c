@@ -1,224 +1,433 @@
-/* Adding gradients as a binary counter adds ones: the i-th micro-batch is pushed on a stack of
- * partial sums, and as long as the two on top stand for equally many, the upper one is added to the
- * one below. An odd micro-batch is added to its left neighbour right where the session left it, so
- * the stack has no level of its own for it. Every addition is element by element, hence equal for
- * any number of threads. On the host they are done here; elsewhere graphs do them.
+/* Sums of gradients where they are made: the additions of the tree (weft_tree_push), element by element,
+ * so equal for any number of threads, by the host's threads or in a queue of the device.
  *
- * A rank that has not all micro-batches may have several nodes of the tree, each added so from its
- * first leaf on: the sum of one stays at the bottom of the stack while the next is made. */
-#include "train/gradients_internal.h"
+ * A rank that has not all micro-batches may have several nodes of the tree, each added from its first
+ * leaf on: the sum of one stays at the bottom of the stack while the next is made.
+ *
+ * The overlap, which is what makes ranks scale (docs/results/scaling.md): a rank's last micro-batch
+ * closes every pair of the tree that is still open. So when it makes a weight's gradient, that weight's
+ * sums are finished there and then; when all weights of a bucket are, the bucket goes on its way. The
+ * executor says what is made (weft_exec_watch): on the host after each node; a device is given the whole
+ * run in some parts, and computes the next ones while the additions and messages of one go through a
+ * queue beside it. Ranks see the nodes in the same order, so they send the buckets in the same order.
+ * Unwatched, all weights are finished after the run, by the same calls. */
+#include "train/gradients.h"
 
-#include <math.h>
+#include "core/rows.h"
+#include "train/scatter.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-static int count_ones(int64_t value) {
-    int ones = 0;
-    for (; value; value &= value - 1)
-        ones++;
-    return ones;
+enum { PARTS = 16 /* of a watched run on a device: each costs a launch and a wait */ };
+
+struct weft_gradients {
+    weft_optimizer *optimizer;
+    const weft_session *session;
+    const weft_backend *backend;
+    weft_pool *pool;
+    weft_comm *comm;
+    const weft_weight *weights;
+    int64_t n, count;      /* weights; micro-batches of a step, of all ranks */
+    weft_gradient *from;   /* [n]: the session's; data NULL: zeros */
+    weft_dtype dtype;      /* of the sums */
+    weft_partition shards; /* a level is its row, and a task a chunk */
+
+    weft_tree tree;
+    int first_node, nodes;                         /* of the tree, that are this rank's */
+    int node;                                      /* the one in the making, */
+    int64_t taken;                                 /* and how many micro-batches of it were taken */
+    int depth;                                     /* sums on the stack, */
+    unsigned char *levels[WEFT_TREE_LEVELS];       /* and the sums; levels[0] becomes the mean */
+    weft_tree_addition list[WEFT_TREE_LEVELS + 1]; /* of the next micro-batch's gradient */
+    int n_list;
+
+    const weft_row_backend *rows; /* of a device; NULL: the sums are in the host's memory */
+    void *queue;                  /* of the rows, beside its runs */
+    weft_device_reduce *device;   /* NULL: not from GPU to GPU */
+    weft_reduce *reduce;          /* NULL: one rank, or a device's */
+    weft_scatter *scatter;        /* NULL: whole sums */
+    void **staged; /* [nodes]: copies in the host's memory for `reduce`; NULL: it reads the sums */
+    bool begun;    /* the sum over ranks */
+
+    /* The overlap; NULL: gradients leave after the backward pass. */
+    int64_t *made_by;   /* [n]: the node that ends a weight's gradient; -1: none */
+    int64_t *due;       /* [buckets]: chunks that are not finished yet */
+    bool *finished;     /* [n] */
+    bool watched;       /* the run */
+    weft_status status; /* of what was done meanwhile */
+};
+
+/* Where a weight begins in a level; of `n`: the end. */
+static unsigned char *level_data(const weft_gradients *g, int level, int64_t weight) {
+    return g->levels[level] + weft_partition_offset(&g->shards, weight);
 }
 
-/* The most sums that are on the stack at once: an even i is pushed on one for each of its ones. */
-static int deepest(int64_t count) {
-    int most = 1;
-    for (int64_t i = 0; i < count; i += 2)
-        if (count_ones(i) + 1 > most) most = count_ones(i) + 1;
-    return most;
+/* Chunks of weights, and the additions of the list. */
+typedef struct {
+    const weft_gradients *g;
+    int64_t first;
+} chunk_range;
+
+static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
+    for (int64_t i = 0; i < n; i++)
+        to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
 }
 
-/* The same of all nodes of this rank: under each lie the sums of those before it. */
-static int deepest_of_rank(const weft_gradients *g) {
-    int most = 1;
-    for (int k = 0; k < g->nodes; k++) {
-        int depth = k + deepest(g->tree.nodes[g->first_node + k].count);
-        if (depth > most) most = depth;
+static void add_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const chunk_range *range = context;
+    const weft_gradients *g = range->g;
+    const weft_stretch *c = &g->shards.chunks[range->first + task];
+    size_t size = weft_dtype_size(g->dtype), skip = (size_t)c->first * size;
+    for (int k = 0; k < g->n_list; k++) {
+        const weft_tree_addition *a = &g->list[k];
+        const weft_gradient *leaf = &g->from[c->weight];
+        unsigned char *to = level_data(g, a->to, c->weight) + skip;
+        const unsigned char *from =
+            a->leaf < 0 ? level_data(g, a->to + 1, c->weight) : (unsigned char *)leaf->data;
+        if (a->leaf >= 0 && leaf->data && leaf->dtype == WEFT_BF16)
+            add_bf16((float *)(void *)to, (const uint16_t *)leaf->data + c->first, c->count,
+                     a->add);
+        else if (from)
+            weft_numbers_add(to, from + skip, c->count, g->dtype == WEFT_F64, a->add);
+        else if (!a->add)
+            memset(to, 0, (size_t)c->count * size);
     }
-    return most;
 }
 
+/* The same in the device's queue. Levels are laid out alike: neighbours' merges are one call. */
+static void put_additions(const weft_gradients *g, int64_t first, int64_t end) {
+    for (int k = 0; k < g->n_list; k++) {
+        const weft_tree_addition *a = &g->list[k];
+        float *to = (float *)(void *)level_data(g, a->to, first);
+        if (a->leaf < 0)
+            g->rows->add(g->queue, to, (float *)(void *)level_data(g, a->to + 1, first),
+                         (float *)(void *)level_data(g, a->to, end) - to);
+        for (int64_t w = first; a->leaf >= 0 && w < end; w++)
+            g->rows->take(g->queue, (float *)(void *)level_data(g, a->to, w), g->from[w].data,
+                          g->from[w].dtype, a->add, g->weights[w].count);
+    }
+}
+
+/* The listed additions of weights first .. end - 1. */
+static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
+    chunk_range range = {g, g->shards.first[first]};
+    if (g->rows)
+        put_additions(g, first, end);
+    else
+        weft_pool_run(g->pool, g->shards.first[end] - range.first, add_chunk, &range);
+}
+
+static void scale_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const weft_gradients *g = context;
+    const weft_stretch *c = &g->shards.chunks[task];
+    size_t skip = (size_t)c->first * weft_dtype_size(g->dtype);
+    weft_numbers_scale(level_data(g, 0, c->weight) + skip, 1.0 / (double)g->count, c->count,
+                       g->dtype == WEFT_F64);
+}
+
+static weft_status scale_sum(weft_gradients *g) {
+    if (!g->rows) {
+        weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
+        return WEFT_OK;
+    }
+    g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
+                   weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
+    return g->rows->wait(g->queue);
+}
+
+/* The sum over ranks, bucket by bucket. */
+static void begin_ranks(weft_gradients *g) {
+    double factor = 1.0 / (double)g->count;
+    if (g->device) weft_device_reduce_begin(g->device, factor);
+    if (g->reduce && !g->scatter) weft_reduce_begin(g->reduce, factor);
+    g->begun = true;
+}
+
+static weft_status end_ranks(weft_gradients *g) {
+    if (!g->begun) begin_ranks(g);
+    if (g->device) return weft_device_reduce_end(g->device);
+    WEFT_TRY(weft_reduce_end(g->reduce));
+    return g->rows ? g->rows->wait(g->queue) : WEFT_OK;
+}
+
+/* Weight w's gradient is made: its sums are finished, and buckets that have all theirs leave. */
+static void finish_weight(weft_gradients *g, int64_t w) {
+    if (!g->scatter) add_weights(g, w, w + 1);
+    g->finished[w] = true;
+    for (int64_t i = g->shards.first[w]; i < g->shards.first[w + 1]; i++) {
+        int64_t bucket = weft_cut_bucket_of(&g->shards.cut, i);
+        if (--g->due[bucket] > 0 || g->status != WEFT_OK) continue;
+        g->status = g->device ? weft_device_reduce_send(g->device, bucket)
+                              : weft_reduce_send(g->reduce, bucket);
+    }
+}
+
+static void after_node(void *context, const weft_node *n) {
+    weft_gradients *g = context;
+    for (int64_t w = 0; w < g->n; w++)
+        if (g->made_by[w] == n->index && !g->finished[w]) finish_weight(g, w);
+    if (g->reduce && g->status == WEFT_OK) g->status = weft_reduce_look(g->reduce);
+}
+
+static void watch_run(weft_gradients *g) {
+    g->watched = true;
+    g->status = WEFT_OK;
+    memset(g->finished, 0, (size_t)g->n * sizeof *g->finished);
+    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
+        g->due[b] = weft_cut_bucket(&g->shards.cut, b).count;
+    begin_ranks(g);
+    weft_exec_watch(g->session->exec, after_node, g);
+}
+
+static void unwatch_run(weft_gradients *g) {
+    if (g->watched) weft_exec_watch(g->session->exec, NULL, NULL);
+    g->watched = false;
+}
+
+void weft_gradients_begin(weft_gradients *g) {
+    unwatch_run(g);
+    g->begun = false;
+    g->taken = 0;
+    g->node = 0;
+    g->depth = 0;
+    if (g->scatter) weft_scatter_restart(g->scatter);
+}
+
+void weft_gradients_expect(weft_gradients *g) {
+    if (g->count == 1) return;
+    if (g->scatter) {
+        weft_scatter_begin(g->scatter);
+    } else {
+        int64_t i = g->taken++;
+        bool last = g->taken == g->tree.nodes[g->first_node + g->node].count;
+        g->n_list = weft_tree_push(i, last, 0, g->node, &g->depth, g->list);
+        if (last) g->taken = 0;
+        g->node += last;
+    }
+    if (g->made_by && (g->scatter || g->node == g->nodes)) watch_run(g);
+}
+
+weft_status weft_gradients_add(weft_gradients *g) {
+    if (g->count == 1) return WEFT_OK;
+    if (g->watched) {
+        unwatch_run(g);
+        /* What nothing was seen to make is zeros, or lay there before. */
+        for (int64_t w = 0; w < g->n; w++)
+            if (!g->finished[w]) finish_weight(g, w);
+        WEFT_TRY(g->status);
+    } else if (!g->scatter) {
+        add_weights(g, 0, g->n);
+        if (g->rows) WEFT_TRY(g->rows->wait(g->queue));
+    }
+    return g->scatter ? weft_scatter_end(g->scatter) : WEFT_OK;
+}
+
+weft_status weft_gradients_mean(weft_gradients *g) {
+    if (g->count == 1) return WEFT_OK;
+    if (!g->scatter) return g->reduce || g->device ? end_ranks(g) : scale_sum(g);
+    /* Others may have one more. */
+    if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
+    weft_scatter_begin(g->scatter);
+    return weft_scatter_end(g->scatter);
+}
+
+bool weft_gradients_are_dealt(const weft_gradients *g) {
+    return g->scatter != NULL;
+}
+
+weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
+    if (g->count == 1) return g->from[weight];
+    return (weft_gradient){g->dtype, level_data(g, 0, weight)};
+}
+
+/* A bucket in a level: where it begins, and its bytes. */
+static int64_t bucket_at(const weft_gradients *g, int64_t bucket, int64_t *bytes) {
+    weft_span s = weft_cut_numbers(&g->shards.cut, weft_cut_bucket(&g->shards.cut, bucket));
+    int64_t size = (int64_t)weft_dtype_size(g->dtype);
+    *bytes = s.count * size;
+    return s.first * size;
+}
+
+/* A bucket of this rank's sums to where the host reads it, and of the mean back. */
+static weft_status fetch_bucket(void *context, int64_t bucket) {
+    const weft_gradients *g = context;
+    int64_t bytes, at = bucket_at(g, bucket, &bytes);
+    for (int k = 0; k < g->nodes; k++)
+        g->rows->fetch(g->queue, (unsigned char *)g->staged[k] + at, g->levels[k] + at, bytes);
+    return g->rows->wait(g->queue); /* it is there */
+}
+
+static weft_status put_bucket(void *context, int64_t bucket) {
+    const weft_gradients *g = context;
+    int64_t bytes, at = bucket_at(g, bucket, &bytes);
+    g->rows->put(g->queue, g->levels[0] + at, (unsigned char *)g->staged[0] + at, bytes);
+    return WEFT_OK;
+}
+
+/* What adds the ranks' nodes: from GPU to GPU, else in the host's memory. */
+static weft_status make_reduce(weft_gradients *g) {
+    void *rows[WEFT_TREE_LEVELS];
+    for (int k = 0; k < g->nodes; k++)
+        rows[k] = g->levels[k];
+    weft_reduce_options options = {.comm = g->comm,
+                                   .backend = g->backend,
+                                   .pool = g->pool,
+                                   .tree = &g->tree,
+                                   .cut = &g->shards.cut,
+                                   .is_double = g->dtype == WEFT_F64,
+                                   .plain =
+                                       !weft_optimizer_model(g->optimizer)->config.deterministic,
+                                   .scatter = weft_optimizer_shards(g->optimizer) != NULL,
+                                   .rows = rows,
+                                   .context = g};
+    WEFT_TRY(weft_device_reduce_open(&options, &g->device));
+    if (g->device || !g->rows)
+        return g->device ? WEFT_OK : weft_reduce_create(&options, &g->reduce);
+    g->staged = calloc((size_t)g->nodes, sizeof *g->staged);
+    for (int k = 0; g->staged && k < g->nodes; k++)
+        if (!(g->staged[k] = g->rows->pin(weft_partition_bytes(&g->shards))))
+            return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    if (!g->staged) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    options.rows = g->staged;
+    options.ready = fetch_bucket;
+    options.done = put_bucket;
+    return weft_reduce_create(&options, &g->reduce);
+}
+
+/* Under each node of this rank lie the sums of those before it. */
 static weft_status allocate_levels(weft_gradients *g) {
     int64_t bytes = weft_partition_bytes(&g->shards);
-    int depth = deepest_of_rank(g);
-    g->offsets = calloc((size_t)g->n, sizeof *g->offsets);
-    if (!g->offsets) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t i = 0; i < g->n; i++)
-        g->offsets[i] = weft_partition_offset(&g->shards, i);
-    g->level_bytes = bytes;
-    for (int i = 1; i < depth; i++) {
-        g->levels[i] = g->backend->alloc(bytes);
-        if (!g->levels[i])
+    int depth = 1;
+    for (int k = 0; k < g->nodes; k++) {
+        int of_node = k + weft_tree_depth(g->tree.nodes[g->first_node + k].count);
+        if (of_node > depth) depth = of_node;
+    }
+    for (int i = 0; i < depth; i++)
+        if (!(g->levels[i] = g->backend->alloc(bytes)))
             return weft_fail(WEFT_ENOMEM,
                              "gradients: no memory for %d sums of %lld bytes; a larger MICRO_BATCH "
                              "needs fewer",
                              depth, (long long)bytes);
-    }
     return WEFT_OK;
 }
 
-static void find_sources(weft_gradients *g, const weft_session *s) {
-    for (int64_t i = 0; i < g->n; i++) {
-        const weft_tensor *t = weft_graph_find(s->graph.graph, g->weights[i].name);
-        if (t && t->grad) g->from[i] = (weft_gradient){t->grad->dtype, weft_data(s->exec, t->grad)};
-    }
-}
-
-/* The tree on a backend that is not the host. */
-static weft_status make_graphs(weft_gradients *g) {
-    weft_gradient_places places = {.backend = g->backend,
-                                   .pool = g->pool,
-                                   .n = g->n,
-                                   .weights = g->weights,
-                                   .from = g->from,
-                                   .levels = g->levels,
-                                   .depth = deepest_of_rank(g),
-                                   .offsets = g->offsets,
-                                   .bytes = g->level_bytes,
-                                   .count = g->count};
-    return weft_gradient_graphs_create(&places, &g->graphs);
-}
-
-static void *pin(const weft_gradients *g) {
-    const weft_row_backend *rows = g->backend->rows;
-    return rows ? rows->pin(g->level_bytes) : malloc((size_t)g->level_bytes);
-}
-
-/* A bucket of the mean, back to the memory that it was copied from. */
-static weft_status put_bucket(void *context, int64_t bucket) {
-    weft_gradients *g = context;
-    const weft_row_backend *rows = g->backend->rows;
-    weft_gradients_bytes b = weft_gradients_bucket(g, bucket);
-    unsigned char *from = (unsigned char *)g->staged[0] + b.first, *to = g->levels[0] + b.first;
-    if (!rows) return g->backend->upload(to, from, b.count);
-    rows->put(g->queue, to, from, b.count);
-    return WEFT_OK;
-}
-
-/* By way of the host's memory: levels that it cannot read are copied for it. */
-static weft_status make_host_reduce(weft_gradients *g, bool plain, bool scatter) {
-    if (g->backend->rows) WEFT_TRY(g->backend->rows->open(&g->queue));
-    void **rows = calloc((size_t)g->nodes, sizeof *rows);
-    if (!rows) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    bool there = true, staged = g->backend->remote;
-    if (staged) g->staged = rows;
-    for (int k = 0; k < g->nodes; k++) {
-        rows[k] = staged ? pin(g) : (void *)g->levels[k];
-        there = there && rows[k];
-    }
-    weft_reduce_options options = {.comm = g->comm,
-                                   .pool = g->pool,
-                                   .tree = &g->tree,
-                                   .cut = &g->shards.cut,
-                                   .scatter = scatter,
-                                   .is_double = g->dtype == WEFT_F64,
-                                   .plain = plain,
-                                   .rows = rows,
-                                   .done = g->staged ? put_bucket : NULL,
-                                   .context = g};
-    weft_status status = there ? weft_reduce_create(&options, &g->reduce)
-                               : weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    if (!staged) free(rows);
-    return status;
-}
-
-/* What adds the ranks' nodes. */
-static weft_status make_reduce(weft_gradients *g) {
-    bool plain = !weft_optimizer_model(g->optimizer)->config.deterministic;
-    bool scatter = weft_optimizer_shards(g->optimizer) != NULL;
-    void *rows[WEFT_GRADIENT_LEVELS];
-    for (int k = 0; k < g->nodes; k++)
-        rows[k] = g->levels[k];
-    weft_device_reduce_options options = {.comm = g->comm,
-                                          .backend = g->backend,
-                                          .tree = &g->tree,
-                                          .cut = &g->shards.cut,
-                                          .plain = plain,
-                                          .scatter = scatter,
-                                          .rows = rows};
-    WEFT_TRY(weft_device_reduce_open(&options, &g->device));
-    if (!g->device) return make_host_reduce(g, plain, scatter);
+static weft_status make_whole(weft_gradients *g) {
+    if (g->count == 1) return weft_optimizer_bind(g->optimizer, g->from, NULL);
+    WEFT_TRY(allocate_levels(g));
+    weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
+    if (!sums) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t w = 0; w < g->n; w++)
+        if (g->from[w].data) sums[w] = weft_gradients_of(g, w);
+    weft_status status = weft_optimizer_bind(g->optimizer, sums, NULL);
+    free(sums);
+    if (status == WEFT_OK && g->comm) status = make_reduce(g);
+    if (status != WEFT_OK || !g->rows) return status;
+    if (!g->device) return g->rows->open(&g->queue);
     g->queue = weft_device_reduce_queue(g->device);
     return WEFT_OK;
 }
 
-/* The optimizer takes the sums from its own buffers, for the weights that the session has a gradient
- * of. */
-static weft_status bind_sums(weft_gradients *g) {
-    WEFT_TRY(weft_optimizer_bind_own(g->optimizer));
-    weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
-    if (!sums) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t i = 0; i < g->n; i++)
-        if (g->from[i].data)
-            sums[i] = (weft_gradient){g->dtype, weft_optimizer_gradient(g->optimizer, i)};
-    weft_status status = weft_optimizer_bind(g->optimizer, sums);
-    free(sums);
-    return status;
-}
-
-/* Whole sums. */
-static weft_status make_sums(weft_gradients *g) {
-    if (g->count == 1) return weft_optimizer_bind(g->optimizer, g->from);
-    WEFT_TRY(allocate_levels(g));
-    WEFT_TRY(bind_sums(g));
-    g->levels[0] = weft_optimizer_gradient(g->optimizer, 0);
-    if (g->backend->remote) WEFT_TRY(make_graphs(g));
-    return g->comm ? make_reduce(g) : WEFT_OK;
-}
-
-/* Sums that ranks share. */
-static weft_status make_scatter(weft_gradients *g) {
-    const weft_partition *shards = weft_optimizer_shards(g->optimizer);
+static weft_status make_shared(weft_gradients *g) {
     weft_scatter_options options = {.comm = g->comm,
                                     .backend = g->backend,
                                     .pool = g->pool,
-                                    .shards = shards,
+                                    .shards = &g->shards,
                                     .from = g->from,
                                     .count = g->count};
-    WEFT_TRY(weft_scatter_create(&options, &g->scatter));
-    int64_t n = weft_partition_owned(shards, shards->rank, NULL);
-    bool *has = calloc((size_t)g->n + 1, sizeof *has);
-    weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
-    weft_gradient *means = calloc((size_t)n + 1, sizeof *means);
-    bool there = has && own && means;
-    if (there) weft_partition_owned(shards, shards->rank, own);
-    for (int64_t w = 0; there && w < g->n; w++)
-        has[w] = g->from[w].data != NULL;
-    for (int64_t i = 0; there && i < n; i++)
-        if (has[own[i].weight]) means[i] = weft_scatter_mean(g->scatter, i);
-    weft_status status = there ? weft_optimizer_bind_shard(g->optimizer, has, means)
-                               : weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    free(has);
-    free(own);
-    free(means);
-    return status;
+    WEFT_TRY(weft_scatter_create(&options, &g->scatter, &g->reduce));
+    return weft_optimizer_bind(g->optimizer, g->from, weft_scatter_mean(g->scatter));
+}
+
+/* The node that makes the last gradient of a bucket; -1: nothing makes one. */
+static int64_t ready_after(const weft_gradients *g, int64_t bucket) {
+    weft_span b = weft_cut_bucket(&g->shards.cut, bucket);
+    int64_t last = -1;
+    for (int64_t i = b.first; i < b.first + b.count; i++) {
+        int64_t node = g->made_by[g->shards.chunks[i].weight];
+        if (node > last) last = node;
+    }
+    return last;
+}
+
+/* Parts of a device's run that end where the next sixteenth of all buckets is ready. */
+static weft_status cut_run(const weft_gradients *g) {
+    int64_t buckets = weft_cut_buckets(&g->shards.cut), ready = 0, sent = 0;
+    int64_t nodes = weft_graph_node_count(g->session->graph.graph), ends[PARTS + 1];
+    int64_t *made = calloc((size_t)nodes + 1, sizeof *made);
+    int n = 0;
+    if (!made) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    for (int64_t b = 0; b < buckets; b++)
+        made[ready_after(g, b) + 1]++;
+    for (int64_t i = 1; i < nodes; i++) { /* made[i]: after node i - 1 */
+        ready += made[i];
+        if ((ready - sent) * PARTS < buckets) continue;
+        ends[n++] = i;
+        sent = ready;
+    }
+    ends[n++] = nodes;
+    free(made);
+    return weft_exec_cut(g->session->exec, ends, n);
+}
+
+static void find_makers(weft_gradients *g, const weft_graph *graph) {
+    for (int64_t w = 0; w < g->n; w++) {
+        const weft_tensor *t = weft_graph_find(graph, g->weights[w].name);
+        g->made_by[w] = -1;
+        for (int64_t i = 0; t && t->grad && i < weft_graph_node_count(graph); i++) {
+            const weft_node *n = weft_graph_node(graph, i);
+            for (int k = 0; k < n->n_out; k++)
+                if (n->out[k] == t->grad) g->made_by[w] = i;
+        }
+    }
+}
+
+/* Unless WEFT_OVERLAP=0: then gradients leave after the backward pass, to measure what the overlap is
+ * worth. */
+static weft_status prepare_overlap(weft_gradients *g) {
+    const char *text = getenv("WEFT_OVERLAP");
+    if (text && strcmp(text, "0") == 0) return WEFT_OK;
+    g->made_by = malloc((size_t)g->n * sizeof *g->made_by);
+    g->finished = calloc((size_t)g->n, sizeof *g->finished);
+    g->due = calloc((size_t)weft_cut_buckets(&g->shards.cut), sizeof *g->due);
+    if (!g->made_by || !g->finished || !g->due)
+        return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    find_makers(g, g->session->graph.graph);
+    return g->rows ? cut_run(g) : WEFT_OK;
+}
+
+static weft_status open_gradients(weft_gradients *g) {
+    const weft_model *m = weft_optimizer_model(g->optimizer);
+    bool shared = weft_optimizer_shards(g->optimizer) && m->config.shard == WEFT_SHARD_GRADIENTS;
+    g->from = calloc((size_t)g->n, sizeof *g->from);
+    if (!g->from) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    weft_optimizer_find_gradients(g->optimizer, g->session, g->from);
+    WEFT_TRY(weft_tree_make(g->count, weft_comm_size(g->comm), &g->tree));
+    g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(g->comm), &g->first_node);
+    WEFT_TRY(weft_partition_make(m, g->comm, &g->shards));
+    WEFT_TRY(shared ? make_shared(g) : make_whole(g));
+    return g->reduce || g->device ? prepare_overlap(g) : WEFT_OK;
 }
 
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
+    const weft_model *m = weft_optimizer_model(o);
     *out = NULL;
     weft_gradients *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    const weft_model *m = weft_optimizer_model(o);
-    g->optimizer = o;
-    g->backend = weft_optimizer_backend(o);
-    g->pool = pool;
-    g->n = m->n_weights;
-    g->count = count;
-    g->comm = comm;
-    g->weights = m->weights;
-    g->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
-    g->from = calloc((size_t)g->n, sizeof *g->from);
-    weft_status status = g->from ? WEFT_OK : weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    if (status == WEFT_OK) status = weft_tree_make(count, weft_comm_size(comm), &g->tree);
-    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS;
-    if (status == WEFT_OK) {
-        g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
-        find_sources(g, s);
-        status = weft_partition_make(m, comm, &g->shards);
-    }
-    if (status == WEFT_OK) status = shared ? make_scatter(g) : make_sums(g);
-    if (status == WEFT_OK && (g->reduce || g->device || g->scatter))
-        status = weft_gradients_watch(g, s);
+    *g = (weft_gradients){.optimizer = o,
+                          .session = s,
+                          .backend = weft_optimizer_backend(o),
+                          .pool = pool,
+                          .comm = comm,
+                          .weights = m->weights,
+                          .n = m->n_weights,
+                          .count = count,
+                          .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
+    if (g->backend->remote) g->rows = g->backend->rows;
+    weft_status status = open_gradients(g);
     if (status != WEFT_OK) {
         weft_gradients_destroy(g);
         return status;
@@ -229,244 +438,20 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
 
 void weft_gradients_destroy(weft_gradients *g) {
     if (!g) return;
-    if (g->queue && !g->device) g->backend->rows->close(g->queue);
+    if (g->queue && !g->device) g->rows->close(g->queue);
     weft_device_reduce_close(g->device);
-    weft_reduce_destroy(g->reduce);
+    if (!g->scatter) weft_reduce_destroy(g->reduce);
     weft_scatter_destroy(g->scatter);
-    for (int k = 0; g->staged && k < g->nodes; k++) {
-        if (g->backend->rows && g->staged[k])
-            g->backend->rows->unpin(g->staged[k]);
-        else
-            free(g->staged[k]);
-    }
+    for (int k = 0; g->staged && k < g->nodes; k++)
+        if (g->staged[k]) g->rows->unpin(g->staged[k]);
     free(g->staged);
     weft_tree_free(&g->tree);
-    weft_gradient_graphs_destroy(g->graphs);
-    for (int i = 1; i < WEFT_GRADIENT_LEVELS; i++)
-        if (g->levels[i]) g->backend->release(g->levels[i], g->level_bytes);
+    for (int i = 0; i < WEFT_TREE_LEVELS; i++)
+        if (g->levels[i]) g->backend->release(g->levels[i], weft_partition_bytes(&g->shards));
     weft_partition_free(&g->shards);
-    free(g->offsets);
     free(g->made_by);
     free(g->due);
     free(g->finished);
     free(g->from);
     free(g);
-}
-
-void weft_gradients_restart(weft_gradients *g) {
-    if (g->early) weft_exec_watch(g->session->exec, NULL, NULL);
-    g->early = false;
-    g->taken = 0;
-    g->node = 0;
-    g->depth = 0;
-    if (g->scatter) weft_scatter_restart(g->scatter);
-}
-
-static void *level_data(const weft_gradients *g, int level, int64_t weight) {
-    return g->levels[level] + g->offsets[weight];
-}
-
-/* to[i] = (add ? to[i] : 0) + from[i]. */
-static void add_f64(double *to, const double *from, int64_t n, bool add) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = add ? to[i] + from[i] : from[i];
-}
-
-static void add_f32(float *to, const float *from, int64_t n, bool add) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = add ? to[i] + from[i] : from[i];
-}
-
-static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
-    for (int64_t i = 0; i < n; i++)
-        to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
-}
-
-static void add_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
-    const weft_gradient_addition *a = context;
-    const weft_gradients *g = a->g;
-    const weft_stretch *c = &g->shards.chunks[a->first + task];
-    weft_gradient from = a->from < 0 ? g->from[c->weight]
-                                     : (weft_gradient){g->dtype, level_data(g, a->from, c->weight)};
-    void *to = level_data(g, a->to, c->weight);
-    if (!from.data) {
-        size_t size = weft_dtype_size(g->dtype);
-        if (!a->add) memset((char *)to + (size_t)c->first * size, 0, (size_t)c->count * size);
-    } else if (g->dtype == WEFT_F64) {
-        add_f64((double *)to + c->first, (const double *)from.data + c->first, c->count, a->add);
-    } else if (from.dtype == WEFT_BF16) {
-        add_bf16((float *)to + c->first, (const uint16_t *)from.data + c->first, c->count, a->add);
-    } else {
-        add_f32((float *)to + c->first, (const float *)from.data + c->first, c->count, a->add);
-    }
-}
-
-static void scale_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
-    const weft_gradient_addition *a = context;
-    const weft_stretch *c = &a->g->shards.chunks[task];
-    void *to = level_data(a->g, 0, c->weight);
-    for (int64_t i = c->first; i < c->first + c->count; i++) {
-        if (a->g->dtype == WEFT_F64)
-            ((double *)to)[i] *= a->factor;
-        else
-            ((float *)to)[i] *= (float)a->factor;
-    }
-}
-
-/* Adds the sum on top to the one below it. */
-static void list_merge(weft_gradients *g) {
-    int top = --g->depth;
-    g->last[g->n_last++] =
-        (weft_gradient_addition){.g = g, .to = top - 1, .from = top, .add = true};
-}
-
-/* What the next micro-batch's gradient means for the stack: it is set on top or added to its left
- * neighbour, and the pair that an odd one closes may close a pair of pairs, and so on up. The last one
- * of a node leaves one sum of it. */
-void weft_gradients_list(weft_gradients *g) {
-    int64_t i = g->taken++;
-    bool over = g->taken == g->tree.nodes[g->first_node + g->node].count;
-    if (i % 2 == 0) g->depth++;
-    g->n_last = 0;
-    g->last[g->n_last++] =
-        (weft_gradient_addition){.g = g, .to = g->depth - 1, .from = -1, .add = i % 2 != 0};
-    for (int64_t pairs = i >> 1; i % 2 && pairs % 2; pairs >>= 1)
-        list_merge(g);
-    if (!over) return;
-    while (g->depth > g->node + 1)
-        list_merge(g);
-    g->taken = 0;
-    g->node++;
-}
-
-void weft_gradients_add_chunks(weft_gradients *g, int64_t first, int64_t count) {
-    for (int k = 0; k < g->n_last; k++) {
-        g->last[k].first = first;
-        weft_pool_run(g->pool, count, add_chunk, &g->last[k]);
-    }
-}
-
-static weft_status add_all(weft_gradients *g) {
-    if (!g->graphs) {
-        weft_gradients_add_chunks(g, 0, g->shards.cut.n_blocks);
-        return WEFT_OK;
-    }
-    for (int k = 0; k < g->n_last; k++) {
-        const weft_gradient_addition *a = &g->last[k];
-        WEFT_TRY(a->from < 0 ? weft_gradient_graphs_take(g->graphs, a->to, a->add)
-                             : weft_gradient_graphs_merge(g->graphs, a->from));
-    }
-    return WEFT_OK;
-}
-
-static weft_status make_mean(weft_gradients *g) {
-    if (g->graphs) return weft_gradient_graphs_mean(g->graphs);
-    weft_gradient_addition mean = {.g = g, .factor = 1.0 / (double)g->count};
-    weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, &mean);
-    return WEFT_OK;
-}
-
-/* The mean over all ranks, from the nodes that this one has made. */
-static weft_status reduce_ranks(weft_gradients *g) {
-    weft_gradients_begin(g);
-    for (int64_t b = 0; b < weft_cut_buckets(&g->shards.cut); b++)
-        WEFT_TRY(weft_gradients_send(g, b));
-    return weft_gradients_end(g);
-}
-
-weft_status weft_gradients_add(weft_gradients *g) {
-    if (g->count == 1) return WEFT_OK;
-    if (g->early) WEFT_TRY(weft_gradients_finish(g));
-    if (g->scatter) {
-        WEFT_TRY(weft_scatter_end(g->scatter));
-        if (!weft_scatter_is_over(g->scatter)) return WEFT_OK;
-    } else if (g->node < g->nodes) {
-        weft_gradients_list(g);
-        WEFT_TRY(add_all(g));
-        if (g->node < g->nodes) return WEFT_OK;
-        WEFT_TRY(g->reduce || g->device ? reduce_ranks(g) : make_mean(g));
-    }
-    weft_gradients_restart(g);
-    return WEFT_OK;
-}
-
-bool weft_gradients_are_dealt(const weft_gradients *g) {
-    return g->scatter != NULL;
-}
-
-weft_status weft_gradients_pass(weft_gradients *g) {
-    weft_scatter_begin(g->scatter, false);
-    return weft_gradients_add(g);
-}
-
-/* Whether all of a gradient is finite, read in the host's memory. */
-static bool is_finite(const void *data, weft_dtype dtype, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        double value = dtype == WEFT_F64 ? ((const double *)data)[i]
-                       : dtype == WEFT_BF16
-                           ? (double)weft_bf16_to_float(((const uint16_t *)data)[i])
-                           : (double)((const float *)data)[i];
-        if (!isfinite(value)) return false;
-    }
-    return true;
-}
-
-weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight) {
-    if (g->count == 1) return g->from[weight];
-    return (weft_gradient){g->dtype, level_data(g, 0, weight)};
-}
-
-/* The same of numbers in the backend's memory; true also where they cannot be read. */
-static bool is_finite_there(const weft_gradients *g, weft_gradient from, int64_t count) {
-    int64_t bytes = count * (int64_t)weft_dtype_size(from.dtype);
-    void *copy = g->backend->remote ? malloc((size_t)bytes) : NULL;
-    if (g->backend->remote && !copy) return true;
-    bool there = !copy || g->backend->download(copy, from.data, bytes) == WEFT_OK;
-    bool good = !there || is_finite(copy ? copy : from.data, from.dtype, count);
-    free(copy);
-    return good;
-}
-
-/* The first weight of those that are not finite; `n`: none. */
-static int64_t find_bad(const weft_gradients *g) {
-    for (int64_t w = 0; w < g->n; w++) {
-        weft_gradient from = weft_gradients_of(g, w);
-        if (from.data && !is_finite_there(g, from, g->weights[w].count)) return w;
-    }
-    return g->n;
-}
-
-/* The same of what this rank has. */
-static int64_t find_own_bad(const weft_gradients *g) {
-    const weft_partition *s = weft_optimizer_shards(g->optimizer);
-    int64_t n = weft_partition_owned(s, s->rank, NULL), bad = g->n;
-    weft_stretch *own = calloc((size_t)n + 1, sizeof *own);
-    if (own) weft_partition_owned(s, s->rank, own);
-    for (int64_t i = 0; own && bad == g->n && i < n; i++) {
-        weft_gradient from;
-        if (g->scatter) {
-            from = weft_scatter_mean(g->scatter, i);
-        } else {
-            from = weft_gradients_of(g, own[i].weight);
-            from.data =
-                (unsigned char *)from.data + (size_t)own[i].first * weft_dtype_size(from.dtype);
-        }
-        if (!is_finite_there(g, from, own[i].count)) bad = own[i].weight;
-    }
-    free(own);
-    return bad;
-}
-
-const char *weft_gradients_find_bad(const weft_gradients *g) {
-    int ranks = weft_comm_size(g->comm);
-    bool shared = weft_optimizer_shards(g->optimizer) != NULL;
-    int64_t bad = shared ? find_own_bad(g) : find_bad(g), first = bad;
-    int64_t *all = shared ? calloc((size_t)ranks, sizeof *all) : NULL;
-    if (all && weft_comm_gather(g->comm, &bad, sizeof bad, all) == WEFT_OK)
-        for (int r = 0; r < ranks; r++)
-            first = all[r] < first ? all[r] : first;
-    free(all);
-    return first < g->n ? g->weights[first].name : NULL;
 }

@@ -3,21 +3,21 @@
 #include "train/loop.h"
 
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "base/folders.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "data/prefetch.h"
+#include "base/version.h"
 #include "model/account.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
-#include "train/objective.h"
-#include "train/ranks.h"
 #include "train/samples.h"
-#include "train/schedule.h"
+#include "train/step.h"
 #include "train/stop.h"
 #include "train/validation.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { AHEAD = 2, NOTE_ROOM = 160 };
+enum { NOTE_ROOM = 160, TEXT_ROOM = 512, SAMPLES = 8 /* sequences that ranks compare */ };
 
 typedef struct {
     const weft_config *config;
@@ -35,10 +35,9 @@ typedef struct {
     weft_train_result *result;
     weft_dataset *dataset;
     weft_tokenizer *tokenizer; /* what checkpoints carry; NULL: none */
-    weft_prefetch *feed;
     weft_model *model;
     weft_optimizer *optimizer;
-    weft_objective *objective;
+    weft_train_step *step;
     weft_validation *validation;
     weft_samples *samples;
     const weft_backend *backend;
@@ -46,7 +45,7 @@ typedef struct {
     weft_metrics *metrics;
     weft_progress *progress;
     weft_train_state state;
-    int64_t micro, parts;               /* sequences of a graph run; graph runs of a step */
+    int64_t tokens;                     /* of a step */
     double flops_per_token;             /* nominal, forward and backward */
     double seconds, pending;            /* of training: all of this run, and since the last line */
     int64_t steps, unlogged;            /* the same in steps */
@@ -115,7 +114,7 @@ static weft_status check_dataset(trainer *t) {
 }
 
 /* The weights a run begins with: the last checkpoint's, another's, or drawn ones. */
-static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status open_model(trainer *t) {
     const weft_config *c = t->config;
     const weft_train_options *o = t->options;
     weft_dtype dtype = weft_config_dtype(c);
@@ -123,48 +122,36 @@ static weft_status open_model(trainer *t, const weft_backend *backend, weft_pool
     if (!*t->resumed) WEFT_TRY(check_dataset(t));
     if (*t->resumed) {
         WEFT_TRY(weft_checkpoint_check(o->out, t->resumed, c));
-        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, pool, &t->state));
+        WEFT_TRY(weft_checkpoint_load(o->out, t->resumed, &t->model, c, dtype, t->pool, &t->state));
         if (t->state.logged_every != c->log_interval) t->state.logged_every = 0;
         WEFT_TRY(check_dataset(t));
         if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
     } else if (o->from && t->leads) {
-        WEFT_TRY(weft_model_load_as(o->from, c, dtype, pool, &t->model));
+        WEFT_TRY(weft_model_load_as(o->from, c, dtype, t->pool, &t->model));
     } else {
-        WEFT_TRY(weft_model_create_on(c, dtype, pool, &t->model));
-        WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, pool));
+        WEFT_TRY(weft_model_create_on(c, dtype, t->pool, &t->model));
+        WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, t->pool));
     }
-    WEFT_TRY(weft_optimizer_create_shared(t->model, backend, pool, t->comm, &t->optimizer));
+    WEFT_TRY(weft_optimizer_create(t->model, t->backend, t->pool, t->comm, &t->optimizer));
     return *t->resumed ? weft_checkpoint_load_optimizer(o->out, t->resumed, t->optimizer) : WEFT_OK;
 }
 
-static weft_status open_passes(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status open_passes(trainer *t) {
     const weft_config *c = t->config;
-    t->micro = weft_config_micro_batch(c);
-    t->parts = weft_config_micro_batches(c);
-    weft_objective_options objective = {.comm = t->comm};
-    WEFT_TRY(weft_objective_open(t->optimizer, pool, &objective, &t->objective));
-    weft_share share = weft_objective_share(t->objective);
-    WEFT_TRY(weft_validation_open(t->model, t->dataset, backend, pool, t->comm, &t->validation));
-    weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
-                                  .seed = (uint64_t)c->seed,
-                                  .iteration = (uint32_t)t->state.iteration,
-                                  .sequences = share.count,
-                                  .first = share.first,
-                                  .group = share.group,
-                                  .step = share.step,
-                                  .parts = 1,
-                                  .time = c->context,
-                                  .ahead = AHEAD};
-    return weft_prefetch_open(t->dataset, &feed, &t->feed);
+    t->tokens = weft_config_micro_batch(c) * weft_config_micro_batches(c) * c->context;
+    weft_train_step_options step = {
+        .comm = t->comm, .dataset = t->dataset, .iteration = t->state.iteration};
+    WEFT_TRY(weft_train_step_open(t->optimizer, t->pool, &step, &t->step));
+    return weft_validation_open(t->model, t->dataset, t->backend, t->pool, t->comm, &t->validation);
 }
 
 /* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
-static weft_status check_memory(const trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status check_memory(const trainer *t) {
     weft_fit fit;
-    if (!backend->remote) return WEFT_OK;
-    WEFT_TRY(
-        weft_account_fit(t->config, backend, weft_pool_size(pool), weft_comm_size(t->comm), &fit));
-    return weft_fit_check(&fit, backend);
+    if (!t->backend->remote) return WEFT_OK;
+    WEFT_TRY(weft_account_fit(t->config, t->backend, weft_pool_size(t->pool),
+                              weft_comm_size(t->comm), &fit));
+    return weft_fit_check(&fit, t->backend);
 }
 
 static weft_status open_data(trainer *t) {
@@ -173,10 +160,10 @@ static weft_status open_data(trainer *t) {
 }
 
 /* Folder, memory and weights. */
-static weft_status prepare(trainer *t, const weft_backend *backend, weft_pool *pool) {
+static weft_status prepare(trainer *t) {
     if (t->leads) WEFT_TRY(weft_folder_make(t->options->out));
-    WEFT_TRY(check_memory(t, backend, pool));
-    return open_model(t, backend, pool);
+    WEFT_TRY(check_memory(t));
+    return open_model(t);
 }
 
 /* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is
@@ -213,17 +200,88 @@ static void keep_log(trainer *t) {
     weft_log_copy(t->log);
 }
 
-static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_pool *pool) {
+/* The version, and the checksum of the program's file. */
+static void describe_program(char *text, size_t room) {
+    weft_sum sum = {0};
+    if (weft_file_sum("/proc/self/exe", &sum) != WEFT_OK) sum.bytes = -1;
+    snprintf(text, room, "commit %.12s, %lld bytes, checksum %08x", weft_git_commit(),
+             (long long)sum.bytes, sum.crc);
+}
+
+/* How much there is, and the checksum of some sequences of either split. */
+static weft_status describe_data(const weft_config *c, const weft_dataset *d, char *text,
+                                 size_t room) {
+    int64_t time = c->context;
+    int32_t *tokens = malloc(2 * (size_t)time * sizeof *tokens);
+    weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for a sequence");
+    uint32_t crc = 0;
+    for (int i = 0; status == WEFT_OK && i < 2 * SAMPLES; i++) {
+        weft_split split = i < SAMPLES ? WEFT_SPLIT_TRAIN : WEFT_SPLIT_VAL;
+        status = weft_dataset_fill(d, split, (uint64_t)c->seed, (uint32_t)(i * i * 977),
+                                   (uint32_t)i, time, tokens, tokens + time, NULL);
+        crc = weft_crc32c(crc, tokens, 2 * (size_t)time * sizeof *tokens);
+    }
+    free(tokens);
+    snprintf(text, room, "%s: %lld and %lld tokens, checksum of some %08x", weft_dataset_name(d),
+             (long long)weft_dataset_tokens(d, WEFT_SPLIT_TRAIN),
+             (long long)weft_dataset_tokens(d, WEFT_SPLIT_VAL), crc);
+    return status;
+}
+
+static weft_status check_config(weft_comm *c, const weft_config *config) {
+    json_t *object = weft_config_to_json(config);
+    char *text = object ? json_dumps(object, JSON_INDENT(1) | JSON_SORT_KEYS) : NULL;
+    json_decref(object);
+    if (!text) return weft_fail(WEFT_ENOMEM, "no memory for the config's text");
+    weft_status status = weft_comm_same(c, "config", text);
+    free(text);
+    return status;
+}
+
+/* Every rank must have rank 0's program, config and data, each a line of text; else all of them fail with
+ * one that says which rank has what. */
+static weft_status check_ranks(weft_comm *c, const weft_config *config, const weft_dataset *d) {
+    char text[TEXT_ROOM];
+    if (!c) return WEFT_OK;
+    describe_program(text, sizeof text);
+    WEFT_TRY(weft_comm_same(c, "program", text));
+    WEFT_TRY(check_config(c, config));
+    WEFT_TRY(weft_comm_agree(c, describe_data(config, d, text, sizeof text)));
+    return weft_comm_same(c, "data", text);
+}
+
+/* Rank 0's weights, optimizer and state to all: only rank 0 reads checkpoints, so only its machine
+ * needs the run's folder. */
+static weft_status share_start(weft_comm *c, weft_model *m, weft_optimizer *o,
+                               weft_train_state *state) {
+    int64_t n;
+    if (!c) return WEFT_OK;
+    WEFT_TRY(weft_comm_broadcast(c, state, sizeof *state));
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    WEFT_TRY(weft_comm_broadcast(c, m->memory, m->memory_bytes));
+    weft_mirror_wrote(m->mirror, NULL);
+    if (weft_optimizer_shards(o)) {
+        WEFT_TRY(weft_optimizer_refresh(o));
+        return weft_optimizer_give_out(o);
+    }
+    const weft_weight *list;
+    WEFT_TRY(weft_optimizer_state(o, &list, &n));
+    for (int64_t i = 0; i < n; i++)
+        WEFT_TRY(weft_comm_broadcast(c, list[i].data, list[i].bytes));
+    return WEFT_OK;
+}
+
+static weft_status open_trainer(trainer *t) {
     weft_account account;
     WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
-    WEFT_TRY(weft_ranks_check(t->comm, t->config, t->dataset));
-    WEFT_TRY(weft_comm_agree(t->comm, prepare(t, backend, pool)));
-    WEFT_TRY(weft_ranks_share(t->comm, t->model, t->optimizer, &t->state));
+    WEFT_TRY(check_ranks(t->comm, t->config, t->dataset));
+    WEFT_TRY(weft_comm_agree(t->comm, prepare(t)));
+    WEFT_TRY(share_start(t->comm, t->model, t->optimizer, &t->state));
     WEFT_TRY(weft_comm_broadcast(t->comm, t->resumed, sizeof t->resumed));
     WEFT_TRY(weft_comm_broadcast(t->comm, &t->saved, sizeof t->saved));
-    WEFT_TRY(weft_comm_agree(t->comm, open_passes(t, backend, pool)));
+    WEFT_TRY(weft_comm_agree(t->comm, open_passes(t)));
     if (!t->leads) return WEFT_OK;
-    WEFT_TRY(weft_account_make(t->config, backend, weft_pool_size(pool), &account));
+    WEFT_TRY(weft_account_make(t->config, t->backend, weft_pool_size(t->pool), &account));
     t->flops_per_token = account.forward_flops + account.backward_flops;
     WEFT_TRY(weft_metrics_start(t->metrics, t->state.iteration, t->state.logged_every));
     WEFT_TRY(keep_config(t));
@@ -232,13 +290,10 @@ static weft_status open_trainer(trainer *t, const weft_backend *backend, weft_po
         WEFT_TRY(weft_validation_bytes(t->validation, t->tokenizer, &t->result->bytes_per_token));
     WEFT_TRY(weft_samples_open(t->options->out, t->state.iteration, t->config, t->tokenizer,
                                &t->samples));
-    t->backend = backend;
-    t->pool = pool;
     char parameters[WEFT_COUNT_ROOM], tokens[WEFT_COUNT_ROOM];
     weft_log(WEFT_LOG_INFO, "%s: %s parameters on %s, %s tokens per step%s", t->options->out,
              weft_count_text(account.parameters, parameters), weft_dataset_name(t->dataset),
-             weft_count_text(t->micro * t->parts * t->config->context, tokens),
-             *t->resumed ? ", resumed" : "");
+             weft_count_text(t->tokens, tokens), *t->resumed ? ", resumed" : "");
     t->progress = weft_progress_begin(&(weft_progress_options){
         .label = "train", .unit = "steps", .total = t->config->steps, .done = t->state.iteration});
     return WEFT_OK;
@@ -249,75 +304,28 @@ static void close_trainer(trainer *t, bool done) {
     weft_log_copy(-1);
     if (t->log >= 0) close(t->log);
     weft_metrics_close(t->metrics);
-    weft_prefetch_close(t->feed);
     weft_validation_close(t->validation);
     weft_samples_close(t->samples);
-    weft_objective_close(t->objective);
+    weft_train_step_close(t->step);
     weft_optimizer_destroy(t->optimizer);
     weft_model_destroy(t->model);
     weft_tokenizer_close(t->tokenizer);
     weft_dataset_close(t->dataset);
 }
 
-/* Forward and backward over the whole batch: the loss by parts, and the gradients. */
-static weft_status run_batch(trainer *t, weft_loss_parts *out) {
-    const weft_batch *b;
-    weft_run run = {.seed = (uint64_t)t->config->seed, .iteration = (uint32_t)t->state.iteration};
-    WEFT_TRY(weft_prefetch_next(t->feed, &b));
-    return weft_objective_run(t->objective, b->tokens, b->targets, &run, out);
-}
-
-/* The first weight that is not finite; NULL: all are. */
-static weft_status find_bad_weight(const weft_model *m, const char **name) {
-    *name = NULL;
-    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    for (int64_t w = 0; w < m->n_weights; w++) {
-        const weft_weight *one = &m->weights[w];
-        size_t size = weft_dtype_size(one->dtype);
-        for (int64_t i = 0; i < one->count; i++) {
-            double value;
-            weft_weight_read(&(weft_weight){.dtype = one->dtype,
-                                            .count = 1,
-                                            .data = (unsigned char *)one->data + (size_t)i * size},
-                             &value);
-            if (isfinite(value)) continue;
-            *name = one->name;
-            return WEFT_OK;
-        }
-    }
-    return WEFT_OK;
-}
-
-/* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
-static weft_status name_culprit(const trainer *t, char *text, size_t room) {
-    const char *weight;
-    WEFT_TRY(find_bad_weight(t->model, &weight));
-    const char *gradient = weight ? NULL : weft_objective_find_bad(t->objective);
-    if (weight)
-        snprintf(text, room, "weight %s", weight);
-    else if (gradient)
-        snprintf(text, room, "the gradient of %s", gradient);
-    else
-        snprintf(text, room, "the loss");
-    return WEFT_OK;
-}
-
 /* A step that came to nothing: counted, told, and at the limit the end of the run. */
-static weft_status note_skip(trainer *t) {
-    char culprit[160];
-    WEFT_TRY(name_culprit(t, culprit, sizeof culprit));
+static void note_skip(trainer *t, const char *culprit) {
     t->state.skipped++;
     t->state.skipped_row++;
     weft_log(WEFT_LOG_WARN, "step %lld skipped: %s is not finite (%lld in a row, %d end the run)",
              (long long)t->state.iteration, culprit, (long long)t->state.skipped_row,
              WEFT_TRAIN_SKIPS_MAX);
-    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return WEFT_OK;
+    if (t->state.skipped_row < WEFT_TRAIN_SKIPS_MAX) return;
     t->result->end = WEFT_TRAIN_DIVERGED;
     snprintf(t->result->why, sizeof t->result->why,
              "step %lld: %s is not finite, %d steps in a row; the last good checkpoint is kept: a "
              "lower LEARNING_RATE or GRAD_CLIP may help",
              (long long)t->state.iteration, culprit, WEFT_TRAIN_SKIPS_MAX);
-    return WEFT_OK;
 }
 
 static void log_events(const trainer *t, const weft_step_events *e) {
@@ -333,9 +341,8 @@ static void log_events(const trainer *t, const weft_step_events *e) {
 /* After the first step here: what the backend chose for it, and whether that is what the run was
  * made with so far. */
 static void note_choices(trainer *t) {
-    const weft_backend *backend = weft_optimizer_backend(t->optimizer);
-    if (!backend->choices) return;
-    uint32_t choices = backend->choices();
+    if (!t->backend->choices) return;
+    uint32_t choices = t->backend->choices();
     if (t->state.has_choices && t->state.choices != choices)
         weft_log(WEFT_LOG_WARN,
                  "%s was trained with other algorithms for its matrix products (%08x, now %08x): "
@@ -348,27 +355,22 @@ static void note_choices(trainer *t) {
 
 static weft_status train_step(trainer *t, weft_metrics_row *row) {
     double start = weft_clock();
-    *row = (weft_metrics_row){.rate = weft_schedule_rate(t->config, t->state.iteration)};
+    weft_train_step_result step;
     if (t->options->before_step) {
         WEFT_TRY(weft_mirror_use(t->model->mirror, NULL));
         t->options->before_step(t->options->context, t->state.iteration, t->model);
         weft_mirror_wrote(t->model->mirror, NULL);
     }
-    WEFT_TRY(run_batch(t, &row->parts));
-    bool finite = isfinite(row->parts.loss);
-    if (finite) {
-        WEFT_TRY(weft_optimizer_run(t->optimizer, row->rate));
-        WEFT_TRY(weft_optimizer_events(t->optimizer, &row->events));
-        row->rate *= row->events.warmup; /* what was used, after a reset */
-    } else {
-        row->events.norm = NAN;
-    }
-    row->step = ++t->state.iteration;
-    if (!finite || row->events.skipped)
-        WEFT_TRY(note_skip(t));
+    WEFT_TRY(weft_train_step_run(t->step, t->state.iteration++, &step));
+    if (*step.culprit)
+        note_skip(t, step.culprit);
     else
         t->state.skipped_row = 0;
-    row->skipped = t->state.skipped;
+    *row = (weft_metrics_row){.step = t->state.iteration,
+                              .parts = step.parts,
+                              .events = step.events,
+                              .rate = step.rate,
+                              .skipped = t->state.skipped};
     log_events(t, &row->events);
     if (t->steps == 0) note_choices(t);
     double took = weft_clock() - start;
@@ -419,8 +421,7 @@ static weft_status save_best(trainer *t) {
 }
 
 static double tokens_rate(const trainer *t, int64_t steps, double seconds) {
-    double tokens = (double)(t->micro * t->parts * t->config->context);
-    return seconds > 0 ? tokens * (double)steps / seconds : 0;
+    return seconds > 0 ? (double)t->tokens * (double)steps / seconds : 0;
 }
 
 static double use_of_peak(const trainer *t, double tokens_per_s) {
@@ -451,7 +452,7 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
 static weft_status save_last(trainer *t) {
     if (!keeps_last(t) || t->saved == t->state.iteration) return WEFT_OK;
     const char *bad = NULL;
-    if (t->state.skipped_row > 0) WEFT_TRY(find_bad_weight(t->model, &bad));
+    if (t->state.skipped_row > 0) WEFT_TRY(weft_find_bad_weight(t->model, &bad));
     if (bad) return WEFT_OK;
     WEFT_TRY(save(t, "last", t->config->checkpoint_keep));
     t->saved = t->state.iteration;
@@ -502,7 +503,7 @@ static weft_status run_steps(trainer *t) {
     return WEFT_OK;
 }
 
-static void fill_result(trainer *t, const weft_backend *backend, double start) {
+static void fill_result(trainer *t, double start) {
     weft_train_result *r = t->result;
     r->steps = t->state.iteration;
     r->skipped = t->state.skipped;
@@ -512,14 +513,13 @@ static void fill_result(trainer *t, const weft_backend *backend, double start) {
     r->seconds = weft_clock() - start;
     r->train_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_TRAIN) : -1;
     r->val_tokens = t->dataset ? weft_dataset_tokens(t->dataset, WEFT_SPLIT_VAL) : -1;
-    if (backend->taken) r->device_bytes = backend->taken();
+    if (t->backend->taken) r->device_bytes = t->backend->taken();
 }
 
 weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
     weft_train_result result = {0};
     trainer t = {.config = c, .result = &result};
-    weft_status status = open_dataset(&t);
-    if (status == WEFT_OK) status = open_tokenizer(&t);
+    weft_status status = open_data(&t);
     snprintf(metric, room, "%s", result.metric);
     weft_tokenizer_close(t.tokenizer);
     weft_dataset_close(t.dataset);
@@ -537,19 +537,21 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
                  .options = options,
                  .comm = options->comm,
                  .leads = weft_comm_rank(options->comm) == 0,
+                 .backend = backend,
+                 .pool = pool,
                  .result = out,
                  .state = {.best_val = INFINITY, .logged_every = c->log_interval},
                  .saved = -1,
                  .saved_best = -1,
                  .log = -1};
-    weft_status status = open_trainer(&t, backend, pool);
+    weft_status status = open_trainer(&t);
     /* Gone on from another than last, which must not be missing at the end. */
     bool done = t.state.iteration >= c->steps;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
         status = options->at_end(options->context, t.model);
-    fill_result(&t, backend, start);
+    fill_result(&t, start);
     if (status != WEFT_OK) weft_comm_fail(t.comm, weft_error_message());
     close_trainer(&t, status == WEFT_OK && out->end == WEFT_TRAIN_DONE);
     return status;

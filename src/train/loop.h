@@ -1,10 +1,8 @@
 /* A training run: from a config to weights, in a folder that it can go on from.
  *
- * A step is a whole batch, BATCH_SIZE × GRADIENT_ACCUMULATION sequences in graph runs of
- * MICRO_BATCH, whose gradients are added in a fixed tree (gradients.h). Everything that a step
- * depends on is in the config, the number of the step, the weights and the optimizer's tensors; so
- * the same config gives the same bits, whatever the number of threads and however often the run was
- * killed and resumed. */
+ * Everything that a step depends on (step.c) is in the config, the number of the step, the weights and
+ * the optimizer's tensors; so the same config gives the same bits, whatever the number of threads and
+ * however often the run was killed and resumed. */
 #ifndef WEFT_TRAIN_LOOP_H
 #define WEFT_TRAIN_LOOP_H
 

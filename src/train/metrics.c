@@ -4,8 +4,7 @@
 #include "train/metrics.h"
 
 #include "base/json.h"
-#include "train/events.h"
-#include "train/metrics_lines.h"
+#include "base/log.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -16,7 +15,161 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SCALARS = 16 };
+enum { SCALARS = 16, NAMES_MOST = 1000 };
+
+static weft_status failed(const char *path) {
+    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
+weft_status weft_lines_open(const char *path, FILE **out) {
+    int fd;
+    WEFT_TRY(weft_file_open_own(path, &fd));
+    *out = fdopen(fd, "r+");
+    if (*out) return WEFT_OK;
+    weft_status status = failed(path);
+    close(fd);
+    return status;
+}
+
+/* -1: the line is damaged. */
+static int64_t step_of_line(const char *line, size_t length) {
+    json_t *row = weft_json_read(line, length, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
+    json_t *step = json_object_get(row, "step");
+    int64_t value = json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
+    json_decref(row);
+    return value > 0 ? value : -1;
+}
+
+static void note_gap(weft_lines *l, int64_t from, int64_t to) {
+    if (l->gaps++) return;
+    l->gap_from = from;
+    l->gap_to = to;
+}
+
+/* A step between two lines that should have had one. */
+static void look_for_gap(weft_lines *l, int64_t next, int64_t every) {
+    if (every > 0 && (next - 1) / every > l->last / every) note_gap(l, l->last + 1, next - 1);
+}
+
+static void note_bad(weft_lines *l, int64_t number) {
+    if (l->bad++) return;
+    l->bad_line = number;
+    l->bad_after = l->last;
+}
+
+/* Takes one line; whether it stays. `later` is the first line of a step that is yet to be done: the
+ * end of what stays, or, if a line that stays follows, damaged. */
+static bool take_line(weft_lines *l, int64_t number, int64_t is, int64_t step, int64_t every,
+                      int64_t *later) {
+    if (is <= l->last) {
+        note_bad(l, number);
+        return false;
+    }
+    if (is > step) {
+        if (!*later) *later = number;
+        return false;
+    }
+    if (*later) note_bad(l, *later);
+    *later = 0;
+    look_for_gap(l, is, every);
+    l->last = is;
+    return true;
+}
+
+/* All lines; those that stay are put into `copy`, where there is one. */
+static weft_status walk(FILE *file, const char *path, int64_t step, int64_t every, weft_lines *l,
+                        weft_new_file *copy) {
+    char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
+    int64_t later = 0, number = 1;
+    bool whole = true;
+    rewind(file);
+    for (; (n = getline(&line, &room, file)) > 0 && line[n - 1] == '\n'; number++) {
+        bool stays = take_line(l, number, step_of_line(line, (size_t)n), step, every, &later);
+        whole = whole && stays;
+        if (whole) l->bytes += n;
+        if (stays && copy) weft_new_file_put(copy, line, n);
+    }
+    free(line);
+    return ferror(file) ? failed(path) : WEFT_OK;
+}
+
+weft_status weft_lines_read(FILE *file, const char *path, int64_t step, int64_t every,
+                            weft_lines *out) {
+    *out = (weft_lines){0};
+    WEFT_TRY(walk(file, path, step, every, out, NULL));
+    if (step < INT64_MAX) look_for_gap(out, step + 1, every);
+    return WEFT_OK;
+}
+
+static void warn(const weft_lines *l, const char *path) {
+    if (l->bad)
+        weft_log(WEFT_LOG_WARN,
+                 "%s: %lld lines are damaged, the first is line %lld, after step %lld; the file is "
+                 "kept as %s.damaged, and its good lines stay",
+                 path, (long long)l->bad, (long long)l->bad_line, (long long)l->bad_after, path);
+    if (l->gaps)
+        weft_log(WEFT_LOG_WARN, "%s: there is no line of steps %lld to %lld%s", path,
+                 (long long)l->gap_from, (long long)l->gap_to,
+                 l->gaps > 1 ? ", nor of others later" : "");
+}
+
+/* Another name for what is at `path`: .damaged, .damaged-2 and so on. */
+static weft_status name_damaged(const char *path) {
+    char aside[WEFT_PATH_MAX];
+    for (int i = 1; i < NAMES_MOST; i++) {
+        WEFT_TRY(i == 1 ? weft_path(aside, "%s.damaged", path)
+                        : weft_path(aside, "%s.damaged-%d", path, i));
+        if (link(path, aside) == 0) return WEFT_OK;
+        if (errno == EEXIST) continue;
+        break;
+    }
+    return weft_fail(WEFT_EIO, "%s: cannot be set aside: %s", aside, strerror(errno));
+}
+
+/* Gives the damaged file the name PATH.damaged (or .damaged-2 and so on) and puts one with its good
+ * lines up to `step` in its place; *file is closed and opened anew, with its lock. */
+static weft_status repair(FILE **file, const char *path, int64_t step) {
+    weft_lines lines = {0};
+    weft_new_file copy;
+    FILE *fresh;
+    WEFT_TRY(weft_new_file_begin(&copy, path));
+    weft_status status = walk(*file, path, step, 0, &lines, &copy);
+    if (status == WEFT_OK) status = name_damaged(path);
+    WEFT_TRY(weft_new_file_end(&copy, status));
+    WEFT_TRY(weft_lines_open(path, &fresh));
+    if (flock(fileno(fresh), LOCK_EX | LOCK_NB) != 0) {
+        status = failed(path);
+        fclose(fresh);
+        return status;
+    }
+    fclose(*file);
+    *file = fresh;
+    return WEFT_OK;
+}
+
+weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_t every) {
+    weft_lines lines;
+    WEFT_TRY(weft_lines_read(*file, path, step, every, &lines));
+    warn(&lines, path);
+    if (lines.bad)
+        WEFT_TRY(repair(file, path, step));
+    else if (ftruncate(fileno(*file), (off_t)lines.bytes) != 0)
+        return failed(path);
+    return fseek(*file, 0, SEEK_END) == 0 ? WEFT_OK : failed(path);
+}
+
+weft_status weft_lines_add(FILE *file, const char *path, json_t *row) {
+    char *text = row ? json_dumps(row, JSON_COMPACT) : NULL;
+    json_decref(row);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", path);
+    size_t n = strlen(text);
+    text[n] = '\n'; /* in the end's place: a line is written at once */
+    bool ok = fwrite(text, 1, n + 1, file) == n + 1 && fflush(file) == 0;
+    free(text);
+    return ok ? WEFT_OK : failed(path);
+}
 
 struct weft_metrics {
     FILE *file;
@@ -24,31 +177,15 @@ struct weft_metrics {
     char run[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
 };
 
-static weft_status failed(const weft_metrics *m) {
-    return weft_fail(WEFT_EIO, "%s: %s", m->path, strerror(errno));
-}
-
-static weft_status open_lines(weft_metrics *m) {
-    int fd;
-    WEFT_TRY(weft_file_open_own(m->path, &fd));
-    m->file = fdopen(fd, "r+");
-    if (!m->file) {
-        weft_status status = failed(m);
-        close(fd);
-        return status;
-    }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return weft_fail(WEFT_EINPUT, "%s: another process trains into this folder", m->path);
-    return WEFT_OK;
-}
-
 weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     *out = NULL;
     weft_metrics *m = calloc(1, sizeof *m);
     if (!m) return weft_fail(WEFT_ENOMEM, "metrics: no memory");
     weft_status status = weft_path(m->run, "%s", run);
     if (status == WEFT_OK) status = weft_path(m->path, "%s/metrics.jsonl", run);
-    if (status == WEFT_OK) status = open_lines(m);
+    if (status == WEFT_OK) status = weft_lines_open(m->path, &m->file);
+    if (status == WEFT_OK && flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        status = weft_fail(WEFT_EINPUT, "%s: another process trains into this folder", m->path);
     if (status != WEFT_OK) {
         weft_metrics_close(m);
         return status;
@@ -65,19 +202,12 @@ weft_status weft_metrics_logged(weft_metrics *m, int64_t *step) {
 }
 
 weft_status weft_metrics_start(weft_metrics *m, int64_t step, int64_t every) {
-    weft_lines lines;
-    WEFT_TRY(weft_lines_read(m->file, m->path, step, every, &lines));
-    weft_lines_warn(&lines, m->path);
-    if (lines.bad)
-        WEFT_TRY(weft_lines_repair(&m->file, m->path, step));
-    else if (ftruncate(fileno(m->file), (off_t)lines.bytes) != 0)
-        return failed(m);
-    if (fseek(m->file, 0, SEEK_END) != 0) return failed(m);
+    WEFT_TRY(weft_lines_start(&m->file, m->path, step, every));
     return weft_events_open(m->run, step, &m->events);
 }
 
 weft_status weft_metrics_sync(weft_metrics *m) {
-    if (fflush(m->file) != 0 || fsync(fileno(m->file)) != 0) return failed(m);
+    if (fflush(m->file) != 0 || fsync(fileno(m->file)) != 0) return failed(m->path);
     return weft_events_sync(m->events);
 }
 
@@ -142,13 +272,6 @@ static weft_status add_events(weft_metrics *m, const weft_metrics_row *r) {
 }
 
 weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row) {
-    json_t *line = make_line(row);
-    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
-    json_decref(line);
-    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", m->path);
-    size_t n = strlen(text);
-    text[n] = '\n'; /* in the end's place: a line is written at once */
-    bool ok = fwrite(text, 1, n + 1, m->file) == n + 1 && fflush(m->file) == 0;
-    free(text);
-    return ok ? add_events(m, row) : failed(m);
+    WEFT_TRY(weft_lines_add(m->file, m->path, make_line(row)));
+    return add_events(m, row);
 }

@@ -3,8 +3,12 @@
 #ifndef WEFT_TRAIN_METRICS_H
 #define WEFT_TRAIN_METRICS_H
 
+#include "base/files.h"
 #include "model/session.h"
 #include "train/optimizer.h"
+
+#include <jansson.h>
+#include <stdio.h>
 
 typedef struct weft_metrics weft_metrics;
 
@@ -36,5 +40,48 @@ weft_status weft_metrics_sync(weft_metrics *m);
 /* A value that is not finite is null in the line and left out of the event file. */
 weft_status weft_metrics_add(weft_metrics *m, const weft_metrics_row *row);
 void weft_metrics_close(weft_metrics *m);
+
+/* The lines of such a file (samples.jsonl is another) as they are found: which may stay, and what is
+ * missing. */
+typedef struct {
+    int64_t bytes;     /* of the lines before the first that does not stay */
+    int64_t last;      /* step of the last line that stays; 0: none */
+    int64_t bad;       /* lines that are damaged; a torn one at the end is none of them */
+    int64_t bad_line;  /* number of the first, from 1, */
+    int64_t bad_after; /* and the step before it */
+    int64_t gap_from, gap_to, gaps; /* the first gap in steps, and how many there are */
+} weft_lines;
+
+/* Reads the file from its start. Lines of steps up to `step` stay. Each step that `every` divides has
+ * a line; 0: that is not known. */
+weft_status weft_lines_read(FILE *file, const char *path, int64_t step, int64_t every,
+                            weft_lines *out);
+/* Opens one that a run adds to. */
+weft_status weft_lines_open(const char *path, FILE **out);
+/* Cuts off the lines of later steps and a torn one. Where others are damaged, the file gets the name
+ * PATH.damaged (or .damaged-2 and so on) and one with its good lines takes its place, with its lock; that
+ * and what is missing is said. */
+weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_t every);
+/* Adds a line at once, and releases the row; NULL: memory ran out when it was made. */
+weft_status weft_lines_add(FILE *file, const char *path, json_t *row);
+
+/* TensorBoard event files: curves that `tensorboard --logdir DIR` shows. */
+typedef struct weft_events weft_events;
+
+typedef struct {
+    const char *tag; /* "loss/train" */
+    double value;
+} weft_scalar;
+
+/* A new file in a folder, for the steps after `step`; its name is made from that step, so that the
+ * files of a run and its resumptions are read in their order. Where step is not 0 a mark tells the
+ * reader to forget what earlier files say of later steps. */
+weft_status weft_events_open(const char *folder, int64_t step, weft_events **out);
+/* Writes n values of one step. `time` is in seconds since 1970. */
+weft_status weft_events_add(weft_events *e, int64_t step, double time, const weft_scalar *scalars,
+                            int n);
+/* What was added is on the disk after this. */
+weft_status weft_events_sync(weft_events *e);
+void weft_events_close(weft_events *e);
 
 #endif

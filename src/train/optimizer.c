@@ -8,13 +8,15 @@
 #include "train/optimizer_internal.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SLOT_STATES = 4 };
 
-weft_adam_options weft_optimizer_options(const weft_config *c) {
+/* The options of the config for a step. */
+static weft_adam_options adam_options(const weft_config *c) {
     weft_adam_options o = {.beta1 = c->adam_beta1,
                            .beta2 = c->adam_beta2,
                            .eps = c->adam_eps,
@@ -65,14 +67,6 @@ static weft_status list_states(weft_optimizer *o) {
     return WEFT_OK;
 }
 
-static void *find_state(const weft_optimizer *o, const char *kind, const char *weight) {
-    char name[WEFT_STATE_NAME];
-    snprintf(name, sizeof name, "%s%s%s", kind, weight ? "." : "", weight ? weight : "");
-    weft_weight key = {.name = name};
-    const weft_weight *w = bsearch(&key, o->state, (size_t)o->n_state, sizeof *o->state, by_name);
-    return w ? w->data : NULL;
-}
-
 /* One slot a weight, or one for each stretch that this rank owns. */
 static weft_status list_slots(weft_optimizer *o) {
     int64_t n = o->model->n_weights;
@@ -81,78 +75,47 @@ static weft_status list_slots(weft_optimizer *o) {
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
     if (parts && o->slots && o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
     for (int64_t i = 0; parts && o->slots && i < o->n_slots; i++)
-        o->slots[i].part = o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count};
+        o->slots[i].part =
+            o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count, 0};
     bool there = parts && o->slots;
     free(parts);
     return there ? WEFT_OK : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
 }
 
-/* Sets the slots' places in the memory from `at` on, or only counts the bytes where that is NULL. */
+/* Where a slot has a kind of state; NULL: it has none of that kind. */
+static void **place_of(const weft_optimizer *o, weft_optimizer_slot *s, int kind) {
+    void **places[SLOT_STATES] = {&s->m, &s->v, &s->v_max, &s->master};
+    bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
+    bool has[SLOT_STATES] = {true, true, o->amsgrad, narrow};
+    return has[kind] ? places[kind] : NULL;
+}
+
+/* Sets the slots' places in the memory from `at` on, and zeros them, or only counts the bytes where that is
+ * NULL. A step goes through the weights in their order, in which the states of a kind lie. */
 static int64_t place_slots(weft_optimizer *o, unsigned char *at) {
     int64_t bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        weft_optimizer_slot *s = &o->slots[i];
-        bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
-        void **places[SLOT_STATES] = {&s->m, &s->v, o->amsgrad ? &s->v_max : NULL,
-                                      narrow ? &s->master : NULL};
-        for (int k = 0; k < SLOT_STATES; k++) {
-            if (!places[k]) continue;
-            if (at) *places[k] = at + bytes;
-            bytes += weft_arena_bytes(s->part.count * size);
+    for (int kind = 0; kind < SLOT_STATES; kind++) {
+        int64_t begin = bytes;
+        for (int64_t i = 0; i < o->n_slots; i++) {
+            void **place = place_of(o, &o->slots[i], kind);
+            if (place && at) *place = at + bytes;
+            if (place) bytes += weft_arena_bytes(o->slots[i].part.count * size);
         }
+        if (at) weft_pool_zero(o->pool, at + begin, bytes - begin);
     }
-    if (at) o->control_state = at + bytes;
-    return bytes + weft_arena_bytes(WEFT_ADAM_STATE * size);
-}
-
-static void place_states(weft_optimizer *o, unsigned char *at) {
-    for (int64_t i = 0; i < o->n_state; i++) {
-        o->state[i].data = at;
-        at += weft_arena_bytes(o->state[i].bytes);
-    }
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        weft_optimizer_slot *s = &o->slots[i];
-        const char *name = o->model->weights[i].name;
-        s->m = find_state(o, "m", name);
-        s->v = find_state(o, "v", name);
-        s->v_max = find_state(o, "v_max", name);
-        s->master = find_state(o, "master", name);
-    }
-    o->control_state = find_state(o, "state", NULL);
-}
-
-/* A step goes through the weights in their order, in which the states of a kind lie; what a rank
- * owns of a weight lies together. */
-static void zero_states(weft_optimizer *o, int64_t bytes) {
-    if (o->sharded) {
-        weft_pool_zero(o->pool, o->memory, bytes);
-        return;
-    }
-    unsigned char *at = o->memory;
-    for (int64_t i = 0, end; i < o->n_state; i = end) {
-        const char *first = o->state[i].name;
-        size_t kind = strcspn(first, ".") + 1;
-        int64_t all = 0;
-        for (end = i; end < o->n_state && strncmp(o->state[end].name, first, kind) == 0; end++)
-            all += weft_arena_bytes(o->state[end].bytes);
-        weft_pool_zero(o->pool, at, all);
-        at += all;
-    }
+    int64_t control = weft_arena_bytes(WEFT_ADAM_STATE * size);
+    if (at) o->control_state = memset(at + bytes, 0, (size_t)control);
+    return bytes + control;
 }
 
 static weft_status allocate_states(weft_optimizer *o) {
-    int64_t bytes = 0;
-    for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
-        bytes += weft_arena_bytes(o->state[i].bytes);
-    if (o->sharded) bytes = place_slots(o, NULL);
+    int64_t bytes = place_slots(o, NULL);
     o->memory = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)bytes);
     if (!o->memory)
         return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
-    zero_states(o, bytes);
-    if (o->sharded)
-        place_slots(o, o->memory);
-    else
-        place_states(o, o->memory);
+    place_slots(o, o->memory);
+    for (int64_t i = 0; !o->sharded && i < o->n_state; i++)
+        o->state[i].data = weft_optimizer_state_at(o, i);
     WEFT_TRY(weft_mirror_create(o->memory, bytes, &o->mirror));
     WEFT_TRY(weft_mirror_place(o->mirror, o->backend));
     WEFT_TRY(weft_mirror_place(o->model->mirror, o->backend));
@@ -161,12 +124,7 @@ static weft_status allocate_states(weft_optimizer *o) {
 }
 
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
-                                  weft_optimizer **out) {
-    return weft_optimizer_create_shared(m, backend, pool, NULL, out);
-}
-
-weft_status weft_optimizer_create_shared(weft_model *m, const weft_backend *backend,
-                                         weft_pool *pool, weft_comm *comm, weft_optimizer **out) {
+                                  weft_comm *comm, weft_optimizer **out) {
     *out = NULL;
     weft_optimizer *o = calloc(1, sizeof *o);
     if (!o) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
@@ -174,7 +132,7 @@ weft_status weft_optimizer_create_shared(weft_model *m, const weft_backend *back
     o->backend = backend;
     o->pool = pool;
     o->dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
-    o->options = weft_optimizer_options(&m->config);
+    o->options = adam_options(&m->config);
     o->amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM && m->config.spam_amsgrad;
     o->comm = comm;
     o->sharded = comm && m->config.shard != WEFT_SHARD_NONE;
@@ -196,6 +154,8 @@ static void unbind(weft_optimizer *o) {
     o->exec = NULL;
     o->graph = NULL;
     o->lr = o->control = o->cut = NULL;
+    free(o->bound);
+    o->bound = NULL;
     o->mark = 0;
     if (o->sharded) weft_optimizer_shard_unbind(o);
 }
@@ -204,8 +164,6 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     if (!o) return;
     unbind(o);
     if (o->sharded) weft_optimizer_shard_close(o);
-    free(o->own);
-    if (o->own_memory) o->backend->release(o->own_memory, o->own_bytes);
     weft_mirror_destroy(o->mirror);
     free(o->slots);
     free(o->memory);
@@ -265,15 +223,15 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
     };
 }
 
-static weft_status build_graph(weft_optimizer_binder *b, const weft_gradient *gradients,
-                               weft_adam_slot *slots, weft_tensor **grads) {
+static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
+                               weft_tensor **grads) {
     weft_optimizer *o = b->o;
     int n = 0;
     WEFT_TRY(weft_graph_create(&o->graph));
     b->graph = o->graph;
     for (int64_t i = 0; i < o->n_slots; i++) {
-        if (!gradients[i].data) continue; /* no loss depends on it, so decay has no say either */
-        slots[n] = bind_slot(b, &o->slots[i], &gradients[i]);
+        if (!o->bound[i].data) continue; /* no loss depends on it, so decay has no say either */
+        slots[n] = bind_slot(b, &o->slots[i], &o->bound[i]);
         grads[n] = slots[n].grad;
         n++;
     }
@@ -292,7 +250,7 @@ static weft_status build_graph(weft_optimizer_binder *b, const weft_gradient *gr
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
 }
 
-static weft_status bind_slots(weft_optimizer *o, const weft_gradient *gradients) {
+static weft_status bind_slots(weft_optimizer *o) {
     int64_t n = o->n_slots;
     if (n > INT_MAX / WEFT_SLOT_SIZE - 1)
         return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many", (long long)n);
@@ -301,87 +259,49 @@ static weft_status bind_slots(weft_optimizer *o, const weft_gradient *gradients)
     weft_adam_slot *slots = calloc((size_t)n + 1, sizeof *slots);
     weft_tensor **grads = calloc((size_t)n + 1, sizeof *grads);
     weft_status status = b.bindings && slots && grads
-                             ? build_graph(&b, gradients, slots, grads)
+                             ? build_graph(&b, slots, grads)
                              : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     free(b.bindings);
     free(slots);
     free(grads);
+    return status;
+}
+
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own) {
+    unbind(o);
+    o->bound = calloc((size_t)o->n_slots + 1, sizeof *o->bound);
+    if (!o->bound) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        const weft_stretch *p = &o->slots[i].part;
+        weft_gradient g = gradients[p->weight];
+        if (!g.data) continue;
+        if (own) g = (weft_gradient){o->dtype, own};
+        g.data =
+            (unsigned char *)g.data + (own ? p->at : p->first) * (int64_t)weft_dtype_size(g.dtype);
+        o->bound[i] = g;
+    }
+    weft_status status = o->sharded ? weft_optimizer_shard_bind(o, gradients) : WEFT_OK;
+    if (status == WEFT_OK) status = bind_slots(o);
     if (status != WEFT_OK) unbind(o);
     return status;
 }
 
-weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients) {
-    if (!o->sharded) {
-        unbind(o);
-        return bind_slots(o, gradients);
+void weft_optimizer_find_gradients(const weft_optimizer *o, const weft_session *s,
+                                   weft_gradient *out) {
+    for (int64_t i = 0; i < o->model->n_weights; i++) {
+        const weft_tensor *t = weft_graph_find(s->graph.graph, o->model->weights[i].name);
+        out[i] = (weft_gradient){0};
+        if (t && t->grad) out[i] = (weft_gradient){t->grad->dtype, weft_data(s->exec, t->grad)};
     }
-    bool *has = calloc((size_t)o->model->n_weights + 1, sizeof *has);
-    weft_gradient *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
-    for (int64_t i = 0; has && i < o->model->n_weights; i++)
-        has[i] = gradients[i].data != NULL;
-    for (int64_t i = 0; parts && i < o->n_slots; i++) {
-        const weft_stretch *p = &o->slots[i].part;
-        const weft_gradient *g = &gradients[p->weight];
-        parts[i] = *g;
-        if (g->data)
-            parts[i].data = (unsigned char *)g->data + (size_t)p->first * weft_dtype_size(g->dtype);
-    }
-    weft_status status = has && parts ? weft_optimizer_bind_shard(o, has, parts)
-                                      : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    free(has);
-    free(parts);
-    return status;
-}
-
-weft_status weft_optimizer_bind_shard(weft_optimizer *o, const bool *has,
-                                      const weft_gradient *gradients) {
-    unbind(o);
-    WEFT_TRY(weft_optimizer_shard_bind(o, has, gradients));
-    return bind_slots(o, gradients);
 }
 
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s) {
-    int64_t n = o->model->n_weights;
-    weft_gradient *gradients = calloc((size_t)n, sizeof *gradients);
+    weft_gradient *gradients = calloc((size_t)o->model->n_weights, sizeof *gradients);
     if (!gradients) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    for (int64_t i = 0; i < n; i++) {
-        const weft_tensor *t = weft_graph_find(s->graph.graph, o->model->weights[i].name);
-        if (t && t->grad)
-            gradients[i] = (weft_gradient){t->grad->dtype, weft_data(s->exec, t->grad)};
-    }
-    weft_status status = weft_optimizer_bind(o, gradients);
+    weft_optimizer_find_gradients(o, s, gradients);
+    weft_status status = weft_optimizer_bind(o, gradients, NULL);
     free(gradients);
     return status;
-}
-
-static weft_status allocate_own(weft_optimizer *o) {
-    int64_t n = o->model->n_weights, bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
-    for (int64_t i = 0; i < n; i++)
-        bytes += weft_arena_bytes(o->model->weights[i].count * size);
-    weft_gradient *own = calloc((size_t)n, sizeof *own);
-    if (!own) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    o->own_memory = o->backend->alloc(bytes); /* comes zeroed */
-    o->own_bytes = bytes;
-    if (!o->own_memory) {
-        free(own);
-        return weft_fail(WEFT_ENOMEM, "optimizer: no memory for %lld bytes", (long long)bytes);
-    }
-    unsigned char *at = o->own_memory;
-    for (int64_t i = 0; i < n; i++) {
-        own[i] = (weft_gradient){o->dtype, at};
-        at += weft_arena_bytes(o->model->weights[i].count * size);
-    }
-    o->own = own;
-    return WEFT_OK;
-}
-
-weft_status weft_optimizer_bind_own(weft_optimizer *o) {
-    if (!o->own) WEFT_TRY(allocate_own(o));
-    return weft_optimizer_bind(o, o->own);
-}
-
-void *weft_optimizer_gradient(const weft_optimizer *o, int64_t i) {
-    return o->own ? o->own[i].data : NULL;
 }
 
 weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
@@ -431,6 +351,45 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
     out->resets = (int64_t)state[WEFT_ADAM_RESETS];
     out->skips = (int64_t)state[WEFT_ADAM_SKIPS];
     return WEFT_OK;
+}
+
+bool weft_all_finite(weft_dtype dtype, const void *data, int64_t count) {
+    bool finite = true;
+    for (int64_t i = 0; finite && i < count; i++) {
+        double value;
+        weft_weight_read(&(weft_weight){.dtype = dtype,
+                                        .count = 1,
+                                        .data = (unsigned char *)(uintptr_t)data +
+                                                (size_t)i * weft_dtype_size(dtype)},
+                         &value);
+        finite = isfinite(value);
+    }
+    return finite;
+}
+
+/* Whether a slot's gradient is finite; true also where it cannot be read. */
+static bool is_finite(const weft_optimizer *o, int64_t slot) {
+    weft_gradient g = o->bound[slot];
+    int64_t count = g.data ? o->slots[slot].part.count : 0;
+    int64_t bytes = count * (int64_t)weft_dtype_size(g.dtype);
+    void *host = malloc((size_t)bytes + 1);
+    bool there = host && o->backend->download(host, g.data, bytes) == WEFT_OK;
+    bool finite = !there || weft_all_finite(g.dtype, host, count);
+    free(host);
+    return finite;
+}
+
+const char *weft_optimizer_find_bad(const weft_optimizer *o) {
+    int64_t n = o->model->n_weights, bad = n, first = n;
+    for (int64_t i = 0; o->bound && bad == n && i < o->n_slots; i++)
+        if (!is_finite(o, i)) bad = o->slots[i].part.weight;
+    int ranks = o->sharded ? o->shards.cut.size : 1;
+    int64_t *all = calloc((size_t)ranks, sizeof *all);
+    if (all && weft_comm_gather(o->sharded ? o->comm : NULL, &bad, sizeof bad, all) == WEFT_OK)
+        for (int r = 0; r < ranks; r++)
+            first = all[r] < first ? all[r] : first;
+    free(all);
+    return first < n ? o->model->weights[first].name : NULL;
 }
 
 weft_status weft_optimizer_refresh(weft_optimizer *o) {

@@ -3,7 +3,7 @@
  * It owns what a step hands to the next one (the moments, the controlling state, f32 masters of
  * bf16 weights) and a small graph of the operations of ops/optimizer.h, bound to that memory, to
  * the model's weights and to gradients: those of a session where they lie, so that nothing is
- * copied, or buffers of its own that a caller fills, such as a sum over micro-batches.
+ * copied, or others', such as a sum over micro-batches.
  *
  *     weft_optimizer_create(model, backend, pool, &o);
  *     weft_optimizer_bind_session(o, &session);       once; again for another session
@@ -17,9 +17,43 @@
 #ifndef WEFT_TRAIN_OPTIMIZER_H
 #define WEFT_TRAIN_OPTIMIZER_H
 
+#include "comm/comm.h"
+#include "comm/share.h"
 #include "model/session.h"
 #include "ops/optimizer.h"
-#include "train/partition.h"
+
+/* How ranks share what belongs to a model's weights: gradients, the optimizer's state, the update. All
+ * weights one after the other are a row, each begun at a multiple of WEFT_ARENA_ALIGN. It is cut into
+ * the chunks that the gradient's norm is added up in (WEFT_NORM_CHUNK numbers of one weight), and a
+ * rank owns whole chunks (comm/share.h). So no sum depends on the number of ranks. */
+
+/* Neighbouring numbers of one weight. */
+typedef struct {
+    int64_t weight, first, count;
+    int64_t at; /* of one that is owned: where it begins among all that its rank owns, in numbers */
+} weft_stretch;
+
+typedef struct {
+    const weft_model *model;
+    int rank;
+    weft_dtype dtype;     /* of the row's numbers: f32, or f64 beside f64 */
+    weft_stretch *chunks; /* the blocks of `cut` */
+    int64_t *first;       /* [weights + 1]: the chunks of a weight */
+    int64_t *borders;     /* [chunks + 1]: where they begin in the row, in numbers */
+    weft_cut cut;
+} weft_partition;
+
+/* The model must outlive it. comm NULL: one rank owns all. */
+weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft_partition *out);
+void weft_partition_free(weft_partition *s);
+
+/* Bytes of the row, and where a weight begins in it. */
+int64_t weft_partition_bytes(const weft_partition *s);
+int64_t weft_partition_offset(const weft_partition *s, int64_t weight);
+
+/* What a rank owns as stretches, in the order of the row; those that touch are one. Room for one a
+ * chunk of the rank's; NULL: only counts them. */
+int64_t weft_partition_owned(const weft_partition *s, int rank, weft_stretch *out);
 
 /* What the last step did, and the counters over all steps. */
 typedef struct {
@@ -38,18 +72,12 @@ typedef struct {
     void *data;
 } weft_gradient;
 
-/* The options of the config for a step. */
-weft_adam_options weft_optimizer_options(const weft_config *c);
-
 /* State of zeros, masters from the weights. The model, the pool and the backend are the caller's
- * and must outlive it. */
+ * and must outlive it. With several ranks the state is shared out over them as SHARD of the config says:
+ * each has the moments and masters of what it owns, updates that, and gives the new weights to all.
+ * Every rank then makes the same calls. comm NULL: this one has all. */
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
-                                  weft_optimizer **out);
-/* The same with the state shared out over ranks (SHARD of the config; shards.h): each has the moments
- * and masters of what it owns, updates that, and gives the new weights to all. Every rank then makes
- * the same calls. comm NULL: this one has all. */
-weft_status weft_optimizer_create_shared(weft_model *m, const weft_backend *backend,
-                                         weft_pool *pool, weft_comm *comm, weft_optimizer **out);
+                                  weft_comm *comm, weft_optimizer **out);
 void weft_optimizer_destroy(weft_optimizer *o);
 /* How its state is shared out; NULL: it has all. */
 const weft_partition *weft_optimizer_shards(const weft_optimizer *o);
@@ -57,23 +85,24 @@ const weft_model *weft_optimizer_model(const weft_optimizer *o);
 const weft_backend *weft_optimizer_backend(const weft_optimizer *o);
 
 /* Takes gradients from these places from now on: `gradients` has one for each of the model's
- * weights, in their order. On an error the optimizer is bound to nothing. */
-weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients);
-/* Of a shared optimizer: has[weights], whether a weight has a gradient at all, and one place for each
- * stretch that weft_partition_owned lists. */
-weft_status weft_optimizer_bind_shard(weft_optimizer *o, const bool *has,
-                                      const weft_gradient *gradients);
+ * weights, in their order. Of a shared optimizer `own` may be where what this rank owns of them lies, in
+ * the row's type, stretch behind stretch; NULL: they are parts of `gradients`. On an error the optimizer
+ * is bound to nothing. */
+weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own);
 /* The gradients of a session that was opened with them; it must stay open while it is bound. */
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s);
-/* Buffers of its own in the backend's memory, f32 (f64 beside f64), zero at first; made at the first
- * call. The i-th weight's is at weft_optimizer_gradient(o, i); they lie one after the other, each
- * begun at a multiple of WEFT_ARENA_ALIGN. */
-weft_status weft_optimizer_bind_own(weft_optimizer *o);
-void *weft_optimizer_gradient(const weft_optimizer *o, int64_t i);
+/* The gradients of a session as they lie there: [weights]. */
+void weft_optimizer_find_gradients(const weft_optimizer *o, const weft_session *s,
+                                   weft_gradient *out);
 
 /* One step at that learning rate. */
 weft_status weft_optimizer_run(weft_optimizer *o, double rate);
 weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out);
+/* Whether numbers in the host's memory are. */
+bool weft_all_finite(weft_dtype dtype, const void *data, int64_t count);
+/* The name of the first weight with a gradient that is not finite; NULL: all are, or cannot be read. Of a
+ * shared optimizer all ranks call it. */
+const char *weft_optimizer_find_bad(const weft_optimizer *o);
 
 /* Takes up weights that others wrote: a master which does not round to its bf16 weight is set to
  * it. Nothing to do for f32 and f64, where the weights themselves are updated. */

@@ -5,7 +5,6 @@
 
 #include "core/safetensors.h"
 #include "train/optimizer.h"
-#include "train/partition.h"
 
 enum { WEFT_STATE_NAME = 160 };
 
@@ -33,11 +32,8 @@ struct weft_optimizer {
     int64_t n_slots;
     void *control_state;
 
-    weft_gradient *own; /* [weights]; NULL: none were asked for */
-    void *own_memory;   /* the backend's */
-    int64_t own_bytes;
-
-    weft_graph *graph; /* NULL: no gradients are bound */
+    weft_gradient *bound; /* [n_slots]: the gradients, where some are bound */
+    weft_graph *graph;    /* NULL: no gradients are bound */
     weft_exec *exec;
     weft_tensor *lr, *control, *cut;
     uint64_t mark;
@@ -51,7 +47,7 @@ struct weft_optimizer {
     weft_tensor *norm_parts, *all_parts;
     double *parts;   /* [chunks]: rank after rank, as they are gathered */
     double *ordered; /* [chunks with a gradient], in the order of the row */
-    int64_t *order;  /* [chunks]: place in `ordered`; -1: no gradient */
+    int64_t *order;  /* [chunks with a gradient]: place in `parts` */
     int64_t n_ordered;
     int *counts, *begins; /* [ranks]: bytes of `parts` */
     int64_t cut_of_all;
@@ -70,11 +66,13 @@ typedef struct {
 weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
                                    const weft_stretch *part, weft_dtype dtype, void *data);
 
+/* The memory of a tensor of the state that is not shared. */
+void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index);
+
 weft_status weft_optimizer_shard_open(weft_optimizer *o);
 void weft_optimizer_shard_close(weft_optimizer *o);
-/* The graph of the own norm; has[weights]. */
-weft_status weft_optimizer_shard_bind(weft_optimizer *o, const bool *has,
-                                      const weft_gradient *gradients);
+/* The graph of the own norm; `gradients` says which weights have one. */
+weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients);
 void weft_optimizer_shard_unbind(weft_optimizer *o);
 /* The norm of all, in the optimizer's graph. */
 weft_tensor *weft_optimizer_shard_norm(weft_optimizer *o);

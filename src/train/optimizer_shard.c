@@ -1,4 +1,4 @@
-/* What is more to do where ranks share the optimizer's state.
+/* How ranks share a row of weights, and what is more to do where they share the optimizer's state.
  *
  * A step: each rank adds up its chunks' part of the norm; the parts are gathered and joined by all in
  * the order of the row, so that all decide alike; each updates its stretches, and its new weights go
@@ -6,13 +6,101 @@
  *
  * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
  * owners send or get their stretches of it. So no rank ever has the whole state. */
-#include "comm/message.h"
+#include "core/align.h"
 #include "train/optimizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { UNDER_WAY = 4 }; /* buckets of weights */
+
+static void list_chunks(weft_partition *s) {
+    const weft_model *m = s->model;
+    int64_t n = 0, at = 0, size = (int64_t)weft_dtype_size(s->dtype);
+    for (int64_t w = 0; w < m->n_weights; w++) {
+        int64_t count = m->weights[w].count;
+        s->first[w] = n;
+        for (int64_t first = 0; first < count; first += WEFT_NORM_CHUNK) {
+            int64_t left = count - first;
+            s->borders[n] = at + first;
+            s->chunks[n++] =
+                (weft_stretch){w, first, left < WEFT_NORM_CHUNK ? left : WEFT_NORM_CHUNK, 0};
+        }
+        at += weft_arena_bytes(count * size) / size;
+    }
+    s->first[m->n_weights] = n;
+    s->borders[n] = at;
+    s->cut.n_blocks = n;
+}
+
+weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft_partition *out) {
+    int64_t n = 0;
+    for (int64_t w = 0; w < m->n_weights; w++)
+        n += (m->weights[w].count + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
+    *out = (weft_partition){.model = m,
+                            .rank = weft_comm_rank(comm),
+                            .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
+    out->chunks = calloc((size_t)n + 1, sizeof *out->chunks);
+    out->borders = calloc((size_t)n + 1, sizeof *out->borders);
+    out->first = calloc((size_t)m->n_weights + 1, sizeof *out->first);
+    if (!out->chunks || !out->borders || !out->first) {
+        weft_partition_free(out);
+        return weft_fail(WEFT_ENOMEM, "training: no memory");
+    }
+    out->cut = (weft_cut){.borders = out->borders, .size = weft_comm_size(comm)};
+    list_chunks(out);
+    return WEFT_OK;
+}
+
+void weft_partition_free(weft_partition *s) {
+    free(s->chunks);
+    free(s->borders);
+    free(s->first);
+    *s = (weft_partition){0};
+}
+
+int64_t weft_partition_bytes(const weft_partition *s) {
+    return s->borders[s->cut.n_blocks] * (int64_t)weft_dtype_size(s->dtype);
+}
+
+int64_t weft_partition_offset(const weft_partition *s, int64_t weight) {
+    return s->borders[s->first[weight]] * (int64_t)weft_dtype_size(s->dtype);
+}
+
+int64_t weft_partition_owned(const weft_partition *s, int rank, weft_stretch *out) {
+    int64_t n = 0, at = 0;
+    weft_stretch last = {.weight = -1};
+    for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
+        weft_span p = weft_cut_piece(&s->cut, b, rank);
+        for (int64_t i = p.first; i < p.first + p.count; i++) {
+            weft_stretch c = s->chunks[i];
+            if (c.weight == last.weight && c.first == last.first + last.count) {
+                last.count += c.count;
+            } else {
+                last = c;
+                last.at = at + s->borders[i] - s->borders[p.first];
+                n++;
+            }
+            if (out) out[n - 1] = last;
+        }
+        at += weft_cut_numbers(&s->cut, p).count;
+    }
+    return n;
+}
+
+/* The weights' own bytes of neighbouring chunks: they lie together. */
+static void *weights_of(const weft_partition *s, weft_span blocks, int64_t *bytes) {
+    *bytes = 0;
+    if (blocks.count == 0) return NULL;
+    const weft_stretch *a = &s->chunks[blocks.first], *b = a + blocks.count - 1;
+    const weft_weight *first = &s->model->weights[a->weight], *last = &s->model->weights[b->weight];
+    unsigned char *begin =
+        (unsigned char *)first->data + (size_t)a->first * weft_dtype_size(first->dtype);
+    unsigned char *end =
+        (unsigned char *)last->data + (size_t)(b->first + b->count) * weft_dtype_size(last->dtype);
+    *bytes = end - begin;
+    return begin;
+}
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o) {
     WEFT_TRY(weft_partition_make(o->model, o->comm, &o->shards));
@@ -49,46 +137,35 @@ const weft_partition *weft_optimizer_shards(const weft_optimizer *o) {
     return o->sharded ? &o->shards : NULL;
 }
 
-/* Where a gathered part of the norm comes in the order of the row. */
-static void order_parts(weft_optimizer *o, const bool *has) {
+/* Where the parts of the norm, in the order of the row, come among the gathered ones: rank after rank, each
+ * in that order. */
+static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
     const weft_partition *s = &o->shards;
-    int64_t n = 0, at = 0;
-    int64_t *place = o->order; /* first by chunk */
+    int at = 0, bytes = (int)sizeof *o->parts;
+    memset(o->counts, 0, (size_t)s->cut.size * sizeof *o->counts);
     for (int64_t i = 0; i < s->cut.n_blocks; i++)
-        place[i] = has[s->chunks[i].weight] ? n++ : -1;
-    o->n_ordered = n;
+        if (gradients[s->chunks[i].weight].data) o->counts[weft_cut_owner(&s->cut, i)] += bytes;
     for (int r = 0; r < s->cut.size; r++) {
-        int64_t begin = at;
-        for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
-            weft_blocks p = weft_cut_piece(&s->cut, b, r);
-            for (int64_t i = p.first; i < p.first + p.count; i++)
-                at += place[i] >= 0;
-        }
-        o->begins[r] = (int)(begin * (int64_t)sizeof *o->parts);
-        o->counts[r] = (int)((at - begin) * (int64_t)sizeof *o->parts);
+        o->begins[r] = at;
+        at += o->counts[r];
+        o->counts[r] = 0;
+    }
+    o->n_ordered = 0;
+    for (int64_t i = 0; i < s->cut.n_blocks; i++) {
+        int r = weft_cut_owner(&s->cut, i);
+        if (!gradients[s->chunks[i].weight].data) continue;
+        o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
+        o->counts[r] += bytes;
     }
 }
 
-static void sort_parts(weft_optimizer *o) {
-    const weft_partition *s = &o->shards;
-    int64_t at = 0;
-    for (int r = 0; r < s->cut.size; r++) {
-        for (int64_t b = 0; b < weft_cut_buckets(&s->cut); b++) {
-            weft_blocks p = weft_cut_piece(&s->cut, b, r);
-            for (int64_t i = p.first; i < p.first + p.count; i++)
-                if (o->order[i] >= 0) o->ordered[o->order[i]] = o->parts[at++];
-        }
-    }
-}
-
-static weft_status build_norm(weft_optimizer_binder *b, const weft_gradient *gradients,
-                              weft_tensor **grads) {
+static weft_status build_norm(weft_optimizer_binder *b, weft_tensor **grads) {
     weft_optimizer *o = b->o;
     int n = 0;
     WEFT_TRY(weft_graph_create(&o->norm_graph));
     b->graph = o->norm_graph;
     for (int64_t i = 0; i < o->n_slots; i++) {
-        const weft_gradient *g = &gradients[i];
+        const weft_gradient *g = &o->bound[i];
         if (g->data)
             grads[n++] = weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", &o->slots[i].part,
                                                g->dtype, g->data);
@@ -100,14 +177,13 @@ static weft_status build_norm(weft_optimizer_binder *b, const weft_gradient *gra
     return weft_exec_create(o->norm_graph, o->backend, o->pool, &options, &o->norm_exec);
 }
 
-weft_status weft_optimizer_shard_bind(weft_optimizer *o, const bool *has,
-                                      const weft_gradient *gradients) {
+weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
     size_t n = (size_t)o->n_slots;
-    order_parts(o, has);
+    order_parts(o, gradients);
     if (o->n_ordered == 0) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
     weft_optimizer_binder b = {.o = o, .bindings = calloc(n + 1, sizeof *b.bindings)};
     weft_tensor **grads = calloc(n + 1, sizeof *grads);
-    weft_status status = b.bindings && grads ? build_norm(&b, gradients, grads)
+    weft_status status = b.bindings && grads ? build_norm(&b, grads)
                                              : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     free(b.bindings);
     free(grads);
@@ -128,7 +204,8 @@ weft_status weft_optimizer_shard_before(weft_optimizer *o) {
                                 (unsigned char *)o->parts + o->begins[rank]));
     }
     WEFT_TRY(weft_comm_gather_parts(o->comm, o->parts, o->counts, o->begins));
-    sort_parts(o);
+    for (int64_t i = 0; i < o->n_ordered; i++)
+        o->ordered[i] = o->parts[o->order[i]];
     return weft_exec_write(o->exec, o->all_parts, o->ordered);
 }
 
@@ -143,13 +220,13 @@ typedef struct {
 static weft_status begin_weights(weft_optimizer *o, int64_t bucket, weights_job *w) {
     const weft_partition *s = &o->shards;
     int64_t n = 0, own_bytes, bytes;
-    void *own = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
+    void *own = weights_of(s, weft_cut_piece(&s->cut, bucket, s->rank), &own_bytes);
     if (o->backend->remote && own_bytes)
         WEFT_TRY(o->backend->download(own, weft_mirror_at(o->model->mirror, o->backend, own),
                                       own_bytes));
     for (int r = 0; r < s->cut.size; r++) {
         if (r == s->rank) continue;
-        void *theirs = weft_partition_weights(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
+        void *theirs = weights_of(s, weft_cut_piece(&s->cut, bucket, r), &bytes);
         if (own_bytes) w->transfers[n++] = (weft_transfer){r, true, own, own_bytes};
         if (bytes) w->transfers[n++] = (weft_transfer){r, false, theirs, bytes};
     }
@@ -230,6 +307,11 @@ static state_key key_of(const weft_optimizer *o, int64_t index) {
 static unsigned char *slot_data(const weft_optimizer_slot *s, const state_key *key) {
     void *const places[] = {s->m, s->v, s->v_max, s->master};
     return places[key->kind];
+}
+
+void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index) {
+    state_key key = key_of(o, index);
+    return key.kind == STATE_CONTROL ? o->control_state : slot_data(&o->slots[key.weight], &key);
 }
 
 /* This rank's memory of a stretch that it owns. */

@@ -8,8 +8,7 @@
 #include "generate/generator.h"
 #include "generate/stream.h"
 #include "ops/cache.h"
-#include "train/attention_map.h"
-#include "train/metrics_lines.h"
+#include "train/metrics.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -56,30 +55,6 @@ static weft_status encode_prompt(weft_samples *s) {
     return status;
 }
 
-static weft_status failed(const weft_samples *s) {
-    return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
-}
-
-/* Opens the lines, and cuts off a torn one and those of later steps. What is no sample is set aside. */
-static weft_status open_lines(weft_samples *s, int64_t step) {
-    weft_lines lines;
-    int fd;
-    WEFT_TRY(weft_file_open_own(s->path, &fd));
-    s->file = fdopen(fd, "r+");
-    if (!s->file) {
-        weft_status status = failed(s);
-        close(fd);
-        return status;
-    }
-    WEFT_TRY(weft_lines_read(s->file, s->path, step, 0, &lines));
-    weft_lines_warn(&lines, s->path);
-    if (lines.bad)
-        WEFT_TRY(weft_lines_repair(&s->file, s->path, step));
-    else if (ftruncate(fileno(s->file), (off_t)lines.bytes) != 0)
-        return failed(s);
-    return fseek(s->file, 0, SEEK_END) == 0 ? WEFT_OK : failed(s);
-}
-
 weft_status weft_samples_open(const char *run, int64_t step, const weft_config *c,
                               const weft_tokenizer *t, weft_samples **out) {
     *out = NULL;
@@ -96,7 +71,8 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
     weft_status status = weft_path(s->run, "%s", run);
     if (status == WEFT_OK) status = weft_path(s->path, "%s/samples.jsonl", run);
     if (status == WEFT_OK) status = encode_prompt(s);
-    if (status == WEFT_OK) status = open_lines(s, step);
+    if (status == WEFT_OK) status = weft_lines_open(s->path, &s->file);
+    if (status == WEFT_OK) status = weft_lines_start(&s->file, s->path, step, 0);
     if (status != WEFT_OK) {
         weft_samples_close(s);
         return status;
@@ -165,18 +141,6 @@ static int64_t measure_cache(const weft_generator *g) {
     return (stats.cache_bytes - stats.cache_bytes_per_sequence) / (stats.pages * WEFT_PAGE_TOKENS);
 }
 
-static weft_status append_line(weft_samples *s, int64_t step) {
-    json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",
-                            s->config->sample_prompt, "text", s->text, s->bytes,
-                            "cache_bytes_per_token", (json_int_t)s->cache_bytes);
-    char *line = json_dumps(row, JSON_COMPACT | JSON_PRESERVE_ORDER);
-    json_decref(row);
-    if (!line) return weft_fail(WEFT_ENOMEM, "samples: no memory");
-    bool written = fprintf(s->file, "%s\n", line) > 0 && fflush(s->file) == 0;
-    free(line);
-    return written ? WEFT_OK : failed(s);
-}
-
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
                               weft_pool *pool, int64_t step, bool last) {
     if (!s || s->off || (!last && step % s->config->sample_interval != 0)) return WEFT_OK;
@@ -196,7 +160,10 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
     }
     WEFT_TRY(status);
     weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
-    WEFT_TRY(append_line(s, step));
+    json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",
+                            s->config->sample_prompt, "text", s->text, s->bytes,
+                            "cache_bytes_per_token", (json_int_t)s->cache_bytes);
+    WEFT_TRY(weft_lines_add(s->file, s->path, row));
     if (!last) return WEFT_OK;
     return weft_attention_map_write(s->run, m, backend, pool, s->tokenizer, s->map, s->mapped,
                                     step);

@@ -2,7 +2,7 @@
  * metric the loss needs none. */
 #include "train/validation.h"
 
-#include "comm/tree.h"
+#include "comm/share.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 
@@ -11,7 +11,6 @@
 
 enum { AHEAD = 2 };
 
-/* What one graph run found. */
 /* Which positions of a sequence count: first .. last - 1. */
 typedef struct {
     int64_t first, last;

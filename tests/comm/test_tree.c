@@ -1,5 +1,5 @@
 /* The tree over micro-batches, cut at the borders of any number of ranks: the same sum to the bit. */
-#include "comm/tree.h"
+#include "comm/share.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -5,7 +5,6 @@
 #include "record/collect.h"
 #include "record/watched_lines.h"
 #include "train/metrics.h"
-#include "train/metrics_lines.h"
 
 #include <stdio.h>
 #include <unistd.h>

@@ -56,8 +56,8 @@ static void make_small(void) {
     c.n_embd = c.n_ffn = c.vocab_size = c.context = 2;
     if (weft_model_create(&c, WEFT_F32, &small.model) != WEFT_OK ||
         weft_pool_create(1, &small.pool) != WEFT_OK ||
-        weft_optimizer_create(small.model, weft_cpu_backend(), small.pool, &small.optimizer) !=
-            WEFT_OK)
+        weft_optimizer_create(small.model, weft_cpu_backend(), small.pool, NULL,
+                              &small.optimizer) != WEFT_OK)
         exit(2);
 }
 

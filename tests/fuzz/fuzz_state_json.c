@@ -4,7 +4,6 @@
 #include "fuzz/fuzz.h"
 #include "model/sums.h"
 #include "train/checkpoint.h"
-#include "train/checkpoint_folder.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "core/safetensors.h"
 #include "cpu/backend.h"
 #include "model_case.h"
-#include "train/objective.h"
+#include "train/step.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -32,11 +32,11 @@ static void cut(model_case *m, const objective_case *c) {
     assert_int_equal(m->time, m->config.context);
 }
 
-static void read_gradients(const objective_case *c, const weft_model *m, const weft_objective *o,
+static void read_gradients(const objective_case *c, const weft_model *m, const weft_train_step *o,
                            double *out) {
     for (int64_t i = 0; i < m->n_weights; i++) {
         int64_t n = m->weights[i].count;
-        weft_gradient g = weft_objective_gradient(o, i);
+        weft_gradient g = weft_train_step_gradient(o, i);
         memset(out, 0, (size_t)n * sizeof *out);
         if (g.data) {
             int64_t bytes = n * (int64_t)weft_dtype_size(g.dtype);
@@ -50,14 +50,14 @@ static void read_gradients(const objective_case *c, const weft_model *m, const w
     }
 }
 
-static objective_result run_once(const objective_case *c, const model_case *m, weft_objective *o,
+static objective_result run_once(const objective_case *c, const model_case *m, weft_train_step *o,
                                  const weft_model *model) {
     objective_result r = {0};
     for (int64_t i = 0; i < model->n_weights; i++)
         r.count += model->weights[i].count;
     r.gradients = calloc((size_t)r.count, sizeof *r.gradients);
     assert_non_null(r.gradients);
-    check(weft_objective_run(o, m->tokens, m->targets, &(weft_run){.seed = 1}, &r.parts));
+    check(weft_train_step_gradients(o, m->tokens, m->targets, &(weft_run){.seed = 1}, &r.parts));
     read_gradients(c, model, o, r.gradients);
     return r;
 }
@@ -66,19 +66,19 @@ objective_result objective_case_run(const objective_case *c) {
     model_case m;
     weft_pool *pool;
     weft_optimizer *optimizer;
-    weft_objective *o;
+    weft_train_step *o;
     model_case_open(&m, c->config);
     cut(&m, c);
     weft_model *model = model_case_weights(&m, c->dtype);
     check(weft_pool_create(2, &pool));
-    check(weft_optimizer_create(model, backend_of(c), pool, &optimizer));
-    weft_objective_options options = {.form = c->form, .poison = true};
-    check(weft_objective_open(optimizer, pool, &options, &o));
+    check(weft_optimizer_create(model, backend_of(c), pool, NULL, &optimizer));
+    weft_train_step_options options = {.form = c->form, .poison = true};
+    check(weft_train_step_open(optimizer, pool, &options, &o));
     objective_result first = run_once(c, &m, o, model), r = run_once(c, &m, o, model);
     assert_memory_equal(&first.parts, &r.parts, sizeof r.parts);
     assert_memory_equal(first.gradients, r.gradients, (size_t)r.count * sizeof *r.gradients);
     objective_result_free(&first);
-    weft_objective_close(o);
+    weft_train_step_close(o);
     weft_optimizer_destroy(optimizer);
     weft_model_destroy(model);
     weft_pool_destroy(pool);

@@ -2,7 +2,7 @@
  * reader makes of them. */
 #include "base/crc32c.h"
 #include "support/command.h"
-#include "train/events.h"
+#include "train/metrics.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

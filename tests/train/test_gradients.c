@@ -3,6 +3,7 @@
  * the whole. */
 #include "cpu/backend.h"
 #include "support/model_case.h"
+#include "support/remote.h"
 #include "train/gradients.h"
 
 #include <math.h>
@@ -28,30 +29,18 @@ static float tree(int64_t first, int64_t count, int64_t element) {
     return tree(first, left, element) + tree(first + left, count - left, element);
 }
 
-static weft_status fill_bytes(void *to, int byte, int64_t bytes) {
-    memset(to, byte, (size_t)bytes);
-    return WEFT_OK;
-}
-
-/* The processor as a device whose memory is not the host's: sums are made by graphs on it. */
-static weft_backend apart(void) {
-    weft_backend b = *weft_cpu_backend();
-    b.name = "apart";
-    b.remote = true;
-    b.fill = fill_bytes;
-    return b;
-}
-
 static void check_sum(model_run *r, const weft_backend *backend, int64_t count, int threads) {
     weft_optimizer *o;
     weft_gradients *g;
     weft_pool *pool;
     assert_int_equal(weft_pool_create(threads, &pool), WEFT_OK);
-    assert_int_equal(weft_optimizer_create(r->model, backend, pool, &o), WEFT_OK);
+    assert_int_equal(weft_optimizer_create(r->model, backend, pool, NULL, &o), WEFT_OK);
     assert_int_equal(weft_gradients_create(o, &r->session, pool, NULL, count, &g), WEFT_OK);
     const weft_weight *weights = r->model->weights;
     for (int round = 0; round < 2; round++) {
+        weft_gradients_begin(g);
         for (int64_t i = 0; i < count; i++) {
+            weft_gradients_expect(g);
             for (int64_t w = 0; w < r->model->n_weights; w++) {
                 weft_tensor *t = weft_graph_find(r->session.graph.graph, weights[w].name);
                 float *gradient = weft_data(r->session.exec, t->grad);
@@ -60,10 +49,11 @@ static void check_sum(model_run *r, const weft_backend *backend, int64_t count, 
             }
             assert_int_equal(weft_gradients_add(g), WEFT_OK);
         }
+        assert_int_equal(weft_gradients_mean(g), WEFT_OK);
     }
     for (int64_t w = 0; count > 1 && w < r->model->n_weights; w++) {
         weft_tensor *t = weft_graph_find(r->session.graph.graph, weights[w].name);
-        const float *sum = weft_optimizer_gradient(o, w);
+        const float *sum = weft_gradients_of(g, w).data;
         for (int64_t e = 0; e < weights[w].count; e++) {
             float want = t->grad ? tree(0, count, e) * (float)(1.0 / (double)count) : 0;
             if (sum[e] != want)
@@ -71,7 +61,7 @@ static void check_sum(model_run *r, const weft_backend *backend, int64_t count, 
                          (double)sum[e], (double)want);
         }
     }
-    assert_null(weft_gradients_find_bad(g));
+    assert_null(weft_optimizer_find_bad(o));
     weft_gradients_destroy(g);
     weft_optimizer_destroy(o);
     weft_pool_destroy(pool);
@@ -93,11 +83,10 @@ static void test_a_device_adds_them_in_the_same_tree(void **state) {
     (void)state;
     model_case c;
     model_run r;
-    const weft_backend device = apart();
     model_case_open(&c, "dot-learned");
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
     for (int64_t count = 2; count <= MOST; count++)
-        check_sum(&r, &device, count, count % 2 ? 1 : 3);
+        check_sum(&r, remote_backend(), count, count % 2 ? 1 : 3);
     model_run_close(&r);
     model_case_close(&c);
 }
@@ -110,13 +99,17 @@ static void test_bad_gradient_is_named(void **state) {
     weft_gradients *g;
     model_case_open(&c, "dot-learned");
     model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true, .grads = true});
-    assert_int_equal(weft_optimizer_create(r.model, weft_cpu_backend(), r.pool, &o), WEFT_OK);
+    assert_int_equal(weft_optimizer_create(r.model, weft_cpu_backend(), r.pool, NULL, &o), WEFT_OK);
     assert_int_equal(weft_gradients_create(o, &r.session, r.pool, NULL, 2, &g), WEFT_OK);
     weft_tensor *t = weft_graph_find(r.session.graph.graph, "h.0.ln_2.weight");
     ((float *)weft_data(r.session.exec, t->grad))[1] = INFINITY;
-    weft_gradients_add(g);
-    weft_gradients_add(g);
-    assert_string_equal(weft_gradients_find_bad(g), "h.0.ln_2.weight");
+    weft_gradients_begin(g);
+    for (int i = 0; i < 2; i++) {
+        weft_gradients_expect(g);
+        assert_int_equal(weft_gradients_add(g), WEFT_OK);
+    }
+    assert_int_equal(weft_gradients_mean(g), WEFT_OK);
+    assert_string_equal(weft_optimizer_find_bad(o), "h.0.ln_2.weight");
     weft_gradients_destroy(g);
     weft_optimizer_destroy(o);
     model_run_close(&r);

@@ -5,6 +5,7 @@
 #include "model/verify.h"
 #include "support/command.h"
 #include "support/lost_copies.h"
+#include "support/remote.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
@@ -25,6 +26,7 @@ static weft_backend make_remote(void) {
     weft_backend remote = *weft_cpu_backend();
     remote.name = "remote";
     remote.remote = true;
+    remote.rows = remote_backend()->rows;
     return remote;
 }
 

@@ -1,5 +1,5 @@
 /* The learning rate of each step, against values worked out by hand. */
-#include "train/schedule.h"
+#include "train/step.h"
 
 #include <math.h>
 #include <setjmp.h>

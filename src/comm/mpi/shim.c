@@ -1,17 +1,15 @@
-/* The table of comm/mpi.h over this machine's MPI: libweft-mpi.so, all by itself. */
-#include "comm/mpi.h"
+/* The table of comm/launch.h over this machine's MPI: libweft-mpi.so, all by itself. */
+#include "comm/launch.h"
 
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { NOTE_TAG = 1 };
+_Static_assert(sizeof(MPI_Request) <= WEFT_MPI_REQUEST, "a request has room");
 
 static MPI_Comm messages, notes;
 static int own_rank, ranks;
-static MPI_Request *requests; /* [room] */
-static int *free_numbers;     /* [n_free]: of those that are not in use */
-static int room, n_free;
 static char (*note_texts)[WEFT_MPI_NOTE]; /* [ranks]: on their way */
 static MPI_Request *note_requests;        /* [ranks] */
 
@@ -38,73 +36,34 @@ static void finish(void) {
     int done;
     MPI_Finalized(&done);
     if (!done) MPI_Finalize();
-    free(requests);
-    free(free_numbers);
     free(note_texts);
     free(note_requests);
-    requests = NULL;
-    free_numbers = NULL;
-    room = n_free = 0;
 }
 
-static int make_room(void) {
-    int more = room ? 2 * room : 64;
-    MPI_Request *grown = realloc(requests, (size_t)more * sizeof *grown);
-    if (grown) requests = grown;
-    int *numbers = realloc(free_numbers, (size_t)more * sizeof *numbers);
-    if (numbers) free_numbers = numbers;
-    if (!grown || !numbers) return MPI_ERR_NO_MEM;
-    for (int i = more; i-- > room;)
-        free_numbers[n_free++] = i;
-    room = more;
-    return 0;
+static int send_bytes(const void *data, int64_t bytes, int to, int tag, void *request) {
+    return MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, messages, request);
 }
 
-/* Keeps a request, and gives its number. */
-static int keep(MPI_Request request, int *number) {
-    int error = n_free ? 0 : make_room();
-    if (error) return error;
-    *number = free_numbers[--n_free];
-    requests[*number] = request;
-    return 0;
+static int receive_bytes(void *data, int64_t bytes, int from, int tag, void *request) {
+    return MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, messages, request);
 }
 
-static int send_bytes(const void *data, int64_t bytes, int to, int tag, int *number) {
-    MPI_Request r;
-    int error = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, messages, &r);
-    return error ? error : keep(r, number);
+static int gather(void *all, const int *bytes, const int *offsets, void *request) {
+    return MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, bytes, offsets, MPI_BYTE,
+                           messages, request);
 }
 
-static int receive_bytes(void *data, int64_t bytes, int from, int tag, int *number) {
-    MPI_Request r;
-    int error = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, messages, &r);
-    return error ? error : keep(r, number);
+static int broadcast(void *data, int64_t bytes, void *request) {
+    return MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, messages, request);
 }
 
-static int gather(void *all, const int *bytes, const int *offsets, int *number) {
-    MPI_Request r;
-    int error = MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, bytes, offsets, MPI_BYTE,
-                                messages, &r);
-    return error ? error : keep(r, number);
+static int sum(void *data, int64_t count, int is_double, void *request) {
+    return MPI_Iallreduce(MPI_IN_PLACE, data, (int)count, is_double ? MPI_DOUBLE : MPI_FLOAT,
+                          MPI_SUM, messages, request);
 }
 
-static int broadcast(void *data, int64_t bytes, int *number) {
-    MPI_Request r;
-    int error = MPI_Ibcast(data, (int)bytes, MPI_BYTE, 0, messages, &r);
-    return error ? error : keep(r, number);
-}
-
-static int sum(void *data, int64_t count, int is_double, int *number) {
-    MPI_Request r;
-    int error = MPI_Iallreduce(MPI_IN_PLACE, data, (int)count, is_double ? MPI_DOUBLE : MPI_FLOAT,
-                               MPI_SUM, messages, &r);
-    return error ? error : keep(r, number);
-}
-
-static int test(int number, int *done) {
-    int error = MPI_Test(&requests[number], done, MPI_STATUS_IGNORE);
-    if (!error && *done) free_numbers[n_free++] = number;
-    return error;
+static int test(void *request, int *done) {
+    return MPI_Test(request, done, MPI_STATUS_IGNORE);
 }
 
 static int note(const void *text, int to, int *sent) {

@@ -1,5 +1,5 @@
-/* The table of comm/nccl.h over this machine's NCCL: libweft-nccl.so, all by itself. */
-#include "comm/nccl.h"
+/* The table of comm/launch.h over this machine's NCCL: libweft-nccl.so, all by itself. */
+#include "comm/launch.h"
 
 #include <dlfcn.h>
 #include <nccl.h>

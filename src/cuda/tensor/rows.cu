@@ -86,8 +86,8 @@ static void rows_put(void *queue, void *to, const void *host, int64_t bytes) {
 }
 
 static weft_status rows_wait(void *queue) {
-    WEFT_TRY(check_cuda(cudaGetLastError(), "the sum over ranks did not start"));
-    return check_cuda(cudaStreamSynchronize((cudaStream_t)queue), "the sum over ranks failed");
+    WEFT_TRY(check_cuda(cudaGetLastError(), "the sum of gradients did not start"));
+    return check_cuda(cudaStreamSynchronize((cudaStream_t)queue), "the sum of gradients failed");
 }
 
 static void rows_name(char *text, size_t room) {

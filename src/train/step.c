@@ -1,0 +1,292 @@
+/* A training step (step.h), stage by stage. weft_train_step_run, the last function but one, is the story:
+ *
+ *     batch          the next sequences of the dataset, this rank's share of them
+ *     gradients      forward and backward of each micro-batch by one graph; each gradient is added to the
+ *                    sums in a fixed binary tree, and the ranks' sums are added in the same tree
+ *                    (gradients.c)
+ *     optimizer      the gradient's norm, clipping and AdamW, a graph of three operations (optimizer.c)
+ *     result         losses, norm, rate; and what was not finite, if something was
+ *
+ * The idea is that all of this depends on the config, the number of the step, the weights and the
+ * optimizer's tensors alone. Random numbers are drawn by a sequence's place in the run; sums are added in
+ * an order that the micro-batches' numbers fix, not the threads, the ranks or what came first. So the
+ * same config gives the same bits on any number of threads and ranks, however often the run was killed
+ * and resumed.
+ *
+ * WsFFN's contrastive loss compares the contexts of all sequences with each other. With several
+ * micro-batches (weft_config_two_phases) a step has two phases for it:
+ *
+ *     1. forward of each, which leaves its contexts; then the loss of all contexts and its gradient
+ *        at them (model/contrast.h)
+ *     2. forward and backward of each, with that gradient given at its contexts
+ *
+ * Ranks share the micro-batches; the numbers of targets, the contexts, the losses and the gradients of
+ * all of them are brought together in the order of the micro-batches. */
+#include "train/step.h"
+
+#include "data/prefetch.h"
+#include "model/account.h"
+#include "model/contrast.h"
+#include "train/gradients.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { AHEAD = 2 /* batches that are read while others are trained on */ };
+
+struct weft_train_step {
+    const weft_model *model;
+    weft_optimizer *optimizer;
+    weft_comm *comm;
+    weft_prefetch *feed;       /* NULL: batches are given */
+    weft_session session;      /* the graph of a micro-batch, forward and backward */
+    weft_contrast *contrast;   /* NULL: one phase */
+    weft_gradients *gradients; /* their sums */
+    int64_t micro, parts,
+        time; /* sequences of a micro-batch; micro-batches; tokens of a sequence */
+    /* The micro-batches that are this rank's: `count` from `first` on, each `stride` after the one
+     * before. Neighbours, or, where ranks share the sums, dealt out in turn. */
+    int64_t first, count, stride;
+    weft_loss_parts *losses; /* [parts] */
+    int64_t *targets;        /* [ranks] */
+};
+
+/* This rank's i-th micro-batch, in the order of all. */
+static int64_t part_of(const weft_train_step *s, int64_t i) {
+    return s->first + i * s->stride;
+}
+
+/* `stride` bytes of every micro-batch to all ranks. */
+static weft_status gather(weft_train_step *s, void *all, int64_t stride) {
+    if (s->stride > 1) return weft_comm_gather_strided(s->comm, all, s->parts, stride);
+    return weft_comm_gather_spans(s->comm, all, s->parts, stride);
+}
+
+static int64_t count_targets(const int32_t *targets, int64_t n) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        count += targets[i] >= 0;
+    return count;
+}
+
+/* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is
+ * the mean over targets. Where they have equally many targets it is that number. */
+static weft_status share_targets(weft_train_step *s, const int32_t *targets) {
+    int64_t own = count_targets(targets, s->count * s->micro * s->time), all = 0;
+    const weft_tensor *t = s->session.graph.count;
+    if (!t) return WEFT_OK;
+    WEFT_TRY(weft_comm_gather(s->comm, &own, sizeof own, s->targets));
+    for (int r = 0; r < weft_comm_size(s->comm); r++)
+        all += s->targets[r];
+    double count = (double)all / (double)s->parts;
+    float narrow = (float)count;
+    return weft_exec_write(s->session.exec, t,
+                           t->dtype == WEFT_F64 ? (const void *)&count : &narrow);
+}
+
+static weft_run run_of_part(const weft_train_step *s, const weft_run *run, int64_t part) {
+    weft_run own = *run;
+    own.sequence += (uint32_t)(part * s->micro);
+    return own;
+}
+
+/* The first phase of two: the contrastive loss over all micro-batches. */
+static weft_status compare_contexts(weft_train_step *s, const int32_t *tokens, const weft_run *run,
+                                    double *loss) {
+    int64_t stride;
+    if (!s->contrast) return WEFT_OK;
+    for (int64_t i = 0; i < s->count; i++) {
+        weft_run own = run_of_part(s, run, part_of(s, i));
+        WEFT_TRY(
+            weft_contrast_add(s->contrast, part_of(s, i), tokens + i * s->micro * s->time, &own));
+    }
+    void *contexts = weft_contrast_contexts(s->contrast, &stride);
+    WEFT_TRY(gather(s, contexts, stride));
+    return weft_contrast_compare(s->contrast, loss);
+}
+
+/* Forward and backward of this rank's i-th micro-batch; its gradient goes into the tree. */
+static weft_status run_micro_batch(weft_train_step *s, int64_t i, const int32_t *tokens,
+                                   const int32_t *targets, const weft_run *run) {
+    int64_t part = part_of(s, i), at = i * s->micro * s->time;
+    weft_run own = run_of_part(s, run, part);
+    if (s->contrast) WEFT_TRY(weft_contrast_give(s->contrast, part, &s->session));
+    weft_gradients_expect(s->gradients);
+    WEFT_TRY(weft_session_run(&s->session, tokens + at, targets + at, &own));
+    WEFT_TRY(weft_session_losses(&s->session, &s->losses[part]));
+    return weft_gradients_add(s->gradients);
+}
+
+/* The losses of all micro-batches, in their order. */
+static weft_status join_losses(weft_train_step *s, double contrastive, weft_loss_parts *out) {
+    *out = (weft_loss_parts){0};
+    WEFT_TRY(gather(s, s->losses, sizeof *s->losses));
+    for (int64_t i = 0; i < s->parts; i++)
+        weft_loss_parts_add(out, &s->losses[i], 1.0 / (double)s->parts);
+    if (!s->contrast) return WEFT_OK;
+    /* The graph's own sum has the gradient's inner product in it, not the loss. */
+    out->aux_contrastive = contrastive;
+    out->loss = out->cross_entropy + out->logits_z + out->aux_z + contrastive;
+    return WEFT_OK;
+}
+
+weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
+                                      const int32_t *targets, const weft_run *run,
+                                      weft_loss_parts *out) {
+    double contrastive = 0;
+    weft_gradients_begin(s->gradients);
+    WEFT_TRY(share_targets(s, targets));
+    WEFT_TRY(compare_contexts(s, tokens, run, &contrastive));
+    for (int64_t i = 0; i < s->count; i++)
+        WEFT_TRY(run_micro_batch(s, i, tokens, targets, run));
+    WEFT_TRY(weft_gradients_mean(s->gradients)); /* over all ranks */
+    return join_losses(s, contrastive, out);
+}
+
+weft_gradient weft_train_step_gradient(const weft_train_step *s, int64_t weight) {
+    return weft_gradients_of(s->gradients, weight);
+}
+
+/* How far step is into a stretch that ends with the run: 0 before it, 1 in the last step. */
+static double part_done(const weft_config *c, int64_t first, int64_t step) {
+    int64_t steps = c->steps - first;
+    if (step < first || steps < 1) return 0;
+    if (step >= c->steps) return 1;
+    return (double)(step - first + 1) / (double)steps;
+}
+
+/* Each schedule falls over a stretch of steps at the end of the run: cosine over all that follow the
+ * warm-up, wsd over the last fifth, constant over none. */
+double weft_schedule_rate(const weft_config *c, int64_t step) {
+    double high = c->learning_rate, low = fmin(c->min_lr, high);
+    int64_t warmup = c->warmup_steps;
+    if (step < warmup) return high * (double)(step + 1) / (double)warmup;
+    if (!c->decay_lr || c->lr_schedule == WEFT_SCHEDULE_CONSTANT) return high;
+    if (c->lr_schedule == WEFT_SCHEDULE_WSD) {
+        int64_t fall = (c->steps + 4) / 5, first = c->steps - fall;
+        return high - (high - low) * part_done(c, first > warmup ? first : warmup, step);
+    }
+    return low + (high - low) * 0.5 * (1 + cos(M_PI * part_done(c, warmup, step)));
+}
+
+weft_status weft_find_bad_weight(const weft_model *m, const char **name) {
+    *name = NULL;
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    for (int64_t w = 0; !*name && w < m->n_weights; w++)
+        if (!weft_all_finite(m->weights[w].dtype, m->weights[w].data, m->weights[w].count))
+            *name = m->weights[w].name;
+    return WEFT_OK;
+}
+
+/* What it was that is not finite: a weight, the gradient of one, or the loss alone. */
+static weft_status name_culprit(const weft_train_step *s, char *text, size_t room) {
+    const char *weight;
+    WEFT_TRY(weft_find_bad_weight(s->model, &weight));
+    const char *gradient = weight ? NULL : weft_optimizer_find_bad(s->optimizer);
+    if (weight)
+        snprintf(text, room, "weight %s", weight);
+    else if (gradient)
+        snprintf(text, room, "the gradient of %s", gradient);
+    else
+        snprintf(text, room, "the loss");
+    return WEFT_OK;
+}
+
+weft_status weft_train_step_run(weft_train_step *s, int64_t iteration,
+                                weft_train_step_result *out) {
+    const weft_config *c = &s->model->config;
+    weft_run run = {.seed = (uint64_t)c->seed, .iteration = (uint32_t)iteration};
+    const weft_batch *batch;
+    *out =
+        (weft_train_step_result){.events = {.norm = NAN}, .rate = weft_schedule_rate(c, iteration)};
+    WEFT_TRY(weft_prefetch_next(s->feed, &batch));
+    WEFT_TRY(weft_train_step_gradients(s, batch->tokens, batch->targets, &run, &out->parts));
+    if (!isfinite(out->parts.loss)) return name_culprit(s, out->culprit, sizeof out->culprit);
+    WEFT_TRY(weft_optimizer_run(s->optimizer, out->rate));
+    WEFT_TRY(weft_optimizer_events(s->optimizer, &out->events));
+    out->rate *= out->events.warmup; /* what was used, after a reset */
+    return out->events.skipped ? name_culprit(s, out->culprit, sizeof out->culprit) : WEFT_OK;
+}
+
+/* The feed gives the sequences of this rank's micro-batches. */
+static weft_status open_feed(weft_train_step *s, const weft_dataset *dataset, int64_t iteration) {
+    int64_t sequences = s->count * s->micro;
+    bool dealt = s->stride > 1;
+    weft_prefetch_options feed = {.split = WEFT_SPLIT_TRAIN,
+                                  .seed = (uint64_t)s->model->config.seed,
+                                  .iteration = (uint32_t)iteration,
+                                  .sequences = sequences,
+                                  .first = s->first * s->micro,
+                                  .group = dealt ? s->micro : sequences,
+                                  .step = dealt ? s->stride * s->micro : 0,
+                                  .parts = 1,
+                                  .time = s->time,
+                                  .ahead = AHEAD};
+    return dataset ? weft_prefetch_open(dataset, &feed, &s->feed) : WEFT_OK;
+}
+
+static weft_status open_graphs(weft_train_step *s, weft_pool *pool,
+                               const weft_train_step_options *options) {
+    const weft_config *c = &s->model->config;
+    const weft_backend *backend = weft_optimizer_backend(s->optimizer);
+    bool two = weft_config_two_phases(c);
+    weft_build build = {.batch = s->micro,
+                        .time = s->time,
+                        .dtype = s->model->dtype,
+                        .train = true,
+                        .form = options->form,
+                        .recompute = c->recompute,
+                        .counted = s->parts > 1,
+                        .contrast = two ? WEFT_CONTRAST_GIVEN : WEFT_CONTRAST_HERE};
+    WEFT_TRY(
+        weft_session_open(s->model, backend, pool, &build, true, options->poison, &s->session));
+    if (two) WEFT_TRY(weft_contrast_open(s->model, backend, pool, &build, s->parts, &s->contrast));
+    return weft_gradients_create(s->optimizer, &s->session, pool, s->comm, s->parts, &s->gradients);
+}
+
+static weft_status share_out(weft_train_step *s) {
+    int ranks = weft_comm_size(s->comm), rank = weft_comm_rank(s->comm);
+    bool dealt = weft_gradients_are_dealt(s->gradients);
+    weft_span span = weft_tree_span(s->parts, rank, ranks);
+    s->first = dealt ? rank : span.first;
+    s->count = dealt ? (s->parts - rank + ranks - 1) / ranks : span.count;
+    s->stride = dealt ? ranks : 1;
+    s->losses = calloc((size_t)s->parts, sizeof *s->losses);
+    s->targets = calloc((size_t)ranks, sizeof *s->targets);
+    if (s->losses && s->targets) return WEFT_OK;
+    return weft_fail(WEFT_ENOMEM, "training: no memory");
+}
+
+weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
+                                 const weft_train_step_options *options, weft_train_step **out) {
+    *out = NULL;
+    weft_train_step *s = calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "training: no memory");
+    s->model = weft_optimizer_model(optimizer);
+    s->optimizer = optimizer;
+    s->comm = options->comm;
+    s->micro = weft_config_micro_batch(&s->model->config);
+    s->parts = weft_config_micro_batches(&s->model->config);
+    s->time = s->model->config.context;
+    weft_status status = open_graphs(s, pool, options);
+    if (status == WEFT_OK) status = share_out(s);
+    if (status == WEFT_OK) status = open_feed(s, options->dataset, options->iteration);
+    if (status != WEFT_OK) {
+        weft_train_step_close(s);
+        return status;
+    }
+    *out = s;
+    return WEFT_OK;
+}
+
+void weft_train_step_close(weft_train_step *s) {
+    if (!s) return;
+    weft_prefetch_close(s->feed);
+    weft_gradients_destroy(s->gradients);
+    weft_contrast_close(s->contrast);
+    weft_session_close(&s->session);
+    free(s->losses);
+    free(s->targets);
+    free(s);
+}
