@@ -4,10 +4,10 @@
  * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
 
+#include "core/decoding.h"
 #include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
-#include "ops/sampler.h"
 
 #include <stdlib.h>
 #include <string.h>
