@@ -77,7 +77,7 @@ test-long: test ## the same with the long proofs whole, sanitizers, make test-ho
 # Programs whose code runs on several threads: pool, log, batches made ahead, tokenizing, sessions,
 # generation, the server, training.
 TSAN_TESTS := api/test_api api/test_graph cli/test_generate cli/test_tokenize base/test_log core/test_placement core/test_pool base/test_progress \
-	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_stream serve/test_limits \
+	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_text serve/test_limits \
 	serve/test_serve serve/test_storm train/test_gradients train/test_objective train/test_optimizer train/test_samples train/test_train
 
 test-tsan: ## the tests of what runs on several threads, under ThreadSanitizer; make test SAN=thread takes all

@@ -29,7 +29,6 @@ void weft_decoder_close(weft_decoder *d);
 
 /* The table of pages [slots, pages of a sequence]: filled by the caller, read by every run. */
 int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
-int64_t weft_decoder_table_pages(const weft_decoder *d);
 
 /* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,

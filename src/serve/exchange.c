@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/grow.h"
 #include "base/log.h"
-#include "generate/prompt.h"
+#include "generate/text.h"
 #include "serve/answer.h"
 #include "serve/http.h"
 #include "serve/key.h"
