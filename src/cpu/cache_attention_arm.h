@@ -3,12 +3,13 @@
  *
  * A query head with a key head of its own goes by dot products: BFDOT sums products of pairs, SDOT those
  * of fours. Query heads that share a key head go by tiles, BFMMLA and SMMLA: two heads (a tile's rows) by
- * two keys or columns at a time.
+ * two keys or columns at a time; bytes without SMMLA go by SDOT, one head after the other, their values two
+ * heads at a time.
  *
  * bf16: queries and weights are rounded to bf16, as keys and values are. A score has four chains over its
  * columns, a value's column one chain over pairs of keys.
  *
- * i8: sums of products are exact in 32 bits. A query alone is rounded to 16 bits with one scale, as two
+ * i8: sums of products are exact in 32 bits. For SDOT a query is rounded to 16 bits with one scale, as two
  * bytes: 256 high + low; queries of tiles to 8 bits. Weights times their values' scales are rounded to 16
  * bits in both cases, with one scale for each head and block of keys: a byte would lose the many small
  * weights beside a large one.
@@ -617,7 +618,7 @@ static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) 
     if (part->dtype == WEFT_BF16 && weft_cpu_matrix() == WEFT_MATRIX_BFMMLA)
         return group == 1 ? &bf16_alone : &bf16_tiles;
     if (part->dtype != WEFT_I8 || part->width > I8_WIDEST) return NULL;
-    if (group > 1) return weft_cpu_tiles_i8() ? &i8_tiles : NULL;
+    if (group > 1 && weft_cpu_tiles_i8()) return &i8_tiles;
     return weft_cpu_dots_i8() ? &i8_dots : NULL;
 }
 
