@@ -43,11 +43,11 @@ export PATIENCE ?= $(if $(SAN),15,1)
 TIMEOUT ?= $(if $(SAN),7200)
 
 # Kernels as FILE.REAL, for the closing lines: all, and those with code for matrix instructions, which sum in
-# float. bf16_rows has such code for Arm alone, table has no code.
+# float. few_rows has such code for Arm alone, table has no code.
 KERNEL_NAMES := $(filter-out table,$(KERNEL_SOURCES:src/cpu/%.c=%))
 MATRIX_NAMES := $(filter $(patsubst src/cpu/%.c,%,$(shell grep -lE 'weft_cpu_(matrix|dots_i8|tiles_i8)|attention_bf16\.h|panel_form\.h|cache_attention_' src/cpu/*.c)),$(KERNEL_NAMES))
 ifneq ($(CONFIG_ARCH),aarch64)
-MATRIX_NAMES := $(filter-out bf16_rows,$(MATRIX_NAMES))
+MATRIX_NAMES := $(filter-out few_rows,$(MATRIX_NAMES))
 endif
 
 # With T= only what those tests need is built.
