@@ -43,11 +43,11 @@ export PATIENCE ?= $(if $(SAN),15,1)
 TIMEOUT ?= $(if $(SAN),7200)
 
 # Kernels as FILE.REAL, for the closing lines: all, and those with code for matrix instructions, which sum in
-# float. bf16_rows has such code for Arm alone, table has no code.
+# float. few_rows has such code for Arm alone, table has no code.
 KERNEL_NAMES := $(filter-out table,$(KERNEL_SOURCES:src/cpu/%.c=%))
 MATRIX_NAMES := $(filter $(patsubst src/cpu/%.c,%,$(shell grep -lE 'weft_cpu_(matrix|dots_i8|tiles_i8)|attention_bf16\.h|panel_form\.h|cache_attention_' src/cpu/*.c)),$(KERNEL_NAMES))
 ifneq ($(CONFIG_ARCH),aarch64)
-MATRIX_NAMES := $(filter-out bf16_rows,$(MATRIX_NAMES))
+MATRIX_NAMES := $(filter-out few_rows,$(MATRIX_NAMES))
 endif
 
 # With T= only what those tests need is built.
@@ -77,7 +77,7 @@ test-long: test ## the same with the long proofs whole, sanitizers, make test-ho
 # Programs whose code runs on several threads: pool, log, batches made ahead, tokenizing, sessions,
 # generation, the server, training.
 TSAN_TESTS := api/test_api api/test_graph cli/test_generate cli/test_tokenize base/test_log core/test_placement core/test_pool base/test_progress \
-	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_stream serve/test_limits \
+	data/test_bpe_train data/test_prefetch data/test_tokenizer generate/test_generator generate/test_text serve/test_limits \
 	serve/test_serve serve/test_storm train/test_gradients train/test_objective train/test_optimizer train/test_samples train/test_train
 
 test-tsan: ## the tests of what runs on several threads, under ThreadSanitizer; make test SAN=thread takes all

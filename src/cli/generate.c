@@ -5,8 +5,7 @@
 #include "base/text.h"
 #include "cli/loaded.h"
 #include "generate/generator.h"
-#include "generate/prompt.h"
-#include "generate/stream.h"
+#include "generate/text.h"
 
 #include <errno.h>
 #include <jansson.h>

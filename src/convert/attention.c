@@ -1,13 +1,29 @@
-/* What the conversions of attention share: dot's weights taken apart, and the rest carried over. */
+/* Another attention in place of dot's: dot's weights taken apart, MLA's and W2's made of them, and the rest
+ * of the model carried over. */
 #include "convert/attention.h"
 
+#include "base/progress.h"
+#include "base/random.h"
+#include "convert/spectrum.h"
 #include "model/kinds.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-weft_status weft_dot_check(const weft_model *m, const char *what) {
+/* A layer's dot attention, as doubles in one malloc'd piece; n = KV_HEADS · D. */
+typedef struct {
+    double *all;
+    double *q, *k, *v;    /* [E, E], [n, E], [n, E] */
+    double *bq, *bk, *bv; /* [E], [n], [n]; zeros where it has none */
+    double *out, *b_out;  /* [E, E], [E] */
+    bool biased;          /* it has bq, bk and bv, or b_out */
+} dot_layer;
+
+/* Refuses a model whose attention is not dot; `what` is the option in the message. */
+static weft_status check_dot(const weft_model *m, const char *what) {
     const weft_config *c = &m->config;
     if (c->attention != WEFT_ATTENTION_DOT)
         return weft_fail(WEFT_EINPUT,
@@ -25,20 +41,20 @@ weft_status weft_dot_check(const weft_model *m, const char *what) {
                      what, (long long)c->n_embd, (long long)c->n_head, (long long)c->head_dim);
 }
 
-static const weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {
+static weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {
     char full[128];
     snprintf(full, sizeof full, "h.%lld.%s", (long long)layer, name);
     return weft_model_find(m, full);
 }
 
-weft_status weft_dot_read(const weft_model *m, int64_t layer, weft_dot_layer *out) {
+static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) {
     const weft_config *c = &m->config;
     int64_t e = c->n_embd, n = weft_config_kv_heads(c) * weft_config_head_dim(c);
     const weft_weight *qkv = layer_weight(m, layer, "attn.qkv.weight");
     const weft_weight *bias = layer_weight(m, layer, "attn.qkv.bias");
     const weft_weight *to = layer_weight(m, layer, "attn.out.weight");
     const weft_weight *to_bias = layer_weight(m, layer, "attn.out.bias");
-    *out = (weft_dot_layer){.biased = bias || to_bias};
+    *out = (dot_layer){.biased = bias || to_bias};
     if (!qkv || !to) return weft_fail(WEFT_EBUG, "convert: a layer without attention");
     out->all = calloc((size_t)((e + 2 * n) * (e + 1) + e * (e + 1)), sizeof *out->all);
     if (!out->all) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer");
@@ -57,14 +73,14 @@ weft_status weft_dot_read(const weft_model *m, int64_t layer, weft_dot_layer *ou
     return WEFT_OK;
 }
 
-void weft_layer_write(weft_model *out, int64_t layer, const char *name, const double *values) {
-    char full[128];
-    snprintf(full, sizeof full, "h.%lld.%s", (long long)layer, name);
-    weft_weight *w = weft_model_find(out, full);
+/* Fills a layer's weight where the model has it. */
+static void write_weight(weft_model *out, int64_t layer, const char *name, const double *values) {
+    weft_weight *w = layer_weight(out, layer, name);
     if (w) weft_weight_write(w, values);
 }
 
-weft_status weft_model_with(const weft_model *m, const weft_config *c, weft_model **out) {
+/* A model of another config with the weights that both have. */
+static weft_status model_with(const weft_model *m, const weft_config *c, weft_model **out) {
     WEFT_TRY(weft_model_check(c, "convert"));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
     WEFT_TRY(weft_model_create(c, m->dtype, out));
@@ -76,4 +92,357 @@ weft_status weft_model_with(const weft_model *m, const weft_config *c, weft_mode
     }
     weft_mirror_wrote((*out)->mirror, NULL);
     return WEFT_OK;
+}
+
+static weft_status finish(weft_model **out, weft_status status) {
+    weft_mirror_wrote((*out)->mirror, NULL);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_model_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
+/* From dot to MLA. All heads' keys of a layer are k = W x, W [n, E]. With the n directions u_i of
+ * their second moments E[k kᵀ] = W M Wᵀ, M = E[x xᵀ], the L strongest are kept:
+ *
+ *     c = U_Lᵀ W x        k ≈ U_L c
+ *
+ * which among all maps of rank L loses least of E‖k‖². That is the truncated singular value
+ * decomposition of W M^½ with its factors folded together: nothing is inverted, and with L = n it is
+ * exact, since then U Uᵀ = 1. Without a text M = 1, and it is the decomposition of W itself. Values
+ * go the same way. For a joint latent keys and values are stacked, each divided by its own size, so
+ * that neither is lost for the other.
+ *
+ * MLA divides scores by √L where dot has √D, so A_h = √(L/D) times its head's rows of U. A key's bias
+ * adds the same number to all scores of a query and drops out; that of the values is seen by every
+ * token whole, since weights sum to 1, and goes through W_o into the output's bias. */
+
+/* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. */
+static void multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
+                             double *room, double *y) {
+    if (moments) {
+        memset(room, 0, (size_t)(n * e) * sizeof *room);
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0; k < e; k++)
+                for (int64_t j = 0; j < e; j++)
+                    room[i * e + j] += w[i * e + k] * moments[k * e + j];
+    } else {
+        memcpy(room, w, (size_t)(n * e) * sizeof *room);
+    }
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k < e; k++)
+                sum += room[i * e + k] * w[j * e + k];
+            y[i * n + j] = y[j * n + i] = sum;
+        }
+}
+
+/* The directions of some rows W [n, E]. */
+typedef struct {
+    int64_t n, e, latent;
+    double *w;      /* [n, E] */
+    double *scale;  /* [n]: what each row was divided by */
+    double *gram;   /* [n, n]: W M Wᵀ of the undivided rows */
+    double *values; /* [n] */
+    double *u;      /* [n, n]: row i is the direction i */
+    double *down;   /* [L, E]: U_Lᵀ W */
+    double *room;   /* [n, max(n, E)] */
+} directions;
+
+static weft_status open_directions(directions *d, int64_t n, int64_t e, int64_t latent) {
+    int64_t wide = n > e ? n : e;
+    *d = (directions){.n = n, .e = e, .latent = latent};
+    d->w = calloc((size_t)(n * e + 2 * n + 2 * n * n + latent * e + n * wide), sizeof *d->w);
+    if (!d->w) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's keys");
+    d->scale = d->w + n * e;
+    d->values = d->scale + n;
+    d->gram = d->values + n;
+    d->u = d->gram + n * n;
+    d->down = d->u + n * n;
+    d->room = d->down + latent * e;
+    return WEFT_OK;
+}
+
+/* Rows first .. first + n - 1 divided by the root of their mean squares in sum. */
+static void balance(directions *d, int64_t first, int64_t n) {
+    double sum = 0;
+    for (int64_t i = first; i < first + n; i++)
+        sum += d->gram[i * d->n + i];
+    for (int64_t i = first; i < first + n; i++)
+        d->scale[i] = sum > 0 ? sqrt(sum) : 1;
+}
+
+/* Finds U and U_Lᵀ W of the divided rows; `scale` and `w` are set, and `gram` is of the rows. */
+static weft_status find_directions(directions *d) {
+    double *a = d->room;
+    for (int64_t i = 0; i < d->n; i++)
+        for (int64_t j = 0; j < d->n; j++)
+            a[i * d->n + j] = d->gram[i * d->n + j] / (d->scale[i] * d->scale[j]);
+    WEFT_TRY(weft_spectrum(a, d->n, d->values, d->u));
+    memset(d->down, 0, (size_t)(d->latent * d->e) * sizeof *d->down);
+    for (int64_t l = 0; l < d->latent; l++)
+        for (int64_t i = 0; i < d->n; i++)
+            for (int64_t j = 0; j < d->e; j++)
+                d->down[l * d->e + j] += d->u[l * d->n + i] / d->scale[i] * d->w[i * d->e + j];
+    return WEFT_OK;
+}
+
+/* Row i of the kept rows is Σ_l up(i, l) c_l. */
+static double up(const directions *d, int64_t i, int64_t l) {
+    return d->u[l * d->n + i] * d->scale[i];
+}
+
+/* The root of the lost share of rows first .. first + n - 1: their moments are G, and those of what is
+ * left U_L U_Lᵀ applied on both sides. */
+static double lost(const directions *d, int64_t first, int64_t n) {
+    double all = 0, left = 0;
+    for (int64_t i = first; i < first + n; i++) {
+        double row = d->gram[i * d->n + i], kept = 0;
+        /* E[(k_i − k̂_i)²] = G_ii − Σ_l λ_l up(i, l)², since U's rows are eigenvectors. */
+        for (int64_t l = 0; l < d->latent; l++)
+            kept += d->values[l] * up(d, i, l) * up(d, i, l);
+        all += row;
+        left += row - kept;
+    }
+    return all > 0 && left > 0 ? sqrt(left / all) : 0;
+}
+
+typedef struct {
+    const weft_model *from;
+    weft_model *to;
+    const weft_mla_options *options;
+    int64_t e, n, heads, kv, width; /* E, KV · D, H, KV, D */
+} mla_conversion;
+
+/* A [H, D, L] from the rows of U that start at `first`, times a factor; U [H, L, D] where `transposed`. */
+static weft_status write_maps(const mla_conversion *v, int64_t layer, const char *name,
+                              const directions *d, int64_t first, double factor, bool transposed) {
+    int64_t latent = d->latent, width = v->width;
+    double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
+    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    for (int64_t h = 0; h < v->heads; h++)
+        for (int64_t i = 0; i < width; i++)
+            for (int64_t l = 0; l < latent; l++) {
+                int64_t row = first + h * v->kv / v->heads * width + i;
+                int64_t at =
+                    transposed ? (h * latent + l) * width + i : (h * width + i) * latent + l;
+                map[at] = factor * up(d, row, l);
+            }
+    write_weight(v->to, layer, name, map);
+    free(map);
+    return WEFT_OK;
+}
+
+/* b_out + W_o b_v, each head having the values of its group. */
+static void add_value_bias(const mla_conversion *v, dot_layer *dot) {
+    for (int64_t i = 0; i < v->e; i++)
+        for (int64_t h = 0; h < v->heads; h++)
+            for (int64_t j = 0; j < v->width; j++)
+                dot->b_out[i] += dot->out[i * v->e + h * v->width + j] *
+                                 dot->bv[h * v->kv / v->heads * v->width + j];
+}
+
+static weft_status convert_apart(const mla_conversion *v, int64_t layer, const dot_layer *dot,
+                                 const double *moments, directions *d, weft_latent_error *error) {
+    double factor = sqrt((double)d->latent / (double)v->width);
+    for (int part = 0; part < 2; part++) {
+        memcpy(d->w, part ? dot->v : dot->k, (size_t)(v->n * v->e) * sizeof *d->w);
+        multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
+        for (int64_t i = 0; i < d->n; i++)
+            d->scale[i] = 1;
+        WEFT_TRY(find_directions(d));
+        write_weight(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
+        WEFT_TRY(write_maps(v, layer, part ? "attn.v_up" : "attn.q_latent", d, 0, part ? 1 : factor,
+                            part));
+        *(part ? &error->values : &error->keys) = lost(d, 0, v->n);
+    }
+    return WEFT_OK;
+}
+
+static weft_status convert_joint(const mla_conversion *v, int64_t layer, const dot_layer *dot,
+                                 const double *moments, directions *d, weft_latent_error *error) {
+    double factor = sqrt((double)d->latent / (double)v->width);
+    memcpy(d->w, dot->k, (size_t)(2 * v->n * v->e) * sizeof *d->w); /* the values follow the keys */
+    multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
+    balance(d, 0, v->n);
+    balance(d, v->n, v->n);
+    WEFT_TRY(find_directions(d));
+    write_weight(v->to, layer, "attn.k_down.weight", d->down);
+    WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, factor, false));
+    WEFT_TRY(write_maps(v, layer, "attn.v_up", d, v->n, 1, true));
+    error->keys = lost(d, 0, v->n);
+    error->values = lost(d, v->n, v->n);
+    return WEFT_OK;
+}
+
+static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, directions *d,
+                                  weft_latent_error *error) {
+    const weft_mla_options *o = v->options;
+    const double *moments = o->moments ? o->moments + layer * v->e * v->e : NULL;
+    dot_layer dot;
+    WEFT_TRY(read_dot(v->from, layer, &dot));
+    weft_status status = o->joint ? convert_joint(v, layer, &dot, moments, d, error)
+                                  : convert_apart(v, layer, &dot, moments, d, error);
+    write_weight(v->to, layer, "attn.q.weight", dot.q);
+    write_weight(v->to, layer, "attn.q.bias", dot.bq);
+    add_value_bias(v, &dot);
+    write_weight(v->to, layer, "attn.out.bias", dot.b_out);
+    free(dot.all);
+    return status;
+}
+
+static weft_status check_mla(const weft_model *m, const weft_mla_options *o) {
+    const weft_config *c = &m->config;
+    int64_t n = weft_config_kv_heads(c) * weft_config_head_dim(c);
+    int64_t most = o->joint || n > c->n_embd ? c->n_embd : n;
+    WEFT_TRY(check_dot(m, "--to-mla"));
+    if (c->position == WEFT_POSITION_ROPE)
+        return weft_fail(WEFT_EINPUT,
+                         "--to-mla: CONFIG_POSITION=\"rope\" rotates each head's keys by their "
+                         "position, which no latent that heads share can do; --to-w2 takes it");
+    if (o->latent <= most) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "--latent %lld: a layer's keys have %lld dimensions; more would hold nothing",
+                     (long long)o->latent, (long long)most);
+}
+
+weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *options,
+                                weft_model **out, weft_latent_error *errors) {
+    *out = NULL;
+    WEFT_TRY(check_mla(m, options));
+    weft_config c = m->config;
+    bool biased =
+        weft_model_find(m, "h.0.attn.qkv.bias") || weft_model_find(m, "h.0.attn.out.bias");
+    c.attention = WEFT_ATTENTION_MLA;
+    c.attention_bias = biased ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
+    c.kv_heads = 0;
+    c.ra_mla_latent_dim = options->latent;
+    c.ra_mla_joint_kv = options->joint;
+    WEFT_TRY(model_with(m, &c, out));
+    mla_conversion v = {.from = m,
+                        .to = *out,
+                        .options = options,
+                        .e = c.n_embd,
+                        .heads = c.n_head,
+                        .kv = weft_config_kv_heads(&m->config),
+                        .width = weft_config_head_dim(&c)};
+    v.n = v.kv * v.width;
+    directions d;
+    weft_status status = open_directions(&d, options->joint ? 2 * v.n : v.n, v.e, options->latent);
+    weft_progress *bar = NULL; /* on a terminal: seconds per layer at GPT-2's size */
+    if (isatty(STDERR_FILENO))
+        bar = weft_progress_begin(
+            &(weft_progress_options){.label = "convert", .unit = "layers", .total = c.n_layer});
+    for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++) {
+        status = convert_to_mla(&v, l, &d, &errors[l]);
+        weft_progress_update(bar, l + 1, NULL);
+    }
+    weft_progress_end(bar, false);
+    free(d.w);
+    return finish(out, status);
+}
+
+/* From dot to W2. With means a q and k/a, equal deviations and τ = 2√D,
+ *
+ *     −‖a q − k/a‖²/τ = ⟨q, k⟩/√D − ‖k‖²/(2√D a²) − (a number of the query alone, which drops out)
+ *
+ * so the scores are dot's but for one number per key, and that falls with the square of a. Where both
+ * deviations are the same constant, their distance has no gradient: a little noise in their maps gives
+ * it one. Shared key and value heads become one for each query head. */
+
+static const double NOISE = 0.002; /* standard deviation, a tenth of a fresh model's */
+
+typedef struct {
+    weft_model *to;
+    int64_t e, heads, kv, width; /* E, H, KV, D */
+    uint64_t seed;
+} w2_conversion;
+
+/* Each head's D rows of means from `rows` (of `kv` heads), times a factor, then D rows of noise. */
+static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const char *name,
+                                  const double *rows, const double *bias, int64_t kv,
+                                  double factor) {
+    int64_t e = v->e, d = v->width, count = 2 * e * e;
+    char weight[32], bias_name[32], site[64];
+    double *map = malloc((size_t)(count + 2 * e) * sizeof *map);
+    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    double *shift = map + count;
+    snprintf(weight, sizeof weight, "attn.%s.weight", name);
+    snprintf(bias_name, sizeof bias_name, "attn.%s.bias", name);
+    snprintf(site, sizeof site, "h.%lld.%s", (long long)layer, weight);
+    weft_random_normal_at(v->seed, 0, weft_random_site(site), 0, count, map);
+    memset(shift, 0, (size_t)(2 * e) * sizeof *shift);
+    for (int64_t i = 0; i < count; i++)
+        map[i] *= NOISE;
+    for (int64_t h = 0; h < v->heads; h++)
+        for (int64_t r = 0; r < d; r++) {
+            int64_t from = h * kv / v->heads * d + r, to = h * 2 * d + r;
+            for (int64_t j = 0; j < e; j++)
+                map[to * e + j] = factor * rows[from * e + j];
+            shift[to] = factor * bias[from];
+        }
+    write_weight(v->to, layer, weight, map);
+    write_weight(v->to, layer, bias_name, shift);
+    free(map);
+    return WEFT_OK;
+}
+
+static weft_status write_values(const w2_conversion *v, int64_t layer, const dot_layer *dot) {
+    int64_t e = v->e, d = v->width;
+    double *map = malloc((size_t)(e * e + e) * sizeof *map);
+    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
+    double *shift = map + e * e;
+    for (int64_t i = 0; i < e; i++) {
+        int64_t from = i / d * v->kv / v->heads * d + i % d;
+        memcpy(map + i * e, dot->v + from * e, (size_t)e * sizeof *map);
+        shift[i] = dot->bv[from];
+    }
+    write_weight(v->to, layer, "attn.v.weight", map);
+    write_weight(v->to, layer, "attn.v.bias", shift);
+    free(map);
+    return WEFT_OK;
+}
+
+static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, int64_t layer,
+                                 double spread) {
+    dot_layer dot;
+    double log_tau[1024];
+    WEFT_TRY(read_dot(m, layer, &dot));
+    weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread);
+    if (status == WEFT_OK) status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread);
+    if (status == WEFT_OK) status = write_values(v, layer, &dot);
+    for (int64_t h = 0; h < v->heads; h++)
+        log_tau[h] = log(2 * sqrt((double)v->width));
+    write_weight(v->to, layer, "attn.log_tau", log_tau);
+    free(dot.all);
+    return status;
+}
+
+weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed,
+                               weft_model **out) {
+    *out = NULL;
+    WEFT_TRY(check_dot(m, "--to-w2"));
+    weft_config c = m->config;
+    bool biased = weft_model_find(m, "h.0.attn.qkv.bias"),
+         all = weft_model_find(m, "h.0.attn.out.bias");
+    c.attention = WEFT_ATTENTION_W2;
+    c.attention_bias = all      ? WEFT_ATTENTION_BIAS_ALL
+                       : biased ? WEFT_ATTENTION_BIAS_QKV
+                                : WEFT_ATTENTION_BIAS_NONE;
+    c.kv_heads = 0;
+    c.w2_kernel = WEFT_KERNEL_W2;
+    c.w2_tau = 0;
+    c.w2_tau_learned = true;
+    WEFT_TRY(model_with(m, &c, out));
+    w2_conversion v = {.to = *out,
+                       .e = c.n_embd,
+                       .heads = c.n_head,
+                       .kv = weft_config_kv_heads(&m->config),
+                       .width = weft_config_head_dim(&c),
+                       .seed = seed};
+    weft_status status = WEFT_OK;
+    for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++)
+        status = convert_to_w2(&v, m, l, spread);
+    return finish(out, status);
 }

@@ -26,21 +26,4 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
  * −‖k‖²/(2√D spread²), one number per key. */
 weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed, weft_model **out);
 
-/* A layer's dot attention, as doubles in one malloc'd piece; n = KV_HEADS · D. */
-typedef struct {
-    double *all;
-    double *q, *k, *v;    /* [E, E], [n, E], [n, E] */
-    double *bq, *bk, *bv; /* [E], [n], [n]; zeros where it has none */
-    double *out, *b_out;  /* [E, E], [E] */
-    bool biased;          /* it has bq, bk and bv, or b_out */
-} weft_dot_layer;
-
-/* Refuses a model whose attention is not dot; `what` is the option in the message. */
-weft_status weft_dot_check(const weft_model *m, const char *what);
-weft_status weft_dot_read(const weft_model *m, int64_t layer, weft_dot_layer *out);
-/* The name of a layer's weight in `out`, filled from `values` where the model has it. */
-void weft_layer_write(weft_model *out, int64_t layer, const char *name, const double *values);
-/* A model of another config with the weights that both have. */
-weft_status weft_model_with(const weft_model *m, const weft_config *c, weft_model **out);
-
 #endif

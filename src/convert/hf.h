@@ -2,8 +2,8 @@
  * an index of them) and a tokenizer, read into weft's and written from it.
  *
  * Two families: GPT-2, and the Llama-like ones (Llama, Mistral, Qwen2), which differ in their biases.
- * hf_config.c turns one config into the other; hf_pieces.c has the one list of which tensor is which,
- * for both directions; hf_read.c and hf_write.c do the files. What a folder asks for and weft does
+ * hf_config.c turns one config into the other; hf_weights.c has the one list of which tensor is which,
+ * and reads and writes the files by it. What a folder asks for and weft does
  * not compute is refused by its key: a model is read whole or not at all. */
 #ifndef WEFT_CONVERT_HF_H
 #define WEFT_CONVERT_HF_H
@@ -29,19 +29,6 @@ weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_fami
 
 /* ATTENTION_BIAS with auto resolved. */
 int weft_hf_attention_bias(const weft_config *c);
-
-/* One of their tensors, and the rows of ours that hold it. */
-typedef struct {
-    char ours[96], theirs[128];
-    int64_t first, rows; /* of ours */
-    int64_t columns;     /* 0: it has one dimension */
-    bool transposed;     /* theirs is [columns, rows] */
-} weft_hf_piece;
-
-/* All of them; malloc'd. `prefix` is before the names of the body ("transformer.", "model."). NULL: no
- * memory, said in an error. */
-weft_hf_piece *weft_hf_list(const weft_config *c, weft_hf_family family, const char *prefix,
-                            int64_t *count);
 
 weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out);
 /* Publishes a folder, with what it may replace (model/parts.h). `t` NULL: without a tokenizer. */

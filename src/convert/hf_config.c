@@ -8,107 +8,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A key and the value that it must have; NULL: any. null and absence are always well. */
-typedef struct {
-    const char *key, *must;
-} known_key;
+/* Keys: KEY, whose value is taken or has no bearing, or KEY=VALUE, which must have it. null and absence are
+ * always well. */
+static const char common_keys[] =
+    "model_type vocab_size tie_word_embeddings is_encoder_decoder=false "
+    "add_cross_attention=false _name_or_path _attn_implementation_autoset architectures "
+    "attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id "
+    "gradient_checkpointing id2label initializer_range label2id output_attentions "
+    "output_hidden_states output_past pad_token_id problem_type return_dict "
+    "task_specific_params tokenizer_class torch_dtype transformers_version unk_token_id "
+    "use_cache";
 
-static const known_key common_keys[] = {
-    {"model_type", NULL},
-    {"vocab_size", NULL},
-    {"tie_word_embeddings", NULL},
-    {"is_encoder_decoder", "false"},
-    {"add_cross_attention", "false"},
-    {"_name_or_path", NULL},
-    {"_attn_implementation_autoset", NULL},
-    {"architectures", NULL},
-    {"attention_dropout", NULL},
-    {"bos_token_id", NULL},
-    {"chunk_size_feed_forward", NULL},
-    {"dtype", NULL},
-    {"eos_token_id", NULL},
-    {"gradient_checkpointing", NULL},
-    {"id2label", NULL},
-    {"initializer_range", NULL},
-    {"label2id", NULL},
-    {"output_attentions", NULL},
-    {"output_hidden_states", NULL},
-    {"output_past", NULL},
-    {"pad_token_id", NULL},
-    {"problem_type", NULL},
-    {"return_dict", NULL},
-    {"task_specific_params", NULL},
-    {"tokenizer_class", NULL},
-    {"torch_dtype", NULL},
-    {"transformers_version", NULL},
-    {"unk_token_id", NULL},
-    {"use_cache", NULL},
-    {NULL, NULL},
-};
+static const char gpt2_keys[] =
+    "n_embd n_head n_layer n_positions n_inner layer_norm_epsilon activation_function "
+    "scale_attn_weights=true scale_attn_by_inverse_layer_idx=false "
+    "reorder_and_upcast_attn n_ctx attn_pdrop embd_pdrop resid_pdrop summary_activation "
+    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj";
 
-static const known_key gpt2_keys[] = {
-    {"n_embd", NULL},
-    {"n_head", NULL},
-    {"n_layer", NULL},
-    {"n_positions", NULL},
-    {"n_inner", NULL},
-    {"layer_norm_epsilon", NULL},
-    {"activation_function", NULL},
-    {"scale_attn_weights", "true"},
-    {"scale_attn_by_inverse_layer_idx", "false"},
-    {"reorder_and_upcast_attn", NULL},
-    {"n_ctx", NULL},
-    {"attn_pdrop", NULL},
-    {"embd_pdrop", NULL},
-    {"resid_pdrop", NULL},
-    {"summary_activation", NULL},
-    {"summary_first_dropout", NULL},
-    {"summary_proj_to_labels", NULL},
-    {"summary_type", NULL},
-    {"summary_use_proj", NULL},
-    {NULL, NULL},
-};
+static const char llama_keys[] =
+    "hidden_size intermediate_size num_attention_heads num_hidden_layers "
+    "num_key_value_heads max_position_embeddings rms_norm_eps rope_theta rope_scaling "
+    "rope_parameters attention_bias head_dim sliding_window layer_types "
+    "hidden_act=\"silu\" mlp_bias=false use_sliding_window max_window_layers "
+    "partial_rotary_factor=1.0 use_mrope=false pretraining_tp";
 
-static const known_key llama_keys[] = {
-    {"hidden_size", NULL},
-    {"intermediate_size", NULL},
-    {"num_attention_heads", NULL},
-    {"num_hidden_layers", NULL},
-    {"num_key_value_heads", NULL},
-    {"max_position_embeddings", NULL},
-    {"rms_norm_eps", NULL},
-    {"rope_theta", NULL},
-    {"rope_scaling", NULL},
-    {"rope_parameters", NULL},
-    {"attention_bias", NULL},
-    {"head_dim", NULL},
-    {"sliding_window", NULL},
-    {"layer_types", NULL},
-    {"hidden_act", "\"silu\""},
-    {"mlp_bias", "false"},
-    {"use_sliding_window", NULL},
-    {"max_window_layers", NULL},
-    {"partial_rotary_factor", "1.0"},
-    {"use_mrope", "false"},
-    {"pretraining_tp", NULL},
-    {NULL, NULL},
-};
-
-static const known_key rope_keys[] = {
-    {"rope_type", NULL},
-    {"type", NULL},
-    {"rope_theta", NULL},
-    {"factor", NULL},
-    {"low_freq_factor", NULL},
-    {"high_freq_factor", NULL},
-    {"original_max_position_embeddings", NULL},
-    {"beta_fast", NULL},
-    {"beta_slow", NULL},
-    {"attention_factor", NULL},
-    {"truncate", "true"},
-    {"partial_rotary_factor", "1.0"},
-    {NULL, NULL},
-};
+static const char rope_keys[] =
+    "rope_type type rope_theta factor low_freq_factor high_freq_factor "
+    "original_max_position_embeddings beta_fast beta_slow attention_factor truncate=true "
+    "partial_rotary_factor=1.0";
 
 typedef struct {
     const json_t *root;
@@ -116,10 +43,18 @@ typedef struct {
     weft_status status; /* the first failure */
 } source;
 
-static const known_key *find_key(const known_key *keys, const char *key) {
-    for (; keys->key; keys++)
-        if (strcmp(keys->key, key) == 0) return keys;
-    return NULL;
+/* Whether the keys have it, and in `must` the value that it must have, "": any. */
+static bool find_key(const char *keys, const char *key, char must[16]) {
+    size_t length = strlen(key);
+    while (*keys) {
+        size_t word = strcspn(keys, " "), name = strcspn(keys, " =");
+        if (name == length && memcmp(keys, key, length) == 0) {
+            snprintf(must, 16, "%.*s", (int)(word - name - (word > name)), keys + name + 1);
+            return true;
+        }
+        keys += word + strspn(keys + word, " ");
+    }
+    return false;
 }
 
 static const char *shown(const json_t *value, char text[64]) {
@@ -146,22 +81,21 @@ static weft_status refuse(const source *s, const char *key, const json_t *value,
 }
 
 /* Every key must be known and have a value that weft can follow. */
-static weft_status check_keys(const source *s, const json_t *object, const known_key *keys,
-                              const known_key *more, const char *inside) {
+static weft_status check_keys(const source *s, const json_t *object, const char *keys,
+                              const char *more, const char *inside) {
     const char *key;
+    char must[16];
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value) {
-        const known_key *known = find_key(keys, key);
-        if (!known && more) known = find_key(more, key);
-        if (!known)
+        if (!find_key(keys, key, must) && !find_key(more, key, must))
             return weft_fail(
                 WEFT_EINPUT,
                 "%s: the key \"%s%s%.60s\" is not known, and may change what the model "
                 "computes",
                 s->where, inside, *inside ? "." : "", key);
-        if (known->must && !json_is_null(value) && !is_the_same(value, known->must)) {
+        if (*must && !json_is_null(value) && !is_the_same(value, must)) {
             char remedy[96];
-            snprintf(remedy, sizeof remedy, "only %s is", known->must);
+            snprintf(remedy, sizeof remedy, "only %s is", must);
             return refuse(s, key, value, remedy);
         }
     }
@@ -224,7 +158,7 @@ static void read_rope(source *s, weft_config *c) {
     double theta = number_of(s, s->root, "rope_theta", 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
     if (!json_is_object(rope)) return;
-    note(s, check_keys(s, rope, rope_keys, NULL, "rope_scaling"));
+    note(s, check_keys(s, rope, rope_keys, "", "rope_scaling"));
     const json_t *type = json_object_get(rope, "rope_type");
     if (!type) type = json_object_get(rope, "type");
     const char *word = json_is_string(type) ? json_string_value(type) : "";

@@ -1,4 +1,5 @@
-/* The steps of a block for query heads that share a key head, by AMX's tiles of bf16 and of bytes. Sixteen
+/* The steps of a block for query heads that share a key head, by AMX's tiles of bf16 and of bytes: a part of
+ * cache_attention_x86.h, whose functions it uses. Sixteen
  * heads are a tile's rows or columns; a page is sixteen keys.
  *
  * Scores: a page's keys as they lie are the left tile, queries with their columns in pairs (bytes: fours)
@@ -10,12 +11,6 @@
  * low. Sums of their products are exact. */
 #ifndef WEFT_CPU_CACHE_ATTENTION_AMX_H
 #define WEFT_CPU_CACHE_ATTENTION_AMX_H
-
-#include "cpu/cache_attention_task.h"
-#include "cpu/cache_attention_x86.h"
-#include "cpu/transpose.h"
-
-#if BYTES_X86 && VBYTES == 64
 
 #include "cpu/amx.h"
 
@@ -44,8 +39,7 @@ static void transpose_queries(const char *rows, int64_t n, int64_t bytes, char *
 
 static void amx_queries(const block_task *b, int64_t g) {
     const attend_run *a = b->a;
-    if (a->key_way == BY_PLAIN) return;
-    bool bf16 = a->key_way == BY_BF16;
+    bool bf16 = a->keys.kind == CACHED_BF16;
     int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
     char *rows = weights_of(b, g); /* which are not there yet */
     memset(rows, 0, (size_t)(a->rows * bytes));
@@ -76,7 +70,7 @@ AMX_TARGET static ALWAYS_INLINE void score_page(const char *k, const char *q, in
 
 AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64_t g) {
     const attend_run *a = b->a;
-    bool bf16 = a->key_way == BY_BF16;
+    bool bf16 = a->keys.kind == CACHED_BF16;
     int64_t bytes = bf16 ? 2 * a->dqk : a->dqk;
     const char *k = head_at(&a->keys, run->page, g), *q = rounded_queries_of(b, g);
     real *s = scores_of(b, g) + run->at;
@@ -100,7 +94,7 @@ AMX_TARGET static void amx_score(const block_task *b, const page_run *run, int64
 /* A head's weights of n keys in 16 bits, as high bytes and, BLOCK behind them, low ones. */
 static real split_weights(real *p, const real *scales, int64_t n, int8_t *to) {
     int16_t whole[BLOCK];
-    real scale = i8_round_weights(p, scales, n, (int8_t *)whole);
+    real scale = i8_round_weights(p, scales, n, whole);
     for (int64_t j = 0; j < n; j++) {
         to[j] = (int8_t)((whole[j] + 128) >> 8);
         to[BLOCK + j] = (int8_t)whole[j];
@@ -111,7 +105,7 @@ static real split_weights(real *p, const real *scales, int64_t n, int8_t *to) {
 /* The weights of n keys from `from` on; of rows that are no heads, zeros. */
 static void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
     const attend_run *a = b->a;
-    bool bf16 = a->value_way == BY_BF16;
+    bool bf16 = a->values.kind == CACHED_BF16;
     for (int64_t h = 0; h < a->rows; h++) {
         char *to = weights_of(b, g) + 2 * h * BLOCK;
         real *p = scores_of(b, g) + h * BLOCK + from;
@@ -215,7 +209,7 @@ AMX_TARGET static ALWAYS_INLINE void add_pages(const block_task *b, const page_r
 }
 
 AMX_TARGET static void amx_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    if (b->a->value_way == BY_BF16)
+    if (b->a->values.kind == CACHED_BF16)
         add_pages(b, runs, n, g, true);
     else
         add_pages(b, runs, n, g, false);
@@ -246,40 +240,16 @@ static void finish_i8(const block_task *b, int64_t g, int64_t h) {
 }
 
 static void amx_finish(const block_task *b, int64_t g) {
-    if (b->a->value_way == BY_PLAIN) return;
     for (int64_t h = 0; h < b->a->group; h++)
-        (b->a->value_way == BY_BF16 ? finish_bf16 : finish_i8)(b, g, h);
+        (b->a->values.kind == CACHED_BF16 ? finish_bf16 : finish_i8)(b, g, h);
 }
 
-#elif BYTES_X86
-
-/* AVX2 has no such instructions. */
-static inline void amx_begin(void) {
-}
-
-static inline void amx_end(void) {
-}
-
-static inline void amx_queries(const block_task *b, int64_t g) {
-    (void)b, (void)g;
-}
-
-static inline void amx_score(const block_task *b, const page_run *run, int64_t g) {
-    (void)b, (void)run, (void)g;
-}
-
-static inline void amx_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
-    (void)b, (void)g, (void)from, (void)n;
-}
-
-static inline void amx_add(const block_task *b, const page_run *runs, int n, int64_t g) {
-    (void)b, (void)runs, (void)n, (void)g;
-}
-
-static inline void amx_finish(const block_task *b, int64_t g) {
-    (void)b, (void)g;
-}
-
-#endif
+static const attend_way amx_tiles = {.queries = amx_queries,
+                                     .score = amx_score,
+                                     .weights = amx_weights,
+                                     .add = amx_add,
+                                     .finish = amx_finish,
+                                     .begin = amx_begin,
+                                     .end = amx_end};
 
 #endif

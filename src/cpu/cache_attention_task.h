@@ -9,6 +9,11 @@
 enum {
     BLOCK = WEFT_KEY_BLOCK,
     PAGES_TOGETHER = 4, /* whose values are summed before the next, for heads that share them */
+#if defined(__AVX2__)
+    NARROW_EDGE = 64, /* weights are rounded in multiples of this */
+#else
+    NARROW_EDGE = 8,
+#endif
 #if defined(__AVX512F__)
     TILE_HEADS = 16 /* heads of a tile */
 #else
@@ -16,7 +21,26 @@ enum {
 #endif
 };
 
-typedef enum { BY_PLAIN, BY_BF16, BY_I8, BY_PAIRS } attend_way;
+typedef struct block_task block_task;
+
+/* Tokens [token, end) of a page, whose first one stands at `at` in the block. */
+typedef struct {
+    char *page;
+    int64_t token, end, at;
+} page_run;
+
+/* The steps of a block for key head g, by some instructions; NULL: there is nothing to do. Keys go the
+ * first two, values the others. */
+typedef struct {
+    void (*queries)(const block_task *b, int64_t g);                    /* rounds them */
+    void (*score)(const block_task *b, const page_run *run, int64_t g); /* a page's raw products */
+    /* Rounds the weights of n keys from `from` on, which stand in place of the scores; those beside the
+     * row's are zeros. */
+    void (*weights)(const block_task *b, int64_t g, int64_t from, int64_t n);
+    void (*add)(const block_task *b, const page_run *runs, int n, int64_t g); /* weighted values */
+    void (*finish)(const block_task *b, int64_t g); /* sums that are not yet rows, to rows */
+    void (*begin)(void), (*end)(void);              /* before and after a block */
+} attend_way;
 
 typedef struct {
     const weft_exec *x;
@@ -24,7 +48,7 @@ typedef struct {
     const weft_cache_attention_attr *attr;
     row_places places;
     cached_pages keys, values;
-    attend_way key_way, value_way;
+    const attend_way *key_way, *value_way;
     int64_t heads, group, key_heads, dqk, dv;
     int64_t rows;      /* of a group's scores: its heads, and as many as fill a tile */
     int64_t q_columns; /* of a row of q */
@@ -59,12 +83,12 @@ typedef struct {
 } block_scratch;
 
 /* A task: keys [first, end) of the block that begins at `base`, and key heads [from, to). */
-typedef struct {
+struct block_task {
     const attend_run *a;
     int64_t row, position, base, first, end, from, to;
     real *out; /* [H, blocks, dv + 2] at this block */
     block_scratch s;
-} block_task;
+};
 
 static inline bool copies_keys(const weft_cache_attention_attr *attr) {
     return attr->rotated > 0 || attr->gaussian;
@@ -106,12 +130,6 @@ static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, char *a
 static inline int64_t first_seen(const attend_run *a, int64_t r) {
     return max_i64(0, a->places.position[r] + 1 - a->attr->context);
 }
-
-/* Tokens [token, end) of a page, whose first one stands at `at` in the block. */
-typedef struct {
-    char *page;
-    int64_t token, end, at;
-} page_run;
 
 static inline page_run run_at(const block_task *b, const cached_pages *c, int64_t j) {
     int64_t token = j % WEFT_PAGE_TOKENS;

@@ -1,11 +1,11 @@
-/* Attention over bf16 and i8 pages on x86-64, of a query head with a key head of its own, by the
- * instructions that multiply narrow numbers; what cache_attention_bf16.h and cache_attention_i8.h are on
- * Arm, with the same sums.
+/* Attention over bf16 and i8 pages on x86-64 by the instructions that multiply narrow numbers; what
+ * cache_attention_arm.h is on Arm, with the same sums where a query head has a key head of its own.
  *
  * bf16: AVX-512's dot products of pairs. Queries and weights are rounded to bf16, as keys and values are.
- * i8: VPMADDWD, which multiplies numbers of 16 bits and adds them two by two in 32, exactly. Queries,
- * and weights times their values' scales, are rounded to 16 bits with one scale each; keys and values
- * are widened as they are read.
+ * i8: sums of two products of 16 bits, exact in 32 (cache_attention_x86_pairs.h). Queries, and weights
+ * times their values' scales, are rounded to 16 bits with one scale for each head; keys and values are
+ * widened as they are read. Heads that share a key head go by AMX where the processor has it
+ * (cache_attention_amx.h).
  *
  * Values of two keys are taken side by side, their columns interleaved: a vector of them has four columns
  * of every eight. So sums of 2 NARROW_STEP columns are two vectors, the first fours and the second ones. */
@@ -13,12 +13,10 @@
 #define WEFT_CPU_CACHE_ATTENTION_X86_H
 
 #include "cpu/bytes.h"
-#include "cpu/cached.h"
-
-#if BYTES_X86
+#include "cpu/cache_attention_task.h"
+#include "cpu/transpose.h"
 
 enum {
-    NARROW_EDGE = 64, /* keys are rounded in multiples of this */
     NARROW_STEP = VBYTES / 4,
     I8_WIDEST = 512, /* so that a sum of 16 bits by 8 has room in 32 */
     I8_MOST = 127 * 256 + 127
@@ -106,13 +104,6 @@ static ALWAYS_INLINE int_four sum_four(const vsums *s) {
 #endif
 }
 
-static inline bool i8_attends(const weft_cache_part *part, bool alone) {
-    if (part->dtype != WEFT_I8) return false;
-    return alone ? part->width % (2 * NARROW_STEP) == 0 && part->width <= I8_WIDEST
-                 : weft_cpu_matrix() == WEFT_MATRIX_AMX && part->width % 64 == 0 &&
-                       part->width <= WEFT_KEY_BLOCK;
-}
-
 /* n numbers, a multiple of 2 NARROW_STEP, times `factor` in 16 bits. */
 static inline void i8_round(const real *from, int64_t n, real factor, int16_t *to) {
     for (int64_t i = 0; i < n; i += 2 * NARROW_STEP) {
@@ -138,14 +129,14 @@ static inline real i8_largest(const real *from, int64_t n) {
     return vmax_lane(most);
 }
 
-/* A query in 16 bits. Returns its scale. */
-static real i8_round_query(const real *from, int64_t n, int8_t *to) {
+/* The same with a scale of their own, which is returned. */
+static real i8_round_words(const real *from, int64_t n, int16_t *to) {
     real most = i8_largest(from, n);
-    i8_round(from, n, most > 0 ? (real)I8_MOST / most : 0, (int16_t *)to);
+    i8_round(from, n, most > 0 ? (real)I8_MOST / most : 0, to);
     return most / (real)I8_MOST;
 }
 
-/* The same in 8 bits. */
+/* In 8 bits. */
 static inline real i8_round_bytes(const real *from, int64_t n, int8_t *to) {
     real most = i8_largest(from, n), factor = most > 0 ? 127 / most : 0;
     for (int64_t i = 0; i < n; i++) {
@@ -155,63 +146,138 @@ static inline real i8_round_bytes(const real *from, int64_t n, int8_t *to) {
     return most / 127;
 }
 
-#define BYTES_SOURCE "cpu/cache_attention_x86_alone.h"
-#include "cpu/bytes_each.h"
-
-/* s: the products of one query with keys [token, end) of a page; s, k and the keys' scales begin with
- * the page. */
-static void i8_score_alone(const int8_t *q, real q_scale, const int8_t *k, const float *scales,
-                           int64_t width, int64_t token, int64_t end, real *s) {
-#if BYTES_VNNI
-    if (weft_cpu_dots_i8()) {
-        vnni_score_alone(q, q_scale, k, scales, width, token, end, s);
-        return;
+/* Columns 0, 2, 1, 3 of every four, which is how the keys' are paired. */
+static void swap_middles(int16_t *x, int64_t n) {
+    for (int64_t i = 0; i < n; i += 4) {
+        uint64_t four;
+        memcpy(&four, x + i, sizeof four);
+        four =
+            (four & 0xffff00000000ffffu) | (four >> 16 & 0xffff0000u) | (four & 0xffff0000u) << 16;
+        memcpy(x + i, &four, sizeof four);
     }
-#endif
-    madd_score_alone(q, q_scale, k, scales, width, token, end, s);
 }
 
-/* sums [width] += Σ p_j v_j over keys [token, end) of a page; p and v begin with the page. Of the keys
- * beside them the weights are 0. */
-static void i8_add_alone(const int8_t *p, const int8_t *v, int64_t width, int64_t token,
-                         int64_t end, int32_t *sums) {
-#if BYTES_VNNI
-    if (weft_cpu_dots_i8()) {
-        vnni_add_alone(p, v, width, token, end, sums);
-        return;
+static void i8_queries(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    int16_t *to = (int16_t *)rounded_queries_of(b, g);
+    for (int64_t h = 0; h < a->group; h++, to += a->dqk) {
+        b->s.q_scales[g * a->rows + h] = i8_round_words(queries_of(b, g) + h * a->dqk, a->dqk, to);
+        if (a->group > 1) swap_middles(to, a->dqk);
     }
-#endif
-    madd_add_alone(p, v, width, token, end, sums);
 }
 
-/* Weights of n keys in 16 bits. Multiplies them by their values' scales on the way. Returns their
- * scale. */
-static real i8_round_weights(real *p, const real *scales, int64_t n, int8_t *to) {
+/* A head's weights of n keys in 16 bits, times their values' scales. Returns their scale. */
+static real i8_round_weights(real *p, const real *scales, int64_t n, int16_t *to) {
     for (int64_t i = 0; i < n; i += VLEN)
         vstore(p + i, vload(p + i) * vload(scales + i));
-    return i8_round_query(p, n, to);
+    return i8_round_words(p, n, to);
 }
 
-/* The sums of one head as numbers. */
-static void i8_finish_alone(const int32_t *sums, int64_t width, real scale, real *to) {
-    for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
-        real part[2 * NARROW_STEP];
-        for (int c = 0; c < 2 * NARROW_STEP; c++)
-            part[c] = (real)sums[i + c] * scale;
-        unzip_fours(part, to + i);
+static void i8_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
+    for (int64_t h = 0; h < b->a->group; h++)
+        b->s.p_scales[g * b->a->rows + h] =
+            i8_round_weights(scores_of(b, g) + h * BLOCK + from, b->s.scales + from, n,
+                             (int16_t *)weights_of(b, g) + h * BLOCK + from);
+}
+
+static void i8_finish(const block_task *b, int64_t g) {
+    const attend_run *a = b->a;
+    for (int64_t h = 0; h < a->group; h++) {
+        const int32_t *sums = (const int32_t *)sums_of(b, g) + h * a->dv;
+        real scale = b->s.p_scales[g * a->rows + h], part[2 * NARROW_STEP];
+        for (int64_t i = 0; i < a->dv; i += 2 * NARROW_STEP) {
+            for (int c = 0; c < 2 * NARROW_STEP; c++)
+                part[c] = (real)sums[i + c] * scale;
+            unzip_fours(part, out_of(b, g) + h * out_step(a) + i);
+        }
     }
 }
+
+enum {
+    PAGE_STEP = 4 * WEFT_PAGE_TOKENS,  /* bytes of a step of scores, */
+    PAGE_VECTORS = PAGE_STEP / VBYTES, /* as vectors; a step of values has two */
+    PAIRS_HEADS = 6,                   /* of two vectors, or twice as many of one: twelve sums */
+    SCORE_HEADS = 12                   /* whose scores of a page wait for their scales */
+};
+
+#if VBYTES == 64
+
+/* Sixteen columns of a page's keys as [4][16 keys][4]. */
+static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
+    transpose_lanes(k, width, to, PAGE_STEP, 4);
+}
+
+#else
+
+/* Sixteen columns of a key and of the one four behind it. */
+static ALWAYS_INLINE __m256i two_keys(const char *k, int64_t width) {
+    __m128i one = _mm_loadu_si128((const __m128i *)(const void *)k);
+    __m128i two = _mm_loadu_si128((const __m128i *)(const void *)(k + 4 * width));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(one), two, 1);
+}
+
+static ALWAYS_INLINE void transpose_columns(const char *k, int64_t width, char *to) {
+    for (int half = 0; half < PAGE_VECTORS; half++, k += 8 * width, to += VBYTES) {
+        __m256i r0 = two_keys(k, width), r1 = two_keys(k + width, width);
+        __m256i r2 = two_keys(k + 2 * width, width), r3 = two_keys(k + 3 * width, width);
+        __m256i a = _mm256_unpacklo_epi32(r0, r1), b = _mm256_unpackhi_epi32(r0, r1);
+        __m256i c = _mm256_unpacklo_epi32(r2, r3), d = _mm256_unpackhi_epi32(r2, r3);
+        __m256i four[4] = {_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c),
+                           _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)};
+        for (int i = 0; i < 4; i++)
+            memcpy(to + i * PAGE_STEP, &four[i], VBYTES);
+    }
+}
+
+#endif
+
+/* A page's keys as [width / 2][16 keys][2]. Of four bytes of a key the first and the third are a pair, and
+ * the second and the fourth: shifts widen them where they stand. */
+static void pack_keys(const char *k, int64_t width, char *to) {
+    for (int64_t i = 0; i < width; i += 16) {
+        char transposed[4 * PAGE_STEP] __attribute__((aligned(64)));
+        transpose_columns(k + i, width, transposed);
+        for (int at = 0; at < 4 * PAGE_STEP; at += PAGE_STEP, to += 2 * PAGE_STEP)
+            for (int v = 0; v < PAGE_STEP; v += VBYTES) {
+                vshort four, even, odd;
+                memcpy(&four, transposed + at + v, VBYTES);
+                even = four << 8 >> 8;
+                odd = four >> 8;
+                memcpy(to + v, &even, VBYTES);
+                memcpy(to + PAGE_STEP + v, &odd, VBYTES);
+            }
+    }
+}
+
+/* A page's values as [width / (2 NARROW_STEP)][its eight of `steps`][2 NARROW_STEP][2], columns in fours
+ * as zip_first and zip_second leave them. */
+static void pack_pairs(const int8_t *v, int64_t width, int64_t steps, char *to) {
+    for (int64_t j = 0; j < WEFT_PAGE_TOKENS; j += 2, to += 2 * VBYTES)
+        for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
+            vshort one = widen_bytes(v + j * width + i);
+            vshort two = widen_bytes(v + (j + 1) * width + i);
+            vshort pairs[2] = {zip_first(one, two), zip_second(one, two)};
+            memcpy(to + 4 * i * steps, pairs, sizeof pairs);
+        }
+}
+
+/* sums [heads][n] += Σ x [heads][2 steps] · packed [steps][n][2]. */
+typedef struct {
+    const int16_t *x; /* [heads][2 steps], rows `ld` apart */
+    int64_t ld, heads;
+    const char *packed; /* [steps][vectors][VBYTES] */
+    int64_t steps;
+    int vectors;
+    int32_t *sums; /* [heads][vectors][VBYTES / 4], rows `step` apart */
+    int64_t step;
+} pairs_product;
+
+#define BYTES_SOURCE "cpu/cache_attention_x86_pairs.h"
+#include "cpu/bytes_each.h"
 
 #if VBYTES == 64
 
 #define BF16_TARGET __attribute__((target("avx512bf16")))
-
-static inline bool bf16_attends(const weft_cache_part *part, bool alone) {
-    weft_matrix way = weft_cpu_matrix();
-    return part->dtype == WEFT_BF16 && part->width % (2 * NARROW_STEP) == 0 &&
-           (alone ? way == WEFT_MATRIX_AVX512_BF16 || way == WEFT_MATRIX_AMX
-                  : way == WEFT_MATRIX_AMX && part->width <= WEFT_KEY_BLOCK);
-}
 
 static ALWAYS_INLINE vshort bf16_load(const uint16_t *from) {
     vshort v;
@@ -241,10 +307,19 @@ static ALWAYS_INLINE __m128 bf16_four(const vreal *s) {
     return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
 }
 
-/* s: the products of one query with keys [token, end) of a page; s and k begin with the page. */
-BF16_TARGET static void bf16_score_alone(const uint16_t *q, const uint16_t *k, int64_t width,
-                                         int64_t token, int64_t end, real *s) {
-    for (int64_t j = token & ~3; j < end; j += 4) {
+static void bf16_queries(const block_task *b, int64_t g) {
+    bf16_round_row(queries_of(b, g), b->a->dqk, (uint16_t *)rounded_queries_of(b, g));
+}
+
+static void bf16_weights(const block_task *b, int64_t g, int64_t from, int64_t n) {
+    bf16_round_row(scores_of(b, g) + from, n, (uint16_t *)weights_of(b, g) + from);
+}
+
+BF16_TARGET static void bf16_score(const block_task *b, const page_run *run, int64_t g) {
+    int64_t width = b->a->dqk;
+    const uint16_t *q = (const uint16_t *)rounded_queries_of(b, g);
+    const uint16_t *k = (const uint16_t *)head_at(&b->a->keys, run->page, g);
+    for (int64_t j = run->token & ~3; j < run->end; j += 4) {
         const uint16_t *key = k + j * width;
         vreal sum[4] = {{0}, {0}, {0}, {0}};
         for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
@@ -252,7 +327,7 @@ BF16_TARGET static void bf16_score_alone(const uint16_t *q, const uint16_t *k, i
             for (int m = 0; m < 4; m++)
                 sum[m] = bf16_dot(sum[m], v, bf16_load(key + m * width + i));
         }
-        _mm_storeu_ps(s + j, bf16_four(sum));
+        _mm_storeu_ps(scores_of(b, g) + run->at + j, bf16_four(sum));
     }
 }
 
@@ -273,47 +348,48 @@ static ALWAYS_INLINE void from_fours(const vreal *fours, real *to) {
                                               28, 29, 30, 31));
 }
 
-/* sums [width] += Σ p_j v_j over keys [token, end) of a page; p and v begin with the page. */
-BF16_TARGET static void bf16_add_alone(const uint16_t *p, const uint16_t *v, int64_t width,
-                                       int64_t token, int64_t end, real *sums) {
+BF16_TARGET static void bf16_add(const block_task *b, const page_run *run, int n, int64_t g) {
+    (void)n; /* 1 */
+    int64_t width = b->a->dv, end = run->end;
+    const uint16_t *v = (const uint16_t *)head_at(&b->a->values, run->page, g);
+    const uint16_t *p = (const uint16_t *)weights_of(b, g) + run->at;
+    real *sums = out_of(b, g);
     for (int64_t i = 0; i < width; i += 2 * NARROW_STEP) {
         vreal sum[2];
         to_fours(sums + i, sum);
-        for (int64_t j = token; j < end; j += 2) {
+        for (int64_t j = run->token; j < end; j += 2) {
             bool pair = j + 1 < end;
             int32_t two = p[j] | (pair ? (int32_t)((uint32_t)p[j + 1] << 16) : 0);
-            vshort weight = (vshort)(two - (vsums){0}), a = bf16_load(v + j * width + i);
-            vshort b = pair ? bf16_load(v + (j + 1) * width + i) : (vshort){0};
-            sum[0] = bf16_dot(sum[0], zip_first(a, b), weight);
-            sum[1] = bf16_dot(sum[1], zip_second(a, b), weight);
+            vshort weight = (vshort)(two - (vsums){0}), one = bf16_load(v + j * width + i);
+            vshort next = pair ? bf16_load(v + (j + 1) * width + i) : (vshort){0};
+            sum[0] = bf16_dot(sum[0], zip_first(one, next), weight);
+            sum[1] = bf16_dot(sum[1], zip_second(one, next), weight);
         }
         from_fours(sum, sums + i);
     }
 }
 
-#else
+static const attend_way bf16_alone = {
+    .queries = bf16_queries, .score = bf16_score, .weights = bf16_weights, .add = bf16_add};
 
-/* AVX2 has no instruction for it. */
-static inline bool bf16_attends(const weft_cache_part *part, bool alone) {
-    (void)part, (void)alone;
-    return false;
-}
-
-static inline void bf16_round_row(const real *from, int64_t n, uint16_t *to) {
-    (void)from, (void)n, (void)to;
-}
-
-static inline void bf16_score_alone(const uint16_t *q, const uint16_t *k, int64_t width,
-                                    int64_t token, int64_t end, real *s) {
-    (void)q, (void)k, (void)width, (void)token, (void)end, (void)s;
-}
-
-static inline void bf16_add_alone(const uint16_t *p, const uint16_t *v, int64_t width,
-                                  int64_t token, int64_t end, real *sums) {
-    (void)p, (void)v, (void)width, (void)token, (void)end, (void)sums;
-}
+#include "cpu/cache_attention_amx.h"
 
 #endif
+
+static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) {
+    if (part->width % (2 * NARROW_STEP) != 0) return NULL;
+#if VBYTES == 64
+    bool amx = weft_cpu_matrix() == WEFT_MATRIX_AMX, bf16 = part->dtype == WEFT_BF16;
+    bool fits = part->width <= WEFT_KEY_BLOCK && (bf16 || part->width % 64 == 0);
+    if (bf16 && group == 1 && (amx || weft_cpu_matrix() == WEFT_MATRIX_AVX512_BF16))
+        return &bf16_alone;
+    if (amx && group > 1 && fits && (bf16 || part->dtype == WEFT_I8)) return &amx_tiles;
 #endif
+    if (part->dtype != WEFT_I8 || part->width > I8_WIDEST) return NULL;
+#if BYTES_VNNI
+    if (weft_cpu_dots_i8()) return group == 1 ? &vnni_alone : &vnni_shared;
+#endif
+    return group == 1 ? &madd_alone : &madd_shared;
+}
 
 #endif

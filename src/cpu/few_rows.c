@@ -4,9 +4,15 @@
  * wait in the cache. Every result has one chain of sums whose order does not depend on m: with w as
  * [n, k], VLEN chains over k and their sum by halves; with w as [k, n], one chain over k. So a
  * row's bits are those it has alone. Threads share out columns, and pieces of rows where there are
- * more than a few. */
+ * more than a few.
+ *
+ * With w bf16 and as [n, k], where the processor has the instruction that sums products of bf16 pairs
+ * (BFDOT): a number of x is split into two of bf16, x = high + low, each the nearest to what is left. That
+ * keeps 16 of its 24 bits, and the products with w need no widening. Every result has four chains of sums
+ * over k, high before low, whose order does not depend on m either. */
 #include "cpu/ahead.h"
 #include "cpu/gemm.h"
+#include "cpu/matrix.h"
 #include "cpu/vec.h"
 
 enum {
@@ -20,9 +26,11 @@ enum {
     BLOCK_COLUMNS = 2, /* 16 registers */
 #endif
     LINE_VECTORS = 64 / VBYTES, /* vectors of a cache line of reals */
+    PAIR_LINE = 32,             /* and bf16 numbers of one */
     BLOCK_ALONE = 8 /* columns at a time for one row: enough chains to hide an addition's time */
 };
 
+#define HAS_BFDOT (WEFT_ARM_TARGETS && WEFT_REAL == 32)
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 /* VLEN weights from element i, or the first `count` of them and zeros. */
@@ -194,11 +202,112 @@ static ALWAYS_INLINE void step_columns(const dot_work *d, int64_t m, int64_t n, 
 
 typedef struct {
     const gemm_product *p;
-    gemm_matrix x;   /* real: p->a, or its widened copy */
+    gemm_matrix x;        /* real: p->a, or its widened copy */
+    uint16_t *high, *low; /* [m, ld] in its place, padded with zeros; NULL: not by BFDOT */
+    int64_t ld;
     int64_t columns; /* of a task */
     int64_t tasks;   /* of a piece of rows */
     int64_t pieces;  /* of a matrix of the batch */
 } few_run;
+
+#if HAS_BFDOT
+
+enum { PAIR_COLUMNS = 4 }; /* of w at a time, for several rows */
+
+#define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
+
+BF16_TARGET static ALWAYS_INLINE bfloat16x8_t load_eight(const uint16_t *from) {
+    return vreinterpretq_bf16_u16(vld1q_u16(from));
+}
+
+BF16_TARGET static ALWAYS_INLINE float32x4_t add_eight(float32x4_t sum, const uint16_t *high,
+                                                       const uint16_t *low, bfloat16x8_t w) {
+    sum = vbfdotq_f32(sum, load_eight(high), w);
+    return vbfdotq_f32(sum, load_eight(low), w);
+}
+
+/* The weights behind the last whole eight. */
+BF16_TARGET static ALWAYS_INLINE bfloat16x8_t load_rest(const uint16_t *from, int64_t n) {
+    uint16_t part[8] = {0};
+    memcpy(part, from, (size_t)n * sizeof *part);
+    return load_eight(part);
+}
+
+/* sums [rows, columns] (ld TASK_COLUMNS), of columns that lie `apart` from each other. */
+BF16_TARGET static ALWAYS_INLINE void pair_block(const few_run *r, int64_t row, const uint16_t *w,
+                                                 int64_t apart, real *sums, const int rows,
+                                                 const int columns) {
+    const gemm_product *p = r->p;
+    int64_t ldw = apart * p->b.ld, k = p->k, i = 0;
+    const uint16_t *high = r->high + row * r->ld, *low = r->low + row * r->ld;
+    float32x4_t sum[4][BLOCK_ALONE];
+    for (int m = 0; m < rows; m++)
+        for (int c = 0; c < columns; c++)
+            sum[m][c] = vdupq_n_f32(0);
+    if (rows == 1)
+        for (; i + PAIR_LINE <= k; i += PAIR_LINE)
+            for (int c = 0; c < columns; c++)
+                for (int j = 0; j < PAIR_LINE; j += 8)
+                    sum[0][c] = add_eight(sum[0][c], high + i + j, low + i + j,
+                                          load_eight(w + c * ldw + i + j));
+    for (; i + 8 <= k; i += 8)
+        for (int c = 0; c < columns; c++) {
+            bfloat16x8_t v = load_eight(w + c * ldw + i);
+            for (int m = 0; m < rows; m++)
+                sum[m][c] = add_eight(sum[m][c], high + m * r->ld + i, low + m * r->ld + i, v);
+        }
+    if (i < k)
+        for (int c = 0; c < columns; c++) {
+            bfloat16x8_t v = load_rest(w + c * ldw + i, k - i);
+            for (int m = 0; m < rows; m++)
+                sum[m][c] = add_eight(sum[m][c], high + m * r->ld + i, low + m * r->ld + i, v);
+        }
+    for (int m = 0; m < rows; m++)
+        for (int c = 0; c < columns; c++)
+            sums[(row + m) * TASK_COLUMNS + c * apart] = vaddvq_f32(sum[m][c]);
+}
+
+BF16_TARGET static ALWAYS_INLINE void pair_rows(const few_run *r, const uint16_t *w, int64_t apart,
+                                                real *sums, const int columns) {
+    int64_t m = r->p->m, row = 0;
+    for (; row + 4 <= m; row += 4)
+        pair_block(r, row, w, apart, sums, 4, columns);
+    for (; row + 2 <= m; row += 2)
+        pair_block(r, row, w, apart, sums, 2, columns);
+    if (row < m) pair_block(r, row, w, apart, sums, 1, columns);
+}
+
+/* As dot_columns. */
+BF16_TARGET static void pair_columns(const few_run *r, const uint16_t *w, int64_t n, real *sums) {
+    int64_t ldw = r->p->b.ld, together = r->p->m == 1 ? BLOCK_ALONE : PAIR_COLUMNS,
+            part = n / together;
+    for (int64_t c = 0; c < part; c++)
+        if (r->p->m == 1)
+            pair_block(r, 0, w + c * ldw, part, sums + c, 1, BLOCK_ALONE);
+        else
+            pair_rows(r, w + c * ldw, part, sums + c, PAIR_COLUMNS);
+    for (int64_t c = part * together; c < n; c++)
+        pair_rows(r, w + c * ldw, 1, sums + c, 1);
+}
+
+#endif
+
+static void sum_task(const few_run *f, const dot_work *d, int64_t m, int64_t n, real *sums) {
+#if HAS_BFDOT
+    if (f->high) {
+        pair_columns(f, d->w, n, sums);
+        return;
+    }
+#endif
+    if (f->p->tb && d->bf16)
+        dot_columns(d, m, n, sums, true);
+    else if (f->p->tb)
+        dot_columns(d, m, n, sums, false);
+    else if (d->bf16)
+        step_columns(d, m, n, sums, true);
+    else
+        step_columns(d, m, n, sums, false);
+}
 
 static void run_columns(void *context, int64_t task, int thread) {
     (void)thread;
@@ -211,19 +320,21 @@ static void run_columns(void *context, int64_t task, int thread) {
     gemm_matrix x = gemm_part(f->x, g, row, 0);
     dot_work d = {x.data, x.ld, tile.b.data, tile.b.ld, p->k, tile.b.bf16};
     real sums[GEMM_FEW_ROWS * TASK_COLUMNS];
-    if (p->tb && d.bf16)
-        dot_columns(&d, m, n, sums, true);
-    else if (p->tb)
-        dot_columns(&d, m, n, sums, false);
-    else if (d.bf16)
-        step_columns(&d, m, n, sums, true);
-    else
-        step_columns(&d, m, n, sums, false);
+    sum_task(f, &d, m, n, sums);
     if (p->alpha != 1)
         for (int64_t r = 0; r < m; r++)
             for (int64_t j = 0; j < n; j++)
                 sums[r * TASK_COLUMNS + j] *= p->alpha;
     KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
+}
+
+static void share_columns(weft_pool *pool, few_run *f) {
+    const gemm_product *p = f->p;
+    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
+    f->columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
+    f->tasks = ceil_div(p->n, f->columns);
+    f->pieces = ceil_div(p->m, GEMM_FEW_ROWS);
+    weft_pool_run(pool, p->batch * f->pieces * f->tasks, run_columns, f);
 }
 
 int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
@@ -239,9 +350,35 @@ void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
             for (int64_t r = 0; r < p->m; r++, to += p->k)
                 gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
     }
-    int64_t columns = max_i64(TASK_WEIGHTS / p->k, p->tb ? BLOCK_ALONE : STEP_COLUMNS);
-    f.columns = min_i64(columns, TASK_COLUMNS) / BLOCK_ALONE * BLOCK_ALONE;
-    f.tasks = ceil_div(p->n, f.columns);
-    f.pieces = ceil_div(p->m, GEMM_FEW_ROWS);
-    weft_pool_run(pool, p->batch * f.pieces * f.tasks, run_columns, &f);
+    share_columns(pool, &f);
+}
+
+static int64_t padded(int64_t k) {
+    return ceil_div(k, PAIR_LINE) * PAIR_LINE;
+}
+
+bool KERNEL(bf16_rows_runs)(const gemm_product *p) {
+    return HAS_BFDOT && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS && !p->ta &&
+           weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
+}
+
+int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p) {
+    return 2 * p->m * padded(p->k) * (int64_t)sizeof(uint16_t);
+}
+
+void KERNEL(bf16_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    few_run f = {.p = p, .x = p->a, .high = workspace, .ld = padded(p->k)};
+    f.low = f.high + p->m * f.ld;
+    memset(workspace, 0, (size_t)KERNEL(bf16_rows_workspace)(p));
+    for (int64_t row = 0; row < p->m; row++) {
+        gemm_matrix from = gemm_part(p->a, 0, row, 0);
+        uint16_t *high = f.high + row * f.ld, *low = f.low + row * f.ld;
+        for (int64_t i = 0; i < p->k; i++) {
+            float x = from.bf16 ? weft_bf16_to_float(((const uint16_t *)from.data)[i])
+                                : (float)((const real *)from.data)[i];
+            high[i] = weft_float_to_bf16(x);
+            low[i] = weft_float_to_bf16(x - weft_bf16_to_float(high[i]));
+        }
+    }
+    share_columns(pool, &f);
 }

@@ -134,7 +134,7 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(few_rows_workspace)(const gemm_product *p);
 
-/* Few rows with b bf16, where the processor has an instruction for it: bf16_rows.c. */
+/* Few rows with b bf16, where the processor has an instruction for it: few_rows.c. */
 bool KERNEL(bf16_rows_runs)(const gemm_product *p);
 void KERNEL(bf16_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p);

@@ -4,10 +4,10 @@
  * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
 
+#include "core/decoding.h"
 #include "generate/weights.h"
 #include "model/step.h"
 #include "ops/fuse.h"
-#include "ops/sampler.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +37,7 @@ struct weft_decoder {
     int64_t n_states, state_bytes, page_bytes;
     row_graph *graphs[GRAPHS_MAX];
     int n_graphs;
-    int32_t *table; /* [slots, table_pages] */
-    int64_t table_pages;
+    int32_t *table;                 /* [slots, table_pages] */
     int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
     const weft_step_backend *steps; /* NULL: operation by operation */
     void *step;
@@ -47,6 +46,10 @@ struct weft_decoder {
     int32_t *there; /* the table in the backend's memory; NULL: every graph has its own */
     bool *changed;  /* [slots]: rows of the table that the step, or `there`, has not seen */
 };
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "generate: no memory");
+}
 
 static void close_graph(row_graph *g) {
     if (!g) return;
@@ -57,7 +60,7 @@ static void close_graph(row_graph *g) {
 }
 
 static int64_t table_bytes(const weft_decoder *d) {
-    return d->limits.slots * d->table_pages * (int64_t)sizeof *d->table;
+    return d->limits.slots * d->limits.table_pages * (int64_t)sizeof *d->table;
 }
 
 void weft_decoder_close(weft_decoder *d) {
@@ -96,7 +99,7 @@ static weft_status refuse_cache(const weft_decoder *d) {
 static weft_status make_states(weft_decoder *d, const weft_graph *g) {
     int64_t tensors = weft_graph_tensor_count(g);
     d->states = calloc((size_t)tensors + 1, sizeof *d->states);
-    if (!d->states) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!d->states) return no_memory();
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);
         if (t->role != WEFT_ROLE_STATE) continue;
@@ -120,7 +123,7 @@ static weft_status bind_graph(weft_decoder *d, row_graph *g) {
     const weft_graph *graph = g->graph.model.graph;
     int64_t tensors = weft_graph_tensor_count(graph), n = 0;
     g->bindings = calloc((size_t)tensors + 1, sizeof *g->bindings);
-    if (!g->bindings) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!g->bindings) return no_memory();
     for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(graph, i);
         if (t->view_of) continue;
@@ -150,7 +153,7 @@ static weft_status fill_rotations(const row_graph *g) {
     float *narrow = malloc((size_t)count * sizeof *narrow);
     weft_status status = WEFT_OK;
     if (!values || !narrow) {
-        status = weft_fail(WEFT_ENOMEM, "generate: no memory");
+        status = no_memory();
     } else {
         weft_cached_rotations(&g->graph, values);
         for (int64_t i = 0; i < count; i++)
@@ -166,7 +169,7 @@ static weft_status fill_rotations(const row_graph *g) {
 static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row_graph **out) {
     *out = NULL;
     row_graph *g = calloc(1, sizeof *g);
-    if (!g) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!g) return no_memory();
     const weft_config *c = &d->model->config;
     weft_cached_shape shape = {
         .rows = rows,
@@ -229,7 +232,7 @@ static bool wants_step(const weft_decoder *d, weft_step_form *form) {
         return false;
     form->slots = d->limits.slots;
     form->context = d->limits.context;
-    form->table_pages = d->table_pages;
+    form->table_pages = d->limits.table_pages;
     return steps->suits(form);
 }
 
@@ -254,7 +257,7 @@ static weft_status open_step(weft_decoder *d) {
 /* Lets graphs follow each other where there is no step of one launch. */
 static weft_status open_sampler(weft_decoder *d, const row_graph *first) {
     if (d->step || !d->there) return WEFT_OK;
-    WEFT_TRY(d->backend->samplers->open(first->exec, d->there, d->table_pages, &d->sampler));
+    WEFT_TRY(d->backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
     if (d->sampler) d->samplers = d->backend->samplers;
     return WEFT_OK;
 }
@@ -264,13 +267,12 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     *out = NULL;
     WEFT_TRY(weft_cached_check(&m->config));
     weft_decoder *d = calloc(1, sizeof *d);
-    if (!d) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    if (!d) return no_memory();
     d->model = m;
     d->backend = backend;
     d->pool = pool;
     d->limits = *limits;
-    d->table_pages = limits->table_pages;
-    d->table = calloc((size_t)(limits->slots * d->table_pages), sizeof *d->table);
+    d->table = calloc((size_t)(limits->slots * d->limits.table_pages), sizeof *d->table);
     d->ints = calloc(4 * WEFT_DECODER_BLOCK, sizeof *d->ints);
     d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
@@ -291,11 +293,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
 
 int32_t *weft_decoder_table(weft_decoder *d, int32_t slot) {
     d->changed[slot] = true;
-    return d->table + slot * d->table_pages;
-}
-
-int64_t weft_decoder_table_pages(const weft_decoder *d) {
-    return d->table_pages;
+    return d->table + slot * d->limits.table_pages;
 }
 
 static weft_status read_logits(const row_graph *g, int64_t count, float *logits) {
@@ -343,7 +341,7 @@ static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
 }
 
 static weft_status tell_pages(weft_decoder *d, int32_t slot) {
-    const int32_t *pages = d->table + slot * d->table_pages;
+    const int32_t *pages = d->table + slot * d->limits.table_pages;
     if (!d->changed[slot]) return WEFT_OK;
     WEFT_TRY(d->step ? d->steps->set_pages(d->step, slot, pages)
                      : d->samplers->set_pages(d->sampler, slot, pages));

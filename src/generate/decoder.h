@@ -29,7 +29,6 @@ void weft_decoder_close(weft_decoder *d);
 
 /* The table of pages [slots, pages of a sequence]: filled by the caller, read by every run. */
 int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
-int64_t weft_decoder_table_pages(const weft_decoder *d);
 
 /* Runs n rows (ops/cache.h says in which order). logits [wanted rows, V], in their order. */
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
@@ -38,7 +37,7 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
 int64_t weft_decoder_rows(const weft_decoder *d);
 
 /* The likeliest token of each row, of equal ones the lowest, -1 where its logits are not numbers: where
- * the backend runs a step in one launch (ops/step.h) or its graphs one behind the other (ops/sampler.h)
+ * the backend runs a step in one launch (core/decoding.h) or its graphs one behind the other (core/decoding.h)
  * nothing else needs to come back to the host. As a row's token, -1 - i is the one that the run before
  * sampled in its row i. Up to two runs may be under way: what was begun is ended in order, before anything
  * else is asked of the decoder. */

@@ -1,32 +1,59 @@
-/* The scheduler. Sequences are kept in the order they were added: the oldest is served first, the
- * youngest gives its pages back first.
- *
- * What a sequence's tokens leave behind does not depend on the batch, but there are two ways to
- * compute it (decoder.h): whole blocks of a prompt by the products of training, everything else row
- * by row. Which tokens go which way follows from the prompt's length alone, so it is the same when a
- * sequence is set back and computed again, and pages are shared only between equal ways. */
+/* A generator: what it is opened with and refuses, and the lives of its sequences. What a step does with
+ * them is in token.c. */
 #include "generate/generator_internal.h"
 
-#include <math.h>
+#include "model/kinds.h"
+
 #include <stdlib.h>
 #include <string.h>
 
+enum { DEFAULT_SEQUENCES = 8 };
+
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "generate: no memory");
+}
+
+static bool positions_end(const weft_config *c) {
+    return weft_position_of(c)->ends;
+}
+
+/* Fills in what was left 0, and refuses what the config's positions do not allow. */
+static weft_status complete_limits(const weft_config *c, weft_generator_limits *l) {
+    if (!l->sequences) l->sequences = DEFAULT_SEQUENCES;
+    if (!l->context) l->context = c->context;
+    if (l->sequences < 1 || l->sequences > 65536 || l->context < 1 || l->context > INT32_MAX / 2)
+        return weft_fail(WEFT_EINPUT, "%lld sequences of %lld tokens cannot be generated",
+                         (long long)l->sequences, (long long)l->context);
+    if (positions_end(c) && l->context > c->context)
+        return weft_fail(WEFT_EINPUT,
+                         "a context of %lld tokens is too long: the model's positions (%s) end at "
+                         "CONFIG_CONTEXT=%lld",
+                         (long long)l->context, weft_config_word(c, WEFT_OPTION(position)),
+                         (long long)c->context);
+    if (positions_end(c) && l->slide)
+        return weft_fail(WEFT_EINPUT, "a sliding context needs positions without an end: "
+                                      "CONFIG_POSITION=\"rope\", \"alibi\" or \"none\"");
+    return WEFT_OK;
+}
+
+/* Shortens the context to what a pool holds that is smaller than one: texts end where it is full. */
+static void fit_context(weft_generator_limits *l, int64_t page_bytes) {
+    int64_t tokens = l->cache_bytes / page_bytes * PAGE;
+    if (l->cache_bytes && !l->slide && tokens > 0 && tokens < l->context) l->context = tokens;
 }
 
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;
     weft_generator_limits l = limits ? *limits : (weft_generator_limits){0};
-    WEFT_TRY(generator_complete_limits(&m->config, &l));
+    WEFT_TRY(complete_limits(&m->config, &l));
     weft_generator *g = calloc(1, sizeof *g);
     if (!g) return no_memory();
     l.no_sharing |= l.slide; /* pages are written again */
     g->config = m->config;
     g->stats.cache_bytes_per_token = weft_cached_token_bytes(&m->config, m->dtype);
     g->page_bytes = PAGE * g->stats.cache_bytes_per_token;
-    generator_fit_context(&l, g->page_bytes);
+    fit_context(&l, g->page_bytes);
     g->limits = l;
     g->table_pages = weft_cached_table_pages(l.context);
     /* Where the context slides, rows of one run must not overwrite what its first one sees. */
@@ -94,14 +121,20 @@ sequence *generator_find(const weft_generator *g, int64_t id) {
     return NULL;
 }
 
+/* Room for `want` elements behind the pointer at `list`. */
+static weft_status grow_list(void *list, int64_t *room, int64_t want, size_t size) {
+    void *grown;
+    if (want <= *room) return WEFT_OK;
+    memcpy(&grown, list, sizeof grown);
+    grown = realloc(grown, (size_t)(2 * want) * size);
+    if (!grown) return no_memory();
+    memcpy(list, &grown, sizeof grown);
+    *room = 2 * want;
+    return WEFT_OK;
+}
+
 static weft_status append_tokens(sequence *s, const int32_t *tokens, int64_t count) {
-    if (s->n_tokens + count > s->room) {
-        int64_t room = 2 * (s->n_tokens + count);
-        int32_t *grown = realloc(s->tokens, (size_t)room * sizeof *grown);
-        if (!grown) return no_memory();
-        s->tokens = grown;
-        s->room = room;
-    }
+    WEFT_TRY(grow_list(&s->tokens, &s->room, s->n_tokens + count, sizeof *s->tokens));
     if (count > 0) memcpy(s->tokens + s->n_tokens, tokens, (size_t)count * sizeof *tokens);
     s->n_tokens += count;
     return WEFT_OK;
@@ -130,16 +163,47 @@ static weft_status make_sequence(weft_generator *g, const int32_t *prompt, int64
     return WEFT_OK;
 }
 
+static weft_status refuse_long(const weft_generator *g, int64_t count, int64_t total) {
+    bool goes_on = total > count;
+    return weft_fail(WEFT_EINPUT, "%s %lld tokens, too many for a context of %lld; %s%s",
+                     goes_on ? "with this the conversation has" : "the prompt has",
+                     (long long)total, (long long)g->limits.context,
+                     goes_on ? "begin a new one" : "shorten it",
+                     positions_end(&g->config) ? "" : ", or let the context slide");
+}
+
+/* Pages of a sequence that is to have so many tokens, the last of which leaves nothing behind. */
+static int64_t most_pages(const weft_generator *g, int64_t tokens) {
+    if (!g->limits.slide && tokens > g->limits.context) tokens = g->limits.context;
+    int64_t pages = (tokens - 1 + PAGE - 1) / PAGE;
+    return pages < g->table_pages ? pages : g->table_pages;
+}
+
+/* Whether `count` new tokens, which make `total` with those of the sequence, can be gone on from. */
+static weft_status check_request(const weft_generator *g, const int32_t *tokens, int64_t count,
+                                 int64_t total, const weft_sampling *sampling) {
+    WEFT_TRY(weft_sampling_check(sampling));
+    if (count < 1) return weft_fail(WEFT_EINPUT, "the prompt is empty; give one token at least");
+    for (int64_t i = 0; i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= g->config.vocab_size)
+            return weft_fail(WEFT_EINPUT,
+                             "token %lld of the prompt is %d, but the model knows 0 to %lld",
+                             (long long)i, (int)tokens[i], (long long)g->config.vocab_size - 1);
+    if (total >= g->limits.context && !g->limits.slide) return refuse_long(g, count, total);
+    int64_t most = most_pages(g, total + sampling->max_tokens);
+    if (most > g->n_pages)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%lld tokens need %lld pages, but the cache has %lld; give fewer tokens or a larger "
+            "cache",
+            (long long)(total + sampling->max_tokens), (long long)most, (long long)g->n_pages);
+    return WEFT_OK;
+}
+
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id) {
-    WEFT_TRY(generator_check_request(g, prompt, count, count, sampling));
-    if (g->n_list == g->list_room) {
-        int64_t room = g->list_room ? 2 * g->list_room : 16;
-        sequence **grown = realloc(g->list, (size_t)room * sizeof *grown);
-        if (!grown) return no_memory();
-        g->list = grown;
-        g->list_room = room;
-    }
+    WEFT_TRY(check_request(g, prompt, count, count, sampling));
+    WEFT_TRY(grow_list(&g->list, &g->list_room, g->n_list + 1, sizeof *g->list));
     sequence *s;
     WEFT_TRY(make_sequence(g, prompt, count, &s));
     set_goal(g, s, sampling);
@@ -154,369 +218,39 @@ bool weft_generator_busy(const weft_generator *g) {
     return false;
 }
 
-/* Pages: by place in the table, which wraps around where the context slides. */
-static int64_t held_pages(const weft_generator *g, const sequence *s) {
-    return s->n_pages < g->table_pages ? s->n_pages : g->table_pages;
-}
-
-void generator_set_page(weft_generator *g, sequence *s, int32_t page) {
-    int64_t at = s->n_pages++ % g->table_pages;
-    s->pages[at] = page;
-    weft_decoder_table(g->decoder, s->slot)[at] = page;
-}
-
-static void give_back(weft_generator *g, sequence *s) {
-    /* From the last on, so that of pages to be shared the first are kept longest. */
-    int64_t held = held_pages(g, s);
-    for (int64_t i = held - 1; i >= 0; i--)
-        weft_pages_release(g->pages, s->pages[i]);
-    if (s->slot >= 0) g->slot_used[s->slot] = false;
-    s->slot = -1;
-    s->n_pages = s->n_sealed = s->n_computed = 0;
-    s->epoch++;
-}
-
 weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *tokens,
                                   int64_t count, const weft_sampling *sampling) {
     sequence *s = generator_find(g, id);
     if (!s || s->state != SEQUENCE_DONE)
         return weft_fail(WEFT_EINPUT, "generate: sequence %lld is not there or has not ended",
                          (long long)id);
-    WEFT_TRY(generator_check_request(g, tokens, count, s->n_tokens + count, sampling));
+    WEFT_TRY(check_request(g, tokens, count, s->n_tokens + count, sampling));
     WEFT_TRY(append_tokens(s, tokens, count));
     set_goal(g, s, sampling);
     /* A run that was ahead of the text's end has changed what the sequence keeps: it begins anew. */
-    if (g->state_bytes && g->limits.no_sharing && weft_decoder_samples(g->decoder)) give_back(g, s);
+    if (g->state_bytes && g->limits.no_sharing && weft_decoder_samples(g->decoder))
+        generator_give_back(g, s);
     if (s->slot >= 0) s->state = SEQUENCE_RUNNING;
     return WEFT_OK;
 }
 
-void generator_set_back(weft_generator *g, sequence *s) {
-    give_back(g, s);
-    if (s->state == SEQUENCE_RUNNING) {
-        s->state = SEQUENCE_WAITING;
-        g->stats.set_back++;
-    }
-}
-
-/* The youngest sequence that holds pages; one that has ended before one that runs. */
-static sequence *find_victim(const weft_generator *g, const sequence *asking) {
-    sequence *victim = NULL;
-    for (int64_t i = 0; i < g->n_list; i++) {
-        sequence *s = g->list[i];
-        if (s->slot < 0 || s == asking) continue;
-        if (s->state == SEQUENCE_DONE) return s;
-        victim = s;
-    }
-    return victim && (!asking || victim->id > asking->id) ? victim : NULL;
-}
-
-/* Sees to it that a running sequence has pages for its tokens up to `end`. False: it was set back
- * itself, there being only older ones. */
-static bool find_pages(weft_generator *g, sequence *s, int64_t end) {
-    while (s->n_pages * PAGE < end) {
-        if (s->n_pages >= g->table_pages) { /* the page that slid out of sight */
-            generator_set_page(g, s, s->pages[s->n_pages % g->table_pages]);
-            continue;
-        }
-        int32_t page = weft_pages_take(g->pages);
-        for (sequence *victim; page < 0 && (victim = find_victim(g, s));
-             page = weft_pages_take(g->pages))
-            generator_set_back(g, victim);
-        if (page < 0) {
-            generator_set_back(g, s);
-            return false;
-        }
-        generator_set_page(g, s, page);
-    }
-    return true;
-}
-
-/* The end of the part of a prompt that is computed in whole blocks. */
-static int64_t block_end(const sequence *s) {
-    return s->n_prompt / WEFT_DECODER_BLOCK * WEFT_DECODER_BLOCK;
-}
-
-static int page_kind(const sequence *s, int64_t page) {
-    return page * PAGE < block_end(s);
-}
-
-/* Takes over pages of others that begin alike. The last token is always computed, for its logits. */
-static weft_status share_beginning(weft_generator *g, sequence *s) {
-    int64_t most = (s->n_tokens - 1) / PAGE, found = 0, usable = 0;
-    int32_t pages[1024], before = -1;
-    if (g->limits.no_sharing || s->n_tokens > g->limits.context) return WEFT_OK;
-    most = most < 1024 ? most : 1024;
-    while (found < most) {
-        int32_t page =
-            weft_pages_find(g->pages, before, s->tokens + found * PAGE, page_kind(s, found));
-        if (page < 0) break;
-        pages[found++] = before = page;
-        /* A block is computed as a whole or not at all. */
-        bool whole = found * PAGE >= block_end(s) || found * PAGE % WEFT_DECODER_BLOCK == 0;
-        if (whole && (!g->state_bytes || weft_pages_state(g->pages, page))) usable = found;
-    }
-    for (int64_t i = 0; i < usable; i++) {
-        weft_pages_hold(g->pages, pages[i]);
-        generator_set_page(g, s, pages[i]);
-    }
-    if (usable && g->state_bytes)
-        WEFT_TRY(
-            weft_decoder_load(g->decoder, s->slot, weft_pages_state(g->pages, pages[usable - 1])));
-    s->n_sealed = usable;
-    s->n_computed = usable * PAGE;
-    s->shared = usable * PAGE;
-    g->stats.shared_tokens += usable * PAGE;
-    return WEFT_OK;
-}
-
-/* Whether a waiting sequence may begin: a place, and pages for all its tokens so far, unless nothing
- * else runs. */
-static bool may_begin(const weft_generator *g, const sequence *s, int64_t running) {
-    weft_pages_counts count = weft_pages_count(g->pages);
-    int64_t tokens = s->n_tokens < g->limits.context ? s->n_tokens : g->limits.context;
-    int64_t there = count.count - count.held;
-    for (int64_t i = 0; i < g->n_list; i++)
-        if (g->list[i]->state == SEQUENCE_DONE && g->list[i]->slot >= 0)
-            there += held_pages(g, g->list[i]);
-    return running == 0 || there >= weft_cached_table_pages(tokens + 1);
-}
-
-static int32_t free_slot(weft_generator *g) {
-    for (int64_t i = 0; i < g->limits.sequences; i++)
-        if (!g->slot_used[i]) return (int32_t)i;
-    /* One that has ended and is kept to be gone on with makes room. */
-    for (int64_t i = 0; i < g->n_list; i++) {
-        sequence *s = g->list[i];
-        if (s->state != SEQUENCE_DONE || s->slot < 0) continue;
-        int32_t slot = s->slot;
-        give_back(g, s);
-        return slot;
-    }
-    return -1;
-}
-
-static weft_status admit(weft_generator *g) {
-    int64_t running = 0;
-    for (int64_t i = 0; i < g->n_list; i++)
-        running += g->list[i]->state == SEQUENCE_RUNNING;
-    for (int64_t i = 0; i < g->n_list; i++) {
-        sequence *s = g->list[i];
-        if (s->state != SEQUENCE_WAITING) continue;
-        if (running >= g->limits.sequences || !may_begin(g, s, running)) return WEFT_OK;
-        s->slot = free_slot(g);
-        if (s->slot < 0) return WEFT_OK;
-        g->slot_used[s->slot] = true;
-        s->state = SEQUENCE_RUNNING;
-        WEFT_TRY(share_beginning(g, s));
-        running++;
-    }
-    return WEFT_OK;
-}
-
-/* Whether the state at the end of a page is kept for others: always where it is small, else at the
- * ends of blocks and of prompts. */
-static bool keeps_state(const weft_generator *g, const sequence *s, int64_t end) {
-    return g->state_bytes <= g->page_bytes || end % WEFT_DECODER_BLOCK == 0 ||
-           end == s->n_prompt / PAGE * PAGE;
-}
-
-/* Rows until the state has to be looked at. */
-static int64_t rows_until_kept(const weft_generator *g, const sequence *s, int64_t rows) {
-    if (!g->state_bytes || g->limits.no_sharing) return rows;
-    int64_t from = s->n_computed;
-    for (int64_t end = (from / PAGE + 1) * PAGE; end < from + rows; end += PAGE)
-        if (keeps_state(g, s, end)) return end - from;
-    return rows;
-}
-
-weft_status generator_seal_pages(weft_generator *g, sequence *s) {
-    if (g->limits.no_sharing || s->n_computed > g->limits.context) return WEFT_OK;
-    while ((s->n_sealed + 1) * PAGE <= s->n_computed) {
-        int64_t page = s->n_sealed++, end = (page + 1) * PAGE;
-        const void *state = NULL;
-        if (g->state_bytes && end == s->n_computed && keeps_state(g, s, end)) {
-            WEFT_TRY(weft_decoder_save(g->decoder, s->slot, g->state));
-            state = g->state;
-        }
-        WEFT_TRY(weft_pages_seal(g->pages, s->pages[page], page ? s->pages[page - 1] : -1,
-                                 s->tokens + page * PAGE, page_kind(s, page), state,
-                                 (size_t)g->state_bytes));
-    }
-    return WEFT_OK;
-}
-
-static void finish_sequence(weft_generator *g, sequence *s, weft_take how) {
-    (void)g;
+void generator_finish(sequence *s, weft_take how) {
     s->state = SEQUENCE_DONE;
     s->end = how;
     s->epoch++;
 }
 
-bool generator_needs_logits(const sequence *s) {
-    const weft_sampling *how = &s->sampling;
-    return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
-           how->top_logprobs > 0;
-}
-
-weft_status generator_take_token(weft_generator *g, sequence *s, weft_sampled made) {
+weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled made) {
     if (made.token == s->sampling.end_token) {
-        finish_sequence(g, s, WEFT_TAKE_END);
+        generator_finish(s, WEFT_TAKE_END);
         return WEFT_OK;
     }
-    if (s->n_made == s->made_room) {
-        int64_t room = s->made_room ? 2 * s->made_room : 32;
-        weft_sampled *grown = realloc(s->made, (size_t)room * sizeof *grown);
-        if (!grown) return no_memory();
-        s->made = grown;
-        s->made_room = room;
-    }
+    WEFT_TRY(grow_list(&s->made, &s->made_room, s->n_made + 1, sizeof *s->made));
     WEFT_TRY(append_tokens(s, &made.token, 1));
     s->made[s->n_made++] = made;
     s->number++;
     g->stats.sampled_tokens++;
-    if (s->n_tokens >= s->stop_at) finish_sequence(g, s, WEFT_TAKE_LENGTH);
-    return WEFT_OK;
-}
-
-/* Draws the next token from a row's logits; one that is not a number makes every probability none. */
-static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
-    weft_sampled made;
-    weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
-                g->scratch, &made);
-    if (!isnan(made.logprob)) return generator_take_token(g, s, made);
-    finish_sequence(g, s, WEFT_TAKE_BROKEN);
-    return WEFT_OK;
-}
-
-weft_status generator_take_sampled(weft_generator *g, sequence *s, int32_t token) {
-    if (token >= 0) return generator_take_token(g, s, (weft_sampled){.token = token});
-    finish_sequence(g, s, WEFT_TAKE_BROKEN);
-    return WEFT_OK;
-}
-
-/* Rows of one run, and whose they are. */
-typedef struct {
-    weft_decoder_row rows[WEFT_DECODER_BLOCK];
-    int64_t n;
-    sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
-    int64_t count[WEFT_DECODER_ROWS_MAX];
-    int n_of;
-} batch;
-
-static void put_rows(batch *b, sequence *s, int64_t rows) {
-    b->of[b->n_of] = s;
-    b->count[b->n_of++] = rows;
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t at = s->n_computed + i;
-        b->rows[b->n++] = (weft_decoder_row){.token = s->tokens[at],
-                                             .position = (int32_t)at,
-                                             .slot = s->slot,
-                                             .wanted = at + 1 == s->n_tokens};
-    }
-}
-
-/* Where the decoder samples the likeliest tokens itself, only the logits that are needed are wanted. */
-static weft_status run_rows(weft_generator *g, batch *b, int32_t *sampled, bool *samples) {
-    *samples = weft_decoder_samples(g->decoder) && b->n != WEFT_DECODER_BLOCK;
-    if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
-    int64_t last = -1;
-    for (int i = 0; i < b->n_of; i++) {
-        last += b->count[i];
-        b->rows[last].wanted &= generator_needs_logits(b->of[i]);
-    }
-    return weft_decoder_run_sampling(g->decoder, b->rows, b->n, g->logits, sampled);
-}
-
-/* What a run made for a sequence: the token sampled in its last row (NULL: none is), or the next logits. */
-static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
-                             const float **logits) {
-    s->n_computed += rows;
-    g->stats.prompt_tokens += rows - 1;
-    WEFT_TRY(generator_seal_pages(g, s));
-    if (s->n_computed < s->n_tokens) {
-        g->stats.prompt_tokens++;
-        return WEFT_OK;
-    }
-    if (sampled && !generator_needs_logits(s)) return generator_take_sampled(g, s, *sampled);
-    *logits += g->config.vocab_size;
-    return take_logits(g, s, *logits - g->config.vocab_size);
-}
-
-/* After an error, whoever has not got what was computed for it begins anew. */
-static weft_status run_batch(weft_generator *g, batch *b) {
-    if (b->n == 0) return WEFT_OK;
-    int32_t sampled[WEFT_DECODER_ROWS_MAX];
-    const float *logits = g->logits;
-    bool samples;
-    int64_t last = -1;
-    weft_status status = run_rows(g, b, sampled, &samples);
-    for (int i = 0; i < b->n_of; i++) {
-        last += b->count[i];
-        if (status == WEFT_OK)
-            status = take_rows(g, b->of[i], b->count[i], samples ? sampled + last : NULL, &logits);
-        if (status != WEFT_OK) generator_set_back(g, b->of[i]);
-    }
-    return status;
-}
-
-bool generator_wants_token(const sequence *s) {
-    return s->state == SEQUENCE_RUNNING && s->n_computed + 1 == s->n_tokens;
-}
-
-/* A token for every sequence whose prompt is read, as many in a run as may be. */
-static weft_status run_decoding(weft_generator *g) {
-    for (int64_t i = 0; i < g->n_list;) {
-        int64_t first = i, chosen = 0;
-        for (; i < g->n_list && chosen < g->rows; i++)
-            if (generator_wants_token(g->list[i]))
-                chosen += find_pages(g, g->list[i], g->list[i]->n_computed + 1);
-        /* Finding pages for one may have set another back. */
-        batch b = {0};
-        for (int64_t k = first; k < i; k++)
-            if (generator_wants_token(g->list[k]) &&
-                g->list[k]->n_pages * PAGE > g->list[k]->n_computed)
-                put_rows(&b, g->list[k], 1);
-        WEFT_TRY(run_batch(g, &b));
-    }
-    return WEFT_OK;
-}
-
-/* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
-static weft_status run_prompts(weft_generator *g) {
-    batch b = {0};
-    for (int64_t i = 0; i < g->n_list && b.n < g->rows; i++) {
-        sequence *s = g->list[i];
-        int64_t left = s->n_tokens - s->n_computed;
-        if (s->state != SEQUENCE_RUNNING || left < 2) continue;
-        bool block = s->n_computed + WEFT_DECODER_BLOCK <= block_end(s);
-        if (block && b.n > 0) break;
-        int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b.n;
-        rows = rows < left ? rows : left;
-        if (!block) rows = rows_until_kept(g, s, rows);
-        if (!find_pages(g, s, s->n_computed + rows)) continue;
-        /* Whoever was set back for these pages is younger, and in no batch yet. */
-        put_rows(&b, s, rows);
-        if (block) break;
-    }
-    return run_batch(g, &b);
-}
-
-weft_status weft_generator_step(weft_generator *g) {
-    flight next = {0};
-    if (g->ahead.n) {
-        if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));
-        weft_status status = generator_end_ahead(g);
-        g->ahead = next;
-        if (next.n || status != WEFT_OK) return status;
-        WEFT_TRY(admit(g));
-        return run_prompts(g);
-    }
-    WEFT_TRY(admit(g));
-    WEFT_TRY(run_decoding(g));
-    WEFT_TRY(run_prompts(g));
-    if (generator_may_go_ahead(g)) WEFT_TRY(generator_begin_ahead(g, &next));
-    g->ahead = next;
+    if (s->n_tokens >= s->stop_at) generator_finish(s, WEFT_TAKE_LENGTH);
     return WEFT_OK;
 }
 
@@ -539,7 +273,7 @@ weft_status weft_generator_broken(void) {
 void weft_generator_remove(weft_generator *g, int64_t id) {
     for (int64_t i = 0; i < g->n_list; i++) {
         if (g->list[i]->id != id) continue;
-        give_back(g, g->list[i]);
+        generator_give_back(g, g->list[i]);
         free_sequence(g->list[i]);
         memmove(g->list + i, g->list + i + 1, (size_t)(g->n_list - i - 1) * sizeof *g->list);
         g->n_list--;
@@ -551,7 +285,7 @@ void weft_generator_stop(weft_generator *g, int64_t id) {
     sequence *s = generator_find(g, id);
     if (!s || s->state == SEQUENCE_DONE) return;
     if (s->slot < 0) s->n_computed = 0;
-    finish_sequence(g, s, WEFT_TAKE_LENGTH);
+    generator_finish(s, WEFT_TAKE_LENGTH);
 }
 
 int64_t weft_generator_shared(const weft_generator *g, int64_t id) {

@@ -1,4 +1,4 @@
-/* A generator's own state, for the files that it is written in: generator.c, the scheduler, and ahead.c. */
+/* A generator's own state, for the files that it is written in: generator.c, admission.c and token.c. */
 #ifndef WEFT_GENERATE_GENERATOR_INTERNAL_H
 #define WEFT_GENERATE_GENERATOR_INTERNAL_H
 
@@ -55,39 +55,26 @@ struct weft_generator {
     weft_generator_stats stats;
 };
 
-/* Fills in what was left 0, and refuses what the config's positions do not allow. */
-weft_status generator_complete_limits(const weft_config *c, weft_generator_limits *l);
-/* Shortens the context to what a pool holds that is smaller than one: texts end where it is full. */
-void generator_fit_context(weft_generator_limits *l, int64_t page_bytes);
-/* Whether `count` new tokens, which make `total` with those of the sequence, can be gone on from. */
-weft_status generator_check_request(const weft_generator *g, const int32_t *tokens, int64_t count,
-                                    int64_t total, const weft_sampling *sampling);
-
 sequence *generator_find(const weft_generator *g, int64_t id); /* NULL: there is none */
-/* Puts a page behind those that a sequence has. */
-void generator_set_page(weft_generator *g, sequence *s, int32_t page);
-/* Takes a sequence's pages and place: it waits, and is computed anew. */
-void generator_set_back(weft_generator *g, sequence *s);
+/* Adds a token, or ends the sequence by it. */
+weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled made);
+void generator_finish(sequence *s, weft_take how);
+
+/* Gives slots to sequences that wait, while there are slots and pages. */
+weft_status generator_admit(weft_generator *g);
+/* Sees to it that a running sequence has pages for its tokens up to `end`; with `free_only` no other gives
+ * any back. False: it has not, and without `free_only` it was set back itself, there being only older
+ * ones. */
+bool generator_find_pages(weft_generator *g, sequence *s, int64_t end, bool free_only);
 /* Offers the pages that are full now to others. */
 weft_status generator_seal_pages(weft_generator *g, sequence *s);
-/* Whether a token of the sequence is more than the likeliest. */
-bool generator_needs_logits(const sequence *s);
-/* Whether all that it waits for is the next token. */
-bool generator_wants_token(const sequence *s);
-/* Adds a token, or ends the sequence by it. */
-weft_status generator_take_token(weft_generator *g, sequence *s, weft_sampled made);
-/* The same of one that the decoder sampled; -1 ends the sequence, for its logits are not numbers. */
-weft_status generator_take_sampled(weft_generator *g, sequence *s, int32_t token);
-
-/* Where all that is to be done is the likeliest next token of sequences that run, the next run begins
- * before the tokens of the last one are here: it takes them from the device's memory, and the host is
- * never what a step waits for. A sequence that ends meanwhile has one row for nothing. */
-bool generator_may_go_ahead(const weft_generator *g);
-/* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without
- * one under way, the next of all that run. out->n = 0: there is nothing to begin. */
-weft_status generator_begin_ahead(weft_generator *g, flight *out);
-/* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew, and
- * what the next run, if it has begun, makes for it is not taken: its epoch is another. */
-weft_status generator_end_ahead(weft_generator *g);
+/* Rows until the state of a sequence has to be looked at, `rows` at most. */
+int64_t generator_rows_until_kept(const weft_generator *g, const sequence *s, int64_t rows);
+/* Takes a sequence's pages and place: */
+void generator_give_back(weft_generator *g, sequence *s);
+/* it then waits, and is computed anew. */
+void generator_set_back(weft_generator *g, sequence *s);
+/* The end of the part of a prompt that is computed in whole blocks. */
+int64_t generator_block_end(const sequence *s);
 
 #endif

@@ -17,10 +17,10 @@
 #define WEFT_MODEL_BUILDER_H
 
 #include "config/config.h"
+#include "core/rope_law.h"
 #include "model/kinds.h"
 #include "model/transformer.h"
 #include "ops/attention.h"
-#include "ops/rope_law.h"
 #include "ops/routing.h"
 
 typedef struct builder {

@@ -6,10 +6,10 @@
 
 #include "config/config.h"
 #include "config/kinds.h"
+#include "core/decoding.h"
 #include "core/graph.h"
 #include "ops/attention.h"
 #include "ops/cache.h"
-#include "ops/step.h"
 
 struct builder;
 struct weft_step_source;
@@ -33,7 +33,7 @@ typedef struct {
     int (*cache)(const weft_config *c, weft_cache_part *parts);
     /* Columns of a query that POSITION="rope" rotates; NULL: D. */
     int64_t (*rotated)(const weft_config *c);
-    /* Its form in steps of one launch (ops/step.h): sizes, and whether they are Gaussian or joint;
+    /* Its form in steps of one launch (core/decoding.h): sizes, and whether they are Gaussian or joint;
      * false: it has none. NULL: never. */
     bool (*step)(const weft_config *c, weft_step_form *form);
     /* Fills a layer's matrices in that form. */

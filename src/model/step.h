@@ -1,9 +1,9 @@
-/* A model as a step of one launch (ops/step.h). */
+/* A model as a step of one launch (core/decoding.h). */
 #ifndef WEFT_MODEL_STEP_H
 #define WEFT_MODEL_STEP_H
 
+#include "core/decoding.h"
 #include "model/model.h"
-#include "ops/step.h"
 
 /* Whether the model's layers have that form, caches and weights being bf16: the form, but for the
  * decoder's own sizes (slots, context, table_pages). */

@@ -12,8 +12,8 @@
 #define WEFT_OPS_CACHE_H
 
 #include "core/graph.h"
+#include "core/rope_law.h"
 #include "ops/attention.h"
-#include "ops/rope_law.h"
 
 enum {
     WEFT_PAGE_TOKENS = 16,

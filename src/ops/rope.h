@@ -3,7 +3,7 @@
 #define WEFT_OPS_ROPE_H
 
 #include "core/graph.h"
-#include "ops/rope_law.h"
+#include "core/rope_law.h"
 
 /* x: [B, T, H, D]. With θ = p·10000^(−2i/width), i < width/2, j = i + width/2:
  *     y_i = x_i cos θ − x_j sin θ,   y_j = x_j cos θ + x_i sin θ

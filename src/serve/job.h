@@ -8,7 +8,7 @@
 #ifndef WEFT_SERVE_JOB_H
 #define WEFT_SERVE_JOB_H
 
-#include "generate/stream.h"
+#include "generate/text.h"
 #include "serve/request.h"
 
 #include <pthread.h>

@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "generate/generator.h"
-#include "generate/stream.h"
+#include "generate/text.h"
 #include "ops/cache.h"
 #include "train/metrics.h"
 

@@ -49,7 +49,7 @@
     "tests/cpu/emulated/products.c src/cpu/gemm.c src/cpu/panels.c src/cpu/panel_real.c "          \
     "src/cpu/panel_bf16.c"
 #define DECODE                                                                                     \
-    "tests/cpu/emulated/decode.c src/cpu/i8_rows.c src/cpu/few_rows.c src/cpu/bf16_rows.c "        \
+    "tests/cpu/emulated/decode.c src/cpu/i8_rows.c src/cpu/few_rows.c "                            \
     "src/cpu/cache_attention.c"
 #define ATTENTION                                                                                  \
     "tests/cpu/emulated/attention.c src/cpu/attention.c src/cpu/attention_back.c "                 \

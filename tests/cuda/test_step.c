@@ -1,4 +1,4 @@
-/* Steps of one launch (ops/step.h) on the GPU: the logits of the CPU's decoding with the same types of
+/* Steps of one launch (core/decoding.h) on the GPU: the logits of the CPU's decoding with the same types of
  * weights and caches, and the bits that a sequence has alone, however its rows are put together. */
 #include "cpu/backend.h"
 #include "cuda/backend.h"

@@ -31,7 +31,7 @@ typedef struct {
     weft_model *model;
     weft_pool *pool;
     weft_generator *g;
-    bool samples; /* likeliest tokens are sampled where they are made (ops/sampler.h) */
+    bool samples; /* likeliest tokens are sampled where they are made (core/decoding.h) */
 } fixture;
 
 static void open_model(fixture *f, const char *name, const char *cache, int threads) {

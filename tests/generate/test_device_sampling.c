@@ -1,11 +1,11 @@
-/* Runs of decode graphs that follow each other and sample tokens (ops/sampler.h): the bits of runs that the
+/* Runs of decode graphs that follow each other and sample tokens (core/decoding.h): the bits of runs that the
  * host waits for, while sequences join, leave and grow; tokens that are taken from where they were
  * sampled; and whole texts. */
+#include "core/decoding.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
-#include "ops/step.h"
 #include "support/model_case.h"
 #include "support/sampling.h"
 

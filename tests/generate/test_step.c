@@ -1,4 +1,4 @@
-/* Steps of one launch (ops/step.h), without a GPU: a plain step in double, which unpacks the weights that
+/* Steps of one launch (core/decoding.h), without a GPU: a plain step in double, which unpacks the weights that
  * a backend is given and computes what it is meant to compute, makes the logits of decoding operation by
  * operation. So the form that each kind of attention has as a step, the packing and the decoder's part
  * are right; tests/cuda/test_step.c holds the GPU's own step to the same. */

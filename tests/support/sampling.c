@@ -1,9 +1,9 @@
 /* Runs that sample tokens, one after the other. */
 #include "support/sampling.h"
 
+#include "core/decoding.h"
 #include "cpu/backend.h"
 #include "ops/linear.h"
-#include "ops/sampler.h"
 
 #include <math.h>
 #include <stdlib.h>

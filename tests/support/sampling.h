@@ -1,4 +1,4 @@
-/* The CPU with runs that sample tokens (ops/sampler.h): each is run when it is started, so that what
+/* The CPU with runs that sample tokens (core/decoding.h): each is run when it is started, so that what
  * surrounds such runs is tested without a GPU. */
 #ifndef WEFT_TESTS_SAMPLING_H
 #define WEFT_TESTS_SAMPLING_H

@@ -1,4 +1,4 @@
-/* Small models that have a step of one launch (ops/step.h), and decoding of a sequence of tokens. */
+/* Small models that have a step of one launch (core/decoding.h), and decoding of a sequence of tokens. */
 #ifndef WEFT_TESTS_STEP_FORMS_H
 #define WEFT_TESTS_STEP_FORMS_H
 

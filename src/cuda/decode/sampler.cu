@@ -1,4 +1,4 @@
-/* Runs of decode graphs that follow each other on one stream (ops/sampler.h).
+/* Runs of decode graphs that follow each other on one stream (core/decoding.h).
  *
  * A run is three launches: a small kernel that writes its rows into the graph's inputs, the captured
  * graph, and a kernel that samples each row's likeliest token. The host gives the next run to the stream
@@ -12,7 +12,7 @@
 #include <string.h>
 
 extern "C" {
-#include "ops/sampler.h"
+#include "core/decoding.h"
 
 extern const struct weft_sampler_backend weft_cuda_samplers;
 }

@@ -1,4 +1,4 @@
-/* Steps of generation in one launch (ops/step.h): the memory of a step, and its launches. The phases are
+/* Steps of generation in one launch (core/decoding.h): the memory of a step, and its launches. The phases are
  * in step_plan.cuh, the kernel in step_kernel.cuh.
  *
  * A launch has one block on every multiprocessor, all of them there at once. What changes
@@ -12,7 +12,7 @@
 #include <string.h>
 
 extern "C" {
-#include "ops/step.h"
+#include "core/decoding.h"
 
 extern const struct weft_step_backend weft_cuda_steps;
 }

@@ -30,7 +30,7 @@
 #include "cuda/dependent_launch.cuh"
 
 extern "C" {
-#include "ops/rope_law.h"
+#include "core/rope_law.h"
 }
 
 __device__ static inline float step_load(const void *from, bool is_bf16, long long at) {

@@ -13,7 +13,7 @@
 #include <vector>
 
 extern "C" {
-#include "ops/step.h"
+#include "core/decoding.h"
 }
 
 static_assert((int)STEP_ROWS == (int)WEFT_STEP_ROWS && (int)STEP_CHUNK == (int)WEFT_STEP_CHUNK &&

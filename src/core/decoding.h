@@ -1,15 +1,20 @@
-/* A step of generation in one launch, for the models whose layers are queries, keys and values by one
- * product, attention over pages (ops/cache.h), and three products around the residual stream. A
- * backend that has it runs rows of tokens through all layers without coming back to the host; every
- * other model goes operation by operation.
+/* What a backend can do for decoding beyond running operations; core/exec.h's weft_backend points to both.
  *
- * Weights are bf16 and inputs of products are rounded to bf16; sums, norms and the residual stream are
- * f32. A row's bits depend on its sequence alone. */
-#ifndef WEFT_OPS_STEP_H
-#define WEFT_OPS_STEP_H
+ * weft_step_backend: a step of generation in one launch, for the models whose layers are queries, keys and
+ * values by one product, attention over pages (ops/cache.h), and three products around the residual
+ * stream. Rows of tokens go through all layers without coming back to the host. Weights are bf16 and
+ * inputs of products are rounded to bf16; sums, norms and the residual stream are f32. A row's bits
+ * depend on its sequence alone.
+ *
+ * weft_sampler_backend: for every other model, runs of a decode graph that follow each other without the
+ * host. The rows of a run are written on the device, the graph is repeated there, and the likeliest token
+ * of each row is sampled there, where the next run finds it. The sums are those of weft_exec_run, bit for
+ * bit. */
+#ifndef WEFT_CORE_DECODING_H
+#define WEFT_CORE_DECODING_H
 
 #include "core/exec.h"
-#include "ops/rope_law.h"
+#include "core/rope_law.h"
 
 enum { WEFT_STEP_ROWS = 64 /* of a step, at most */, WEFT_STEP_COLUMNS = 8, WEFT_STEP_CHUNK = 32 };
 
@@ -86,6 +91,33 @@ typedef struct weft_step_backend {
     double (*phase_seconds)(void *step);
     int64_t (*weight_bytes)(const void *step);
 } weft_step_backend;
+
+/* Where the rows of a graph go, and what comes out of it. */
+typedef struct {
+    weft_exec *exec;
+    const weft_tensor *tokens, *position, *slot; /* i32, [rows] each */
+    const weft_tensor *wanted;                   /* i32 [rows]: all of them, in order */
+    const weft_tensor *logits;                   /* [rows, 1, V], f32 or bf16 */
+} weft_sampler_graph;
+
+typedef struct weft_sampler_backend {
+    /* Rows of a run, at most WEFT_STEP_ROWS: a row's bits do not depend on how many there are. */
+    int64_t rows;
+    /* For graphs like `x`, whose table of pages [slots, table_pages] lies at `table`, in the backend's
+     * memory. *sampler NULL: runs are better waited for. */
+    weft_status (*open)(const weft_exec *x, int32_t *table, int64_t table_pages, void **sampler);
+    void (*close)(void *sampler);
+    /* Row `slot` of the table of pages. */
+    weft_status (*set_pages)(void *sampler, int64_t slot, const int32_t *pages);
+    /* Starts a run of a graph that has as many rows or more; at most two may be under way. */
+    weft_status (*start)(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows);
+    /* Waits for the oldest run under way: the likeliest token of each row, of equal ones the lowest; -1
+     * where its logits are not numbers. */
+    weft_status (*finish)(void *sampler, int32_t *tokens);
+    /* The logits of rows `first` to `first + count - 1` of the run that was finished last, none being
+     * under way. */
+    weft_status (*logits)(void *sampler, int64_t first, int64_t count, float *out);
+} weft_sampler_backend;
 
 /* Numbers of a packed matrix, and w [columns, depth] as one: tiles of 8 columns; of each the chunks of
  * 32 numbers; of each the eight numbers that lane 4 c + q of a warp multiplies, 8 q to 8 q + 7 of

@@ -1,11 +1,21 @@
-/* Streaming text. Bytes wait in `held` until they are whole characters; characters wait in `text`
+/* Prompts and streams of text. Of a stream, bytes wait in `held` until they are whole characters; characters wait in `text`
  * while they could be the beginning of a stop string. */
-#include "generate/stream.h"
+#include "generate/text.h"
 
 #include "base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+weft_status weft_prompt_encode(const weft_tokenizer *t, weft_encoder *e, const char *text,
+                               size_t bytes, const int32_t **tokens, int64_t *count) {
+    WEFT_TRY(weft_encode(e, text ? text : "", bytes, false, tokens, count));
+    if (*count > 0) return WEFT_OK;
+    int32_t length = 0;
+    const char *end = weft_tokenizer_token(t, weft_tokenizer_end(t), &length);
+    if (!end) return weft_encode(e, "\n", 1, false, tokens, count);
+    return weft_encode(e, end, (size_t)length, true, tokens, count);
+}
 
 typedef struct {
     char *data;

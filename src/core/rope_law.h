@@ -11,8 +11,8 @@
  *            multiplied by the amplitude
  *
  * Under nvcc the functions are the device's and the host's; everything is computed in double. */
-#ifndef WEFT_OPS_ROPE_LAW_H
-#define WEFT_OPS_ROPE_LAW_H
+#ifndef WEFT_CORE_ROPE_LAW_H
+#define WEFT_CORE_ROPE_LAW_H
 
 #include <math.h>
 #include <stdint.h>

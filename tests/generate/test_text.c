@@ -1,6 +1,6 @@
 /* Streaming: what comes out piece by piece is the text, never half a character, never part of a stop
  * string, and nothing is held back longer than it must be. */
-#include "generate/stream.h"
+#include "generate/text.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,11 +1,17 @@
-/* Tokens to text as it comes: whole UTF-8 characters, and nothing of a stop string.
+/* The text around the tokens: a prompt's tokens, and tokens to text as it comes, in whole UTF-8 characters
+ * and with nothing of a stop string.
  *
  * A token may end in the middle of a character, and text that looks like the beginning of a stop
  * string may turn out to be one: both are held back until it is clear what they are. */
-#ifndef WEFT_GENERATE_STREAM_H
-#define WEFT_GENERATE_STREAM_H
+#ifndef WEFT_GENERATE_TEXT_H
+#define WEFT_GENERATE_TEXT_H
 
 #include "data/tokenizer.h"
+
+/* As weft_encode, without special tokens. An empty text begins as a document does: behind the end of
+ * another, or, where the tokenizer has no token for that, of a line. So there is always a token. */
+weft_status weft_prompt_encode(const weft_tokenizer *t, weft_encoder *e, const char *text,
+                               size_t bytes, const int32_t **tokens, int64_t *count);
 
 typedef struct weft_stream weft_stream;
 

@@ -1,5 +1,5 @@
-/* Weights of a step in the order of their use. */
-#include "ops/step.h"
+/* What backends and models share for decoding: weights of a step in the order of their use. */
+#include "core/decoding.h"
 
 #include "core/tensor.h"
 

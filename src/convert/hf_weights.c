@@ -1,0 +1,440 @@
+/* Their tensors and ours: which is which, and models read from a folder of Hugging Face's and written into
+ * one.
+ *
+ * GPT-2 keeps its matrices [in, out] and queries, keys and values in one; the Llama-like models keep them
+ * [out, in] and apart, where ours are one tensor's rows.
+ *
+ * The weights of a folder are in model.safetensors, or in several files that model.safetensors.index.json
+ * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
+#include "base/json.h"
+#include "convert/hf.h"
+#include "core/safetensors.h"
+#include "model/kinds.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One of their tensors, and the rows of ours that hold it. */
+typedef struct {
+    char ours[96], theirs[128];
+    int64_t first, rows; /* of ours */
+    int64_t columns;     /* 0: it has one dimension */
+    bool transposed;     /* theirs is [columns, rows] */
+} hf_piece;
+
+typedef struct {
+    const weft_config *c;
+    const char *prefix;
+    hf_piece *list;
+    int64_t n;
+} piece_list;
+
+enum { LAYER_PIECES = 16, OTHER_PIECES = 8 }; /* at most */
+enum { HEAD = -2, BODY = -1 };                /* in place of a layer's number */
+
+/* `layers` is their word before a layer's number. */
+static hf_piece *add(piece_list *p, const char *layers, int64_t layer, const char *ours,
+                     const char *theirs, int64_t rows, int64_t columns) {
+    hf_piece *piece = &p->list[p->n++];
+    *piece = (hf_piece){.rows = rows, .columns = columns};
+    if (layer >= 0) {
+        snprintf(piece->ours, sizeof piece->ours, "h.%lld.%s", (long long)layer, ours);
+        snprintf(piece->theirs, sizeof piece->theirs, "%s%s.%lld.%s", p->prefix, layers,
+                 (long long)layer, theirs);
+    } else {
+        snprintf(piece->ours, sizeof piece->ours, "%s", ours);
+        snprintf(piece->theirs, sizeof piece->theirs, "%s%s", layer == HEAD ? "" : p->prefix,
+                 theirs);
+    }
+    return piece;
+}
+
+static void add_transposed(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                           int64_t rows, int64_t columns) {
+    add(p, "h", layer, ours, theirs, rows, columns)->transposed = true;
+}
+
+static void add_rows(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                     int64_t first, int64_t rows, int64_t columns) {
+    add(p, "layers", layer, ours, theirs, rows, columns)->first = first;
+}
+
+static void add_head(piece_list *p) {
+    if (!p->c->weight_tying)
+        add(p, "", HEAD, "lm_head.weight", "lm_head.weight", p->c->vocab_size, p->c->n_embd);
+}
+
+static void list_gpt2(piece_list *p) {
+    const weft_config *c = p->c;
+    int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
+    add(p, "", BODY, "wte.weight", "wte.weight", c->vocab_size, e);
+    add(p, "", BODY, "wpe.weight", "wpe.weight", c->context, e);
+    add(p, "", BODY, "ln_f.weight", "ln_f.weight", e, 0);
+    add(p, "", BODY, "ln_f.bias", "ln_f.bias", e, 0);
+    for (int64_t i = 0; i < c->n_layer; i++) {
+        add(p, "h", i, "ln_1.weight", "ln_1.weight", e, 0);
+        add(p, "h", i, "ln_1.bias", "ln_1.bias", e, 0);
+        add(p, "h", i, "ln_2.weight", "ln_2.weight", e, 0);
+        add(p, "h", i, "ln_2.bias", "ln_2.bias", e, 0);
+        add_transposed(p, i, "attn.qkv.weight", "attn.c_attn.weight", 3 * e, e);
+        add(p, "h", i, "attn.qkv.bias", "attn.c_attn.bias", 3 * e, 0);
+        add_transposed(p, i, "attn.out.weight", "attn.c_proj.weight", e, e);
+        add(p, "h", i, "attn.out.bias", "attn.c_proj.bias", e, 0);
+        add_transposed(p, i, "ffn.fc.weight", "mlp.c_fc.weight", f, e);
+        add(p, "h", i, "ffn.fc.bias", "mlp.c_fc.bias", f, 0);
+        add_transposed(p, i, "ffn.proj.weight", "mlp.c_proj.weight", e, f);
+        add(p, "h", i, "ffn.proj.bias", "mlp.c_proj.bias", e, 0);
+    }
+    add_head(p);
+}
+
+/* `columns` 0: the biases. */
+static void add_projections(piece_list *p, int64_t layer, const char *ours, const char *kind,
+                            int64_t columns) {
+    const weft_config *c = p->c;
+    int64_t kv = weft_config_kv_heads(c) * weft_config_head_dim(c), e = c->n_embd;
+    char theirs[64];
+    snprintf(theirs, sizeof theirs, "self_attn.q_proj.%s", kind);
+    add_rows(p, layer, ours, theirs, 0, e, columns);
+    snprintf(theirs, sizeof theirs, "self_attn.k_proj.%s", kind);
+    add_rows(p, layer, ours, theirs, e, kv, columns);
+    snprintf(theirs, sizeof theirs, "self_attn.v_proj.%s", kind);
+    add_rows(p, layer, ours, theirs, e + kv, kv, columns);
+}
+
+static void list_llama(piece_list *p) {
+    const weft_config *c = p->c;
+    int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
+    int bias = weft_hf_attention_bias(c);
+    bool all = bias == WEFT_ATTENTION_BIAS_ALL;
+    add(p, "", BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
+    add(p, "", BODY, "ln_f.weight", "norm.weight", e, 0);
+    for (int64_t i = 0; i < c->n_layer; i++) {
+        add(p, "layers", i, "ln_1.weight", "input_layernorm.weight", e, 0);
+        add(p, "layers", i, "ln_2.weight", "post_attention_layernorm.weight", e, 0);
+        add_projections(p, i, "attn.qkv.weight", "weight", e);
+        if (bias != WEFT_ATTENTION_BIAS_NONE) add_projections(p, i, "attn.qkv.bias", "bias", 0);
+        add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, e);
+        if (all) add(p, "layers", i, "attn.out.bias", "self_attn.o_proj.bias", e, 0);
+        add(p, "layers", i, "ffn.w1.weight", "mlp.up_proj.weight", f, e);
+        add(p, "layers", i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
+        add(p, "layers", i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
+    }
+    add_head(p);
+}
+
+/* All pieces; malloc'd. `prefix` is before the names of the body ("transformer.", "model."). NULL: no
+ * memory, said in an error. */
+static hf_piece *list_pieces(const weft_config *c, weft_hf_family family, const char *prefix,
+                             int64_t *count) {
+    size_t most = (size_t)(c->n_layer * LAYER_PIECES + OTHER_PIECES);
+    piece_list p = {.c = c, .prefix = prefix, .list = malloc(most * sizeof *p.list)};
+    if (!p.list)
+        weft_fail(WEFT_ENOMEM, "convert: no memory for the list of tensors");
+    else if (family == WEFT_HF_GPT2)
+        list_gpt2(&p);
+    else
+        list_llama(&p);
+    *count = p.n;
+    return p.list;
+}
+
+enum { JSON_MOST = 1 << 26, SHARDS_MOST = 4096 };
+
+typedef struct {
+    const char *folder;
+    weft_safetensors **list;
+    int n;
+} weight_files;
+
+static weft_status find_file(const char *folder, const char *name, bool *there) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    return weft_path_there(path, there);
+}
+
+static weft_status read_json(const char *folder, const char *name, json_t **out) {
+    char path[WEFT_PATH_MAX];
+    *out = NULL;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    return weft_json_load(path, JSON_MOST, out);
+}
+
+bool weft_hf_is_folder(const char *folder) {
+    json_t *root = NULL;
+    bool theirs = read_json(folder, "config.json", &root) == WEFT_OK &&
+                  json_is_string(json_object_get(root, "model_type"));
+    json_decref(root);
+    return theirs;
+}
+
+static void close_files(weight_files *f) {
+    for (int i = 0; i < f->n; i++)
+        weft_safetensors_close(f->list[i]);
+    free(f->list);
+}
+
+static weft_status open_file(weight_files *f, const char *name) {
+    char path[WEFT_PATH_MAX];
+    if (strchr(name, '/'))
+        return weft_fail(WEFT_EINPUT, "%s: its index names a file '%.80s' outside the folder",
+                         f->folder, name);
+    if (f->n == SHARDS_MOST)
+        return weft_fail(WEFT_EINPUT, "%s: more than %d files of weights", f->folder, SHARDS_MOST);
+    WEFT_TRY(weft_path(path, "%s/%s", f->folder, name));
+    WEFT_TRY(weft_safetensors_open(path, &f->list[f->n]));
+    f->n++;
+    return WEFT_OK;
+}
+
+/* The files that an index of tensors names, each once. */
+static weft_status open_index(weight_files *f) {
+    static const char NAME[] = "model.safetensors.index.json";
+    json_t *root, *seen, *file;
+    const char *tensor, *name;
+    WEFT_TRY(read_json(f->folder, NAME, &root));
+    json_t *map = json_object_get(root, "weight_map");
+    seen = json_object();
+    weft_status status = WEFT_OK;
+    if (!json_is_object(map) || !seen)
+        status = weft_fail(WEFT_EINPUT, "%s/%s: \"weight_map\" is missing", f->folder, NAME);
+    json_object_foreach(map, tensor, file) {
+        name = json_string_value(file);
+        if (status != WEFT_OK || (name && json_object_get(seen, name))) continue;
+        if (!name)
+            status = weft_fail(WEFT_EINPUT, "%s/%s: the file of '%.80s' is no text", f->folder,
+                               NAME, tensor);
+        else
+            status = open_file(f, name);
+        if (name) json_object_set_new(seen, name, json_true());
+    }
+    json_decref(seen);
+    json_decref(root);
+    return status;
+}
+
+static weft_status open_files(const char *folder, weight_files *f) {
+    bool there;
+    *f = (weight_files){.folder = folder};
+    f->list = calloc(SHARDS_MOST, sizeof *f->list);
+    if (!f->list) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    WEFT_TRY(find_file(folder, "model.safetensors", &there));
+    if (there) return open_file(f, "model.safetensors");
+    WEFT_TRY(find_file(folder, "model.safetensors.index.json", &there));
+    if (there) return open_index(f);
+    return weft_fail(WEFT_EINPUT,
+                     "%s: has no model.safetensors and no model.safetensors.index.json; weights of "
+                     "other formats can be saved so by transformers",
+                     folder);
+}
+
+static const weft_safetensor *find_tensor(const weight_files *f, const char *name) {
+    const weft_safetensor *t = NULL;
+    for (int i = 0; i < f->n && !t; i++)
+        t = weft_safetensors_find(f->list[i], name);
+    return t;
+}
+
+static weft_status check_piece(const weight_files *f, const hf_piece *p) {
+    const weft_safetensor *t = find_tensor(f, p->theirs);
+    int64_t rows = p->transposed ? p->columns : p->rows,
+            columns = p->transposed ? p->rows : p->columns;
+    if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
+    bool matrix = p->columns > 0, whole = t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64;
+    if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
+        (!matrix || t->shape[1] == columns))
+        return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: tensor '%s' does not have the shape [%lld%s%.0lld] of the config",
+                     f->folder, p->theirs, (long long)rows, matrix ? ", " : "",
+                     (long long)(matrix ? columns : 0));
+}
+
+static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_model *m) {
+    const weft_safetensor *t = find_tensor(f, p->theirs);
+    weft_weight *w = weft_model_find(m, p->ours);
+    if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
+    int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
+    double *values = malloc((size_t)count * 2 * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    double *transposed = values + count;
+    weft_safetensor_values(t, 0, count, values);
+    for (int64_t i = 0; p->transposed && i < p->rows; i++)
+        for (int64_t j = 0; j < width; j++)
+            transposed[i * width + j] = values[j * p->rows + i];
+    size_t size = weft_dtype_size(w->dtype);
+    weft_weight part = *w;
+    part.count = count;
+    part.bytes = count * (int64_t)size;
+    part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
+    weft_weight_write(&part, p->transposed ? transposed : values);
+    free(values);
+    return WEFT_OK;
+}
+
+static bool ends_on(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* Tensors that are made from the config, or written twice. */
+static bool is_spare(const weft_config *c, const char *name) {
+    return ends_on(name, ".attn.bias") || ends_on(name, ".attn.masked_bias") ||
+           ends_on(name, ".rotary_emb.inv_freq") ||
+           (c->weight_tying && strcmp(name, "lm_head.weight") == 0);
+}
+
+static int by_theirs(const void *a, const void *b) {
+    return strcmp(((const hf_piece *)a)->theirs, ((const hf_piece *)b)->theirs);
+}
+
+static weft_status check_all_taken(const weight_files *f, const weft_config *c,
+                                   const hf_piece *pieces, int64_t n) {
+    for (int i = 0; i < f->n; i++)
+        for (int64_t k = 0; k < weft_safetensors_count(f->list[i]); k++) {
+            const char *name = weft_safetensors_at(f->list[i], k)->name;
+            hf_piece key = {.first = 0};
+            int length = snprintf(key.theirs, sizeof key.theirs, "%s", name);
+            if (length < (int)sizeof key.theirs &&
+                bsearch(&key, pieces, (size_t)n, sizeof key, by_theirs))
+                continue;
+            if (!is_spare(c, name))
+                return weft_fail(WEFT_EINPUT, "%s: tensor '%.120s' is not one of the model's",
+                                 f->folder, name);
+        }
+    return WEFT_OK;
+}
+
+/* Models saved without their head have no prefix. */
+static const char *prefix_of(const weight_files *f, weft_hf_family family) {
+    if (family == WEFT_HF_GPT2)
+        return find_tensor(f, "transformer.wte.weight") ? "transformer." : "";
+    return find_tensor(f, "embed_tokens.weight") ? "" : "model.";
+}
+
+static weft_status read_weights(const char *folder, weft_hf_family family, weft_model *m) {
+    weight_files files;
+    hf_piece *pieces = NULL;
+    int64_t n = 0;
+    weft_status status = open_files(folder, &files);
+    if (status == WEFT_OK) {
+        pieces = list_pieces(&m->config, family, prefix_of(&files, family), &n);
+        if (!pieces) status = WEFT_ENOMEM;
+    }
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
+        status = check_piece(&files, &pieces[i]);
+    if (status == WEFT_OK) {
+        qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
+        status = check_all_taken(&files, &m->config, pieces, n);
+    }
+    /* A config that asks for more than the files have costs no memory. */
+    if (status == WEFT_OK) status = weft_model_allocate(m, NULL);
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
+        status = read_piece(&files, &pieces[i], m);
+    free(pieces);
+    close_files(&files);
+    return status;
+}
+
+weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out) {
+    json_t *root;
+    weft_config c;
+    weft_hf_family family;
+    char where[WEFT_PATH_MAX];
+    *out = NULL;
+    WEFT_TRY(weft_path(where, "%s/config.json", folder));
+    WEFT_TRY(read_json(folder, "config.json", &root));
+    weft_status status = weft_hf_config_read(root, where, &c, &family);
+    json_decref(root);
+    if (status == WEFT_OK) status = weft_model_check(&c, where);
+    if (status == WEFT_OK && dtype == WEFT_BF16) c.dtype = WEFT_CONFIG_BF16;
+    if (status == WEFT_OK && dtype == WEFT_F64) c.dtype = WEFT_CONFIG_F64;
+    if (status == WEFT_OK) status = weft_model_describe(&c, dtype, out);
+    if (status == WEFT_OK) status = read_weights(folder, family, *out);
+    if (status != WEFT_OK) {
+        weft_model_destroy(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/* Their tensor's elements from our rows, of the same type; malloc'd where they must be transposed. */
+static weft_status fill_tensor(const weft_model *m, const hf_piece *p, weft_safetensor *t,
+                               void **own) {
+    const weft_weight *w = weft_model_find(m, p->ours);
+    if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the model", p->ours);
+    size_t size = weft_dtype_size(w->dtype);
+    int64_t width = p->columns ? p->columns : 1;
+    const unsigned char *from = (const unsigned char *)w->data + (size_t)(p->first * width) * size;
+    *t = (weft_safetensor){
+        .name = p->theirs,
+        .dtype = weft_file_dtype_of(w->dtype),
+        .ndim = p->columns ? 2 : 1,
+        .shape = {p->transposed ? p->columns : p->rows, p->transposed ? p->rows : p->columns},
+        .data = from};
+    if (!p->transposed) return WEFT_OK;
+    unsigned char *to = malloc((size_t)(p->rows * width) * size);
+    if (!to) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < width; j++)
+            memcpy(to + (size_t)(j * p->rows + i) * size, from + (size_t)(i * width + j) * size,
+                   size);
+    t->data = *own = to;
+    return WEFT_OK;
+}
+
+static weft_status write_weights(const weft_model *m, weft_hf_family family, const char *path,
+                                 weft_sum *sum) {
+    static const char *const metadata[] = {"format", "pt", NULL};
+    int64_t n;
+    hf_piece *pieces =
+        list_pieces(&m->config, family, family == WEFT_HF_GPT2 ? "transformer." : "model.", &n);
+    if (!pieces) return WEFT_ENOMEM;
+    weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
+    void **own = calloc((size_t)n, sizeof *own);
+    weft_status status = tensors && own ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
+    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
+        status = fill_tensor(m, &pieces[i], &tensors[i], &own[i]);
+    if (status == WEFT_OK) status = weft_safetensors_write_summed(path, tensors, n, metadata, sum);
+    for (int64_t i = 0; own && i < n; i++)
+        free(own[i]);
+    free(own);
+    free(tensors);
+    free(pieces);
+    return status;
+}
+
+static weft_status write_config(const weft_model *m, const weft_tokenizer *t, const char *path,
+                                weft_hf_family *family, weft_sum *sum) {
+    static const char *const types[] = {
+        [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
+    json_t *root;
+    WEFT_TRY(weft_hf_config_write(&m->config, t ? weft_tokenizer_end(t) : -1, family, &root));
+    json_object_set_new(root, "torch_dtype", json_string(types[m->dtype]));
+    return weft_json_write(path, root, sum);
+}
+
+typedef struct {
+    const weft_model *model;
+    const weft_tokenizer *tokenizer;
+} their_parts;
+
+static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
+    const their_parts *p = context;
+    char path[WEFT_PATH_MAX];
+    weft_hf_family family;
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
+    WEFT_TRY(write_config(p->model, p->tokenizer, path, &family, &sums[WEFT_PART_CONFIG]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
+    WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
+    return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
+                        : WEFT_OK;
+}
+
+weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
+                          weft_may_replace may) {
+    return weft_model_publish(folder, may, write_parts, &(their_parts){m, t});
+}

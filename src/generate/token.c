@@ -1,0 +1,242 @@
+/* From the cache to the sampled token: weft_generator_step, at the end of this file, stage by stage.
+ *
+ *   admission   a sequence that waits gets a slot, and the pages of others that begin   admission.c
+ *               alike: what is in them is not computed again
+ *   pages       each row of the step leaves keys and values behind, in a page of the    admission.c,
+ *               pool; where the pool is full the youngest sequence gives its own back   pages.c
+ *   rows        of this step: the last token of each sequence whose prompt is read,     here
+ *               then rows of prompts, a whole block or as many as fit a run
+ *   model       rows through all layers, over the pages: by a step of one launch where  decoder.c
+ *               the backend has one for the model (core/decoding.h), or by the graph
+ *               for so many rows (model/cached.h; its attention: ops/cache.h)
+ *   logits      of the last row of each sequence, where more is asked than the          decoder.c
+ *               likeliest token
+ *   sampling    from the logits, or what the device sampled                             sample.c
+ *   text        the token joins its sequence; weft_generator_take gives it to the       generator.c,
+ *               caller, who makes text of it                                            text.c
+ *
+ * What a sequence's tokens leave behind does not depend on the batch, but there are two ways to compute
+ * it (decoder.h): whole blocks of a prompt by the products of training, everything else row by row.
+ * Which tokens go which way follows from the prompt's length alone, so it is the same when a sequence is
+ * set back and computed again, and pages are shared only between equal ways.
+ *
+ * Where all that is to be done is the likeliest next token of sequences that run, and the decoder samples
+ * it itself, a step runs ahead of the host: it begins before the tokens of the last one are here, takes
+ * them from the device's memory, and the host is never what it waits for. A sequence that ends meanwhile
+ * has one row for nothing. */
+#include "generate/generator_internal.h"
+
+#include <math.h>
+
+/* Whether a token of the sequence is more than the likeliest. */
+static bool needs_logits(const sequence *s) {
+    const weft_sampling *how = &s->sampling;
+    return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
+           how->top_logprobs > 0;
+}
+
+/* Whether all that it waits for is the next token. */
+static bool wants_token(const sequence *s) {
+    return s->state == SEQUENCE_RUNNING && s->n_computed + 1 == s->n_tokens;
+}
+
+/* Rows of one run, and whose they are. */
+typedef struct {
+    weft_decoder_row rows[WEFT_DECODER_BLOCK];
+    int64_t n;
+    sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
+    int64_t count[WEFT_DECODER_ROWS_MAX];
+    int n_of;
+} batch;
+
+static void put_rows(batch *b, sequence *s, int64_t rows) {
+    b->of[b->n_of] = s;
+    b->count[b->n_of++] = rows;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t at = s->n_computed + i;
+        b->rows[b->n++] = (weft_decoder_row){.token = s->tokens[at],
+                                             .position = (int32_t)at,
+                                             .slot = s->slot,
+                                             .wanted = at + 1 == s->n_tokens};
+    }
+}
+
+/* The model: g->logits of the rows that are wanted, and *samples, whether `sampled` has the likeliest
+ * token of each row; then only the logits that are needed are wanted. */
+static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples) {
+    *samples = weft_decoder_samples(g->decoder) && b->n != WEFT_DECODER_BLOCK;
+    if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
+    int64_t last = -1;
+    for (int i = 0; i < b->n_of; i++) {
+        last += b->count[i];
+        b->rows[last].wanted &= needs_logits(b->of[i]);
+    }
+    return weft_decoder_run_sampling(g->decoder, b->rows, b->n, g->logits, sampled);
+}
+
+/* A token that the device sampled; -1: its logits are not numbers. */
+static weft_status take_sampled(weft_generator *g, sequence *s, int32_t token) {
+    if (token >= 0) return generator_keep_token(g, s, (weft_sampled){.token = token});
+    generator_finish(s, WEFT_TAKE_BROKEN);
+    return WEFT_OK;
+}
+
+/* Draws the next token from a row's logits; one that is not a number makes every probability none. */
+static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
+    weft_sampled made;
+    weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
+                g->scratch, &made);
+    if (!isnan(made.logprob)) return generator_keep_token(g, s, made);
+    generator_finish(s, WEFT_TAKE_BROKEN);
+    return WEFT_OK;
+}
+
+/* What a run made for a sequence: full pages, and the token sampled in its last row (NULL: none is), or
+ * the next logits. */
+static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
+                             const float **logits) {
+    s->n_computed += rows;
+    g->stats.prompt_tokens += rows - 1;
+    WEFT_TRY(generator_seal_pages(g, s));
+    if (s->n_computed < s->n_tokens) {
+        g->stats.prompt_tokens++;
+        return WEFT_OK;
+    }
+    if (sampled && !needs_logits(s)) return take_sampled(g, s, *sampled);
+    *logits += g->config.vocab_size;
+    return take_logits(g, s, *logits - g->config.vocab_size);
+}
+
+/* After an error, whoever has not got what was computed for it begins anew. */
+static weft_status run_batch(weft_generator *g, batch *b) {
+    if (b->n == 0) return WEFT_OK;
+    int32_t sampled[WEFT_DECODER_ROWS_MAX];
+    const float *logits = g->logits;
+    bool samples;
+    int64_t last = -1;
+    weft_status status = run_model(g, b, sampled, &samples);
+    for (int i = 0; i < b->n_of; i++) {
+        last += b->count[i];
+        if (status == WEFT_OK)
+            status = take_rows(g, b->of[i], b->count[i], samples ? sampled + last : NULL, &logits);
+        if (status != WEFT_OK) generator_set_back(g, b->of[i]);
+    }
+    return status;
+}
+
+/* A token for every sequence whose prompt is read, as many in a run as may be. */
+static weft_status run_decoding(weft_generator *g) {
+    for (int64_t i = 0; i < g->n_list;) {
+        int64_t first = i, chosen = 0;
+        for (; i < g->n_list && chosen < g->rows; i++)
+            if (wants_token(g->list[i]))
+                chosen += generator_find_pages(g, g->list[i], g->list[i]->n_computed + 1, false);
+        /* Finding pages for one may have set another back. */
+        batch b = {0};
+        for (int64_t k = first; k < i; k++)
+            if (wants_token(g->list[k]) && g->list[k]->n_pages * PAGE > g->list[k]->n_computed)
+                put_rows(&b, g->list[k], 1);
+        WEFT_TRY(run_batch(g, &b));
+    }
+    return WEFT_OK;
+}
+
+/* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
+static weft_status run_prompts(weft_generator *g) {
+    batch b = {0};
+    for (int64_t i = 0; i < g->n_list && b.n < g->rows; i++) {
+        sequence *s = g->list[i];
+        int64_t left = s->n_tokens - s->n_computed;
+        if (s->state != SEQUENCE_RUNNING || left < 2) continue;
+        bool block = s->n_computed + WEFT_DECODER_BLOCK <= generator_block_end(s);
+        if (block && b.n > 0) break;
+        int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b.n;
+        rows = rows < left ? rows : left;
+        if (!block) rows = generator_rows_until_kept(g, s, rows);
+        if (!generator_find_pages(g, s, s->n_computed + rows, false)) continue;
+        /* Whoever was set back for these pages is younger, and in no batch yet. */
+        put_rows(&b, s, rows);
+        if (block) break;
+    }
+    return run_batch(g, &b);
+}
+
+static bool is_ahead(const weft_generator *g, const sequence *s) {
+    for (int i = 0; i < g->ahead.n; i++)
+        if (g->ahead.id[i] == s->id) return g->ahead.epoch[i] == s->epoch;
+    return false;
+}
+
+static bool may_go_ahead(const weft_generator *g) {
+    int64_t running = 0;
+    if (!weft_decoder_samples(g->decoder) || g->limits.slide) return false;
+    /* What a sequence keeps is looked at where a page ends, before the next token changes it. */
+    if (g->state_bytes && !g->limits.no_sharing) return false;
+    for (int64_t i = 0; i < g->n_list; i++) {
+        const sequence *s = g->list[i];
+        if (s->state == SEQUENCE_DONE) continue;
+        if (!wants_token(s) || needs_logits(s) || (g->ahead.n && !is_ahead(g, s))) return false;
+        running++;
+    }
+    return running > 0 && running <= g->rows;
+}
+
+/* Begins the run that makes the token behind the next one of each sequence in g->ahead, or, without one
+ * under way, the next of all that run. out->n = 0: there is nothing to begin, or no page free. */
+static weft_status begin_ahead(weft_generator *g, flight *out) {
+    const flight *now = &g->ahead;
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    int64_t later = now->n ? 1 : 0, count = now->n ? now->n : g->n_list;
+    out->n = 0;
+    for (int64_t i = 0; i < count; i++) {
+        sequence *s = now->n ? generator_find(g, now->id[i]) : g->list[i];
+        if (!s || s->state != SEQUENCE_RUNNING || (now->n && s->epoch != now->epoch[i])) continue;
+        if (s->n_tokens + later >= s->stop_at) continue;
+        if (!generator_find_pages(g, s, s->n_computed + later + 1, true)) {
+            out->n = 0;
+            return WEFT_OK;
+        }
+        rows[out->n] =
+            (weft_decoder_row){.token = now->n ? -1 - (int32_t)i : s->tokens[s->n_computed],
+                               .position = (int32_t)(s->n_computed + later),
+                               .slot = s->slot};
+        out->id[out->n] = s->id;
+        out->epoch[out->n++] = s->epoch;
+    }
+    return out->n ? weft_decoder_begin(g->decoder, rows, out->n) : WEFT_OK;
+}
+
+/* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew, and
+ * what the next run, if it has begun, makes for it is not taken: its epoch is another. */
+static weft_status end_ahead(weft_generator *g) {
+    int32_t tokens[WEFT_DECODER_ROWS_MAX];
+    flight now = g->ahead;
+    g->ahead.n = 0;
+    weft_status status = weft_decoder_end(g->decoder, tokens);
+    for (int i = 0; i < now.n; i++) {
+        sequence *s = generator_find(g, now.id[i]);
+        if (!s || s->state != SEQUENCE_RUNNING || s->epoch != now.epoch[i]) continue;
+        s->n_computed++;
+        if (status == WEFT_OK) status = generator_seal_pages(g, s);
+        if (status == WEFT_OK) status = take_sampled(g, s, tokens[i]);
+        if (status != WEFT_OK) generator_set_back(g, s);
+    }
+    return status;
+}
+
+weft_status weft_generator_step(weft_generator *g) {
+    flight next = {0};
+    bool ahead = g->ahead.n > 0;
+    if (ahead) {
+        if (may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
+        weft_status status = end_ahead(g);
+        g->ahead = next;
+        if (next.n || status != WEFT_OK) return status;
+    }
+    WEFT_TRY(generator_admit(g));
+    if (!ahead) WEFT_TRY(run_decoding(g));
+    WEFT_TRY(run_prompts(g));
+    if (!ahead && may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
+    g->ahead = next;
+    return WEFT_OK;
+}
