@@ -213,6 +213,12 @@ OF_ONE(time_mean)
 OF_TWO(dot)
 OF_TWO(silu_mul)
 
+weft_tensor *weft_graph_unary(weft_graph *g, const char *name, weft_tensor *x) {
+    OPEN(x);
+    NEED(name);
+    return weft_unary(g, name, x);
+}
+
 weft_tensor *weft_graph_add(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
     OPEN(a, b);
     return weft_add_scaled(g, a, b, alpha);

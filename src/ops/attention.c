@@ -20,8 +20,7 @@
  */
 #include "ops/attention.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 double weft_alibi_slope(int64_t h, int64_t heads) {
     int64_t power = 1;
@@ -159,13 +158,7 @@ static int64_t attention_flops(const weft_node *n) {
            (count_pairs(a) * (a->dqk + a->dv) + count_band_pairs(a) * a->dqk);
 }
 
-const weft_op weft_op_attention = {
-    .name = "attention",
-    .id = WEFT_OP_attention,
-    .infer = attention_infer,
-    .grad = attention_grad,
-    .flops = attention_flops,
-};
+DEFINE_OP(attention, .infer = attention_infer, .grad = attention_grad, .flops = attention_flops);
 
 static weft_status attention_back_infer(weft_graph *g, weft_node *n) {
     weft_tensor *const *forward = n->in + WEFT_ATTN_BACK_FIRST;
@@ -182,12 +175,7 @@ static int64_t attention_back_flops(const weft_node *n) {
            (count_pairs(a) * (3 * a->dqk + 2 * a->dv) + 3 * count_band_pairs(a) * a->dqk);
 }
 
-const weft_op weft_op_attention_back = {
-    .name = "attention_back",
-    .id = WEFT_OP_attention_back,
-    .infer = attention_back_infer,
-    .flops = attention_back_flops,
-};
+DEFINE_OP(attention_back, .infer = attention_back_infer, .flops = attention_back_flops);
 
 static weft_attended append_attention(weft_graph *g, const weft_score *score, weft_tensor *q,
                                       weft_tensor *k, weft_tensor *v,

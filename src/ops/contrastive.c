@@ -9,8 +9,7 @@
  * other rows' logsumexp. */
 #include "ops/contrastive.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status infonce_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
@@ -58,13 +57,7 @@ static int64_t infonce_back_flops(const weft_node *n) {
     return 4 * s.losses * s.rows * s.rows * s.width;
 }
 
-const weft_op weft_op_infonce = {
-    .name = "infonce",
-    .id = WEFT_OP_infonce,
-    .infer = infonce_infer,
-    .grad = infonce_grad,
-    .flops = infonce_flops,
-};
+DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonce_flops);
 
 static weft_status infonce_back_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[WEFT_INFONCE_BACK_X];
@@ -72,12 +65,7 @@ static weft_status infonce_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_infonce_back = {
-    .name = "infonce_back",
-    .id = WEFT_OP_infonce_back,
-    .infer = infonce_back_infer,
-    .flops = infonce_back_flops,
-};
+DEFINE_OP(infonce_back, .infer = infonce_back_infer, .flops = infonce_back_flops);
 
 weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor) {
     weft_infonce_attr attr = {tau, factor};

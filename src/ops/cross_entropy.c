@@ -21,8 +21,7 @@
  * of this. */
 #include "ops/cross_entropy.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0], *w = n->in[1], *targets = n->in[2];
@@ -105,13 +104,8 @@ static int64_t cross_entropy_flops(const weft_node *n) {
     return product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL));
 }
 
-const weft_op weft_op_cross_entropy = {
-    .name = "cross_entropy",
-    .id = WEFT_OP_cross_entropy,
-    .infer = cross_entropy_infer,
-    .grad = cross_entropy_grad,
-    .flops = cross_entropy_flops,
-};
+DEFINE_OP(cross_entropy, .infer = cross_entropy_infer, .grad = cross_entropy_grad,
+          .flops = cross_entropy_flops);
 
 static weft_status cross_entropy_back_infer(weft_graph *g, weft_node *n) {
     for (int i = 0; i < 2; i++)
@@ -130,13 +124,8 @@ static int scale_in_place(const weft_node *n, int out) {
     return n->in[made] ? made : -1;
 }
 
-const weft_op weft_op_cross_entropy_back = {
-    .name = "cross_entropy_back",
-    .id = WEFT_OP_cross_entropy_back,
-    .infer = cross_entropy_back_infer,
-    .inplace = scale_in_place,
-    .flops = cross_entropy_back_flops,
-};
+DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = scale_in_place,
+          .flops = cross_entropy_back_flops);
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
                                weft_tensor *count, double z, bool detach) {

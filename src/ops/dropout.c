@@ -4,8 +4,7 @@
 #include "ops/dropout.h"
 
 #include "base/random.h"
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status dropout_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
@@ -21,30 +20,13 @@ static weft_status dropout_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_tensor *append_dropout(weft_graph *g, weft_tensor *x, const weft_dropout_attr *attr) {
-    weft_node *n = weft_graph_append(g, &weft_op_dropout, &x, 1, 1, 1, attr, sizeof *attr);
-    return n ? n->out[0] : NULL;
-}
-
 static weft_status dropout_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                 weft_tensor **d_in) {
-    d_in[0] = append_dropout(g, d_out[0], n->attr);
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_dropout, n->attr, sizeof(weft_dropout_attr), d_in, 1,
+                            d_out[0]);
 }
 
-static int dropout_in_place(const weft_node *n, int out) {
-    (void)n;
-    (void)out;
-    return 0;
-}
-
-const weft_op weft_op_dropout = {
-    .name = "dropout",
-    .id = WEFT_OP_dropout,
-    .infer = dropout_infer,
-    .grad = dropout_grad,
-    .inplace = dropout_in_place,
-};
+DEFINE_OP(dropout, .infer = dropout_infer, .grad = dropout_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
     if (p == 0) return x;
@@ -53,5 +35,5 @@ weft_tensor *weft_dropout(weft_graph *g, weft_tensor *x, double p, const char *s
         return NULL;
     }
     weft_dropout_attr attr = {p, weft_random_site(site)};
-    return append_dropout(g, x, &attr);
+    return weft_append(g, &weft_op_dropout, &attr, sizeof attr, x);
 }

@@ -9,8 +9,7 @@
  * RMSNorm has no mean(g) term. dx and dr are both ds, one tensor. */
 #include "ops/norm.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status check_one_type(weft_graph *g, const char *a_name, const weft_tensor *a,
                                   const char *b_name, const weft_tensor *b) {
@@ -83,13 +82,7 @@ static int norm_in_place(const weft_node *n, int out) {
     return -1;
 }
 
-const weft_op weft_op_norm = {
-    .name = "norm",
-    .id = WEFT_OP_norm,
-    .infer = norm_infer,
-    .grad = norm_grad,
-    .inplace = norm_in_place,
-};
+DEFINE_OP(norm, .infer = norm_infer, .grad = norm_grad, .inplace = norm_in_place);
 
 static weft_status norm_back_infer(weft_graph *g, weft_node *n) {
     const weft_norm_attr *want = n->attr;
@@ -105,12 +98,7 @@ static int norm_back_in_place(const weft_node *n, int out) {
     return out == WEFT_NORM_BACK_DX ? WEFT_NORM_BACK_DY : -1;
 }
 
-const weft_op weft_op_norm_back = {
-    .name = "norm_back",
-    .id = WEFT_OP_norm_back,
-    .infer = norm_back_infer,
-    .inplace = norm_back_in_place,
-};
+DEFINE_OP(norm_back, .infer = norm_back_infer, .inplace = norm_back_in_place);
 
 weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w, weft_tensor *b,
                       weft_norm_kind kind) {

@@ -10,8 +10,7 @@
  * so that the gradient rebuilds R once and keeps the same columns. */
 #include "ops/routing.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static const char *const score_input_name[WEFT_ATTN_INPUTS] = {
     "q", "k", "v", "n", "scale", "beta", "log_tau", "rel", "start",
@@ -188,12 +187,7 @@ static weft_status route_topk_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_route_topk = {
-    .name = "route_topk",
-    .id = WEFT_OP_route_topk,
-    .infer = route_topk_infer,
-    .flops = score_flops,
-};
+DEFINE_OP(route_topk, .infer = route_topk_infer, .flops = score_flops);
 
 static weft_routes append_topk(weft_graph *g, const weft_score *score, weft_tensor *qkv,
                                weft_route_attr attr, weft_tensor *lse) {
@@ -231,8 +225,7 @@ weft_routes weft_route_topk_packed(weft_graph *g, const weft_score *score, weft_
 static weft_status check_gathered(weft_graph *g, const weft_node *n, const char *name,
                                   const weft_tensor *h) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *weight = n->in[WEFT_GATHER_WEIGHT];
-    WEFT_TRY(weft_check_float(g, n, name, h));
-    WEFT_TRY(weft_check_ndim(g, n, name, h, 3));
+    WEFT_TRY(weft_check_float_of(g, n, name, h, 3));
     if (weight->dtype != weft_stat_dtype(h))
         return weft_graph_fail(g, "%s: weight is %s, but beside %s %s it must be %s", n->op->name,
                                weft_tensor_describe(weight), name, weft_tensor_describe(h),
@@ -301,13 +294,8 @@ static int64_t route_gather_flops(const weft_node *n) {
     return 2 * weft_tensor_count(n->in[WEFT_GATHER_INDEX]) * width;
 }
 
-const weft_op weft_op_route_gather = {
-    .name = "route_gather",
-    .id = WEFT_OP_route_gather,
-    .infer = route_gather_infer,
-    .grad = route_gather_grad,
-    .flops = route_gather_flops,
-};
+DEFINE_OP(route_gather, .infer = route_gather_infer, .grad = route_gather_grad,
+          .flops = route_gather_flops);
 
 static weft_status route_gather_back_infer(weft_graph *g, weft_node *n) {
     const weft_route_gather_attr *a = n->attr;
@@ -320,12 +308,7 @@ static weft_status route_gather_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_route_gather_back = {
-    .name = "route_gather_back",
-    .id = WEFT_OP_route_gather_back,
-    .infer = route_gather_back_infer,
-    .flops = route_gather_flops,
-};
+DEFINE_OP(route_gather_back, .infer = route_gather_back_infer, .flops = route_gather_flops);
 
 weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
                                weft_tensor *weight) {
@@ -350,8 +333,7 @@ static weft_status route_dense_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *h = n->in[WEFT_ROUTE_H];
     WEFT_TRY(check_score(g, n));
     if (!h) return weft_graph_fail(g, "%s: h is missing", n->op->name);
-    WEFT_TRY(weft_check_float(g, n, "h", h));
-    WEFT_TRY(weft_check_ndim(g, n, "h", h, 3));
+    WEFT_TRY(weft_check_float_of(g, n, "h", h, 3));
     WEFT_TRY(
         weft_check_shape(g, n, "h", h, 3, (int64_t[]){a->score.batch, a->score.keys, a->width}));
     if (a->mode == WEFT_ROUTE_RMS && !(a->threshold >= 0))
@@ -389,13 +371,8 @@ static int64_t route_dense_flops(const weft_node *n) {
     return score_flops(n) + 2 * a->score.batch * a->width * visible_pairs(&a->score);
 }
 
-const weft_op weft_op_route_dense = {
-    .name = "route_dense",
-    .id = WEFT_OP_route_dense,
-    .infer = route_dense_infer,
-    .grad = route_dense_grad,
-    .flops = route_dense_flops,
-};
+DEFINE_OP(route_dense, .infer = route_dense_infer, .grad = route_dense_grad,
+          .flops = route_dense_flops);
 
 static weft_status route_dense_back_infer(weft_graph *g, weft_node *n) {
     const weft_route_attr *a = n->attr;
@@ -404,12 +381,7 @@ static weft_status route_dense_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_route_dense_back = {
-    .name = "route_dense_back",
-    .id = WEFT_OP_route_dense_back,
-    .infer = route_dense_back_infer,
-    .flops = route_dense_flops,
-};
+DEFINE_OP(route_dense_back, .infer = route_dense_back_infer, .flops = route_dense_flops);
 
 static weft_tensor *append_dense(weft_graph *g, const weft_score *score, weft_tensor *qkv,
                                  weft_route_attr attr, weft_tensor *lse, weft_tensor *h) {

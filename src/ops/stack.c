@@ -2,8 +2,7 @@
  * one node. Both copy: the parts are parameters, or are made at other times, and lie anywhere. */
 #include "ops/stack.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status stack_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *first = n->in[0];
@@ -30,19 +29,10 @@ static weft_status stack_grad(weft_graph *g, const weft_node *n, weft_tensor *co
     for (int i = 0; i < n->n_in; i++)
         wanted[i] = n->in[i]->needs_grad;
     weft_unstack_attr attr = {wanted};
-    weft_node *back =
-        weft_graph_append(g, &weft_op_unstack, d_out, 1, 1, n->n_in, &attr, sizeof attr);
-    for (int i = 0; back && i < n->n_in; i++)
-        d_in[i] = back->out[i];
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_unstack, &attr, sizeof attr, d_in, n->n_in, d_out[0]);
 }
 
-const weft_op weft_op_stack = {
-    .name = "stack",
-    .id = WEFT_OP_stack,
-    .infer = stack_infer,
-    .grad = stack_grad,
-};
+DEFINE_OP(stack, .infer = stack_infer, .grad = stack_grad);
 
 static weft_status unstack_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *dy = n->in[0];
@@ -52,17 +42,12 @@ static weft_status unstack_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_unstack = {
-    .name = "unstack",
-    .id = WEFT_OP_unstack,
-    .infer = unstack_infer,
-};
+DEFINE_OP(unstack, .infer = unstack_infer);
 
 weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n) {
     if (n < 1 || n > INT32_MAX) {
         weft_graph_fail(g, "stack: %lld parts, but there must be 1 at least", (long long)n);
         return NULL;
     }
-    weft_node *node = weft_graph_append(g, &weft_op_stack, parts, (int)n, (int)n, 1, NULL, 0);
-    return node ? node->out[0] : NULL;
+    return weft_append_list(g, &weft_op_stack, NULL, 0, (int)n, parts);
 }

@@ -5,31 +5,45 @@
 
 extern "C" {
 #include "ops/activation.h"
+#include "ops/list.h"
 }
 
-struct gelu_element {
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = gelu_value(x[0]);
-    }
-};
+/* What the expressions of ops/list.h may use, beside + − · and /. */
+#define vabs fabsf
+#define vmax fmaxf
+#define vmin fminf
+#define vset(a) ((float)(a))
+#define vexp expf
+#define vtanh tanhf
+#define vsigmoid sigmoid
+#define vsoftplus softplus
+#define vgelu gelu_value
+#define vgelu_slope gelu_slope
 
-static weft_status gelu_run(weft_exec *x, const weft_node *n) {
-    return run_elements<1, 1>(x, n, 0, gelu_element());
-}
+/* The kernel of an operation that does NAME_element to each element: of so many inputs and outputs. */
+#define ELEMENTWISE(name, inputs, outputs)                                                         \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        return run_elements<inputs, outputs>(x, n, 0, name##_element());                           \
+    }                                                                                              \
+    CUDA_KERNEL(name, name##_run)
 
-CUDA_KERNEL(gelu, gelu_run)
+#define UNARY(X, name, value, reads, gradient)                                                     \
+    struct name##_element {                                                                        \
+        __device__ void operator()(const float *in, float *out) const {                            \
+            float x = in[0];                                                                       \
+            out[0] = value;                                                                        \
+        }                                                                                          \
+    };                                                                                             \
+    ELEMENTWISE(name, 1, 1)                                                                        \
+    struct name##_back_element {                                                                   \
+        __device__ void operator()(const float *in, float *out) const {                            \
+            float dy = in[0], reads = in[1];                                                       \
+            out[0] = gradient;                                                                     \
+        }                                                                                          \
+    };                                                                                             \
+    ELEMENTWISE(name##_back, 2, 1)
 
-struct gelu_back_element {
-    __device__ void operator()(const float *in, float *out) const {
-        out[0] = in[0] * gelu_slope(in[1]);
-    }
-};
-
-static weft_status gelu_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 1>(x, n, 0, gelu_back_element());
-}
-
-CUDA_KERNEL(gelu_back, gelu_back_run)
+WEFT_UNARY_OPS(UNARY, )
 
 struct silu_mul_element {
     __device__ void operator()(const float *x, float *y) const {
@@ -37,11 +51,7 @@ struct silu_mul_element {
     }
 };
 
-static weft_status silu_mul_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 1>(x, n, 0, silu_mul_element());
-}
-
-CUDA_KERNEL(silu_mul, silu_mul_run)
+ELEMENTWISE(silu_mul, 2, 1)
 
 struct silu_mul_back_element {
     __device__ void operator()(const float *in, float *out) const {
@@ -51,35 +61,7 @@ struct silu_mul_back_element {
     }
 };
 
-static weft_status silu_mul_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<3, 2>(x, n, 0, silu_mul_back_element());
-}
-
-CUDA_KERNEL(silu_mul_back, silu_mul_back_run)
-
-struct exp_element {
-    __device__ void operator()(const float *x, float *y) const {
-        y[0] = expf(x[0]);
-    }
-};
-
-static weft_status exp_run(weft_exec *x, const weft_node *n) {
-    return run_elements<1, 1>(x, n, 0, exp_element());
-}
-
-CUDA_KERNEL(exp, exp_run)
-
-struct exp_back_element {
-    __device__ void operator()(const float *in, float *out) const {
-        out[0] = in[0] * in[1];
-    }
-};
-
-static weft_status exp_back_run(weft_exec *x, const weft_node *n) {
-    return run_elements<2, 1>(x, n, 0, exp_back_element());
-}
-
-CUDA_KERNEL(exp_back, exp_back_run)
+ELEMENTWISE(silu_mul_back, 3, 2)
 
 /* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
 struct softplus_args {
