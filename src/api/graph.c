@@ -1,9 +1,8 @@
 /* Describing a graph over the public header: what comes in, what goes out, and each operation behind
  * the same check of what it is given. The operations' own rules say what is wrong with shapes and
  * types; here are only words turned into values, and tensors of other graphs refused. */
-#include "api/graph.h"
-
 #include "api/api.h"
+
 #include "core/graph_internal.h"
 #include "ops/activation.h"
 #include "ops/arith.h"

@@ -1,7 +1,6 @@
 /* Blocks that are parts of weft's own models. */
 #include "model/part.h"
 #include "api/api.h"
-#include "api/graph.h"
 #include "core/graph_internal.h"
 #include "model/account.h"
 

@@ -1,7 +1,7 @@
 /* Weights of a step in the order of their use. */
 #include "ops/step.h"
 
-#include "core/tensor.h"
+#include "core/graph.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Listing the chunks, and who has which. */
 #include "train/partition.h"
 
-#include "core/align.h"
+#include "core/plan.h"
 #include "ops/optimizer.h"
 
 #include <stdlib.h>
