@@ -3,7 +3,7 @@
 
 #include "core/program.h"
 #include "ops/arith.h"
-#include "ops/contrastive.h"
+#include "ops/loss.h"
 
 #include <stdlib.h>
 #include <string.h>

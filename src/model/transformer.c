@@ -7,10 +7,9 @@
 #include "model/builder.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
-#include "ops/cross_entropy.h"
-#include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
+#include "ops/loss.h"
 #include "ops/norm.h"
 
 #include <stdio.h>

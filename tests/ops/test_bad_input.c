@@ -3,22 +3,18 @@
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/attention.h"
-#include "ops/contrastive.h"
-#include "ops/cross_entropy.h"
-#include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/gated.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
 #include "ops/list.h"
+#include "ops/loss.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rope.h"
 #include "ops/routing.h"
-#include "ops/stack.h"
 #include "ops/time.h"
-#include "ops/unit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

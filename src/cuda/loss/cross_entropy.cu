@@ -16,7 +16,7 @@
 #include "cuda/products/gemm.cuh"
 
 extern "C" {
-#include "ops/cross_entropy.h"
+#include "ops/loss.h"
 }
 
 enum {
