@@ -389,6 +389,9 @@ static bool read_scores(weft_graph *g, const char *caller, const weft_scores *s,
     if (position < 0) return false;
     *out = (weft_score){.q = s->q,
                         .k = s->k,
+                        .packed = s->packed,
+                        .heads = s->heads,
+                        .kv_heads = s->kv_heads,
                         .n = s->n,
                         .scale = s->scale,
                         .beta = s->beta,
@@ -408,9 +411,7 @@ weft_tensor *weft_graph_attention(weft_graph *g, const weft_scores *scores, weft
     weft_score score;
     OPEN(v);
     if (!read_scores(g, __func__, scores, &score)) return NULL;
-    weft_attended a = scores->packed ? weft_attention_packed(g, &score, scores->packed,
-                                                             scores->heads, scores->kv_heads)
-                                     : weft_attention(g, &score, v);
+    weft_attended a = weft_attention(g, &score, v);
     if (lse) *lse = a.lse;
     return a.o;
 }
@@ -426,10 +427,7 @@ weft_status weft_graph_route(weft_graph *g, const weft_scores *scores, weft_tens
     if (!is_open(g, __func__) || !owns(g, __func__, lse) ||
         !read_scores(g, __func__, scores, &score))
         return g->owner ? weft_graph_status(g) : WEFT_EINPUT;
-    weft_routes r = scores->packed
-                        ? weft_route_topk_packed(g, &score, scores->packed, scores->heads,
-                                                 scores->kv_heads, lse, k, normalize, use_max)
-                        : weft_route_topk(g, &score, lse, k, normalize, use_max);
+    weft_routes r = weft_route_topk(g, &score, lse, k, normalize, use_max);
     *index = r.index;
     *weight = r.weight;
     return weft_graph_status(g);
@@ -447,9 +445,6 @@ weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, wef
     weft_route_mode mode = threshold > 0 ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
     OPEN(lse, h);
     if (!read_scores(g, __func__, scores, &score)) return NULL;
-    if (scores->packed)
-        return weft_route_dense_packed(g, &score, scores->packed, scores->heads, scores->kv_heads,
-                                       lse, h, mode, threshold, normalize, use_max);
     return weft_route_dense(g, &score, lse, h, mode, threshold, normalize, use_max);
 }
 

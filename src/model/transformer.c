@@ -61,7 +61,7 @@ static void note_scores(builder *b) {
     b->out->scores[b->layer] = (weft_layer_scores){
         .q = weft_keep(s->q),
         .k = weft_keep(s->k),
-        .packed = weft_keep(b->packed),
+        .packed = weft_keep(b->score.packed),
         .n = weft_keep(s->n),
         .scale = weft_keep(s->scale),
         .beta = weft_keep(s->beta),
@@ -109,7 +109,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
     b->score = (weft_score){.causal = c->causal};
-    b->packed = b->latent = b->latent_v = b->rho_q = b->rho_k = b->lse = NULL;
+    b->latent = b->latent_v = b->rho_q = b->rho_k = b->lse = NULL;
     b->distance = b->gaussian = b->positioned = false;
     b->part = "attention";
     if (b->out->moments) {

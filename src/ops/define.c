@@ -103,6 +103,15 @@ weft_status weft_check_ndim(weft_graph *g, const weft_node *n, const char *what,
                            weft_tensor_describe(t), ndim);
 }
 
+weft_status weft_check_stat(weft_graph *g, const weft_node *n, const char *what,
+                            const weft_tensor *t, const weft_tensor *beside) {
+    weft_dtype stat = weft_stat_dtype(beside);
+    if (t->dtype == stat) return WEFT_OK;
+    return weft_graph_fail(g, "%s: %s is %s, but beside %s it must be %s", n->op->name, what,
+                           weft_tensor_describe(t), weft_tensor_describe(beside),
+                           weft_dtype_name(stat));
+}
+
 weft_dtype weft_stat_dtype(const weft_tensor *t) {
     return t->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
 }

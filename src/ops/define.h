@@ -66,6 +66,10 @@ weft_status weft_check_shape(weft_graph *g, const weft_node *n, const char *what
 weft_status weft_check_ndim(weft_graph *g, const weft_node *n, const char *what,
                             const weft_tensor *t, int ndim);
 
+/* `t` has the type of statistics beside `beside`. */
+weft_status weft_check_stat(weft_graph *g, const weft_node *n, const char *what,
+                            const weft_tensor *t, const weft_tensor *beside);
+
 /* The type of row statistics and losses beside `t`: f64 beside f64, else f32. */
 weft_dtype weft_stat_dtype(const weft_tensor *t);
 

@@ -66,10 +66,7 @@ static weft_status check_rows(weft_graph *g, const weft_node *n, const char *wha
     long long width = ((const weft_head_attr *)n->attr)->width, heads = scale->shape[0];
     WEFT_TRY(weft_check_float(g, n, what, rows));
     WEFT_TRY(weft_check_ndim(g, n, "scale", scale, 1));
-    if (scale->dtype != weft_stat_dtype(rows))
-        return weft_graph_fail(g, "%s: scale is %s, but beside %s, %s, it must be %s", n->op->name,
-                               weft_tensor_describe(scale), what, weft_tensor_describe(rows),
-                               weft_dtype_name(weft_stat_dtype(rows)));
+    WEFT_TRY(weft_check_stat(g, n, "scale", scale, rows));
     if (rows->ndim < 1)
         return weft_graph_fail(g,
                                "%s: %s is %s, but it must have a last dimension to cut into heads",

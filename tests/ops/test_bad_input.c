@@ -52,7 +52,10 @@ static weft_tensor *attend_packed(weft_graph *g, weft_score s, weft_tensor *qkv,
                                   int64_t kv_heads) {
     s.scale_value = 1;
     s.causal = true;
-    return weft_attention_packed(g, &s, qkv, heads, kv_heads).o;
+    s.packed = qkv;
+    s.heads = heads;
+    s.kv_heads = kv_heads;
+    return weft_attention(g, &s, NULL).o;
 }
 
 static weft_tensor *gelu_bias_back(weft_graph *g, weft_tensor *dy, weft_tensor *x) {
