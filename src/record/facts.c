@@ -3,7 +3,6 @@
 #include "record/facts.h"
 
 #include "base/json.h"
-#include "base/machine.h"
 #include "base/version.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 /* From run folders to the tables of schema.h. */
 #include "record/gather.h"
 
-#include "base/below.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "config/config.h"
 #include "cpu/backend.h"

@@ -1,9 +1,9 @@
 /* The first database is copied beside the new one's place; the others are attached to the copy one by
- * one, and what ended in them is taken over; the copy gets its name when it is whole (base/new_folder.h).
+ * one, and what ended in them is taken over; the copy gets its name when it is whole (base/beside.h).
  * Equal configs number their runs alike, so a run is the same run by its number. */
 #include "record/merge.h"
 
-#include "base/new_folder.h"
+#include "base/beside.h"
 #include "record/database_check.h"
 #include "record/record.h"
 #include "record/schema.h"

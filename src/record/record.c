@@ -3,7 +3,6 @@
 #include "record/record.h"
 
 #include "base/log.h"
-#include "base/machine.h"
 #include "base/version.h"
 #include "record/schema.h"
 #include "study/equal.h"

@@ -9,8 +9,8 @@
 #include "serve/exchange.h"
 
 #include "base/clock.h"
-#include "base/grow.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "generate/prompt.h"
 #include "serve/answer.h"
 #include "serve/http.h"

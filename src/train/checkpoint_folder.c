@@ -1,8 +1,7 @@
-/* A checkpoint is a model's folder (model/parts.h) that has all its parts. */
+/* A checkpoint is a model's folder (model/folder.h) that has all its parts. */
 #include "train/checkpoint_folder.h"
 
-#include "model/parts.h"
-#include "model/sums.h"
+#include "model/folder.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 
 #include "base/folders.h"
 
-/* So many of a model's parts (model/parts.h) are always in a checkpoint; the last one, the tokenizer, only
+/* So many of a model's parts (model/folder.h) are always in a checkpoint; the last one, the tokenizer, only
  * where tokens stand for text. */
 enum { WEFT_CHECKPOINT_PARTS = 3 };
 

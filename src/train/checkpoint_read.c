@@ -1,5 +1,5 @@
 /* Reading checkpoints back. */
-#include "model/sums.h"
+#include "model/folder.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_folder.h"
 
