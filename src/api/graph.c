@@ -189,17 +189,15 @@ weft_tensor *weft_graph_view(weft_graph *g, weft_tensor *t, int ndim, const int6
     return weft_reshape(g, t, ndim, shape);
 }
 
-/* Operations of tensors alone: weft_graph_gelu is weft_gelu behind the check. */
-#define OF_ONE(name)                                                                               \
-    weft_tensor *weft_graph_##name(weft_graph *g, weft_tensor *a) {                                \
-        OPEN(a);                                                                                   \
-        return weft_##name(g, a);                                                                  \
+/* An operation that is one of src/ops behind the check of the tensors it is given; and those of one and
+ * of two tensors alone. */
+#define OPERATION(name, tensors, call, ...)                                                        \
+    weft_tensor *weft_graph_##name(weft_graph *g, __VA_ARGS__) {                                   \
+        OPEN tensors;                                                                              \
+        return call;                                                                               \
     }
-#define OF_TWO(name)                                                                               \
-    weft_tensor *weft_graph_##name(weft_graph *g, weft_tensor *a, weft_tensor *b) {                \
-        OPEN(a, b);                                                                                \
-        return weft_##name(g, a, b);                                                               \
-    }
+#define OF_ONE(name) OPERATION(name, (a), weft_##name(g, a), weft_tensor *a)
+#define OF_TWO(name) OPERATION(name, (a, b), weft_##name(g, a, b), weft_tensor *a, weft_tensor *b)
 
 OF_ONE(gelu)
 OF_ONE(gaussian_query)
@@ -209,21 +207,35 @@ OF_ONE(running_mean)
 OF_ONE(time_mean)
 OF_TWO(dot)
 OF_TWO(silu_mul)
+OPERATION(add, (a, b), weft_add_scaled(g, a, b, alpha), weft_tensor *a, weft_tensor *b,
+          double alpha)
+OPERATION(scale, (a), weft_scale(g, a, alpha), weft_tensor *a, double alpha)
+OPERATION(sum_squares, (a), weft_sum_squares(g, a, factor), weft_tensor *a, double factor)
+OPERATION(grouped_linear, (x, w), weft_grouped_linear(g, x, w, transpose_w), weft_tensor *x,
+          weft_tensor *w, int transpose_w)
+OPERATION(softplus, (x), weft_softplus(g, x, start, floor), weft_tensor *x, int64_t start,
+          double floor)
+OPERATION(rope, (x), weft_rope(g, x, width, heads, NULL, 0), weft_tensor *x, int64_t width,
+          int64_t heads)
+OPERATION(row_squares, (x), weft_row_squares(g, x, start), weft_tensor *x, int64_t start)
+OPERATION(gather, (h, index, weight), weft_route_gather(g, h, index, weight), weft_tensor *h,
+          weft_tensor *index, weft_tensor *weight)
+OPERATION(gate, (o, gate), weft_gate_mix(g, o, gate, alpha), weft_tensor *o, weft_tensor *gate,
+          double alpha)
+OPERATION(head_repeat, (x), weft_head_repeat(g, x, heads), weft_tensor *x, int64_t heads)
+OPERATION(head_pool, (x, scale), weft_head_pool(g, x, scale, width), weft_tensor *x,
+          weft_tensor *scale, int64_t width)
+OPERATION(head_spread, (x, scale), weft_head_spread(g, x, scale, width), weft_tensor *x,
+          weft_tensor *scale, int64_t width)
+OPERATION(embed, (table, ids, positions), weft_embed(g, table, ids, positions, NULL, 0),
+          weft_tensor *table, weft_tensor *ids, weft_tensor *positions)
+OPERATION(contrastive, (x), weft_infonce(g, x, tau, factor), weft_tensor *x, double tau,
+          double factor)
 
 weft_tensor *weft_graph_unary(weft_graph *g, const char *name, weft_tensor *x) {
     OPEN(x);
     NEED(name);
     return weft_unary(g, name, x);
-}
-
-weft_tensor *weft_graph_add(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
-    OPEN(a, b);
-    return weft_add_scaled(g, a, b, alpha);
-}
-
-weft_tensor *weft_graph_scale(weft_graph *g, weft_tensor *a, double alpha) {
-    OPEN(a);
-    return weft_scale(g, a, alpha);
 }
 
 weft_tensor *weft_graph_cast(weft_graph *g, weft_tensor *a, const char *type) {
@@ -241,11 +253,6 @@ weft_tensor *weft_graph_fill(weft_graph *g, const char *type, int ndim, const in
     return weft_fill(g, dtype, ndim, shape, value);
 }
 
-weft_tensor *weft_graph_sum_squares(weft_graph *g, weft_tensor *a, double factor) {
-    OPEN(a);
-    return weft_sum_squares(g, a, factor);
-}
-
 weft_tensor *weft_graph_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                                const char *act) {
     static const char *const words[] = {"none", "gelu", NULL};
@@ -260,12 +267,6 @@ weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, in
     NEED(a);
     if (a->ndim == 3) return weft_batched_matmul(g, a, b, transpose_a, transpose_b);
     return weft_matmul(g, a, b, transpose_a, transpose_b);
-}
-
-weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w,
-                                       int transpose_w) {
-    OPEN(x, w);
-    return weft_grouped_linear(g, x, w, transpose_w);
 }
 
 /* eps 0: the kind's own. */
@@ -294,20 +295,10 @@ weft_tensor *weft_graph_norm_eps(weft_graph *g, const char *kind, weft_tensor *x
     return NULL;
 }
 
-weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
-    OPEN(x);
-    return weft_softplus(g, x, start, floor);
-}
-
 weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
     OPEN(x);
     NEED(site);
     return weft_dropout(g, x, p, site);
-}
-
-weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads) {
-    OPEN(x);
-    return weft_rope(g, x, width, heads, NULL, 0);
 }
 
 /* What is wrong with the numbers of a rotation; NULL: nothing. */
@@ -363,11 +354,6 @@ weft_tensor *weft_graph_overlap(weft_graph *g, weft_tensor *x, weft_tensor **log
     weft_overlap o = weft_overlap_scale(g, x);
     if (log_sigma) *log_sigma = o.log_sigma;
     return o.y;
-}
-
-weft_tensor *weft_graph_row_squares(weft_graph *g, weft_tensor *x, int64_t start) {
-    OPEN(x);
-    return weft_row_squares(g, x, start);
 }
 
 /* The engine's own form of the scores; false: the graph has the error. */
@@ -433,12 +419,6 @@ weft_status weft_graph_route(weft_graph *g, const weft_scores *scores, weft_tens
     return weft_graph_status(g);
 }
 
-weft_tensor *weft_graph_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
-                               weft_tensor *weight) {
-    OPEN(h, index, weight);
-    return weft_route_gather(g, h, index, weight);
-}
-
 weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, weft_tensor *lse,
                                    weft_tensor *h, double threshold, int normalize, int use_max) {
     weft_score score;
@@ -448,39 +428,11 @@ weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, wef
     return weft_route_dense(g, &score, lse, h, mode, threshold, normalize, use_max);
 }
 
-weft_tensor *weft_graph_gate(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha) {
-    OPEN(o, gate);
-    return weft_gate_mix(g, o, gate, alpha);
-}
-
 weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum) {
     OPEN(x);
     weft_moments_of m = weft_moments(g, x);
     if (sum) *sum = m.sum;
     return m.gram;
-}
-
-weft_tensor *weft_graph_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
-    OPEN(x);
-    return weft_head_repeat(g, x, heads);
-}
-
-weft_tensor *weft_graph_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale,
-                                  int64_t width) {
-    OPEN(x, scale);
-    return weft_head_pool(g, x, scale, width);
-}
-
-weft_tensor *weft_graph_head_spread(weft_graph *g, weft_tensor *x, weft_tensor *scale,
-                                    int64_t width) {
-    OPEN(x, scale);
-    return weft_head_spread(g, x, scale, width);
-}
-
-weft_tensor *weft_graph_embed(weft_graph *g, weft_tensor *table, weft_tensor *ids,
-                              weft_tensor *positions) {
-    OPEN(table, ids, positions);
-    return weft_embed(g, table, ids, positions, NULL, 0);
 }
 
 weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w,
@@ -489,9 +441,4 @@ weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor
     weft_losses parts = weft_cross_entropy(g, x, w, targets, NULL, z, false);
     if (z_loss) *z_loss = parts.z;
     return parts.ce;
-}
-
-weft_tensor *weft_graph_contrastive(weft_graph *g, weft_tensor *x, double tau, double factor) {
-    OPEN(x);
-    return weft_infonce(g, x, tau, factor);
 }
