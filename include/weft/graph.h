@@ -124,8 +124,10 @@ WEFT_API weft_tensor *weft_graph_norm(weft_graph *g, const char *kind, weft_tens
 WEFT_API weft_tensor *weft_graph_norm_eps(weft_graph *g, const char *kind, weft_tensor *x,
                                           weft_tensor *r, weft_tensor *w, weft_tensor *bias,
                                           double eps, weft_tensor **sum);
-/* GELU in its tanh form. SwiGLU's gate, silu(b) ⊙ a. log(1 + e^x) + floor in the columns from `start`
- * on. */
+/* A function of each element, by its name: "gelu", in its tanh form, or "exp". The error for another
+ * name lists all that there are. */
+WEFT_API weft_tensor *weft_graph_unary(weft_graph *g, const char *name, weft_tensor *x);
+/* GELU again. SwiGLU's gate, silu(b) ⊙ a. log(1 + e^x) + floor in the columns from `start` on. */
 WEFT_API weft_tensor *weft_graph_gelu(weft_graph *g, weft_tensor *x);
 WEFT_API weft_tensor *weft_graph_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 WEFT_API weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t start,

@@ -6,7 +6,6 @@
  * writes, so an output that is an input, and a gradient that is another's or the forward pass's, are
  * copied. */
 #include "api/api.h"
-#include "api/graph.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"

@@ -1,20 +1,17 @@
 /* Describing a graph over the public header: what comes in, what goes out, and each operation behind
  * the same check of what it is given. The operations' own rules say what is wrong with shapes and
  * types; here are only words turned into values, and tensors of other graphs refused. */
-#include "api/graph.h"
-
 #include "api/api.h"
+
 #include "core/graph_internal.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/attention.h"
-#include "ops/contrastive.h"
-#include "ops/cross_entropy.h"
-#include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
+#include "ops/loss.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 #include "ops/routing.h"
@@ -192,17 +189,15 @@ weft_tensor *weft_graph_view(weft_graph *g, weft_tensor *t, int ndim, const int6
     return weft_reshape(g, t, ndim, shape);
 }
 
-/* Operations of tensors alone: weft_graph_gelu is weft_gelu behind the check. */
-#define OF_ONE(name)                                                                               \
-    weft_tensor *weft_graph_##name(weft_graph *g, weft_tensor *a) {                                \
-        OPEN(a);                                                                                   \
-        return weft_##name(g, a);                                                                  \
+/* An operation that is one of src/ops behind the check of the tensors it is given; and those of one and
+ * of two tensors alone. */
+#define OPERATION(name, tensors, call, ...)                                                        \
+    weft_tensor *weft_graph_##name(weft_graph *g, __VA_ARGS__) {                                   \
+        OPEN tensors;                                                                              \
+        return call;                                                                               \
     }
-#define OF_TWO(name)                                                                               \
-    weft_tensor *weft_graph_##name(weft_graph *g, weft_tensor *a, weft_tensor *b) {                \
-        OPEN(a, b);                                                                                \
-        return weft_##name(g, a, b);                                                               \
-    }
+#define OF_ONE(name) OPERATION(name, (a), weft_##name(g, a), weft_tensor *a)
+#define OF_TWO(name) OPERATION(name, (a, b), weft_##name(g, a, b), weft_tensor *a, weft_tensor *b)
 
 OF_ONE(gelu)
 OF_ONE(gaussian_query)
@@ -212,15 +207,35 @@ OF_ONE(running_mean)
 OF_ONE(time_mean)
 OF_TWO(dot)
 OF_TWO(silu_mul)
+OPERATION(add, (a, b), weft_add_scaled(g, a, b, alpha), weft_tensor *a, weft_tensor *b,
+          double alpha)
+OPERATION(scale, (a), weft_scale(g, a, alpha), weft_tensor *a, double alpha)
+OPERATION(sum_squares, (a), weft_sum_squares(g, a, factor), weft_tensor *a, double factor)
+OPERATION(grouped_linear, (x, w), weft_grouped_linear(g, x, w, transpose_w), weft_tensor *x,
+          weft_tensor *w, int transpose_w)
+OPERATION(softplus, (x), weft_softplus(g, x, start, floor), weft_tensor *x, int64_t start,
+          double floor)
+OPERATION(rope, (x), weft_rope(g, x, width, heads, NULL, 0), weft_tensor *x, int64_t width,
+          int64_t heads)
+OPERATION(row_squares, (x), weft_row_squares(g, x, start), weft_tensor *x, int64_t start)
+OPERATION(gather, (h, index, weight), weft_route_gather(g, h, index, weight), weft_tensor *h,
+          weft_tensor *index, weft_tensor *weight)
+OPERATION(gate, (o, gate), weft_gate_mix(g, o, gate, alpha), weft_tensor *o, weft_tensor *gate,
+          double alpha)
+OPERATION(head_repeat, (x), weft_head_repeat(g, x, heads), weft_tensor *x, int64_t heads)
+OPERATION(head_pool, (x, scale), weft_head_pool(g, x, scale, width), weft_tensor *x,
+          weft_tensor *scale, int64_t width)
+OPERATION(head_spread, (x, scale), weft_head_spread(g, x, scale, width), weft_tensor *x,
+          weft_tensor *scale, int64_t width)
+OPERATION(embed, (table, ids, positions), weft_embed(g, table, ids, positions, NULL, 0),
+          weft_tensor *table, weft_tensor *ids, weft_tensor *positions)
+OPERATION(contrastive, (x), weft_infonce(g, x, tau, factor), weft_tensor *x, double tau,
+          double factor)
 
-weft_tensor *weft_graph_add(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
-    OPEN(a, b);
-    return weft_add_scaled(g, a, b, alpha);
-}
-
-weft_tensor *weft_graph_scale(weft_graph *g, weft_tensor *a, double alpha) {
-    OPEN(a);
-    return weft_scale(g, a, alpha);
+weft_tensor *weft_graph_unary(weft_graph *g, const char *name, weft_tensor *x) {
+    OPEN(x);
+    NEED(name);
+    return weft_unary(g, name, x);
 }
 
 weft_tensor *weft_graph_cast(weft_graph *g, weft_tensor *a, const char *type) {
@@ -238,11 +253,6 @@ weft_tensor *weft_graph_fill(weft_graph *g, const char *type, int ndim, const in
     return weft_fill(g, dtype, ndim, shape, value);
 }
 
-weft_tensor *weft_graph_sum_squares(weft_graph *g, weft_tensor *a, double factor) {
-    OPEN(a);
-    return weft_sum_squares(g, a, factor);
-}
-
 weft_tensor *weft_graph_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                                const char *act) {
     static const char *const words[] = {"none", "gelu", NULL};
@@ -257,12 +267,6 @@ weft_tensor *weft_graph_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, in
     NEED(a);
     if (a->ndim == 3) return weft_batched_matmul(g, a, b, transpose_a, transpose_b);
     return weft_matmul(g, a, b, transpose_a, transpose_b);
-}
-
-weft_tensor *weft_graph_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w,
-                                       int transpose_w) {
-    OPEN(x, w);
-    return weft_grouped_linear(g, x, w, transpose_w);
 }
 
 /* eps 0: the kind's own. */
@@ -291,20 +295,10 @@ weft_tensor *weft_graph_norm_eps(weft_graph *g, const char *kind, weft_tensor *x
     return NULL;
 }
 
-weft_tensor *weft_graph_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
-    OPEN(x);
-    return weft_softplus(g, x, start, floor);
-}
-
 weft_tensor *weft_graph_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
     OPEN(x);
     NEED(site);
     return weft_dropout(g, x, p, site);
-}
-
-weft_tensor *weft_graph_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads) {
-    OPEN(x);
-    return weft_rope(g, x, width, heads, NULL, 0);
 }
 
 /* What is wrong with the numbers of a rotation; NULL: nothing. */
@@ -362,11 +356,6 @@ weft_tensor *weft_graph_overlap(weft_graph *g, weft_tensor *x, weft_tensor **log
     return o.y;
 }
 
-weft_tensor *weft_graph_row_squares(weft_graph *g, weft_tensor *x, int64_t start) {
-    OPEN(x);
-    return weft_row_squares(g, x, start);
-}
-
 /* The engine's own form of the scores; false: the graph has the error. */
 static bool read_scores(weft_graph *g, const char *caller, const weft_scores *s, weft_score *out) {
     static const char *const words[] = {"none", "alibi", "relative", NULL};
@@ -386,6 +375,9 @@ static bool read_scores(weft_graph *g, const char *caller, const weft_scores *s,
     if (position < 0) return false;
     *out = (weft_score){.q = s->q,
                         .k = s->k,
+                        .packed = s->packed,
+                        .heads = s->heads,
+                        .kv_heads = s->kv_heads,
                         .n = s->n,
                         .scale = s->scale,
                         .beta = s->beta,
@@ -405,9 +397,7 @@ weft_tensor *weft_graph_attention(weft_graph *g, const weft_scores *scores, weft
     weft_score score;
     OPEN(v);
     if (!read_scores(g, __func__, scores, &score)) return NULL;
-    weft_attended a = scores->packed ? weft_attention_packed(g, &score, scores->packed,
-                                                             scores->heads, scores->kv_heads)
-                                     : weft_attention(g, &score, v);
+    weft_attended a = weft_attention(g, &score, v);
     if (lse) *lse = a.lse;
     return a.o;
 }
@@ -423,19 +413,10 @@ weft_status weft_graph_route(weft_graph *g, const weft_scores *scores, weft_tens
     if (!is_open(g, __func__) || !owns(g, __func__, lse) ||
         !read_scores(g, __func__, scores, &score))
         return g->owner ? weft_graph_status(g) : WEFT_EINPUT;
-    weft_routes r = scores->packed
-                        ? weft_route_topk_packed(g, &score, scores->packed, scores->heads,
-                                                 scores->kv_heads, lse, k, normalize, use_max)
-                        : weft_route_topk(g, &score, lse, k, normalize, use_max);
+    weft_routes r = weft_route_topk(g, &score, lse, k, normalize, use_max);
     *index = r.index;
     *weight = r.weight;
     return weft_graph_status(g);
-}
-
-weft_tensor *weft_graph_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
-                               weft_tensor *weight) {
-    OPEN(h, index, weight);
-    return weft_route_gather(g, h, index, weight);
 }
 
 weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, weft_tensor *lse,
@@ -444,15 +425,7 @@ weft_tensor *weft_graph_gather_all(weft_graph *g, const weft_scores *scores, wef
     weft_route_mode mode = threshold > 0 ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
     OPEN(lse, h);
     if (!read_scores(g, __func__, scores, &score)) return NULL;
-    if (scores->packed)
-        return weft_route_dense_packed(g, &score, scores->packed, scores->heads, scores->kv_heads,
-                                       lse, h, mode, threshold, normalize, use_max);
     return weft_route_dense(g, &score, lse, h, mode, threshold, normalize, use_max);
-}
-
-weft_tensor *weft_graph_gate(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha) {
-    OPEN(o, gate);
-    return weft_gate_mix(g, o, gate, alpha);
 }
 
 weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum) {
@@ -462,38 +435,10 @@ weft_tensor *weft_graph_moments(weft_graph *g, weft_tensor *x, weft_tensor **sum
     return m.gram;
 }
 
-weft_tensor *weft_graph_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
-    OPEN(x);
-    return weft_head_repeat(g, x, heads);
-}
-
-weft_tensor *weft_graph_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale,
-                                  int64_t width) {
-    OPEN(x, scale);
-    return weft_head_pool(g, x, scale, width);
-}
-
-weft_tensor *weft_graph_head_spread(weft_graph *g, weft_tensor *x, weft_tensor *scale,
-                                    int64_t width) {
-    OPEN(x, scale);
-    return weft_head_spread(g, x, scale, width);
-}
-
-weft_tensor *weft_graph_embed(weft_graph *g, weft_tensor *table, weft_tensor *ids,
-                              weft_tensor *positions) {
-    OPEN(table, ids, positions);
-    return weft_embed(g, table, ids, positions, NULL, 0);
-}
-
 weft_tensor *weft_graph_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w,
                                       weft_tensor *targets, double z, weft_tensor **z_loss) {
     OPEN(x, w, targets);
     weft_losses parts = weft_cross_entropy(g, x, w, targets, NULL, z, false);
     if (z_loss) *z_loss = parts.z;
     return parts.ce;
-}
-
-weft_tensor *weft_graph_contrastive(weft_graph *g, weft_tensor *x, double tau, double factor) {
-    OPEN(x);
-    return weft_infonce(g, x, tau, factor);
 }

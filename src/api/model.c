@@ -1,11 +1,10 @@
 /* Models: opening, saving, and their tensors by name. */
 #include "api/api.h"
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "model/account.h"
+#include "model/folder.h"
 #include "model/kinds.h"
-#include "model/parts.h"
-#include "model/sums.h"
 #include "train/optimizer.h"
 
 #include <stdio.h>

@@ -2,8 +2,7 @@
 #include "train/optimizer.h"
 
 #include "api/api.h"
-#include "model/parts.h"
-#include "model/sums.h"
+#include "model/folder.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,9 +1,8 @@
 /* Blocks that are parts of weft's own models. */
-#include "model/part.h"
 #include "api/api.h"
-#include "api/graph.h"
 #include "core/graph_internal.h"
 #include "model/account.h"
+#include "model/transformer.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,7 @@
 /* Files and folders beside their places: their names, their locks, and what kills leave of them. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* renameat2 */
+#endif
 #include "base/beside.h"
 
 #include "base/folders.h"
@@ -6,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -151,4 +155,143 @@ weft_status weft_beside_clear(const char *path) {
     if (folder >= 0) close(folder);
     weft_names_free(&names);
     return WEFT_OK;
+}
+
+/* Folders beside their places. The lock on one is the same as on a file beside (beside.h). */
+
+static weft_status failed(const char *path) {
+    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+}
+
+/* Removes what is worth nothing; the message stays the one of `status`. */
+static weft_status discard(const weft_new_folder *f, weft_status status) {
+    char message[2048];
+    snprintf(message, sizeof message, "%s", weft_error_message());
+    weft_beside_mark(f->held);
+    weft_status removed = weft_folder_remove(f->beside);
+    return status == WEFT_OK ? removed : weft_fail(status, "%s", message);
+}
+
+/* The path without slashes at its end. A name is needed: "." and ".." can be given to nothing else. */
+static weft_status take_path(const char *path, char out[WEFT_PATH_MAX]) {
+    WEFT_TRY(weft_path(out, "%s", path));
+    size_t n = strlen(out);
+    while (n > 1 && out[n - 1] == '/')
+        out[--n] = '\0';
+    const char *slash = strrchr(out, '/'), *name = slash ? slash + 1 : out;
+    if (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return WEFT_OK;
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: a folder is written beside its place and then gets its name; give it one, "
+        "as in %s/model",
+        *path ? path : "--out", *path ? path : ".");
+}
+
+static weft_status is_vacant(const char *path, bool *vacant) {
+    weft_names names;
+    weft_kind kind;
+    *vacant = true;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    if (kind != WEFT_KIND_FOLDER)
+        return weft_fail(WEFT_EINPUT, "%s: is %s; name a folder", path, weft_kind_name(kind));
+    WEFT_TRY(weft_folder_list(path, &names));
+    *vacant = names.n == 0;
+    weft_names_free(&names);
+    return WEFT_OK;
+}
+
+static weft_status refuse(const char *path) {
+    return weft_fail(WEFT_EINPUT, "%s: is there already; name another", path);
+}
+
+weft_status weft_new_folder_room(const char *path, weft_may_replace may) {
+    char name[WEFT_PATH_MAX];
+    bool vacant;
+    WEFT_TRY(take_path(path, name));
+    WEFT_TRY(is_vacant(name, &vacant));
+    if (vacant) return WEFT_OK;
+    return may ? may(name) : refuse(name);
+}
+
+static weft_status make_above(const char *path) {
+    char above[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(above, "%s", path));
+    char *slash = strrchr(above, '/');
+    if (!slash || slash == above) return WEFT_OK;
+    *slash = '\0';
+    return weft_folder_make(above);
+}
+
+weft_status weft_new_folder_begin(weft_new_folder *f, const char *path) {
+    *f = (weft_new_folder){.held = -1};
+    WEFT_TRY(take_path(path, f->path));
+    WEFT_TRY(make_above(f->path));
+    WEFT_TRY(weft_beside_clear(f->path));
+    f->held = weft_beside_make(f->path, f->beside);
+    if (f->held < 0) return weft_fail(WEFT_EIO, "%s: cannot be made: %s", f->path, strerror(errno));
+    weft_status status = weft_folder_mark(f->beside);
+    return status == WEFT_OK ? WEFT_OK : weft_new_folder_end(f, status, NULL);
+}
+
+weft_status weft_folder_exchange(const char *fresh, const char *name, const char *old) {
+#ifdef RENAME_EXCHANGE
+    if (renameat2(AT_FDCWD, fresh, AT_FDCWD, name, RENAME_EXCHANGE) == 0) return WEFT_OK;
+    if (errno != EINVAL && errno != ENOSYS) return failed(name);
+#endif
+    if (rename(name, old) != 0) return failed(name);
+    if (rename(fresh, name) != 0) {
+        weft_status status = failed(name);
+        rename(old, name);
+        return status;
+    }
+    return rename(old, fresh) == 0 ? WEFT_OK : failed(old);
+}
+
+/* NAME is one that may be removed: marked, so that it is what a kill left if one comes now, and held, so
+ * that nobody takes it for that. */
+static weft_status replace(weft_new_folder *f) {
+    char old[WEFT_PATH_MAX];
+    size_t n = strlen(f->beside) - strlen(WEFT_BESIDE_TAIL);
+    WEFT_TRY(weft_path(old, "%.*s%s", (int)n, f->beside, WEFT_BESIDE_OLD));
+    WEFT_TRY(weft_folder_mark(f->path));
+    int replaced = open(f->path, OPEN_FOLDER);
+    if (replaced < 0) return failed(f->path);
+    (void)flock(replaced, LOCK_EX | LOCK_NB); /* a file system without locks keeps nobody from it */
+    weft_status status = weft_folder_exchange(f->beside, f->path, old);
+    bool named = status == WEFT_OK;
+    if (named) weft_beside_mark(replaced);
+    if (named) status = weft_folder_sync_above(f->path);
+    if (named && status == WEFT_OK) status = weft_folder_remove(f->beside);
+    if (named)
+        f->beside[0] = '\0'; /* whatever is left of it is the old one, for the next to remove */
+    close(replaced);
+    return status;
+}
+
+static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
+    WEFT_TRY(weft_folder_sync(f->beside));
+    WEFT_TRY(weft_new_folder_room(f->path, may));
+    weft_beside_unmark(f->held);
+    /* This replaces nothing but an empty folder, whatever came there meanwhile. */
+    if (rename(f->beside, f->path) == 0) {
+        f->beside[0] = '\0';
+        return weft_folder_sync_above(f->path);
+    }
+    if (errno != ENOTEMPTY && errno != EEXIST) return failed(f->path);
+    if (!may) return refuse(f->path);
+    WEFT_TRY(may(f->path));
+    return replace(f);
+}
+
+weft_status weft_new_folder_end(weft_new_folder *f, weft_status status, weft_may_replace may) {
+    if (status == WEFT_OK) status = take_name(f, may);
+    return weft_new_folder_drop(f, status);
+}
+
+weft_status weft_new_folder_drop(weft_new_folder *f, weft_status status) {
+    if (f->beside[0]) status = discard(f, status);
+    if (f->held >= 0) close(f->held);
+    f->held = -1;
+    return status;
 }

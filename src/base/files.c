@@ -17,6 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+atomic_uint_least64_t weft_beats;
+
 /* Systems write at most 2 GB at a time; so much is also summed at a time, while it is in the cache. */
 enum { BLOCK = 1 << 20 };
 /* Large files go to the disk as they are written, so that no single call takes minutes. */

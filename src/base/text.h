@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
 int weft_utf8_length(const char *text);
@@ -33,5 +34,36 @@ char *weft_memory_end(FILE *out, char **text);
 
 /* A copy in which each byte that is no UTF-8 is U+FFFD; the caller frees it. NULL: no memory. */
 char *weft_text_repair(const char *text);
+
+/* The nearest known name to one that is not: for "did you mean". Each known name is offered in turn. */
+
+/* How many letters to insert, drop or change to make b of a, in either case. Names of 64 letters
+ * and more are as far from everything as can be. */
+size_t weft_edit_distance(const char *a, const char *b);
+
+typedef struct {
+    const char *wanted;
+    const char *name; /* the first of the nearest so far; "": none */
+    size_t distance;
+} weft_nearest;
+
+/* Any name, however far away; or only one that could be a slip of the finger: half of the letters
+ * are right. */
+weft_nearest weft_nearest_to(const char *wanted);
+weft_nearest weft_nearest_slip(const char *wanted);
+void weft_nearest_offer(weft_nearest *n, const char *name);
+
+/* Room for a text whose length is not known beforehand. */
+
+/* Makes room for at least `want` bytes in a block of *room bytes, twice as much when it grows; false: no
+ * memory, and the block is as it was. */
+static inline bool weft_grow(char **data, size_t *room, size_t want) {
+    if (want <= *room) return true;
+    char *grown = realloc(*data, 2 * want);
+    if (!grown) return false;
+    *data = grown;
+    *room = 2 * want;
+    return true;
+}
 
 #endif

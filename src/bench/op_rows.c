@@ -6,8 +6,8 @@
 
 #include "ops/arith.h"
 #include "ops/attention.h"
-#include "ops/cross_entropy.h"
 #include "ops/linear.h"
+#include "ops/loss.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 

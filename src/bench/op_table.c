@@ -8,6 +8,7 @@
 #include "bench/op_rows.h"
 #include "bench/peer.h"
 #include "bench/table.h"
+#include "core/program.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
 
@@ -211,7 +212,8 @@ static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, 
     weft_plan *plan = NULL;
     weft_status status = bench_graph_build(&row, true, &g);
     if (!status)
-        status = weft_plan_create(g.graph, b->backend, weft_pool_size(b->pool), NULL, NULL, &plan);
+        status = weft_program_make(g.graph, b->backend, weft_pool_size(b->pool),
+                                   &(weft_program_options){.complete = true}, &plan);
     if (!status) *bytes = plan->arena_bytes;
     weft_plan_destroy(plan);
     weft_graph_destroy(g.graph);

@@ -1,13 +1,12 @@
 /* Parsing of options. Long options take their value as the next word or after '='. */
 #include "cli/args.h"
 
-#include "base/nearest.h"
 #include "base/text.h"
 #include "cli/defconfig.h"
 #include "device/device.h"
 #include "model/account.h"
+#include "model/folder.h"
 #include "model/kinds.h"
-#include "model/sums.h"
 
 #include <errno.h>
 #include <fcntl.h>

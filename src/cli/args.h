@@ -82,7 +82,7 @@ int weft_args_real(const weft_args *a, const char *option, const char *text, dou
  * to the folder `path`; NULL: `path` is the file itself. */
 int weft_args_readable(const weft_args *a, const char *path, const char *name);
 
-/* What lies beside a model vouches for it (model/sums.h); where not, the message names --unchecked. */
+/* What lies beside a model vouches for it (model/folder.h); where not, the message names --unchecked. */
 weft_status weft_args_check_model(const char *folder);
 
 /* Prints "weft COMMAND: message" and gives the exit status that belongs to a failed call. */

@@ -2,7 +2,7 @@
  * program. */
 #include "cli/defconfig.h"
 
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <dirent.h>
 #include <limits.h>

@@ -1,6 +1,5 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
 #include "base/clock.h"
-#include "base/grow.h"
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/loaded.h"

@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "cli/filled.h"
 #include "config/help.h"

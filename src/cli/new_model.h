@@ -4,8 +4,8 @@
 #define WEFT_CLI_NEW_MODEL_H
 
 #include "data/tokenizer.h"
+#include "model/folder.h"
 #include "model/model.h"
-#include "model/parts.h"
 
 /* Publishes it; an error where a model would be replaced, unless `force`. `t` may be NULL: no tokenizer. */
 weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,

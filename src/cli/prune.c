@@ -5,7 +5,7 @@
 #include "cli/loaded.h"
 #include "cli/new_model.h"
 #include "inspect/inspect.h"
-#include "model/sums.h"
+#include "model/folder.h"
 
 #include <errno.h>
 #include <math.h>

@@ -2,7 +2,7 @@
 #include "config/config.h"
 
 #include "base/files.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -9,8 +9,8 @@
 #define WEFT_CONVERT_HF_H
 
 #include "data/tokenizer.h"
+#include "model/folder.h"
 #include "model/model.h"
-#include "model/parts.h"
 
 #include <jansson.h>
 
@@ -31,7 +31,7 @@ weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_fami
 int weft_hf_attention_bias(const weft_config *c);
 
 weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out);
-/* Publishes a folder, with what it may replace (model/parts.h). `t` NULL: without a tokenizer. */
+/* Publishes a folder, with what it may replace (model/folder.h). `t` NULL: without a tokenizer. */
 weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
                           weft_may_replace may);
 

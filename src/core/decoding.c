@@ -1,7 +1,7 @@
 /* What backends and models share for decoding: weights of a step in the order of their use. */
 #include "core/decoding.h"
 
-#include "core/tensor.h"
+#include "core/graph.h"
 
 #include <stdio.h>
 #include <stdlib.h>

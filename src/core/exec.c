@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "core/exec_internal.h"
 #include "core/graph_internal.h"
-#include "core/profile.h"
+#include "core/program.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -48,7 +48,7 @@ static weft_status check_plan(const weft_exec *x, const bool *bound) {
     return WEFT_OK;
 }
 
-static weft_status plan_memory(weft_exec *x, const weft_exec_options *options) {
+static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
     bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
     if (!bound) return weft_fail(WEFT_ENOMEM, "exec: no memory");
     weft_status status = WEFT_OK;
@@ -58,8 +58,11 @@ static weft_status plan_memory(weft_exec *x, const weft_exec_options *options) {
     }
     if (status == WEFT_OK)
         status = x->plan ? check_plan(x, bound)
-                         : weft_plan_create(x->g, x->backend, weft_pool_size(x->pool), bound,
-                                            &options->plan, &x->plan);
+                         : weft_program_make(g, x->backend, weft_pool_size(x->pool),
+                                             &(weft_program_options){.complete = true,
+                                                                     .bound = bound,
+                                                                     .plan = options->plan},
+                                             &x->plan);
     free(bound);
     return status;
 }
@@ -82,7 +85,7 @@ static weft_status place_data(weft_exec *x, const weft_exec_options *options) {
     return WEFT_OK;
 }
 
-weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                              const weft_exec_options *options, weft_exec **out) {
     static const weft_exec_options defaults;
     *out = NULL;
@@ -111,7 +114,7 @@ weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, w
     weft_status status =
         x->data && x->kernels ? WEFT_OK : weft_fail(WEFT_ENOMEM, "exec: no memory");
     if (status == WEFT_OK) status = weft_exec_find_kernels(g, backend, x->kernels);
-    if (status == WEFT_OK) status = plan_memory(x, options);
+    if (status == WEFT_OK) status = plan_memory(x, g, options);
     if (status == WEFT_OK) status = place_data(x, options);
     if (status == WEFT_OK) x->profile = weft_profile_create(g);
     if (status == WEFT_OK && backend->open) status = backend->open(x, &x->state);

@@ -73,8 +73,8 @@ struct weft_backend {
 
 typedef struct {
     /* The plan of program.h, which the executor takes over, come what may. It must have been made for
-     * this graph and this backend, and the bindings below are what it left outside. NULL: one is made
-     * here, by the options below, of the graph as it is. */
+     * this graph and this backend, and the bindings below are what it left outside. NULL: that
+     * of the graph as it is, by the options below. */
     weft_plan *planned;
     weft_plan_options plan;
     /* Memory of tensors that several graphs share (parameters, states): pairs that end on NULL.
@@ -92,7 +92,7 @@ typedef struct weft_binding {
     void *data;
 } weft_binding;
 
-weft_status weft_exec_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                              const weft_exec_options *options, weft_exec **out);
 void weft_exec_destroy(weft_exec *x);
 

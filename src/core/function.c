@@ -6,6 +6,7 @@
 
 #include "core/exec_internal.h"
 #include "core/graph_internal.h"
+#include "core/program.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -129,19 +130,20 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
     return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
 }
 
-static weft_status plan_function(weft_function *f) {
+static weft_status plan_function(weft_function *f, weft_graph *g) {
     bool *bound = calloc((size_t)weft_graph_tensor_count(f->g) + 1, sizeof *bound);
     if (!bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
     for (int i = 0; i < f->n_bound; i++)
         bound[f->bound[i]->id] = true;
-    weft_plan_options options = {.cut = true, .memory_limit = INT64_MAX};
+    weft_program_options options = {
+        .complete = true, .bound = bound, .plan = {.cut = true, .memory_limit = INT64_MAX}};
     weft_status status =
-        weft_plan_create(f->g, f->backend, weft_pool_size(f->pool), bound, &options, &f->plan);
+        weft_program_make(g, f->backend, weft_pool_size(f->pool), &options, &f->plan);
     free(bound);
     return status;
 }
 
-static weft_status fill_function(weft_function *f, const weft_tensor *const *bound) {
+static weft_status fill_function(weft_function *f, weft_graph *g, const weft_tensor *const *bound) {
     int64_t nodes = weft_graph_node_count(f->g), forward = weft_graph_forward_count(f->g);
     f->kernels = calloc((size_t)nodes + 1, sizeof *f->kernels);
     f->bound = calloc((size_t)f->n_bound + 1, sizeof *f->bound);
@@ -149,7 +151,7 @@ static weft_status fill_function(weft_function *f, const weft_tensor *const *bou
     for (int i = 0; i < f->n_bound; i++)
         f->bound[i] = bound[i];
     WEFT_TRY(weft_exec_find_kernels(f->g, f->backend, f->kernels));
-    WEFT_TRY(plan_function(f));
+    WEFT_TRY(plan_function(f, g));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_FORWARD], 0, forward));
     WEFT_TRY(make_pass(f, &f->passes[WEFT_HALF_BACKWARD], forward, nodes));
     if (!f->backend->calls) f->profile = weft_profile_create(f->g);
@@ -159,7 +161,7 @@ static weft_status fill_function(weft_function *f, const weft_tensor *const *bou
     return WEFT_OK;
 }
 
-weft_status weft_function_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                                  const weft_tensor *const *bound, int n_bound,
                                  weft_function **out) {
     *out = NULL;
@@ -171,7 +173,7 @@ weft_status weft_function_create(const weft_graph *g, const weft_backend *backen
     f->pool = pool;
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
-    weft_status status = fill_function(f, bound);
+    weft_status status = fill_function(f, g, bound);
     if (status != WEFT_OK) {
         weft_function_destroy(f);
         return status;

@@ -53,7 +53,7 @@ typedef struct {
 
 /* `bound`: the tensors whose addresses calls bring: every input, parameter and state, and every kept
  * tensor. The graph is complete (program.h) and stays the caller's; it outlives the function. */
-weft_status weft_function_create(const weft_graph *g, const weft_backend *backend, weft_pool *pool,
+weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                                  const weft_tensor *const *bound, int n_bound, weft_function **out);
 void weft_function_destroy(weft_function *f);
 

@@ -13,6 +13,11 @@ typedef struct weft_backend weft_backend;
 
 enum { WEFT_ARENA_ALIGN = 64 };
 
+/* Bytes rounded up to a multiple of WEFT_ARENA_ALIGN, so that what follows is aligned too. */
+static inline int64_t weft_arena_bytes(int64_t bytes) {
+    return (bytes + WEFT_ARENA_ALIGN - 1) / WEFT_ARENA_ALIGN * WEFT_ARENA_ALIGN;
+}
+
 typedef struct {
     bool no_reuse;        /* every tensor its own bytes: the reference the tests compare with */
     bool no_inplace;      /* no output over an input */
@@ -44,10 +49,23 @@ typedef struct {
     int64_t *work_bytes;  /* [nodes] */
 } weft_plan;
 
-/* `bound[id]` true: the caller brings the memory of that tensor; NULL: of none. Without a backend no kernel
- * has a workspace. */
+/* For program.c, which every plan comes from. `bound[id]` true: the caller brings the memory of that
+ * tensor; NULL: of none. Without a backend no kernel has a workspace. */
 weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
                              const bool *bound, const weft_plan_options *options, weft_plan **out);
 void weft_plan_destroy(weft_plan *plan);
+
+/* Which places of an arena are taken when: the lowest place that is free for a while, found in time
+ * that hardly grows with how many were taken before. A model of a thousand layers has a hundred
+ * thousand buffers, and each that asks all others makes that squared. */
+typedef struct weft_space weft_space;
+
+/* Moments are counted from 0. */
+weft_status weft_space_open(int64_t moments, weft_space **out);
+void weft_space_close(weft_space *s);
+
+/* Takes the lowest `bytes` in a row that nobody has in any moment from `first` to `last`. */
+weft_status weft_space_take(weft_space *s, int64_t first, int64_t last, int64_t bytes,
+                            int64_t *offset);
 
 #endif

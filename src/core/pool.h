@@ -5,14 +5,14 @@
  * tasks are done afterwards in the order of the numbers. That is what keeps results equal for any
  * number of threads.
  *
- * Where the threads are held to several nodes (core/pin.h), the tasks of a run are shared out among
+ * Where the threads are held to several nodes (core/topology.h), the tasks of a run are shared out among
  * the nodes by their numbers: the first to node 0, the last to the last. A node whose tasks are done
  * takes those of others. So what belongs to a task is mostly used on one node, run after run, and
  * memory that is first written there (weft_pool_zero) lies there. */
 #ifndef WEFT_CORE_POOL_H
 #define WEFT_CORE_POOL_H
 
-#include "core/pin.h"
+#include "core/topology.h"
 
 #include <stdint.h>
 

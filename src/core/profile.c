@@ -1,5 +1,5 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
-#include "core/profile.h"
+#include "core/exec_internal.h"
 
 #include "base/order.h"
 

@@ -6,15 +6,12 @@
  *     fuse            and fused
  *     plan            every tensor has its place (plan.h)
  *
- * Every graph of a whole model takes all of these (weft_model_program): in training, in evaluation and
- * in the estimates of `weft plan`, which so describe the plan that will run. An executor (exec.h) runs
- * the plan it is given.
- *
- * Others leave stages out. Blocks, and the optimizer's step over the caller's memory, are fused and
- * differentiated here and planned by function.h, which cuts the plan between the passes. Generation
- * fuses its graph, changes its weights' types and lets the executor plan it. So do, without fusing,
- * the graphs that no rule applies to: the optimizer, sums of gradients, the contrastive loss over a
- * whole step, products of weights that are formed once. docs/internals/engine.md has the table. */
+ * Every plan is made by weft_program_make. Whole models take all of the stages (weft_model_program): in
+ * training, in evaluation and in the estimates of `weft plan`, which so describe the plan that will run.
+ * An executor (exec.h) runs the plan it is given, and asks for one where it is given none: then the graph
+ * is complete and planned as it is. Blocks, and the optimizer's step over the caller's memory, are
+ * differentiated first, and function.h asks for a plan that is cut between the passes.
+ * docs/internals/engine.md has the table of who leaves out what, and why. */
 #ifndef WEFT_CORE_PROGRAM_H
 #define WEFT_CORE_PROGRAM_H
 
@@ -31,17 +28,19 @@ typedef struct {
     int n_losses;
     weft_tensor *const *losses;
     weft_tensor *const *dlosses;
-    /* Roles whose memory is the caller's, as a sum of 1 << WEFT_ROLE_...: an executor then wants it
-     * bound. 0: all of it is in the arena. */
+    bool complete; /* plan the graph as it is: it is not changed */
+    /* Roles whose memory is the caller's, as a sum of 1 << WEFT_ROLE_..., and such tensors by their ids,
+     * or NULL: an executor then wants them bound. All else is in the arena. */
     unsigned outside;
+    const bool *bound;
     weft_plan_options plan;
 } weft_program_options;
 
 /* Fuses, differentiates, fuses: the first three steps, for whoever goes on building. */
 weft_status weft_program_differentiate(weft_graph *g, const weft_program_options *options);
 
-/* All of it, for a backend and so many threads. The plan is the caller's: to look at, or to hand to
- * weft_exec_create. */
+/* All of it, for a backend and so many threads: the one way to a plan. It is the caller's: to look at, or
+ * to hand to weft_exec_create. */
 weft_status weft_program_make(weft_graph *g, const weft_backend *backend, int threads,
                               const weft_program_options *options, weft_plan **out);
 

@@ -4,7 +4,7 @@
 #ifndef WEFT_CORE_ROWS_H
 #define WEFT_CORE_ROWS_H
 
-#include "core/tensor.h"
+#include "core/graph.h"
 
 typedef struct weft_row_backend {
     weft_status (*open)(void **queue);

@@ -8,7 +8,7 @@
 #define WEFT_CORE_SAFETENSORS_H
 
 #include "base/files.h"
-#include "core/tensor.h"
+#include "core/graph.h"
 
 enum { WEFT_SAFETENSORS_DIMS = 8, WEFT_SAFETENSORS_HEADER_MAX = 100 * 1000 * 1000 };
 

@@ -2,6 +2,7 @@
 #include "ops/activation.h"
 
 #include "cpu/chunks.h"
+#include "ops/list.h"
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
 #define ELEMENTWISE(name, inputs, outputs)                                                         \
@@ -16,19 +17,21 @@
     }                                                                                              \
     const weft_kernel KERNEL(name) = {.run = name##_run};
 
-VECTOR_FN gelu_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
-    out[0] = vgelu(in[0]);
-}
+#define UNARY(X, name, value, reads, gradient)                                                     \
+    VECTOR_FN name##_vector(const vreal *in, vreal *out, const real *arg) {                        \
+        (void)arg;                                                                                 \
+        vreal x = in[0];                                                                           \
+        out[0] = value;                                                                            \
+    }                                                                                              \
+    ELEMENTWISE(name, 1, 1)                                                                        \
+    VECTOR_FN name##_back_vector(const vreal *in, vreal *out, const real *arg) {                   \
+        (void)arg;                                                                                 \
+        vreal dy = in[0], reads = in[1];                                                           \
+        out[0] = gradient;                                                                         \
+    }                                                                                              \
+    ELEMENTWISE(name##_back, 2, 1)
 
-ELEMENTWISE(gelu, 1, 1)
-
-VECTOR_FN gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
-    out[0] = in[0] * vgelu_slope(in[1]);
-}
-
-ELEMENTWISE(gelu_back, 2, 1)
+WEFT_UNARY_OPS(UNARY, )
 
 VECTOR_FN silu_mul_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
@@ -45,20 +48,6 @@ VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
 }
 
 ELEMENTWISE(silu_mul_back, 3, 2)
-
-VECTOR_FN exp_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
-    out[0] = vexp(in[0]);
-}
-
-ELEMENTWISE(exp, 1, 1)
-
-VECTOR_FN exp_back_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
-    out[0] = in[0] * in[1];
-}
-
-ELEMENTWISE(exp_back, 2, 1)
 
 VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = vsoftplus(in[0]) + arg[0];

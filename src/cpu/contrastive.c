@@ -1,7 +1,7 @@
 /* Cosine InfoNCE on the CPU. The rows are normalised once into the workspace; then a task takes
  * four rows and goes through all others of their loss with them, so that a row that is read serves
  * four. Scores live in a strip of four rows a thread, never as a matrix. */
-#include "ops/contrastive.h"
+#include "ops/loss.h"
 
 #include "cpu/chunks.h"
 

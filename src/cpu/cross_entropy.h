@@ -7,7 +7,7 @@
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
 #include "cpu/vec.h"
-#include "ops/cross_entropy.h"
+#include "ops/loss.h"
 
 /* The part in hand. */
 typedef struct {

@@ -1,6 +1,6 @@
 /* Dropout on the CPU. Philox is run on LANES counters side by side, a loop that compilers turn
  * into vector code; a counter gives four words, for four elements in a row. */
-#include "ops/dropout.h"
+#include "ops/activation.h"
 
 #include "base/random.h"
 #include "cpu/chunks.h"

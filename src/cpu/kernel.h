@@ -10,8 +10,8 @@
 #ifndef WEFT_CPU_KERNEL_H
 #define WEFT_CPU_KERNEL_H
 
-#include "core/align.h"
 #include "core/exec.h"
+#include "core/plan.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Stacks on the CPU: copies of whole parts, cut into pieces, a task each. */
-#include "ops/stack.h"
+#include "ops/heads.h"
 
 #include "cpu/kernel.h"
 

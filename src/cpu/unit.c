@@ -1,6 +1,6 @@
 /* Vectors scaled to length 1, on the CPU: a row is a head, read once for its sums and once more to
  * be scaled. */
-#include "ops/unit.h"
+#include "ops/norm.h"
 
 #include "cpu/chunks.h"
 

@@ -2,7 +2,7 @@
  * while they could be the beginning of a stop string. */
 #include "generate/text.h"
 
-#include "base/grow.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

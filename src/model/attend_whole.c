@@ -4,17 +4,11 @@
 #include "ops/gaussian.h"
 #include "ops/time.h"
 
-static weft_tensor *attend_packed(builder *b, const builder_keys *keys) {
-    b->packed = keys->packed;
-    weft_attended a =
-        weft_attention_packed(b->g, &b->score, keys->packed, b->heads, keys->kv_heads);
-    b->lse = a.lse;
-    return a.o;
-}
-
 static weft_tensor *attend(builder *b, const builder_keys *keys) {
-    if (keys->packed) return attend_packed(b, keys);
     weft_score *score = &b->score;
+    score->packed = keys->packed;
+    score->heads = b->heads;
+    score->kv_heads = keys->kv_heads;
     score->k = keys->k;
     if (keys->rotated) score->k = rotate_heads(b, keys->k, keys->rotated, keys->k->shape[2]);
     if (keys->gaussian) {
@@ -44,9 +38,6 @@ static weft_routes make_routes(builder *b) {
             weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time,
                             b->time)};
     }
-    if (b->packed)
-        return weft_route_topk_packed(b->g, &b->score, b->packed, b->heads, weft_config_kv_heads(c),
-                                      b->lse, c->sparse_k, c->sparse_normalize, use_max);
     return weft_route_topk(b->g, &b->score, b->lse, c->sparse_k, c->sparse_normalize, use_max);
 }
 
@@ -55,10 +46,6 @@ static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     bool use_max = !c->sparse_head_average;
     weft_route_mode mode = c->sparse_mode == WEFT_SPARSE_RMS ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
-    if (b->packed)
-        return weft_route_dense_packed(b->g, &b->score, b->packed, b->heads,
-                                       weft_config_kv_heads(c), b->lse, x, mode,
-                                       c->sparse_rms_threshold, c->sparse_normalize, use_max);
     return weft_route_dense(b->g, &b->score, b->lse, x, mode, c->sparse_rms_threshold,
                             c->sparse_normalize, use_max);
 }

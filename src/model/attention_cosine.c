@@ -10,7 +10,7 @@
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/linear.h"
-#include "ops/unit.h"
+#include "ops/norm.h"
 
 #include <math.h>
 

@@ -54,11 +54,10 @@ typedef struct builder {
     weft_tensor *received; /* α_l u: [B, T, L], for this layer's c^K */
 
     /* Of this layer's attention, for its feed-forward. */
-    weft_score score;      /* what rebuilds the weights; q and k NULL if packed */
+    weft_score score;      /* what rebuilds the weights */
     bool distance;         /* the score is a distance: the query's own norm, which drops out of the
                             softmax, belongs to the raw scores */
     bool gaussian;         /* the second half of a query is its deviations */
-    weft_tensor *packed;   /* qkv, where attention reads q, k and v from one tensor */
     weft_tensor *lse;      /* [B, H, T] */
     weft_tensor *latent;   /* c^K [B, T, L] after u, before rotation; where the kind has one */
     weft_tensor *latent_v; /* c^V [B, T, L], where it is another */

@@ -1,8 +1,9 @@
 /* A session that goes no further than the contexts, and a graph of the one loss over all of them. */
 #include "model/contrast.h"
 
+#include "core/program.h"
 #include "ops/arith.h"
-#include "ops/contrastive.h"
+#include "ops/loss.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -143,15 +144,12 @@ static weft_status account_loss(const weft_config *c, const weft_backend *backen
                                 int64_t *bytes) {
     loss_graph loss = {0};
     weft_plan *plan = NULL;
-    weft_plan_options options = {.memory_limit = INT64_MAX};
+    weft_program_options options = {.complete = true, .plan = {.memory_limit = INT64_MAX}};
     weft_status status = build_loss(c, part, parts, &loss);
-    bool *bound = calloc((size_t)weft_graph_tensor_count(loss.graph) + 1, sizeof *bound);
-    if (status == WEFT_OK && !bound) status = weft_fail(WEFT_ENOMEM, "plan: no memory");
     if (status == WEFT_OK)
-        status = weft_plan_create(loss.graph, backend, threads, bound, &options, &plan);
+        status = weft_program_make(loss.graph, backend, threads, &options, &plan);
     if (status == WEFT_OK) account_graph(loss.graph, plan, flops, bytes);
     weft_plan_destroy(plan);
-    free(bound);
     weft_graph_destroy(loss.graph);
     return status;
 }

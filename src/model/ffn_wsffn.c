@@ -8,9 +8,9 @@
  * in place of a short one a layer. */
 #include "model/builder.h"
 #include "ops/arith.h"
-#include "ops/contrastive.h"
+#include "ops/heads.h"
 #include "ops/linear.h"
-#include "ops/stack.h"
+#include "ops/loss.h"
 #include "ops/time.h"
 
 #include <math.h>

@@ -1,12 +1,17 @@
 /* A model in a folder: config.json and model.safetensors. Each file is written beside and renamed,
  * so that a kill leaves the old one or the new one whole. */
+#include "model/folder.h"
+
+#include "base/beside.h"
+#include "base/crc32c.h"
 #include "base/folders.h"
 #include "base/json.h"
+#include "base/version.h"
 #include "core/safetensors.h"
 #include "model/kinds.h"
 #include "model/model.h"
-#include "model/parts.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,4 +142,294 @@ weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **o
     weft_config c;
     WEFT_TRY(weft_model_read_config(folder, &c));
     return weft_model_load_as(folder, &c, dtype, NULL, out);
+}
+
+/* Whose a folder is, is told by what is in it. */
+
+const char *const weft_parts[WEFT_PARTS] = {"config.json", "model.safetensors",
+                                            "optimizer.safetensors", "tokenizer.json"};
+
+/* Whether a name is `own`, or that of the file beside which becomes it: own.12-3.tmp, and in versions
+ * before own.new, own.part. */
+static bool is_of(const char *name, const char *own, bool *beside) {
+    size_t n = strlen(own);
+    if (strncmp(name, own, n) != 0) return false;
+    *beside = name[n] != '\0';
+    return !*beside || strcmp(name + n, ".new") == 0 || strcmp(name + n, ".part") == 0 ||
+           weft_is_beside(name, own);
+}
+
+static void take_name(weft_contents *c, const char *name) {
+    bool beside;
+    if (strcmp(name, WEFT_FOLDER_MARK) == 0) {
+        c->mark = true;
+    } else if (is_of(name, "state.json", &beside)) {
+        c->state = c->state || !beside;
+    } else if (!is_of(name, "model.config", &beside)) {
+        for (int i = 0; i < WEFT_PARTS; i++) {
+            if (!is_of(name, weft_parts[i], &beside)) continue;
+            c->file[i] = c->file[i] || !beside;
+            return;
+        }
+        c->foreign = true;
+    }
+}
+
+static weft_status read_names(const char *path, weft_contents *c) {
+    char inside[WEFT_PATH_MAX];
+    weft_names names;
+    weft_kind kind;
+    *c = (weft_contents){0};
+    WEFT_TRY(weft_folder_list(path, &names));
+    weft_status status = WEFT_OK;
+    c->n = names.n;
+    for (int i = 0; status == WEFT_OK && i < names.n; i++) {
+        take_name(c, names.list[i]);
+        status = weft_path(inside, "%s/%s", path, names.list[i]);
+        if (status == WEFT_OK) status = weft_path_kind(inside, &kind);
+        if (status == WEFT_OK && kind != WEFT_KIND_FILE) c->foreign = true;
+    }
+    weft_names_free(&names);
+    return status;
+}
+
+/* Whether a version before made it, which left no mark. */
+static weft_status is_of_before(const char *path, const weft_contents *c, bool *out) {
+    weft_config config;
+    *out = c->state || c->file[WEFT_PART_OPTIMIZER];
+    if (*out || !c->file[WEFT_PART_CONFIG]) return WEFT_OK;
+    weft_status status = weft_model_read_config(path, &config);
+    *out = status == WEFT_OK;
+    return status == WEFT_EINPUT ? WEFT_OK : status;
+}
+
+weft_status weft_contents_read(const char *path, weft_contents *c, bool *own) {
+    WEFT_TRY(read_names(path, c));
+    *own = !c->foreign;
+    return *own && c->n > 0 && !c->mark ? is_of_before(path, c, own) : WEFT_OK;
+}
+
+json_t *weft_parts_to_json(const weft_sum sums[WEFT_PARTS]) {
+    json_t *files = json_object();
+    for (int i = 0; i < WEFT_PARTS; i++)
+        if (sums[i].bytes) json_object_set_new(files, weft_parts[i], weft_sum_to_json(&sums[i]));
+    return files;
+}
+
+weft_status weft_model_may_force(const char *path) {
+    weft_contents c;
+    bool own;
+    WEFT_TRY(weft_contents_read(path, &c, &own));
+    if (own) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is not a model's folder that weft made, or has other things in it; a "
+                     "model's folder is replaced whole: move it away, or name another",
+                     path);
+}
+
+weft_status weft_model_may_save(const char *path) {
+    json_t *state;
+    weft_contents c;
+    bool own;
+    WEFT_TRY(weft_model_may_force(path));
+    WEFT_TRY(weft_contents_read(path, &c, &own));
+    /* A state that cannot be read may be a run's: what it went on from is still there. */
+    bool read = weft_state_read(path, &state) == WEFT_OK;
+    bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
+    json_decref(state);
+    if (!run) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is a checkpoint that a run goes on from, and would not any more; name "
+                     "another folder",
+                     path);
+}
+
+weft_status weft_model_may_not(const char *path) {
+    weft_contents c;
+    bool own;
+    WEFT_TRY(weft_model_may_force(path));
+    WEFT_TRY(weft_contents_read(path, &c, &own));
+    for (int i = 0; i < WEFT_PARTS; i++)
+        if (c.file[i])
+            return weft_fail(WEFT_EINPUT, "%s/%s: is there already; --force replaces the folder",
+                             path, weft_parts[i]);
+    return weft_fail(WEFT_EINPUT, "%s: is there already; --force replaces it", path);
+}
+
+static weft_status write_all(const char *folder, weft_parts_writer write, void *context) {
+    weft_sum sums[WEFT_PARTS] = {{0}};
+    WEFT_TRY(write(context, folder, sums));
+    json_t *state =
+        json_pack("{s:s, s:o}", "weft", weft_version(), "files", weft_parts_to_json(sums));
+    if (!state) return weft_fail(WEFT_ENOMEM, "%s: no memory for its state", folder);
+    WEFT_TRY(weft_state_write(folder, state));
+    weft_status status = weft_state_verify(folder);
+    /* Whatever it says of the input's fault: it was written just now. */
+    return status != WEFT_EINPUT
+               ? status
+               : weft_fail(WEFT_EIO, "a model that was just written reads otherwise: %s",
+                           weft_error_message());
+}
+
+weft_status weft_model_publish(const char *path, weft_may_replace may, weft_parts_writer write,
+                               void *context) {
+    weft_new_folder f;
+    WEFT_TRY(weft_new_folder_room(path, may));
+    WEFT_TRY(weft_new_folder_begin(&f, path));
+    return weft_new_folder_end(&f, write_all(f.beside, write, context), may);
+}
+
+/* state.json. */
+
+enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64 };
+
+/* What follows the bytes that are summed. */
+static const char tail_format[] = ",\n  \"state_crc32c\": \"%08x\"\n}\n";
+
+json_t *weft_sum_to_json(const weft_sum *sum) {
+    char text[16];
+    snprintf(text, sizeof text, "%08x", (unsigned)sum->crc);
+    return json_pack("{s:I, s:s}", "bytes", (json_int_t)sum->bytes, "crc32c", text);
+}
+
+/* The text without its closing brace, then the checksum of that. */
+static weft_status write_text(const char *path, const char *text) {
+    char tail[TAIL_ROOM];
+    size_t n = strlen(text);
+    weft_new_file f;
+    if (n < 2 || strcmp(text + n - 2, "\n}") != 0)
+        return weft_fail(WEFT_EBUG, "%s: a state that is no object", path);
+    WEFT_TRY(weft_new_file_begin(&f, path));
+    weft_new_file_put(&f, text, (int64_t)n - 2);
+    int length = snprintf(tail, sizeof tail, tail_format, (unsigned)f.sum.crc);
+    weft_new_file_put(&f, tail, length);
+    return weft_new_file_end(&f, WEFT_OK);
+}
+
+weft_status weft_state_write(const char *folder, json_t *state) {
+    char path[WEFT_PATH_MAX];
+    weft_status status = weft_path(path, "%s/state.json", folder);
+    json_object_set_new(state, "format", json_integer(WEFT_STATE_FORMAT));
+    char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
+    json_decref(state);
+    if (status == WEFT_OK && !text) status = weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    if (status == WEFT_OK) status = write_text(path, text);
+    free(text);
+    return status;
+}
+
+static weft_status check_own(const char *path, const char *text, size_t bytes) {
+    char tail[TAIL_ROOM];
+    size_t length = (size_t)snprintf(tail, sizeof tail, tail_format, 0u);
+    size_t summed = bytes > length ? bytes - length : 0;
+    snprintf(tail, sizeof tail, tail_format, (unsigned)weft_crc32c(0, text, summed));
+    if (summed && memcmp(text + summed, tail, length) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: its checksum is not that of what it says: it was changed "
+                     "after it was written; take another checkpoint",
+                     path);
+}
+
+weft_status weft_state_read(const char *folder, json_t **out) {
+    char path[WEFT_PATH_MAX], *text;
+    size_t bytes;
+    json_error_t error;
+    *out = NULL;
+    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_TRY(weft_file_read(path, STATE_MOST, &text, &bytes));
+    json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    weft_status status = WEFT_OK;
+    json_int_t format = json_integer_value(json_object_get(state, "format"));
+    if (!state)
+        status = weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+    else if (format != 1 && format != WEFT_STATE_FORMAT)
+        status = weft_fail(WEFT_EINPUT, "%s: not a state of this version of weft", path);
+    else if (format == WEFT_STATE_FORMAT)
+        status = check_own(path, text, bytes);
+    free(text);
+    if (status == WEFT_OK)
+        *out = state;
+    else
+        json_decref(state);
+    return status;
+}
+
+weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
+                                  bool whole) {
+    const json_t *entry = json_object_get(json_object_get(state, "files"), name);
+    const char *want = json_string_value(json_object_get(entry, "crc32c"));
+    const json_t *size = json_object_get(entry, "bytes");
+    char path[WEFT_PATH_MAX], text[16];
+    weft_sum is;
+    bool there;
+    if (!want || !json_is_integer(size))
+        return weft_fail(WEFT_EINPUT, "%s/state.json: no checksum of %s", folder, name);
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+    WEFT_TRY(weft_path_there(path, &there));
+    if (!there)
+        return weft_fail(WEFT_EINPUT, "%s: is missing, but was written; take another checkpoint",
+                         path);
+    if (whole)
+        WEFT_TRY(weft_file_sum(path, &is));
+    else
+        WEFT_TRY(weft_file_size(path, &is.bytes));
+    if (is.bytes != json_integer_value(size))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: %lld bytes, but %lld were written; take another checkpoint", path,
+                         (long long)is.bytes, (long long)json_integer_value(size));
+    if (!whole) return WEFT_OK;
+    snprintf(text, sizeof text, "%08x", (unsigned)is.crc);
+    if (strcmp(text, want) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: its checksum is %s, but %s was written; take another checkpoint", path,
+                     text, want);
+}
+
+/* Those of the parts that are listed. */
+static weft_status check_listed(const char *folder, const json_t *state, bool optimizer) {
+    for (int i = 0; i < WEFT_PARTS; i++)
+        if ((i != WEFT_PART_OPTIMIZER || optimizer) &&
+            json_object_get(json_object_get(state, "files"), weft_parts[i]))
+            WEFT_TRY(weft_state_check_file(folder, state, weft_parts[i], true));
+    return WEFT_OK;
+}
+
+static weft_status has_state(const char *folder, bool *there) {
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    return weft_path_there(path, there);
+}
+
+weft_status weft_state_verify(const char *folder) {
+    json_t *state;
+    WEFT_TRY(weft_state_read(folder, &state));
+    weft_status status = check_listed(folder, state, true);
+    json_decref(state);
+    return status;
+}
+
+weft_status weft_model_check_sums(const char *folder) {
+    json_t *state;
+    bool there;
+    WEFT_TRY(has_state(folder, &there));
+    if (!there) return WEFT_OK;
+    WEFT_TRY(weft_state_read(folder, &state));
+    weft_status status = check_listed(folder, state, false);
+    json_decref(state);
+    return status;
+}
+
+weft_status weft_model_check_optimizer(const char *folder) {
+    json_t *state;
+    bool there;
+    WEFT_TRY(has_state(folder, &there));
+    if (!there)
+        return weft_fail(WEFT_EINPUT,
+                         "%s/%s: no state.json beside it says that it belongs to these weights",
+                         folder, weft_parts[WEFT_PART_OPTIMIZER]);
+    WEFT_TRY(weft_state_read(folder, &state));
+    weft_status status =
+        weft_state_check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
+    json_decref(state);
+    return status;
 }

@@ -2,7 +2,7 @@
  * smallest graph of the config, so that names and shapes have one source. */
 #include "model/model.h"
 
-#include "core/align.h"
+#include "core/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

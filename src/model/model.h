@@ -63,7 +63,7 @@ weft_binding *weft_model_bind(const weft_model *m, const weft_backend *backend,
 /* config.json and model.safetensors in a folder, which is made if it is not there. Loading takes
  * the folder's config, or, for a file written by others, checks names and shapes against it. */
 weft_status weft_model_save(const weft_model *m, const char *folder);
-/* The same; the sums are of what was meant to be written, at their places among the parts (parts.h). */
+/* The same; the sums are of what was meant to be written, at their places among the parts (folder.h). */
 weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft_sum *sums);
 weft_status weft_model_load(const char *folder, weft_dtype dtype, weft_model **out);
 /* The same under a config that is not the folder's: its own with some keys changed. The tensors must

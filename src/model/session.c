@@ -1,6 +1,9 @@
 /* Sessions: build, bind, run, read. */
 #include "model/session.h"
 
+#include "ops/attention.h"
+
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,4 +73,135 @@ void weft_loss_parts_add(weft_loss_parts *sum, const weft_loss_parts *p, double 
     sum->aux_z += weight * p->aux_z;
     sum->aux_contrastive += weight * p->aux_contrastive;
     sum->logits_z += weight * p->logits_z;
+}
+
+/* Raw attention scores for inspection, by the plain formula in double from the kept queries and
+ * keys. A distance is summed from differences, not from the expanded square that the kernels use:
+ * this is what tests hold the kernels to. */
+
+static const double TAU_EPS = 1e-6;
+
+typedef struct {
+    const weft_layer_scores *s;
+    int64_t batch, time;
+    double *q, *k; /* [B, T, H, dqk], [B, T, KV, dqk], or both inside `packed` */
+    double *n, *scale, *beta, *log_tau, *rel;
+    int64_t q_row, k_row; /* numbers from one token to the next */
+} score_values;
+
+static weft_status read_values(const weft_session *s, const weft_tensor *t, double **out) {
+    *out = NULL;
+    if (!t) return WEFT_OK;
+    int64_t count = weft_tensor_count(t);
+    *out = malloc((size_t)count * sizeof **out);
+    if (!*out) return weft_fail(WEFT_ENOMEM, "scores: no memory");
+    return weft_session_values(s, t, count, *out);
+}
+
+static const double *query(const score_values *v, int64_t b, int64_t t, int64_t h) {
+    return v->q + (b * v->time + t) * v->q_row + h * v->s->dqk;
+}
+
+static const double *key(const score_values *v, int64_t b, int64_t t, int64_t h) {
+    int64_t head = h * v->s->kv_heads / v->s->heads;
+    if (v->s->packed) head += v->s->heads;
+    return v->k + (b * v->time + t) * v->k_row + head * v->s->dqk;
+}
+
+static double product(const double *a, const double *b, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
+}
+
+static double squared_distance(const double *a, const double *b, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += (a[i] - b[i]) * (a[i] - b[i]);
+    return sum;
+}
+
+static double key_number(const score_values *v, int64_t b, int64_t h, int64_t j) {
+    int64_t head = h * v->s->kv_heads / v->s->heads;
+    return v->n[(b * v->s->kv_heads + head) * v->time + j];
+}
+
+/* What a key's number holds beside its squared norm: nothing for the distance, the deviations'
+ * logarithm for the overlap. */
+static double key_excess(const score_values *v, int64_t b, int64_t h, int64_t j) {
+    const double *k = key(v, b, j, h);
+    return key_number(v, b, h, j) - product(k, k, v->s->dqk);
+}
+
+/* The score without position. Where it is a distance, beta is −scale/2, and with the query's norm
+ * scale⟨q,k⟩ − scale/2 ‖k‖² becomes −scale/2 ‖q − k‖². */
+static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const weft_layer_scores *s = v->s;
+    const double *q = query(v, b, i, h), *k = key(v, b, j, h);
+    double scale = v->scale ? v->scale[h] : s->scale_value, beta = v->beta ? v->beta[h] : 0;
+    if (v->log_tau) scale = 2 / (exp(v->log_tau[h]) + TAU_EPS);
+    if (s->distance) return -scale / 2 * (squared_distance(q, k, s->dqk) + key_excess(v, b, h, j));
+    double score = scale * product(q, k, s->dqk);
+    if (v->n) score += beta * key_number(v, b, h, j);
+    if (s->band && i - j <= s->window)
+        score += s->band_alpha * scale * product(query(v, b, j, h), key(v, b, i, h), s->dqk);
+    return score;
+}
+
+static void fill_scores(const score_values *v, double *out) {
+    const weft_layer_scores *s = v->s;
+    for (int64_t b = 0; b < v->batch; b++) {
+        for (int64_t h = 0; h < s->heads; h++) {
+            double slope = s->alibi ? weft_alibi_slope(h, s->heads) : 0;
+            for (int64_t i = 0; i < v->time; i++) {
+                for (int64_t j = 0; j < v->time; j++, out++) {
+                    if (s->causal && j > i) {
+                        *out = -INFINITY;
+                        continue;
+                    }
+                    *out = pair_score(v, b, h, i, j) - slope * (double)(i - j);
+                    if (v->rel) *out += v->rel[i - j];
+                }
+            }
+        }
+    }
+}
+
+void weft_scores_softmax(double *row, int64_t n) {
+    double most = row[0], sum = 0;
+    for (int64_t j = 1; j < n; j++)
+        most = fmax(most, row[j]);
+    for (int64_t j = 0; j < n; j++)
+        sum += row[j] = exp(row[j] - most);
+    for (int64_t j = 0; j < n; j++)
+        row[j] /= sum;
+}
+
+weft_status weft_session_scores(const weft_session *session, int64_t layer, double *out) {
+    if (!session->graph.scores)
+        return weft_fail(WEFT_EBUG, "scores: the session was built without them");
+    const weft_layer_scores *s = &session->graph.scores[layer];
+    score_values v = {
+        .s = s, .batch = session->graph.tokens->shape[0], .time = session->graph.tokens->shape[1]};
+    weft_status status = read_values(session, s->packed ? s->packed : s->q, &v.q);
+    if (status == WEFT_OK) status = read_values(session, s->k, &v.k);
+    if (status == WEFT_OK) status = read_values(session, s->n, &v.n);
+    if (status == WEFT_OK) status = read_values(session, s->scale, &v.scale);
+    if (status == WEFT_OK) status = read_values(session, s->beta, &v.beta);
+    if (status == WEFT_OK) status = read_values(session, s->log_tau, &v.log_tau);
+    if (status == WEFT_OK) status = read_values(session, s->rel, &v.rel);
+    double *own_keys = v.k;
+    if (s->packed) v.k = v.q;
+    v.q_row = (s->packed ? s->heads + 2 * s->kv_heads : s->heads) * s->dqk;
+    v.k_row = (s->packed ? s->heads + 2 * s->kv_heads : s->kv_heads) * s->dqk;
+    if (status == WEFT_OK) fill_scores(&v, out);
+    free(v.q);
+    free(own_keys);
+    free(v.n);
+    free(v.scale);
+    free(v.beta);
+    free(v.log_tau);
+    free(v.rel);
+    return status;
 }

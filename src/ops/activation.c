@@ -10,68 +10,40 @@
  */
 #include "ops/activation.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "base/random.h"
+#include "ops/define.h"
 
-static int first_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out == 0 ? 0 : -1;
-}
+#include <string.h>
 
-static weft_tensor *only_output(const weft_node *n) {
-    return n ? n->out[0] : NULL;
-}
+/* Operations of one element: all of them from their lines in ops/list.h. */
 
-/* One output like input 0. */
-static weft_status like_first_infer(weft_graph *g, weft_node *n) {
-    WEFT_TRY(weft_check_float(g, n, "x", n->in[0]));
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
-    return weft_graph_status(g);
-}
+enum { READS_x, READS_y };
 
-/* dx like x, from (dy, x). */
-static weft_status unary_back_infer(weft_graph *g, weft_node *n) {
-    WEFT_TRY(weft_check_float(g, n, "x", n->in[1]));
-    WEFT_TRY(weft_check_same(g, n, "dy", n->in[0], "x", n->in[1]));
-    weft_node_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
-    return weft_graph_status(g);
-}
+#define UNARY(X, op, value, reads, gradient)                                                       \
+    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
+                                 weft_tensor **d_in) {                                             \
+        d_in[0] = weft_##op##_back(g, d_out[0], READS_##reads == READS_x ? n->in[0] : n->out[0]);  \
+        return weft_graph_status(g);                                                               \
+    }                                                                                              \
+    DEFINE_OP(op, .infer = weft_infer_like_first, .grad = op##_grad, .inplace = weft_over_first);  \
+    DEFINE_OP(op##_back, .infer = weft_infer_back, .inplace = weft_over_back);                     \
+    weft_tensor *weft_##op(weft_graph *g, weft_tensor *x) {                                        \
+        return weft_append(g, &weft_op_##op, NULL, 0, x);                                          \
+    }                                                                                              \
+    weft_tensor *weft_##op##_back(weft_graph *g, weft_tensor *dy, weft_tensor *reads) {            \
+        return weft_append(g, &weft_op_##op##_back, NULL, 0, dy, reads);                           \
+    }
 
-static int unary_back_in_place(const weft_node *n, int out) {
-    (void)out;
-    return n->in[0]->dtype == n->in[1]->dtype ? 0 : 1;
-}
+WEFT_UNARY_OPS(UNARY, )
 
-/* gelu */
-
-static weft_status gelu_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                             weft_tensor **d_in) {
-    d_in[0] = weft_gelu_back(g, d_out[0], n->in[0]);
-    return weft_graph_status(g);
-}
-
-const weft_op weft_op_gelu = {
-    .name = "gelu",
-    .id = WEFT_OP_gelu,
-    .infer = like_first_infer,
-    .grad = gelu_grad,
-    .inplace = first_in_place,
-};
-
-const weft_op weft_op_gelu_back = {
-    .name = "gelu_back",
-    .id = WEFT_OP_gelu_back,
-    .infer = unary_back_infer,
-    .inplace = unary_back_in_place,
-};
-
-weft_tensor *weft_gelu(weft_graph *g, weft_tensor *x) {
-    return only_output(weft_graph_append(g, &weft_op_gelu, &x, 1, 1, 1, NULL, 0));
-}
-
-weft_tensor *weft_gelu_back(weft_graph *g, weft_tensor *dy, weft_tensor *x) {
-    return only_output(
-        weft_graph_append(g, &weft_op_gelu_back, (weft_tensor *[]){dy, x}, 2, 2, 1, NULL, 0));
+weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
+#define IS_NAMED(X, op, value, reads, gradient)                                                    \
+    if (strcmp(name, #op) == 0) return weft_##op(g, x);
+#define NAME(X, op, value, reads, gradient) " " #op
+    WEFT_UNARY_OPS(IS_NAMED, )
+    weft_graph_fail(g, "'%s' is none of the operations of one element:" WEFT_UNARY_OPS(NAME, ),
+                    name);
+    return NULL;
 }
 
 /* silu_mul */
@@ -86,45 +58,16 @@ static weft_status silu_mul_infer(weft_graph *g, weft_node *n) {
 
 static weft_status silu_mul_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                  weft_tensor **d_in) {
-    weft_silu_mul_back_attr want = {n->in[0]->needs_grad, n->in[1]->needs_grad};
-    weft_tensor *in[] = {d_out[0], n->in[0], n->in[1]};
-    weft_node *back = weft_graph_append(g, &weft_op_silu_mul_back, in, 3, 3, 2, &want, sizeof want);
-    if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
-    d_in[1] = back->out[1];
-    return WEFT_OK;
+    weft_wanted want = weft_wanted_of(n);
+    return weft_append_back(g, &weft_op_silu_mul_back, &want, sizeof want, d_in, 2, d_out[0],
+                            n->in[0], n->in[1]);
 }
 
-const weft_op weft_op_silu_mul = {
-    .name = "silu_mul",
-    .id = WEFT_OP_silu_mul,
-    .infer = silu_mul_infer,
-    .grad = silu_mul_grad,
-    .inplace = first_in_place,
-};
-
-static weft_status silu_mul_back_infer(weft_graph *g, weft_node *n) {
-    const weft_silu_mul_back_attr *want = n->attr;
-    if (want->da) weft_node_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
-    if (want->db) weft_node_output_like(g, n, 1, n->in[2]->dtype, n->in[2]);
-    return weft_graph_status(g);
-}
-
-static int silu_mul_back_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out + 1;
-}
-
-const weft_op weft_op_silu_mul_back = {
-    .name = "silu_mul_back",
-    .id = WEFT_OP_silu_mul_back,
-    .infer = silu_mul_back_infer,
-    .inplace = silu_mul_back_in_place,
-};
+DEFINE_OP(silu_mul, .infer = silu_mul_infer, .grad = silu_mul_grad, .inplace = weft_over_first);
+DEFINE_OP(silu_mul_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
 
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    return only_output(
-        weft_graph_append(g, &weft_op_silu_mul, (weft_tensor *[]){a, b}, 2, 2, 1, NULL, 0));
+    return weft_append(g, &weft_op_silu_mul, NULL, 0, a, b);
 }
 
 /* softplus */
@@ -134,63 +77,21 @@ static weft_status softplus_infer(weft_graph *g, weft_node *n) {
     if (start < 0 || start > weft_tensor_width(n->in[0]))
         return weft_graph_fail(g, "softplus: start %lld is outside x's last dimension, %s",
                                (long long)start, weft_tensor_describe(n->in[0]));
-    return like_first_infer(g, n);
+    return weft_infer_like_first(g, n);
 }
 
 static weft_status softplus_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                  weft_tensor **d_in) {
-    d_in[0] = only_output(weft_graph_append(g, &weft_op_softplus_back,
-                                            (weft_tensor *[]){d_out[0], n->in[0]}, 2, 2, 1, n->attr,
-                                            sizeof(weft_softplus_attr)));
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_softplus_back, n->attr, sizeof(weft_softplus_attr), d_in, 1,
+                            d_out[0], n->in[0]);
 }
 
-const weft_op weft_op_softplus = {
-    .name = "softplus",
-    .id = WEFT_OP_softplus,
-    .infer = softplus_infer,
-    .grad = softplus_grad,
-    .inplace = first_in_place,
-};
-
-const weft_op weft_op_softplus_back = {
-    .name = "softplus_back",
-    .id = WEFT_OP_softplus_back,
-    .infer = unary_back_infer,
-    .inplace = unary_back_in_place,
-};
+DEFINE_OP(softplus, .infer = softplus_infer, .grad = softplus_grad, .inplace = weft_over_first);
+DEFINE_OP(softplus_back, .infer = weft_infer_back, .inplace = weft_over_back);
 
 weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor) {
     weft_softplus_attr attr = {start, floor};
-    return only_output(weft_graph_append(g, &weft_op_softplus, &x, 1, 1, 1, &attr, sizeof attr));
-}
-
-/* exp: its gradient reads y, so x need not be kept. */
-
-static weft_status exp_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                            weft_tensor **d_in) {
-    d_in[0] = only_output(weft_graph_append(
-        g, &weft_op_exp_back, (weft_tensor *[]){d_out[0], n->out[0]}, 2, 2, 1, NULL, 0));
-    return weft_graph_status(g);
-}
-
-const weft_op weft_op_exp = {
-    .name = "exp",
-    .id = WEFT_OP_exp,
-    .infer = like_first_infer,
-    .grad = exp_grad,
-    .inplace = first_in_place,
-};
-
-const weft_op weft_op_exp_back = {
-    .name = "exp_back",
-    .id = WEFT_OP_exp_back,
-    .infer = unary_back_infer,
-    .inplace = unary_back_in_place,
-};
-
-weft_tensor *weft_exp(weft_graph *g, weft_tensor *x) {
-    return only_output(weft_graph_append(g, &weft_op_exp, &x, 1, 1, 1, NULL, 0));
+    return weft_append(g, &weft_op_softplus, &attr, sizeof attr, x);
 }
 
 /* gate_mix */
@@ -214,40 +115,51 @@ static weft_status gate_mix_infer(weft_graph *g, weft_node *n) {
 
 static weft_status gate_mix_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                  weft_tensor **d_in) {
-    weft_gate_mix_attr attr = {((const weft_gate_mix_attr *)n->attr)->alpha, n->in[0]->needs_grad,
-                               n->in[1]->needs_grad};
-    weft_tensor *in[] = {d_out[0], n->in[0], n->in[1]};
-    weft_node *back = weft_graph_append(g, &weft_op_gate_mix_back, in, 3, 3, 2, &attr, sizeof attr);
-    if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
-    d_in[1] = back->out[1];
-    return WEFT_OK;
+    weft_gate_mix_attr attr = {weft_wanted_of(n), ((const weft_gate_mix_attr *)n->attr)->alpha};
+    return weft_append_back(g, &weft_op_gate_mix_back, &attr, sizeof attr, d_in, 2, d_out[0],
+                            n->in[0], n->in[1]);
 }
 
-const weft_op weft_op_gate_mix = {
-    .name = "gate_mix",
-    .id = WEFT_OP_gate_mix,
-    .infer = gate_mix_infer,
-    .grad = gate_mix_grad,
-    .inplace = first_in_place,
-};
-
-static weft_status gate_mix_back_infer(weft_graph *g, weft_node *n) {
-    const weft_gate_mix_attr *want = n->attr;
-    if (want->d_o) weft_node_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
-    if (want->d_gate) weft_node_output_like(g, n, 1, n->in[2]->dtype, n->in[2]);
-    return weft_graph_status(g);
-}
-
-const weft_op weft_op_gate_mix_back = {
-    .name = "gate_mix_back",
-    .id = WEFT_OP_gate_mix_back,
-    .infer = gate_mix_back_infer,
-    .inplace = first_in_place,
-};
+DEFINE_OP(gate_mix, .infer = gate_mix_infer, .grad = gate_mix_grad, .inplace = weft_over_first);
+DEFINE_OP(gate_mix_back, .infer = weft_infer_wanted, .inplace = weft_over_first);
 
 weft_tensor *weft_gate_mix(weft_graph *g, weft_tensor *o, weft_tensor *gate, double alpha) {
     weft_gate_mix_attr attr = {.alpha = alpha};
-    return only_output(weft_graph_append(g, &weft_op_gate_mix, (weft_tensor *[]){o, gate}, 2, 2, 1,
-                                         &attr, sizeof attr));
+    return weft_append(g, &weft_op_gate_mix, &attr, sizeof attr, o, gate);
+}
+
+/* Dropout: y = x·keep/(1 − p), keep a pure function of seed, iteration, sequence, site and index.
+ * The gradient is the same operation on dy; the attributes carry the site, so it draws the same
+ * numbers. */
+
+static weft_status dropout_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[0];
+    double p = ((const weft_dropout_attr *)n->attr)->p;
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    if (!(p >= 0 && p < 1))
+        return weft_graph_fail(g, "dropout: p is %g on %s, but it must be at least 0 and below 1",
+                               p, weft_tensor_describe(x));
+    if (x->ndim < 1)
+        return weft_graph_fail(g, "dropout: x is %s, but its first dimension must be the batch",
+                               weft_tensor_describe(x));
+    weft_node_output_like(g, n, 0, x->dtype, x);
+    return weft_graph_status(g);
+}
+
+static weft_status dropout_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                weft_tensor **d_in) {
+    return weft_append_back(g, &weft_op_dropout, n->attr, sizeof(weft_dropout_attr), d_in, 1,
+                            d_out[0]);
+}
+
+DEFINE_OP(dropout, .infer = dropout_infer, .grad = dropout_grad, .inplace = weft_over_first);
+
+weft_tensor *weft_dropout(weft_graph *g, weft_tensor *x, double p, const char *site) {
+    if (p == 0) return x;
+    if (!site) {
+        weft_graph_fail(g, "dropout: it needs the name of its place in the model");
+        return NULL;
+    }
+    weft_dropout_attr attr = {p, weft_random_site(site)};
+    return weft_append(g, &weft_op_dropout, &attr, sizeof attr, x);
 }

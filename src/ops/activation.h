@@ -3,11 +3,17 @@
 #define WEFT_OPS_ACTIVATION_H
 
 #include "core/graph.h"
+#include "ops/list.h"
 
-/* y = x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))). Any shape. */
-weft_tensor *weft_gelu(weft_graph *g, weft_tensor *x);
-/* Its gradient: dy times the derivative at x. linear's fused activation uses it too. */
-weft_tensor *weft_gelu_back(weft_graph *g, weft_tensor *dy, weft_tensor *x);
+/* Operations of one element, of any shape: weft_NAME(g, x) for each of ops/list.h, such as weft_gelu,
+ * and its gradient weft_NAME_back(g, dy, READS), dy times the slope. */
+#define WEFT_UNARY_DECLARE(X, op, value, reads, gradient)                                          \
+    weft_tensor *weft_##op(weft_graph *g, weft_tensor *x);                                         \
+    weft_tensor *weft_##op##_back(weft_graph *g, weft_tensor *dy, weft_tensor *reads);
+WEFT_UNARY_OPS(WEFT_UNARY_DECLARE, )
+#undef WEFT_UNARY_DECLARE
+/* The one of that name. */
+weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x);
 
 /* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the product of SwiGLU. Any shape, the same for both. */
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
@@ -15,9 +21,6 @@ weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 /* y = log(1 + e^x) + floor in the columns (last dimension) from `start` on; those before it are
  * copied: the standard deviations of a head that holds means first. */
 weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor);
-
-/* y = e^x. Any shape. */
-weft_tensor *weft_exp(weft_graph *g, weft_tensor *x);
 
 /* y = o·(1 − α + α·sigmoid(gate)): o is [B, T, H, D], gate [B, T, H], or [B, 1, H] for one gate a
  * sequence, before the sigmoid. */
@@ -30,12 +33,22 @@ typedef struct {
 } weft_softplus_attr;
 
 typedef struct {
-    bool da, db; /* which gradients are wanted */
-} weft_silu_mul_back_attr;
-
-typedef struct {
+    weft_wanted wanted; /* gate_mix_back */
     double alpha;
-    bool d_o, d_gate; /* gate_mix_back: which gradients are wanted */
 } weft_gate_mix_attr;
+
+/* Dropout by counter-based random numbers. */
+
+/* x: [B, ..]. Each element is set to 0 with probability p, 0 ≤ p < 1, and the others are divided
+ * by 1 − p. `site` names the place in the model ("h.3.attn.drop"): element i of sequence b has
+ * word i of the stream (the run's seed and iteration, the run's sequence + b, the site), so the
+ * gradient and a recomputed segment drop the same ones. p = 0 is x itself. */
+weft_tensor *weft_dropout(weft_graph *g, weft_tensor *x, double p, const char *site);
+
+/* Attributes of the node, for the kernel. */
+typedef struct {
+    double p;
+    uint32_t site;
+} weft_dropout_attr;
 
 #endif

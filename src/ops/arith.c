@@ -10,25 +10,8 @@
  */
 #include "ops/arith.h"
 
-#include "ops/check.h"
+#include "ops/define.h"
 #include "ops/linear.h"
-#include "ops/list.h"
-
-static int first_in_place(const weft_node *n, int out) {
-    (void)n;
-    (void)out;
-    return 0;
-}
-
-static int second_in_place(const weft_node *n, int out) {
-    (void)n;
-    (void)out;
-    return 1;
-}
-
-static weft_tensor *only_output(const weft_node *n) {
-    return n ? n->out[0] : NULL;
-}
 
 /* fill */
 
@@ -39,18 +22,14 @@ static weft_status fill_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_fill = {
-    .name = "fill",
-    .id = WEFT_OP_fill,
-    .infer = fill_infer,
-};
+DEFINE_OP(fill, .infer = fill_infer);
 
 weft_tensor *weft_fill(weft_graph *g, weft_dtype dtype, int ndim, const int64_t *shape,
                        double value) {
     weft_fill_attr attr = {.dtype = dtype, .ndim = ndim, .value = value};
     for (int d = 0; d < ndim && d < WEFT_MAX_DIMS; d++)
         attr.shape[d] = shape[d];
-    return only_output(weft_graph_append(g, &weft_op_fill, NULL, 0, 0, 1, &attr, sizeof attr));
+    return weft_append_list(g, &weft_op_fill, &attr, sizeof attr, 0, NULL);
 }
 
 static weft_tensor *ones_like(weft_graph *g, const weft_tensor *like) {
@@ -81,8 +60,8 @@ static weft_tensor *sum_over_rows(weft_graph *g, weft_tensor *dy, const weft_ten
     int64_t width = weft_tensor_count(b), rows = weft_tensor_count(dy) / width;
     weft_tensor *flat = weft_view(g, dy, rows, width);
     weft_bias_back_attr attr = {b->dtype};
-    weft_node *n = weft_graph_append(g, &weft_op_bias_back, &flat, 1, 1, 1, &attr, sizeof attr);
-    return n ? weft_reshape(g, n->out[0], b->ndim, b->shape) : NULL;
+    weft_tensor *sum = weft_append(g, &weft_op_bias_back, &attr, sizeof attr, flat);
+    return weft_reshape(g, sum, b->ndim, b->shape);
 }
 
 static weft_status add_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -98,18 +77,11 @@ static weft_status add_grad(weft_graph *g, const weft_node *n, weft_tensor *cons
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_add = {
-    .name = "add",
-    .id = WEFT_OP_add,
-    .infer = add_infer,
-    .grad = add_grad,
-    .inplace = first_in_place,
-};
+DEFINE_OP(add, .infer = add_infer, .grad = add_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_add_scaled(weft_graph *g, weft_tensor *a, weft_tensor *b, double alpha) {
     weft_alpha_attr attr = {alpha};
-    return only_output(
-        weft_graph_append(g, &weft_op_add, (weft_tensor *[]){a, b}, 2, 2, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_add, &attr, sizeof attr, a, b);
 }
 
 weft_tensor *weft_add(weft_graph *g, weft_tensor *a, weft_tensor *b) {
@@ -118,29 +90,17 @@ weft_tensor *weft_add(weft_graph *g, weft_tensor *a, weft_tensor *b) {
 
 /* scale */
 
-static weft_status scale_infer(weft_graph *g, weft_node *n) {
-    WEFT_TRY(weft_check_float(g, n, "a", n->in[0]));
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
-    return weft_graph_status(g);
-}
-
 static weft_status scale_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                               weft_tensor **d_in) {
     d_in[0] = weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)->alpha);
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_scale = {
-    .name = "scale",
-    .id = WEFT_OP_scale,
-    .infer = scale_infer,
-    .grad = scale_grad,
-    .inplace = first_in_place,
-};
+DEFINE_OP(scale, .infer = weft_infer_like_first, .grad = scale_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_scale(weft_graph *g, weft_tensor *a, double alpha) {
     weft_alpha_attr attr = {alpha};
-    return only_output(weft_graph_append(g, &weft_op_scale, &a, 1, 1, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_scale, &attr, sizeof attr, a);
 }
 
 /* cast */
@@ -162,17 +122,12 @@ static weft_status cast_grad(weft_graph *g, const weft_node *n, weft_tensor *con
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_cast = {
-    .name = "cast",
-    .id = WEFT_OP_cast,
-    .infer = cast_infer,
-    .grad = cast_grad,
-};
+DEFINE_OP(cast, .infer = cast_infer, .grad = cast_grad);
 
 weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
     if (a && a->dtype == to) return a;
     weft_cast_attr attr = {to};
-    return only_output(weft_graph_append(g, &weft_op_cast, &a, 1, 1, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_cast, &attr, sizeof attr, a);
 }
 
 /* dot */
@@ -187,44 +142,17 @@ static weft_status dot_infer(weft_graph *g, weft_node *n) {
 
 static weft_status dot_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                             weft_tensor **d_in) {
-    weft_dot_back_attr attr = {n->in[0]->needs_grad, n->in[1]->needs_grad};
-    weft_tensor *in[] = {d_out[0], n->in[0], n->in[1]};
-    weft_node *back = weft_graph_append(g, &weft_op_dot_back, in, 3, 3, 2, &attr, sizeof attr);
-    if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
-    d_in[1] = back->out[1];
-    return WEFT_OK;
+    weft_wanted want = weft_wanted_of(n);
+    return weft_append_back(g, &weft_op_dot_back, &want, sizeof want, d_in, 2, d_out[0], n->in[0],
+                            n->in[1]);
 }
 
-const weft_op weft_op_dot = {
-    .name = "dot",
-    .id = WEFT_OP_dot,
-    .infer = dot_infer,
-    .grad = dot_grad,
-};
+DEFINE_OP(dot, .infer = dot_infer, .grad = dot_grad);
 
-static weft_status dot_back_infer(weft_graph *g, weft_node *n) {
-    const weft_dot_back_attr *want = n->attr;
-    if (want->da) weft_node_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
-    if (want->db) weft_node_output_like(g, n, 1, n->in[2]->dtype, n->in[2]);
-    return weft_graph_status(g);
-}
-
-static int dot_back_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out + 1;
-}
-
-const weft_op weft_op_dot_back = {
-    .name = "dot_back",
-    .id = WEFT_OP_dot_back,
-    .infer = dot_back_infer,
-    .inplace = dot_back_in_place,
-};
+DEFINE_OP(dot_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
 
 weft_tensor *weft_dot(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    return only_output(
-        weft_graph_append(g, &weft_op_dot, (weft_tensor *[]){a, b}, 2, 2, 1, NULL, 0));
+    return weft_append(g, &weft_op_dot, NULL, 0, a, b);
 }
 
 /* sum_squares */
@@ -237,35 +165,17 @@ static weft_status sum_squares_infer(weft_graph *g, weft_node *n) {
 
 static weft_status sum_squares_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                     weft_tensor **d_in) {
-    d_in[0] = only_output(weft_graph_append(g, &weft_op_sum_squares_back,
-                                            (weft_tensor *[]){d_out[0], n->in[0]}, 2, 2, 1, n->attr,
-                                            sizeof(weft_alpha_attr)));
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_sum_squares_back, n->attr, sizeof(weft_alpha_attr), d_in, 1,
+                            d_out[0], n->in[0]);
 }
 
-const weft_op weft_op_sum_squares = {
-    .name = "sum_squares",
-    .id = WEFT_OP_sum_squares,
-    .infer = sum_squares_infer,
-    .grad = sum_squares_grad,
-};
+DEFINE_OP(sum_squares, .infer = sum_squares_infer, .grad = sum_squares_grad);
 
-/* dx like x, from (dy, x). */
-static weft_status squares_back_infer(weft_graph *g, weft_node *n) {
-    weft_node_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
-    return weft_graph_status(g);
-}
-
-const weft_op weft_op_sum_squares_back = {
-    .name = "sum_squares_back",
-    .id = WEFT_OP_sum_squares_back,
-    .infer = squares_back_infer,
-    .inplace = second_in_place,
-};
+DEFINE_OP(sum_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 
 weft_tensor *weft_sum_squares(weft_graph *g, weft_tensor *x, double factor) {
     weft_alpha_attr attr = {factor};
-    return only_output(weft_graph_append(g, &weft_op_sum_squares, &x, 1, 1, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_sum_squares, &attr, sizeof attr, x);
 }
 
 /* row_squares */
@@ -273,8 +183,7 @@ weft_tensor *weft_sum_squares(weft_graph *g, weft_tensor *x, double factor) {
 static weft_status row_squares_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
     int64_t start = ((const weft_row_squares_attr *)n->attr)->start;
-    WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
+    WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (start < 0 || start > x->shape[3])
         return weft_graph_fail(g, "row_squares: start %lld is outside x's last dimension, %s",
                                (long long)start, weft_tensor_describe(x));
@@ -285,27 +194,15 @@ static weft_status row_squares_infer(weft_graph *g, weft_node *n) {
 
 static weft_status row_squares_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                     weft_tensor **d_in) {
-    d_in[0] = only_output(weft_graph_append(g, &weft_op_row_squares_back,
-                                            (weft_tensor *[]){d_out[0], n->in[0]}, 2, 2, 1, n->attr,
-                                            sizeof(weft_row_squares_attr)));
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_row_squares_back, n->attr, sizeof(weft_row_squares_attr),
+                            d_in, 1, d_out[0], n->in[0]);
 }
 
-const weft_op weft_op_row_squares = {
-    .name = "row_squares",
-    .id = WEFT_OP_row_squares,
-    .infer = row_squares_infer,
-    .grad = row_squares_grad,
-};
+DEFINE_OP(row_squares, .infer = row_squares_infer, .grad = row_squares_grad);
 
-const weft_op weft_op_row_squares_back = {
-    .name = "row_squares_back",
-    .id = WEFT_OP_row_squares_back,
-    .infer = squares_back_infer,
-    .inplace = second_in_place,
-};
+DEFINE_OP(row_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 
 weft_tensor *weft_row_squares(weft_graph *g, weft_tensor *x, int64_t start) {
     weft_row_squares_attr attr = {start};
-    return only_output(weft_graph_append(g, &weft_op_row_squares, &x, 1, 1, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_row_squares, &attr, sizeof attr, x);
 }

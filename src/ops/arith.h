@@ -47,10 +47,6 @@ typedef struct {
 } weft_cast_attr;
 
 typedef struct {
-    bool da, db; /* which gradients are wanted */
-} weft_dot_back_attr;
-
-typedef struct {
     int64_t start;
 } weft_row_squares_attr;
 

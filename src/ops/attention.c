@@ -20,8 +20,7 @@
  */
 #include "ops/attention.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 double weft_alibi_slope(int64_t h, int64_t heads) {
     int64_t power = 1;
@@ -32,7 +31,7 @@ double weft_alibi_slope(int64_t h, int64_t heads) {
 }
 
 /* The number of (query, key) pairs that are seen in one head of one sequence. */
-static int64_t count_pairs(const weft_attention_attr *a) {
+int64_t weft_score_pairs(const weft_attention_attr *a) {
     int64_t all = a->queries * a->keys;
     return a->causal ? all - a->queries * (a->queries - 1) / 2 : all;
 }
@@ -44,18 +43,19 @@ static int64_t count_band_pairs(const weft_attention_attr *a) {
     return wide * (wide + 1) / 2 + (a->queries - wide) * wide;
 }
 
-static weft_status check_heads(weft_graph *g, const weft_node *n) {
-    const weft_attention_attr *a = n->attr;
-    if (a->heads < 1 || a->kv_heads < 1 || a->kv_heads > a->heads)
-        return weft_graph_fail(g,
-                               "%s: %lld query heads and %lld key heads, but there must be 1 or "
-                               "more key heads and no more than query heads",
-                               n->op->name, (long long)a->heads, (long long)a->kv_heads);
-    return WEFT_OK;
+int64_t weft_score_flops(const weft_attention_attr *a) {
+    return 2 * a->batch * a->heads * a->dqk * (weft_score_pairs(a) + count_band_pairs(a));
 }
 
-static weft_status check_options(weft_graph *g, const weft_node *n) {
-    const weft_attention_attr *a = n->attr;
+static weft_status check_heads(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
+    if (a->heads >= 1 && a->kv_heads >= 1 && a->kv_heads <= a->heads) return WEFT_OK;
+    return weft_graph_fail(g,
+                           "%s: %lld query heads and %lld key heads, but there must be 1 or more "
+                           "key heads and no more than query heads",
+                           n->op->name, (long long)a->heads, (long long)a->kv_heads);
+}
+
+static weft_status check_options(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     weft_tensor *const *in = n->in;
     const char *op = n->op->name;
     if ((in[WEFT_ATTN_BETA] != NULL || in[WEFT_ATTN_LOG_TAU] != NULL) != (in[WEFT_ATTN_N] != NULL))
@@ -80,20 +80,15 @@ static weft_status check_options(weft_graph *g, const weft_node *n) {
 }
 
 /* What comes beside q, k, v: numbers a key, a head, a distance; all of the statistics' type. */
-static weft_status check_extras(weft_graph *g, const weft_node *n) {
-    const weft_attention_attr *a = n->attr;
+static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
     weft_tensor *const *in = n->in;
-    weft_dtype stat = weft_stat_dtype(in[WEFT_ATTN_Q]);
     static const char *const names[] = {[WEFT_ATTN_N] = "n",
                                         [WEFT_ATTN_SCALE] = "scale",
                                         [WEFT_ATTN_BETA] = "beta",
                                         [WEFT_ATTN_LOG_TAU] = "log_tau",
                                         [WEFT_ATTN_REL] = "rel"};
     for (int i = WEFT_ATTN_N; i <= WEFT_ATTN_REL; i++)
-        if (in[i] && in[i]->dtype != stat)
-            return weft_graph_fail(g, "%s: %s is %s, but beside %s it must be %s", n->op->name,
-                                   names[i], weft_tensor_describe(in[i]),
-                                   weft_tensor_describe(in[WEFT_ATTN_Q]), weft_dtype_name(stat));
+        if (in[i]) WEFT_TRY(weft_check_stat(g, n, names[i], in[i], in[WEFT_ATTN_Q]));
     if (in[WEFT_ATTN_N])
         WEFT_TRY(weft_check_shape(g, n, "n", in[WEFT_ATTN_N], 3,
                                   (int64_t[]){a->batch, a->kv_heads, a->keys}));
@@ -109,6 +104,12 @@ static weft_status check_extras(weft_graph *g, const weft_node *n) {
         WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){a->batch}));
     }
     return WEFT_OK;
+}
+
+weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
+    WEFT_TRY(check_heads(g, n, a));
+    WEFT_TRY(check_options(g, n, a));
+    return check_extras(g, n, a);
 }
 
 static weft_status check_projections(weft_graph *g, const weft_node *n) {
@@ -128,10 +129,8 @@ static weft_status check_projections(weft_graph *g, const weft_node *n) {
 
 static weft_status attention_infer(weft_graph *g, weft_node *n) {
     const weft_attention_attr *a = n->attr;
-    WEFT_TRY(check_heads(g, n));
     WEFT_TRY(check_projections(g, n));
-    WEFT_TRY(check_options(g, n));
-    WEFT_TRY(check_extras(g, n));
+    WEFT_TRY(weft_score_check(g, n, a));
     weft_tensor *q = n->in[WEFT_ATTN_Q];
     weft_node_output(g, n, 0, q->dtype, 4, (int64_t[]){a->batch, a->queries, a->heads, a->dv});
     weft_node_output(g, n, 1, weft_stat_dtype(q), 3, (int64_t[]){a->batch, a->heads, a->queries});
@@ -155,17 +154,10 @@ static weft_status attention_grad(weft_graph *g, const weft_node *n, weft_tensor
 
 static int64_t attention_flops(const weft_node *n) {
     const weft_attention_attr *a = n->attr;
-    return 2 * a->batch * a->heads *
-           (count_pairs(a) * (a->dqk + a->dv) + count_band_pairs(a) * a->dqk);
+    return weft_score_flops(a) + 2 * a->batch * a->heads * weft_score_pairs(a) * a->dv;
 }
 
-const weft_op weft_op_attention = {
-    .name = "attention",
-    .id = WEFT_OP_attention,
-    .infer = attention_infer,
-    .grad = attention_grad,
-    .flops = attention_flops,
-};
+DEFINE_OP(attention, .infer = attention_infer, .grad = attention_grad, .flops = attention_flops);
 
 static weft_status attention_back_infer(weft_graph *g, weft_node *n) {
     weft_tensor *const *forward = n->in + WEFT_ATTN_BACK_FIRST;
@@ -179,97 +171,84 @@ static weft_status attention_back_infer(weft_graph *g, weft_node *n) {
 static int64_t attention_back_flops(const weft_node *n) {
     const weft_attention_attr *a = n->attr;
     return 2 * a->batch * a->heads *
-           (count_pairs(a) * (3 * a->dqk + 2 * a->dv) + 3 * count_band_pairs(a) * a->dqk);
+           (weft_score_pairs(a) * (3 * a->dqk + 2 * a->dv) + 3 * count_band_pairs(a) * a->dqk);
 }
 
-const weft_op weft_op_attention_back = {
-    .name = "attention_back",
-    .id = WEFT_OP_attention_back,
-    .infer = attention_back_infer,
-    .flops = attention_back_flops,
-};
+DEFINE_OP(attention_back, .infer = attention_back_infer, .flops = attention_back_flops);
 
-static weft_attended append_attention(weft_graph *g, const weft_score *score, weft_tensor *q,
-                                      weft_tensor *k, weft_tensor *v,
-                                      const weft_attention_attr *attr) {
-    weft_tensor *in[WEFT_ATTN_INPUTS] = {
-        [WEFT_ATTN_Q] = q,
-        [WEFT_ATTN_K] = k,
-        [WEFT_ATTN_V] = v,
-        [WEFT_ATTN_N] = score->n,
-        [WEFT_ATTN_SCALE] = score->scale,
-        [WEFT_ATTN_BETA] = score->beta,
-        [WEFT_ATTN_LOG_TAU] = score->log_tau,
-        [WEFT_ATTN_REL] = score->rel,
-        [WEFT_ATTN_START] = score->start,
-    };
-    weft_node *n = weft_graph_append(g, &weft_op_attention, in, WEFT_ATTN_INPUTS,
-                                     attr->packed ? 1 : 3, 2, attr, sizeof *attr);
-    if (!n) return (weft_attended){NULL, NULL};
-    return (weft_attended){n->out[0], n->out[1]};
-}
-
-static weft_attention_attr score_attributes(const weft_score *score) {
-    return (weft_attention_attr){
+weft_attention_attr weft_score_attr(const weft_score *score) {
+    weft_attention_attr a = {
         .scale_value = score->scale_value,
         .pos = score->pos,
         .causal = score->causal,
         .band = score->band,
         .window = score->window,
         .band_alpha = score->band_alpha,
+        .packed = score->packed != NULL,
     };
+    const weft_tensor *qkv = score->packed, *q = score->q, *k = score->k;
+    if (qkv) {
+        int64_t parts = score->heads + 2 * score->kv_heads;
+        a.batch = qkv->shape[0];
+        a.queries = a.keys = qkv->shape[1];
+        a.heads = score->heads;
+        a.kv_heads = score->kv_heads;
+        a.dqk = a.dv = parts > 0 ? qkv->shape[2] / parts : 0;
+    } else if (q && k) {
+        a.batch = q->shape[0];
+        a.queries = q->shape[1];
+        a.heads = q->shape[2];
+        a.dqk = q->shape[3];
+        a.keys = k->shape[1];
+        a.kv_heads = k->shape[2];
+    }
+    return a;
+}
+
+void weft_score_inputs(const weft_score *score, weft_tensor *in[WEFT_ATTN_INPUTS]) {
+    in[WEFT_ATTN_Q] = score->packed ? score->packed : score->q;
+    in[WEFT_ATTN_K] = score->packed ? NULL : score->k;
+    in[WEFT_ATTN_V] = NULL;
+    in[WEFT_ATTN_N] = score->n;
+    in[WEFT_ATTN_SCALE] = score->scale;
+    in[WEFT_ATTN_BETA] = score->beta;
+    in[WEFT_ATTN_LOG_TAU] = score->log_tau;
+    in[WEFT_ATTN_REL] = score->rel;
+    in[WEFT_ATTN_START] = score->start;
+}
+
+/* What is to be attended with must be there, and of as many dimensions as its attributes are read from. */
+static weft_status check_given(weft_graph *g, const weft_score *s, const weft_tensor *v) {
+    const weft_tensor *qkv = s->packed;
+    if (!qkv && (!s->q || !s->k || !v)) {
+        WEFT_TRY(weft_graph_status(g));
+        return weft_graph_fail(g, "attention: q, k and v must be given, or packed");
+    }
+    if (!qkv && (s->q->ndim != 4 || s->k->ndim != 4 || v->ndim != 4))
+        return weft_graph_fail(
+            g, "attention: q is %s, k %s and v %s, but each must have 4 dimensions",
+            weft_tensor_describe(s->q), weft_tensor_describe(s->k), weft_tensor_describe(v));
+    if (!qkv) return WEFT_OK;
+    if (s->q || s->k)
+        return weft_graph_fail(g, "attention: q and k beside a packed qkv, which holds them");
+    int64_t parts = s->heads + 2 * s->kv_heads;
+    if (qkv->ndim == 3 && s->heads >= 1 && s->kv_heads >= 1 && qkv->shape[2] % parts == 0)
+        return WEFT_OK;
+    return weft_graph_fail(g,
+                           "attention: qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
+                           "%lld query and %lld key heads",
+                           weft_tensor_describe(qkv), (long long)s->heads, (long long)s->kv_heads,
+                           (long long)s->heads, (long long)s->kv_heads);
 }
 
 weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v) {
-    weft_attended none = {NULL, NULL};
-    const weft_tensor *q = score->q, *k = score->k;
-    if (!q || !k || !v) {
-        if (weft_graph_status(g) == WEFT_OK)
-            weft_graph_fail(g, "attention: q, k and v must be given");
-        return none;
-    }
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4) {
-        weft_graph_fail(g, "attention: q is %s, k %s and v %s, but each must have 4 dimensions",
-                        weft_tensor_describe(q), weft_tensor_describe(k), weft_tensor_describe(v));
-        return none;
-    }
-    weft_attention_attr attr = score_attributes(score);
-    attr.batch = q->shape[0];
-    attr.queries = q->shape[1];
-    attr.heads = q->shape[2];
-    attr.dqk = q->shape[3];
-    attr.keys = k->shape[1];
-    attr.kv_heads = k->shape[2];
-    attr.dv = v->shape[3];
-    return append_attention(g, score, score->q, score->k, v, &attr);
-}
-
-weft_attended weft_attention_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
-                                    int64_t heads, int64_t kv_heads) {
-    weft_attended none = {NULL, NULL};
-    if (!qkv) {
-        if (weft_graph_status(g) == WEFT_OK) weft_graph_fail(g, "attention: qkv must be given");
-        return none;
-    }
-    if (score->q || score->k) {
-        weft_graph_fail(g, "attention: q and k beside a packed qkv, which holds them");
-        return none;
-    }
-    int64_t parts = heads + 2 * kv_heads;
-    if (qkv->ndim != 3 || heads < 1 || kv_heads < 1 || qkv->shape[2] % parts != 0) {
-        weft_graph_fail(g,
-                        "attention: qkv is %s, but it must be [B, T, (%lld + 2 * %lld) * D] for "
-                        "%lld query and %lld key heads",
-                        weft_tensor_describe(qkv), (long long)heads, (long long)kv_heads,
-                        (long long)heads, (long long)kv_heads);
-        return none;
-    }
-    weft_attention_attr attr = score_attributes(score);
-    attr.packed = true;
-    attr.batch = qkv->shape[0];
-    attr.queries = attr.keys = qkv->shape[1];
-    attr.heads = heads;
-    attr.kv_heads = kv_heads;
-    attr.dqk = attr.dv = qkv->shape[2] / parts;
-    return append_attention(g, score, qkv, NULL, NULL, &attr);
+    if (check_given(g, score, v) != WEFT_OK) return (weft_attended){NULL, NULL};
+    weft_attention_attr attr = weft_score_attr(score);
+    if (!score->packed) attr.dv = v->shape[3];
+    weft_tensor *in[WEFT_ATTN_INPUTS];
+    weft_score_inputs(score, in);
+    if (!score->packed) in[WEFT_ATTN_V] = v;
+    weft_node *n = weft_graph_append(g, &weft_op_attention, in, WEFT_ATTN_INPUTS,
+                                     attr.packed ? 1 : 3, 2, &attr, sizeof attr);
+    return n ? (weft_attended){n->out[0], n->out[1]} : (weft_attended){NULL, NULL};
 }

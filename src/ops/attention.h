@@ -15,11 +15,15 @@ typedef enum { WEFT_POS_NONE, WEFT_POS_ALIBI, WEFT_POS_RELATIVE } weft_attention
 /* What makes the scores; routing (routing.h) rebuilds the same weights from it. Tensors that are
  * not wanted are NULL. */
 typedef struct {
-    weft_tensor *q;     /* [B, T, H, dqk] */
-    weft_tensor *k;     /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
-    weft_tensor *n;     /* [B, KV, S], of the statistics' type: a number per key */
-    weft_tensor *scale; /* [H] statistics' type; NULL: the constant below for every head */
-    weft_tensor *beta;  /* [H] statistics' type; needs n */
+    weft_tensor *q; /* [B, T, H, dqk] */
+    weft_tensor *k; /* [B, S, KV, dqk]; query head h reads key head ⌊h·KV/H⌋ */
+    weft_tensor
+        *packed; /* in place of both and of v: qkv [B, T, (H + 2·KV)·D], H query heads, then KV
+                            key heads, then KV value heads, each D wide; nothing is copied apart */
+    int64_t heads, kv_heads; /* H and KV of packed */
+    weft_tensor *n;          /* [B, KV, S], of the statistics' type: a number per key */
+    weft_tensor *scale;      /* [H] statistics' type; NULL: the constant below for every head */
+    weft_tensor *beta;       /* [H] statistics' type; needs n */
     weft_tensor *log_tau; /* [H] statistics' type; needs n: scale_h = 2/(τ+ε), beta_h = −1/(τ+ε),
                              τ = exp(log_tau), ε = 1e-6; excludes scale and beta */
     weft_tensor *rel;     /* [R] statistics' type, pos = relative: adds rel[i − j] */
@@ -41,13 +45,8 @@ typedef struct {
     weft_tensor *lse; /* [B, H, T], of the statistics' type */
 } weft_attended;
 
-/* v: [B, S, KV, dv]. */
+/* v: [B, S, KV, dv]; NULL where packed. */
 weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v);
-
-/* The same from one tensor qkv [B, T, (H + 2·KV)·D]: H query heads, then KV key heads, then KV
- * value heads, each D wide. score->q and score->k are NULL. Nothing is copied apart. */
-weft_attended weft_attention_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
-                                    int64_t heads, int64_t kv_heads);
 
 /* The node's attributes: what is constant in a weft_score. Inputs of the node, in this order
  * (NULL where not wanted): q (or qkv), k, v, n, scale, beta, log_tau, rel, start. */
@@ -78,6 +77,15 @@ enum {
     WEFT_ATTN_START,
     WEFT_ATTN_INPUTS
 };
+
+/* For routing, which makes the same weights again: a score's attributes; its inputs but for v; what is
+ * wrong with its heads, its options and what comes beside q and k; the pairs of a query and a key that is
+ * seen, of one head and sequence; and the operations of all scores. */
+weft_attention_attr weft_score_attr(const weft_score *score);
+void weft_score_inputs(const weft_score *score, weft_tensor *in[WEFT_ATTN_INPUTS]);
+weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a);
+int64_t weft_score_pairs(const weft_attention_attr *a);
+int64_t weft_score_flops(const weft_attention_attr *a);
 
 /* attention_back has the same attributes. Its inputs: the gradient of o, o, lse, then those of the
  * forward node. Its outputs: the gradients of q (or qkv) to rel in the order above, NULL where none

@@ -1,7 +1,7 @@
 /* Shape rules of the caches. None of these has a gradient: generation trains nothing. */
 #include "ops/cache.h"
 
-#include "ops/check.h"
+#include "ops/define.h"
 #include "ops/list.h"
 
 static weft_dtype stat_of(weft_dtype dtype) {

@@ -6,8 +6,7 @@
  * The sums run over (b, t) in memory's order. */
 #include "ops/embedding.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status check_positions(weft_graph *g, const weft_node *n) {
     const weft_embed_attr *attr = n->attr;
@@ -16,8 +15,7 @@ static weft_status check_positions(weft_graph *g, const weft_node *n) {
         if (!start && attr->offset == 0) return WEFT_OK;
         return weft_graph_fail(g, "embed: positions start at an offset, but there is no table");
     }
-    WEFT_TRY(weft_check_float(g, n, "wpe", wpe));
-    WEFT_TRY(weft_check_ndim(g, n, "wpe", wpe, 2));
+    WEFT_TRY(weft_check_float_of(g, n, "wpe", wpe, 2));
     if (wpe->shape[1] != wte->shape[1])
         return weft_graph_fail(g, "embed: wte is %s, but wpe is %s; their widths must agree",
                                weft_tensor_describe(wte), weft_tensor_describe(wpe));
@@ -32,8 +30,7 @@ static weft_status check_positions(weft_graph *g, const weft_node *n) {
 
 static weft_status embed_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *wte = n->in[0], *ids = n->in[1];
-    WEFT_TRY(weft_check_float(g, n, "wte", wte));
-    WEFT_TRY(weft_check_ndim(g, n, "wte", wte, 2));
+    WEFT_TRY(weft_check_float_of(g, n, "wte", wte, 2));
     WEFT_TRY(weft_check_int(g, n, "ids", ids));
     WEFT_TRY(weft_check_ndim(g, n, "ids", ids, 2));
     if (weft_tensor_count(ids) > INT32_MAX)
@@ -66,12 +63,7 @@ static weft_status embed_grad(weft_graph *g, const weft_node *n, weft_tensor *co
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_embed = {
-    .name = "embed",
-    .id = WEFT_OP_embed,
-    .infer = embed_infer,
-    .grad = embed_grad,
-};
+DEFINE_OP(embed, .infer = embed_infer, .grad = embed_grad);
 
 /* Both gradients: a table of attr->rows rows as wide as dy's. */
 static weft_status table_infer(weft_graph *g, weft_node *n) {
@@ -85,18 +77,9 @@ static int embed_back_in_place(const weft_node *n, int out) {
     return n->in[WEFT_EMBED_BACK_ADDEND] ? WEFT_EMBED_BACK_ADDEND : -1;
 }
 
-const weft_op weft_op_embed_back = {
-    .name = "embed_back",
-    .id = WEFT_OP_embed_back,
-    .infer = table_infer,
-    .inplace = embed_back_in_place,
-};
+DEFINE_OP(embed_back, .infer = table_infer, .inplace = embed_back_in_place);
 
-const weft_op weft_op_position_back = {
-    .name = "position_back",
-    .id = WEFT_OP_position_back,
-    .infer = table_infer,
-};
+DEFINE_OP(position_back, .infer = table_infer);
 
 weft_tensor *weft_embed(weft_graph *g, weft_tensor *wte, weft_tensor *ids, weft_tensor *wpe,
                         weft_tensor *start, int64_t offset) {

@@ -16,19 +16,17 @@
  *     bias_back(gelu_back(y, x))       gelu_bias_back
  *
  * A norm's residual sum goes into the product that makes the residual, and what arrives at that sum
- * from further on into the norm's gradient, which sums columns for a bias before it too
- * (fuse_norm.c):
+ * from further on into the norm's gradient, which sums columns for a bias before it too:
  *
  *     norm(x, matmul(a, b))       norm(matmul with addend x)
  *     add(norm_back(dy), ds)      norm_back with ds
  *     bias_back(norm_back(dy))    norm_back with sums
  *
- * The table of a tied embedding has its classifier's gradient first (fuse_embed.c):
+ * The table of a tied embedding has its classifier's gradient first:
  *
  *     add(dw, embed_back(dy))     embed_back with addend dw
  *
- * Attention's gradient is made tile by tile, and what a Gaussian's does to it needs what the tile has
- * (fuse_gaussian.c):
+ * Attention's gradient is made tile by tile, and what a Gaussian's does to it needs what the tile has:
  *
  *     gaussian_back(attention_back's dq)      attention_back with gaussian_q
  *     gaussian_back(attention_back's dk, dn)  attention_back with gaussian_k and gaussian_n

@@ -9,8 +9,7 @@
 #include "ops/gated.h"
 
 #include "ops/activation.h"
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static void begin_part(const weft_node *n, const weft_op *op, const void *attr, int n_in, int n_out,
                        weft_gated_part *part) {
@@ -50,7 +49,7 @@ void weft_gated_back_product(const weft_node *n, weft_gated_part *part) {
 }
 
 void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part) {
-    static const weft_silu_mul_back_attr both = {true, true};
+    static const weft_wanted both = {true, true};
     begin_part(n, &weft_op_silu_mul_back, &both, 3, 2, part);
     part->in[0] = n->out[WEFT_GATED_BACK_DUP];
     part->in[1] = n->in[WEFT_GATED_BACK_UP];
@@ -119,13 +118,8 @@ static int64_t gated_linear_flops(const weft_node *n) {
     return 2 * weft_op_matmul.flops(&part.node);
 }
 
-const weft_op weft_op_gated_linear = {
-    .name = "gated_linear",
-    .id = WEFT_OP_gated_linear,
-    .infer = gated_linear_infer,
-    .grad = gated_linear_grad,
-    .flops = gated_linear_flops,
-};
+DEFINE_OP(gated_linear, .infer = gated_linear_infer, .grad = gated_linear_grad,
+          .flops = gated_linear_flops);
 
 static int gated_linear_back_in_place(const weft_node *n, int out) {
     (void)n;
@@ -139,12 +133,8 @@ static int64_t gated_linear_back_flops(const weft_node *n) {
 }
 
 /* No shapes to infer and no gradient: it takes over the outputs of the nodes that it replaces. */
-const weft_op weft_op_gated_linear_back = {
-    .name = "gated_linear_back",
-    .id = WEFT_OP_gated_linear_back,
-    .inplace = gated_linear_back_in_place,
-    .flops = gated_linear_back_flops,
-};
+DEFINE_OP(gated_linear_back, .inplace = gated_linear_back_in_place,
+          .flops = gated_linear_back_flops);
 
 weft_tensor *weft_gated_linear(weft_graph *g, weft_tensor *x, weft_tensor *w_gate,
                                weft_tensor *w_up) {

@@ -15,13 +15,11 @@
  */
 #include "ops/gaussian.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status check_heads(weft_graph *g, const weft_node *n) {
     const weft_tensor *x = n->in[0];
-    WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
+    WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (x->shape[3] % 2 == 0) return WEFT_OK;
     return weft_graph_fail(g,
                            "%s: x is %s, but it must be [B, T, H, 2D]: a head has as many "
@@ -47,28 +45,11 @@ static weft_status gaussian_grad(weft_graph *g, const weft_node *n, weft_tensor 
                                  weft_tensor **d_in) {
     weft_tensor *in[] = {n->out[0], d_out[0], n->n_out > 1 ? d_out[1] : NULL};
     weft_node *back = weft_graph_append(g, &weft_op_gaussian_back, in, 3, 1, 1, NULL, 0);
-    if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
-    return WEFT_OK;
-}
-
-static int first_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out == 0 ? 0 : -1;
-}
-
-const weft_op weft_op_gaussian = {
-    .name = "gaussian",
-    .id = WEFT_OP_gaussian,
-    .infer = gaussian_infer,
-    .grad = gaussian_grad,
-    .inplace = first_in_place,
-};
-
-static weft_status like_first_infer(weft_graph *g, weft_node *n) {
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
+    if (back) d_in[0] = back->out[0];
     return weft_graph_status(g);
 }
+
+DEFINE_OP(gaussian, .infer = gaussian_infer, .grad = gaussian_grad, .inplace = weft_over_first);
 
 /* Over dy; where only n has a gradient, over y. */
 static int gaussian_back_in_place(const weft_node *n, int out) {
@@ -76,16 +57,10 @@ static int gaussian_back_in_place(const weft_node *n, int out) {
     return n->in[1] ? 1 : 0;
 }
 
-const weft_op weft_op_gaussian_back = {
-    .name = "gaussian_back",
-    .id = WEFT_OP_gaussian_back,
-    .infer = like_first_infer,
-    .inplace = gaussian_back_in_place,
-};
+DEFINE_OP(gaussian_back, .infer = weft_infer_like_first, .inplace = gaussian_back_in_place);
 
 weft_tensor *weft_gaussian_query(weft_graph *g, weft_tensor *x) {
-    weft_node *n = weft_graph_append(g, &weft_op_gaussian, &x, 1, 1, 1, NULL, 0);
-    return n ? n->out[0] : NULL;
+    return weft_append(g, &weft_op_gaussian, NULL, 0, x);
 }
 
 weft_gaussian weft_gaussian_key(weft_graph *g, weft_tensor *x) {
@@ -106,24 +81,13 @@ static weft_status overlap_grad(weft_graph *g, const weft_node *n, weft_tensor *
                                 weft_tensor **d_in) {
     weft_tensor *in[] = {n->in[0], d_out[0], d_out[1]};
     weft_node *back = weft_graph_append(g, &weft_op_overlap_back, in, 3, 1, 1, NULL, 0);
-    if (!back) return weft_graph_status(g);
-    d_in[0] = back->out[0];
-    return WEFT_OK;
+    if (back) d_in[0] = back->out[0];
+    return weft_graph_status(g);
 }
 
-const weft_op weft_op_overlap = {
-    .name = "overlap",
-    .id = WEFT_OP_overlap,
-    .infer = overlap_infer,
-    .grad = overlap_grad,
-};
+DEFINE_OP(overlap, .infer = overlap_infer, .grad = overlap_grad);
 
-const weft_op weft_op_overlap_back = {
-    .name = "overlap_back",
-    .id = WEFT_OP_overlap_back,
-    .infer = like_first_infer,
-    .inplace = first_in_place,
-};
+DEFINE_OP(overlap_back, .infer = weft_infer_like_first, .inplace = weft_over_first);
 
 weft_overlap weft_overlap_scale(weft_graph *g, weft_tensor *x) {
     weft_node *n = weft_graph_append(g, &weft_op_overlap, &x, 1, 1, 2, NULL, 0);

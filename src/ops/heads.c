@@ -13,26 +13,14 @@
  */
 #include "ops/heads.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
-
-static int first_in_place(const weft_node *n, int out) {
-    (void)n;
-    (void)out;
-    return 0;
-}
-
-static weft_tensor *only_output(const weft_node *n) {
-    return n ? n->out[0] : NULL;
-}
+#include "ops/define.h"
 
 /* head_repeat */
 
 static weft_status head_repeat_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
     int64_t heads = ((const weft_head_repeat_attr *)n->attr)->heads;
-    WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
+    WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (x->shape[2] != 1)
         return weft_graph_fail(g, "head_repeat: x is %s, but it must be [B, T, 1, L]",
                                weft_tensor_describe(x));
@@ -48,18 +36,12 @@ static weft_status head_repeat_infer(weft_graph *g, weft_node *n) {
 static weft_status head_repeat_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
                                     weft_tensor **d_in) {
     (void)n;
-    d_in[0] = only_output(weft_graph_append(g, &weft_op_head_sum, d_out, 1, 1, 1, NULL, 0));
-    return weft_graph_status(g);
+    return weft_append_back(g, &weft_op_head_sum, NULL, 0, d_in, 1, d_out[0]);
 }
 
 /* In place where there is but one head: the planner asks for as many bytes. */
-const weft_op weft_op_head_repeat = {
-    .name = "head_repeat",
-    .id = WEFT_OP_head_repeat,
-    .infer = head_repeat_infer,
-    .grad = head_repeat_grad,
-    .inplace = first_in_place,
-};
+DEFINE_OP(head_repeat, .infer = head_repeat_infer, .grad = head_repeat_grad,
+          .inplace = weft_over_first);
 
 static weft_status head_sum_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *dy = n->in[0];
@@ -68,16 +50,11 @@ static weft_status head_sum_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_head_sum = {
-    .name = "head_sum",
-    .id = WEFT_OP_head_sum,
-    .infer = head_sum_infer,
-    .inplace = first_in_place,
-};
+DEFINE_OP(head_sum, .infer = head_sum_infer, .inplace = weft_over_first);
 
 weft_tensor *weft_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
     weft_head_repeat_attr attr = {heads};
-    return only_output(weft_graph_append(g, &weft_op_head_repeat, &x, 1, 1, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_head_repeat, &attr, sizeof attr, x);
 }
 
 /* head_pool and head_spread */
@@ -89,10 +66,7 @@ static weft_status check_rows(weft_graph *g, const weft_node *n, const char *wha
     long long width = ((const weft_head_attr *)n->attr)->width, heads = scale->shape[0];
     WEFT_TRY(weft_check_float(g, n, what, rows));
     WEFT_TRY(weft_check_ndim(g, n, "scale", scale, 1));
-    if (scale->dtype != weft_stat_dtype(rows))
-        return weft_graph_fail(g, "%s: scale is %s, but beside %s, %s, it must be %s", n->op->name,
-                               weft_tensor_describe(scale), what, weft_tensor_describe(rows),
-                               weft_dtype_name(weft_stat_dtype(rows)));
+    WEFT_TRY(weft_check_stat(g, n, "scale", scale, rows));
     if (rows->ndim < 1)
         return weft_graph_fail(g,
                                "%s: %s is %s, but it must have a last dimension to cut into heads",
@@ -139,15 +113,13 @@ static weft_status head_spread_infer(weft_graph *g, weft_node *n) {
 static weft_tensor *append_rows(weft_graph *g, const weft_op *op, weft_tensor *row,
                                 weft_tensor *scale, int64_t width, bool mean) {
     weft_head_attr attr = {width, mean};
-    return only_output(
-        weft_graph_append(g, op, (weft_tensor *[]){row, scale}, 2, 2, 1, &attr, sizeof attr));
+    return weft_append(g, op, &attr, sizeof attr, row, scale);
 }
 
 static weft_tensor *scale_gradient(weft_graph *g, weft_tensor *wide, weft_tensor *narrow,
                                    const weft_tensor *scale, bool mean) {
     weft_head_attr attr = {scale->shape[0], mean};
-    return only_output(weft_graph_append(
-        g, &weft_op_head_scale_back, (weft_tensor *[]){wide, narrow}, 2, 2, 1, &attr, sizeof attr));
+    return weft_append(g, &weft_op_head_scale_back, &attr, sizeof attr, wide, narrow);
 }
 
 static weft_status head_pool_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -171,21 +143,10 @@ static weft_status head_spread_grad(weft_graph *g, const weft_node *n, weft_tens
 }
 
 /* In place where the rows are as wide: r = 1. */
-const weft_op weft_op_head_pool = {
-    .name = "head_pool",
-    .id = WEFT_OP_head_pool,
-    .infer = head_pool_infer,
-    .grad = head_pool_grad,
-    .inplace = first_in_place,
-};
+DEFINE_OP(head_pool, .infer = head_pool_infer, .grad = head_pool_grad, .inplace = weft_over_first);
 
-const weft_op weft_op_head_spread = {
-    .name = "head_spread",
-    .id = WEFT_OP_head_spread,
-    .infer = head_spread_infer,
-    .grad = head_spread_grad,
-    .inplace = first_in_place,
-};
+DEFINE_OP(head_spread, .infer = head_spread_infer, .grad = head_spread_grad,
+          .inplace = weft_over_first);
 
 static weft_status head_scale_back_infer(weft_graph *g, weft_node *n) {
     int64_t heads = ((const weft_head_attr *)n->attr)->width;
@@ -193,11 +154,7 @@ static weft_status head_scale_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_head_scale_back = {
-    .name = "head_scale_back",
-    .id = WEFT_OP_head_scale_back,
-    .infer = head_scale_back_infer,
-};
+DEFINE_OP(head_scale_back, .infer = head_scale_back_infer);
 
 weft_tensor *weft_head_pool(weft_graph *g, weft_tensor *x, weft_tensor *scale, int64_t width) {
     return append_rows(g, &weft_op_head_pool, x, scale, width, true);
@@ -211,8 +168,7 @@ weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale,
 
 static weft_status head_transpose_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
-    WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_ndim(g, n, "x", x, 3));
+    WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     weft_node_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
     return weft_graph_status(g);
 }
@@ -224,13 +180,59 @@ static weft_status head_transpose_grad(weft_graph *g, const weft_node *n, weft_t
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_head_transpose = {
-    .name = "head_transpose",
-    .id = WEFT_OP_head_transpose,
-    .infer = head_transpose_infer,
-    .grad = head_transpose_grad,
-};
+DEFINE_OP(head_transpose, .infer = head_transpose_infer, .grad = head_transpose_grad);
 
 weft_tensor *weft_head_transpose(weft_graph *g, weft_tensor *x) {
-    return only_output(weft_graph_append(g, &weft_op_head_transpose, &x, 1, 1, 1, NULL, 0));
+    return weft_append(g, &weft_op_head_transpose, NULL, 0, x);
+}
+
+/* Stacks: y_i = x_i, and back dx_i = dy_i. unstack, the gradient, makes the parts that are wanted in
+ * one node. Both copy: the parts are parameters, or are made at other times, and lie anywhere. */
+
+static weft_status stack_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *first = n->in[0];
+    if (first->ndim == WEFT_MAX_DIMS)
+        return weft_graph_fail(g, "stack: %s has as many dimensions as a tensor can have",
+                               weft_tensor_describe(first));
+    for (int i = 0; i < n->n_in; i++) {
+        WEFT_TRY(weft_check_float(g, n, "a part", n->in[i]));
+        if (!weft_tensor_same_shape(n->in[i], first) || n->in[i]->dtype != first->dtype)
+            return weft_graph_fail(g, "stack: %s does not go with %s",
+                                   weft_tensor_describe(n->in[i]), weft_tensor_describe(first));
+    }
+    int64_t shape[WEFT_MAX_DIMS] = {n->n_in};
+    for (int d = 0; d < first->ndim; d++)
+        shape[d + 1] = first->shape[d];
+    weft_node_output(g, n, 0, first->dtype, first->ndim + 1, shape);
+    return weft_graph_status(g);
+}
+
+static weft_status stack_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                              weft_tensor **d_in) {
+    bool *wanted = weft_graph_alloc(g, (size_t)n->n_in * sizeof *wanted);
+    if (!wanted) return weft_graph_status(g);
+    for (int i = 0; i < n->n_in; i++)
+        wanted[i] = n->in[i]->needs_grad;
+    weft_unstack_attr attr = {wanted};
+    return weft_append_back(g, &weft_op_unstack, &attr, sizeof attr, d_in, n->n_in, d_out[0]);
+}
+
+DEFINE_OP(stack, .infer = stack_infer, .grad = stack_grad);
+
+static weft_status unstack_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *dy = n->in[0];
+    const weft_unstack_attr *attr = n->attr;
+    for (int i = 0; i < n->n_out; i++)
+        if (attr->wanted[i]) weft_node_output(g, n, i, dy->dtype, dy->ndim - 1, dy->shape + 1);
+    return weft_graph_status(g);
+}
+
+DEFINE_OP(unstack, .infer = unstack_infer);
+
+weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n) {
+    if (n < 1 || n > INT32_MAX) {
+        weft_graph_fail(g, "stack: %lld parts, but there must be 1 at least", (long long)n);
+        return NULL;
+    }
+    return weft_append_list(g, &weft_op_stack, NULL, 0, (int)n, parts);
 }

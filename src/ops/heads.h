@@ -29,4 +29,14 @@ typedef struct {
     bool mean;     /* divide by r */
 } weft_head_attr;
 
+/* Tensors of one shape as one tensor, so that what is done to each becomes one product of a batch. */
+
+/* y [n, ...]: the n tensors of `parts` one after another; all of one shape and type. */
+weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n);
+
+/* Of unstack: the parts that are made. */
+typedef struct {
+    const bool *wanted;
+} weft_unstack_attr;
+
 #endif

@@ -17,9 +17,8 @@
 
 #include "ops/activation.h"
 #include "ops/arith.h"
-#include "ops/check.h"
+#include "ops/define.h"
 #include "ops/heads.h"
-#include "ops/list.h"
 
 static const char *const form_names[] = {"linear", "linear gradient", "matmul", "grouped linear",
                                          "grouped linear gradient"};
@@ -268,8 +267,7 @@ static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy
 
 static weft_tensor *append_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype) {
     weft_bias_back_attr attr = {dtype};
-    weft_node *n = weft_graph_append(g, &weft_op_bias_back, &dy, 1, 1, 1, &attr, sizeof attr);
-    return n ? n->out[0] : NULL;
+    return weft_append(g, &weft_op_bias_back, &attr, sizeof attr, dy);
 }
 
 weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy) {
@@ -336,14 +334,8 @@ static int64_t matmul_flops(const weft_node *n) {
     return flops;
 }
 
-const weft_op weft_op_matmul = {
-    .name = "matmul",
-    .id = WEFT_OP_matmul,
-    .infer = matmul_infer,
-    .grad = matmul_grad,
-    .inplace = matmul_in_place,
-    .flops = matmul_flops,
-};
+DEFINE_OP(matmul, .infer = matmul_infer, .grad = matmul_grad, .inplace = matmul_in_place,
+          .flops = matmul_flops);
 
 static weft_status bias_back_infer(weft_graph *g, weft_node *n) {
     const weft_bias_back_attr *attr = n->attr;
@@ -352,16 +344,7 @@ static weft_status bias_back_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_bias_back = {
-    .name = "bias_back",
-    .id = WEFT_OP_bias_back,
-    .infer = bias_back_infer,
-};
-
-static int gelu_bias_back_in_place(const weft_node *n, int out) {
-    (void)n;
-    return out == 0 ? 0 : -1;
-}
+DEFINE_OP(bias_back, .infer = bias_back_infer);
 
 static weft_status gelu_bias_back_infer(weft_graph *g, weft_node *n) {
     const weft_bias_back_attr *attr = n->attr;
@@ -377,12 +360,7 @@ static weft_status gelu_bias_back_infer(weft_graph *g, weft_node *n) {
 }
 
 /* No gradient: it is one. */
-const weft_op weft_op_gelu_bias_back = {
-    .name = "gelu_bias_back",
-    .id = WEFT_OP_gelu_bias_back,
-    .infer = gelu_bias_back_infer,
-    .inplace = gelu_bias_back_in_place,
-};
+DEFINE_OP(gelu_bias_back, .infer = gelu_bias_back_infer, .inplace = weft_over_first);
 
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act) {

@@ -6,6 +6,22 @@
 
 #include "core/graph.h"
 
+/* Operations of one element are made from their line alone: F(X, NAME, VALUE, READS, GRADIENT).
+ *
+ *   VALUE     y, an expression in x
+ *   READS     what the gradient reads beside dy: x; or y, and x need not be kept
+ *   GRADIENT  dx, an expression in dy and what READS names
+ *
+ * The CPU compiles them for vectors with the functions of cpu/vec.h, the GPU for floats: the head of
+ * cuda/elements/activation.cu says which of those functions it has. activation.c makes weft_NAME with
+ * its rules, the list below its two nodes, tests/support/table.c its cases. */
+#define WEFT_UNARY_OPS(F, X)                                                                       \
+    /* x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) */                                             \
+    F(X, gelu, vgelu(x), x, (dy * vgelu_slope(x)))                                                 \
+    F(X, exp, vexp(x), y, (dy * y))
+
+#define WEFT_OP_PAIR(X, name, value, reads, gradient) X(name) X(name##_back)
+
 #define WEFT_OPS(X)                                                                                \
     /* arith */                                                                                    \
     X(fill)                                                                                        \
@@ -49,16 +65,13 @@
     X(cache_gather)                                                                                \
     X(cache_mean)                                                                                  \
     /* activation */                                                                               \
-    X(gelu)                                                                                        \
-    X(gelu_back)                                                                                   \
+    WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
     X(silu_mul)                                                                                    \
     X(silu_mul_back)                                                                               \
     X(softplus)                                                                                    \
     X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \
     X(gate_mix_back)                                                                               \
-    X(exp)                                                                                         \
-    X(exp_back)                                                                                    \
     /* unit */                                                                                     \
     X(unit)                                                                                        \
     X(unit_back)                                                                                   \
@@ -106,5 +119,10 @@ enum { WEFT_OPS(WEFT_OP_ENUM) WEFT_OP_COUNT };
 #define WEFT_OP_DECLARE(name) extern const weft_op weft_op_##name;
 WEFT_OPS(WEFT_OP_DECLARE)
 #undef WEFT_OP_DECLARE
+
+/* Attributes of a gradient's node that begin with which of two gradients are wanted. */
+typedef struct {
+    bool first, second;
+} weft_wanted;
 
 #endif

@@ -52,4 +52,16 @@ enum {
     WEFT_NORM_BACK_OUTPUTS
 };
 
+/* Vectors scaled to length 1. */
+
+/* x: [B, T, H, D]. Each of the first `heads` heads becomes x / ‖x‖, its length being taken as at
+ * least WEFT_UNIT_LEAST; the others are copied. */
+#define WEFT_UNIT_LEAST 1e-8
+weft_tensor *weft_unit(weft_graph *g, weft_tensor *x, int64_t heads);
+
+/* Attributes of unit and unit_back, for the kernels. unit_back makes dx from dy and x. */
+typedef struct {
+    int64_t heads;
+} weft_unit_attr;
+
 #endif

@@ -22,8 +22,7 @@
  * depends on t is computed in double, once a step, and reaches the update as a factor. */
 #include "ops/optimizer.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 #include <math.h>
 
@@ -61,11 +60,7 @@ static weft_status global_norm_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_global_norm = {
-    .name = "global_norm",
-    .id = WEFT_OP_global_norm,
-    .infer = global_norm_infer,
-};
+DEFINE_OP(global_norm, .infer = global_norm_infer);
 
 static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *const *grads,
                                 int n) {
@@ -95,11 +90,7 @@ static weft_status norm_parts_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_norm_parts = {
-    .name = "norm_parts",
-    .id = WEFT_OP_norm_parts,
-    .infer = norm_parts_infer,
-};
+DEFINE_OP(norm_parts, .infer = norm_parts_infer);
 
 weft_tensor *weft_norm_parts(weft_graph *g, weft_tensor *const *grads, int n) {
     weft_tensor *parts = append_norm(g, &weft_op_norm_parts, grads, n);
@@ -116,11 +107,7 @@ static weft_status norm_join_infer(weft_graph *g, weft_node *n) {
     return check_real(g, n, "norm", n->out[0], n->out[0]);
 }
 
-const weft_op weft_op_norm_join = {
-    .name = "norm_join",
-    .id = WEFT_OP_norm_join,
-    .infer = norm_join_infer,
-};
+DEFINE_OP(norm_join, .infer = norm_join_infer);
 
 weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype) {
     weft_node *node =
@@ -161,12 +148,7 @@ static weft_status adam_control_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_adam_control = {
-    .name = "adam_control",
-    .id = WEFT_OP_adam_control,
-    .infer = adam_control_infer,
-    .side_effect = true,
-};
+DEFINE_OP(adam_control, .infer = adam_control_infer, .side_effect = true);
 
 weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
                                weft_tensor *state, const weft_adam_options *options) {
@@ -221,12 +203,7 @@ static weft_status adamw_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-const weft_op weft_op_adamw = {
-    .name = "adamw",
-    .id = WEFT_OP_adamw,
-    .infer = adamw_infer,
-    .side_effect = true,
-};
+DEFINE_OP(adamw, .infer = adamw_infer, .side_effect = true);
 
 weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n) {
     if (n < 1) {

@@ -2,14 +2,12 @@
  * is the same operation reversed. */
 #include "ops/rope.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status rope_infer(weft_graph *g, weft_node *n) {
     const weft_rope_attr *attr = n->attr;
     const weft_tensor *x = n->in[0], *start = n->in[1];
-    WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_ndim(g, n, "x", x, 4));
+    WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (attr->width < 2 || attr->width % 2 != 0 || attr->width > x->shape[3])
         return weft_graph_fail(
             g, "rope: a width of %lld, but x is %s; it must be even and at most the last dimension",
@@ -46,19 +44,7 @@ static weft_status rope_grad(weft_graph *g, const weft_node *n, weft_tensor *con
     return weft_graph_status(g);
 }
 
-static int rope_in_place(const weft_node *n, int out) {
-    (void)n;
-    (void)out;
-    return 0;
-}
-
-const weft_op weft_op_rope = {
-    .name = "rope",
-    .id = WEFT_OP_rope,
-    .infer = rope_infer,
-    .grad = rope_grad,
-    .inplace = rope_in_place,
-};
+DEFINE_OP(rope, .infer = rope_infer, .grad = rope_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_rope(weft_graph *g, weft_tensor *x, int64_t width, int64_t heads,
                        weft_tensor *start, int64_t offset) {

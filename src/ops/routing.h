@@ -14,7 +14,6 @@
 #ifndef WEFT_OPS_ROUTING_H
 #define WEFT_OPS_ROUTING_H
 
-#include "core/graph.h"
 #include "ops/attention.h"
 
 typedef struct {
@@ -28,12 +27,6 @@ typedef struct {
  * heads in place of the mean. */
 weft_routes weft_route_topk(weft_graph *g, const weft_score *score, weft_tensor *lse, int64_t k,
                             bool normalize, bool use_max);
-
-/* The same where q and k lie in one tensor qkv [B, T, (H + 2·KV)·D], as in
- * weft_attention_packed; score->q and score->k are NULL. */
-weft_routes weft_route_topk_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
-                                   int64_t heads, int64_t kv_heads, weft_tensor *lse, int64_t k,
-                                   bool normalize, bool use_max);
 
 /* c [B, T, F]: c_t = Σ_m weight[t, m] · h[index[t, m]], h [B, S, F]. The gradient goes to h. */
 weft_tensor *weft_route_gather(weft_graph *g, weft_tensor *h, weft_tensor *index,
@@ -59,10 +52,6 @@ typedef enum {
 weft_tensor *weft_route_dense(weft_graph *g, const weft_score *score, weft_tensor *lse,
                               weft_tensor *h, weft_route_mode mode, double threshold,
                               bool normalize, bool use_max);
-weft_tensor *weft_route_dense_packed(weft_graph *g, const weft_score *score, weft_tensor *qkv,
-                                     int64_t heads, int64_t kv_heads, weft_tensor *lse,
-                                     weft_tensor *h, weft_route_mode mode, double threshold,
-                                     bool normalize, bool use_max);
 
 /* The attributes of the nodes that rebuild weights. Their inputs: the attention's (v is NULL), then
  * as below. route_topk makes index, weight; route_dense makes c, the rows' smallest kept weight

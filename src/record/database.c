@@ -1,8 +1,8 @@
 /* Opening, with all that is looked at before a row is read, and SQLite behind statuses. */
 #include "record/database.h"
 
-#include "base/below.h"
 #include "base/clock.h"
+#include "base/folders.h"
 #include "base/text.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* From run folders to the tables of schema.c. */
 #include "record/gather.h"
 
-#include "base/below.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "record/record.h"
 #include "record/watched.h"

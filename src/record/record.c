@@ -4,7 +4,6 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "base/machine.h"
 #include "base/version.h"
 
 #include <math.h>

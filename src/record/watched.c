@@ -1,8 +1,7 @@
-/* The tree of runs. Everything in it is read by base/below.h: a tree may be anybody's, and what lies
+/* The tree of runs. Everything in it is read by base/folders.h: a tree may be anybody's, and what lies
  * in it leads nowhere else. */
 #include "record/watched.h"
 
-#include "base/below.h"
 #include "base/clock.h"
 #include "base/folders.h"
 #include "base/json.h"

@@ -44,7 +44,7 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after);
 int weft_watched_count(const weft_watched *w);
 /* Whether there are runs that are not looked at, because there are too many. */
 bool weft_watched_is_full(const weft_watched *w);
-/* A run's folder, open, for base/below.h; the caller closes it. -1: there is no such number, or it is a
+/* A run's folder, open, for base/folders.h; the caller closes it. -1: there is no such number, or it is a
  * folder no longer. */
 int weft_watched_folder(const weft_watched *w, int64_t id);
 

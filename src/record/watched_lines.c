@@ -1,7 +1,7 @@
 /* Lines, some of which are kept. */
 #include "record/watched_lines.h"
 
-#include "base/below.h"
+#include "base/folders.h"
 #include "base/json.h"
 
 #include <errno.h>

@@ -3,7 +3,6 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/nearest.h"
 #include "base/text.h"
 #include "record/gather.h"
 #include "report/sections.h"

@@ -3,7 +3,7 @@
 #include "serve/request.h"
 
 #include "base/json.h"
-#include "base/nearest.h"
+#include "base/text.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * anywhere else. */
 #include "serve/template.h"
 
-#include "base/grow.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>

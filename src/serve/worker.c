@@ -6,8 +6,8 @@
 #include "serve/worker.h"
 
 #include "base/clock.h"
-#include "base/grow.h"
 #include "base/log.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * them. */
 #include "study/variants.h"
 
-#include "base/nearest.h"
+#include "base/text.h"
 #include "model/kinds.h"
 
 #include <ctype.h>

@@ -4,7 +4,7 @@
  *     step-N    earlier ones, CHECKPOINT_KEEP - 1 of them
  *
  * Each holds config.json, model.safetensors, optimizer.safetensors, tokenizer.json (where
- * tokens stand for text) and, written after them, state.json with their checksums (model/sums.h);
+ * tokens stand for text) and, written after them, state.json with their checksums (model/folder.h);
  * and the mark of a folder that weft may remove (base/folders.h).
  *
  * A kill at any moment leaves a whole one: NAME.new is written, synced and read back beside, then the

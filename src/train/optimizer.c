@@ -3,7 +3,7 @@
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
-#include "core/align.h"
+#include "core/plan.h"
 #include "core/safetensors.h"
 #include "train/optimizer_internal.h"
 

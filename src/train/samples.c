@@ -2,9 +2,9 @@
  * nothing of it takes memory. */
 #include "train/samples.h"
 
-#include "base/grow.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "generate/generator.h"
 #include "generate/text.h"
 #include "ops/cache.h"

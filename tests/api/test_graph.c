@@ -625,6 +625,36 @@ static void test_norms_have_an_eps_and_rotations_a_base(void **state) {
     }
 }
 
+static weft_status describe_unary(void *context, weft_graph *g) {
+    (void)context;
+    weft_tensor *x = weft_graph_input(g, "x", "f64", SHAPE(3), 1);
+    weft_graph_output(g, "exp", weft_graph_unary(g, "exp", x));
+    weft_graph_output(g, "gelu", weft_graph_unary(g, "gelu", x));
+    weft_graph_output(g, "same", weft_graph_gelu(g, x));
+    return WEFT_OK;
+}
+
+static void test_functions_of_one_element_go_by_name(void **state) {
+    (void)state;
+    weft_block *block;
+    memory m;
+    OK(weft_block_open(engine, NULL, describe_unary, NULL, WEFT_BLOCK_GRADIENT, &block));
+    check_gradients(block);
+    take_memory(&m, block, 1, 0xff);
+    forward(&m);
+    for (int i = 0; i < 3; i++) {
+        double x = ((const double *)m.values[WEFT_BLOCK_INPUTS][0])[i], value[3];
+        for (int f = 0; f < 3; f++)
+            value[f] = ((const double *)m.values[WEFT_BLOCK_OUTPUTS][f])[i];
+        double u = sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x);
+        assert_true(fabs(value[0] - exp(x)) < 1e-14 * exp(x));
+        assert_true(fabs(value[1] - x / 2 * (1 + tanh(u))) < 1e-14);
+        assert_true(value[2] == value[1]);
+    }
+    give_memory_back(&m);
+    weft_block_close(block);
+}
+
 static weft_tensor *foreign;
 
 /* One thing wrong in each. */
@@ -657,7 +687,9 @@ static weft_status describe_wrong(void *context, weft_graph *g) {
     }
     if (what == 16)
         weft_graph_output(g, "y", weft_graph_norm_eps(g, "rmsnorm", x, NULL, w, NULL, 0, NULL));
-    if (what >= 17) {
+    if (what == 22) weft_graph_output(g, "y", weft_graph_unary(g, "relu6", x));
+    if (what == 23) weft_graph_output(g, "y", weft_graph_unary(g, NULL, x));
+    if (what >= 17 && what <= 21) {
         weft_rotation by = {.size = what == 17 ? 8 : sizeof by, .base = what == 18 ? 1 : 500};
         if (what == 19) by.scaling = "ntk";
         if (what == 20) by.scaling = "linear";
@@ -677,9 +709,9 @@ static weft_status describe_foreign(void *context, weft_graph *g) {
 static void test_wrong_descriptions_are_refused(void **state) {
     (void)state;
     static const char *const words[] = {
-        "5",     "missing",   "f16",     "relu",   "already", "output", "graph",    "i32",
-        "sizes", "layernorm", "already", "scores", "q and k", "",       "elements", "open",
-        "eps",   "size",      "base",    "yarn",   "factor",  "low"};
+        "5",     "missing",   "f16",     "relu",   "already", "output", "graph",     "i32",
+        "sizes", "layernorm", "already", "scores", "q and k", "",       "elements",  "open",
+        "eps",   "size",      "base",    "yarn",   "factor",  "low",    " gelu exp", "missing"};
     weft_block *block, *kept;
     OK(weft_block_open(engine, NULL, describe_foreign, NULL, 0, &kept));
     for (int i = 0; i < (int)(sizeof words / sizeof *words); i++) {
@@ -715,6 +747,7 @@ int main(void) {
         cmocka_unit_test(test_threads_that_want_one_block_describe_it_once),
         cmocka_unit_test(test_norms_have_an_eps_and_rotations_a_base),
         cmocka_unit_test(test_wrong_memory_is_refused),
+        cmocka_unit_test(test_functions_of_one_element_go_by_name),
         cmocka_unit_test(test_wrong_descriptions_are_refused),
     };
     return cmocka_run_group_tests(tests, open_engine, close_engine);

@@ -2,7 +2,7 @@
  * graphs compute the same bits however their memory is laid out. */
 #include "base/random.h"
 #include "core/exec.h"
-#include "core/plan_space.h"
+#include "core/plan.h"
 #include "cpu/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
@@ -242,7 +242,7 @@ static void test_lives_that_overlap_share_no_bytes(void **state) {
 }
 
 /* Runs the graph and appends the bytes of every kept tensor to `out`; returns how many. */
-static size_t run_graph(const weft_graph *g, weft_tensor *const *params, weft_plan_options plan,
+static size_t run_graph(weft_graph *g, weft_tensor *const *params, weft_plan_options plan,
                         int threads, unsigned char *out, size_t room) {
     weft_pool *pool;
     weft_exec *x;

@@ -1,6 +1,6 @@
 /* How processors lie is read from sysfs, here from folders that are made as Linux makes them; which
  * of them threads are held to follows from that. */
-#include "core/pin.h"
+#include "core/topology.h"
 #include "support/command.h"
 
 #include <stdarg.h>

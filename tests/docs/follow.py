@@ -1,6 +1,6 @@
-"""Follows the pages on adding an option, an attention and an operation, to the letter, in a tree that may be changed.
+"""Follows the pages on adding an option, an attention, a unary operation and another, to the letter, in a tree that may be changed.
 
-    follow.py TREE [option] [attention] [operation]
+    follow.py TREE [option] [attention] [unary] [operation]
 
 What is added comes from the pages' own blocks of code; the place where a page says it goes is found by a
 line that is there today. Then the page's commands are run. The reference vectors need PyTorch and NumPy in
@@ -100,22 +100,33 @@ def follow_attention(torch):
     run_page(page, torch, begin="KIND(EUCLID")
 
 
+def follow_unary(torch):
+    page = Page("docs/guide/extending.md")
+    lines = re.search(r"(?m)^#define WEFT_UNARY_OPS.*\n", read("src/ops/list.h")).group(0)
+    put("src/ops/list.h", lines, "    " + page.block("F(X, relu2").lstrip())
+    put("tests/reference/activation.py", "def unary(f)", page.block('UNARY["relu2"]').lstrip() + "\n\n", before=True)
+    run("make build WERROR=1")
+    if torch:
+        run("python3 tests/reference/make_vectors.py activation")
+        run("make test T=ops/test_cases")
+
+
 def follow_operation(torch):
     page = Page("docs/guide/add-an-operation.md")
-    put("src/ops/list.h", "    X(gelu_back)", re.sub(r"(?m)^", "    ", page.block("X(relu2)")).rstrip(" "), before=True)
-    put("src/ops/activation.h", "#endif", page.block("weft_tensor *weft_relu2(weft_graph *g, weft_tensor *x);") + "\n", before=True)
-    write("src/ops/activation.c", read("src/ops/activation.c") + "\n" + page.block("static weft_status relu2_grad"))
-    write("src/cpu/activation.c", read("src/cpu/activation.c") + "\n" + page.block("VECTOR_FN relu2_vector"))
-    write("src/cuda/elements/activation.cu", read("src/cuda/elements/activation.cu") + "\n" + page.block("struct relu2_element"))
-    put("tests/reference/activation.py", "OPS = {", page.block("def relu2(c)") + "\n\n", before=True)
-    put("tests/reference/activation.py", "gate_mix)", ", relu2)")
-    write("tests/reference/activation.py", read("tests/reference/activation.py").replace("gate_mix), relu2)", "gate_mix, relu2)"))
-    put("tests/support/case_activation.c", "const case_builder cases_activation[] = {\n", "    {\"relu2\", build_relu2},\n")
-    put("tests/support/case_activation.c", "const case_builder cases_activation[] = {", page.block("static void build_relu2") + "\n", before=True)
-    write("tests/ops/cases/activation.txt", read("tests/ops/cases/activation.txt") + page.block("relu2 M=1"))
-    write("tests/mutations.txt", read("tests/mutations.txt") + page.block("relu2: the gradient"))
-    put("include/weft/graph.h", "WEFT_API weft_tensor *weft_graph_norm(", "WEFT_API weft_tensor *weft_graph_relu2(weft_graph *g, weft_tensor *x);\n", before=True)
-    put("src/api/graph.c", "weft_tensor *weft_graph_norm(", page.block("weft_tensor *weft_graph_relu2") + "\n", before=True)
+    put("src/ops/list.h", "    X(silu_mul)", re.sub(r"(?m)^", "    ", page.block("X(reglu)")).rstrip(" "), before=True)
+    put("src/ops/activation.h", "#endif", page.block("weft_tensor *weft_reglu(weft_graph *g, weft_tensor *a") + "\n", before=True)
+    write("src/ops/activation.c", read("src/ops/activation.c") + "\n" + page.block("static weft_status reglu_grad"))
+    write("src/cpu/activation.c", read("src/cpu/activation.c") + "\n" + page.block("VECTOR_FN reglu_vector"))
+    write("src/cuda/elements/activation.cu", read("src/cuda/elements/activation.cu") + "\n" + page.block("struct reglu_element"))
+    put("tests/reference/activation.py", "# The operations of one element", page.block("def reglu(c)") + "\n\n", before=True)
+    put("tests/reference/activation.py", "(silu_mul, softplus, gate_mix", ", reglu")
+    put("tests/support/case_activation.c", "const case_builder cases_activation[] = {\n", "    {\"reglu\", build_reglu},\n")
+    put("tests/support/case_activation.c", "const case_builder cases_activation[] = {", page.block("static void build_reglu") + "\n", before=True)
+    write("tests/ops/cases/activation.txt", read("tests/ops/cases/activation.txt") + page.block("reglu M=1"))
+    write("tests/mutations.txt", read("tests/mutations.txt") + page.block("reglu: the gate"))
+    put("include/weft/graph.h", "WEFT_API weft_tensor *weft_graph_norm(",
+        "WEFT_API weft_tensor *weft_graph_reglu(weft_graph *g, weft_tensor *a, weft_tensor *b);\n", before=True)
+    put("src/api/graph.c", "OF_TWO(dot)\n", page.block("OF_TWO(reglu)"))
     run("make build WERROR=1")
     run_page(page, torch)
 
@@ -123,7 +134,7 @@ def follow_operation(torch):
 def main():
     os.chdir(sys.argv[1])
     torch = subprocess.run(["python3", "-c", "import torch, numpy"], stderr=subprocess.DEVNULL, check=False).returncode == 0
-    pages = {"option": follow_option, "attention": follow_attention, "operation": follow_operation}
+    pages = {"option": follow_option, "attention": follow_attention, "unary": follow_unary, "operation": follow_operation}
     for name in sys.argv[2:] or list(pages):
         print("## add an %s" % name)
         pages[name](torch)

@@ -1,6 +1,6 @@
 /* A run's metrics.jsonl as --resume and `weft watch` find it: the step and the interval that the
  * checkpoint tells, eight bytes each, then the file. */
-#include "base/below.h"
+#include "base/folders.h"
 #include "fuzz/fuzz.h"
 #include "record/collect.h"
 #include "record/watched_lines.h"

@@ -2,7 +2,7 @@
  * right: where the first byte is odd, the rest of the input gets the end that a right one has. */
 #include "base/crc32c.h"
 #include "fuzz/fuzz.h"
-#include "model/sums.h"
+#include "model/folder.h"
 #include "train/checkpoint.h"
 
 #include <stdio.h>

@@ -3,22 +3,18 @@
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/attention.h"
-#include "ops/contrastive.h"
-#include "ops/cross_entropy.h"
-#include "ops/dropout.h"
 #include "ops/embedding.h"
 #include "ops/gated.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
 #include "ops/list.h"
+#include "ops/loss.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rope.h"
 #include "ops/routing.h"
-#include "ops/stack.h"
 #include "ops/time.h"
-#include "ops/unit.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,7 +52,10 @@ static weft_tensor *attend_packed(weft_graph *g, weft_score s, weft_tensor *qkv,
                                   int64_t kv_heads) {
     s.scale_value = 1;
     s.causal = true;
-    return weft_attention_packed(g, &s, qkv, heads, kv_heads).o;
+    s.packed = qkv;
+    s.heads = heads;
+    s.kv_heads = kv_heads;
+    return weft_attention(g, &s, NULL).o;
 }
 
 static weft_tensor *gelu_bias_back(weft_graph *g, weft_tensor *dy, weft_tensor *x) {

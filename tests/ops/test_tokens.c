@@ -2,8 +2,8 @@
  * fused loss does without. */
 #include "core/exec.h"
 #include "cpu/backend.h"
-#include "ops/cross_entropy.h"
 #include "ops/embedding.h"
+#include "ops/loss.h"
 
 #include <math.h>
 #include <setjmp.h>

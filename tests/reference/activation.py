@@ -17,10 +17,6 @@ def softplus_of(x):
     return torch.where(x > 0, x, 0 * x) + torch.log1p(torch.exp(-x.abs()))
 
 
-def gelu(c):
-    c.output("y", gelu_tanh(c.input("x", c.size("M", 1), c.size("N"), scale=4)))
-
-
 def silu_mul(c):
     m, n = c.size("M", 1), c.size("N")
     a, b = c.input("a", m, n), c.input("b", m, n, scale=4)
@@ -33,10 +29,6 @@ def softplus(c):
     c.output("y", torch.cat([x[:, :start], softplus_of(x[:, start:]) + c.number("floor", 0)], 1))
 
 
-def exp(c):
-    c.output("y", torch.exp(c.input("x", c.size("M", 1), c.size("N"), scale=4)))
-
-
 def gate_mix(c):
     b, t, h, d = c.size("B"), c.size("T"), c.size("H"), c.size("D")
     alpha = c.number("alpha", 0.1)
@@ -45,4 +37,12 @@ def gate_mix(c):
     c.output("y", o * (1 - alpha + alpha * sigmoid(g))[..., None])
 
 
-OPS = {f.__name__: f for f in (gelu, silu_mul, softplus, exp, gate_mix)}
+# The operations of one element: what a line of the case `unary` stands for.
+UNARY = {"gelu": gelu_tanh, "exp": torch.exp}
+
+
+def unary(f):
+    return lambda c: c.output("y", f(c.input("x", c.size("M", 1), c.size("N"), scale=4)))
+
+
+OPS = {f.__name__: f for f in (silu_mul, softplus, gate_mix)} | {name: unary(f) for name, f in UNARY.items()}

@@ -21,10 +21,13 @@ MODULES = {"time": "time_means"}
 MOST_VALUES = 6000
 
 
-def read_lines(path):
+def read_lines(path, unary=()):
+    """The lines of a family with their numbers; one of the case `unary` is one of each of these operations."""
     for number, line in enumerate(path.read_text().splitlines(), 1):
         text = " ".join(line.split("#", 1)[0].split())
-        if text:
+        if text.startswith("unary "):
+            yield from ((number, name + text[5:]) for name in unary)
+        elif text:
             yield number, text
 
 
@@ -32,7 +35,7 @@ def compute_family(path):
     """All tensors of one family, by kept name; and what was wrong."""
     module = importlib.import_module(MODULES.get(path.stem, path.stem))
     tensors, seen, errors = {}, {}, []
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, getattr(module, "UNARY", ())):
         where = f"{path.name}:{number}: {line}"
         try:
             case = Case(line)

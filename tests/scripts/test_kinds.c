@@ -28,7 +28,7 @@ static const kind kinds[] = {
 #define KIND(NAME, name, title, help) {"WEFT_FFN_" #NAME, "src/model/ffn_" #name ".c"},
         WEFT_FFNS(KIND)
 #undef KIND
-#define KIND(NAME, name, title, help) {"WEFT_POSITION_" #NAME, "src/model/position_" #name ".c"},
+#define KIND(NAME, name, title, help) {"WEFT_POSITION_" #NAME, "src/model/positions.c"},
             WEFT_POSITIONS(KIND)
 #undef KIND
 };

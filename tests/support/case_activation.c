@@ -2,11 +2,13 @@
 #include "cases.h"
 #include "ops/activation.h"
 
-static void build_gelu(test_case *c) {
-    int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
-    weft_tensor *x = case_input(c, "x", CASE_DIFF, 4, 2, shape);
-    case_output(c, "y", CASE_DIFF, weft_gelu(case_graph(c), x));
-}
+#define UNARY(X, name, value, reads, gradient)                                                     \
+    static void build_##name(test_case *c) {                                                       \
+        int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};                                  \
+        weft_tensor *x = case_input(c, "x", CASE_DIFF, 4, 2, shape);                               \
+        case_output(c, "y", CASE_DIFF, weft_##name(case_graph(c), x));                             \
+    }
+WEFT_UNARY_OPS(UNARY, )
 
 static void build_silu_mul(test_case *c) {
     int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
@@ -23,12 +25,6 @@ static void build_softplus(test_case *c) {
     case_output(c, "y", CASE_DIFF, y);
 }
 
-static void build_exp(test_case *c) {
-    int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
-    weft_tensor *x = case_input(c, "x", CASE_DIFF, 4, 2, shape);
-    case_output(c, "y", CASE_DIFF, weft_exp(case_graph(c), x));
-}
-
 static void build_gate_mix(test_case *c) {
     int64_t shape[] = {case_size(c, "B"), case_size(c, "T"), case_size(c, "H"), case_size(c, "D")};
     int64_t gates = case_is(c, "per", "sequence", "token") ? 1 : shape[1];
@@ -38,7 +34,10 @@ static void build_gate_mix(test_case *c) {
     case_output(c, "y", CASE_DIFF, weft_gate_mix(case_graph(c), o, gate, alpha));
 }
 
+#define BUILDER(X, name, value, reads, gradient) {#name, build_##name},
 const case_builder cases_activation[] = {
-    {"gelu", build_gelu}, {"silu_mul", build_silu_mul}, {"softplus", build_softplus},
-    {"exp", build_exp},   {"gate_mix", build_gate_mix}, {NULL, NULL},
+    WEFT_UNARY_OPS(BUILDER, ){"silu_mul", build_silu_mul},
+    {"softplus", build_softplus},
+    {"gate_mix", build_gate_mix},
+    {NULL, NULL},
 };

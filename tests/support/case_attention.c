@@ -77,9 +77,11 @@ static void build_attention(test_case *c) {
     weft_attended y;
     if (case_int(c, "packed", 0)) {
         int64_t width = (z.heads + 2 * z.kv_heads) * z.dqk;
-        weft_tensor *qkv =
+        score.packed =
             case_input(c, "qkv", CASE_DIFF, 1, 3, (int64_t[]){z.batch, z.queries, width});
-        y = weft_attention_packed(case_graph(c), &score, qkv, z.heads, z.kv_heads);
+        score.heads = z.heads;
+        score.kv_heads = z.kv_heads;
+        y = weft_attention(case_graph(c), &score, NULL);
     } else {
         add_queries_and_keys(c, &z, &score);
         weft_tensor *v =

@@ -1,6 +1,6 @@
 /* Cases of the contrastive loss. */
 #include "cases.h"
-#include "ops/contrastive.h"
+#include "ops/loss.h"
 
 static void build_infonce(test_case *c) {
     int64_t losses = case_int(c, "L", 0), shape[] = {losses, case_size(c, "N"), case_size(c, "D")};

@@ -1,7 +1,7 @@
 /* Cases of the fused linear and cross-entropy. */
 #include "cases.h"
 #include "ops/arith.h"
-#include "ops/cross_entropy.h"
+#include "ops/loss.h"
 
 static void build_cross_entropy(test_case *c) {
     int64_t n = case_size(c, "N"), e = case_size(c, "E"), v = case_size(c, "V");

@@ -1,6 +1,6 @@
 /* Cases of dropout. */
 #include "cases.h"
-#include "ops/dropout.h"
+#include "ops/activation.h"
 
 static void build_dropout(test_case *c) {
     int64_t shape[] = {case_size(c, "B"), case_size(c, "N")};

@@ -8,7 +8,6 @@
 typedef struct {
     int64_t batch, queries, keys, heads, kv_heads, dqk;
     weft_score score;
-    weft_tensor *qkv; /* where q and k are packed */
     weft_tensor *lse;
     bool use_max, normalize;
 } routed;
@@ -50,8 +49,11 @@ static routed make_weights(test_case *c) {
     add_score_inputs(c, &r);
     if (case_int(c, "packed", 0)) {
         int64_t width = (r.heads + 2 * r.kv_heads) * r.dqk;
-        r.qkv = case_input(c, "qkv", CASE_CONST, 2, 3, (int64_t[]){r.batch, r.queries, width});
-        r.lse = weft_attention_packed(case_graph(c), score, r.qkv, r.heads, r.kv_heads).lse;
+        score->packed =
+            case_input(c, "qkv", CASE_CONST, 2, 3, (int64_t[]){r.batch, r.queries, width});
+        score->heads = r.heads;
+        score->kv_heads = r.kv_heads;
+        r.lse = weft_attention(case_graph(c), score, NULL).lse;
         return r;
     }
     score->q =
@@ -64,9 +66,6 @@ static routed make_weights(test_case *c) {
 
 static weft_routes make_routes(test_case *c, const routed *r) {
     int64_t k = case_int(c, "k", 8);
-    if (r->qkv)
-        return weft_route_topk_packed(case_graph(c), &r->score, r->qkv, r->heads, r->kv_heads,
-                                      r->lse, k, r->normalize, r->use_max);
     return weft_route_topk(case_graph(c), &r->score, r->lse, k, r->normalize, r->use_max);
 }
 
@@ -118,13 +117,8 @@ static void build_route_dense(test_case *c) {
     weft_tensor *h = case_input(c, "h", r.score.start ? CASE_CONST : CASE_DIFF, 1, 3, shape);
     weft_route_mode mode = case_is(c, "mode", "rms", "none") ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
     double threshold = case_number(c, "threshold", 0.5);
-    weft_tensor *y;
-    if (r.qkv)
-        y = weft_route_dense_packed(case_graph(c), &r.score, r.qkv, r.heads, r.kv_heads, r.lse, h,
-                                    mode, threshold, r.normalize, r.use_max);
-    else
-        y = weft_route_dense(case_graph(c), &r.score, r.lse, h, mode, threshold, r.normalize,
-                             r.use_max);
+    weft_tensor *y = weft_route_dense(case_graph(c), &r.score, r.lse, h, mode, threshold,
+                                      r.normalize, r.use_max);
     case_output(c, "c", CASE_DIFF, y);
 }
 

@@ -1,8 +1,8 @@
 /* Cases of stacks, and of what is made of many at once. */
 #include "cases.h"
 #include "ops/arith.h"
+#include "ops/heads.h"
 #include "ops/linear.h"
-#include "ops/stack.h"
 
 #include <stdio.h>
 

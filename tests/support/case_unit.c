@@ -1,6 +1,6 @@
 /* Cases of vectors scaled to length 1. */
 #include "cases.h"
-#include "ops/unit.h"
+#include "ops/norm.h"
 
 static void build_unit(test_case *c) {
     int64_t shape[] = {case_size(c, "B"), case_size(c, "T"), case_size(c, "H"), case_size(c, "D")};

@@ -2,6 +2,7 @@
 #include "table.h"
 
 #include "base/random.h"
+#include "ops/list.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -42,6 +43,14 @@ static void *grow(void *memory, size_t bytes) {
     return more;
 }
 
+/* The operations of one element: a line of the case `unary` stands for a line of each. */
+static const char *const unary[] = {
+#define UNARY(X, name, value, reads, gradient) #name,
+    WEFT_UNARY_OPS(UNARY, )
+#undef UNARY
+};
+enum { UNARY = sizeof unary / sizeof *unary };
+
 int case_lines_read(const char *family, case_line **out) {
     char path[256];
     snprintf(path, sizeof path, "tests/ops/cases/%s.txt", family);
@@ -60,12 +69,15 @@ int case_lines_read_file(const char *path, case_line **out) {
     while (fgets(raw, sizeof raw, file)) {
         join_words(raw, text);
         if (!*text) continue;
-        if (n == room) {
-            room = room ? 2 * room : 64;
-            lines = grow(lines, (size_t)room * sizeof *lines);
-        }
-        if (!parse_line(&lines[n++], text)) {
-            fprintf(stderr, "%s: `%s` is not NAME KEY=VALUE ...\n", path, text);
+        bool all = strncmp(text, "unary ", 6) == 0;
+        for (int i = 0; i < (all ? UNARY : 1); i++) {
+            if (n == room) {
+                room = room ? 2 * room : 64;
+                lines = grow(lines, (size_t)room * sizeof *lines);
+            }
+            snprintf(raw, sizeof raw, "%s%s", all ? unary[i] : "", all ? text + 5 : text);
+            if (parse_line(&lines[n++], raw)) continue;
+            fprintf(stderr, "%s: `%s` is not NAME KEY=VALUE ...\n", path, raw);
             case_lines_free(lines, n);
             fclose(file);
             return -1;

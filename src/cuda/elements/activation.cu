@@ -5,12 +5,33 @@
 
 extern "C" {
 #include "ops/activation.h"
+#include "ops/list.h"
 }
 
-CUDA_ELEMENTS(gelu, 1, 1, out[0] = gelu_value(in[0]))
-CUDA_ELEMENTS(gelu_back, 2, 1, out[0] = in[0] * gelu_slope(in[1]))
-CUDA_ELEMENTS(exp, 1, 1, out[0] = expf(in[0]))
-CUDA_ELEMENTS(exp_back, 2, 1, out[0] = in[0] * in[1])
+/* What the expressions of ops/list.h may use, beside + − · and /. */
+#define vabs fabsf
+#define vmax fmaxf
+#define vmin fminf
+#define vset(a) ((float)(a))
+#define vexp expf
+#define vtanh tanhf
+#define vsigmoid sigmoid
+#define vsoftplus softplus
+#define vgelu gelu_value
+#define vgelu_slope gelu_slope
+
+#define UNARY(X, name, value, reads, gradient)                                                     \
+    CUDA_ELEMENTS(name, 1, 1, {                                                                    \
+        float x = in[0];                                                                           \
+        out[0] = value;                                                                            \
+    })                                                                                             \
+    CUDA_ELEMENTS(name##_back, 2, 1, {                                                             \
+        float dy = in[0], reads = in[1];                                                           \
+        out[0] = gradient;                                                                         \
+    })
+
+WEFT_UNARY_OPS(UNARY, )
+
 CUDA_ELEMENTS(silu_mul, 2, 1, out[0] = in[0] * in[1] * sigmoid(in[1]))
 CUDA_ELEMENTS(silu_mul_back, 3, 2, {
     float dy = in[0], a = in[1], b = in[2], s = sigmoid(b);

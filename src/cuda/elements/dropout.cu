@@ -4,7 +4,7 @@
 #include "cuda/pack.cuh"
 
 extern "C" {
-#include "ops/dropout.h"
+#include "ops/activation.h"
 }
 
 struct dropping {

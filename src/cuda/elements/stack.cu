@@ -3,7 +3,7 @@
 #include "cuda/kernel.cuh"
 
 extern "C" {
-#include "ops/stack.h"
+#include "ops/heads.h"
 }
 
 enum {

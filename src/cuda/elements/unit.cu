@@ -3,7 +3,7 @@
 #include "cuda/pack.cuh"
 
 extern "C" {
-#include "ops/unit.h"
+#include "ops/norm.h"
 }
 
 struct unit_rows {

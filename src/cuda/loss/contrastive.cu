@@ -13,7 +13,7 @@
 #include "cuda/pack.cuh"
 
 extern "C" {
-#include "ops/contrastive.h"
+#include "ops/loss.h"
 }
 
 enum {

@@ -14,7 +14,7 @@
 #include "cuda/tensor/tile.cuh"
 
 extern "C" {
-#include "ops/contrastive.h"
+#include "ops/loss.h"
 }
 
 enum {

@@ -20,7 +20,7 @@
 #include "cuda/products/gemm.cuh"
 
 extern "C" {
-#include "ops/cross_entropy.h"
+#include "ops/loss.h"
 }
 
 /* What a row's gradient is made of: dl = p · weight − [v = target] · penalty. */

@@ -1,5 +1,5 @@
 /* Reading below a folder: plain files and folders that are there, and nothing that leads elsewhere. */
-#include "base/below.h"
+#include "base/folders.h"
 #include "support/command.h"
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* Folders that are written beside their places and get their names when they are whole. */
-#include "base/new_folder.h"
+#include "base/beside.h"
 #include "support/command.h"
 
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* Linear, softmax, cross-entropy and z-loss in one, without ever holding the logits. */
-#ifndef WEFT_OPS_CROSS_ENTROPY_H
-#define WEFT_OPS_CROSS_ENTROPY_H
+#ifndef WEFT_OPS_LOSS_H
+#define WEFT_OPS_LOSS_H
 
 #include "core/graph.h"
 
@@ -21,7 +21,7 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
                                weft_tensor *count, double z, bool detach);
 
 /* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
- * the z-loss trains: weft_graph_backward asks for them (cross_entropy.c). dw is of the statistics'
+ * the z-loss trains: weft_graph_backward asks for them (loss.c). dw is of the statistics'
  * type. */
 enum { WEFT_CE_X, WEFT_CE_W, WEFT_CE_TARGETS, WEFT_CE_COUNT, WEFT_CE_INPUTS };
 enum { WEFT_CE_LOSS, WEFT_CE_Z, WEFT_CE_LSE, WEFT_CE_DX, WEFT_CE_DW, WEFT_CE_OUTPUTS };
@@ -49,5 +49,41 @@ typedef struct {
 static inline bool weft_z_trains(const weft_cross_entropy_attr *attr) {
     return attr->z != 0 && !attr->detach;
 }
+
+/* The contrastive loss of the world-synergistic feed-forward. */
+
+/* Cosine InfoNCE over the N rows of x [N, D], each its own positive:
+ *     y[] = factor · mean_i(logsumexp_j(s_ij/τ) − s_ii/τ),   s_ij = cos(x_i, x_j),
+ * norms clamped at 1e-8 from below. 0, with no gradient, where N < 2. Of the statistics' type.
+ * x [L, N, D]: the sum of L such losses. */
+weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor);
+
+/* Attributes of both nodes, for the kernels. */
+typedef struct {
+    double tau, factor;
+} weft_infonce_attr;
+
+#define WEFT_INFONCE_NORM_MIN 1e-8
+
+/* The sizes of x: L matrices (1 where x is one) of N rows of D. */
+typedef struct {
+    int64_t losses, rows, width;
+} weft_infonce_sizes;
+
+static inline weft_infonce_sizes weft_infonce_measure(const weft_tensor *x) {
+    int64_t losses = x->ndim == 3 ? x->shape[0] : 1;
+    weft_infonce_sizes sizes = {losses, x->shape[x->ndim - 2], x->shape[x->ndim - 1]};
+    return sizes;
+}
+
+/* LSE [N] or [L, N]: logsumexp of a row; NORM, the same: its clamped norm, of the statistics' type. */
+enum { WEFT_INFONCE_Y, WEFT_INFONCE_LSE, WEFT_INFONCE_NORM, WEFT_INFONCE_OUTPUTS };
+enum {
+    WEFT_INFONCE_BACK_DY,
+    WEFT_INFONCE_BACK_X,
+    WEFT_INFONCE_BACK_LSE,
+    WEFT_INFONCE_BACK_NORM,
+    WEFT_INFONCE_BACK_INPUTS
+};
 
 #endif

@@ -19,10 +19,9 @@
  * statistics' type: bf16 between parts would lose it. Where d_ce and d_z turn out to differ, the
  * gradient's node makes the logits again. An evaluation, which asks for no gradient, pays for none
  * of this. */
-#include "ops/cross_entropy.h"
+#include "ops/loss.h"
 
-#include "ops/check.h"
-#include "ops/list.h"
+#include "ops/define.h"
 
 static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0], *w = n->in[1], *targets = n->in[2];
@@ -105,13 +104,8 @@ static int64_t cross_entropy_flops(const weft_node *n) {
     return product_flops(n) * (1 + (n->out[WEFT_CE_DX] != NULL) + (n->out[WEFT_CE_DW] != NULL));
 }
 
-const weft_op weft_op_cross_entropy = {
-    .name = "cross_entropy",
-    .id = WEFT_OP_cross_entropy,
-    .infer = cross_entropy_infer,
-    .grad = cross_entropy_grad,
-    .flops = cross_entropy_flops,
-};
+DEFINE_OP(cross_entropy, .infer = cross_entropy_infer, .grad = cross_entropy_grad,
+          .flops = cross_entropy_flops);
 
 static weft_status cross_entropy_back_infer(weft_graph *g, weft_node *n) {
     for (int i = 0; i < 2; i++)
@@ -130,13 +124,8 @@ static int scale_in_place(const weft_node *n, int out) {
     return n->in[made] ? made : -1;
 }
 
-const weft_op weft_op_cross_entropy_back = {
-    .name = "cross_entropy_back",
-    .id = WEFT_OP_cross_entropy_back,
-    .infer = cross_entropy_back_infer,
-    .inplace = scale_in_place,
-    .flops = cross_entropy_back_flops,
-};
+DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = scale_in_place,
+          .flops = cross_entropy_back_flops);
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
                                weft_tensor *count, double z, bool detach) {
@@ -146,4 +135,77 @@ weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, we
                                      WEFT_CE_OUTPUTS, &attr, sizeof attr);
     return n ? (weft_losses){n->out[WEFT_CE_LOSS], n->out[WEFT_CE_Z], n->out[WEFT_CE_LSE]}
              : (weft_losses){0};
+}
+
+/* Cosine InfoNCE. With u_i = x_i/n_i, n_i = max(‖x_i‖, 1e-8), s_ij = ⟨u_i, u_j⟩ and
+ * p_ij = exp(s_ij/τ − lse_i):
+ *
+ *     y = factor/N · Σ_i (lse_i − s_ii/τ)
+ *     du_i = dy · factor/(N τ) · Σ_j (p_ij + p_ji − 2[i = j]) u_j
+ *     dx_i = (du_i − u_i ⟨u_i, du_i⟩)/n_i, without the second term where the norm was clamped
+ *
+ * No N × N matrix is kept: s is symmetric, so row i of the gradient needs its own scores and the
+ * other rows' logsumexp. */
+
+static weft_status infonce_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[0];
+    const weft_infonce_attr *attr = n->attr;
+    WEFT_TRY(weft_check_float(g, n, "x", x));
+    if (x->ndim != 2 && x->ndim != 3)
+        return weft_graph_fail(g, "infonce: x is %s, but it must have 2 or 3 dimensions",
+                               weft_tensor_describe(x));
+    if (!(attr->tau > 0))
+        return weft_graph_fail(g, "infonce: tau is %g on %s, but it must be above 0", attr->tau,
+                               weft_tensor_describe(x));
+    weft_dtype stat = weft_stat_dtype(x);
+    weft_node_output(g, n, WEFT_INFONCE_Y, stat, 0, NULL);
+    if (weft_infonce_measure(x).rows < 2) return weft_graph_status(g);
+    weft_tensor *lse = weft_node_output(g, n, WEFT_INFONCE_LSE, stat, x->ndim - 1, x->shape);
+    weft_tensor *norm = weft_node_output(g, n, WEFT_INFONCE_NORM, stat, x->ndim - 1, x->shape);
+    if (lse && norm) lse->needs_grad = norm->needs_grad = false;
+    return weft_graph_status(g);
+}
+
+static weft_status infonce_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                weft_tensor **d_in) {
+    if (!n->out[WEFT_INFONCE_LSE]) return WEFT_OK;
+    weft_tensor *in[WEFT_INFONCE_BACK_INPUTS] = {
+        [WEFT_INFONCE_BACK_DY] = d_out[WEFT_INFONCE_Y],
+        [WEFT_INFONCE_BACK_X] = n->in[0],
+        [WEFT_INFONCE_BACK_LSE] = n->out[WEFT_INFONCE_LSE],
+        [WEFT_INFONCE_BACK_NORM] = n->out[WEFT_INFONCE_NORM],
+    };
+    weft_node *back =
+        weft_graph_append(g, &weft_op_infonce_back, in, WEFT_INFONCE_BACK_INPUTS,
+                          WEFT_INFONCE_BACK_INPUTS, 1, n->attr, sizeof(weft_infonce_attr));
+    if (back) d_in[0] = back->out[0];
+    return weft_graph_status(g);
+}
+
+/* The scores: N² D multiply-adds; the gradient makes them again and multiplies them with u. */
+static int64_t infonce_flops(const weft_node *n) {
+    weft_infonce_sizes s = weft_infonce_measure(n->in[0]);
+    return 2 * s.losses * s.rows * s.rows * s.width;
+}
+
+static int64_t infonce_back_flops(const weft_node *n) {
+    weft_infonce_sizes s = weft_infonce_measure(n->in[WEFT_INFONCE_BACK_X]);
+    return 4 * s.losses * s.rows * s.rows * s.width;
+}
+
+DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonce_flops);
+
+static weft_status infonce_back_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *x = n->in[WEFT_INFONCE_BACK_X];
+    weft_node_output_like(g, n, 0, x->dtype, x);
+    return weft_graph_status(g);
+}
+
+DEFINE_OP(infonce_back, .infer = infonce_back_infer, .flops = infonce_back_flops);
+
+weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor) {
+    weft_infonce_attr attr = {tau, factor};
+    weft_node *n =
+        weft_graph_append(g, &weft_op_infonce, &x, 1, 1, WEFT_INFONCE_OUTPUTS, &attr, sizeof attr);
+    return n ? n->out[WEFT_INFONCE_Y] : NULL;
 }

@@ -1,0 +1,76 @@
+/* What the files that define operations share: how a node is appended, common rules of shapes and
+ * memory, and checks. */
+#ifndef WEFT_OPS_DEFINE_H
+#define WEFT_OPS_DEFINE_H
+
+#include "ops/list.h"
+
+/* weft_op_NAME: DEFINE_OP(scale, .infer = ..., .grad = ...) with the fields of weft_op. */
+#define DEFINE_OP(op, ...)                                                                         \
+    const weft_op weft_op_##op = {.name = #op, .id = WEFT_OP_##op, __VA_ARGS__}
+
+/* Appends a node of these inputs, all of them required, and returns its first output; `attr` has
+ * `size` bytes, NULL and 0 where there are none. */
+#define weft_append(g, op, attr, size, ...)                                                        \
+    weft_append_list((g), (op), (attr), (size),                                                    \
+                     (int)(sizeof((weft_tensor *[]){__VA_ARGS__}) / sizeof(weft_tensor *)),        \
+                     (weft_tensor *[]){__VA_ARGS__})
+weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
+                              int n_in, weft_tensor *const *in);
+
+/* For grad: appends a node of `n` outputs, the first inputs' gradients. */
+#define weft_append_back(g, op, attr, size, d_in, n, ...)                                          \
+    weft_append_back_list((g), (op), (attr), (size), (d_in), (n),                                  \
+                          (int)(sizeof((weft_tensor *[]){__VA_ARGS__}) / sizeof(weft_tensor *)),   \
+                          (weft_tensor *[]){__VA_ARGS__})
+weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
+                                  weft_tensor **d_in, int n_out, int n_in, weft_tensor *const *in);
+
+/* Which gradients of its two inputs a node is asked for. */
+static inline weft_wanted weft_wanted_of(const weft_node *n) {
+    return (weft_wanted){n->in[0]->needs_grad, n->in[1]->needs_grad};
+}
+
+/* For infer. One output like input 0, called x; one like input 1, a gradient dx like x from (dy, x),
+ * of one shape or without a look at dy; and up to two like inputs 1 and 2, as weft_wanted says. */
+weft_status weft_infer_like_first(weft_graph *g, weft_node *n);
+weft_status weft_infer_like_second(weft_graph *g, weft_node *n);
+weft_status weft_infer_back(weft_graph *g, weft_node *n);
+weft_status weft_infer_wanted(weft_graph *g, weft_node *n);
+
+/* For inplace. The first output over input 0; over input 1; over dy, or x where that has another type;
+ * and each over the input that it is the gradient of, behind dy. */
+int weft_over_first(const weft_node *n, int out);
+int weft_over_second(const weft_node *n, int out);
+int weft_over_back(const weft_node *n, int out);
+int weft_over_own(const weft_node *n, int out);
+
+/* Checks. Each returns WEFT_OK or records an error in the graph that names the operation and both
+ * shapes. */
+
+/* `t` is f32, f64 or bf16. */
+weft_status weft_check_float(weft_graph *g, const weft_node *n, const char *what,
+                             const weft_tensor *t);
+/* The same, and it has so many dimensions. */
+weft_status weft_check_float_of(weft_graph *g, const weft_node *n, const char *what,
+                                const weft_tensor *t, int ndim);
+/* `t` is i32. */
+weft_status weft_check_int(weft_graph *g, const weft_node *n, const char *what,
+                           const weft_tensor *t);
+/* `a` and `b` have one shape; names as the message should have them. */
+weft_status weft_check_same(weft_graph *g, const weft_node *n, const char *a_name,
+                            const weft_tensor *a, const char *b_name, const weft_tensor *b);
+/* `t` has exactly this shape: weft_check_shape(g, n, "bias", b, 1, (int64_t[]){N}). */
+weft_status weft_check_shape(weft_graph *g, const weft_node *n, const char *what,
+                             const weft_tensor *t, int ndim, const int64_t *shape);
+weft_status weft_check_ndim(weft_graph *g, const weft_node *n, const char *what,
+                            const weft_tensor *t, int ndim);
+
+/* `t` has the type of statistics beside `beside`. */
+weft_status weft_check_stat(weft_graph *g, const weft_node *n, const char *what,
+                            const weft_tensor *t, const weft_tensor *beside);
+
+/* The type of row statistics and losses beside `t`: f64 beside f64, else f32. */
+weft_dtype weft_stat_dtype(const weft_tensor *t);
+
+#endif
