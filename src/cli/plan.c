@@ -5,7 +5,6 @@
 #include "device/device.h"
 #include "model/account.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,10 +18,10 @@ const char weft_help_plan[] =
     "  --ranks P          memory of one of P processes too, with each value of SHARD\n"
     "  --json             one object on standard output\n"
     "\n"
-    "Nothing is run and no memory is taken: parameters, operations and memory are read off the\n"
-    "graph that training would build. Operations are nominal: those of the formulas as written,\n"
-    "a causal score counted once, backward twice forward.\n"
-    "What STUDY_EQUAL changes is in 'weft study --list'.\n";
+    "Nothing is run and no memory is taken: parameters, operations and memory are read off the "
+    "graph that training would build. Operations are nominal: those of the formulas as written, a "
+    "causal score counted once, backward twice forward. What STUDY_EQUAL changes is in 'weft study "
+    "--list'.\n";
 
 static double mib(int64_t bytes) {
     return (double)bytes / (1024.0 * 1024.0);
@@ -174,12 +173,6 @@ static void print_steps_row(int width, const weft_variant *v, const weft_account
            weft_count_text(a->cache_bytes_token, cache), *label ? "  " : "", weft_shown(label));
 }
 
-static void print_json(json_t *object) {
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
-}
-
 static weft_status account_step(const weft_args *args, const char *step,
                                 const weft_backend *backend, int threads, weft_account *out) {
     weft_args one = *args;
@@ -226,7 +219,7 @@ static weft_status plan_steps(const weft_args *args, const weft_config *base,
     if (status == WEFT_OK && args->json) {
         json_t *all = to_json(first);
         json_object_set_new(all, "steps", steps_json(base, steps, accounts));
-        print_json(all);
+        weft_args_print(all, 0);
     } else if (status == WEFT_OK) {
         print_steps(steps, accounts);
     }
@@ -279,7 +272,7 @@ static weft_status plan(const weft_args *args, int ranks) {
         json_t *object = to_json(&a);
         add_fit(object, &fit, backend);
         if (ranks) add_ranks(object, bytes, ranks);
-        print_json(object);
+        weft_args_print(object, 0);
     } else {
         print_table(&a);
         print_fit(&fit, backend);
@@ -288,26 +281,11 @@ static weft_status plan(const weft_args *args, int ranks) {
     return WEFT_OK;
 }
 
-static int read_ranks(const char *text, int *out) {
-    char *end;
-    long value = strtol(text, &end, 10);
-    if (*text && !*end && value >= 1 && value <= 1000000) {
-        *out = (int)value;
-        return WEFT_EXIT_DONE;
-    }
-    fprintf(stderr, "weft plan: --ranks '%s' must be a number of 1 or more\n", text);
-    return WEFT_EXIT_USAGE;
-}
-
 int weft_cmd_plan(int argc, char **argv) {
     weft_args args;
-    const char *text = NULL;
-    int ranks = 0;
-    const weft_arg own[] = {{"--ranks", &text, NULL, false}, {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status && text) exit_status = read_ranks(text, &ranks);
+    int64_t ranks = 0;
+    const weft_arg own[] = {{"--ranks", .number = &ranks, .min = 1, .max = 1000000}, {0}};
+    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    if (exit_status) return exit_status;
-    weft_status status = plan(&args, ranks);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return exit_status ? exit_status : weft_args_end(&args, plan(&args, (int)ranks));
 }
