@@ -31,9 +31,9 @@ $(1)/cpu/%.$(4).$(5).o: src/cpu/%.c $(1)/flags
 endef
 
 # $(call compile_rules,DIR,CC,FLAGS): how to make objects under DIR. Used for the build, and by lint
-# once for each compiler.
+# once for each compiler. With WERROR or without it an object is the same, so that is not in the stamp.
 define compile_rules
-$(call stamp,$(1)/flags,$(2) $(3) $(OPT_PLAIN) $(OPT_KERNEL) $(ISAS) $(TEST_INCLUDES) $(CPPFLAGS) $(CFLAGS) $(CONFIG_TOOLS))
+$(call stamp,$(1)/flags,$(2) $(filter-out -Werror,$(3)) $(OPT_PLAIN) $(OPT_KERNEL) $(ISAS) $(TEST_INCLUDES) $(CPPFLAGS) $(CFLAGS) $(CONFIG_TOOLS))
 
 $(call stamp,$(1)/commit,$(GIT_COMMIT))
 $(1)/base/version.o: $(1)/commit
@@ -134,7 +134,7 @@ $(LIB_SO): $(LIB_OBJECTS) $(OBJ)/link
 
 # The calls of MPI, opened when several processes are started: see src/comm/launch.h.
 MPI_SHIM := $(if $(findstring WEFT_HAVE_MPI,$(CONFIG_DEFINES)),$(OUT)/libweft-mpi.so)
-$(eval $(call stamp,$(OBJ)/mpi-link,$(CC) $(BASE_FLAGS) $(LINK_FLAGS) $(LDFLAGS) $(CONFIG_MPI_CFLAGS) $(CONFIG_MPI_LIBS)))
+$(eval $(call stamp,$(OBJ)/mpi-link,$(CC) $(filter-out -Werror,$(BASE_FLAGS)) $(LINK_FLAGS) $(LDFLAGS) $(CONFIG_MPI_CFLAGS) $(CONFIG_MPI_LIBS)))
 
 $(OUT)/libweft-mpi.so: src/comm/mpi/shim.c src/comm/launch.h $(OBJ)/mpi-link
 	$(call say,LD,$@)
@@ -144,7 +144,7 @@ $(OUT)/libweft-mpi.so: src/comm/mpi/shim.c src/comm/launch.h $(OBJ)/mpi-link
 # The calls of NCCL, opened by ranks with a GPU each: see src/comm/launch.h.
 NCCL_SHIM := $(if $(CONFIG_NCCL_CFLAGS),$(OUT)/libweft-nccl.so)
 NCCL_FLAGS := -I$(CONFIG_CUDA)/include $(CONFIG_NCCL_CFLAGS) $(if $(CONFIG_NCCL_LIBRARY),-DWEFT_NCCL_LIBRARY='"$(CONFIG_NCCL_LIBRARY)"')
-$(eval $(call stamp,$(OBJ)/nccl-link,$(CC) $(BASE_FLAGS) $(LINK_FLAGS) $(LDFLAGS) $(NCCL_FLAGS)))
+$(eval $(call stamp,$(OBJ)/nccl-link,$(CC) $(filter-out -Werror,$(BASE_FLAGS)) $(LINK_FLAGS) $(LDFLAGS) $(NCCL_FLAGS)))
 
 $(OUT)/libweft-nccl.so: src/comm/nccl/shim.c src/comm/launch.h $(OBJ)/nccl-link
 	$(call say,LD,$@)

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
 int weft_utf8_length(const char *text);
@@ -62,6 +63,18 @@ static inline bool weft_grow(char **data, size_t *room, size_t want) {
     char *grown = realloc(*data, 2 * want);
     if (!grown) return false;
     *data = grown;
+    *room = 2 * want;
+    return true;
+}
+
+/* The same for at least `want` elements of `size` bytes; `list` points to the list's pointer. */
+static inline bool weft_grow_list(void *list, int64_t *room, int64_t want, size_t size) {
+    void *now;
+    if (want <= *room) return true;
+    memcpy(&now, list, sizeof now);
+    void *grown = realloc(now, 2 * (size_t)want * size);
+    if (!grown) return false;
+    memcpy(list, &grown, sizeof grown);
     *room = 2 * want;
     return true;
 }

@@ -6,13 +6,10 @@
  * Caches are filled with a constant: what is read is what counts, and filling 32k tokens by computing
  * them would take longer than all the rest. Time to the first token of a prompt stands beside the
  * training forward pass over as many tokens. */
-#include "bench/decode_table.h"
-
 #include "base/clock.h"
 #include "base/version.h"
 #include "bench/peer.h"
-#include "bench/table.h"
-#include "bench/timer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
@@ -21,7 +18,6 @@
 #include "model/kinds.h"
 #include "model/session.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,31 +296,13 @@ static void print_row(bench *b, const char *variant, int64_t context, int64_t ba
     bench_cell(t, "%.1f", (double)r->bytes / 0x1p20);
     bench_cell(t, "%.1f", (double)r->weights / 0x1p20);
     bench_cell(t, "%.1f", 1e-9 * r->rate);
-    if (r->first > 0)
-        bench_cell(t, "%.0f", 1e3 * r->first);
-    else
-        bench_cell(t, "-");
-    if (r->first > 0 && r->whole > 0)
-        bench_cell(t, "%.2f", r->whole / r->first);
-    else
-        bench_cell(t, "-");
-    if (r->peer > 0)
-        bench_cell(t, "%.1f", tokens / r->peer);
-    else
-        bench_cell(t, "-");
-    if (r->peer > 0)
-        bench_cell(t, "%.2f", r->peer / r->step);
-    else
-        bench_cell(t, "-");
+    bench_cell_if(t, r->first > 0, "%.0f", 1e3 * r->first);
+    bench_cell_if(t, r->first > 0 && r->whole > 0, "%.2f", r->whole / r->first);
+    bench_cell_if(t, r->peer > 0, "%.1f", tokens / r->peer);
+    bench_cell_if(t, r->peer > 0, "%.2f", r->peer / r->step);
     if (!b->opt->cuda) return;
-    if (r->phases)
-        bench_cell(t, "%lld", (long long)r->phases);
-    else
-        bench_cell(t, "-");
-    if (r->phases && r->phase > 0)
-        bench_cell(t, "%.3f", 1e3 * (double)r->phases * r->phase);
-    else
-        bench_cell(t, "-");
+    bench_cell_if(t, r->phases, "%lld", (long long)r->phases);
+    bench_cell_if(t, r->phases && r->phase > 0, "%.3f", 1e3 * (double)r->phases * r->phase);
 }
 
 static void add_json(bench *b, const char *variant, const weft_config *c, int64_t context,
@@ -409,7 +387,7 @@ static weft_status measure_all(bench *b) {
     /* Only a GPU has steps of one launch: their phases, and what these would take with nothing in
      * them. */
     if (!b->opt->cuda) columns[16] = (bench_column){NULL, 0};
-    bench_table_start(&b->table, b->opt->table, columns);
+    bench_table_start(&b->table, b->opt->setup.table, columns);
     const char *names =
         b->opt->variants ? b->opt->variants : "dot,w2,mla,mla+gate,mla+gate+cross,mla+all";
     while (*names) {
@@ -433,17 +411,14 @@ static weft_status write_json(const bench *b) {
                             b->opt->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(),
                             "threads", weft_pool_size(b->pool), "peer",
                             b->peer ? json_string(b->peer_name) : json_null(), "rows", b->rows);
-    bool failed = !all || json_dumpf(all, b->opt->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||
-                  fputc('\n', b->opt->json) == EOF;
-    json_decref(all);
-    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+    return bench_write_json(b->opt->setup.json, all);
 }
 
 static weft_status run(bench *b) {
     const bench_decode_options *o = b->opt;
     b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
-    WEFT_TRY(weft_pool_create(o->threads, &b->pool));
+    WEFT_TRY(weft_pool_create(o->setup.threads, &b->pool));
     WEFT_TRY(
         read_list(o->contexts, "256,2048,8192,32768", "contexts", b->contexts, &b->n_contexts));
     WEFT_TRY(read_list(o->batches, "1,8,64", "batches", b->batches, &b->n_batches));
@@ -451,18 +426,18 @@ static weft_status run(bench *b) {
     b->buffer = weft_cpu_backend() ? weft_cpu_backend()->alloc(BUFFER_BYTES) : NULL;
     if (!b->buffer || !b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     memset(b->buffer, 1, BUFFER_BYTES);
-    if (o->peer) {
-        b->peer =
-            bench_peer_start(o->peer, weft_pool_size(b->pool), b->peer_name, sizeof b->peer_name);
+    if (o->setup.peer) {
+        b->peer = bench_peer_start(o->setup.peer, weft_pool_size(b->pool), b->peer_name,
+                                   sizeof b->peer_name);
         if (!b->peer) fprintf(stderr, "no peer: %s\n", b->peer_name);
     }
-    if (o->table)
-        fprintf(o->table,
+    if (o->setup.table)
+        fprintf(o->setup.table,
                 "decode on %s, %d threads; the floor is a read of every weight and of "
                 "every sequence's cache\n\n",
                 o->cuda ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(b->pool));
     WEFT_TRY(measure_all(b));
-    return o->json ? write_json(b) : WEFT_OK;
+    return o->setup.json ? write_json(b) : WEFT_OK;
 }
 
 weft_status bench_decode_table(const bench_decode_options *options, int *failed) {

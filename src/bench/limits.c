@@ -2,7 +2,7 @@
 
 #include "base/clock.h"
 #include "bench/op_rows.h"
-#include "bench/timer.h"
+#include "bench/tables.h"
 #include "cpu/backend.h"
 
 #include <math.h>

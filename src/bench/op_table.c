@@ -1,13 +1,10 @@
 /* The two sides and the limit alternate, a few tens of milliseconds each, so that whatever else the
  * machine does falls on all of them; medians are reported. Before it is timed a row's results are
  * compared with the peer's. */
-#include "bench/op_table.h"
-
 #include "base/clock.h"
 #include "bench/limits.h"
 #include "bench/op_rows.h"
 #include "bench/peer.h"
-#include "bench/table.h"
 #include "core/program.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
@@ -155,17 +152,10 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
     bench_cell(&b->table, "%.0f%%", 100 * bench_spread(&m->ours));
     bench_cell(&b->table, "%.1f %s", rate, bytes ? "GB/s   " : "GFLOP/s");
     bench_cell(&b->table, "%.0f%%", 100 * part);
-    if (m->peer) {
-        bench_cell(&b->table, "%.3f", 1e3 * peers / m->runs);
-        bench_cell(&b->table, "%.0f%%", 100 * bench_spread(&m->peers));
-        bench_cell(&b->table, "%.2f", ratio);
-    }
-    if (b->table.next) {
-        if (m->peer)
-            bench_cell(&b->table, "%s", m->form);
-        else
-            bench_table_end_line(&b->table);
-    }
+    bench_cell_if(&b->table, m->peer, "%.3f", 1e3 * peers / m->runs);
+    bench_cell_if(&b->table, m->peer, "%.0f%%", 100 * bench_spread(&m->peers));
+    bench_cell_if(&b->table, m->peer, "%.2f", ratio);
+    bench_cell_if(&b->table, m->peer, "%s", m->form);
     json_t *j = json_pack("{s:s, s:s, s:s, s:o, s:f, s:f, s:i, s:f, s:s, s:f}", "group", row->group,
                           "row", row->label, "pass", pass, "sizes", bench_row_sizes(row), "seconds",
                           seconds / m->runs, "spread", bench_spread(&m->ours), "samples",
@@ -225,8 +215,8 @@ static weft_status report_memory(bench *b) {
         {"memory, fwd+bwd", -18}, {"T", 6}, {"arena MB", 9}, {"bytes/token", 11}, {NULL, 0}};
     static const int64_t tokens[] = {1024, 4096, 16384};
     if (!chosen(b, "memory", "attention")) return WEFT_OK;
-    if (b->opt.table) fputc('\n', b->opt.table);
-    bench_table_start(&b->table, b->opt.table, columns);
+    if (b->opt.setup.table) fputc('\n', b->opt.setup.table);
+    bench_table_start(&b->table, b->opt.setup.table, columns);
     for (int i = 0; i < bench_op_row_count; i++) {
         const bench_row *row = &bench_op_rows[i];
         if (strcmp(row->group, "attention") != 0 || row->sizes.t != tokens[0] || row->sizes.bf16)
@@ -259,10 +249,7 @@ static weft_status write_json(bench *b, const machine_limits *limits) {
         "isa", weft_cpu_isa(), "blas", weft_blas_name(), "threads", weft_pool_size(b->pool), "peer",
         b->peer_name, "quick", (int)b->opt.quick, "limits", "gflops", limits->gflops, "bf16_gflops",
         limits->bf16_gflops, "gbytes", limits->gbytes, "rows", b->rows, "memory", b->memory);
-    bool failed = !all || json_dumpf(all, b->opt.json, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) ||
-                  fputc('\n', b->opt.json) == EOF;
-    json_decref(all);
-    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+    return bench_write_json(b->opt.setup.json, all);
 }
 
 static machine_limits measure_limits(bench_limits *l) {
@@ -276,7 +263,7 @@ static machine_limits measure_limits(bench_limits *l) {
 }
 
 static void print_head(const bench *b, const machine_limits *limits) {
-    FILE *to = b->opt.table;
+    FILE *to = b->opt.setup.table;
     if (!to) return;
     fprintf(to, "weft %s, %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), weft_blas_name(),
             weft_pool_size(b->pool));
@@ -306,18 +293,18 @@ static weft_status run(bench *b) {
                                            {NULL, 0}};
     b->backend = weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
-    WEFT_TRY(weft_pool_create(b->opt.threads, &b->pool));
+    WEFT_TRY(weft_pool_create(b->opt.setup.threads, &b->pool));
     WEFT_TRY(bench_limits_create(b->pool, true, &b->limits));
     snprintf(b->peer_name, sizeof b->peer_name, "none");
-    if (b->opt.peer)
-        b->peer = bench_peer_start(b->opt.peer, weft_pool_size(b->pool), b->peer_name,
+    if (b->opt.setup.peer)
+        b->peer = bench_peer_start(b->opt.setup.peer, weft_pool_size(b->pool), b->peer_name,
                                    sizeof b->peer_name);
     machine_limits limits = measure_limits(b->limits);
     print_head(b, &limits);
-    bench_table_start(&b->table, b->opt.table, columns);
+    bench_table_start(&b->table, b->opt.setup.table, columns);
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
-    if (b->opt.json) WEFT_TRY(write_json(b, &limits));
+    if (b->opt.setup.json) WEFT_TRY(write_json(b, &limits));
     return WEFT_OK;
 }
 

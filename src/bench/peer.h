@@ -3,10 +3,7 @@
 #ifndef WEFT_BENCH_PEER_H
 #define WEFT_BENCH_PEER_H
 
-#include "bench/timer.h"
-
-#include <jansson.h>
-#include <stdbool.h>
+#include "bench/tables.h"
 
 typedef struct bench_peer bench_peer;
 

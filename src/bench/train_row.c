@@ -7,13 +7,13 @@
 
 #include "base/clock.h"
 #include "bench/limits.h"
-#include "bench/memory.h"
 #include "cuda/backend.h"
 #include "device/device.h"
 #include "model/account.h"
 #include "train/optimizer.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -31,6 +31,29 @@
 enum { GPU_UNMEASURED = 4 };
 enum { CHECKED_STEPS = 2, SMALL_LAYERS = 2, SMALL_TIME = 16, SMALL_VOCAB = 64, PATH_ROOM = 512 };
 
+/* Bytes of this process, as Linux tells them: in memory now (VmRSS), and at most since it began (VmHWM); 0
+ * where it does not. A process that was forked begins with what it shares with its parent. */
+static int64_t read_status(const char *key) {
+    FILE *file = fopen("/proc/self/status", "r");
+    if (!file) return 0;
+    char line[256];
+    long long kilobytes = 0;
+    size_t length = strlen(key);
+    while (fgets(line, sizeof line, file))
+        if (strncmp(line, key, length) == 0 && sscanf(line + length, "%lld", &kilobytes) == 1)
+            break;
+    fclose(file);
+    return kilobytes * 1024;
+}
+
+/* Gives memory that was freed back to the system, so that it does not count and is not taken again
+ * unseen. */
+static void trim_memory(void) {
+#if defined(__GLIBC__)
+    malloc_trim(0);
+#endif
+}
+
 /* A model in training. */
 typedef struct {
     const weft_backend *backend;
@@ -44,6 +67,10 @@ typedef struct {
     uint32_t iteration;
     double losses[CHECKED_STEPS]; /* of the first steps */
 } training;
+
+static bool is_bf16(const bench_train_job *job) {
+    return weft_config_dtype(job->config) == WEFT_BF16;
+}
 
 /* Tokens without any order to learn. */
 static weft_status draw_tokens(training *t) {
@@ -120,7 +147,7 @@ static weft_status touch_everything(const bench_train_job *job, const training *
     if (!status) status = open_training(&c, &t);
     if (!status) status = train_step(&t);
     close_training(&t);
-    bench_trim_memory();
+    trim_memory();
     return status;
 }
 
@@ -168,8 +195,7 @@ static bool prepare_peer(const bench_train_job *job, const training *t, const ch
         return false;
     }
     json_t *theirs = json_object_get(reply, "losses");
-    bool bf16 = weft_config_dtype(job->config) == WEFT_BF16;
-    double tolerance = bf16 ? TOLERANCE_BF16 : TOLERANCE;
+    double tolerance = is_bf16(job) ? TOLERANCE_BF16 : TOLERANCE;
     bool differs = (int)json_array_size(theirs) != CHECKED_STEPS;
     for (int i = 0; !differs && i < CHECKED_STEPS; i++) {
         double other = json_number_value(json_array_get(theirs, (size_t)i));
@@ -188,10 +214,6 @@ typedef struct {
     double whole;                     /* on a GPU: from the first to the last of ours */
 } measured;
 
-static double measure_limit(const bench_train_job *job, bench_limits *limits) {
-    return bench_limit_gflops(limits, weft_config_dtype(job->config) == WEFT_BF16);
-}
-
 /* A GPU is given no pause: it would be cooler and faster than in training. */
 static weft_status alternate_sides(const bench_train_job *job, training *t, bench_limits *limits,
                                    bool *peer, measured *m) {
@@ -201,7 +223,8 @@ static weft_status alternate_sides(const bench_train_job *job, training *t, benc
         double start = weft_clock();
         WEFT_TRY(train_step(t));
         bench_samples_add(&m->ours, weft_clock() - start);
-        if (!t->backend->remote) bench_samples_add(&m->limit, 1 / measure_limit(job, limits));
+        if (!t->backend->remote)
+            bench_samples_add(&m->limit, 1 / bench_limit_gflops(limits, is_bf16(job)));
         if (*peer) *peer = bench_peer_run(job->peer, 1, &m->peers);
     }
     if (t->backend->remote) m->whole = weft_clock() - began;
@@ -228,8 +251,7 @@ static void report_speed(const bench_train_job *job, const measured *m, bool pee
 
 /* After the steps, so that its memory is not counted as theirs. */
 static void report_device_limit(const bench_train_job *job, const training *t, json_t *out) {
-    bool bf16 = weft_config_dtype(job->config) == WEFT_BF16;
-    double limit = bench_product_gflops(t->backend, t->pool, bf16);
+    double limit = bench_product_gflops(t->backend, t->pool, is_bf16(job));
     double seconds = json_number_value(json_object_get(out, "seconds"));
     double rate = seconds > 0 ? 1e-9 * job->step_flops / seconds : 0;
     json_object_set_new(out, "limit_gflops", json_real(limit));
@@ -272,15 +294,15 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
                                char *folder, json_t *out) {
     bool remote = t->backend->remote; /* then memory is the device's, above its first reading */
     if (!remote) WEFT_TRY(touch_everything(job, t));
-    if (!remote) measure_limit(job, limits);
+    if (!remote) bench_limit_gflops(limits, is_bf16(job));
     if (job->profile) setenv("WEFT_PROFILE", "1", 0);
-    int64_t before = remote ? 1 : bench_resident_bytes();
+    int64_t before = remote ? 1 : read_status("VmRSS:");
     double start = weft_clock();
     WEFT_TRY(make_model(job->config, t));
     if (job->peer) WEFT_TRY(save_weights(t->model, folder, PATH_ROOM));
     note_time(out, "draw_seconds", &start);
     WEFT_TRY(open_training(job->config, t));
-    bench_trim_memory(); /* what drawing the weights took in passing */
+    trim_memory(); /* what drawing the weights took in passing */
     note_time(out, "open_seconds", &start);
     for (int i = 0; i < unmeasured_steps(job, remote); i++) {
         WEFT_TRY(train_step(t));
@@ -289,7 +311,7 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     for (start = weft_clock(); weft_clock() - start < job->settle;)
         WEFT_TRY(train_step(t));
     WEFT_TRY(measure_speed(job, t, limits, folder, out));
-    int64_t peak = remote ? weft_cuda_bytes_taken() + before : bench_peak_bytes();
+    int64_t peak = remote ? weft_cuda_bytes_taken() + before : read_status("VmHWM:");
     if (remote) report_device_limit(job, t, out);
     json_object_set_new(out, "peak_bytes", json_integer(before && peak ? peak - before : 0));
     json_t *losses = json_array();

@@ -1,8 +1,5 @@
 /* Every row's config is made and planned before the first one runs, so that a wrong one costs
  * nothing; then each row runs in a process of its own (bench/train_row.h). */
-#include "bench/train_table.h"
-
-#include "bench/table.h"
 #include "bench/train_row.h"
 #include "cpu/backend.h"
 #include "cpu/blas.h"
@@ -55,7 +52,7 @@ static weft_status add_row(bench *b, const bench_variant *v) {
     bool cuda = r->config.device == WEFT_DEVICE_CUDA;
     const weft_backend *backend = cuda ? weft_cuda_planner() : weft_cpu_backend();
     if (!backend) return WEFT_EMISSING;
-    if (cuda && b->opt->peer)
+    if (cuda && b->opt->setup.peer)
         return weft_fail(WEFT_EINPUT, "device cuda: --peer is measured on the CPU only");
     return weft_account_make(&r->config, backend, b->threads, &r->account);
 }
@@ -76,7 +73,7 @@ static weft_status list_rows(bench *b) {
 }
 
 static void print_head(const bench *b) {
-    FILE *to = b->opt->table;
+    FILE *to = b->opt->setup.table;
     const weft_config *c = &b->rows[0].config;
     if (!to) return;
     fprintf(to, "weft %s, %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), weft_blas_name(),
@@ -109,26 +106,14 @@ static void print_row(bench *b, const row *r) {
     bench_cell(t, "%.0f", step_tokens(r) / seconds);
     bench_cell(t, "%.0f%%", 100 * number(r, "spread"));
     bench_cell(t, "%.1f", 1e-9 * r->account.built_flops * step_tokens(r) / seconds);
-    if (number(r, "of_limit") > 0)
-        bench_cell(t, "%.0f%%", 100 * number(r, "of_limit"));
-    else
-        bench_cell(t, "-"); /* it could not be measured */
+    bench_cell_if(t, number(r, "of_limit") > 0, "%.0f%%", 100 * number(r, "of_limit"));
     bench_cell(t, "%.1f", 1e-6 * plan);
-    if (peak > 0) {
-        bench_cell(t, "%.1f", 1e-6 * peak);
-        bench_cell(t, "%.3f", peak / plan);
-    } else {
-        bench_cell(t, "-");
-        bench_cell(t, "-");
-    }
-    if (ratio <= 0) {
-        if (t->to) bench_table_end_line(t);
-        return;
-    }
-    bench_cell(t, "%.0f", step_tokens(r) / number(r, "peer_seconds"));
-    bench_cell(t, "%.0f%%", 100 * number(r, "peer_spread"));
-    bench_cell(t, "%s", json_string_value(json_object_get(r->result, "peer_form")));
-    bench_cell(t, "%.2f", ratio);
+    bench_cell_if(t, peak > 0, "%.1f", 1e-6 * peak);
+    bench_cell_if(t, peak > 0, "%.3f", peak / plan);
+    bench_cell_if(t, ratio > 0, "%.0f", step_tokens(r) / number(r, "peer_seconds"));
+    bench_cell_if(t, ratio > 0, "%.0f%%", 100 * number(r, "peer_spread"));
+    bench_cell_if(t, ratio > 0, "%s", json_string_value(json_object_get(r->result, "peer_form")));
+    bench_cell_if(t, ratio > 0, "%.2f", ratio);
 }
 
 static void check_row(bench *b, const row *r) {
@@ -149,7 +134,7 @@ static void check_row(bench *b, const row *r) {
 /* The peer anew: a row that broke off may have left it in the middle of an answer. */
 static void start_peer(bench *b) {
     bench_peer_stop(b->peer);
-    b->peer = bench_peer_start(b->opt->peer, b->threads, b->peer_name, sizeof b->peer_name);
+    b->peer = bench_peer_start(b->opt->setup.peer, b->threads, b->peer_name, sizeof b->peer_name);
     if (!b->peer) fprintf(stderr, "no peer: %s\n", b->peer_name);
 }
 
@@ -184,7 +169,7 @@ static void measure_rows(bench *b) {
         {"variant", -20}, {"params M", 8}, {"tokens/s", 9}, {"±", 4},         {"GFLOP/s", 8},
         {"of limit", 8},  {"plan MB", 9},  {"peak MB", 9},  {"peak/plan", 9}, {"PyTorch tok/s", 13},
         {"±", 4},         {"form", -17},   {"ratio", 6},    {NULL, 0}};
-    bench_table_start(&b->table, b->opt->table, columns);
+    bench_table_start(&b->table, b->opt->setup.table, columns);
     for (int i = 0; i < b->count; i++) {
         row *r = &b->rows[i];
         if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);
@@ -236,25 +221,22 @@ static weft_status write_json(const bench *b) {
         (json_int_t)c->n_head, "tokens", (json_int_t)c->context, "batch",
         (json_int_t)weft_config_micro_batch(c), "vocabulary", (json_int_t)c->vocab_size, "dtype",
         weft_dtype_name(weft_config_dtype(c)), "rows", rows);
-    bool failed = !all || json_dumpf(all, b->opt->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||
-                  fputc('\n', b->opt->json) == EOF;
-    json_decref(all);
-    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+    return bench_write_json(b->opt->setup.json, all);
 }
 
 static weft_status run(bench *b) {
     weft_pool *pool;
     if (!weft_cpu_backend()) return WEFT_EMISSING;
-    WEFT_TRY(weft_pool_create(b->opt->threads, &pool));
+    WEFT_TRY(weft_pool_create(b->opt->setup.threads, &pool));
     b->threads = weft_pool_size(pool);
     weft_pool_destroy(pool); /* rows are forked, and threads do not follow */
     b->steps = b->opt->steps ? b->opt->steps : b->opt->source.shape->steps;
     WEFT_TRY(list_rows(b));
     snprintf(b->peer_name, sizeof b->peer_name, "none");
-    if (b->opt->peer) start_peer(b);
+    if (b->opt->setup.peer) start_peer(b);
     print_head(b);
     measure_rows(b);
-    return b->opt->json ? write_json(b) : WEFT_OK;
+    return b->opt->setup.json ? write_json(b) : WEFT_OK;
 }
 
 weft_status bench_train_table(const bench_train_options *options, int *failed) {

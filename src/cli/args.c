@@ -2,14 +2,16 @@
 #include "cli/args.h"
 
 #include "base/text.h"
-#include "cli/defconfig.h"
 #include "device/device.h"
 #include "model/account.h"
 #include "model/folder.h"
 #include "model/kinds.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +23,8 @@ enum { OPTIONS_MAX = 48, OPTION_LETTERS = 64 };
 typedef struct {
     weft_arg list[OPTIONS_MAX];
     int n;
-    /* Shared options as text, turned into numbers afterwards. */
-    const char *threads, *seed;
+    bool overrides; /* -o is one of them */
+    int64_t threads;
 } known_options;
 
 /* Names that options had before. They are read for ever, and no help shows them. A command may have an option
@@ -35,17 +37,24 @@ static const struct {
     {"--ra-mla-ablation-step", "--variant"},
 };
 
-static void list_options(known_options *k, weft_args *a, const weft_arg *own) {
-    const weft_arg shared[] = {
-        {"--config", &a->config, NULL, false}, {"--variant", &a->variant, NULL, false},
-        {"--json", NULL, &a->json, false},     {"--threads", &k->threads, NULL, false},
-        {"--seed", &k->seed, NULL, false},     {"--dtype", &a->dtype, NULL, false},
-        {"--device", &a->device, NULL, false},
+static void list_options(known_options *k, weft_args *a, unsigned taken, const weft_arg *own) {
+    const struct {
+        unsigned option;
+        weft_arg arg;
+    } shared[] = {
+        {ARGS_CONFIG, {"--config", .value = &a->config}},
+        {ARGS_CONFIG, {"--variant", .value = &a->variant}},
+        {ARGS_CONFIG, {"--seed", .number = &a->seed, .max = 9007199254740991}},
+        {ARGS_JSON, {"--json", .flag = &a->json}},
+        {ARGS_THREADS, {"--threads", .number = &k->threads, .max = 1024}},
+        {ARGS_DTYPE, {"--dtype", .value = &a->dtype}},
+        {ARGS_DEVICE, {"--device", .value = &a->device}},
     };
     for (const weft_arg *o = own; o && o->name; o++)
         k->list[k->n++] = *o;
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
-        k->list[k->n++] = shared[i];
+        if (taken & shared[i].option) k->list[k->n++] = shared[i].arg;
+    k->overrides = taken & ARGS_CONFIG;
 }
 
 /* `word` may have "=value" behind the option. */
@@ -72,6 +81,16 @@ static const weft_arg *find_option(const known_options *k, const char *word) {
     return current ? find_option(k, current) : NULL;
 }
 
+int weft_args_refuse(const weft_args *a, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    fprintf(stderr, "weft %s: ", a->command);
+    vfprintf(stderr, format, list);
+    fputs("\n", stderr);
+    va_end(list);
+    return WEFT_EXIT_USAGE;
+}
+
 /* `given` may have "=value" behind the option. */
 static int refuse_unknown(const weft_args *a, const known_options *k, const char *given) {
     char word[OPTION_LETTERS];
@@ -80,54 +99,28 @@ static int refuse_unknown(const weft_args *a, const known_options *k, const char
     for (int i = 0; i < k->n; i++)
         weft_nearest_offer(&nearest, k->list[i].name);
     if (*nearest.name)
-        fprintf(stderr, "weft %s: unknown option '%s'; did you mean '%s'?\n", a->command, word,
-                nearest.name);
-    else
-        fprintf(stderr, "weft %s: unknown option '%s'; 'weft help %s' lists them\n", a->command,
-                word, a->command);
-    return WEFT_EXIT_USAGE;
+        return weft_args_refuse(a, "unknown option '%s'; did you mean '%s'?", word, nearest.name);
+    return weft_args_refuse(a, "unknown option '%s'; 'weft help %s' lists them", word, a->command);
 }
 
 static int missing_value(const weft_args *a, const char *option) {
-    fprintf(stderr, "weft %s: %s needs a value\n", a->command, option);
-    return WEFT_EXIT_USAGE;
+    return weft_args_refuse(a, "%s needs a value", option);
 }
 
-int weft_args_number(const weft_args *a, const char *option, const char *text, int64_t min,
-                     int64_t max, int64_t *out) {
-    if (!text) return WEFT_EXIT_DONE;
+int weft_args_number(const weft_args *a, const weft_arg *o, const char *text) {
     char *end;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end || value < min || value > max) {
-        fprintf(stderr, "weft %s: %s '%s' must be a whole number from %lld to %lld\n", a->command,
-                option, text, (long long)min, (long long)max);
-        return WEFT_EXIT_USAGE;
-    }
-    *out = value;
+    long long number = o->number ? strtoll(text, &end, 10) : 0;
+    double value = o->number ? (double)number : strtod(text, &end);
+    if (end == text || *end || !(value >= o->min && value <= o->max))
+        return o->number ? weft_args_refuse(a, "%s '%s' must be a whole number from %.0f to %.0f",
+                                            o->name, text, o->min, o->max)
+                         : weft_args_refuse(a, "%s '%s' must be a number from %g to %g", o->name,
+                                            text, o->min, o->max);
+    if (o->number)
+        *o->number = number;
+    else
+        *o->real = value;
     return WEFT_EXIT_DONE;
-}
-
-int weft_args_real(const weft_args *a, const char *option, const char *text, double min, double max,
-                   double *out) {
-    if (!text) return WEFT_EXIT_DONE;
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(value >= min && value <= max)) {
-        fprintf(stderr, "weft %s: %s '%s' must be a number from %g to %g\n", a->command, option,
-                text, min, max);
-        return WEFT_EXIT_USAGE;
-    }
-    *out = value;
-    return WEFT_EXIT_DONE;
-}
-
-static int read_numbers(weft_args *a, const known_options *k) {
-    int64_t threads = 0;
-    a->seed = -1;
-    int status = weft_args_number(a, "--threads", k->threads, 0, 1024, &threads);
-    if (!status) status = weft_args_number(a, "--seed", k->seed, 0, 9007199254740991, &a->seed);
-    a->threads = (int)threads;
-    return status;
 }
 
 static void add_setting(weft_args *a, const char *text, const char *where) {
@@ -151,63 +144,111 @@ static void list_settings(weft_args *a) {
     if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
 }
 
+static int add_override(weft_args *a, const char *text) {
+    if (a->n_overrides == ARGS_OVERRIDES_MAX)
+        return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
+    a->overrides[a->n_overrides++] = text;
+    return WEFT_EXIT_DONE;
+}
+
 /* One option at argv[*i]; moves *i past its value. */
 static int take_option(weft_args *a, const known_options *k, int argc, char **argv, int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
-    if (strcmp(word, "-o") == 0) {
-        if (*i + 1 >= argc) return missing_value(a, "-o");
-        if (a->n_overrides == ARGS_OVERRIDES_MAX) {
-            fprintf(stderr, "weft %s: more than %d overrides\n", a->command, ARGS_OVERRIDES_MAX);
-            return WEFT_EXIT_USAGE;
-        }
-        a->overrides[a->n_overrides++] = argv[++*i];
-        return WEFT_EXIT_DONE;
-    }
+    if (k->overrides && strcmp(word, "-o") == 0)
+        return *i + 1 < argc ? add_override(a, argv[++*i]) : missing_value(a, "-o");
     const weft_arg *o = find_option(k, word);
     if (!o) return refuse_unknown(a, k, word);
     if (o->flag) {
-        if (equals && o->value && equals[1]) *o->value = equals + 1;
-        if (equals && !(o->value && equals[1])) {
-            fprintf(stderr, "weft %s: %s takes no value\n", a->command, o->name);
-            return WEFT_EXIT_USAGE;
-        }
+        if (equals && !(o->value && equals[1]))
+            return weft_args_refuse(a, "%s takes no value", o->name);
+        if (equals) *o->value = equals + 1;
         *o->flag = true;
         return WEFT_EXIT_DONE;
     }
     if (!equals && *i + 1 >= argc) return missing_value(a, o->name);
-    if (!o->value) {
-        if (a->n_repeated == ARGS_REPEATED_MAX) {
-            fprintf(stderr, "weft %s: %s more than %d times\n", a->command, o->name,
-                    ARGS_REPEATED_MAX);
-            return WEFT_EXIT_USAGE;
-        }
-        const char *value = a->repeated[a->n_repeated++] = equals ? equals + 1 : argv[++*i];
-        return *value ? WEFT_EXIT_DONE : missing_value(a, o->name);
+    const char *value = equals ? equals + 1 : argv[++*i];
+    if (!*value && o->rule != WEFT_ARG_MAY_BE_EMPTY) return missing_value(a, o->name);
+    if (o->value) *o->value = value;
+    if (o->number || o->real) return weft_args_number(a, o, value);
+    if (o->value) return WEFT_EXIT_DONE;
+    if (a->n_repeated == ARGS_REPEATED_MAX)
+        return weft_args_refuse(a, "%s more than %d times", o->name, ARGS_REPEATED_MAX);
+    a->repeated[a->n_repeated++] = value;
+    return WEFT_EXIT_DONE;
+}
+
+/* Studies that come with the program, by name, as `--config demo`: beside the program, as it is installed, or as
+ * it is built, where make puts a link. A file in the working folder comes first: a name means what it meant
+ * without them. */
+static const char *const beside[] = {"../share/weft/defconfigs", "defconfigs"};
+enum { N_BESIDE = sizeof beside / sizeof beside[0] };
+
+/* A plain word may be a study's name; a path is a path. */
+static bool may_be_name(const char *name) {
+    return name && !strchr(name, '/') && *name != '.' && access(name, F_OK) != 0;
+}
+
+/* The folder that the program is in; false: it cannot be told. */
+static bool find_program(char folder[PATH_MAX]) {
+    ssize_t n = readlink("/proc/self/exe", folder, PATH_MAX - 1);
+    if (n < 1) return false;
+    folder[n] = '\0';
+    char *slash = strrchr(folder, '/');
+    if (slash) *slash = '\0';
+    return slash != NULL;
+}
+
+/* The path of the study of that name, in `room`; else `name` itself, NULL too. */
+static const char *find_study(const char *name, char room[WEFT_PATH_MAX]) {
+    char program[PATH_MAX];
+    if (!may_be_name(name) || !find_program(program)) return name;
+    for (int i = 0; i < N_BESIDE; i++) {
+        int length = snprintf(room, WEFT_PATH_MAX, "%s/%s/%s", program, beside[i], name);
+        if (length < WEFT_PATH_MAX && access(room, R_OK) == 0) return room;
     }
-    *o->value = equals ? equals + 1 : argv[++*i];
-    return **o->value || o->rule == WEFT_ARG_MAY_BE_EMPTY ? WEFT_EXIT_DONE
-                                                          : missing_value(a, o->name);
+    return name;
+}
+
+static void offer_all(const char *folder, weft_nearest *to, char nearest[WEFT_PATH_MAX]) {
+    DIR *list = opendir(folder);
+    for (struct dirent *e; list && (e = readdir(list));) {
+        if (*e->d_name == '.') continue;
+        weft_nearest_offer(to, e->d_name);
+        if (to->name != e->d_name) continue;
+        snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
+        to->name = nearest;
+    }
+    if (list) closedir(list);
+}
+
+/* Whether `name` is a plain word that is neither a file here nor one of these studies; the study whose name
+ * is nearest to it is then in `nearest`, "" where none is near. */
+static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
+    char program[PATH_MAX], folder[WEFT_PATH_MAX];
+    *nearest = '\0';
+    if (!may_be_name(name) || !find_program(program)) return false;
+    weft_nearest to = weft_nearest_slip(name);
+    for (int i = 0; i < N_BESIDE; i++)
+        if (snprintf(folder, sizeof folder, "%s/%s", program, beside[i]) < (int)sizeof folder)
+            offer_all(folder, &to, nearest);
+    return true;
 }
 
 /* A word where none belongs is most often a value without its option. */
 static int refuse_word(const weft_args *a, const weft_arg *own, const char *word) {
     char room[WEFT_PATH_MAX];
     const char *option = NULL, *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
-    if (!strchr(key, '=')) {
-        fprintf(stderr, "weft %s: unexpected argument '%s'; did you mean '-o %s=%s'?\n", a->command,
-                weft_shown(word), weft_shown(key), weft_shown(word));
-        return WEFT_EXIT_USAGE;
-    }
+    if (!strchr(key, '='))
+        return weft_args_refuse(a, "unexpected argument '%s'; did you mean '-o %s=%s'?",
+                                weft_shown(word), weft_shown(key), weft_shown(word));
     for (const weft_arg *o = own; o && o->name && !option; o++)
         if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
-    if (!option && !a->config && access(weft_defconfig_find(word, room), F_OK) == 0)
-        option = "--config";
-    fprintf(stderr, "weft %s: unexpected argument '%s'", a->command, weft_shown(word));
+    if (!option && !a->config && access(find_study(word, room), F_OK) == 0) option = "--config";
     if (option)
-        fprintf(stderr, "; did you mean '%s %s'?\n", option, weft_shown(word));
-    else
-        fprintf(stderr, "; see 'weft help %s'\n", a->command);
-    return WEFT_EXIT_USAGE;
+        return weft_args_refuse(a, "unexpected argument '%s'; did you mean '%s %s'?",
+                                weft_shown(word), option, weft_shown(word));
+    return weft_args_refuse(a, "unexpected argument '%s'; see 'weft help %s'", weft_shown(word),
+                            a->command);
 }
 
 /* The config by its name or path; a name that nothing has is told apart from a path here, where both are
@@ -215,65 +256,43 @@ static int refuse_word(const weft_args *a, const weft_arg *own, const char *word
 static int find_config(weft_args *a) {
     static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
     char nearest[WEFT_PATH_MAX];
-    a->config = weft_defconfig_find(a->config, found);
-    if (!weft_defconfig_is_missing(a->config, nearest)) return WEFT_EXIT_DONE;
-    fprintf(stderr, "weft %s: --config %s: No such file, and no study of that name comes with weft",
-            a->command, weft_shown(a->config));
-    if (*nearest) fprintf(stderr, "; did you mean '%s'?", weft_shown(nearest));
-    fputs("\n", stderr);
-    return WEFT_EXIT_USAGE;
+    a->config = find_study(a->config, found);
+    if (!is_no_study(a->config, nearest)) return WEFT_EXIT_DONE;
+    return weft_args_refuse(
+        a, "--config %s: No such file, and no study of that name comes with weft%s%s%s",
+        weft_shown(a->config), *nearest ? "; did you mean '" : "", weft_shown(nearest),
+        *nearest ? "'?" : "");
 }
 
-int weft_args_parse(weft_args *a, int argc, char **argv, const weft_arg *own, const char **words,
-                    int n_words) {
+int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const weft_arg *own,
+                    const char **words, int n_words) {
     *a = (weft_args){.command = argv[0], .seed = -1};
     known_options k = {0};
-    list_options(&k, a, own);
-    int taken = 0;
+    list_options(&k, a, taken, own);
     for (int i = 1; i < argc; i++) {
         if (argv[i][0] == '-' && argv[i][1]) {
             int status = take_option(a, &k, argc, argv, &i);
             if (status) return status;
-        } else if (taken < n_words) {
-            words[taken++] = argv[i];
+        } else if (a->n_words < n_words) {
+            words[a->n_words++] = argv[i];
         } else {
             return refuse_word(a, own, argv[i]);
         }
     }
-    for (const weft_arg *o = own; o && o->name; o++) {
-        if (o->rule != WEFT_ARG_NEEDED || *o->value) continue;
-        fprintf(stderr, "weft %s: %s is needed; see 'weft help %s'\n", a->command, o->name,
-                a->command);
-        return WEFT_EXIT_USAGE;
-    }
-    int status = find_config(a);
-    if (!status) status = read_numbers(a, &k);
-    if (!status) list_settings(a);
-    return status;
+    for (const weft_arg *o = own; o && o->name; o++)
+        if (o->rule == WEFT_ARG_NEEDED && !*o->value)
+            return weft_args_refuse(a, "%s is needed; see 'weft help %s'", o->name, a->command);
+    a->threads = (int)k.threads;
+    list_settings(a);
+    return find_config(a);
 }
 
-int weft_args_only(const weft_args *a, unsigned taken) {
-    const struct {
-        const char *name;
-        bool given;
-        unsigned option;
-    } shared[] = {
-        {"--json", a->json, ARGS_JSON},
-        {"--threads", a->threads > 0, ARGS_THREADS},
-        {"--dtype", a->dtype != NULL, ARGS_DTYPE},
-        {"--device", a->device != NULL, ARGS_DEVICE},
-        {"--config", a->config != NULL, ARGS_CONFIG},
-        {"--variant", a->variant != NULL, ARGS_CONFIG},
-        {"--seed", a->seed >= 0, ARGS_CONFIG},
-        {"-o", a->n_overrides > 0, ARGS_CONFIG},
-    };
-    for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++) {
-        if (!shared[i].given || (taken & shared[i].option)) continue;
-        fprintf(stderr, "weft %s: unknown option '%s'; 'weft help %s' lists them\n", a->command,
-                shared[i].name, a->command);
-        return WEFT_EXIT_USAGE;
-    }
-    return WEFT_EXIT_DONE;
+int weft_args_no_config(const weft_args *a) {
+    if (!a->config && !a->variant) return WEFT_EXIT_DONE;
+    return weft_args_refuse(a,
+                            "%s does not go with --model, which has a config of its own; -o "
+                            "KEY=VALUE overrides a key",
+                            a->config ? "--config" : "--variant");
 }
 
 weft_source weft_args_source(const weft_args *a) {
@@ -346,7 +365,8 @@ weft_status weft_args_check_model(const char *folder) {
     return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
 }
 
-int weft_args_fail(const weft_args *a, weft_status status) {
+int weft_args_end(const weft_args *a, weft_status status) {
+    if (status == WEFT_OK) return WEFT_EXIT_DONE;
     const char *message = weft_error_message();
     size_t letters = strlen(a->command);
     /* What the library calls itself there is the command's own name. */
@@ -354,6 +374,12 @@ int weft_args_fail(const weft_args *a, weft_status status) {
         message += letters + 2;
     fprintf(stderr, "weft %s: %s\n", a->command, message);
     return status == WEFT_EINPUT ? WEFT_EXIT_USAGE : WEFT_EXIT_FAILED;
+}
+
+void weft_args_print(json_t *object, size_t flags) {
+    json_dumpf(object, stdout, JSON_INDENT(2) | flags);
+    printf("\n");
+    json_decref(object);
 }
 
 weft_status weft_args_backend(const weft_args *a, const weft_config *c,

@@ -1,7 +1,6 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
-#include "cli/args.h"
-#include "cli/new_model.h"
+#include "cli/checkpoint.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
 #include "convert/measure.h"
@@ -13,20 +12,20 @@
 #include <unistd.h>
 
 const char weft_help_convert[] =
-    "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout\n"
-    "                     (GPT-2, Llama, Mistral, Qwen2: config.json, safetensors, tokenizer)\n"
+    "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
+    "(GPT-2, Llama, Mistral, Qwen2: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout\n"
-    "  --to-mla           make MLA from dot attention: keys and values go through latents that\n"
-    "                     hold their strongest directions; prints what each layer loses\n"
+    "  --to-mla           make MLA from dot attention: keys and values go through latents that "
+    "hold their strongest directions; prints what each layer loses\n"
     "  --latent L         with --to-mla: the latents' width; as wide as the keys loses nothing\n"
     "  --joint            with --to-mla: one latent for keys and values\n"
-    "  --to-w2            make W2 from dot attention: means from queries and keys, equal\n"
-    "                     deviations; prints how far its weights are from dot's\n"
-    "  --spread A         with --to-w2: multiply queries by A and divide keys by it; default: 4.\n"
-    "                     The larger, the closer are the scores to dot's\n"
-    "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and\n"
-    "                     the loss before and after is printed\n"
+    "  --to-w2            make W2 from dot attention: means from queries and keys, equal "
+    "deviations; prints how far its weights are from dot's\n"
+    "  --spread A         with --to-w2: multiply queries by A and divide keys by it; default: 4. "
+    "The larger, the closer are the scores to dot's\n"
+    "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
+    "the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
     "  --force            replace the model's folder that is there, whole\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
@@ -215,9 +214,7 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
                   theirs ? "huggingface" : "weft", "to", v->to_hf ? "huggingface" : "weft",
                   "parameters", (json_int_t)parameters, "tokenizer", t != NULL);
     if (did->errors || did->apart) add_change(object, did, layers);
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
+    weft_args_print(object, 0);
 }
 
 /* Whether they have a model for it, before anything is written. */
@@ -260,44 +257,40 @@ static weft_status convert(const weft_args *args, const conversion *v) {
     return status;
 }
 
-static int wrong(const char *what) {
-    fprintf(stderr, "weft convert: %s; see 'weft help convert'\n", what);
-    return WEFT_EXIT_USAGE;
+static int wrong(const weft_args *args, const char *what) {
+    return weft_args_refuse(args, "%s; see 'weft help convert'", what);
 }
 
 static int check_usage(const weft_args *args, conversion *v) {
     if (v->to_hf + v->to_mla + v->to_w2 > 1)
-        return wrong("--to-hf, --to-mla and --to-w2 do not go together");
-    if (v->to_mla != (v->latent_text != NULL)) return wrong("--to-mla and --latent go together");
-    if (v->joint && !v->to_mla) return wrong("--joint goes with --to-mla");
-    if (v->spread_text && !v->to_w2) return wrong("--spread goes with --to-w2");
-    if (v->text && !v->to_mla && !v->to_w2) return wrong("--text goes with --to-mla and --to-w2");
-    int status = weft_args_number(args, "--latent", v->latent_text, 1, 65536, &v->latent);
-    if (!status) status = weft_args_real(args, "--spread", v->spread_text, 1e-3, 1e3, &v->spread);
-    if (!status && v->text) status = weft_args_readable(args, v->text, NULL);
-    return status;
+        return wrong(args, "--to-hf, --to-mla and --to-w2 do not go together");
+    if (v->to_mla != (v->latent_text != NULL))
+        return wrong(args, "--to-mla and --latent go together");
+    if (v->joint && !v->to_mla) return wrong(args, "--joint goes with --to-mla");
+    if (v->spread_text && !v->to_w2) return wrong(args, "--spread goes with --to-w2");
+    if (v->text && !v->to_mla && !v->to_w2)
+        return wrong(args, "--text goes with --to-mla and --to-w2");
+    return v->text ? weft_args_readable(args, v->text, NULL) : WEFT_EXIT_DONE;
 }
 
 int weft_cmd_convert(int argc, char **argv) {
     weft_args args;
     conversion v = {.spread = 4};
-    const weft_arg own[] = {{"--model", &v.model, NULL, true},
-                            {"--out", &v.out, NULL, true},
-                            {"--to-hf", NULL, &v.to_hf, false},
-                            {"--to-mla", NULL, &v.to_mla, false},
-                            {"--latent", &v.latent_text, NULL, false},
-                            {"--joint", NULL, &v.joint, false},
-                            {"--to-w2", NULL, &v.to_w2, false},
-                            {"--spread", &v.spread_text, NULL, false},
-                            {"--text", &v.text, NULL, false},
-                            {"--no-tokenizer", NULL, &v.no_tokenizer, false},
-                            {"--force", NULL, &v.force, false},
-                            {"--unchecked", NULL, &v.unchecked, false},
-                            {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON | ARGS_DTYPE);
+    const weft_arg own[] = {
+        {"--model", .value = &v.model, .rule = WEFT_ARG_NEEDED},
+        {"--out", .value = &v.out, .rule = WEFT_ARG_NEEDED},
+        {"--to-hf", .flag = &v.to_hf},
+        {"--to-mla", .flag = &v.to_mla},
+        {"--latent", .value = &v.latent_text, .number = &v.latent, .min = 1, .max = 65536},
+        {"--joint", .flag = &v.joint},
+        {"--to-w2", .flag = &v.to_w2},
+        {"--spread", .value = &v.spread_text, .real = &v.spread, .min = 1e-3, .max = 1e3},
+        {"--text", .value = &v.text},
+        {"--no-tokenizer", .flag = &v.no_tokenizer},
+        {"--force", .flag = &v.force},
+        {"--unchecked", .flag = &v.unchecked},
+        {0}};
+    int exit_status = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_DTYPE, own, NULL, 0);
     if (!exit_status) exit_status = check_usage(&args, &v);
-    if (exit_status) return exit_status;
-    weft_status status = convert(&args, &v);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return exit_status ? exit_status : weft_args_end(&args, convert(&args, &v));
 }

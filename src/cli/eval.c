@@ -4,58 +4,140 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/args.h"
-#include "cli/needle.h"
 #include "generate/folder.h"
 #include "model/account.h"
+#include "cli/checkpoint.h"
+#include "data/tasks.h"
 #include "model/evaluate.h"
-#include "model/kinds.h"
 
-#include <jansson.h>
 #include <math.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 const char weft_help_eval[] =
     "  --model DIR        a checkpoint: config.json and model.safetensors; a run's folder stands "
-    "for\n"
-    "                     its best\n"
+    "for its best\n"
     "  --text FILE        a text, read by the checkpoint's tokenizer\n"
     "  --tokens FILE      a .npy of shape [B, T+1] (int32 or int64), one batch; or a token shard\n"
     "  --targets FILE     a .npy of shape [B, T], -1 for ignored; without it, the tokens that "
     "follow\n"
     "  --logits OUT       write the logits [B, T, V] as safetensors\n"
-    "  --grads OUT        write every tensor's gradient: one train-mode pass without dropout, "
-    "from\n"
-    "                     which loss and logits come too\n"
-    "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2\n"
-    "                     attention these are minus the squared distances over the temperature\n"
+    "  --grads OUT        write every tensor's gradient: one train-mode pass without dropout, from "
+    "which loss and logits come too\n"
+    "  --scores OUT       write the raw attention scores [B, H, T, T] of each layer; with W2 "
+    "attention these are minus the squared distances over the temperature\n"
     "  --suite FILE       in place of --tokens: multiple-choice questions, JSON lines with "
-    "context,\n"
-    "                     choices and answer (from 0); prints the share of answers that are the\n"
-    "                     likeliest choice by log-likelihood (acc) and by that per character\n"
-    "                     (acc_norm). A choice follows its context as it is: a blank between them\n"
-    "                     is part of the choice\n"
+    "context, choices and answer (from 0); prints the share of answers that are the likeliest "
+    "choice by log-likelihood (acc) and by that per character (acc_norm). A choice follows its "
+    "context as it is: a blank between them is part of the choice\n"
     "  --needle           in place of --tokens: hide a pass key of five digits in text, ask for it "
-    "at\n"
-    "                     the end, and print the share of right answers by length and depth. The\n"
-    "                     text is --text, or for tokenizers of bytes text made by the program\n"
+    "at the end, and print the share of right answers by length and depth. The text is --text, or "
+    "for tokenizers of bytes text made by the program\n"
     "  --lengths A,B      tokens of a prompt with its answer; default: a quarter, a half and all "
-    "of\n"
-    "                     the model's context; more only with positions that have no end (rope,\n"
-    "                     alibi, none; -o ROPE_SCALING=... slows rotations)\n"
+    "of the model's context; more only with positions that have no end (rope, alibi, none; -o "
+    "ROPE_SCALING=... slows rotations)\n"
     "  --depths A,B       where the key is, 0 the beginning, 1 the end; default: "
     "0,0.25,0.5,0.75,1\n"
     "  --trials N         keys for each length and depth; default: 10\n"
     "  --seed N           random seed of the texts and keys\n"
     "  --details OUT      write each question's log-likelihoods, or each prompt and answer, as "
-    "JSON\n"
-    "                     lines\n"
+    "JSON lines\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto\n"
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n";
+
+/* --needle as it was given; NULL: not. */
+typedef struct {
+    bool on;
+    const char *lengths, *depths, *trials;
+} needle_args;
+
+enum { TRIALS = 10, LENGTH_MOST = 1 << 24, ITEM_ROOM = 32 };
+static const double usual_depths[] = {0, 0.25, 0.5, 0.75, 1};
+
+/* The next item of a list "a,b,c" at *at, which moves on; false: there is none. */
+static bool next_item(const char **at, char item[ITEM_ROOM]) {
+    if (!**at) return false;
+    size_t n = strcspn(*at, ",");
+    snprintf(item, ITEM_ROOM, "%.*s", (int)n, *at);
+    *at += n + ((*at)[n] == ',');
+    return true;
+}
+
+/* A list of at most WEFT_NEEDLE_CELLS numbers of the option o, which says where the first goes. */
+static int read_list(const weft_args *a, weft_arg o, const char *list, int *n) {
+    char item[ITEM_ROOM];
+    for (*n = 0; next_item(&list, item); ++*n) {
+        if (*n == WEFT_NEEDLE_CELLS)
+            return weft_args_refuse(a, "%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
+        int status = weft_args_number(a, &o, item);
+        if (status) return status;
+        if (o.number) o.number++;
+        if (o.real) o.real++;
+    }
+    return WEFT_EXIT_DONE;
+}
+
+static int read_needle_lists(const weft_args *a, const needle_args *given, weft_needle_options *o) {
+    const weft_arg lengths = {"--lengths", .number = o->lengths, .min = 1, .max = LENGTH_MOST};
+    const weft_arg depths = {"--depths", .real = o->depths, .max = 1};
+    if (a->seed >= 0) o->seed = (uint64_t)a->seed;
+    int status = given->lengths ? read_list(a, lengths, given->lengths, &o->n_lengths) : 0;
+    if (given->depths) return status ? status : read_list(a, depths, given->depths, &o->n_depths);
+    o->n_depths = (int)(sizeof usual_depths / sizeof usual_depths[0]);
+    memcpy(o->depths, usual_depths, sizeof usual_depths);
+    return status;
+}
+
+/* A quarter, a half and the whole of the context, where the key's line and question fit. */
+static void usual_lengths(int64_t block, weft_needle_options *out) {
+    for (int64_t part = 4; part >= 1; part /= 2)
+        if (block / part >= WEFT_NEEDLE_TIME || part == 1)
+            out->lengths[out->n_lengths++] = block / part;
+}
+
+static void print_needle_table(const weft_needle_options *o, const weft_needle_score *s) {
+    char count[WEFT_COUNT_ROOM];
+    printf("answers that are right, of %lld each\n   depth", (long long)o->trials);
+    for (int i = 0; i < o->n_lengths; i++)
+        printf(" %10s", weft_count_text(o->lengths[i], count));
+    printf("  tokens\n");
+    for (int d = 0; d < o->n_depths; d++) {
+        printf("%8.3g", o->depths[d]);
+        for (int i = 0; i < o->n_lengths; i++)
+            printf(" %9.1f%%", 100 * s->cells[i][d].right);
+        printf("\n");
+    }
+    printf("   cache");
+    for (int i = 0; i < o->n_lengths; i++)
+        printf(" %10s", weft_count_text(s->cache_bytes[i], count));
+    printf("  bytes\n");
+}
+
+static void print_needles(const weft_args *a, const weft_needle_options *o,
+                          const weft_needle_score *s) {
+    if (!a->json) {
+        print_needle_table(o, s);
+        return;
+    }
+    json_t *cells = json_array(), *caches = json_array();
+    for (int i = 0; i < o->n_lengths; i++) {
+        for (int d = 0; d < o->n_depths; d++)
+            json_array_append_new(cells, json_pack("{s:I, s:f, s:f, s:f}", "length",
+                                                   (json_int_t)o->lengths[i], "depth", o->depths[d],
+                                                   "accuracy", s->cells[i][d].right,
+                                                   "token_accuracy", s->cells[i][d].tokens));
+        json_array_append_new(caches, json_pack("{s:I, s:I}", "length", (json_int_t)o->lengths[i],
+                                                "bytes", (json_int_t)s->cache_bytes[i]));
+    }
+    json_t *object = json_pack("{s:I, s:o, s:o}", "trials", (json_int_t)o->trials, "needle", cells,
+                               "cache", caches);
+    weft_args_print(object, 0);
+}
 
 /* NaN where it is not known what the tokens stand for. */
 static double bits_per_byte(const weft_evaluated *e) {
@@ -82,9 +164,7 @@ static void print_parts(const weft_args *args, const weft_evaluated *e) {
         "aux_contrastive", weft_json_number(p->aux_contrastive), "logits_z",
         weft_json_number(p->logits_z), "tokens", (json_int_t)e->tokens, "perplexity",
         weft_json_number(perplexity), "bits_per_byte", weft_json_number(bits));
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
+    weft_args_print(object, 0);
 }
 
 static void print_score(const weft_args *args, const char *path, const weft_suite_score *s) {
@@ -96,54 +176,31 @@ static void print_score(const weft_args *args, const char *path, const weft_suit
     json_t *object = json_pack("{s:s, s:I, s:f, s:f, s:f, s:f}", "suite", path, "questions",
                                (json_int_t)s->questions, "acc", s->acc, "acc_norm", s->acc_norm,
                                "acc_stderr", s->acc_error, "acc_norm_stderr", s->acc_norm_error);
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
-}
-
-/* The checkpoint's own config, with what the arguments change of it. */
-static weft_status checkpoint_config(const weft_args *args, const char *folder, weft_config *c) {
-    WEFT_TRY(weft_model_read_config(folder, c));
-    for (int i = 0; i < args->n_overrides; i++)
-        WEFT_TRY(weft_config_override(c, args->overrides[i], "-o"));
-    if (args->dtype) WEFT_TRY(weft_config_set(c, "DTYPE", args->dtype, "--dtype"));
-    if (args->device) WEFT_TRY(weft_config_set(c, "DEVICE", args->device, "--device"));
-    return weft_model_check(c, folder);
-}
-
-static int misuse(const char *what) {
-    fprintf(stderr, "weft eval: %s\n", what);
-    return WEFT_EXIT_USAGE;
+    weft_args_print(object, 0);
 }
 
 /* What goes with what. */
-static int check_usage(const weft_evaluation *what, const char *suite, const char *details,
-                       const weft_needle_args *needle) {
+static int check_usage(const weft_args *a, const weft_evaluation *what, const char *suite,
+                       const char *details, const needle_args *needle) {
     bool outputs = what->targets || what->logits || what->grads || what->scores;
     if (!needle->on && (needle->lengths || needle->depths || needle->trials))
-        return misuse("--lengths, --depths and --trials go with --needle");
+        return weft_args_refuse(a, "--lengths, --depths and --trials go with --needle");
     if (needle->on && (what->tokens || outputs || suite))
-        return misuse("--needle goes with --text and --details alone");
+        return weft_args_refuse(a, "--needle goes with --text and --details alone");
     if (!what->tokens && !what->text && !suite && !needle->on)
-        return misuse(
-            "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells "
-            "more");
-    if (what->tokens && what->text) return misuse("--text and --tokens: one of them at a time");
+        return weft_args_refuse(
+            a, "--text or --tokens is needed, or --suite or --needle; 'weft help eval' tells more");
+    if (what->tokens && what->text)
+        return weft_args_refuse(a, "--text and --tokens: one of them at a time");
     if ((suite && (what->tokens || what->text || outputs)) || (details && !suite && !needle->on))
-        return misuse("--suite FILE goes with --details alone, and --details with it or --needle");
-    return WEFT_EXIT_DONE;
+        return weft_args_refuse(
+            a, "--suite FILE goes with --details alone, and --details with it or --needle");
+    return weft_args_no_config(a);
 }
 
 /* What the user named must be there, and must be what this command reads. */
 static int check_inputs(const weft_args *args, const char *folder, const weft_evaluation *what,
                         const char *suite) {
-    if (args->config || args->variant) {
-        fprintf(stderr,
-                "weft eval: %s does not go with --model, which has a config of its own; "
-                "-o KEY=VALUE overrides a key\n",
-                args->config ? "--config" : "--variant");
-        return WEFT_EXIT_USAGE;
-    }
     int status = weft_args_readable(args, folder, "config.json");
     if (!status) status = weft_args_readable(args, folder, "model.safetensors");
     const char *input = suite ? suite : what->text ? what->text : what->tokens;
@@ -183,11 +240,12 @@ static weft_status check_outputs(const char *folder, const weft_evaluation *what
 /* What is to be read off a model, and what it comes to. */
 typedef struct {
     const char *folder, *suite, *details;
+    bool unchecked;
     weft_evaluation what;
     char checkpoint[WEFT_FOLDER_PATH];
     weft_evaluated found;
     weft_suite_score score;
-    weft_needle_args needle;
+    needle_args needle;
     weft_needle_options hidden;
     weft_needle_score answers;
 } eval_job;
@@ -204,107 +262,72 @@ static int find_checkpoint(const weft_args *args, eval_job *job) {
     if (weft_generation_folder(job->folder, job->checkpoint) == WEFT_OK)
         job->folder = job->checkpoint;
     else if (!one)
-        return weft_args_fail(args, WEFT_EINPUT);
+        return weft_args_end(args, WEFT_EINPUT);
     return WEFT_EXIT_DONE;
 }
 
-static weft_status score_suite(eval_job *job, const weft_model *m, const weft_backend *backend,
-                               weft_pool *pool) {
-    weft_tokenizer *tokenizer = NULL;
-    WEFT_TRY(check_output(job->details, job->folder, &(weft_evaluation){.tokens = job->suite}));
-    WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
-    weft_status status =
-        weft_suite(m, tokenizer, backend, pool, job->suite, job->details, &job->score);
-    weft_tokenizer_close(tokenizer);
-    return status;
+static weft_status score_suite(eval_job *job, const weft_loaded *l) {
+    WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
+    return weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
+                      &job->score);
 }
 
-static weft_status find_needles(eval_job *job, const weft_model *m, const weft_backend *backend,
-                                weft_pool *pool) {
-    weft_tokenizer *tokenizer = NULL;
-    WEFT_TRY(check_output(job->details, job->folder, &job->what));
-    WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
-    weft_status status = weft_needle(m, tokenizer, backend, pool, &job->hidden, &job->answers);
-    weft_tokenizer_close(tokenizer);
-    return status;
+static weft_status find_needles(eval_job *job, const weft_loaded *l) {
+    WEFT_TRY(check_output(job->details, l->folder, &job->what));
+    if (!job->needle.lengths) usual_lengths(l->config.context, &job->hidden);
+    return weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden, &job->answers);
 }
 
-/* The checkpoint's tokenizer, where it has one; a text needs it. */
-static weft_status evaluate(eval_job *job, const weft_model *m, const weft_backend *backend,
-                            weft_pool *pool) {
-    weft_tokenizer *tokenizer = NULL;
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", job->folder));
-    bool has;
-    WEFT_TRY(weft_path_there(path, &has));
-    if (has || job->what.text)
-        WEFT_TRY(weft_generation_tokenizer(job->folder, &m->config, &tokenizer));
-    job->what.tokenizer = tokenizer;
-    weft_status status = weft_evaluate(m, backend, pool, &job->what, &job->found);
-    weft_tokenizer_close(tokenizer);
-    return status;
+static weft_status evaluate(eval_job *job, const weft_loaded *l) {
+    job->what.tokenizer = l->tokenizer;
+    return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
 }
 
-static weft_status run_job(const weft_args *args, eval_job *job) {
-    weft_config c;
-    weft_model *m = NULL;
-    weft_pool *pool = NULL;
-    const weft_backend *backend;
+static weft_status run_job(const weft_args *args, eval_job *job, weft_loaded *l) {
+    bool text = job->suite || job->needle.on || job->what.text;
     WEFT_TRY(check_outputs(job->folder, &job->what));
-    WEFT_TRY(checkpoint_config(args, job->folder, &c));
-    weft_status status = weft_args_backend(args, &c, &backend, &pool);
-    if (status == WEFT_OK)
-        status = weft_model_load_as(job->folder, &c, weft_config_dtype(&c), pool, &m);
-    if (status == WEFT_OK)
-        status = job->needle.on ? find_needles(job, m, backend, pool)
-                 : job->suite   ? score_suite(job, m, backend, pool)
-                                : evaluate(job, m, backend, pool);
-    weft_pool_destroy(pool);
-    weft_model_destroy(m);
-    return status;
-}
-
-/* The default lengths follow from the checkpoint's config. */
-static int read_needle_options(const weft_args *args, eval_job *job) {
-    weft_config c;
-    weft_status status = checkpoint_config(args, job->folder, &c);
-    if (status != WEFT_OK) return weft_args_fail(args, status);
-    job->hidden =
-        (weft_needle_options){.text = job->what.text, .details = job->details, .quiet = args->json};
-    return weft_needle_args_read(args, &job->needle, c.context, &job->hidden);
+    WEFT_TRY(weft_loaded_open(args, job->folder, job->unchecked,
+                              text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
+    return job->needle.on ? find_needles(job, l)
+           : job->suite   ? score_suite(job, l)
+                          : evaluate(job, l);
 }
 
 int weft_cmd_eval(int argc, char **argv) {
     weft_args args;
-    eval_job job = {0};
+    weft_loaded loaded = {0};
+    eval_job job = {.hidden.trials = TRIALS};
     weft_evaluation *what = &job.what;
-    bool unchecked = false;
-    const weft_arg own[] = {{"--model", &job.folder, NULL, true},
-                            {"--tokens", &what->tokens, NULL, false},
-                            {"--targets", &what->targets, NULL, false},
-                            {"--logits", &what->logits, NULL, false},
-                            {"--grads", &what->grads, NULL, false},
-                            {"--scores", &what->scores, NULL, false},
-                            {"--suite", &job.suite, NULL, false},
-                            {"--details", &job.details, NULL, false},
-                            {"--unchecked", NULL, &unchecked, false},
-                            {"--text", &what->text, NULL, false},
-                            {"--needle", NULL, &job.needle.on, false},
-                            {"--lengths", &job.needle.lengths, NULL, false},
-                            {"--depths", &job.needle.depths, NULL, false},
-                            {"--trials", &job.needle.trials, NULL, false},
-                            {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status) exit_status = check_usage(what, job.suite, job.details, &job.needle);
-    if (!exit_status) exit_status = find_checkpoint(&args, &job);
-    if (!exit_status) exit_status = check_inputs(&args, job.folder, what, job.suite);
-    if (!exit_status && job.needle.on) exit_status = read_needle_options(&args, &job);
-    if (exit_status) return exit_status;
-    weft_status status = unchecked ? WEFT_OK : weft_args_check_model(job.folder);
-    if (status == WEFT_OK) status = run_job(&args, &job);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    const weft_arg own[] = {{"--model", .value = &job.folder, .rule = WEFT_ARG_NEEDED},
+                            {"--tokens", .value = &what->tokens},
+                            {"--targets", .value = &what->targets},
+                            {"--logits", .value = &what->logits},
+                            {"--grads", .value = &what->grads},
+                            {"--scores", .value = &what->scores},
+                            {"--suite", .value = &job.suite},
+                            {"--details", .value = &job.details},
+                            {"--unchecked", .flag = &job.unchecked},
+                            {"--text", .value = &what->text},
+                            {"--needle", .flag = &job.needle.on},
+                            {"--lengths", .value = &job.needle.lengths},
+                            {"--depths", .value = &job.needle.depths},
+                            {"--trials", .value = &job.needle.trials, .number = &job.hidden.trials,
+                             .min = 1, .max = 1000000},
+                            {0}};
+    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
+    if (!usage) usage = check_usage(&args, what, job.suite, job.details, &job.needle);
+    if (!usage) usage = find_checkpoint(&args, &job);
+    if (!usage) usage = check_inputs(&args, job.folder, what, job.suite);
+    if (!usage) usage = read_needle_lists(&args, &job.needle, &job.hidden);
+    if (usage) return usage;
+    job.hidden.text = what->text;
+    job.hidden.details = job.details;
+    job.hidden.quiet = args.json;
+    weft_status status = run_job(&args, &job, &loaded);
+    weft_loaded_close(&loaded);
+    if (status != WEFT_OK) return weft_args_end(&args, status);
     if (job.needle.on)
-        weft_needle_print(&args, &job.hidden, &job.answers);
+        print_needles(&args, &job.hidden, &job.answers);
     else if (job.suite)
         print_score(&args, job.suite, &job.score);
     else

@@ -2,12 +2,11 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "cli/loaded.h"
+#include "cli/checkpoint.h"
 #include "generate/generator.h"
 #include "generate/text.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,15 +15,14 @@
 const char weft_help_generate[] =
     "  --model DIR        a checkpoint; of a run's folder, its best/, or last/ if there is no "
     "best/\n"
-    "  --prompt TEXT      the beginning of the text; \\n and the like are not interpreted. An "
-    "empty\n"
+    "  --prompt TEXT      the beginning of the text; \\n"
+    " and the like are not interpreted. An empty\n"
     "                     one begins a new text\n"
-    "  --file FILE        read the prompt from this file; - is standard input, which is also read\n"
-    "                     if there is no prompt and it is not a terminal\n"
-    "  -i                 a conversation: each line of standard input is added and answered, up "
-    "to\n"
-    "                     a stop string or --max-tokens; what was said before stays in the cache.\n"
-    "                     --prompt or --file is its beginning, which is answered first\n"
+    "  --file FILE        read the prompt from this file; - is standard input, which is also read "
+    "if there is no prompt and it is not a terminal\n"
+    "  -i                 a conversation: each line of standard input is added and answered, up to "
+    "a stop string or --max-tokens; what was said before stays in the cache. --prompt or --file is "
+    "its beginning, which is answered first\n"
     "  --max-tokens N     most tokens to generate; default: 256\n"
     "  --temperature X    default: 1; 0 always takes the likeliest token\n"
     "  --top-k N          sample from the N likeliest tokens; default: 0, all of them\n"
@@ -36,12 +34,11 @@ const char weft_help_generate[] =
     "  --stop TEXT        end the text before this; repeatable\n"
     "  --samples N        several texts for one prompt, one after the other\n"
     "  --logprobs N       with --json: the N likeliest tokens at each place too (at most 20)\n"
-    "  --context N        most tokens of prompt and text together; default: CONTEXT; more\n"
-    "                     only with positions that have no end (rope, alibi, none)\n"
+    "  --context N        most tokens of prompt and text together; default: CONTEXT; more only "
+    "with positions that have no end (rope, alibi, none)\n"
     "  --slide            continue past the end of the context, with its last N tokens in view\n"
-    "  -o KEY=VALUE       override a key of the checkpoint's config, such as CACHE_DTYPE and\n"
-    "                     WEIGHT_DTYPE (f32, bf16, int8), the types of cache and matrices;\n"
-    "                     repeatable\n"
+    "  -o KEY=VALUE       override a key of the checkpoint's config, such as CACHE_DTYPE and "
+    "WEIGHT_DTYPE (f32, bf16, int8), the types of cache and matrices; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto (the default: a GPU if there is one)\n"
@@ -74,62 +71,40 @@ typedef struct {
 } sample_text;
 
 static int read_options(generation *g, int argc, char **argv) {
-    const char *max_tokens = NULL, *temperature = NULL, *top_k = NULL, *top_p = NULL, *min_p = NULL;
-    const char *penalty = NULL, *samples = NULL, *context = NULL, *logprobs = NULL;
-    const weft_arg own[] = {{"--model", &g->path, NULL, true},
-                            {"--prompt", &g->prompt, NULL, WEFT_ARG_MAY_BE_EMPTY},
-                            {"--file", &g->file, NULL, false},
-                            {"-i", NULL, &g->interactive, false},
-                            {"--interactive", NULL, &g->interactive, false},
-                            {"--slide", NULL, &g->slide, false},
-                            {"--unchecked", NULL, &g->unchecked, false},
-                            {"--max-tokens", &max_tokens, NULL, false},
-                            {"--temperature", &temperature, NULL, false},
-                            {"--top-k", &top_k, NULL, false},
-                            {"--top-p", &top_p, NULL, false},
-                            {"--min-p", &min_p, NULL, false},
-                            {"--repetition-penalty", &penalty, NULL, false},
-                            {"--samples", &samples, NULL, false},
-                            {"--logprobs", &logprobs, NULL, false},
-                            {"--context", &context, NULL, false},
-                            {"--stop", NULL, NULL, false},
-                            {NULL, NULL, NULL, false}};
     weft_args *a = &g->args;
     weft_sampling *s = &g->sampling;
-    int status = weft_args_parse(a, argc, argv, own, NULL, 0);
-    if (!status)
-        status = weft_args_number(a, "--max-tokens", max_tokens, 1, 1 << 30, &s->max_tokens);
-    if (!status) status = weft_args_number(a, "--top-k", top_k, 0, 1 << 30, &s->top_k);
-    if (!status) status = weft_args_real(a, "--temperature", temperature, 0, 100, &s->temperature);
-    if (!status) status = weft_args_real(a, "--top-p", top_p, 0, 1, &s->top_p);
-    if (!status) status = weft_args_real(a, "--min-p", min_p, 0, 1, &s->min_p);
-    if (!status)
-        status =
-            weft_args_real(a, "--repetition-penalty", penalty, 0.01, 100, &s->repetition_penalty);
-    if (!status) status = weft_args_number(a, "--samples", samples, 1, 1024, &g->samples);
-    if (!status) status = weft_args_number(a, "--context", context, 1, 1 << 28, &g->context);
-    if (!status)
-        status = weft_args_number(a, "--logprobs", logprobs, 0, WEFT_TOP_MAX, &g->top_logprobs);
+    const char *logprobs = NULL;
+    const weft_arg own[] = {
+        {"--model", .value = &g->path, .rule = WEFT_ARG_NEEDED},
+        {"--prompt", .value = &g->prompt, .rule = WEFT_ARG_MAY_BE_EMPTY},
+        {"--file", .value = &g->file},
+        {"-i", .flag = &g->interactive},
+        {"--interactive", .flag = &g->interactive},
+        {"--slide", .flag = &g->slide},
+        {"--unchecked", .flag = &g->unchecked},
+        {"--max-tokens", .number = &s->max_tokens, .min = 1, .max = 1 << 30},
+        {"--temperature", .real = &s->temperature, .max = 100},
+        {"--top-k", .number = &s->top_k, .max = 1 << 30},
+        {"--top-p", .real = &s->top_p, .max = 1},
+        {"--min-p", .real = &s->min_p, .max = 1},
+        {"--repetition-penalty", .real = &s->repetition_penalty, .min = 0.01, .max = 100},
+        {"--samples", .number = &g->samples, .min = 1, .max = 1024},
+        {"--logprobs", .value = &logprobs, .number = &g->top_logprobs, .max = WEFT_TOP_MAX},
+        {"--context", .number = &g->context, .min = 1, .max = 1 << 28},
+        {.name = "--stop"},
+        {0}};
+    int status = weft_args_parse(a, argc, argv, ARGS_ALL, own, NULL, 0);
     if (status) return status;
     s->top_logprobs = (int)g->top_logprobs;
     s->token_only = !a->json;
-    if (g->prompt && g->file) {
-        fprintf(stderr, "weft generate: --prompt and --file are two prompts; give one\n");
-        return WEFT_EXIT_USAGE;
-    }
-    if (g->interactive && (g->samples > 1 || a->json)) {
-        fprintf(stderr, "weft generate: -i is one conversation, without --samples and --json\n");
-        return WEFT_EXIT_USAGE;
-    }
-    if (g->interactive && g->file && strcmp(g->file, "-") == 0) {
-        fprintf(stderr, "weft generate: -i reads the conversation from standard input, which "
-                        "--file - is too; name a file\n");
-        return WEFT_EXIT_USAGE;
-    }
-    if (logprobs && !a->json) {
-        fprintf(stderr, "weft generate: --logprobs needs --json\n");
-        return WEFT_EXIT_USAGE;
-    }
+    if (g->prompt && g->file)
+        return weft_args_refuse(a, "--prompt and --file are two prompts; give one");
+    if (g->interactive && (g->samples > 1 || a->json))
+        return weft_args_refuse(a, "-i is one conversation, without --samples and --json");
+    if (g->interactive && g->file && strcmp(g->file, "-") == 0)
+        return weft_args_refuse(a, "-i reads the conversation from standard input, which --file - "
+                                   "is too; name a file");
+    if (logprobs && !a->json) return weft_args_refuse(a, "--logprobs needs --json");
     return weft_args_no_config(a);
 }
 
@@ -141,11 +116,6 @@ static weft_status open_all(generation *g) {
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
-}
-
-static void close_all(generation *g) {
-    weft_generator_close(g->generator);
-    weft_loaded_close(&g->loaded);
 }
 
 static weft_status grow(char **data, size_t *room, size_t want) {
@@ -204,13 +174,8 @@ static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool
 }
 
 static weft_status keep_token(sample_text *s, const weft_sampled *token) {
-    if (s->n_tokens == s->tokens_room) {
-        int64_t room = s->tokens_room ? 2 * s->tokens_room : 64;
-        weft_sampled *grown = realloc(s->tokens, (size_t)room * sizeof *grown);
-        if (!grown) return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
-        s->tokens = grown;
-        s->tokens_room = room;
-    }
+    if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof *token))
+        return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
     s->tokens[s->n_tokens++] = *token;
     return WEFT_OK;
 }
@@ -332,9 +297,7 @@ static void print_json(const generation *g, const sample_text *samples, const sp
             json_array_append_new(list, sample_json(samples + i));
         json_object_set_new(object, "samples", list);
     }
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
+    weft_args_print(object, 0);
 }
 
 static void print_speed(const speed *v) {
@@ -438,6 +401,7 @@ int weft_cmd_generate(int argc, char **argv) {
     if (exit_status) return exit_status;
     weft_status status = open_all(&g);
     if (status == WEFT_OK) status = g.interactive ? converse(&g) : generate_once(&g);
-    close_all(&g);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&g.args, status);
+    weft_generator_close(g.generator);
+    weft_loaded_close(&g.loaded);
+    return weft_args_end(&g.args, status);
 }

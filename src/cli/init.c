@@ -1,13 +1,12 @@
 /* weft init: a fresh checkpoint. */
 #include "base/text.h"
-#include "cli/args.h"
-#include "cli/new_model.h"
+#include "cli/checkpoint.h"
 #include "model/account.h"
 
 const char weft_help_init[] =
     "  --config FILE      the config; default: every option's own default\n"
-    "  --out DIR          where the checkpoint goes: config.json, model.safetensors,\n"
-    "                     and state.json with their checksums\n"
+    "  --out DIR          where the checkpoint goes: config.json, model.safetensors, and "
+    "state.json with their checksums\n"
     "  --force            replace the model's folder that is there, whole\n"
     "  --seed N           random seed; default: the config's\n"
     "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation\n"
@@ -25,9 +24,9 @@ int weft_cmd_init(int argc, char **argv) {
     const char *out = NULL;
     bool force = false;
     const weft_arg own[] = {
-        {"--out", &out, NULL, true}, {"--force", NULL, &force, false}, {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status) exit_status = weft_args_only(&args, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG);
+        {"--out", .value = &out, .rule = WEFT_ARG_NEEDED}, {"--force", .flag = &force}, {0}};
+    int exit_status =
+        weft_args_parse(&args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
     if (exit_status) return exit_status;
     weft_model *m = NULL;
@@ -45,5 +44,5 @@ int weft_cmd_init(int argc, char **argv) {
                 weft_count_text(weft_model_parameter_count(m), count));
     weft_pool_destroy(pool);
     weft_model_destroy(m);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return weft_args_end(&args, status);
 }

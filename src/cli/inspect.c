@@ -1,7 +1,7 @@
 /* weft inspect: what a model's mechanisms do on a text. */
 #include "base/text.h"
-#include "cli/loaded.h"
 #include "inspect/inspect.h"
+#include "cli/checkpoint.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,37 +22,26 @@ const char weft_help_inspect[] =
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
     "\n"
-    "For each head of each layer: the entropy of its weights, where they lie, W2's temperature "
-    "and\n"
-    "deviations, the gate. For each layer: what the routes of cross-token keep, the directions in\n"
+    "For each head of each layer: the entropy of its weights, where they lie, W2's temperature and "
+    "deviations, the gate. For each layer: what the routes of cross-token keep, the directions in "
     "MLA's latents, how alike the z-heads are. For each mechanism: the norm of its gradient.\n";
 
-enum { CONTEXT = 256, WINDOWS = 8, WINDOWS_MOST = 1 << 20 };
+enum { CONTEXT = 256, WINDOWS = 8 };
 
 typedef struct {
-    const char *model, *text, *tokens, *out, *context_text, *windows_text;
+    const char *model, *text, *tokens, *out, *context_text;
     bool force, no_gradients, unchecked;
     int64_t context, windows;
 } inspect_job;
 
 static int check_arguments(const weft_args *a, inspect_job *job, const char *word) {
     if (!job->model) job->model = word;
-    if (!job->model || (word && job->model != word)) {
-        fprintf(stderr, "weft inspect: one model is needed, as --model DIR; see 'weft help "
-                        "inspect'\n");
-        return WEFT_EXIT_USAGE;
-    }
-    if (!job->text == !job->tokens) {
-        fprintf(stderr, "weft inspect: --text FILE or --tokens FILE is needed%s\n",
-                job->text ? ", one of them at a time" : "");
-        return WEFT_EXIT_USAGE;
-    }
+    if (!job->model || (word && job->model != word))
+        return weft_args_refuse(a, "one model is needed, as --model DIR; see 'weft help inspect'");
+    if (!job->text == !job->tokens)
+        return weft_args_refuse(a, "--text FILE or --tokens FILE is needed%s",
+                                job->text ? ", one of them at a time" : "");
     int status = weft_args_no_config(a);
-    if (!status)
-        status = weft_args_number(a, "--context", job->context_text, 2, 1 << 20, &job->context);
-    if (!status)
-        status =
-            weft_args_number(a, "--windows", job->windows_text, 1, WINDOWS_MOST, &job->windows);
     if (!status) status = weft_args_readable(a, job->text ? job->text : job->tokens, NULL);
     return status;
 }
@@ -82,10 +71,7 @@ static weft_status show(const weft_args *a, const inspect_job *job, const weft_l
         if (job->out) printf("\npictures: %s\n", weft_shown(job->out));
         return WEFT_OK;
     }
-    json_t *object = weft_inspection_json(i);
-    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-    printf("\n");
-    json_decref(object);
+    weft_args_print(weft_inspection_json(i), 0);
     return WEFT_OK;
 }
 
@@ -110,20 +96,21 @@ int weft_cmd_inspect(int argc, char **argv) {
     weft_loaded loaded = {0};
     inspect_job job = {.context = CONTEXT, .windows = WINDOWS};
     const char *word = NULL;
-    const weft_arg own[] = {{"--model", &job.model, NULL, false},
-                            {"--text", &job.text, NULL, false},
-                            {"--tokens", &job.tokens, NULL, false},
-                            {"--context", &job.context_text, NULL, false},
-                            {"--windows", &job.windows_text, NULL, false},
-                            {"--out", &job.out, NULL, false},
-                            {"--force", NULL, &job.force, false},
-                            {"--no-gradients", NULL, &job.no_gradients, false},
-                            {"--unchecked", NULL, &job.unchecked, false},
-                            {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, &word, 1);
+    const weft_arg own[] = {
+        {"--model", .value = &job.model},
+        {"--text", .value = &job.text},
+        {"--tokens", .value = &job.tokens},
+        {"--context", .value = &job.context_text, .number = &job.context, .min = 2, .max = 1 << 20},
+        {"--windows", .number = &job.windows, .min = 1, .max = 1 << 20},
+        {"--out", .value = &job.out},
+        {"--force", .flag = &job.force},
+        {"--no-gradients", .flag = &job.no_gradients},
+        {"--unchecked", .flag = &job.unchecked},
+        {0}};
+    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, &word, 1);
     if (!exit_status) exit_status = check_arguments(&args, &job, word);
     if (exit_status) return exit_status;
     weft_status status = inspect(&args, &job, &loaded);
     weft_loaded_close(&loaded);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return weft_args_end(&args, status);
 }

@@ -20,8 +20,7 @@
 
 #include "base/text.h"
 #include "base/version.h"
-#include "cli/filled.h"
-#include "config/help.h"
+#include "config/config.h"
 #include "cpu/blas.h"
 #include "weft/weft.h"
 
@@ -116,11 +115,9 @@ static void print_commands(FILE *to) {
 
 const char weft_help_help[] =
     "Without COMMAND, lists the commands. OPTION is an option of a config, as CONFIG_N_LAYER, "
-    "N_LAYER or\n"
-    "by an old name: its default, range, meaning, and when it matters. 'weft help config' lists "
-    "all, 'weft\n"
-    "help config WORD' those whose name or explanation holds a word; 'weft help config --kconfig'\n"
-    "prints them as a Kconfig file.\n";
+    "N_LAYER or by an old name: its default, range, meaning, and when it matters. 'weft help "
+    "config' lists all, 'weft help config WORD' those whose name or explanation holds a word; "
+    "'weft help config --kconfig' prints them as a Kconfig file.\n";
 
 /* An option of other trainers; false: it is none. */
 static bool help_foreign(const char *key) {
@@ -148,12 +145,123 @@ static int help_config(int argc, char **argv) {
     return EXIT_USAGE;
 }
 
+enum { WIDTH = 79, BODY = 21, USAGE = 7 };
+
+typedef struct {
+    FILE *to;
+    int column;      /* where the next character goes */
+    int first, hang; /* where the first word goes, and the lines after it begin */
+    bool open;       /* a paragraph or an option is being written */
+    bool fresh;      /* and none of its words yet */
+} filler;
+
+/* Columns of `length` bytes: characters of UTF-8. */
+static int columns(const char *text, size_t length) {
+    int n = 0;
+    for (size_t i = 0; i < length; i++)
+        n += ((unsigned char)text[i] & 0xc0) != 0x80;
+    return n;
+}
+
+static void indent(filler *f, int column) {
+    for (; f->column < column; f->column++)
+        fputc(' ', f->to);
+}
+
+static void end(filler *f) {
+    if (f->column > 0) fputc('\n', f->to);
+    f->column = f->hang = 0;
+    f->open = false;
+}
+
+static void begin(filler *f, int first, int hang) {
+    f->first = first;
+    f->hang = hang;
+    f->open = f->fresh = true;
+}
+
+static void break_line(filler *f) {
+    fputc('\n', f->to);
+    f->column = 0;
+}
+
+static void add_word(filler *f, const char *word, size_t n) {
+    int wide = columns(word, n);
+    if (f->fresh) {
+        indent(f, f->first);
+    } else if (f->column + 1 + wide > WIDTH) {
+        break_line(f);
+        indent(f, f->hang);
+    } else {
+        indent(f, f->column + 1);
+    }
+    fwrite(word, 1, n, f->to);
+    f->column += wide;
+    f->fresh = false;
+}
+
+static void add_words(filler *f, const char *text, size_t length) {
+    for (size_t at = strspn(text, " "); at < length; at += strspn(text + at, " ")) {
+        size_t n = strcspn(text + at, " \n");
+        add_word(f, text + at, n);
+        at += n;
+    }
+}
+
+static void begin_option(filler *f, const char *line, size_t length) {
+    bool named = length > BODY && line[BODY - 1] == ' ' && line[BODY] != ' ';
+    size_t head = named ? BODY - 1 : length;
+    while (head > 0 && line[head - 1] == ' ')
+        head--;
+    fwrite(line, 1, head, f->to);
+    f->column = columns(line, head);
+    begin(f, BODY, BODY);
+    if (f->column >= BODY) break_line(f); /* what it does begins on a line of its own */
+    if (named) add_words(f, line + BODY, length - BODY);
+}
+
+static void add_line(filler *f, const char *line, size_t length) {
+    size_t blanks = strspn(line, " ");
+    bool option =
+        blanks == 2 &&
+        (line[2] == '-' || (length > BODY && line[BODY - 1] == ' ' && line[BODY - 2] == ' '));
+    if (length == 0) {
+        end(f);
+        fputc('\n', f->to);
+    } else if (f->open && f->hang == BODY && blanks >= BODY - 1) {
+        add_words(f, line, length);
+    } else if (option) {
+        end(f);
+        begin_option(f, line, length);
+    } else if (blanks == 0) {
+        if (f->hang == BODY) end(f);
+        if (!f->open) begin(f, 0, strncmp(line, "usage: ", USAGE) == 0 ? USAGE : 0);
+        add_words(f, line, length);
+    } else {
+        end(f);
+        fprintf(f->to, "%.*s\n", (int)length, line);
+    }
+}
+
+/* Writes a help text with no line beyond 79 columns. Lines that follow each other at the margin are one
+ * paragraph. A line that begins with two blanks and has text from column 21 on is an option and what it
+ * does, which goes on in the lines that are indented below it. Other lines stay as they are. */
+static void print_filled(FILE *to, const char *text) {
+    filler f = {.to = to};
+    while (*text) {
+        size_t length = strcspn(text, "\n");
+        add_line(&f, text, length);
+        text += length + (text[length] == '\n');
+    }
+    end(&f);
+}
+
 static int help_command(const command *c) {
     char usage[512];
     snprintf(usage, sizeof usage, "usage: weft %s %s\n", c->name, c->usage);
-    weft_print_filled(stdout, usage);
+    print_filled(stdout, usage);
     printf("\n%c%s.\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1);
-    weft_print_filled(stdout, c->help);
+    print_filled(stdout, c->help);
     return EXIT_DONE;
 }
 

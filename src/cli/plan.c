@@ -7,7 +7,6 @@
 #include "model/account.h"
 #include "ops/list.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,12 +21,12 @@ const char weft_help_plan[] =
     "  --ranks P          memory of one of P processes too, with each value of SHARD\n"
     "  --json             one object on standard output\n"
     "\n"
-    "Nothing is run and no memory is taken: parameters, operations and memory are read off the\n"
-    "graph that training would build. Operations are nominal: those of the formulas as written,\n"
-    "a causal score counted once, backward twice forward.\n"
-    "With --device cuda it also says which kernels attention and routing get: those on the tensor\n"
-    "cores are fast; for the others it names the option and the nearest values that are.\n"
-    "What STUDY_EQUAL changes is in 'weft study --list'.\n";
+    "Nothing is run and no memory is taken: parameters, operations and memory are read off the "
+    "graph that training would build. Operations are nominal: those of the formulas as written, a "
+    "causal score counted once, backward twice forward. With --device cuda it also says which "
+    "kernels attention and routing get: those on the tensor cores are fast; for the others it names "
+    "the option and the nearest values that are. What STUDY_EQUAL changes is in 'weft study "
+    "--list'.\n";
 
 static double mib(int64_t bytes) {
     return (double)bytes / (1024.0 * 1024.0);
@@ -234,12 +233,6 @@ static void print_variants_row(int width, const weft_variant *v, const weft_acco
            weft_count_text(a->cache_bytes_token, cache), *label ? "  " : "", weft_shown(label));
 }
 
-static void print_json(json_t *object) {
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
-}
-
 static weft_status account_variant(const weft_args *args, const char *variant,
                                    const weft_backend *backend, int threads, weft_account *out) {
     weft_args one = *args;
@@ -287,7 +280,7 @@ static weft_status plan_variants(const weft_args *args, const weft_config *base,
     if (status == WEFT_OK && args->json) {
         json_t *all = to_json(first);
         json_object_set_new(all, "steps", variants_json(base, variants, accounts));
-        print_json(all);
+        weft_args_print(all, 0);
     } else if (status == WEFT_OK) {
         print_variants(variants, accounts);
     }
@@ -318,9 +311,9 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
     int threads = weft_pool_size(pool);
-    const weft_backend *kernels = workspace ? backend : NULL; /* whose workspaces count */
+    const weft_backend *counted = workspace ? backend : NULL; /* whose workspaces count */
     weft_pool_destroy(pool);
-    WEFT_TRY(weft_account_make(&c, kernels, threads, &a));
+    WEFT_TRY(weft_account_make(&c, counted, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
             return weft_fail(
@@ -329,7 +322,7 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
                 "picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
-        weft_status status = plan_variants(args, &c, &a, &variants, kernels, threads);
+        weft_status status = plan_variants(args, &c, &a, &variants, counted, threads);
         weft_variants_free(&variants);
         return status;
     }
@@ -346,7 +339,7 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
         add_fit(object, &fit, backend);
         if (on_gpu) add_kernels(object, &kernels);
         if (ranks) add_ranks(object, bytes, ranks);
-        print_json(object);
+        weft_args_print(object, 0);
     } else {
         print_table(&a);
         print_fit(&fit, backend);
@@ -356,29 +349,14 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     return WEFT_OK;
 }
 
-static int read_ranks(const char *text, int *out) {
-    char *end;
-    long value = strtol(text, &end, 10);
-    if (*text && !*end && value >= 1 && value <= 1000000) {
-        *out = (int)value;
-        return WEFT_EXIT_DONE;
-    }
-    fprintf(stderr, "weft plan: --ranks '%s' must be a number of 1 or more\n", text);
-    return WEFT_EXIT_USAGE;
-}
-
 int weft_cmd_plan(int argc, char **argv) {
     weft_args args;
-    const char *text = NULL;
-    int ranks = 0;
+    int64_t ranks = 0;
     bool portable = false;
-    const weft_arg own[] = {{"--ranks", &text, NULL, false},
-                            {"--no-workspace", NULL, &portable, false},
-                            {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
-    if (!exit_status && text) exit_status = read_ranks(text, &ranks);
+    const weft_arg own[] = {{"--ranks", .number = &ranks, .min = 1, .max = 1000000},
+                            {"--no-workspace", .flag = &portable},
+                            {0}};
+    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    if (exit_status) return exit_status;
-    weft_status status = plan(&args, ranks, !portable);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return exit_status ? exit_status : weft_args_end(&args, plan(&args, (int)ranks, !portable));
 }

@@ -2,8 +2,7 @@
 #include "convert/prune.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "cli/loaded.h"
-#include "cli/new_model.h"
+#include "cli/checkpoint.h"
 #include "inspect/inspect.h"
 #include "model/folder.h"
 
@@ -16,16 +15,13 @@ const char weft_help_prune[] =
     "  --model DIR        the model: a checkpoint, or a run's folder for its best\n"
     "  --out DIR          where the smaller checkpoint goes\n"
     "  --what W           what is removed: heads (of attention), ffn (columns of the "
-    "feed-forward),\n"
-    "                     z-heads (of WsFFN, with their columns), cross (columns of cross-token's\n"
-    "                     matrix, or directions of it if its rank is limited)\n"
+    "feed-forward), z-heads (of WsFFN, with their columns), cross (columns of cross-token's "
+    "matrix, or directions of it if its rank is limited)\n"
     "  --keep X           the share that stays, between 0 and 1; each layer keeps as many\n"
     "  --by B             what makes a part important: magnitude (the default: the sum of its "
-    "squared\n"
-    "                     weights), state (squared weights times AdamW's second moments, from the\n"
-    "                     checkpoint's optimizer.safetensors), gate (heads alone: the mean of "
-    "their\n"
-    "                     gates over --text; the first layer, which has none, by magnitude)\n"
+    "squared weights), state (squared weights times AdamW's second moments, from the checkpoint's "
+    "optimizer.safetensors), gate (heads alone: the mean of their gates over --text; the first "
+    "layer, which has none, by magnitude)\n"
     "  --sparse           zeros in place of what is removed: all shapes stay\n"
     "  --text FILE        a text to measure the loss on, before and after; needed by --by gate\n"
     "  --force            replace the model's folder that is there, whole\n"
@@ -37,8 +33,7 @@ const char weft_help_prune[] =
     "  --json             one object on standard output\n"
     "\n"
     "The model that is left computes what the whole one does with the removed parts' outputs at "
-    "zero.\n"
-    "Training recovers most of what was lost; DIR/model.config is a config for it:\n"
+    "zero. Training recovers most of what was lost; DIR/model.config is a config for it:\n"
     "  weft train --config DIR/model.config -o DATASET=... --from DIR\n";
 
 enum { TEXT_TIME = 256, TEXT_WINDOWS = 32 };
@@ -67,28 +62,23 @@ static int find_word(const char *const *words, int n, const char *word) {
     return -1;
 }
 
-static int wrong(const char *format, const char *word) {
-    fprintf(stderr, "weft prune: ");
-    fprintf(stderr, "%s '%s'; see 'weft help prune'\n", format, weft_shown(word));
-    return WEFT_EXIT_USAGE;
+static int wrong(const weft_args *a, const char *what, const char *word) {
+    return weft_args_refuse(a, "%s '%s'; see 'weft help prune'", what, weft_shown(word));
 }
 
 static int check_arguments(const weft_args *a, prune_job *job) {
     int what = find_word(whats, 4, job->what_text);
-    if (what < 0) return wrong("--what is heads, ffn, z-heads or cross, not", job->what_text);
+    if (what < 0) return wrong(a, "--what is heads, ffn, z-heads or cross, not", job->what_text);
     job->what = (weft_prune_what)what;
     if (!job->by_text) job->by_text = bys[0];
     if (find_word(bys, 3, job->by_text) < 0)
-        return wrong("--by is magnitude, state or gate, not", job->by_text);
+        return wrong(a, "--by is magnitude, state or gate, not", job->by_text);
     bool gate = strcmp(job->by_text, "gate") == 0;
     if (gate && job->what != WEFT_PRUNE_HEADS)
-        return wrong("--by gate goes with --what heads, not", job->what_text);
-    if (gate && !job->text) {
-        fprintf(stderr, "weft prune: --by gate needs a --text on which the gates are measured\n");
-        return WEFT_EXIT_USAGE;
-    }
+        return wrong(a, "--by gate goes with --what heads, not", job->what_text);
+    if (gate && !job->text)
+        return weft_args_refuse(a, "--by gate needs a --text on which the gates are measured");
     int status = weft_args_no_config(a);
-    if (!status) status = weft_args_real(a, "--keep", job->keep_text, 1e-6, 1, &job->keep);
     if (!status && job->text) status = weft_args_readable(a, job->text, NULL);
     return status;
 }
@@ -198,26 +188,14 @@ static void print_json(const prune_job *job, const prune_result *r) {
                   (json_int_t)r->before, "parameters", (json_int_t)r->after, "loss_before",
                   weft_json_number(r->loss_before), "loss_after", weft_json_number(r->loss_after),
                   "layers", layers);
-    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-    printf("\n");
-    json_decref(object);
-}
-
-/* A model's own tokenizer, where it has one; a text needs it. */
-static weft_status open_tokenizer(const prune_job *job, weft_loaded *l) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", l->folder));
-    bool there;
-    WEFT_TRY(weft_path_there(path, &there));
-    if (!job->text && !there) return WEFT_OK;
-    return weft_generation_tokenizer(l->folder, &l->config, &l->tokenizer);
+    weft_args_print(object, 0);
 }
 
 static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded *l) {
     weft_windows text = {0};
     prune_result r = {.loss_before = NAN, .loss_after = NAN};
-    WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked, WEFT_LOADED_MODEL, l));
-    WEFT_TRY(open_tokenizer(job, l));
+    WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
+                              job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
     weft_status status = read_text(job, l, &text);
     if (status == WEFT_OK) status = prune(job, l, &text, &r);
     if (status == WEFT_OK)
@@ -240,16 +218,21 @@ int weft_cmd_prune(int argc, char **argv) {
     weft_args args;
     weft_loaded loaded = {0};
     prune_job job = {0};
-    const weft_arg own[] = {
-        {"--model", &job.model, NULL, true},          {"--out", &job.out, NULL, true},
-        {"--what", &job.what_text, NULL, true},       {"--keep", &job.keep_text, NULL, true},
-        {"--by", &job.by_text, NULL, false},          {"--text", &job.text, NULL, false},
-        {"--sparse", NULL, &job.sparse, false},       {"--force", NULL, &job.force, false},
-        {"--unchecked", NULL, &job.unchecked, false}, {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, own, NULL, 0);
+    const weft_arg own[] = {{"--model", .value = &job.model, .rule = WEFT_ARG_NEEDED},
+                            {"--out", .value = &job.out, .rule = WEFT_ARG_NEEDED},
+                            {"--what", .value = &job.what_text, .rule = WEFT_ARG_NEEDED},
+                            {"--keep", .value = &job.keep_text, .real = &job.keep, .min = 1e-6,
+                             .max = 1, .rule = WEFT_ARG_NEEDED},
+                            {"--by", .value = &job.by_text},
+                            {"--text", .value = &job.text},
+                            {"--sparse", .flag = &job.sparse},
+                            {"--force", .flag = &job.force},
+                            {"--unchecked", .flag = &job.unchecked},
+                            {0}};
+    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
     if (!exit_status) exit_status = check_arguments(&args, &job);
     if (exit_status) return exit_status;
     weft_status status = run_job(&args, &job, &loaded);
     weft_loaded_close(&loaded);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&args, status);
+    return weft_args_end(&args, status);
 }

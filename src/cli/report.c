@@ -8,13 +8,13 @@
 #include <sys/stat.h>
 
 const char weft_help_report[] =
-    "  RUNS...            studies' folders or their runs.db, or folders with runs of weft train;\n"
-    "                     several make one report\n"
-    "  --out DIR          where report.html and report.md go; without it, into the one study's\n"
-    "                     folder\n"
+    "  RUNS...            studies' folders or their runs.db, or folders with runs of weft train; "
+    "several make one report\n"
+    "  --out DIR          where report.html and report.md go; without it, into the one study's "
+    "folder\n"
     "  --force            write over a report.html or report.md that is not weft's\n"
-    "  --json             verdicts and table as one object on standard output; files are then\n"
-    "                     written with --out only\n"
+    "  --json             verdicts and table as one object on standard output; files are then "
+    "written with --out only\n"
     "\n"
     "A study that is still running or was stopped is reported as far as it has come.\n";
 
@@ -33,9 +33,7 @@ static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
 static weft_status print_json(const char *const *studies, int n) {
     json_t *object;
     WEFT_TRY(weft_report_json(studies, n, &object));
-    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
-    printf("\n");
-    json_decref(object);
+    weft_args_print(object, JSON_ENSURE_ASCII);
     return WEFT_OK;
 }
 
@@ -43,25 +41,19 @@ int weft_cmd_report(int argc, char **argv) {
     weft_args args;
     const char *studies[STUDIES_MOST] = {NULL}, *out = NULL;
     bool force = false;
-    const weft_arg own[] = {
-        {"--out", &out, NULL, false}, {"--force", NULL, &force, false}, {NULL, NULL, NULL, false}};
-    int usage = weft_args_parse(&args, argc, argv, own, studies, STUDIES_MOST), n = 0;
-    if (!usage) usage = weft_args_only(&args, ARGS_JSON);
+    const weft_arg own[] = {{"--out", .value = &out}, {"--force", .flag = &force}, {0}};
+    int usage = weft_args_parse(&args, argc, argv, ARGS_JSON, own, studies, STUDIES_MOST);
+    int n = args.n_words;
     if (usage) return usage;
-    while (n < STUDIES_MOST && studies[n])
-        n++;
-    if (n == 0 || (n > 1 && !out && !args.json)) {
-        fprintf(stderr, n ? "weft report: --out is needed for a report of several studies\n"
-                          : "weft report: name a study's folder or its runs.db\n");
-        return WEFT_EXIT_USAGE;
-    }
+    if (n == 0) return weft_args_refuse(&args, "name a study's folder or its runs.db");
+    if (n > 1 && !out && !args.json)
+        return weft_args_refuse(&args, "--out is needed for a report of several studies");
     char room[WEFT_PATH_MAX];
     if (!out && !args.json) out = folder_of(studies[0], room);
     weft_status status = WEFT_OK;
     if (out) status = weft_report_write_several(studies, n, out, force);
     if (status == WEFT_OK && args.json) status = print_json(studies, n);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (!args.json)
+    if (status == WEFT_OK && !args.json)
         printf("wrote %s/report.html and %s/report.md\n", weft_shown(out), weft_shown(out));
-    return WEFT_EXIT_DONE;
+    return weft_args_end(&args, status);
 }

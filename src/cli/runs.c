@@ -12,28 +12,25 @@
 
 const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db, or folders with runs of weft train, "
-    "six\n"
-    "                     deep: runs that differ by seed and learning rate alone are one "
-    "variant\n"
-    "  --compare A B      two variants of one study: how their configs differ, their scores seed\n"
-    "                     by seed, the mean difference\n"
-    "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes\n"
-    "                     or an option that is a number; with its interval\n"
+    "six deep: runs that differ by seed and learning rate alone are one variant\n"
+    "  --compare A B      two variants of one study: how their configs differ, their scores seed "
+    "by seed, the mean difference\n"
+    "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes "
+    "or an option that is a number; with its interval\n"
     "  --variants A,B     with --fit: these variants alone\n"
     "  --csv FILE         the runs as comma-separated values; - is standard output\n"
     "  --metrics-csv FILE the same of every logged training step\n"
     "  --force            overwrite FILE\n"
-    "  --diff DB2         whether another database holds the same, time, speed, memory and "
-    "machine\n"
-    "                     apart; exits 1 and shows the first rows that differ if not\n"
+    "  --diff DB2         whether another database holds the same, time, speed, memory and machine "
+    "apart; exits 1 and shows the first rows that differ if not\n"
     "  --json             one object on standard output\n"
     "\n"
     "Without --compare, --fit, --csv, --metrics-csv or --diff, lists the runs.\n"
     "\n"
-    "weft runs merge A B ... --out DIR|FILE.db\n"
-    "joins databases of one study into a new one and says which commit on which machine made each\n"
-    "run. A study of another config is refused, and so is a run that ended in two with different\n"
-    "results. 'weft study --out DIR' goes on with what none of them has.\n";
+    "weft runs merge A B ... --out DIR|FILE.db joins databases of one study into a new one and "
+    "says which commit on which machine made each run. A study of another config is refused, and "
+    "so is a run that ended in two with different results. 'weft study --out DIR' goes on with "
+    "what none of them has.\n";
 
 enum { DATABASES_MOST = 256 };
 
@@ -48,17 +45,6 @@ typedef struct {
     bool merge;
 } runs_args;
 
-static int refuse(const char *text) {
-    fprintf(stderr, "weft runs: %s\n", text);
-    return WEFT_EXIT_USAGE;
-}
-
-static void print_json(json_t *object) {
-    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_ENSURE_ASCII);
-    printf("\n");
-    json_decref(object);
-}
-
 static weft_status list_runs(const weft_args *args, const runs_args *own) {
     json_t *studies = json_array();
     weft_status status = WEFT_OK;
@@ -70,7 +56,8 @@ static weft_status list_runs(const weft_args *args, const runs_args *own) {
             status = weft_listing_table(own->paths[i], stdout);
         if (one) json_array_append_new(studies, one);
     }
-    if (status == WEFT_OK && args->json) print_json(json_pack("{s:O}", "studies", studies));
+    if (status == WEFT_OK && args->json)
+        weft_args_print(json_pack("{s:O}", "studies", studies), JSON_ENSURE_ASCII);
     json_decref(studies);
     return status;
 }
@@ -107,7 +94,7 @@ static weft_status compare(const weft_args *args, const runs_args *own) {
     json_t *object = NULL;
     WEFT_TRY(weft_listing_compare(own->paths[0], own->a, own->b, args->json ? NULL : stdout,
                                   args->json ? &object : NULL));
-    if (object) print_json(object);
+    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
     return WEFT_OK;
 }
 
@@ -115,14 +102,14 @@ static weft_status fit(const weft_args *args, const runs_args *own) {
     json_t *object = NULL;
     WEFT_TRY(weft_listing_fit(own->paths, own->n, own->fit, own->variants,
                               args->json ? NULL : stdout, args->json ? &object : NULL));
-    if (object) print_json(object);
+    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
     return WEFT_OK;
 }
 
 static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
     WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
     if (args->json)
-        print_json(json_pack("{s:b}", "equal", *same));
+        weft_args_print(json_pack("{s:b}", "equal", *same), 0);
     else
         printf(*same ? "%s and %s hold the same\n" : "%s and %s differ\n",
                weft_shown(own->paths[0]), weft_shown(own->diff));
@@ -133,8 +120,9 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
     weft_merged r;
     WEFT_TRY(weft_merge(own->paths, own->n, own->out, args->json ? NULL : stdout, &r));
     if (args->json)
-        print_json(json_pack("{s:o, s:i, s:i}", "out", weft_json_text(own->out), "runs", r.runs,
-                             "done", r.done));
+        weft_args_print(json_pack("{s:o, s:i, s:i}", "out", weft_json_text(own->out), "runs",
+                                  r.runs, "done", r.done),
+                        JSON_ENSURE_ASCII);
     else
         printf("%s: %d of %d runs done\n", weft_shown(own->out), r.done, r.runs);
     return WEFT_OK;
@@ -153,7 +141,10 @@ static void take_merge(int *argc, char **argv, runs_args *own) {
 static int take_compare(int *argc, char **argv, runs_args *own) {
     for (int i = 1; i < *argc; i++) {
         if (strcmp(argv[i], "--compare") != 0) continue;
-        if (i + 2 >= *argc) return refuse("--compare needs two variants");
+        if (i + 2 >= *argc) {
+            fprintf(stderr, "weft runs: --compare needs two variants\n");
+            return WEFT_EXIT_USAGE;
+        }
         own->a = argv[i + 1];
         own->b = argv[i + 2];
         for (int k = i; k + 3 < *argc; k++)
@@ -166,34 +157,34 @@ static int take_compare(int *argc, char **argv, runs_args *own) {
 
 static int check(const weft_args *args, const runs_args *own) {
     if (own->merge && (own->a || own->diff || own->csv || own->metrics_csv || own->fit))
-        return refuse("merge takes studies and --out alone");
-    if (own->merge && !own->out) return refuse("merge needs --out DIR or --out FILE.db");
-    if (own->merge && own->n < 2) return refuse("merge takes two studies or more");
-    if (!own->merge && own->out) return refuse("--out goes with merge");
-    if (own->variants && !own->fit) return refuse("--variants goes with --fit");
-    if (own->n == 0) return refuse("name a folder with runs, a study's folder or its runs.db");
-    if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");
+        return weft_args_refuse(args, "merge takes studies and --out alone");
+    if (own->merge && !own->out)
+        return weft_args_refuse(args, "merge needs --out DIR or --out FILE.db");
+    if (own->merge && own->n < 2) return weft_args_refuse(args, "merge takes two studies or more");
+    if (!own->merge && own->out) return weft_args_refuse(args, "--out goes with merge");
+    if (own->variants && !own->fit) return weft_args_refuse(args, "--variants goes with --fit");
+    if (own->n == 0)
+        return weft_args_refuse(args, "name a folder with runs, a study's folder or its runs.db");
+    if ((own->a || own->diff) && own->n > 1)
+        return weft_args_refuse(args, "--compare and --diff take one study");
     if (args->config || args->n_settings || args->variant)
-        return refuse("takes no config; see 'weft help runs'");
+        return weft_args_refuse(args, "takes no config; see 'weft help runs'");
     return WEFT_EXIT_DONE;
 }
 
 int weft_cmd_runs(int argc, char **argv) {
     weft_args args;
     runs_args own = {.n = 0};
-    const weft_arg list[] = {{"--csv", &own.csv, NULL, false},
-                             {"--metrics-csv", &own.metrics_csv, NULL, false},
-                             {"--diff", &own.diff, NULL, false},
-                             {"--force", NULL, &own.force, false},
-                             {"--out", &own.out, NULL, false},
-                             {"--fit", &own.fit, NULL, false},
-                             {"--variants", &own.variants, NULL, false},
-                             {NULL, NULL, NULL, false}};
+    const weft_arg list[] = {
+        {"--csv", .value = &own.csv},           {"--metrics-csv", .value = &own.metrics_csv},
+        {"--diff", .value = &own.diff},         {"--force", .flag = &own.force},
+        {"--out", .value = &own.out},           {"--fit", .value = &own.fit},
+        {"--variants", .value = &own.variants}, {0}};
     take_merge(&argc, argv, &own);
     int usage = take_compare(&argc, argv, &own);
-    if (!usage) usage = weft_args_parse(&args, argc, argv, list, own.paths, DATABASES_MOST);
-    while (!usage && own.n < DATABASES_MOST && own.paths[own.n])
-        own.n++;
+    if (!usage)
+        usage = weft_args_parse(&args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST);
+    own.n = args.n_words;
     if (!usage) usage = check(&args, &own);
     if (usage) return usage;
     bool same = true,
@@ -206,6 +197,5 @@ int weft_cmd_runs(int argc, char **argv) {
     if (status == WEFT_OK && own.fit) status = fit(&args, &own);
     if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
     if (status == WEFT_OK && listed) status = list_runs(&args, &own);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
-    return same ? WEFT_EXIT_DONE : WEFT_EXIT_FAILED;
+    return same ? weft_args_end(&args, status) : WEFT_EXIT_FAILED;
 }

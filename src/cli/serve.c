@@ -1,13 +1,14 @@
-/* weft serve: a checkpoint behind OpenAI's HTTP interface. */
+/* weft serve: a checkpoint behind OpenAI's HTTP interface; weft watch: the live page of runs. */
 #include "base/files.h"
 #include "base/log.h"
-#include "cli/loaded.h"
-#include "cli/signals.h"
+#include "cli/checkpoint.h"
 #include "generate/generator.h"
+#include "serve/http.h"
 #include "serve/server.h"
+#include "watch/live.h"
 
-#include <jansson.h>
-#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -20,17 +21,15 @@ const char weft_help_serve[] =
     "  --port N           default: 8000; 0 takes a free port and prints it\n"
     "  --name NAME        the model's name in /v1/models; default: the folder's name\n"
     "  --api-key-file FILE\n"
-    "                     clients must send the key in this file ('Authorization: Bearer KEY');\n"
-    "                     default: the key in the variable WEFT_API_KEY, if it is set\n"
+    "                     clients must send the key in this file ('Authorization: Bearer KEY'); "
+    "default: the key in the variable WEFT_API_KEY, if it is set\n"
     "  --sequences N      texts generated at once; default: 16\n"
-    "  --queue N          texts that may wait; default: 256. A request beyond that gets status "
-    "429\n"
-    "                     and the time after which to try again\n"
-    "  --context N        most tokens of prompt and text together; default: CONTEXT; more\n"
-    "                     only with positions that have no end (rope, alibi, none)\n"
-    "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts "
-    "of\n"
-    "                     --context tokens\n"
+    "  --queue N          texts that may wait; default: 256. A request beyond that gets status 429 "
+    "and the time after which to try again\n"
+    "  --context N        most tokens of prompt and text together; default: CONTEXT; more only "
+    "with positions that have no end (rope, alibi, none)\n"
+    "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
+    "--context tokens\n"
     "  --max-tokens N     most tokens of one text; default: as many as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
     "  --connections N    most connections at once; default: 1024\n"
@@ -38,10 +37,8 @@ const char weft_help_serve[] =
     "                     seconds in which a client must send a request; default: 30\n"
     "  --answer-timeout S seconds in which a request must be answered; default: 600\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config, such as CHAT_TEMPLATE (the "
-    "form\n"
-    "                     of conversations), CACHE_DTYPE and WEIGHT_DTYPE (f32, bf16, int8: the "
-    "types\n"
-    "                     of cache and matrices); repeatable\n"
+    "form of conversations), CACHE_DTYPE and WEIGHT_DTYPE (f32, bf16, int8: the types of cache and "
+    "matrices); repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto (the default: a GPU if there is one)\n"
@@ -49,8 +46,7 @@ const char weft_help_serve[] =
     "  --json             print the address as one object\n"
     "\n"
     "SIGTERM, SIGHUP or Ctrl-C finishes the requests that are being answered and stops; a second "
-    "one\n"
-    "stops at once. docs/guide/serving.md has examples.\n";
+    "one stops at once. docs/guide/serving.md has examples.\n";
 
 enum { KEY_MOST = 4096, POLL_MS = 50 };
 
@@ -66,45 +62,30 @@ typedef struct {
     char *key, *name;
 } serving;
 
-static int read_numbers(serving *s, const char *const *text) {
+static int read_options(serving *s, int argc, char **argv) {
     weft_server_options *o = &s->options;
-    const struct {
-        const char *name;
-        int64_t least, most, *out;
-    } numbers[] = {{"--port", 0, 65535, &s->port},
-                   {"--sequences", 1, 4096, &o->sequences},
-                   {"--queue", 0, 1 << 20, &o->queue},
-                   {"--context", 1, 1 << 28, &s->context},
-                   {"--cache-mib", 1, 1 << 28, &s->cache_mib},
-                   {"--max-tokens", 1, 1 << 28, &o->max_tokens},
-                   {"--max-body", 64, 1 << 30, &o->body_bytes},
-                   {"--connections", 1, 1 << 20, &o->connections},
-                   {"--request-timeout", 1, 86400, &s->request_seconds},
-                   {"--answer-timeout", 1, 86400, &s->answer_seconds}};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        int status = weft_args_number(&s->args, numbers[i].name, text[i], numbers[i].least,
-                                      numbers[i].most, numbers[i].out);
-        if (status) return status;
-    }
+    const weft_arg own[] = {
+        {"--model", .value = &s->path, .rule = WEFT_ARG_NEEDED},
+        {"--host", .value = &o->host},
+        {"--name", .value = &o->name},
+        {"--api-key-file", .value = &s->key_file},
+        {"--unchecked", .flag = &s->unchecked},
+        {"--port", .number = &s->port, .max = 65535},
+        {"--sequences", .number = &o->sequences, .min = 1, .max = 4096},
+        {"--queue", .number = &o->queue, .max = 1 << 20},
+        {"--context", .number = &s->context, .min = 1, .max = 1 << 28},
+        {"--cache-mib", .number = &s->cache_mib, .min = 1, .max = 1 << 28},
+        {"--max-tokens", .number = &o->max_tokens, .min = 1, .max = 1 << 28},
+        {"--max-body", .number = &o->body_bytes, .min = 64, .max = 1 << 30},
+        {"--connections", .number = &o->connections, .min = 1, .max = 1 << 20},
+        {"--request-timeout", .number = &s->request_seconds, .min = 1, .max = 86400},
+        {"--answer-timeout", .number = &s->answer_seconds, .min = 1, .max = 86400},
+        {0}};
+    int status = weft_args_parse(&s->args, argc, argv, ARGS_ALL, own, NULL, 0);
     o->port = (int)s->port;
     o->request_seconds = (double)s->request_seconds;
     o->answer_seconds = (double)s->answer_seconds;
-    return weft_args_no_config(&s->args);
-}
-
-static int read_options(serving *s, int argc, char **argv) {
-    const char *text[10] = {0};
-    const weft_arg own[] = {
-        {"--model", &s->path, NULL, true},           {"--host", &s->options.host, NULL, false},
-        {"--name", &s->options.name, NULL, false},   {"--api-key-file", &s->key_file, NULL, false},
-        {"--unchecked", NULL, &s->unchecked, false}, {"--port", &text[0], NULL, false},
-        {"--sequences", &text[1], NULL, false},      {"--queue", &text[2], NULL, false},
-        {"--context", &text[3], NULL, false},        {"--cache-mib", &text[4], NULL, false},
-        {"--max-tokens", &text[5], NULL, false},     {"--max-body", &text[6], NULL, false},
-        {"--connections", &text[7], NULL, false},    {"--request-timeout", &text[8], NULL, false},
-        {"--answer-timeout", &text[9], NULL, false}, {NULL, NULL, NULL, false}};
-    int status = weft_args_parse(&s->args, argc, argv, own, NULL, 0);
-    if (!status) status = read_numbers(s, text);
+    if (!status) status = weft_args_no_config(&s->args);
     if (!status && s->key_file) status = weft_args_readable(&s->args, s->key_file, NULL);
     return status;
 }
@@ -158,11 +139,6 @@ static void allow_files(int64_t connections) {
                  (long long)limit.rlim_cur, (long long)connections);
 }
 
-static bool is_local(const char *host) {
-    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 ||
-           strncmp(host, "127.", 4) == 0;
-}
-
 static void warn_of_small_cache(const serving *s) {
     weft_generator_stats stats;
     weft_generator_count(s->generator, &stats);
@@ -188,7 +164,7 @@ static weft_status open_all(serving *s) {
     s->options.chat_template = l->config.chat_template;
     allow_files(s->options.connections);
     WEFT_TRY(weft_server_open(&s->options, s->generator, l->tokenizer, l->encoder, &s->server));
-    if (!s->key && !is_local(s->options.host))
+    if (!s->key && !weft_http_is_local(s->options.host))
         weft_log(WEFT_LOG_WARN,
                  "serve: everyone who reaches %s can use the model; "
                  "--api-key-file sets a key",
@@ -204,27 +180,44 @@ static void close_all(serving *s) {
     free(s->name);
 }
 
-static void print_address(const serving *s) {
-    const char *host = s->options.host;
+/* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
+static void print_address(const weft_args *a, const char *what, const char *host, int port,
+                          json_t *more) {
     bool six = strchr(host, ':') != NULL;
-    int port = weft_server_port(s->server);
-    if (s->args.json) {
-        json_t *object =
-            json_pack("{s:s, s:i, s:s}", "host", host, "port", port, "model", s->options.name);
+    if (a->json) {
+        json_t *object = json_pack("{s:s, s:i}", "host", host, "port", port);
+        json_object_update(object, more);
         json_dumpf(object, stdout, 0);
         json_decref(object);
         printf("\n");
     } else {
-        printf("serving %s at http://%s%s%s:%d\n", s->options.name, six ? "[" : "", host,
-               six ? "]" : "", port);
+        printf("%s at http://%s%s%s:%d\n", what, six ? "[" : "", host, six ? "]" : "", port);
     }
+    json_decref(more);
     fflush(stdout);
+}
+
+/* The signals that end a server, which the thread that waits for them takes and no other: before any thread is
+ * started, since every thread inherits the mask. A client that goes away ends a write and not the program. */
+static void hold_signals(sigset_t *signals) {
+    sigemptyset(signals);
+    sigaddset(signals, SIGTERM);
+    sigaddset(signals, SIGINT);
+    sigaddset(signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void wait_for_signal(const sigset_t *signals) {
+    int number;
+    while (sigwait(signals, &number) != 0)
+        ;
 }
 
 /* Until a signal comes; then until nothing runs, or another one comes. */
 static void wait_for_end(serving *s, const sigset_t *signals) {
     const struct timespec pause = {.tv_nsec = POLL_MS * 1000000L};
-    weft_signals_wait(signals);
+    wait_for_signal(signals);
     weft_server_drain(s->server);
     int64_t busy = weft_server_busy(s->server);
     if (busy)
@@ -248,12 +241,59 @@ int weft_cmd_serve(int argc, char **argv) {
     sigset_t signals;
     int exit_status = read_options(&s, argc, argv);
     if (exit_status) return exit_status;
-    weft_signals_hold(&signals);
+    hold_signals(&signals);
     weft_status status = open_all(&s);
     if (status == WEFT_OK) {
-        print_address(&s);
+        char what[WEFT_PATH_MAX];
+        snprintf(what, sizeof what, "serving %s", s.options.name);
+        print_address(&s.args, what, s.options.host, weft_server_port(s.server),
+                      json_pack("{s:s}", "model", s.options.name));
         wait_for_end(&s, &signals);
     }
     close_all(&s);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(&s.args, status);
+    return weft_args_end(&s.args, status);
+}
+
+const char weft_help_watch[] =
+    "  DIR...             folders with runs and studies, six deep; default: runs\n"
+    "  --port N           default: 8100; 0 takes a free port and prints it\n"
+    "  --host ADDRESS     default: 127.0.0.1, this machine alone\n"
+    "  --json             the address as one object on standard output\n"
+    "\n"
+    "A page that follows runs while they are written, and shows them after: curves, speed, what is "
+    "left, logs and samples, GPUs. Runs can be compared, filtered and sorted by every option and "
+    "score, averaged over seeds, and given notes and tags, which are kept in notes.db in the first "
+    "folder. Nothing else is written, and no run waits for it. SIGINT or SIGTERM ends it.\n";
+
+int weft_cmd_watch(int argc, char **argv) {
+    enum { FOLDERS_MOST = 256 };
+    weft_args args;
+    const char *folders[FOLDERS_MOST] = {"runs"};
+    weft_live_options o = {.host = "127.0.0.1"};
+    int64_t port = 8100;
+    weft_watched *runs = NULL;
+    weft_live *watch = NULL;
+    sigset_t signals;
+    const weft_arg own[] = {
+        {"--port", .number = &port, .max = 65535}, {"--host", .value = &o.host}, {0}};
+    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, own, folders, FOLDERS_MOST);
+    if (!usage && (args.config || args.variant || args.n_settings))
+        usage = weft_args_refuse(&args, "takes folders and no config; see 'weft help watch'");
+    if (usage) return usage;
+    o.port = (int)port;
+    hold_signals(&signals);
+    weft_status status = weft_watched_open(folders, args.n_words ? args.n_words : 1, true, &runs);
+    if (status == WEFT_OK) status = weft_live_open(&o, runs, &watch);
+    if (status == WEFT_OK) {
+        char what[64];
+        int found = weft_live_found(watch);
+        snprintf(what, sizeof what, "watching %d run%s", found, found == 1 ? "" : "s");
+        print_address(&args, what, o.host, weft_live_port(watch), NULL);
+        if (!weft_http_is_local(o.host))
+            weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", o.host);
+        wait_for_signal(&signals);
+    }
+    weft_live_close(watch);
+    weft_watched_close(runs);
+    return weft_args_end(&args, status);
 }

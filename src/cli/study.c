@@ -1,11 +1,11 @@
 /* weft study: every variant of a study, each run in a process of its own, then the report. */
 #include "base/files.h"
+#include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "cli/args.h"
-#include "cli/live_study.h"
 #include "comm/launch.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
@@ -15,32 +15,32 @@
 #include "supervise/supervise.h"
 #include "train/stop.h"
 
-#include <jansson.h>
+#include <fcntl.h>
 #include <math.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 const char weft_help_study[] =
     "  --config FILE      the config, or the name of a study that comes with weft, with its study: "
-    "RA_MLA_ABLATION_STEPS or STUDY_VARIANTS, and\n"
-    "                     STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, STUDY_SCORE, STUDY_TAIL\n"
+    "RA_MLA_ABLATION_STEPS or STUDY_VARIANTS, and STUDY_SEEDS, STUDY_LEARNING_RATES, STUDY_EQUAL, "
+    "STUDY_SCORE, STUDY_TAIL\n"
     "  --variants A,B     only these variants; the others wait\n"
-    "  --out DIR          the study's folder; without it, runs/ and the config's name, or\n"
-    "                     runs/study for .config\n"
+    "  --out DIR          the study's folder; without it, runs/ and the config's name, or "
+    "runs/study for .config\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
     "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
     "  --restart RUN      start a failed run over, its folder set aside: VARIANT-lrR-seedN, or "
-    "failed\n"
-    "                     for all of them\n"
+    "failed for all of them\n"
     "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
     "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each variant, and a job after "
-    "them\n"
-    "                     that joins their databases and writes the report; OPTIONS go to sbatch.\n"
-    "                     A job has --threads processors (default: 4), the memory of the largest "
-    "variant, "
-    "and "
-    "a\n"
-    "                     GPU where DEVICE is cuda. The same command continues what is not done\n"
+    "them that joins their databases and writes the report; OPTIONS go to sbatch. A job has "
+    "--threads processors (default: 4), the memory of the largest variant, and a GPU where DEVICE "
+    "is cuda. The same command continues what is not done\n"
     "  --list             the variants and what they cost; nothing is run\n"
     "  -o KEY=VALUE       override a config key in every variant; repeatable\n"
     "  --seed N, --dtype T, --device D, --threads N\n"
@@ -48,12 +48,10 @@ const char weft_help_study[] =
     "  --json             one object on standard output at the end\n"
     "\n"
     "DIR holds runs.db ('weft runs'), report.html and report.md, and runs/VARIANT-lrR-seedN: "
-    "config,\n"
-    "log, last/, best/ and metrics.jsonl of each run. The same command continues what was cut\n"
-    "off or failed; DIR of another config is refused. SIGINT and SIGTERM let the runs finish "
-    "their\n"
-    "training step and save. Exits 1 where a run is neither done nor diverged, or a variant cannot "
-    "be built.\n";
+    "config, log, last/, best/ and metrics.jsonl of each run. The same command continues what was "
+    "cut off or failed; DIR of another config is refused. SIGINT and SIGTERM let the runs finish "
+    "their training step and save. Exits 1 where a run is neither done nor diverged, or a variant "
+    "cannot be built.\n";
 
 enum {
     OUT_ROOM = 512,
@@ -65,7 +63,7 @@ enum {
 };
 
 typedef struct {
-    const char *variants, *out, *jobs_text, *gpus_text, *restart, *minutes_text;
+    const char *variants, *out, *jobs_text, *gpus_text, *restart;
     bool list, slurm;
     const char *slurm_options;
     const char **words; /* of each job */
@@ -148,9 +146,7 @@ static void list_json(const weft_study *s, double seconds) {
         json_pack("{s:f, s:o, s:o}", "probability", WEFT_POWER, "difference_in_spreads",
                   weft_json_number(times), "difference",
                   weft_json_number(s->base.study_spread > 0 ? times * s->base.study_spread : NAN)));
-    json_dumpf(all, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(all);
+    weft_args_print(all, 0);
 }
 
 /* What of a large product's rate a whole training run comes to, evaluation and saving included. */
@@ -235,9 +231,7 @@ static void print_result(const weft_study_result *r, const char *out) {
         database, "report", report, "runs", r->runs, "done", r->done, "diverged", r->diverged,
         "failed", r->failed, "waiting", r->waiting, "errors", r->errors, "equal", r->repeats.equal,
         "unequal", r->repeats.unequal, "why", *r->why ? json_string(r->why) : json_null());
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
+    weft_args_print(object, 0);
 }
 
 static void advise(const weft_study *s) {
@@ -364,6 +358,61 @@ static void tell_verdicts(const char *database) {
     json_decref(report);
 }
 
+/* The live page of a study that runs on a terminal: `weft watch` in a process of its own, as long as the study
+ * runs, which tells its port by one line of JSON on a pipe. 0: none, because standard error is no terminal,
+ * WEFT_WATCH is "no", or this build has no HTTP. A page that does not start keeps no study from running. */
+static void stop_page(pid_t pid) {
+    if (pid <= 0) return;
+    kill(pid, SIGTERM);
+    waitpid(pid, NULL, 0);
+}
+
+#ifdef WEFT_HAVE_MICROHTTPD
+/* In the child; does not return. It ends with the study, whatever ends that. */
+static void become(const char *folder, int out) {
+    char *words[] = {"weft", "watch", (char *)(uintptr_t)folder, "--port", "0", "--json", NULL};
+    int nothing = open("/dev/null", O_RDWR);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || dup2(nothing, 2) < 0) _exit(127);
+    execv("/proc/self/exe", words);
+    _exit(127);
+}
+
+/* The port of its line; 0: none came. */
+static int read_port(int from) {
+    char line[256] = "";
+    struct pollfd p = {.fd = from, .events = POLLIN};
+    ssize_t n = poll(&p, 1, 5000) == 1 ? read(from, line, sizeof line - 1) : 0;
+    json_t *object = n > 0 ? json_loadb(line, (size_t)n, 0, NULL) : NULL;
+    int port = (int)json_integer_value(json_object_get(object, "port"));
+    json_decref(object);
+    return port;
+}
+
+static pid_t start_page(const char *folder) {
+    const char *wish = getenv("WEFT_WATCH");
+    int ends[2];
+    if (!isatty(STDERR_FILENO) || (wish && strcmp(wish, "no") == 0)) return 0;
+    if (weft_folder_make(folder) != WEFT_OK || pipe2(ends, O_CLOEXEC) != 0) return 0;
+    pid_t pid = fork();
+    if (pid == 0) become(folder, ends[1]);
+    close(ends[1]);
+    int port = pid > 0 ? read_port(ends[0]) : 0;
+    close(ends[0]);
+    if (port)
+        weft_log(WEFT_LOG_INFO, "live at http://127.0.0.1:%d", port);
+    else
+        stop_page(pid);
+    return port ? pid : 0;
+}
+#else
+static pid_t start_page(const char *folder) {
+    (void)folder;
+    return 0;
+}
+#endif
+
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[WEFT_PATH_MAX];
@@ -384,9 +433,9 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     weft_status status = choose_variants(s, own->variants, &chosen);
     o.variants = chosen;
     if (status == WEFT_OK) status = weft_report_vacant(o.out);
-    pid_t page = status == WEFT_OK && !args->json ? weft_live_study_start(o.out) : 0;
+    pid_t page = status == WEFT_OK && !args->json ? start_page(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
-    weft_live_study_stop(page);
+    stop_page(page);
     free(chosen);
     WEFT_TRY(status);
     WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
@@ -413,12 +462,11 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
     if (status == WEFT_OK && own->list && !args->json) advise(s);
     if (status == WEFT_OK && own->list) {
-        double peak =
-            backend->remote ? 0 : bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16);
+        double seconds = seconds_of(s, peak_flops(s, backend, pool));
         if (args->json)
-            list_json(s, seconds_of(s, peak));
+            list_json(s, seconds);
         else
-            list_table(s, seconds_of(s, peak));
+            list_table(s, seconds);
     } else if (status == WEFT_OK && own->slurm) {
         status = submit_study(args, own, s);
     } else if (status == WEFT_OK) {
@@ -432,81 +480,60 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
 }
 
 /* "0,1" as one run at a time on each. */
-static int read_gpus(const weft_args *args, study_args *own) {
+static int read_gpus(const weft_args *a, study_args *own) {
     if (!own->gpus_text) return WEFT_EXIT_DONE;
     char *at = own->gpus_room;
     int length = snprintf(own->gpus_room, sizeof own->gpus_room, "%s", own->gpus_text);
-    if (own->jobs_text || length >= GPUS_ROOM) {
-        fprintf(stderr, own->jobs_text ? "weft study: --jobs and --gpus: one run goes on each GPU\n"
-                                       : "weft study: --gpus names too many GPUs\n");
-        return WEFT_EXIT_USAGE;
-    }
+    if (own->jobs_text) return weft_args_refuse(a, "--jobs and --gpus: one run goes on each GPU");
+    if (length >= GPUS_ROOM) return weft_args_refuse(a, "--gpus names too many GPUs");
     own->jobs = 0;
     for (char *one; (one = strsep(&at, ","));) {
-        int64_t number = -1;
-        int exit_status = weft_args_number(args, "--gpus", one, 0, JOBS_MOST, &number);
-        if (!exit_status && own->jobs == GPUS_MOST) {
-            fprintf(stderr, "weft study: --gpus names more than %d GPUs\n", GPUS_MOST);
-            exit_status = WEFT_EXIT_USAGE;
-        }
-        if (exit_status) return exit_status;
+        int64_t number;
+        weft_arg option = {"--gpus", .number = &number, .max = JOBS_MOST};
+        if (weft_args_number(a, &option, one)) return WEFT_EXIT_USAGE;
+        if (own->jobs == GPUS_MOST)
+            return weft_args_refuse(a, "--gpus names more than %d GPUs", GPUS_MOST);
         own->gpus[own->jobs++] = one;
     }
     return WEFT_EXIT_DONE;
 }
 
-/* WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. */
-static int read_minutes(const char *text, double *minutes) {
-    char *end = "";
-    *minutes = text ? strtod(text, &end) : 0;
-    if (!text || (!*end && end != text && *minutes > 0 && isfinite(*minutes)))
-        return WEFT_EXIT_DONE;
-    fprintf(stderr, "weft study: --minutes '%s' must be a number above 0\n", text);
-    return WEFT_EXIT_USAGE;
-}
-
 /* Ranks would each run the whole study, in one folder. */
-static int refuse_ranks(void) {
+static int refuse_ranks(const weft_args *a) {
     bool several = false;
     if (weft_launch_look(&several) == WEFT_OK && !several) return WEFT_EXIT_DONE;
-    fprintf(stderr, "weft study: a study starts its runs itself: without mpirun or srun; --jobs, "
-                    "--gpus or --slurm run several at a time\n");
-    return WEFT_EXIT_USAGE;
+    return weft_args_refuse(a, "a study starts its runs itself: without mpirun or srun; --jobs, "
+                               "--gpus or --slurm run several at a time");
 }
 
 int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
     weft_study_result result = {0};
-    const weft_arg list[] = {{"--variants", &own.variants, NULL, false},
-                             {"--out", &own.out, NULL, false},
-                             {"--gpus", &own.gpus_text, NULL, false},
-                             {"--jobs", &own.jobs_text, NULL, false},
-                             {"--restart", &own.restart, NULL, false},
-                             {"--minutes", &own.minutes_text, NULL, false},
-                             {"--list", NULL, &own.list, false},
-                             {"--slurm", &own.slurm_options, &own.slurm, false},
-                             {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
-    if (!exit_status && (!args.config || args.variant)) {
-        fprintf(stderr, args.variant
-                            ? "weft study: --variant is weft train's; --variants A,B chooses\n"
-                            : "weft study: --config is needed; see 'weft help study'\n");
-        exit_status = WEFT_EXIT_USAGE;
-    }
-    if (!exit_status) exit_status = weft_args_readable(&args, args.config, NULL);
-    if (!exit_status)
-        exit_status = weft_args_number(&args, "--jobs", own.jobs_text, 1, JOBS_MOST, &own.jobs);
-    if (!exit_status) exit_status = read_gpus(&args, &own);
-    if (!exit_status) exit_status = read_minutes(own.minutes_text, &own.minutes);
-    if (!exit_status) exit_status = refuse_ranks();
-    if (exit_status) return exit_status;
+    const weft_arg list[] = {
+        {"--variants", .value = &own.variants},
+        {"--out", .value = &own.out},
+        {"--gpus", .value = &own.gpus_text},
+        {"--jobs", .value = &own.jobs_text, .number = &own.jobs, .min = 1, .max = JOBS_MOST},
+        {"--restart", .value = &own.restart},
+        {"--minutes", .real = &own.minutes, .min = 0.001, .max = 1e6},
+        {"--list", .flag = &own.list},
+        {"--slurm", .value = &own.slurm_options, .flag = &own.slurm},
+        {0}};
+    int usage = weft_args_parse(&args, argc, argv, ARGS_ALL, list, NULL, 0);
+    if (!usage && args.variant)
+        usage = weft_args_refuse(&args, "--variant is weft train's; --variants A,B chooses");
+    if (!usage && !args.config)
+        usage = weft_args_refuse(&args, "--config is needed; see 'weft help study'");
+    if (!usage) usage = weft_args_readable(&args, args.config, NULL);
+    if (!usage) usage = read_gpus(&args, &own);
+    if (!usage) usage = refuse_ranks(&args);
+    if (usage) return usage;
     own.words = job_words(argc, argv);
     weft_status status =
         own.words ? study(&args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");
     free(own.words);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
-    if (!*result.why) return WEFT_EXIT_DONE;
+    if (status != WEFT_OK || !*result.why) return weft_args_end(&args, status);
     fprintf(stderr, "weft study: %s\n", result.why);
     return WEFT_EXIT_FAILED;
 }

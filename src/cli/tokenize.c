@@ -1,34 +1,31 @@
-/* weft tokenize: texts to token shards. */
+/* weft tokenize: texts to token shards; weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/args.h"
+#include "data/bpe_train.h"
 #include "data/shard_write.h"
 #include "data/texts.h"
 
-#include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char weft_help_tokenize[] =
     "  --out DIR          where train_*.bin and val_*.bin go; made, with the folders above it\n"
-    "  --tokenizer T      bytes (the default), a tokenizer.json, a vocab.bpe with its "
-    "encoder.json\n"
-    "                     beside it, or a folder with such files\n"
+    "  --tokenizer T      bytes (the default), a tokenizer.json, a vocab.bpe with its encoder.json "
+    "beside it, or a folder with such files\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
     "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; "
-    "default:\n"
-    "                     0.05, and 0 with --val\n"
+    "default: 0.05, and 0 with --val\n"
     "  --val FILE         hold out all the text of this file too\n"
     "  --shard-tokens N   most tokens of a shard; default: 100000000\n"
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
     "\n"
-    "FILES are texts, or - for standard input. A file, or a line of JSON lines, is a document. "
-    "The\n"
-    "tokenizer's end-of-text token is put before each; where it has none, a newline between them.\n"
-    "Such a token's name within a text is plain text. DIR gets the tokenizer.json too. Nothing\n"
+    "FILES are texts, or - for standard input. A file, or a line of JSON lines, is a document. The "
+    "tokenizer's end-of-text token is put before each; where it has none, a newline between them. "
+    "Such a token's name within a text is plain text. DIR gets the tokenizer.json too. Nothing "
     "appears in DIR under its name before everything is written.\n";
 
-enum { FILES_MAX = 65536 };
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
 static void report(const weft_args *args, const char *out, const weft_tokenizer *t,
@@ -50,23 +47,8 @@ static void report(const weft_args *args, const char *out, const weft_tokenizer 
                (long long)sum->shards, weft_count_text(weft_tokenizer_vocab(t), vocab), rate);
 }
 
-/* WEFT_EXIT_DONE, or one line and WEFT_EXIT_USAGE. */
-static int read_numbers(const char *share_text, const char *shard_text, double *share,
-                        int64_t *shard_tokens) {
-    char *end;
-    if (share_text) *share = strtod(share_text, &end);
-    if (share_text && (*end || !(*share >= 0 && *share < 1))) {
-        fprintf(stderr, "weft tokenize: --val-share '%s' must be a number from 0 up to 1\n",
-                share_text);
-        return WEFT_EXIT_USAGE;
-    }
-    *shard_tokens = shard_text ? strtoll(shard_text, &end, 10) : WEFT_SHARD_TOKENS;
-    if (shard_text && (*end || *shard_tokens < 1 || *shard_tokens > INT32_MAX)) {
-        fprintf(stderr, "weft tokenize: --shard-tokens '%s' must be a whole number from 1 to %d\n",
-                shard_text, INT32_MAX);
-        return WEFT_EXIT_USAGE;
-    }
-    return WEFT_EXIT_DONE;
+static int refuse_no_files(const weft_args *a) {
+    return weft_args_refuse(a, "no files are named; - is standard input");
 }
 
 static int tokenize(const weft_args *args, const char *tokenizer, const char *out,
@@ -77,46 +59,98 @@ static int tokenize(const weft_args *args, const char *tokenizer, const char *ou
     weft_status status = weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t);
     if (status == WEFT_OK) status = weft_pool_create(args->threads, &pool);
     if (status == WEFT_OK) status = weft_texts_tokenize(input, t, pool, out, shard_tokens, &sum);
-    int exit_status = status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
     if (status == WEFT_OK) {
         if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
             weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
         report(args, out, t, &sum);
     }
-    if (pool) weft_pool_destroy(pool);
+    weft_pool_destroy(pool);
     weft_tokenizer_close(t);
-    return exit_status;
+    return weft_args_end(args, status);
 }
 
 int weft_cmd_tokenize(int argc, char **argv) {
     weft_args args;
-    const char *tokenizer = NULL, *field = NULL, *share = NULL, *shard = NULL, *out = NULL;
-    weft_input_options input = {0};
-    const weft_arg own[] = {{"--tokenizer", &tokenizer, NULL, false},
-                            {"--jsonl", &field, NULL, false},
-                            {"--val-share", &share, NULL, false},
-                            {"--val", &input.val_path, NULL, false},
-                            {"--shard-tokens", &shard, NULL, false},
-                            {"--out", &out, NULL, true},
+    const char *tokenizer = NULL, *share = NULL, *out = NULL;
+    weft_input_options input = {.val_share = -1};
+    int64_t shard_tokens = WEFT_SHARD_TOKENS;
+    const weft_arg own[] = {{"--tokenizer", .value = &tokenizer},
+                            {"--jsonl", .value = &input.field},
+                            {"--val-share", .value = &share, .real = &input.val_share, .max = 1},
+                            {"--val", .value = &input.val_path},
+                            {"--shard-tokens", .number = &shard_tokens, .min = 1, .max = INT32_MAX},
+                            {"--out", .value = &out, .rule = WEFT_ARG_NEEDED},
                             {0}};
-    int64_t shard_tokens = 0;
     const char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files) return WEFT_EXIT_FAILED;
-    int exit_status =
-        weft_args_parse(&args, argc, argv, own, files, argc < FILES_MAX ? argc : FILES_MAX);
-    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON | ARGS_THREADS);
-    while (!exit_status && input.n_paths < argc && files[input.n_paths])
-        input.n_paths++;
-    if (!exit_status && !input.n_paths) {
-        fprintf(stderr, "weft tokenize: no files are named; - is standard input\n");
-        exit_status = WEFT_EXIT_USAGE;
-    }
-    if (input.val_path) files[input.n_paths++] = input.val_path;
-    if (!input.val_path) input.val_share = VAL_SHARE;
-    if (!exit_status) exit_status = read_numbers(share, shard, &input.val_share, &shard_tokens);
+    int usage = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc);
+    if (!usage && !args.n_words) usage = refuse_no_files(&args);
+    if (!usage && input.val_share == 1)
+        usage = weft_args_refuse(&args, "--val-share '%s' must be below 1", share);
+    if (!share) input.val_share = input.val_path ? 0 : VAL_SHARE;
     input.paths = files;
-    input.field = field;
-    if (!exit_status) exit_status = tokenize(&args, tokenizer, out, &input, shard_tokens);
+    input.n_paths = args.n_words;
+    if (input.val_path) files[input.n_paths++] = input.val_path;
+    if (!usage) usage = tokenize(&args, tokenizer, out, &input, shard_tokens);
     free(files);
-    return exit_status;
+    return usage;
+}
+
+const char weft_help_tokenizer[] =
+    "  --vocab N          tokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
+    "  --out FILE         the tokenizer.json to write\n"
+    "  --force            overwrite FILE\n"
+    "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
+    "  --min-count N      how often a pair must occur to become a token; default: 2\n"
+    "  --json             one object on standard output\n"
+    "\n"
+    "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's "
+    "library reads it too. There may be fewer tokens than N where there is little text.\n";
+
+static int train_tokenizer(const weft_args *args, const weft_input_options *input, int64_t vocab,
+                           int64_t least, const char *out) {
+    weft_tokenizer *t = NULL;
+    int64_t words = 0;
+    weft_status status = weft_texts_learn(input, vocab, least, &t, &words);
+    if (status == WEFT_OK) status = weft_tokenizer_save(t, out, NULL);
+    char vocabulary[WEFT_COUNT_ROOM], different[WEFT_COUNT_ROOM];
+    if (status == WEFT_OK && args->json)
+        printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
+               (long long)words);
+    else if (status == WEFT_OK)
+        printf("%s: vocabulary %s, learned from %s different words\n", out,
+               weft_count_text(weft_tokenizer_vocab(t), vocabulary),
+               weft_count_text(words, different));
+    weft_tokenizer_close(t);
+    return weft_args_end(args, status);
+}
+
+int weft_cmd_tokenizer(int argc, char **argv) {
+    weft_args args;
+    bool force = false;
+    const char *needed = NULL, *out = NULL;
+    int64_t vocab = 0, least = 2;
+    weft_input_options input = {.cuttable = true};
+    const weft_arg own[] = {{"--vocab", .value = &needed, .number = &vocab,
+                             .min = WEFT_BPE_VOCAB_MIN, .max = 1 << 24, .rule = WEFT_ARG_NEEDED},
+                            {"--out", .value = &out, .rule = WEFT_ARG_NEEDED},
+                            {"--force", .flag = &force},
+                            {"--jsonl", .value = &input.field},
+                            {"--min-count", .number = &least, .min = 1, .max = INT32_MAX},
+                            {0}};
+    const char **words = calloc((size_t)argc + 1, sizeof *words);
+    if (!words) return WEFT_EXIT_FAILED;
+    int usage = weft_args_parse(&args, argc, argv, ARGS_JSON, own, words, argc);
+    if (!usage && !args.n_words)
+        usage = weft_args_refuse(&args, "an action is needed: 'weft tokenizer train'");
+    if (!usage && strcmp(words[0], "train") != 0)
+        usage = weft_args_refuse(&args, "unknown action '%s'; there is only 'train'",
+                                 weft_shown(words[0]));
+    if (!usage && args.n_words < 2) usage = refuse_no_files(&args);
+    if (!usage) usage = weft_args_end(&args, weft_file_vacant(out, force));
+    input.paths = words + 1;
+    input.n_paths = args.n_words - 1;
+    if (!usage) usage = train_tokenizer(&args, &input, vocab, least, out);
+    free(words);
+    return usage;
 }

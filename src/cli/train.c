@@ -15,7 +15,6 @@
 #include "train/stop.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -25,21 +24,17 @@
 
 const char weft_help_train[] =
     "  --config FILE      the config\n"
-    "  --text FILE        in place of --config: train on this text; repeatable. A tokenizer is\n"
-    "                     learned from it, a twentieth of it is held out, and the model's size\n"
-    "                     follows the text and the machine; all of it is in DIR/data and "
-    "DIR/config\n"
+    "  --text FILE        in place of --config: train on this text; repeatable. A tokenizer is "
+    "learned from it, a twentieth of it is held out, and the model's size follows the text and the "
+    "machine; all of it is in DIR/data and DIR/config\n"
     "  --minutes M        with --text: about how long training may take; default: 10\n"
-    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation; default: the\n"
-    "                     first\n"
-    "  --out DIR          the run's folder; without it, runs/ and the config's or text's name,\n"
-    "                     with the variant's behind it\n"
-    "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from\n"
-    "                     DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is\n"
-    "                     used\n"
-    "  --from DIR         start from a checkpoint's weights with a fresh optimizer; a run's "
-    "folder\n"
-    "                     stands for its best\n"
+    "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation; default: the first\n"
+    "  --out DIR          the run's folder; without it, runs/ and the config's or text's name, "
+    "with the variant's behind it\n"
+    "  --resume           continue from DIR/last; in an empty folder, start; --resume=NAME: from "
+    "DIR/NAME (step-N, best). With --out alone, the run's own DIR/config is used\n"
+    "  --from DIR         start from a checkpoint's weights with a fresh optimizer; a run's folder "
+    "stands for its best\n"
     "  --unchecked        with --from: do not verify the checksums in its state.json\n"
     "  -o KEY=VALUE       override a config key; repeatable\n"
     "  --seed N           random seed; default: the config's\n"
@@ -48,29 +43,20 @@ const char weft_help_train[] =
     "  --threads N        default: one per processor; the result does not depend on it\n"
     "  --save-last        write DIR/last even where SAVE_CHECKPOINT is n\n"
     "  --peak-flops X     the machine's peak in operations per second, for mfu; 0: no mfu; "
-    "default:\n"
-    "                     measured\n"
+    "default: measured\n"
     "  --json             one object on standard output at the end\n"
     "\n"
     "DIR holds last/ and best/ (checkpoints), config, metrics.jsonl (a line per logged step) and "
-    "an\n"
-    "event file for TensorBoard. SIGINT, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and "
-    "leave; a "
-    "second "
-    "one "
-    "leaves\n"
-    "at once. --resume continues an interrupted run, with the bits of an uninterrupted one.\n"
+    "an event file for TensorBoard. SIGINT, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and "
+    "leave; a second one leaves at once. --resume continues an interrupted run, with the bits of "
+    "an uninterrupted one.\n"
     "\n"
     "'mpirun -n P weft train ...' or 'srun --mpi=pmix weft train ...' share each step's "
-    "micro-batches\n"
-    "over P processes; the result does not depend on P. Rank 0 logs and writes. SIGINT, SIGTERM "
-    "or\n"
-    "SIGUSR1 to any of them stops all after the same step. WEFT_HEARTBEAT=S: a rank that is "
-    "silent\n"
-    "for S seconds ends all of them (30; 0: never).\n";
+    "micro-batches over P processes; the result does not depend on P. Rank 0 logs and writes. "
+    "SIGINT, SIGTERM or SIGUSR1 to any of them stops all after the same step. WEFT_HEARTBEAT=S: a "
+    "rank that is silent for S seconds ends all of them (30; 0: never).\n";
 
 enum { OUT_ROOM = 512 };
-static const double MINUTES_MOST = 1e6;
 
 /* What is said of a run beside its config. */
 typedef struct {
@@ -80,17 +66,6 @@ typedef struct {
     bool unchecked;
     char out[OUT_ROOM], config[WEFT_PATH_MAX], from[WEFT_FOLDER_PATH];
 } train_args;
-
-static int read_peak(const char *text, double *out) {
-    char *end = "";
-    double value = text ? strtod(text, &end) : 0;
-    if (!*end && isfinite(value) && value >= 0) {
-        *out = value;
-        return WEFT_EXIT_DONE;
-    }
-    fprintf(stderr, "weft train: --peak-flops '%s' must be a number of 0 or more\n", text);
-    return WEFT_EXIT_USAGE;
-}
 
 /* runs/NAME, or runs/NAME-VARIANT, once runs/NAME-stepVARIANT: a run that is there goes on. Of a text, its name
  * without its ending. */
@@ -131,10 +106,7 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
 }
 
 static void print_result(const weft_train_result *r, const char *out, json_t *facts) {
-    json_t *object = result_object(r, out, facts);
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
-    json_decref(object);
+    weft_args_print(result_object(r, out, facts), 0);
 }
 
 /* Where the run is, how good it became, and what can be done with it. */
@@ -171,7 +143,7 @@ static weft_status keep_result(const weft_train_result *r, const char *out, json
 static int finish(const weft_args *args, const weft_train_result *r, const char *out,
                   json_t *facts) {
     weft_status kept = keep_result(r, out, facts);
-    if (kept != WEFT_OK) return weft_args_fail(args, kept);
+    if (kept != WEFT_OK) return weft_args_end(args, kept);
     if (args->json)
         print_result(r, out, facts);
     else if (r->end == WEFT_TRAIN_DONE)
@@ -289,17 +261,12 @@ static int end_ranks(const weft_args *args, const weft_train_options *options, w
     int exit_status = WEFT_EXIT_DONE;
     if (status != WEFT_OK) {
         weft_comm_fail(options->comm, weft_error_message());
-        exit_status = weft_args_fail(args, status);
+        exit_status = weft_args_end(args, status);
     } else if (weft_comm_rank(options->comm) == 0) {
         exit_status = finish(args, result, options->out, facts);
     }
     weft_comm_close(options->comm);
     return exit_status;
-}
-
-static int refuse(const char *why) {
-    fprintf(stderr, "weft train: %s\n", why);
-    return WEFT_EXIT_USAGE;
 }
 
 /* A study's folder is not a run's. */
@@ -313,7 +280,7 @@ static int refuse_study(const weft_args *args, const char *out) {
                            "%s is a study's folder (it has a runs.db); take another --out, or "
                            "'weft study --out %s' to go on with the study",
                            out, out);
-    return status == WEFT_OK ? WEFT_EXIT_DONE : weft_args_fail(args, status);
+    return weft_args_end(args, status);
 }
 
 /* Where the config comes from: a file, a text, or the run itself. */
@@ -321,25 +288,23 @@ static int find_config(weft_args *args, train_args *own) {
     weft_train_options *o = &own->options;
     bool texts = args->n_repeated > 0;
     if (args->config && texts)
-        return refuse("--text makes a config of its own; leave --config out");
-    if (own->minutes_text && !texts) return refuse("--minutes goes with --text");
-    if (texts && args->variant) return refuse("--variant goes with --config");
+        return weft_args_refuse(args, "--text makes a config of its own; leave --config out");
+    if (own->minutes_text && !texts) return weft_args_refuse(args, "--minutes goes with --text");
+    if (texts && args->variant) return weft_args_refuse(args, "--variant goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
-        return refuse("--config or --text is needed, or, to continue a run, --resume --out DIR; "
-                      "see 'weft help train'");
+        return weft_args_refuse(args, "--config or --text is needed, or, to continue a run, "
+                                      "--resume --out DIR; see 'weft help train'");
     for (int i = 0; i < args->n_repeated; i++)
         if (weft_args_readable(args, args->repeated[i], NULL)) return WEFT_EXIT_USAGE;
     if (args->config || texts) name_out(args, own->out);
     if (!o->out) o->out = own->out;
     if (args->config) return weft_args_readable(args, args->config, NULL);
     if (weft_path(own->config, "%s/config", o->out) != WEFT_OK)
-        return weft_args_fail(args, WEFT_EINPUT);
+        return weft_args_end(args, WEFT_EINPUT);
     if (texts) return WEFT_EXIT_DONE;
-    if (access(own->config, F_OK) != 0) {
-        fprintf(stderr, "weft train: %s: no run to continue is there; --config FILE starts one\n",
-                weft_shown(o->out));
-        return WEFT_EXIT_USAGE;
-    }
+    if (access(own->config, F_OK) != 0)
+        return weft_args_refuse(args, "%s: no run to continue is there; --config FILE starts one",
+                                weft_shown(o->out));
     return weft_args_readable(args, own->config, NULL);
 }
 
@@ -348,7 +313,7 @@ static int find_from(const weft_args *args, train_args *own) {
     const char **from = &own->options.from;
     if (!*from) return WEFT_EXIT_DONE;
     if (weft_generation_folder(*from, own->from) != WEFT_OK)
-        return weft_args_fail(args, WEFT_EINPUT);
+        return weft_args_end(args, WEFT_EINPUT);
     *from = own->from;
     return WEFT_EXIT_DONE;
 }
@@ -359,26 +324,23 @@ int weft_cmd_train(int argc, char **argv) {
     weft_train_options *o = &own.options;
     weft_train_result result;
     json_t *facts = NULL;
-    const weft_arg list[] = {{"--out", &o->out, NULL, false},
-                             {"--text", NULL, NULL, false},
-                             {"--minutes", &own.minutes_text, NULL, false},
-                             {"--resume", &o->resume_name, &o->resume, false},
-                             {"--from", &o->from, NULL, false},
-                             {"--save-last", NULL, &o->keep_last, false},
-                             {"--peak-flops", &own.peak, NULL, false},
-                             {"--unchecked", NULL, &own.unchecked, false},
-                             {NULL, NULL, NULL, false}};
-    int exit_status = weft_args_parse(&args, argc, argv, list, NULL, 0);
-    if (!exit_status)
-        exit_status =
-            weft_args_real(&args, "--minutes", own.minutes_text, 0.01, MINUTES_MOST, &own.minutes);
+    const weft_arg list[] = {
+        {"--out", .value = &o->out},
+        {.name = "--text"},
+        {"--minutes", .value = &own.minutes_text, .real = &own.minutes, .min = 0.01, .max = 1e6},
+        {"--resume", .value = &o->resume_name, .flag = &o->resume},
+        {"--from", .value = &o->from},
+        {"--save-last", .flag = &o->keep_last},
+        {"--peak-flops", .value = &own.peak, .real = &o->peak_flops, .max = 1e30},
+        {"--unchecked", .flag = &own.unchecked},
+        {0}};
+    int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, list, NULL, 0);
     if (!exit_status) exit_status = find_config(&args, &own);
     if (!exit_status) exit_status = refuse_study(&args, o->out);
     if (!exit_status) exit_status = find_from(&args, &own);
-    if (!exit_status) exit_status = read_peak(own.peak, &o->peak_flops);
     if (exit_status) return exit_status;
     weft_status status = weft_comm_open(&o->comm);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (status != WEFT_OK) return weft_args_end(&args, status);
     if (weft_comm_rank(o->comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
     status = run(&args, &own, &result, &facts);
     exit_status = end_ranks(&args, o, status, &result, facts);

@@ -4,15 +4,13 @@
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 
-#include <jansson.h>
-
 const char weft_help_verify[] =
     "  --threads N        default: one per processor\n"
     "  --device D         cpu, cuda or auto\n"
     "  --json             one object on standard output\n"
     "\n"
-    "Builds each block small and checks its shapes, its forward pass, its gradients against\n"
-    "finite differences, and that no token sees a later one. Exits 1 if any check failed.\n";
+    "Builds each block small and checks its shapes, its forward pass, its gradients against finite "
+    "differences, and that no token sees a later one. Exits 1 if any check failed.\n";
 
 typedef struct {
     int passed, failed;
@@ -41,23 +39,21 @@ static void verify_one(const weft_args *args, int block, const weft_backend *bac
 int weft_cmd_verify(int argc, char **argv) {
     weft_args args;
     weft_config c;
-    int exit_status = weft_args_parse(&args, argc, argv, NULL, NULL, 0);
-    if (!exit_status) exit_status = weft_args_only(&args, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE);
+    int exit_status =
+        weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, NULL, NULL, 0);
     if (exit_status) return exit_status;
     const weft_backend *backend;
     weft_pool *pool = NULL;
     weft_status status = weft_args_config(&args, &c);
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
-    if (status != WEFT_OK) return weft_args_fail(&args, status);
+    if (status != WEFT_OK) return weft_args_end(&args, status);
     verify_tally tally = {.rows = json_array()};
     for (int block = 0; block < weft_verify_count(); block++)
         verify_one(&args, block, backend, pool, &tally);
     if (args.json) {
-        json_t *object = json_pack("{s:i, s:i, s:O}", "passed", tally.passed, "failed",
-                                   tally.failed, "blocks", tally.rows);
-        json_dumpf(object, stdout, JSON_INDENT(2));
-        printf("\n");
-        json_decref(object);
+        weft_args_print(json_pack("{s:i, s:i, s:O}", "passed", tally.passed, "failed", tally.failed,
+                                  "blocks", tally.rows),
+                        0);
     } else {
         printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", tally.passed, tally.failed,
                backend->name, backend->remote ? weft_cuda_device_name() : weft_cpu_isa(),

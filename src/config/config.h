@@ -132,6 +132,8 @@ weft_status weft_config_save(const weft_config *c, const char *path);
  * (NULL: all); false: there are none. */
 void weft_config_write_kconfig(FILE *out);
 bool weft_config_write_help(FILE *out, const char *word);
+/* One option: its default, what it does, what it may be, when it matters, and the names that it had before. */
+void weft_option_explain(const weft_option *o, FILE *out);
 
 /* Derived sizes. */
 double weft_config_mup(const weft_config *c);          /* E / MUP_BASE_WIDTH with MUP; else 1 */

@@ -4,7 +4,7 @@
  * them; the program's own table checks them. An option that matters only sometimes says so in its
  * help and is not hidden: Kconfig drops a hidden option's value, and a study's step may be what
  * makes it matter. */
-#include "config/help.h"
+#include "config/config.h"
 
 #include "base/files.h"
 
@@ -31,9 +31,9 @@ static void write_folded(FILE *out, const char *indent, const char *text) {
 }
 
 /* As Kconfig quotes: a backslash before a quote and before a backslash. */
-static void write_quoted(FILE *out, const char *text) {
+static void write_quoted(FILE *out, const char *text, const char *end) {
     fputc('"', out);
-    for (; *text; text++) {
+    for (; text < end; text++) {
         if (*text == '"' || *text == '\\') fputc('\\', out);
         fputc(*text, out);
     }
@@ -54,12 +54,15 @@ static void write_prompt(FILE *out, const weft_option *o) {
     }
     while (end > text && (end[-1] == ',' || end[-1] == ':' || end[-1] == ' '))
         end--;
-    fputc('"', out);
-    for (; text < end; text++) {
-        if (*text == '"' || *text == '\\') fputc('\\', out);
-        fputc(*text, out);
-    }
-    fputs("\"\n", out);
+    write_quoted(out, text, end);
+}
+
+/* A value as a config's line has it. */
+static void write_value(FILE *out, const weft_option *o, const char *value) {
+    if (o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT)
+        fprintf(out, "%s\n", value);
+    else
+        write_quoted(out, value, value + strlen(value));
 }
 
 static void write_kconfig_type(FILE *out, const weft_option *o) {
@@ -68,10 +71,7 @@ static void write_kconfig_type(FILE *out, const weft_option *o) {
     fprintf(out, "\t%s ", plain ? types[o->type] : "string");
     write_prompt(out, o);
     fprintf(out, "\tdefault ");
-    if (plain)
-        fprintf(out, "%s\n", o->fallback);
-    else
-        write_quoted(out, o->fallback);
+    write_value(out, o, o->fallback);
     if (o->type == WEFT_OPT_INT) fprintf(out, "\trange %.0f %.0f\n", o->min, o->max);
 }
 
@@ -160,13 +160,9 @@ void weft_config_write(const weft_config *c, FILE *out) {
     int count;
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++) {
-        bool plain = options[i].type == WEFT_OPT_BOOL || options[i].type == WEFT_OPT_INT;
         weft_config_format(c, &options[i], value, sizeof value);
         fprintf(out, "CONFIG_%s=", options[i].key);
-        if (plain)
-            fprintf(out, "%s\n", value);
-        else
-            write_quoted(out, value);
+        write_value(out, &options[i], value);
     }
 }
 

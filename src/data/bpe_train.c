@@ -7,6 +7,7 @@
  * Words are put in order before training, so the order of the texts does not matter. */
 #include "data/bpe_train.h"
 
+#include "base/text.h"
 #include "data/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -24,7 +25,8 @@ typedef struct {
     uint64_t key; /* left << 32 | right */
     int64_t count;
     int32_t *words;
-    int32_t n_words, room;
+    int32_t n_words;
+    int64_t room;
     bool touched;
 } pair;
 
@@ -32,6 +34,12 @@ typedef struct {
     int64_t count;
     int32_t pair;
 } candidate;
+
+/* A pair, and what it makes. */
+typedef struct {
+    uint64_t key;
+    int32_t made;
+} merge;
 
 struct weft_bpe_trainer {
     char *pool;
@@ -50,22 +58,12 @@ struct weft_bpe_trainer {
     int64_t n_heap, heap_room;
     int32_t *touched; /* pairs that became more frequent */
     int64_t n_touched, touched_room;
-    uint64_t *merges; /* pairs, and what each makes */
-    int32_t *made;
+    merge *merges;
     int64_t n_merges, merges_room;
 };
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "no memory to train a tokenizer on so many different words");
-}
-
-/* An array with room for one more element of that size; NULL: no memory, and nothing changed. */
-static void *grown(void *array, int64_t used, int64_t *room, size_t size) {
-    if (used < *room) return array;
-    int64_t more = *room ? 2 * *room : 64;
-    void *bigger = realloc(array, (size_t)more * size);
-    if (bigger) *room = more;
-    return bigger;
 }
 
 weft_status weft_bpe_trainer_open(weft_bpe_trainer **out) {
@@ -88,7 +86,6 @@ void weft_bpe_trainer_close(weft_bpe_trainer *b) {
     free(b->heap);
     free(b->touched);
     free(b->merges);
-    free(b->made);
     free(b);
 }
 
@@ -96,16 +93,9 @@ int64_t weft_bpe_trainer_words(const weft_bpe_trainer *b) {
     return b->n_words;
 }
 
-static uint64_t hash_bytes(const char *bytes, size_t n) {
-    uint64_t h = n;
-    for (size_t i = 0; i < n; i++)
-        h = (h ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
-    return weft_hash_mix(h);
-}
-
 static int64_t word_slot(const weft_bpe_trainer *b, const char *text, size_t n) {
     int64_t mask = b->n_slots - 1;
-    for (int64_t at = (int64_t)(hash_bytes(text, n) & (uint64_t)mask);; at = (at + 1) & mask) {
+    for (int64_t at = (int64_t)(weft_hash_bytes(text, n) & (uint64_t)mask);; at = (at + 1) & mask) {
         if (b->slots[at] < 0) return at;
         const word *w = &b->words[b->slots[at]];
         if ((size_t)w->bytes == n && memcmp(b->pool + w->at, text, n) == 0) return at;
@@ -139,18 +129,9 @@ static bool count_word(weft_bpe_trainer *b, const char *text, size_t n) {
         b->words[b->slots[slot]].count++;
         return true;
     }
-    size_t room = b->pool_room ? b->pool_room : 1 << 16;
-    while (room < b->pool_used + n)
-        room *= 2;
-    if (room != b->pool_room) {
-        char *pool = realloc(b->pool, room);
-        if (!pool) return false;
-        b->pool = pool;
-        b->pool_room = room;
-    }
-    word *words = grown(b->words, b->n_words, &b->words_room, sizeof *words);
-    if (!words) return false;
-    b->words = words;
+    if (!weft_grow(&b->pool, &b->pool_room, b->pool_used + n) ||
+        !weft_grow_list(&b->words, &b->words_room, b->n_words + 1, sizeof *b->words))
+        return false;
     memcpy(b->pool + b->pool_used, text, n);
     b->words[b->n_words] = (word){.at = b->pool_used, .bytes = (int32_t)n, .count = 1};
     b->slots[slot] = (int32_t)b->n_words++;
@@ -220,11 +201,9 @@ static pair *find_pair(weft_bpe_trainer *b, int32_t left, int32_t right) {
     }
     int64_t slot = pair_slot(b, key);
     if (b->pair_slots[slot] < 0) {
-        pair *pairs = b->n_pairs < INT32_MAX
-                          ? grown(b->pairs, b->n_pairs, &b->pairs_room, sizeof *pairs)
-                          : NULL;
-        if (!pairs) return NULL;
-        b->pairs = pairs;
+        if (b->n_pairs == INT32_MAX ||
+            !weft_grow_list(&b->pairs, &b->pairs_room, b->n_pairs + 1, sizeof *b->pairs))
+            return NULL;
         b->pairs[b->n_pairs] = (pair){.key = key};
         b->pair_slots[slot] = (int32_t)b->n_pairs++;
     }
@@ -236,17 +215,12 @@ static bool more_of(weft_bpe_trainer *b, int32_t left, int32_t right, int32_t in
     if (!p) return false;
     p->count += count;
     if (!p->n_words || p->words[p->n_words - 1] != in) {
-        int64_t room = p->room;
-        int32_t *words = grown(p->words, p->n_words, &room, sizeof *words);
-        if (!words) return false;
-        p->words = words;
-        p->room = (int32_t)room;
+        if (!weft_grow_list(&p->words, &p->room, p->n_words + 1, sizeof *p->words)) return false;
         p->words[p->n_words++] = in;
     }
     if (p->touched) return true;
-    int32_t *touched = grown(b->touched, b->n_touched, &b->touched_room, sizeof *touched);
-    if (!touched) return false;
-    b->touched = touched;
+    if (!weft_grow_list(&b->touched, &b->touched_room, b->n_touched + 1, sizeof *b->touched))
+        return false;
     p->touched = true;
     b->touched[b->n_touched++] = (int32_t)(p - b->pairs);
     return true;
@@ -263,9 +237,7 @@ static bool is_before(const weft_bpe_trainer *b, candidate x, candidate y) {
 }
 
 static bool heap_push(weft_bpe_trainer *b, candidate c) {
-    candidate *heap = grown(b->heap, b->n_heap, &b->heap_room, sizeof *heap);
-    if (!heap) return false;
-    b->heap = heap;
+    if (!weft_grow_list(&b->heap, &b->heap_room, b->n_heap + 1, sizeof *b->heap)) return false;
     int64_t at = b->n_heap++;
     for (; at > 0 && is_before(b, c, b->heap[(at - 1) / 2]); at = (at - 1) / 2)
         b->heap[at] = b->heap[(at - 1) / 2];
@@ -334,7 +306,8 @@ static bool join_pair(weft_bpe_trainer *b, int32_t which, int32_t made) {
     int32_t *words = b->pairs[which].words, n = b->pairs[which].n_words;
     bool ok = true;
     b->pairs[which].words = NULL; /* the table may move meanwhile */
-    b->pairs[which].n_words = b->pairs[which].room = 0;
+    b->pairs[which].n_words = 0;
+    b->pairs[which].room = 0;
     for (int32_t i = 0; i < n && ok; i++)
         ok = join_in_word(b, words[i], (int32_t)(key >> 32), (int32_t)(key & 0xFFFFFFFF), made);
     free(words);
@@ -360,18 +333,6 @@ static weft_status make_token(weft_tokenizer *t, uint64_t key, int32_t *made) {
     return status;
 }
 
-static weft_status keep_merge(weft_bpe_trainer *b, uint64_t key, int32_t made) {
-    int64_t room = b->merges_room;
-    uint64_t *merges = grown(b->merges, b->n_merges, &room, sizeof *merges);
-    if (merges) b->merges = merges;
-    int32_t *all_made = grown(b->made, b->n_merges, &b->merges_room, sizeof *all_made);
-    if (all_made) b->made = all_made;
-    if (!merges || !all_made) return no_memory();
-    b->merges[b->n_merges] = key;
-    b->made[b->n_merges++] = made;
-    return WEFT_OK;
-}
-
 static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
                               void (*watch)(void *, int64_t), void *context) {
     while (t->vocab < vocab - 1 && b->n_heap > 0) {
@@ -385,7 +346,9 @@ static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vo
         int32_t made = -1;
         uint64_t key = b->pairs[top.pair].key;
         WEFT_TRY(make_token(t, key, &made));
-        WEFT_TRY(keep_merge(b, key, made));
+        if (!weft_grow_list(&b->merges, &b->merges_room, b->n_merges + 1, sizeof *b->merges))
+            return no_memory();
+        b->merges[b->n_merges++] = (merge){key, made};
         if (!join_pair(b, top.pair, made)) return no_memory();
         if (watch) watch(context, t->vocab);
     }
@@ -395,17 +358,13 @@ static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vo
 static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
                          void (*watch)(void *, int64_t), void *context) {
     static const char end[] = "<|endoftext|>";
-    for (int i = 0; i < 256; i++) {
-        char byte = (char)weft_symbol_order(i);
-        WEFT_TRY(weft_tokenizer_add_token(t, i, &byte, 1, true));
-        t->byte_token[(uint8_t)byte] = i;
-    }
+    WEFT_TRY(weft_tokenizer_number_bytes(t));
     if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
     WEFT_TRY(join_pairs(b, t, vocab, least, watch, context));
     WEFT_TRY(weft_tokenizer_reserve_merges(t, b->n_merges));
     for (int64_t i = 0; i < b->n_merges; i++)
-        weft_tokenizer_add_merge(t, (int32_t)(b->merges[i] >> 32),
-                                 (int32_t)(b->merges[i] & 0xFFFFFFFF), b->made[i]);
+        weft_tokenizer_add_merge(t, (int32_t)(b->merges[i].key >> 32),
+                                 (int32_t)(b->merges[i].key & 0xFFFFFFFF), b->merges[i].made);
     int32_t id = (int32_t)t->vocab;
     WEFT_TRY(weft_tokenizer_add_token(t, id, end, sizeof end - 1, false));
     WEFT_TRY(weft_tokenizer_add_special(t, end, id, true));

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAGIC_16 = 20240520, VERSION_16 = 1, MAGIC_32 = 20240801, VERSION_32 = 7, SOME = 4096 };
+enum { SOME = 4096 };
 
 struct weft_shard_writer {
     char *dir, *name;
@@ -49,7 +49,8 @@ static bool is_part(const char *is, const char *name) {
 /* Removes what an interrupted run left: by its name a part of a shard, and by its first bytes too. Of
  * an empty file nothing is lost. */
 static weft_status remove_part(const char *dir, const char *name) {
-    char path[WEFT_PATH_MAX], head[8] = {0};
+    char path[WEFT_PATH_MAX];
+    unsigned char head[8] = {0};
     int fd;
     WEFT_TRY(weft_path(path, "%s/%s", dir, name));
     WEFT_TRY(weft_file_open(path, &fd));
@@ -58,12 +59,7 @@ static weft_status remove_part(const char *dir, const char *name) {
     close(fd);
     errno = error;
     if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    uint8_t known[2][8];
-    put_word(known[0], MAGIC_16, 4);
-    put_word(known[0] + 4, VERSION_16, 4);
-    put_word(known[1], MAGIC_32, 4);
-    put_word(known[1] + 4, VERSION_32, 4);
-    if (n > 0 && memcmp(head, known[0], 8) != 0 && memcmp(head, known[1], 8) != 0)
+    if (n > 0 && !weft_shard_width(head))
         return weft_fail(WEFT_EINPUT,
                          "%s: is not a part of a shard that weft began; move it away, or name "
                          "another folder",
@@ -123,8 +119,8 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
 
 static bool write_header(weft_shard_writer *w) {
     uint8_t header[WEFT_SHARD_HEADER * 4] = {0};
-    put_word(header, w->width == 2 ? MAGIC_16 : MAGIC_32, 4);
-    put_word(header + 4, w->width == 2 ? VERSION_16 : VERSION_32, 4);
+    put_word(header, w->width == 2 ? WEFT_SHARD_MAGIC_16 : WEFT_SHARD_MAGIC_32, 4);
+    put_word(header + 4, w->width == 2 ? WEFT_SHARD_VERSION_16 : WEFT_SHARD_VERSION_32, 4);
     put_word(header + 8, (uint32_t)w->in_shard, 4);
     return fwrite(header, 1, sizeof header, w->file) == sizeof header;
 }

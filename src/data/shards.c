@@ -18,10 +18,6 @@
 #include <unistd.h>
 
 enum {
-    MAGIC_16 = 20240520, /* the two kinds of shard */
-    VERSION_16 = 1,
-    MAGIC_32 = 20240801,
-    VERSION_32 = 7,
     HEADER_BYTES = WEFT_SHARD_HEADER * 4,
     SUM_BLOCK = 65536,
     LOOK = 65536 /* tokens of each shard whose size is looked at when it is opened */
@@ -50,13 +46,9 @@ struct weft_shards {
 
 static const char *const SPLIT_NAMES[2] = {"train", "val"};
 
-static uint32_t read_u32(const unsigned char *b) {
-    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-}
-
 static uint32_t read_token(const shard *s, int64_t at) {
     const unsigned char *b = s->map + HEADER_BYTES + at * s->size;
-    return s->size == 2 ? (uint32_t)(b[0] | b[1] << 8) : read_u32(b);
+    return s->size == 2 ? (uint32_t)(b[0] | b[1] << 8) : weft_shard_u32(b);
 }
 
 /* "train_0001.bin", "fineweb_train_0001.bin". */
@@ -69,16 +61,13 @@ static bool is_shard_of(const char *name, const char *split) {
 }
 
 static weft_status check_header(shard *s) {
-    uint32_t magic = read_u32(s->map), version = read_u32(s->map + 4), count = read_u32(s->map + 8);
-    if (magic == MAGIC_16 && version == VERSION_16)
-        s->size = 2;
-    else if (magic == MAGIC_32 && version == VERSION_32)
-        s->size = 4;
-    else
+    uint32_t count = weft_shard_u32(s->map + 8);
+    s->size = weft_shard_width(s->map);
+    if (!s->size)
         return weft_fail(
             WEFT_EINPUT,
             "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
-            magic, version);
+            weft_shard_u32(s->map), weft_shard_u32(s->map + 4));
     int64_t has = (s->bytes - HEADER_BYTES) / s->size;
     if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
         (s->bytes - HEADER_BYTES) % s->size)

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/folders.h"
+#include "base/text.h"
 #include "base/progress.h"
 #include "data/bpe_train.h"
 #include "data/shard_write.h"
@@ -144,12 +145,8 @@ static weft_status write_unit(job *j, const weft_input_unit *unit, const result 
 
 static weft_status run_batch(job *j, int64_t count) {
     weft_status status = WEFT_OK;
-    if (count > j->room) {
-        result *results = realloc(j->results, (size_t)count * sizeof *results);
-        if (!results) return weft_fail(WEFT_ENOMEM, "no memory for %lld texts", (long long)count);
-        j->results = results;
-        j->room = count;
-    }
+    if (!weft_grow_list(&j->results, &j->room, count, sizeof *j->results))
+        return weft_fail(WEFT_ENOMEM, "no memory for %lld texts", (long long)count);
     weft_pool_run(j->pool, count, encode_task, j);
     for (int64_t i = 0; i < count; i++) {
         if (status == WEFT_OK) status = write_unit(j, &j->units[i], &j->results[i]);

@@ -3,7 +3,8 @@
  * hash tables that the tokenizer owns; after opening nothing changes them. */
 #include "data/tokenizer_internal.h"
 
-#include <jansson.h>
+#include "base/text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,17 +45,10 @@ void weft_tokenizer_close(weft_tokenizer *t) {
     free(t);
 }
 
-static uint64_t hash_bytes(const char *bytes, int64_t length) {
-    uint64_t h = (uint64_t)length;
-    for (int64_t i = 0; i < length; i++)
-        h = (h ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
-    return weft_hash_mix(h);
-}
-
 /* The slot where these bytes are, or would be. */
 static int64_t index_slot(const weft_tokenizer *t, const char *bytes, int64_t length) {
     int64_t mask = t->index_slots - 1;
-    for (int64_t at = (int64_t)(hash_bytes(bytes, length) & (uint64_t)mask);;
+    for (int64_t at = (int64_t)(weft_hash_bytes(bytes, (size_t)length) & (uint64_t)mask);;
          at = (at + 1) & mask) {
         int32_t id = t->index[at];
         if (id < 0) return at;
@@ -79,18 +73,6 @@ static bool grow_ids(weft_tokenizer *t, int64_t ids) {
     if (!offset || !length) return false;
     memset(t->length + t->room, 0, (size_t)(room - t->room) * sizeof *length);
     t->room = room;
-    return true;
-}
-
-static bool grow_pool(weft_tokenizer *t, size_t more) {
-    size_t room = t->pool_room ? t->pool_room : 1 << 14;
-    while (room < t->pool_used + more)
-        room *= 2;
-    if (room == t->pool_room) return true;
-    char *pool = realloc(t->pool, room);
-    if (!pool) return false;
-    t->pool = pool;
-    t->pool_room = room;
     return true;
 }
 
@@ -121,7 +103,8 @@ weft_status weft_tokenizer_add_token(weft_tokenizer *t, int64_t id, const char *
     if (length <= 0 || length > INT32_MAX)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: token %lld has no text", t->name,
                          (long long)id);
-    if (!grow_ids(t, id + 1) || !grow_pool(t, (size_t)length) || !grow_index(t))
+    if (!grow_ids(t, id + 1) ||
+        !weft_grow(&t->pool, &t->pool_room, t->pool_used + (size_t)length) || !grow_index(t))
         return no_memory(t);
     if (t->length[id])
         return weft_fail(WEFT_EINPUT, "tokenizer %s: the number %lld is given to two tokens",
@@ -271,6 +254,68 @@ weft_status weft_tokenizer_decode(const weft_tokenizer *t, const int32_t *tokens
     }
     *to = 0;
     return WEFT_OK;
+}
+
+/* Byte-level vocabularies are text files, so each of the 256 bytes is written as a character that survives in
+ * one: those of Latin-1 that can be seen stand for themselves, the others (0 to 32, 127 to 160, 173), in order,
+ * for U+0100 and up (a space is Ġ). */
+static bool is_itself(int byte) {
+    return (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+}
+
+enum { HIDDEN = 68 };
+
+static int hidden_byte(int place) {
+    return place <= 32 ? place : place < HIDDEN - 1 ? place + 94 : 173;
+}
+
+static uint32_t byte_symbol(uint8_t byte) {
+    if (is_itself(byte)) return byte;
+    return 0x100u + (byte <= 32 ? byte : byte <= 160 ? byte - 94u : HIDDEN - 1);
+}
+
+weft_status weft_tokenizer_number_bytes(weft_tokenizer *t) {
+    int id = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int b = 0; b < 256; b++) {
+            char byte = (char)b;
+            if (is_itself(b) == (pass == 1)) continue;
+            t->byte_token[b] = id;
+            WEFT_TRY(weft_tokenizer_add_token(t, id++, &byte, 1, true));
+        }
+    return WEFT_OK;
+}
+
+/* All symbols are below U+0200: one or two bytes of UTF-8. */
+int64_t weft_symbols_to_bytes(const char *text, size_t length, char *out) {
+    int64_t n = 0;
+    for (size_t i = 0; i < length; i++) {
+        uint32_t c = (uint8_t)text[i];
+        if (c >= 0xC2 && c < 0xC8 && i + 1 < length && (text[i + 1] & 0xC0) == 0x80)
+            c = (c & 0x1F) << 6 | ((uint8_t)text[++i] & 0x3F);
+        else if (c >= 0x80)
+            return -1;
+        if (c < 0x100 && is_itself((int)c))
+            out[n++] = (char)c;
+        else if (c >= 0x100 && c < 0x100 + HIDDEN)
+            out[n++] = (char)hidden_byte((int)c - 0x100);
+        else
+            return -1;
+    }
+    return n;
+}
+
+void weft_bytes_to_symbols(const char *bytes, int64_t length, char *out) {
+    for (int64_t i = 0; i < length; i++) {
+        uint32_t c = byte_symbol((uint8_t)bytes[i]);
+        if (c < 0x80) {
+            *out++ = (char)c;
+        } else {
+            *out++ = (char)(0xC0 | c >> 6);
+            *out++ = (char)(0x80 | (c & 0x3F));
+        }
+    }
+    *out = 0;
 }
 
 /* A token as its file writes it. */

@@ -6,6 +6,7 @@
  * places for each hash, the newer one in front. Merging proper is a scan over the pairs for short
  * pieces, and a heap of pairs over a linked list for long ones, so that no text takes quadratic
  * time. */
+#include "base/text.h"
 #include "data/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -103,15 +104,7 @@ void weft_encoder_close(weft_encoder *e) {
 }
 
 static bool reserve_tokens(weft_encoder *e, size_t more) {
-    if (e->n + (int64_t)more <= e->room) return true;
-    int64_t room = e->room ? e->room : 4096;
-    while (room < e->n + (int64_t)more)
-        room *= 2;
-    int32_t *out = realloc(e->out, (size_t)room * sizeof *out);
-    if (!out) return false;
-    e->out = out;
-    e->room = room;
-    return true;
+    return weft_grow_list(&e->out, &e->room, e->n + (int64_t)more, sizeof *e->out);
 }
 
 /* Tokens of a piece of at most SHORT_PIECE bytes; returns how many. */

@@ -6,6 +6,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "data/tokenizer.h"
 
+#include <jansson.h>
 #include <pcre2.h>
 
 enum {
@@ -86,11 +87,19 @@ int32_t weft_tokenizer_find(const weft_tokenizer *t, const char *bytes, int64_t 
 
 /* tokenizer_read.c: the files. */
 weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path);
+/* Adds the tokens of {"symbols": number, ...}, and the next merge. */
+weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab);
+weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
+                                 const char *right, size_t right_length);
 
-/* tokenizer_symbols.c: byte-level files write each byte as a printable character. */
-/* The character of a byte, and its order: GPT-2 numbers the bytes by it. */
-uint32_t weft_byte_symbol(uint8_t byte);
-uint8_t weft_symbol_order(int place);
+/* tokenizer_json.c: Hugging Face's tokenizer.json. Parses a file that must be one JSON object; fills a
+ * tokenizer from it. */
+weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out);
+weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root);
+
+/* Byte-level files write each byte as a printable character. The bytes as the first tokens, in the order of
+ * these, as GPT-2 numbers them. */
+weft_status weft_tokenizer_number_bytes(weft_tokenizer *t);
 /* The bytes that `text` writes, to `out` (as long as text); -1 where a character stands for none. */
 int64_t weft_symbols_to_bytes(const char *text, size_t length, char *out);
 /* UTF-8 of the symbols of `bytes`: up to two a byte, and a zero. */
@@ -113,6 +122,13 @@ static inline uint64_t weft_hash_mix(uint64_t h) {
     h ^= h >> 32;
     h *= 0x9E3779B97F4A7C15ull;
     return h ^ (h >> 29);
+}
+
+static inline uint64_t weft_hash_bytes(const char *bytes, size_t n) {
+    uint64_t h = n;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ (uint8_t)bytes[i]) * 0x100000001B3ull;
+    return weft_hash_mix(h);
 }
 
 /* The merge of a pair; NULL if there is none. */

@@ -3,9 +3,8 @@
  * and decoding gives it back. All else is refused by its name, rather than read as something it is
  * not. The post-processor, which puts tokens around a text, is not used: whoever encodes does
  * that. */
-#include "data/tokenizer_json.h"
-
 #include "base/json.h"
+#include "data/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

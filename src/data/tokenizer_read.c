@@ -4,7 +4,7 @@
  * A Hugging Face tokenizer.json (tokenizer_json.c) holds both and how to split. Whatever is in a
  * file is checked before it is used: numbers twice, merges of tokens that do not exist, bytes
  * without a token. */
-#include "data/tokenizer_json.h"
+#include "data/tokenizer_internal.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -113,15 +113,6 @@ static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes
     return WEFT_OK;
 }
 
-/* GPT-2's own numbers: the bytes in the order of their symbols, the merges, the end of text. */
-static weft_status number_bytes(weft_tokenizer *t) {
-    for (int i = 0; i < 256; i++) {
-        char byte = (char)weft_symbol_order(i);
-        WEFT_TRY(weft_tokenizer_add_token(t, i, &byte, 1, true));
-    }
-    return WEFT_OK;
-}
-
 static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char *merges,
                              size_t merges_bytes) {
     if (encoder) {
@@ -131,7 +122,7 @@ static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char 
         json_decref(vocab);
         WEFT_TRY(status);
     } else {
-        WEFT_TRY(number_bytes(t));
+        WEFT_TRY(weft_tokenizer_number_bytes(t));
     }
     WEFT_TRY(read_merges(t, merges, merges_bytes, !encoder));
     int32_t end = weft_tokenizer_find(t, END_OF_TEXT, sizeof END_OF_TEXT - 1);

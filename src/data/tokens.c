@@ -10,13 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum {
-    NPY_HEADER_MAX = 65536,
-    SHARD_MAGIC_16 = 20240520,
-    SHARD_VERSION_16 = 1,
-    SHARD_MAGIC_32 = 20240801,
-    SHARD_VERSION_32 = 7
-};
+enum { NPY_HEADER_MAX = 65536 };
 
 typedef struct {
     const char *path;
@@ -120,23 +114,17 @@ static weft_status read_npy(const token_file *f, weft_tokens *out) {
     return status;
 }
 
-static int32_t little_endian(const unsigned char *b) {
-    return (int32_t)((uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 |
-                     (uint32_t)b[3] << 24);
-}
-
 static weft_status read_shard(const token_file *f, weft_tokens *out) {
     unsigned char header[WEFT_SHARD_HEADER * 4];
     WEFT_TRY(read_bytes(f, header, sizeof header));
-    int32_t magic = little_endian(header), version = little_endian(header + 4);
-    bool narrow = magic == SHARD_MAGIC_16 && version == SHARD_VERSION_16;
-    if (!narrow && !(magic == SHARD_MAGIC_32 && version == SHARD_VERSION_32))
-        return weft_fail(WEFT_EINPUT, "%s: neither a .npy nor a token shard (magic %d, version %d)",
-                         f->path, magic, version);
+    int width = weft_shard_width(header);
+    if (!width)
+        return weft_fail(WEFT_EINPUT, "%s: neither a .npy nor a token shard (magic %u, version %u)",
+                         f->path, weft_shard_u32(header), weft_shard_u32(header + 4));
     out->shard = true;
     out->rows = 1;
-    out->columns = little_endian(header + 8);
-    return read_values(f, (int64_t)sizeof header, narrow ? 2 : 4, false, out);
+    out->columns = (int32_t)weft_shard_u32(header + 8);
+    return read_values(f, (int64_t)sizeof header, width, false, out);
 }
 
 weft_status weft_tokens_read(const char *path, weft_tokens *out) {
@@ -145,11 +133,9 @@ weft_status weft_tokens_read(const char *path, weft_tokens *out) {
     WEFT_TRY(weft_file_size(path, &f.bytes));
     WEFT_TRY(weft_file_open_stream(path, &f.file));
     unsigned char first[6] = {0};
-    weft_status status = WEFT_OK;
-    bool npy =
-        status == WEFT_OK && fread(first, 1, 6, f.file) == 6 && memcmp(first, "\x93NUMPY", 6) == 0;
+    bool npy = fread(first, 1, 6, f.file) == 6 && memcmp(first, "\x93NUMPY", 6) == 0;
     rewind(f.file);
-    if (status == WEFT_OK) status = npy ? read_npy(&f, out) : read_shard(&f, out);
+    weft_status status = npy ? read_npy(&f, out) : read_shard(&f, out);
     fclose(f.file);
     if (status != WEFT_OK) weft_tokens_free(out);
     return status;

@@ -7,7 +7,26 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { WEFT_SHARD_HEADER = 256 }; /* int32 words before the tokens */
+/* A shard: 256 int32, of which the first are magic, version and the number of tokens; then the tokens. All are
+ * little-endian, whatever the machine. */
+enum {
+    WEFT_SHARD_HEADER = 256,
+    WEFT_SHARD_MAGIC_16 = 20240520, /* uint16 tokens */
+    WEFT_SHARD_VERSION_16 = 1,
+    WEFT_SHARD_MAGIC_32 = 20240801, /* uint32 */
+    WEFT_SHARD_VERSION_32 = 7
+};
+
+static inline uint32_t weft_shard_u32(const unsigned char *b) {
+    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+/* Bytes of a token, by a shard's header; 0: it is none. */
+static inline int weft_shard_width(const unsigned char *header) {
+    uint32_t magic = weft_shard_u32(header), version = weft_shard_u32(header + 4);
+    if (magic == WEFT_SHARD_MAGIC_16 && version == WEFT_SHARD_VERSION_16) return 2;
+    return magic == WEFT_SHARD_MAGIC_32 && version == WEFT_SHARD_VERSION_32 ? 4 : 0;
+}
 
 typedef struct {
     int64_t rows, columns; /* [B, T+1]; a shard is one row */
@@ -15,8 +34,7 @@ typedef struct {
     int32_t *values; /* malloc'd */
 } weft_tokens;
 
-/* Reads a .npy of int32 or int64 with one or two dimensions, or a shard (magic 20240520: uint16
- * tokens; 20240801: uint32), told apart by their first bytes. */
+/* Reads a .npy of int32 or int64 with one or two dimensions, or a shard, told apart by their first bytes. */
 weft_status weft_tokens_read(const char *path, weft_tokens *out);
 void weft_tokens_free(weft_tokens *t);
 

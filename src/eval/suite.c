@@ -6,7 +6,7 @@
 #include "eval/eval.h"
 
 #include "base/files.h"
-#include "base/grow.h"
+#include "base/text.h"
 #include "model/session.h"
 
 #include <errno.h>

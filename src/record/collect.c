@@ -3,7 +3,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/machine.h"
+#include "base/version.h"
 #include "base/order.h"
 #include "base/version.h"
 

@@ -1,9 +1,9 @@
 /* The first database is copied beside the new one's place; copies of the others are attached to it one by
- * one, and what ended in them is taken over; it gets its name when it is whole (base/new_folder.h).
+ * one, and what ended in them is taken over; it gets its name when it is whole (base/beside.h).
  * Equal configs number their runs alike, so a run is the same run by its number. */
 #include "record/gather.h"
 
-#include "base/new_folder.h"
+#include "base/beside.h"
 #include "record/record.h"
 
 #include <stdlib.h>

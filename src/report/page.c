@@ -9,7 +9,7 @@
 
 #include "base/embed.h"
 #include "base/folders.h"
-#include "base/grow.h"
+#include "base/text.h"
 #include "base/json.h"
 #include "base/text.h"
 

@@ -12,10 +12,10 @@
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/clock.h"
 #include "base/embed.h"
-#include "base/grow.h"
+#include "base/text.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "generate/prompt.h"
+#include "generate/text.h"
 #include "serve/connections.h"
 #include "serve/http.h"
 #include "serve/template.h"

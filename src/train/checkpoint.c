@@ -4,8 +4,7 @@
 #include "train/checkpoint.h"
 
 #include "base/json.h"
-#include "model/parts.h"
-#include "model/sums.h"
+#include "model/folder.h"
 
 #include <errno.h>
 #include <math.h>

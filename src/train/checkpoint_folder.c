@@ -1,9 +1,8 @@
 /* A checkpoint's folder as such: whose it is, whether it is whole, and its removal; and what a run's folder
- * has of them when a run starts in it. A checkpoint is a model's folder (model/parts.h) that has all its
+ * has of them when a run starts in it. A checkpoint is a model's folder (model/folder.h) that has all its
  * parts. */
 #include "base/log.h"
-#include "model/parts.h"
-#include "model/sums.h"
+#include "model/folder.h"
 #include "train/checkpoint.h"
 
 #include <errno.h>

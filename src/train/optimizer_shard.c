@@ -6,7 +6,7 @@
  *
  * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
  * owners send or get their stretches of it. So no rank ever has the whole state. */
-#include "core/align.h"
+#include "core/plan.h"
 #include "train/optimizer_internal.h"
 
 #include <stdlib.h>

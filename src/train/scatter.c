@@ -3,7 +3,7 @@
  * memory, and copied to a backend that has its own when the step is over. */
 #include "train/scatter.h"
 
-#include "core/align.h"
+#include "core/plan.h"
 #include "core/rows.h"
 
 #include <stdlib.h>

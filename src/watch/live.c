@@ -5,7 +5,7 @@
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/embed.h"
-#include "base/grow.h"
+#include "base/text.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "report/page.h"

@@ -1,6 +1,6 @@
 /* The embedded corpus: what is said of it is read back out of its text. Nothing here knows its
  * sentences; names, quotations, numbers and brackets are found as a reader would find them. */
-#include "data/bigram.h"
+#include "support/bigram.h"
 #include "data/corpus.h"
 
 #include <ctype.h>

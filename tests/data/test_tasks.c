@@ -1,5 +1,5 @@
 /* The synthetic tasks, their sequences read back by other means than made them. */
-#include "data/bigram.h"
+#include "support/bigram.h"
 #include "data/tasks.h"
 
 #include <math.h>

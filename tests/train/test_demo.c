@@ -1,6 +1,6 @@
 /* The first run a user makes learns: its held-out loss falls below what a bigram model of the same
  * text comes to. Trimmed to most of its steps; whole in make test-long. */
-#include "data/bigram.h"
+#include "support/bigram.h"
 #include "support/command.h"
 #include "support/train_run.h"
 

@@ -1,5 +1,5 @@
 /* The optimizer over a model: gradients from a session and from others' memory, and its state. */
-#include "core/align.h"
+#include "core/plan.h"
 #include "cpu/backend.h"
 #include "support/model_case.h"
 #include "train/optimizer.h"

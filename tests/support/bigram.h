@@ -1,6 +1,6 @@
 /* The baseline that a model must beat: how well the last token alone foretells the next. */
-#ifndef WEFT_DATA_BIGRAM_H
-#define WEFT_DATA_BIGRAM_H
+#ifndef WEFT_TESTS_BIGRAM_H
+#define WEFT_TESTS_BIGRAM_H
 
 #include "data/dataset.h"
 

@@ -1,9 +1,46 @@
-/* Writing a checkpoint that was made from another model. */
-#include "cli/new_model.h"
+/* Checkpoints, opened for what a command does with them and written when it has made one. */
+#include "cli/checkpoint.h"
+
+#include "generate/weights.h"
+#include "model/account.h"
+#include "model/kinds.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static weft_status open_tokenizer(weft_loaded_for purpose, weft_loaded *l) {
+    char path[WEFT_PATH_MAX];
+    bool there = purpose != WEFT_LOADED_MODEL;
+    WEFT_TRY(weft_path(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]));
+    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(path, &there));
+    if (there) WEFT_TRY(weft_generation_tokenizer(l->folder, &l->config, &l->tokenizer));
+    return purpose == WEFT_LOADED_GENERATION ? weft_encoder_open(l->tokenizer, &l->encoder)
+                                             : WEFT_OK;
+}
+
+weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
+                             weft_loaded_for purpose, weft_loaded *out) {
+    *out = (weft_loaded){0};
+    weft_config *c = &out->config;
+    WEFT_TRY(weft_generation_folder(path, out->folder));
+    if (!unchecked) WEFT_TRY(weft_args_check_model(out->folder));
+    WEFT_TRY(weft_model_read_config(out->folder, c));
+    for (int i = 0; i < a->n_settings; i++)
+        WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
+    WEFT_TRY(weft_model_check(c, out->folder));
+    WEFT_TRY(open_tokenizer(purpose, out));
+    WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
+    if (purpose == WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
+    return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
+}
+
+void weft_loaded_close(weft_loaded *l) {
+    weft_pool_destroy(l->pool);
+    weft_model_destroy(l->model);
+    weft_encoder_close(l->encoder);
+    weft_tokenizer_close(l->tokenizer);
+}
 
 /* The options that make the model, and DTYPE, as a config that training takes. */
 static weft_status write_model_config(const weft_config *c, const char *folder) {

@@ -1,6 +1,6 @@
 /* Counts of token pairs, and what they are worth on text that was not counted:
  *     p(b | a) = (pairs(a, b) + 1) / (pairs(a, ·) + V) */
-#include "data/bigram.h"
+#include "support/bigram.h"
 
 #include <math.h>
 #include <stdlib.h>

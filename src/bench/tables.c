@@ -1,0 +1,102 @@
+/* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
+#include "bench/tables.h"
+
+#include "base/text.h"
+#include "base/order.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <time.h>
+
+void bench_pause(double seconds) {
+    struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+void bench_samples_add(bench_samples *s, double seconds) {
+    if (!weft_grow_list(&s->value, &s->room, (int64_t)s->count + 1, sizeof *s->value)) {
+        fputs("bench: no memory for measurements\n", stderr);
+        exit(1);
+    }
+    s->value[s->count++] = seconds;
+}
+
+void bench_samples_free(bench_samples *s) {
+    free(s->value);
+    *s = (bench_samples){0};
+}
+
+/* The value below which a part `p` of the sorted measurements lies, interpolated. */
+static double quantile(const bench_samples *s, double p) {
+    if (!s->count) return 0;
+    qsort(s->value, s->count, sizeof *s->value, weft_order_doubles);
+    double at = p * (double)(s->count - 1);
+    size_t i = (size_t)at;
+    if (i + 1 >= s->count) return s->value[s->count - 1];
+    return s->value[i] + (at - (double)i) * (s->value[i + 1] - s->value[i]);
+}
+
+double bench_median(const bench_samples *s) {
+    return quantile(s, 0.5);
+}
+
+double bench_spread(const bench_samples *s) {
+    double middle = quantile(s, 0.5);
+    return middle > 0 ? 0.5 * (quantile(s, 0.75) - quantile(s, 0.25)) / middle : 0;
+}
+
+/* Columns that a terminal shows for a text of UTF-8: every byte but the following ones. */
+static int shown_width(const char *text) {
+    int width = 0;
+    for (; *text; text++)
+        width += ((unsigned char)*text & 0xc0) != 0x80;
+    return width;
+}
+
+static void put_cell(bench_table *t, const char *text) {
+    if (!t->to) return;
+    const bench_column *c = &t->column[t->next++];
+    int pad = abs(c->width) - shown_width(text);
+    if (pad < 0) pad = 0;
+    int last = t->column[t->next].title == NULL;
+    if (c->width < 0)
+        fprintf(t->to, "%s%*s", text, last ? 0 : pad, "");
+    else
+        fprintf(t->to, "%*s%s", pad, "", text);
+    if (last) {
+        fputc('\n', t->to);
+        t->next = 0;
+        fflush(t->to);
+    } else {
+        fputs("  ", t->to);
+    }
+}
+
+void bench_table_start(bench_table *t, FILE *to, const bench_column *columns) {
+    *t = (bench_table){.to = to, .column = columns};
+    if (!to) return;
+    int width = -2;
+    for (const bench_column *c = columns; c->title; c++) {
+        put_cell(t, c->title);
+        width += abs(c->width) + 2;
+    }
+    for (int i = 0; i < width; i++)
+        fputc('-', to);
+    fputc('\n', to);
+}
+
+void bench_cell_if(bench_table *t, bool known, const char *format, ...) {
+    char text[128] = "-";
+    va_list args;
+    va_start(args, format);
+    if (known) vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    put_cell(t, text);
+}
+
+weft_status bench_write_json(FILE *to, json_t *all) {
+    bool failed = !all || json_dumpf(all, to, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) ||
+                  fputc('\n', to) == EOF;
+    json_decref(all);
+    return failed ? weft_fail(WEFT_EIO, "the JSON cannot be written") : WEFT_OK;
+}

@@ -1,0 +1,102 @@
+/* The tables of `weft bench` and what they are made of: what all of them are told, measurements, lines and
+ * JSON. */
+#ifndef WEFT_BENCH_TABLES_H
+#define WEFT_BENCH_TABLES_H
+
+#include "bench/variants.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+/* What every table is told. */
+typedef struct {
+    const char *peer; /* its command line: see bench/peer.h; NULL: none */
+    int threads;      /* for both sides; 0: one a processor */
+    FILE *table;      /* for people; NULL: none */
+    FILE *json;       /* the same for a program; NULL: none */
+} bench_setup;
+
+/* Training: one row per variant, with tokens per second, memory against the plan, the part of the machine's
+ * limit, and a peer's tokens per second in the same run. `failed`: how many rows gave no numbers, or are not
+ * the peer's function by their losses; each has said so in a line on standard error. An error is one of the
+ * input: no row was measured. */
+typedef struct {
+    bench_setup setup;
+    bench_config_source source;
+    const char *variants; /* names with commas; NULL: the shape's */
+    int steps;            /* measured per row; 0: the shape's */
+    double settle;        /* seconds of steps before those */
+    bool profile;         /* print where each row's time goes, to standard error */
+} bench_train_options;
+
+weft_status bench_train_table(const bench_train_options *options, int *failed);
+
+/* Operations: each row's time, its rate, what part of the machine's own limit that is, and a peer's time for
+ * the same function in the same run. `differing`: how many rows are not the peer's function by their
+ * numbers. */
+typedef struct {
+    bench_setup setup;
+    const char *rows; /* only rows with this word in their operation or name; NULL: all */
+    bool quick;       /* the main rows, under a minute */
+} bench_op_options;
+
+weft_status bench_op_table(const bench_op_options *options, int *differing);
+
+/* Generation: what a token costs, for each variant, context and batch. `failed`: rows that could not be
+ * measured. */
+typedef struct {
+    bench_setup setup;
+    bench_config_source source;
+    const char *variants; /* with commas; NULL: dot, w2, mla and its mechanisms */
+    const char *contexts; /* with commas; NULL: 256,2048,8192,32768 */
+    const char *batches;  /* with commas; NULL: 1,8,64 */
+    int64_t prompt;       /* tokens before the first; 0: that is not measured */
+    bool cuda;            /* on the GPU */
+    int steps;            /* measured for each row; 0: by time */
+} bench_decode_options;
+
+weft_status bench_decode_table(const bench_decode_options *options, int *failed);
+
+/* Sleeps, so that threads of the other side which still spin for work go to sleep first. */
+void bench_pause(double seconds);
+
+/* Measurements of one thing, in seconds. Starts as {0}; bench_samples_free gives it back. */
+typedef struct {
+    double *value;
+    size_t count;
+    int64_t room;
+} bench_samples;
+
+/* Ends the program when there is no memory: a benchmark has nothing to save. */
+void bench_samples_add(bench_samples *s, double seconds);
+void bench_samples_free(bench_samples *s);
+
+/* The middle value, and half the distance of the quartiles as a part of it: half of all measurements
+ * lie within median · (1 ± spread), roughly. 0 without measurements. */
+double bench_median(const bench_samples *s);
+double bench_spread(const bench_samples *s);
+
+/* A table for people, a line as soon as it is known. */
+typedef struct {
+    const char *title;
+    int width; /* characters; negative: to the left */
+} bench_column;
+
+typedef struct {
+    FILE *to;                   /* NULL: nothing is printed */
+    const bench_column *column; /* a title of NULL ends them */
+    int next;                   /* the cell to be printed */
+} bench_table;
+
+/* Prints the titles and a rule below them. */
+void bench_table_start(bench_table *t, FILE *to, const bench_column *columns);
+
+/* The next cell of the current line, as printf; the last ends it. One that is not `known` says "-". */
+#define bench_cell(t, ...) bench_cell_if(t, true, __VA_ARGS__)
+void bench_cell_if(bench_table *t, bool known, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Writes the object, which it takes over; NULL: there was no memory for it. */
+weft_status bench_write_json(FILE *to, json_t *all);
+
+#endif

@@ -1,0 +1,43 @@
+/* The checkpoints that commands open, and those that they write. */
+#ifndef WEFT_CLI_CHECKPOINT_H
+#define WEFT_CLI_CHECKPOINT_H
+
+#include "cli/args.h"
+#include "generate/folder.h"
+#include "model/model.h"
+#include "model/folder.h"
+
+/* A checkpoint that is ready to run. */
+typedef struct {
+    char folder[WEFT_FOLDER_PATH]; /* the checkpoint itself */
+    weft_config config;
+    weft_model *model;
+    weft_tokenizer *tokenizer;
+    weft_encoder *encoder;
+    const weft_backend *backend;
+    weft_pool *pool;
+} weft_loaded;
+
+/* What is wanted of it. */
+typedef enum {
+    WEFT_LOADED_MODEL,         /* the model alone, */
+    WEFT_LOADED_ANY_TOKENIZER, /* and its tokenizer where it has one, */
+    WEFT_LOADED_TEXT,          /* which must be there, */
+    WEFT_LOADED_GENERATION     /* and an encoder, and the type that generation runs in */
+} weft_loaded_for;
+
+/* Opens what `path` stands for, with what the arguments change of its config. Its checksums are
+ * verified unless `unchecked`. After a failure too it is to be closed. */
+weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
+                             weft_loaded_for purpose, weft_loaded *out);
+void weft_loaded_close(weft_loaded *l);
+
+/* Publishes a model that was made of another: a folder with config.json, model.safetensors, tokenizer.json and
+ * model.config, with which it can be trained further. An error where a model would be replaced, unless
+ * `force`. `t` may be NULL: no tokenizer. */
+weft_status weft_new_model_write(const char *folder, bool force, const weft_model *m,
+                                 const weft_tokenizer *t);
+/* What --force allows to be replaced, and what is allowed without it: nothing. */
+weft_may_replace weft_new_model_may(bool force);
+
+#endif
