@@ -73,6 +73,10 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
 /* WEFT_OK where it fits; else the error that says what is missing and which MICRO_BATCH would do. */
 weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend);
 
+/* Calls visit(to, n) for the nodes of a forward pass over one micro-batch, in order. */
+weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, const weft_node *n),
+                               void *to);
+
 /* Whether a step goes forward twice: see train/step.c. */
 bool weft_config_two_phases(const weft_config *c);
 
