@@ -213,7 +213,7 @@ static weft_status check_column(weft_database *d, const rule *r, const char *col
 }
 
 static weft_status check_rule(weft_database *d, const rule *r) {
-    char columns[SHOWN], *rest = columns, *column;
+    char columns[128], *rest = columns, *column;
     snprintf(columns, sizeof columns, "%s", r->columns);
     while ((column = strsep(&rest, " ")))
         WEFT_TRY(check_column(d, r, column));
