@@ -403,6 +403,7 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
         WEFT_TRY(weft_equal_time(s));
     }
     WEFT_TRY(match_variants(d, s));
+    WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
     WEFT_TRY(grow(d, s, seeds));
     weft_record_runs jobs;
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
