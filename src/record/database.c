@@ -31,6 +31,7 @@ struct weft_database {
     double seconds, until;    /* for a statement, and the end of the one at hand */
     bool entered;             /* until then there is one end for all statements */
     weft_status asked;        /* what the question at hand came to */
+    const weft_schema_version *older; /* what it is of; NULL: the newest */
 };
 
 static weft_status failed(const weft_database *d) {
@@ -390,7 +391,7 @@ static weft_status check_whole(weft_database *d) {
 }
 
 /* All that is there is looked at before any of it is read. */
-static weft_status check_all(weft_database *d, weft_database_mode mode, bool *fresh) {
+static weft_status check_all(weft_database *d, bool *fresh) {
     const weft_schema *s = d->schema;
     int64_t pages, version;
     /* A first transaction that was cut off is taken back by this, and leaves nothing. */
@@ -406,16 +407,19 @@ static weft_status check_all(weft_database *d, weft_database_mode mode, bool *fr
             d->path, (long long)version, s->oldest, s->newest);
     WEFT_TRY(check_tables(d, version));
     WEFT_TRY(check_whole(d));
-    if (version == s->newest) return weft_database_check(d);
-    const weft_schema_version *older = &s->versions[version - s->oldest];
-    if (mode == WEFT_DATABASE_READ) {
-        WEFT_TRY(weft_database_script(d, older->read));
-        return weft_database_check(d);
+    if (version < s->newest) {
+        d->older = &s->versions[version - s->oldest];
+        WEFT_TRY(weft_database_script(d, d->older->read));
     }
+    return weft_database_check(d);
+}
+
+weft_status weft_database_update(weft_database *d) {
+    if (!d->older) return WEFT_OK;
     WEFT_TRY(weft_database_begin(d));
-    weft_status status = weft_database_script(d, older->update);
-    if (status == WEFT_OK) status = weft_database_check(d);
-    return weft_database_finish(d, status);
+    WEFT_TRY(weft_database_finish(d, weft_database_script(d, d->older->update)));
+    d->older = NULL;
+    return WEFT_OK;
 }
 
 weft_status weft_database_check(weft_database *d) {
@@ -457,7 +461,7 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     if (status == WEFT_OK) status = check_head(d, journal);
     if (status == WEFT_OK) {
         arm(d);
-        status = check_all(d, mode, fresh);
+        status = check_all(d, fresh);
     }
     if (status == WEFT_OK && *fresh && mode != WEFT_DATABASE_MAKE)
         status =

@@ -24,7 +24,7 @@ enum { WEFT_TIME_ROOM = 32 };
 typedef struct weft_database weft_database;
 
 /* Statements: what makes an empty database; and of an older version, what lets it be read by the newest
- * one's names without a change, and what makes it one of the newest. */
+ * one's names without a change, and what, after that, makes it one of the newest. */
 typedef struct {
     const char *tables, *read, *update;
 } weft_schema_version;
@@ -47,8 +47,8 @@ typedef enum {
 
 /* Opens the database `name` below `folder`, which is as the user named it. `seconds` is how long one
  * statement, and opening with all its checks, may take. *fresh tells that it is empty, which is an error
- * in the first two modes. Opening to read writes nothing; an older version that is opened to write becomes
- * one of the newest, or stays what it was. */
+ * in the first two modes. Nothing is written by opening: one of an older version is read by the newest one's
+ * names. */
 weft_status weft_database_enter(const weft_schema *schema, const char *folder, const char *name,
                                 weft_database_mode mode, double seconds, weft_database **out,
                                 bool *fresh);
@@ -71,6 +71,8 @@ extern const weft_schema weft_runs_schema;
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
 void weft_database_close(weft_database *d);
+/* Makes one of an older version one of the newest, in a transaction: before the first change. */
+weft_status weft_database_update(weft_database *d);
 /* Makes the tables of a fresh one, within a transaction. */
 weft_status weft_database_make_tables(weft_database *d);
 /* All values again, as opening has looked at them. */

@@ -108,33 +108,35 @@ static weft_status insert_variant(gathering *g, int variant, const char *overrid
         a.training_bytes, a.cache_bytes_token, (int64_t)weft_config_leaks(c));
 }
 
+/* Whether a variant has no run of this rate and seed yet; from now on it has. */
+static bool take_place(gathering *g, int variant) {
+    char place[128];
+    snprintf(place, sizeof place, "%d %.17g %lld", variant, g->config->learning_rate,
+             (long long)g->config->seed);
+    if (json_object_get(g->seen, place)) return false;
+    json_object_set_new(g->seen, place, json_true());
+    return true;
+}
+
 /* The variant of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
 static weft_status find_variant(gathering *g, const json_t *run, int *out) {
-    const json_t *options = json_object_get(run, "options");
-    char *key = key_of(options), place[128];
+    json_t *options = json_object_get(run, "options");
+    const char *name = json_string_value(json_object_get(run, "name"));
+    group *grown = realloc(g->groups, (size_t)(g->n_groups + 1) * sizeof *grown);
+    if (grown) g->groups = grown;
+    char *key = grown ? key_of(options) : NULL;
     if (!key) return no_memory();
-    for (int i = 0; i < g->n_groups; i++) {
-        if (strcmp(g->groups[i].key, key) != 0) continue;
-        snprintf(place, sizeof place, "%d %.17g %lld", i, g->config->learning_rate,
-                 (long long)g->config->seed);
-        if (json_object_get(g->seen, place)) continue;
+    for (*out = 0; *out < g->n_groups; ++*out) {
+        if (strcmp(grown[*out].key, key) != 0 || !take_place(g, *out)) continue;
         free(key);
-        *out = i;
         return WEFT_OK;
     }
-    group *grown = realloc(g->groups, (size_t)(g->n_groups + 1) * sizeof *grown);
-    if (!grown) {
-        free(key);
-        return no_memory();
-    }
-    g->groups = grown;
-    group *one = &grown[g->n_groups];
-    *one = (group){.key = key, .of = json_incref((json_t *)(uintptr_t)options)};
-    name_variant(json_string_value(json_object_get(run, "name")), one->name);
-    if (has_name(g, one->name))
-        snprintf(one->name, sizeof one->name, "%s",
-                 json_string_value(json_object_get(run, "name")));
-    *out = g->n_groups++;
+    group *one = &grown[*out];
+    *one = (group){.key = key, .of = json_incref(options)};
+    name_variant(name, one->name);
+    if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
+    g->n_groups++;
+    take_place(g, *out);
     char *overrides = overrides_of(g, options);
     if (!overrides) return no_memory();
     weft_status status = insert_variant(g, *out, *out ? overrides : "");
@@ -222,7 +224,6 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
 }
 
 static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
-    char place[128];
     const char *name = json_string_value(json_object_get(run, "name"));
     int variant = 0;
     int folder = weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
@@ -230,9 +231,6 @@ static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
     weft_status status = read_config(g, folder, name);
     if (status == WEFT_OK && *count == 0) *g->first = *g->config;
     if (status == WEFT_OK) status = find_variant(g, run, &variant);
-    snprintf(place, sizeof place, "%d %.17g %lld", variant, g->config->learning_rate,
-             (long long)g->config->seed);
-    json_object_set_new(g->seen, place, json_true());
     if (status == WEFT_OK) status = insert_run(g, ++*count, variant, run, seconds_of(folder));
     if (status == WEFT_OK) status = insert_lines(g, *count, folder);
     close(folder);

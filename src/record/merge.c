@@ -50,7 +50,12 @@ static weft_status open_copy(const char *path, const char *copy, weft_database *
     WEFT_TRY(weft_database_open(file, false, &d));
     weft_status status = weft_database_copy(d, copy);
     weft_database_close(d);
-    return status == WEFT_OK ? weft_database_open(copy, true, out) : status;
+    if (status == WEFT_OK) status = weft_database_open(copy, true, out);
+    if (status == WEFT_OK) status = weft_database_update(*out);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_database_close(*out);
+    *out = NULL;
+    return status;
 }
 
 static weft_status compare_configs(const char *ours, const char *theirs, const char *path) {

@@ -175,17 +175,14 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int varian
     return WEFT_OK;
 }
 
-static weft_status choose_rates(weft_database *d, const weft_study *s, int *added) {
-    for (int i = 0; i < s->variants.n; i++)
-        if (!*s->built[i].error) WEFT_TRY(choose_rate(d, s, i, added));
-    return WEFT_OK;
-}
-
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added) {
     *added = 0;
     if (!weft_study_chooses(s)) return WEFT_OK;
     WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, choose_rates(d, s, added));
+    weft_status status = WEFT_OK;
+    for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
+        if (!*s->built[i].error) status = choose_rate(d, s, i, added);
+    return weft_database_finish(d, status);
 }
 
 static const char *or_null(const char *text) {
@@ -405,6 +402,7 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
         WEFT_TRY(weft_equal_time(s));
     }
     WEFT_TRY(match_variants(d, s));
+    WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
     WEFT_TRY(grow(d, s, seeds));
     weft_record_runs jobs;
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));

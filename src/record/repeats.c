@@ -11,15 +11,6 @@
 
 enum { BLOCK = 1 << 20, DETAIL_ROOM = 512 };
 
-static void difference_of(const unsigned char *a, size_t n, const unsigned char *b, size_t m,
-                          int64_t at, char *detail) {
-    size_t i = 0;
-    while (i < n && i < m && a[i] == b[i])
-        i++;
-    snprintf(detail, DETAIL_ROOM, "the weights differ from byte %lld on",
-             (long long)(at + (int64_t)i));
-}
-
 /* Whether two files are the same; *bytes of them, or what differs. */
 static weft_status compare_files(const char *a, const char *b, int64_t *bytes, char *detail) {
     unsigned char *block = malloc(2 * BLOCK);
@@ -34,8 +25,13 @@ static weft_status compare_files(const char *a, const char *b, int64_t *bytes, c
         size_t m = fread(block + BLOCK, 1, BLOCK, two);
         if (ferror(one) || ferror(two))
             status = weft_fail(WEFT_EIO, "%s: %s", ferror(one) ? a : b, strerror(errno));
-        else if (n != m || memcmp(block, block + BLOCK, n) != 0)
-            difference_of(block, n, block + BLOCK, m, *bytes, detail);
+        else if (n != m || memcmp(block, block + BLOCK, n) != 0) {
+            size_t at = 0;
+            while (at < n && at < m && block[at] == block[BLOCK + at])
+                at++;
+            snprintf(detail, DETAIL_ROOM, "the weights differ from byte %lld on",
+                     (long long)(*bytes + (int64_t)at));
+        }
         *bytes += (int64_t)n;
     }
     if (one) fclose(one);

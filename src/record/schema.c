@@ -116,11 +116,12 @@ static const char tables_2[] = STUDY OLD_VARIANTS METRICS FACTS OLD_CONTENTS(FAC
 /* How they become today's. Tables are made anew: ALTER TABLE ... RENAME would leave other words in the
  * file than a new database has, and which ones depends on SQLite's version. */
 #define UPDATE_2                                                                                   \
+    "DROP VIEW temp.contents; DROP VIEW temp.runs; DROP VIEW temp.variants;"                       \
     "PRAGMA user_version = 3; UPDATE study SET schema = 3; DROP VIEW contents;"                    \
     "CREATE TEMP TABLE kept AS SELECT * FROM runs; DROP TABLE runs;" NEW_VARIANTS                  \
     "INSERT INTO variants SELECT * FROM steps; DROP TABLE steps;"                                  \
     "INSERT INTO runs SELECT * FROM kept; DROP TABLE kept;" NEW_CONTENTS("")
-#define UPDATE_1 FACTS UPDATE_2
+#define UPDATE_1 "DROP VIEW temp.facts;" FACTS UPDATE_2
 
 typedef struct {
     const char *table, *key; /* what the row is called by */
@@ -213,7 +214,7 @@ static weft_status check_column(weft_database *d, const rule *r, const char *col
 }
 
 static weft_status check_rule(weft_database *d, const rule *r) {
-    char columns[SHOWN], *rest = columns, *column;
+    char columns[128], *rest = columns, *column;
     snprintf(columns, sizeof columns, "%s", r->columns);
     while ((column = strsep(&rest, " ")))
         WEFT_TRY(check_column(d, r, column));

@@ -10,17 +10,12 @@
 
 enum { WIDTH_UNIT = 8, WIDTH_MOST = 1048576 };
 
-static int64_t common_divisor(int64_t a, int64_t b) {
-    while (b) {
-        int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 static int64_t common_multiple(int64_t a, int64_t b) {
-    int64_t divisor = common_divisor(a, b);
+    int64_t divisor = a;
+    for (int64_t rest = b, next; rest; rest = next) {
+        next = divisor % rest;
+        divisor = rest;
+    }
     return divisor > 0 ? a / divisor * b : 0;
 }
 
@@ -35,20 +30,17 @@ int64_t weft_equal_unit(const weft_config *c) {
     return unit > 0 ? unit : WIDTH_UNIT;
 }
 
-static weft_status count_parameters(const weft_config *c, int64_t *out) {
+/* A config's parameters, from its graph, where N_FFN is so wide. */
+static weft_status count_parameters(const weft_config *c, int64_t width, int64_t *out) {
+    weft_config wide = *c;
     weft_model_graph m;
-    WEFT_TRY(weft_model_build_nominal(c, &m));
+    wide.n_ffn = width;
+    WEFT_TRY(weft_model_build_nominal(&wide, &m));
     *out = 0;
     for (int64_t i = 0; i < m.n_parameters; i++)
         *out += weft_tensor_count(m.parameters[i].tensor);
     weft_model_graph_destroy(&m);
     return WEFT_OK;
-}
-
-static weft_status parameters_at(const weft_config *c, int64_t width, int64_t *out) {
-    weft_config wide = *c;
-    wide.n_ffn = width;
-    return count_parameters(&wide, out);
 }
 
 /* The width, in multiples of `unit`, whose parameters are nearest; of two, the smaller one. */
@@ -58,17 +50,17 @@ static weft_status nearest_width(const weft_config *c, int64_t wanted, int64_t *
     if (high < 1) high = 1;
     while (low < high) { /* the least width with at least as many */
         int64_t middle = low + (high - low) / 2;
-        WEFT_TRY(parameters_at(c, middle * unit, &count));
+        WEFT_TRY(count_parameters(c, middle * unit, &count));
         if (count >= wanted)
             high = middle;
         else
             low = middle + 1;
     }
-    WEFT_TRY(parameters_at(c, low * unit, &count));
+    WEFT_TRY(count_parameters(c, low * unit, &count));
     *width = low * unit;
     *off = llabs(count - wanted);
     if (low == 1) return WEFT_OK;
-    WEFT_TRY(parameters_at(c, (low - 1) * unit, &count));
+    WEFT_TRY(count_parameters(c, (low - 1) * unit, &count));
     if (llabs(count - wanted) > *off) return WEFT_OK;
     *width = (low - 1) * unit;
     *off = llabs(count - wanted);
@@ -77,7 +69,7 @@ static weft_status nearest_width(const weft_config *c, int64_t wanted, int64_t *
 
 static weft_status fit_width(weft_study_variant *p, int64_t wanted) {
     int64_t count, width, off;
-    WEFT_TRY(count_parameters(&p->config, &count));
+    WEFT_TRY(count_parameters(&p->config, p->config.n_ffn, &count));
     WEFT_TRY(nearest_width(&p->config, wanted, &width, &off));
     if (llabs(count - wanted) <= off) return WEFT_OK; /* as it is, it is as near */
     p->config.n_ffn = width;
@@ -98,7 +90,7 @@ weft_status weft_equal_widths(weft_study *s) {
     int64_t wanted;
     if (s->base.study_equal != WEFT_EQUAL_PARAMETERS) return WEFT_OK;
     WEFT_TRY(need_first(s));
-    WEFT_TRY(count_parameters(&s->built[0].config, &wanted));
+    WEFT_TRY(count_parameters(&s->built[0].config, s->built[0].config.n_ffn, &wanted));
     for (int i = 1; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(fit_width(&s->built[i], wanted));
     return WEFT_OK;

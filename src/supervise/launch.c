@@ -82,12 +82,12 @@ static weft_status start_process(const char *const *words, const char *out, cons
     return status;
 }
 
-static bool wait_for(pid_t pid, int flags, weft_process_end *end) {
+bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end) {
     int status = 0;
     struct rusage usage = {.ru_maxrss = 0};
     pid_t got;
     do
-        got = wait4(pid, &status, flags, &usage);
+        got = wait4(pid, &status, wait ? 0 : WNOHANG, &usage);
     while (got < 0 && errno == EINTR);
     if (got == 0) return false;
     *end = (weft_process_end){.status = NOT_STARTED};
@@ -100,14 +100,6 @@ static bool wait_for(pid_t pid, int flags, weft_process_end *end) {
     end->memory = (int64_t)usage.ru_maxrss * 1024;
 #endif
     return true;
-}
-
-bool weft_process_ended(pid_t pid, weft_process_end *end) {
-    return wait_for(pid, WNOHANG, end);
-}
-
-void weft_process_wait(pid_t pid, weft_process_end *end) {
-    wait_for(pid, 0, end);
 }
 
 /* Leaves out `head` at the start of a text. */
@@ -176,7 +168,7 @@ weft_status weft_launch(const weft_config *c, const char *folder,
 static weft_status wait_measured(pid_t pid, weft_process_end *end) {
     double begun = weft_clock();
     bool told = false;
-    while (!weft_process_ended(pid, end)) {
+    while (!weft_process_ended(pid, false, end)) {
         int asked = weft_stop_asked();
         if (asked && !told) kill(pid, asked);
         told = told || asked;

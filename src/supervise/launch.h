@@ -31,10 +31,8 @@ typedef struct {
     int64_t memory; /* most resident bytes */
 } weft_process_end;
 
-/* Whether it ended, without waiting. */
-bool weft_process_ended(pid_t pid, weft_process_end *end);
-/* Waits for the end. */
-void weft_process_wait(pid_t pid, weft_process_end *end);
+/* Whether it ended; `wait`: waits for that. */
+bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end);
 
 /* The last line of a log that is not blank, without `weft train: ` and without `folder: ` before
  * it; empty where there is none. */

@@ -337,7 +337,7 @@ static weft_status look_at_slots(supervisor *v, bool *moved) {
     weft_process_end end;
     for (int i = 0; i < v->options->jobs; i++) {
         slot *s = &v->slots[i];
-        if (!s->job || !weft_process_ended(s->pid, &end)) continue;
+        if (!s->job || !weft_process_ended(s->pid, false, &end)) continue;
         *moved = true;
         WEFT_TRY(end_job(v, s, &end));
     }
@@ -370,7 +370,7 @@ static void end_jobs(supervisor *v) {
     weft_process_end end;
     hand_on(v, SIGTERM);
     for (int i = 0; i < v->options->jobs; i++)
-        if (v->slots[i].job) weft_process_wait(v->slots[i].pid, &end);
+        if (v->slots[i].job) weft_process_ended(v->slots[i].pid, true, &end);
 }
 
 static int64_t all_iters(const supervisor *v) {

@@ -139,12 +139,26 @@ static void test_what_that_weft_did_not_make_is_refused(void **state) {
     }
 }
 
+/* It is refused before anything is written. */
+static void test_a_study_of_another_config_leaves_it(void **state) {
+    (void)state;
+    const char *folder = make_older(2);
+    command_fails(2, RUN("study", "--config", config, "--out", folder, "-o", "STEPS=5"),
+                  SAYS("CONFIG_STEPS was 4"));
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", folder, "-o",
+                      "STUDY_VARIANTS=plain; wide 'Twice as wide': N_FFN=65"),
+                  SAYS("CONFIG_STUDY_VARIANTS was"));
+    expect_unchanged(folder);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_it_is_read_as_it_is),
         cmocka_unit_test(test_it_is_gone_on_with),
         cmocka_unit_test(test_versions_are_compared),
         cmocka_unit_test(test_what_that_weft_did_not_make_is_refused),
+        cmocka_unit_test(test_a_study_of_another_config_leaves_it),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
