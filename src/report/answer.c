@@ -2,13 +2,14 @@
  * are no comparisons of their own and are left out. */
 #include "report/sections.h"
 
+#include "base/json.h"
 #include "base/text.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { NAMES_MOST = 3, CAVEATS_MOST = 16 };
+enum { NAMES_MOST = 3 };
 
 bool weft_report_is_compared(const weft_report_data *d, int variant) {
     return d->variants[variant].baseline >= 0 && d->variants[variant].repeats < 0;
@@ -283,10 +284,9 @@ char *weft_report_sentence(const weft_report_data *d) {
     return weft_memory_end(out, &text);
 }
 
-/* "A", "A and B", "A, B and 2 others": the labels of the variants that `is` says. */
-static int name_variants(const weft_report_data *d, weft_variant_is *is, FILE *out) {
-    int n = weft_report_count(d, is), said = 0;
-    for (int i = 0; i < d->n_variants && out; i++) {
+/* "A", "A and B", "A, B and 2 others": the labels of the n variants that `is` says. */
+static void name_variants(const weft_report_data *d, weft_variant_is *is, int n, FILE *out) {
+    for (int i = 0, said = 0; i < d->n_variants; i++) {
         if (!is(d, i)) continue;
         if (said == NAMES_MOST && n > NAMES_MOST + 1) {
             fprintf(out, " and %d others", n - said);
@@ -295,7 +295,6 @@ static int name_variants(const weft_report_data *d, weft_variant_is *is, FILE *o
         fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
         said++;
     }
-    return n;
 }
 
 static bool leaks_alone(const weft_report_data *d, int variant) {
@@ -317,16 +316,7 @@ static bool is_unequal(const weft_report_data *d, int variant) {
     return false;
 }
 
-/* Starts a caveat about some variants; NULL: there are none. */
-static FILE *about_variants(const weft_report_data *d, weft_variant_is *is, char **text, int *n) {
-    static size_t size;
-    *n = name_variants(d, is, NULL);
-    FILE *out = *n ? open_memstream(text, &size) : NULL;
-    if (out) name_variants(d, is, out);
-    return out;
-}
-
-static void list_variant_caveats(const weft_report_data *d, char **list, int *used) {
+static void list_variant_caveats(const weft_report_data *d, json_t *list) {
     static const struct {
         weft_variant_is *is;
         const char *one, *more;
@@ -352,32 +342,36 @@ static void list_variant_caveats(const weft_report_data *d, char **list, int *us
          "differences."},
         {is_unequal, " did not repeat to the same bits.", " did not repeat to the same bits."},
     };
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0] && *used < CAVEATS_MOST; i++) {
-        int n;
-        FILE *out = about_variants(d, kinds[i].is, &list[*used], &n);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        char *text = NULL;
+        size_t size;
+        int n = weft_report_count(d, kinds[i].is);
+        FILE *out = n ? open_memstream(&text, &size) : NULL;
         if (!out) continue;
+        name_variants(d, kinds[i].is, n, out);
         fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
-        fclose(out);
-        ++*used;
+        if (weft_memory_end(out, &text)) json_array_append_new(list, weft_json_text(text));
+        free(text);
     }
 }
 
-weft_status weft_report_caveats(const weft_report_data *d, char ***list) {
-    int used = 0, failed = 0;
-    *list = calloc(CAVEATS_MOST + 1, sizeof **list);
-    if (!*list) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+json_t *weft_report_caveats(const weft_report_data *d) {
+    json_t *list = json_array();
+    int failed = 0;
     for (int i = 0; i < d->n_runs; i++)
         failed +=
             strcmp(d->runs[i].status, "failed") == 0 || strcmp(d->runs[i].status, "diverged") == 0;
     if (weft_report_most_pairs(d) == 2 && !d->nothing_learned)
-        (*list)[used++] = strdup(
-            "Two seeds are too few: the interval of two is 12.7 standard errors to either side, of "
-            "three 4.3, of five 2.8.");
-    if (failed && asprintf(&(*list)[used], "%d of %d runs failed or diverged and are left out.",
-                           failed, d->n_runs) > 0)
-        used++;
-    list_variant_caveats(d, *list, &used);
-    return WEFT_OK;
+        json_array_append_new(
+            list,
+            json_string("Two seeds are too few: the interval of two is 12.7 standard errors to "
+                        "either side, of three 4.3, of five 2.8."));
+    if (failed)
+        json_array_append_new(
+            list,
+            json_sprintf("%d of %d runs failed or diverged and are left out.", failed, d->n_runs));
+    list_variant_caveats(d, list);
+    return list;
 }
 
 int weft_report_baseline(const weft_report_data *d) {
@@ -426,16 +420,16 @@ static void say_facts(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
-    char *sentence = weft_report_sentence(d), **caveats;
+    char *sentence = weft_report_sentence(d);
+    json_t *caveats = weft_report_caveats(d), *caveat;
+    size_t i;
     say_facts(p, d);
     say_question(p, d);
     weft_page_line(p, "answer", "%s", sentence ? sentence : "");
     free(sentence);
-    WEFT_TRY(weft_report_caveats(d, &caveats));
-    for (int i = 0; caveats[i]; i++) {
-        weft_page_line(p, "caveat", "%s", caveats[i]);
-        free(caveats[i]);
+    json_array_foreach(caveats, i, caveat) {
+        weft_page_line(p, "caveat", "%s", json_string_value(caveat));
     }
-    free(caveats);
+    json_decref(caveats);
     return weft_report_forest(p, d);
 }

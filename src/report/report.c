@@ -130,18 +130,6 @@ static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *
                      weft_json_text(r->detail));
 }
 
-/* What stands beside the answer. */
-static weft_status append_warnings(const weft_report_data *d, json_t *list) {
-    char **caveats;
-    WEFT_TRY(weft_report_caveats(d, &caveats));
-    for (int i = 0; caveats[i]; i++) {
-        json_array_append_new(list, weft_json_text(caveats[i]));
-        free(caveats[i]);
-    }
-    free(caveats);
-    return WEFT_OK;
-}
-
 static weft_status study_json(const char *database, json_t **object) {
     weft_report_data d;
     WEFT_TRY(weft_report_read(database, &d));
@@ -157,14 +145,13 @@ static weft_status study_json(const char *database, json_t **object) {
         status = weft_report_repeat_of(&d, &d.runs[i], &r);
         if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
     }
-    json_t *yardsticks = json_array(), *warnings = json_array();
-    if (status == WEFT_OK) status = append_warnings(&d, warnings);
+    json_t *yardsticks = json_array();
     if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
     char *answer = weft_report_sentence(&d);
     *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}",
                         "name", weft_json_text(d.name), "question", weft_json_text(d.question),
-                        "answer", weft_json_text(answer ? answer : ""), "warnings", warnings,
-                        "score", weft_json_text(d.score), "score_name",
+                        "answer", weft_json_text(answer ? answer : ""), "warnings",
+                        weft_report_caveats(&d), "score", weft_json_text(d.score), "score_name",
                         weft_json_text(d.score_name), "higher_is_better", d.higher_is_better,
                         "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
                         "common", weft_report_common_json(&d), "verdicts", verdicts, "steps",

@@ -73,11 +73,10 @@ int weft_report_baseline(const weft_report_data *d);
 
 /* The answer in a sentence; the caller's to free. NULL: no memory. report/answer.c */
 char *weft_report_sentence(const weft_report_data *d);
-/* What must be known beside it, a sentence each, NULL at the end: two seeds, a leak, the edge of a
+/* What must be known beside it, a list of sentences: two seeds, a leak, the edge of a
  * sweep, what is not left of all comparisons, two versions of the program, failures, repeats that are not
- * equal. The sentence names no comparison that one of these takes back. Each and the list are the
- * caller's to free. */
-weft_status weft_report_caveats(const weft_report_data *d, char ***list);
+ * equal. The sentence names no comparison that one of these takes back. The caller owns the list. */
+json_t *weft_report_caveats(const weft_report_data *d);
 
 /* Pictures of variants. Series with room for so many points each, named and styled by their variants; the
  * caller frees the list alone. */

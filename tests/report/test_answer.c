@@ -34,19 +34,20 @@ static void three_seeds(sqlite3 *db, int variant, double a, double b, double c) 
 /* The sentence, and all caveats with a blank between them. */
 static void expect_answer(sqlite3 *db, const char *name, const char *answer, const char *beside) {
     weft_report_data d;
-    char **caveats, all[2000] = "", *sentence;
+    char all[2000] = "", *sentence;
     study_close(db);
     char *path = strdup(scratch_path("%s.db", name));
     assert_int_equal(weft_report_read(path, &d), WEFT_OK);
     sentence = weft_report_sentence(&d);
     assert_string_equal(sentence, answer);
     free(sentence);
-    assert_int_equal(weft_report_caveats(&d, &caveats), WEFT_OK);
-    for (int i = 0; caveats[i]; i++) {
-        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? " " : "", caveats[i]);
-        free(caveats[i]);
+    json_t *caveats = weft_report_caveats(&d), *caveat;
+    size_t i;
+    json_array_foreach(caveats, i, caveat) {
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? " " : "",
+                 json_string_value(caveat));
     }
-    free(caveats);
+    json_decref(caveats);
     assert_string_equal(all, beside);
     weft_report_free(&d);
     free(path);
