@@ -106,21 +106,20 @@ bool weft_inside_has_latent(const json_t *inside, const char *name) {
     return json_array_size(json_object_get(json_object_get(inside, name), "held")) > 0;
 }
 
-static weft_plot_series curve_of(const json_t *held, int width, int style, const char *label) {
-    weft_plot_series out = {.label = label, .style = style};
+/* The curve of one layer, with room for its points. */
+static void set_curve(weft_plot_series *out, const json_t *held, int width,
+                      weft_plot_point points[WEFT_INSIDE_POINTS]) {
     int n = (int)json_array_size(held);
-    if (n < 1 || n > WEFT_INSIDE_POINTS) return out;
-    out.points = malloc((size_t)n * sizeof *out.points);
-    out.n = out.points ? n : 0;
-    for (int i = 0; i < out.n; i++)
-        out.points[i] =
-            (weft_plot_point){weft_inside_direction(width, i, n),
-                              json_number_value(json_array_get(held, (size_t)i)), NAN, NAN};
-    return out;
+    out->points = points;
+    out->n = n <= WEFT_INSIDE_POINTS ? n : 0;
+    for (int i = 0; i < out->n; i++)
+        points[i] = (weft_plot_point){weft_inside_direction(width, i, n),
+                                      json_number_value(json_array_get(held, (size_t)i)), NAN, NAN};
 }
 
 static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
     weft_plot_series series[CURVES_MOST];
+    weft_plot_point points[CURVES_MOST][WEFT_INSIDE_POINTS];
     char labels[CURVES_MOST][24], *svg;
     const json_t *held = json_object_get(latent, "held");
     json_int_t width = json_integer_value(json_object_get(latent, "width"));
@@ -130,7 +129,8 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
     for (int k = 0; k < n; k++) {
         size_t layer = n > 1 ? (size_t)k * (layers - 1) / (size_t)(n - 1) : 0;
         snprintf(labels[k], sizeof labels[k], "layer %zu", layer);
-        series[k] = curve_of(json_array_get(held, layer), (int)width, k, labels[k]);
+        series[k] = (weft_plot_series){.label = labels[k], .style = k};
+        set_curve(&series[k], json_array_get(held, layer), (int)width, points[k]);
     }
     weft_plot plot = {.kind = WEFT_PLOT_CURVES,
                       .title = caption,
@@ -142,8 +142,6 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
     if (weft_plot_svg(&plot, ++p->pictures, &svg) != WEFT_OK) svg = NULL;
     weft_page_thumbnail(p, svg, caption);
     free(svg);
-    for (int k = 0; k < n; k++)
-        free(series[k].points);
 }
 
 void weft_inside_put_latents(weft_page *p, const json_t *inside) {

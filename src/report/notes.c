@@ -98,24 +98,31 @@ static bool is_left_out(const char *key) {
     return option && option->owner == WEFT_OWNER_STUDY;
 }
 
-static const char *value_of(const json_t *config, const char *key) {
-    const char *value = json_string_value(json_object_get(config, key));
+static const char *value_of(const json_t *configs, size_t i, const char *key) {
+    const char *value = json_string_value(json_object_get(json_array_get(configs, i), key));
     return value ? value : "";
 }
 
-static bool differs(json_t *const *configs, int n, const char *key) {
-    for (int i = 1; i < n; i++)
-        if (strcmp(value_of(configs[0], key), value_of(configs[i], key)) != 0) return true;
+static bool differs(const json_t *configs, const char *key) {
+    for (size_t i = 1; i < json_array_size(configs); i++)
+        if (strcmp(value_of(configs, 0, key), value_of(configs, i, key)) != 0) return true;
     return false;
 }
 
-static void print_differences(weft_page *p, const weft_report_data *d, json_t *const *configs,
-                              json_t *keys) {
+weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
+    json_t *configs = json_array(), *keys = json_object(), *unused;
     const char *key;
-    json_t *unused;
     bool open = false;
+    for (int i = 0; i < d->n_variants; i++) {
+        json_t *config = variant_config(d, i);
+        json_object_update_missing(keys, config);
+        json_array_append_new(configs, config);
+    }
+    if (d->n_variants > 1)
+        weft_page_fold(p, "What differs between the configs",
+                       "Every key whose value is not the same in all variants; the rest is alike.");
     json_object_foreach(keys, key, unused) {
-        if (is_left_out(key) || !differs(configs, d->n_variants, key)) continue;
+        if (is_left_out(key) || !differs(configs, key)) continue;
         if (!open) weft_report_open_table(p, d, "key", NULL);
         open = true;
         char name[KEY_ROOM];
@@ -125,26 +132,12 @@ static void print_differences(weft_page *p, const weft_report_data *d, json_t *c
         name[n] = '\0';
         weft_page_cell(p, "%s", name);
         for (int i = 0; i < d->n_variants; i++)
-            weft_page_cell(p, "%s", value_of(configs[i], key));
+            weft_page_cell(p, "%s", value_of(configs, (size_t)i, key));
     }
-    if (!open) weft_page_say(p, "The variants' configs are the same in every key.");
-}
-
-weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
-    if (d->n_variants < 2) return WEFT_OK;
-    weft_page_fold(p, "What differs between the configs",
-                   "Every key whose value is not the same in all variants; the rest is alike.");
-    json_t **configs = calloc((size_t)d->n_variants, sizeof *configs);
-    json_t *keys = json_object();
-    bool memory = configs && keys;
-    for (int i = 0; i < d->n_variants && memory; i++) {
-        configs[i] = variant_config(d, i);
-        memory = configs[i] && json_object_update_missing(keys, configs[i]) == 0;
-    }
-    if (memory) print_differences(p, d, configs, keys);
-    for (int i = 0; i < d->n_variants && configs; i++)
-        json_decref(configs[i]);
-    free(configs);
+    if (d->n_variants > 1 && !open)
+        weft_page_say(p, "The variants' configs are the same in every key.");
+    bool memory = keys && json_array_size(configs) == (size_t)d->n_variants;
+    json_decref(configs);
     json_decref(keys);
     return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for the configs");
 }
