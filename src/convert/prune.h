@@ -49,22 +49,4 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
                        weft_pruned *did);
 void weft_pruned_free(weft_pruned *did);
 
-/* Between the two files. A tensor of a layer that units have a part of: along `axis`, unit u has the
- * indices from `first` + u · `size` on, `size` of them. A tensor may have several of these. */
-typedef struct {
-    char name[64]; /* without "h.I." */
-    int axis;
-    int64_t first, size;
-    bool counts; /* its weights count for importance */
-    bool zeroed; /* in a sparse model; others are left as they are, since nothing reads them then */
-    bool next;   /* it is about the units of the next layer: the gates of its heads */
-} weft_prune_piece;
-
-enum { WEFT_PRUNE_PIECES = 32 };
-int weft_prune_pieces(const weft_config *c, weft_prune_what what, weft_prune_piece *pieces);
-/* Units that must lose alike come in blocks of neighbours: how many units a block has; all: one block. */
-int64_t weft_prune_block(const weft_config *c, weft_prune_what what, int64_t units);
-/* The config with `left` of so many units. */
-void weft_prune_config(weft_config *c, weft_prune_what what, int64_t units, int64_t left);
-
 #endif

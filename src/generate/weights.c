@@ -196,7 +196,6 @@ static weft_status run_product(const weft_model *m, const weft_backend *backend,
 static weft_status form_derived(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_derived *d, void *out) {
     int64_t count = weft_tensor_count(d->tensor);
-    weft_weight view = {.dtype = d->tensor->dtype, .count = count, .data = out};
     if (!d->first[0]) {
         WEFT_TRY(weft_mirror_use(m->mirror, NULL));
         memcpy(out, weft_model_find(m, d->map)->data, (size_t)weft_tensor_bytes(d->tensor));
@@ -208,9 +207,9 @@ static weft_status form_derived(const weft_model *m, const weft_backend *backend
     weft_graph_destroy(g);
     WEFT_TRY(status);
     for (int64_t i = 0; i < count; i++) {
-        if (view.dtype == WEFT_F64)
+        if (d->tensor->dtype == WEFT_F64)
             ((double *)out)[i] *= d->factor;
-        else if (view.dtype == WEFT_F32)
+        else if (d->tensor->dtype == WEFT_F32)
             ((float *)out)[i] = (float)((double)((float *)out)[i] * d->factor);
         else
             ((uint16_t *)out)[i] = weft_float_to_bf16(

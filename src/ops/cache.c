@@ -112,12 +112,11 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     return WEFT_OK;
 }
 
-static weft_status check_reading(weft_graph *g, const weft_node *n, int64_t rows) {
+static weft_status check_reading(weft_graph *g, const weft_node *n) {
     const weft_cache_attention_attr *attr = n->attr;
     const weft_tensor *rotations = n->in[WEFT_CACHE_ROTATIONS],
                       *query_cache = n->in[WEFT_CACHE_QUERIES];
     const weft_tensor *table = n->in[WEFT_CACHE_TABLE];
-    (void)rows;
     if (rotations)
         WEFT_TRY(weft_check_shape(g, n, "rotations", rotations, 3,
                                   (int64_t[]){WEFT_KEY_BLOCK, 2, attr->rotated / 2}));
@@ -141,7 +140,7 @@ static weft_status cache_attention_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_pages(g, n, values ? values : n->in[WEFT_CACHE_PAGES],
                          values ? &attr->value : &attr->key));
     WEFT_TRY(check_heads(g, n));
-    WEFT_TRY(check_reading(g, n, q->shape[0]));
+    WEFT_TRY(check_reading(g, n));
     weft_node_output(g, n, 0, q->dtype, 4,
                      (int64_t[]){q->shape[0], 1, attr->heads, attr->value.width});
     if (attr->weights)
