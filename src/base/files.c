@@ -4,8 +4,8 @@
 #endif
 #include "base/files.h"
 
-#include "base/beat.h"
 #include "base/beside.h"
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/folders.h"
 

@@ -5,7 +5,7 @@
  * which every rank begins in the same order.
  *
  * A run ends as one. Every second each rank tells rank 0 how long ago its working thread gave a sign
- * of life (base/beat.h), and rank 0 answers all. A rank that is gone, silent for WEFT_HEARTBEAT
+ * of life (base/clock.h), and rank 0 answers all. A rank that is gone, silent for WEFT_HEARTBEAT
  * seconds (30; 0: any time), or that reports an error ends all: each writes one line that says which
  * rank and why, and leaves with status 1, wherever its working thread is. Checkpoints are whole at
  * every moment, so the next start resumes. */

@@ -4,7 +4,7 @@
  * a killed one at once. */
 #include "comm/watch.h"
 
-#include "base/beat.h"
+#include "base/clock.h"
 
 #include <errno.h>
 #include <signal.h>

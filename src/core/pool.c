@@ -9,7 +9,7 @@
  * several nodes there is a ticket for each: threads take from their own first. */
 #include "core/pool.h"
 
-#include "base/beat.h"
+#include "base/clock.h"
 
 #include <pthread.h>
 #include <sched.h>

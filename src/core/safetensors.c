@@ -7,7 +7,7 @@
  * could hide, and every byte of the file is accounted for. */
 #include "core/safetensors.h"
 
-#include "base/beat.h"
+#include "base/clock.h"
 #include "base/json.h"
 
 #include <errno.h>

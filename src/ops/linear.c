@@ -362,42 +362,38 @@ static weft_status gelu_bias_back_infer(weft_graph *g, weft_node *n) {
 /* No gradient: it is one. */
 DEFINE_OP(gelu_bias_back, .infer = gelu_bias_back_infer, .inplace = weft_over_first);
 
+/* A product of the first factor's type; `ndim` not 0: the first factor must have so many dimensions. */
+static weft_tensor *append_typed(weft_graph *g, const char *name, int ndim, weft_tensor *a,
+                                 weft_tensor *b, weft_tensor *bias, weft_matmul_attr attr) {
+    if (a && ndim && a->ndim != ndim) {
+        weft_graph_fail(g, "%s: %s does not have %d dimensions", name, weft_tensor_describe(a),
+                        ndim);
+        return NULL;
+    }
+    attr.alpha = attr.alpha == 0 ? 1 : attr.alpha;
+    if (a) attr.dtype = a->dtype;
+    return append_matmul(g, a, b, bias, attr);
+}
+
 weft_tensor *weft_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *bias,
                          weft_act act) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act, .alpha = 1};
-    if (x) attr.dtype = x->dtype;
-    return append_matmul(g, x, w, bias, attr);
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .act = act};
+    return append_typed(g, "linear", 0, x, w, bias, attr);
 }
 
 weft_tensor *weft_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
-    if (a && a->ndim != 2) {
-        weft_graph_fail(g, "matmul: %s does not have 2 dimensions", weft_tensor_describe(a));
-        return NULL;
-    }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb, .alpha = 1};
-    if (a) attr.dtype = a->dtype;
-    return append_matmul(g, a, b, NULL, attr);
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
+    return append_typed(g, "matmul", 2, a, b, NULL, attr);
 }
 
 weft_tensor *weft_matmul_alone(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    if (a && a->ndim != 2) {
-        weft_graph_fail(g, "matmul: %s does not have 2 dimensions", weft_tensor_describe(a));
-        return NULL;
-    }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alone = true, .alpha = 1};
-    if (a) attr.dtype = a->dtype;
-    return append_matmul(g, a, b, NULL, attr);
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alone = true};
+    return append_typed(g, "matmul", 2, a, b, NULL, attr);
 }
 
 weft_tensor *weft_batched_matmul(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb) {
-    if (a && a->ndim != 3) {
-        weft_graph_fail(g, "batched matmul: %s does not have 3 dimensions",
-                        weft_tensor_describe(a));
-        return NULL;
-    }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb, .alpha = 1};
-    if (a) attr.dtype = a->dtype;
-    return append_matmul(g, a, b, NULL, attr);
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb};
+    return append_typed(g, "batched matmul", 3, a, b, NULL, attr);
 }
 
 weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
@@ -405,19 +401,16 @@ weft_tensor *weft_gram(weft_graph *g, weft_tensor *a) {
         weft_graph_fail(g, "gram: %s has neither 2 nor 3 dimensions", weft_tensor_describe(a));
         return NULL;
     }
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true, .alpha = 1};
-    if (a) attr.dtype = a->dtype;
-    return append_matmul(g, a, a, NULL, attr);
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .ta = true, .symmetric = true};
+    return append_typed(g, "gram", 0, a, a, NULL, attr);
 }
 
 weft_tensor *weft_gram_back(weft_graph *g, weft_tensor *a, weft_tensor *dy) {
     weft_matmul_attr attr = {.form = WEFT_MATMUL_PLAIN, .alpha = 2};
-    if (a) attr.dtype = a->dtype;
-    return append_matmul(g, a, dy, NULL, attr);
+    return append_typed(g, "gram_back", 0, a, dy, NULL, attr);
 }
 
 weft_tensor *weft_grouped_linear(weft_graph *g, weft_tensor *x, weft_tensor *w, bool tb) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb, .alpha = 1};
-    if (x) attr.dtype = x->dtype;
-    return append_matmul(g, x, w, NULL, attr);
+    weft_matmul_attr attr = {.form = WEFT_MATMUL_GROUPED, .tb = tb};
+    return append_typed(g, "grouped linear", 0, x, w, NULL, attr);
 }

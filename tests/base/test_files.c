@@ -1,5 +1,5 @@
 /* Files and folders that are worked on with care. */
-#include "base/beat.h"
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/folders.h"
 #include "support/command.h"
