@@ -159,11 +159,6 @@ static json_t *to_json(const weft_account *a) {
         (json_int_t)a->cache_bytes_sequence);
 }
 
-static void print_steps_head(int width) {
-    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
-           "training MiB", "kept/tok/layer", "cache B/token");
-}
-
 static void print_steps_row(int width, const weft_variant *v, const weft_account *a) {
     const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
     char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
@@ -186,7 +181,8 @@ static void print_steps(const weft_variants *steps, const weft_account *accounts
     int width = 7;
     for (int i = 0; i < steps->n; i++)
         if ((int)strlen(steps->list[i].name) > width) width = (int)strlen(steps->list[i].name);
-    print_steps_head(width);
+    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
+           "training MiB", "kept/tok/layer", "cache B/token");
     for (int i = 0; i < steps->n; i++)
         print_steps_row(width, &steps->list[i], &accounts[i]);
 }
