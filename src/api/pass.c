@@ -225,7 +225,7 @@ weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const ch
     char path[WEFT_API_PATH];
     if (folder) WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (folder) WEFT_TRY(weft_api_vouched(check_state(folder, path), folder));
-    WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, out));
+    WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, NULL, out));
     weft_status status = folder ? weft_optimizer_read(*out, path) : WEFT_OK;
     if (status == WEFT_OK) return WEFT_OK;
     weft_optimizer_destroy(*out);

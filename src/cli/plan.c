@@ -219,11 +219,6 @@ static json_t *to_json(const weft_account *a) {
         (json_int_t)a->cache_bytes_sequence);
 }
 
-static void print_variants_head(int width) {
-    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
-           "training MiB", "kept/tok/layer", "cache B/token");
-}
-
 static void print_variants_row(int width, const weft_variant *v, const weft_account *a) {
     const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
     char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
@@ -247,7 +242,8 @@ static void print_variants(const weft_variants *variants, const weft_account *ac
     for (int i = 0; i < variants->n; i++)
         if ((int)strlen(variants->list[i].name) > width)
             width = (int)strlen(variants->list[i].name);
-    print_variants_head(width);
+    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
+           "training MiB", "kept/tok/layer", "cache B/token");
     for (int i = 0; i < variants->n; i++)
         print_variants_row(width, &variants->list[i], &accounts[i]);
 }

@@ -197,5 +197,5 @@ int weft_cmd_runs(int argc, char **argv) {
     if (status == WEFT_OK && own.fit) status = fit(&args, &own);
     if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
     if (status == WEFT_OK && listed) status = list_runs(&args, &own);
-    return same ? weft_args_end(&args, status) : WEFT_EXIT_FAILED;
+    return status == WEFT_OK && !same ? WEFT_EXIT_FAILED : weft_args_end(&args, status);
 }

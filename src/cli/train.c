@@ -105,10 +105,6 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
     return object;
 }
 
-static void print_result(const weft_train_result *r, const char *out, json_t *facts) {
-    weft_args_print(result_object(r, out, facts), 0);
-}
-
 /* Where the run is, how good it became, and what can be done with it. */
 static void tell_end(const weft_train_result *r, const char *out) {
     char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_FOLDER_PATH];
@@ -145,7 +141,7 @@ static int finish(const weft_args *args, const weft_train_result *r, const char 
     weft_status kept = keep_result(r, out, facts);
     if (kept != WEFT_OK) return weft_args_end(args, kept);
     if (args->json)
-        print_result(r, out, facts);
+        weft_args_print(result_object(r, out, facts), 0);
     else if (r->end == WEFT_TRAIN_DONE)
         tell_end(r, out);
     if (r->end == WEFT_TRAIN_DONE) return WEFT_EXIT_DONE;

@@ -12,10 +12,7 @@
         (void)at;                                                                                  \
         apply(name##_vector, inputs, in, outputs, out, len, NULL);                                 \
     }                                                                                              \
-    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
-        return run_chunks(x, n, 0, inputs, outputs, name##_tile, NULL);                            \
-    }                                                                                              \
-    const weft_kernel KERNEL(name) = {.run = name##_run};
+    TILEWISE(name, 0, inputs, outputs)
 
 #define UNARY(X, name, value, reads, gradient)                                                     \
     VECTOR_FN name##_vector(const vreal *in, vreal *out, const real *arg) {                        \
@@ -58,64 +55,46 @@ VECTOR_FN softplus_back_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = in[0] * vsigmoid(in[1]);
 }
 
-/* Length of the run of columns from element `at` on, within `len`, that lie on one side of start. */
-static int64_t column_run(int64_t at, int64_t len, int64_t width, int64_t start, bool *active) {
-    int64_t column = at % width;
-    *active = column >= start;
-    return min_i64(len, (*active ? width : start) - column);
+/* f on the columns from attr's start on; the others are copied. `like` has their width. */
+static ALWAYS_INLINE void apply_columns(const chunked *c, vector_fn f, int n_in,
+                                        const weft_tensor *like, int64_t at, int64_t len,
+                                        const real *const *in, real *out) {
+    const weft_softplus_attr *attr = c->n->attr;
+    int64_t width = attr->start ? weft_tensor_width(like) : at + len;
+    real floor_value = (real)attr->floor;
+    for (int64_t i = 0, part; i < len; i += part) {
+        int64_t column = (at + i) % width;
+        bool active = column >= attr->start;
+        part = min_i64(len - i, (active ? width : attr->start) - column);
+        const real *from[2] = {in[0] + i, n_in > 1 ? in[1] + i : NULL};
+        real *to[] = {out + i};
+        if (active)
+            apply(f, n_in, from, 1, to, part, &floor_value);
+        else
+            memmove(to[0], from[0], (size_t)part * sizeof(real));
+    }
 }
 
 static void softplus_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
                           real *const *out) {
-    const weft_softplus_attr *attr = c->n->attr;
-    int64_t width = attr->start ? weft_tensor_width(c->n->in[0]) : at + len;
-    real floor_value = (real)attr->floor;
-    for (int64_t i = 0, part; i < len; i += part) {
-        bool active;
-        part = column_run(at + i, len - i, width, attr->start, &active);
-        const real *from[] = {in[0] + i};
-        real *to[] = {out[0] + i};
-        if (active)
-            apply(softplus_vector, 1, from, 1, to, part, &floor_value);
-        else
-            memmove(to[0], from[0], (size_t)part * sizeof(real));
-    }
+    apply_columns(c, softplus_vector, 1, c->n->in[0], at, len, in, out[0]);
 }
 
-static weft_status softplus_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 1, 1, softplus_tile, NULL);
-}
-
-const weft_kernel KERNEL(softplus) = {.run = softplus_run};
+TILEWISE(softplus, 0, 1, 1)
 
 static void softplus_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
                                real *const *out) {
-    int64_t start = ATTR(c->n, weft_softplus_attr)->start;
-    int64_t width = start ? weft_tensor_width(c->n->in[1]) : at + len;
-    for (int64_t i = 0, part; i < len; i += part) {
-        bool active;
-        part = column_run(at + i, len - i, width, start, &active);
-        const real *from[] = {in[0] + i, in[1] + i};
-        real *to[] = {out[0] + i};
-        if (active)
-            apply(softplus_back_vector, 2, from, 1, to, part, NULL);
-        else
-            memmove(to[0], from[0], (size_t)part * sizeof(real));
-    }
+    apply_columns(c, softplus_back_vector, 2, c->n->in[1], at, len, in, out[0]);
 }
 
-static weft_status softplus_back_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 2, 1, softplus_back_tile, NULL);
-}
+TILEWISE(softplus_back, 0, 2, 1)
 
-const weft_kernel KERNEL(softplus_back) = {.run = softplus_back_run};
-
-/* The gate: a task is some of the B·T positions, each of H heads of D. */
+/* The gate: a row is one of the B·T positions, of H heads of D. */
 typedef struct {
     weft_exec *x;
     const weft_node *n;
     const weft_tensor *o, *gate;
-    int64_t time, heads, width, positions, block;
+    int64_t time, heads, width, positions;
     bool shared; /* one gate per sequence */
     real alpha;
     real *dots; /* back: Σ_d dy · o of each position and head [B, T, H] */
@@ -123,18 +102,16 @@ typedef struct {
 
 static gating gating_of(weft_exec *x, const weft_node *n, int first) {
     const weft_tensor *o = n->in[first], *gate = n->in[first + 1];
-    gating k = {.x = x,
-                .n = n,
-                .o = o,
-                .gate = gate,
-                .time = o->shape[1],
-                .heads = o->shape[2],
-                .width = o->shape[3],
-                .positions = o->shape[0] * o->shape[1],
-                .shared = gate->shape[1] != o->shape[1],
-                .alpha = (real)ATTR(n, weft_gate_mix_attr)->alpha};
-    k.block = chunk_rows(k.positions, k.heads * k.width);
-    return k;
+    return (gating){.x = x,
+                    .n = n,
+                    .o = o,
+                    .gate = gate,
+                    .time = o->shape[1],
+                    .heads = o->shape[2],
+                    .width = o->shape[3],
+                    .positions = o->shape[0] * o->shape[1],
+                    .shared = gate->shape[1] != o->shape[1],
+                    .alpha = (real)ATTR(n, weft_gate_mix_attr)->alpha};
 }
 
 /* Where the gates of position p begin. */
@@ -147,10 +124,6 @@ static vreal gate_sigmoid(const gating *k, int64_t p, int64_t h, int64_t count) 
     real scratch[VBYTES / sizeof(real)];
     const real *gate = tile_in(k->x, k->gate, gate_row(k, p) + h, count, scratch);
     return vsigmoid(count < VLEN ? vload_part(gate, count) : vload(gate));
-}
-
-VECTOR_FN scale_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = in[0] * arg[0];
 }
 
 /* out = factor · in for the D elements from `at` on. */
@@ -176,42 +149,40 @@ static real dot_head(const gating *k, int64_t at) {
     return sum;
 }
 
-static void gate_mix_block(void *context, int64_t task, int thread) {
-    (void)thread;
+/* σ's share of each head's factor. */
+static vreal gate_factor(const gating *k, int64_t p, int64_t h, int64_t count) {
+    return 1 - k->alpha + k->alpha * gate_sigmoid(k, p, h, count);
+}
+
+static void gate_mix_row(const void *context, int64_t p) {
     const gating *k = context;
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h += VLEN) {
-            int64_t count = min_i64(VLEN, k->heads - h);
-            vreal factor = 1 - k->alpha + k->alpha * gate_sigmoid(k, p, h, count);
-            for (int64_t i = 0; i < count; i++)
-                scale_head(k, k->o, (p * k->heads + h + i) * k->width, factor[i]);
-        }
+    for (int64_t h = 0; h < k->heads; h += VLEN) {
+        int64_t count = min_i64(VLEN, k->heads - h);
+        vreal factor = gate_factor(k, p, h, count);
+        for (int64_t i = 0; i < count; i++)
+            scale_head(k, k->o, (p * k->heads + h + i) * k->width, factor[i]);
+    }
 }
 
 static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
     gating k = gating_of(x, n, 0);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gate_mix_block, &k);
-    return WEFT_OK;
+    return run_rows(x, k.positions, k.heads * k.width, gate_mix_row, &k);
 }
 
 const weft_kernel KERNEL(gate_mix) = {.run = gate_mix_run};
 
 /* The dots come first: d_o may lie over dy. */
-static void gate_mix_back_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void gate_mix_back_row(const void *context, int64_t p) {
     const gating *k = context;
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h += VLEN) {
-            int64_t count = min_i64(VLEN, k->heads - h);
-            vreal factor = 1 - k->alpha + k->alpha * gate_sigmoid(k, p, h, count);
-            for (int64_t i = 0; i < count; i++) {
-                int64_t row = p * k->heads + h + i;
-                if (k->n->out[1]) k->dots[row] = dot_head(k, row * k->width);
-                if (k->n->out[0]) scale_head(k, k->n->in[0], row * k->width, factor[i]);
-            }
+    for (int64_t h = 0; h < k->heads; h += VLEN) {
+        int64_t count = min_i64(VLEN, k->heads - h);
+        vreal factor = gate_factor(k, p, h, count);
+        for (int64_t i = 0; i < count; i++) {
+            int64_t row = p * k->heads + h + i;
+            if (k->n->out[1]) k->dots[row] = dot_head(k, row * k->width);
+            if (k->n->out[0]) scale_head(k, k->n->in[0], row * k->width, factor[i]);
         }
+    }
 }
 
 /* d_gate of `count` heads, from the sums of their dots. */
@@ -246,7 +217,7 @@ static void d_gate_row(void *context, int64_t task, int thread) {
 static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
     gating k = gating_of(x, n, 1);
     k.dots = weft_workspace(x, n);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gate_mix_back_block, &k);
+    run_rows(x, k.positions, k.heads * k.width, gate_mix_back_row, &k);
     if (n->out[1])
         weft_pool_run(weft_exec_pool(x), k.gate->shape[0] * k.gate->shape[1], d_gate_row, &k);
     return WEFT_OK;

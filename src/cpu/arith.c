@@ -13,11 +13,7 @@ static void fill_tile(const chunked *c, int64_t at, int64_t len, const real *con
         y[i] = value;
 }
 
-static weft_status fill_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 0, 1, fill_tile, NULL);
-}
-
-const weft_kernel KERNEL(fill) = {.run = fill_run};
+TILEWISE(fill, 0, 0, 1)
 
 VECTOR_FN add_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = in[0] + arg[0] * in[1];
@@ -53,10 +49,6 @@ static weft_status add_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(add) = {.run = add_run};
 
-VECTOR_FN scale_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = in[0] * arg[0];
-}
-
 static void scale_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
                        real *const *out) {
     (void)at;
@@ -64,11 +56,7 @@ static void scale_tile(const chunked *c, int64_t at, int64_t len, const real *co
     apply(scale_vector, 1, in, 1, out, len, &alpha);
 }
 
-static weft_status scale_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 1, 1, scale_tile, NULL);
-}
-
-const weft_kernel KERNEL(scale) = {.run = scale_run};
+TILEWISE(scale, 0, 1, 1)
 
 static void cast_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
                       real *const *out) {
@@ -77,11 +65,7 @@ static void cast_tile(const chunked *c, int64_t at, int64_t len, const real *con
     memcpy(out[0], in[0], (size_t)len * sizeof(real));
 }
 
-static weft_status cast_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 0, 1, 1, cast_tile, NULL);
-}
-
-const weft_kernel KERNEL(cast) = {.run = cast_run};
+TILEWISE(cast, 0, 1, 1)
 
 static double dot_tile(const chunked *c, int64_t at, int64_t len, const real *const *in) {
     (void)c;
@@ -108,11 +92,7 @@ static void dot_back_tile(const chunked *c, int64_t at, int64_t len, const real 
     apply(dot_back_vector, 2, in, 2, out, len, &dy);
 }
 
-static weft_status dot_back_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 1, 2, 2, dot_back_tile, NULL);
-}
-
-const weft_kernel KERNEL(dot_back) = {.run = dot_back_run};
+TILEWISE(dot_back, 1, 2, 2)
 
 static double squares_tile(const chunked *c, int64_t at, int64_t len, const real *const *in) {
     (void)c;
@@ -128,39 +108,38 @@ static weft_status sum_squares_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(sum_squares) = {.run = sum_squares_run, .workspace = sum_workspace};
 
-static void squares_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                              real *const *out) {
+static void sum_squares_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
+                                  real *const *out) {
     (void)at;
     real factor = (real)(2 * ATTR(c->n, weft_alpha_attr)->alpha) * read_number(c->x, c->n->in[0]);
     apply(scale_vector, 1, in, 1, out, len, &factor);
 }
 
-static weft_status sum_squares_back_run(weft_exec *x, const weft_node *n) {
-    return run_chunks(x, n, 1, 1, 1, squares_back_tile, NULL);
-}
+TILEWISE(sum_squares_back, 1, 1, 1)
 
-const weft_kernel KERNEL(sum_squares_back) = {.run = sum_squares_back_run};
-
-/* x is [B, T, H, D] and n [B, H, T]: a task is some of the B·T positions, so that x is read in
- * its order. */
+/* x is [B, T, H, D] and n [B, H, T]: a row is one of the B·T positions, so that x is read in its
+ * order. */
 typedef struct {
     weft_exec *x;
     const weft_node *n;
     const weft_tensor *from; /* x */
-    int64_t batch, time, heads, width, start, block;
+    int64_t batch, time, heads, width, start;
 } squares;
 
 static squares squares_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
-    squares s = {.x = x,
-                 .n = n,
-                 .from = from,
-                 .batch = from->shape[0],
-                 .time = from->shape[1],
-                 .heads = from->shape[2],
-                 .width = from->shape[3],
-                 .start = ATTR(n, weft_row_squares_attr)->start};
-    s.block = chunk_rows(s.batch * s.time, s.heads * s.width);
-    return s;
+    return (squares){.x = x,
+                     .n = n,
+                     .from = from,
+                     .batch = from->shape[0],
+                     .time = from->shape[1],
+                     .heads = from->shape[2],
+                     .width = from->shape[3],
+                     .start = ATTR(n, weft_row_squares_attr)->start};
+}
+
+/* Where head h of position p stands in n. */
+static int64_t squares_at(const squares *s, int64_t p, int64_t h) {
+    return (p / s->time * s->heads + h) * s->time + p % s->time;
 }
 
 /* Σ of squares of a head's columns from start on. */
@@ -175,22 +154,16 @@ static real head_squares(const squares *s, int64_t at) {
     return (real)sum;
 }
 
-static void row_squares_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void row_squares_row(const void *context, int64_t p) {
     const squares *s = context;
     real *n = weft_data(s->x, s->n->out[0]);
-    int64_t end = min_i64((task + 1) * s->block, s->batch * s->time);
-    for (int64_t p = task * s->block; p < end; p++) {
-        int64_t b = p / s->time, t = p % s->time;
-        for (int64_t h = 0; h < s->heads; h++)
-            n[(b * s->heads + h) * s->time + t] = head_squares(s, (p * s->heads + h) * s->width);
-    }
+    for (int64_t h = 0; h < s->heads; h++)
+        n[squares_at(s, p, h)] = head_squares(s, (p * s->heads + h) * s->width);
 }
 
 static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
     squares s = squares_of(x, n, n->in[0]);
-    weft_pool_run(weft_exec_pool(x), ceil_div(s.batch * s.time, s.block), row_squares_block, &s);
-    return WEFT_OK;
+    return run_rows(x, s.batch * s.time, s.heads * s.width, row_squares_row, &s);
 }
 
 const weft_kernel KERNEL(row_squares) = {.run = row_squares_run};
@@ -210,24 +183,16 @@ static void head_squares_back(const squares *s, int64_t at, real factor) {
     }
 }
 
-static void row_squares_back_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void row_squares_back_row(const void *context, int64_t p) {
     const squares *s = context;
     const real *dn = weft_data(s->x, s->n->in[0]);
-    int64_t end = min_i64((task + 1) * s->block, s->batch * s->time);
-    for (int64_t p = task * s->block; p < end; p++) {
-        int64_t b = p / s->time, t = p % s->time;
-        for (int64_t h = 0; h < s->heads; h++)
-            head_squares_back(s, (p * s->heads + h) * s->width,
-                              2 * dn[(b * s->heads + h) * s->time + t]);
-    }
+    for (int64_t h = 0; h < s->heads; h++)
+        head_squares_back(s, (p * s->heads + h) * s->width, 2 * dn[squares_at(s, p, h)]);
 }
 
 static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
     squares s = squares_of(x, n, n->in[1]);
-    weft_pool_run(weft_exec_pool(x), ceil_div(s.batch * s.time, s.block), row_squares_back_block,
-                  &s);
-    return WEFT_OK;
+    return run_rows(x, s.batch * s.time, s.heads * s.width, row_squares_back_row, &s);
 }
 
 const weft_kernel KERNEL(row_squares_back) = {.run = row_squares_back_run};

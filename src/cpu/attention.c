@@ -101,7 +101,8 @@ static int64_t distance_bias_size(const weft_attention_attr *a) {
 }
 
 static int64_t attention_workspace(const weft_node *n, int threads) {
-    if (KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16_workspace)(n, threads);
+    if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n))
+        return KERNEL(attention_bf16_workspace)(n, threads);
     const weft_attention_attr *a = ATTR(n, weft_attention_attr);
     return real_bytes(distance_bias_size(a)) + threads * scratch_size(a) * (int64_t)sizeof(real);
 }
@@ -355,7 +356,7 @@ static const real *fill_distance_bias(const attention_problem *p, real *to) {
 }
 
 static weft_status attention_run(weft_exec *x, const weft_node *n) {
-    if (KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
+    if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
     forward f = {.p = make_problem(x, n, n->in)};
     const weft_attention_attr *a = f.p.a;
     WEFT_TRY(check_starts(&f.p));

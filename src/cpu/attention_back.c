@@ -15,31 +15,19 @@
  * tasks. Rows of dQ and dK that are those of Gaussians are finished before they
  * are written. How the work is divided follows from the shape alone, and so does
  * every sum's order. */
+#include "cpu/attention_back.h"
 #include "cpu/attention_bf16.h"
 #include "cpu/attention_pair.h"
 #include "cpu/gaussian_back.h"
 #include "ops/list.h"
 
-enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64, ROWS_AHEAD = 16 };
+enum { SUM_ROWS = 64, ROWS_AHEAD = 16 };
 
 typedef struct {
-    int64_t head_parts; /* tasks that share a key head's keys, each with some of
-                         its query heads */
-    int64_t key_parts;  /* ranges of keys */
-    int64_t part_keys;  /* keys in a range, a multiple of PAIR_KEYS and SUM_ROWS */
-    int64_t tasks;
-} division;
-
-typedef struct {
-    attention_problem p;
-    division split;
-    head_rows d_o, o, dq, dk, dv; /* t NULL: not wanted */
-    const real *lse;
-    real *dn, *dscale, *dbeta, *dlog_tau, *drel;
+    back_problem g;
     score_extras extras;
     real *distance_bias; /* rel[place − key] at [distance_zero + key − place] */
     int64_t distance_zero, distance_size;
-    double *numbers;   /* [B][H][key_parts][3]: dscale, dbeta, dlog_tau */
     real *rel_parts;   /* [tasks][distance_size], as distance_bias */
     real *query_parts; /* [B][H][key_parts][q][dqk], where dQ has several parts */
     real *key_parts;   /* [tasks] key_sums, where dK and dV have several */
@@ -53,22 +41,6 @@ typedef struct {
 static sum_panels lay_out_panels(int64_t rows, int64_t width, real_block *at) {
     rows += TILE_N;
     return (sum_panels){take_reals(at, rows * round_up(width, TILE_N)), rows};
-}
-
-/* First head parts, which cost no more than a sum at the end; then ranges of
- * keys, for which the queries are packed anew. The band writes to keys outside
- * of a range, so there is one range. */
-static division divide_work(const weft_attention_attr *a) {
-    int64_t key_heads = a->batch * a->kv_heads;
-    division d = {.key_parts = 1};
-    d.head_parts = min_i64(ceil_div(a->heads, a->kv_heads), ceil_div(TASKS_WANTED, key_heads));
-    if (!a->band)
-        d.key_parts = max_i64(
-            1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts), a->keys / KEYS_A_TASK));
-    d.part_keys = round_up(ceil_div(a->keys, d.key_parts), PAIR_KEYS);
-    d.key_parts = ceil_div(a->keys, d.part_keys);
-    d.tasks = key_heads * d.head_parts * d.key_parts;
-    return d;
 }
 
 static key_sums lay_out_sums(const weft_attention_attr *a, const division *d, real_block *at) {
@@ -126,12 +98,12 @@ static pair_scratch lay_out_scratch(const weft_attention_attr *a, const division
 /* Divides the workspace; without one (base NULL) only measures it. Returns its
  * reals without the threads' scratch. */
 static int64_t lay_out_workspace(backward *w, real *base) {
-    const weft_attention_attr *a = w->p.a;
-    const division *d = &w->split;
+    const weft_attention_attr *a = w->g.p.a;
+    const division *d = &w->g.split;
     real_block at = {base, 0}, scratch = {NULL, 0}, sums = {NULL, 0};
     int64_t per_head = a->batch * a->heads * d->key_parts;
     /* Doubles first: the workspace is aligned for them. */
-    w->numbers = (double *)take_reals(&at, per_head * 3 * (int64_t)(sizeof(double) / sizeof(real)));
+    w->g.numbers = (double *)take_reals(&at, head_numbers_size(a, d));
     /* Keys before places, and places past the last key in a tile's empty rows. */
     w->distance_zero = a->keys + PAIR_QUERIES;
     w->distance_size = a->pos == WEFT_POS_RELATIVE ? w->distance_zero + PAIR_KEYS : 0;
@@ -148,21 +120,12 @@ static int64_t lay_out_workspace(backward *w, real *base) {
 }
 
 static int64_t attention_back_workspace(const weft_node *n, int threads) {
-    if (KERNEL(attention_back_bf16_runs)(n))
+    if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
         return KERNEL(attention_back_bf16_workspace)(n, threads);
-    backward w = {.p.a = ATTR(n, weft_attention_attr)};
-    w.split = divide_work(w.p.a);
+    backward w = {.g.p.a = ATTR(n, weft_attention_attr)};
+    w.g.split = divide_work(w.g.p.a, PAIR_KEYS);
     int64_t shared = lay_out_workspace(&w, NULL);
     return (shared + threads * w.scratch_size) * (int64_t)sizeof(real);
-}
-
-static real inner_product(const real *x, const real *y, int64_t n) {
-    vreal sum = vset(0);
-    int64_t i = 0;
-    for (; i + VLEN <= n; i += VLEN)
-        sum += vload(x + i) * vload(y + i);
-    if (i < n) sum += vload_part(x + i, n - i) * vload_part(y + i, n - i);
-    return vsum(sum);
 }
 
 /* Queries i .. of a head, at most TILE_M, of the tile at q0: each row is read while it is at hand. */
@@ -175,16 +138,16 @@ static void pack_queries(const backward *w, const pair_task *t, int64_t q0, int6
     pack_across(p, &p->q, t->b, t->h, i, rows, TILE_M, 1, s->q_across + i * a->dqk, s->widened);
     pack_along(p, &p->q, t->b, t->h, i, rows, TILE_N, PAIR_QUERIES, t->head.scale,
                s->q_along + q0 * dqk + (i - q0) * TILE_N, s->widened);
-    pack_across(p, &w->d_o, t->b, t->h, i, rows, TILE_M, 1, s->do_across + i * a->dv, s->widened);
-    pack_along(p, &w->d_o, t->b, t->h, i, rows, TILE_N, PAIR_QUERIES, 1,
+    pack_across(p, &w->g.d_o, t->b, t->h, i, rows, TILE_M, 1, s->do_across + i * a->dv, s->widened);
+    pack_along(p, &w->g.d_o, t->b, t->h, i, rows, TILE_N, PAIR_QUERIES, 1,
                s->do_along + q0 * dv + (i - q0) * TILE_N, s->widened);
-    const real *lse = w->lse + (t->b * a->heads + t->h) * a->queries;
+    const real *lse = w->g.lse + (t->b * a->heads + t->h) * a->queries;
     real *one = s->widened, *other = s->widened + max_i64(a->dqk, a->dv);
     for (int64_t end = i + rows; i < end; i++) {
-        int64_t at = head_row_at(&w->o, t->b, i, t->h);
+        int64_t at = head_row_at(&w->g.o, t->b, i, t->h);
         s->lse[i] = -LOG2_E * lse[i];
-        s->total[i] = -inner_product(tile_in(p->x, w->d_o.t, at, a->dv, one),
-                                     tile_in(p->x, w->o.t, at, a->dv, other), a->dv);
+        s->total[i] = -inner_product(tile_in(p->x, w->g.d_o.t, at, a->dv, one),
+                                     tile_in(p->x, w->g.o.t, at, a->dv, other), a->dv);
         s->shift[i] = 0;
         if (t->extras != EXTRAS_DSCALE) continue;
         int64_t key = head_row_at(&p->k, t->b, 0, t->kv);
@@ -201,8 +164,8 @@ static void pack_query_tile(const backward *w, const pair_task *t, int64_t q0) {
     for (int64_t i = q0; i < end; i += TILE_M) {
         int64_t ahead = i + ROWS_AHEAD;
         prefetch_rows(p, &p->q, t->b, t->h, ahead, TILE_M, p->a->queries);
-        prefetch_rows(p, &w->d_o, t->b, t->h, ahead, TILE_M, p->a->queries);
-        prefetch_rows(p, &w->o, t->b, t->h, ahead, TILE_M, p->a->queries);
+        prefetch_rows(p, &w->g.d_o, t->b, t->h, ahead, TILE_M, p->a->queries);
+        prefetch_rows(p, &w->g.o, t->b, t->h, ahead, TILE_M, p->a->queries);
         pack_queries(w, t, q0, i, min_i64(TILE_M, end - i));
     }
 }
@@ -273,40 +236,24 @@ static void write_rows(const attention_problem *p, const head_rows *to, int64_t 
 /* Rows r0 .. of dQ, whose sums they are in the panels too. */
 static void write_queries(const backward *w, int64_t b, int64_t h, int64_t r0, int64_t rows,
                           sum_panels dq, real *widened) {
-    if (w->p.a->gaussian_q) join_rows(&w->p, &w->p.q, b, h, r0, rows, dq, r0, NULL, widened);
-    write_rows(&w->p, &w->dq, b, h, r0, rows, dq, r0, widened);
+    if (w->g.p.a->gaussian_q) join_rows(&w->g.p, &w->g.p.q, b, h, r0, rows, dq, r0, NULL, widened);
+    write_rows(&w->g.p, &w->g.dq, b, h, r0, rows, dq, r0, widened);
 }
 
 /* Keys r0 .. of dK, dV and dn, from row `at` of the sums on. */
 static void write_keys(const backward *w, int64_t b, int64_t kv, int64_t r0, int64_t rows,
                        const key_sums *sums, int64_t at, real *widened) {
-    const weft_attention_attr *a = w->p.a;
+    const weft_attention_attr *a = w->g.p.a;
     const real *dn = a->gaussian_n ? sums->dn + at : NULL;
-    if (a->gaussian_k) join_rows(&w->p, &w->p.k, b, kv, r0, rows, sums->dk, at, dn, widened);
-    if (w->dk.t) write_rows(&w->p, &w->dk, b, kv, r0, rows, sums->dk, at, widened);
-    if (w->dv.t) write_rows(&w->p, &w->dv, b, kv, r0, rows, sums->dv, at, widened);
-    if (w->dn)
-        memcpy(w->dn + (b * a->kv_heads + kv) * a->keys + r0, sums->dn + at,
+    if (a->gaussian_k) join_rows(&w->g.p, &w->g.p.k, b, kv, r0, rows, sums->dk, at, dn, widened);
+    if (w->g.dk.t) write_rows(&w->g.p, &w->g.dk, b, kv, r0, rows, sums->dk, at, widened);
+    if (w->g.dv.t) write_rows(&w->g.p, &w->g.dv, b, kv, r0, rows, sums->dv, at, widened);
+    if (w->g.dn)
+        memcpy(w->g.dn + (b * a->kv_heads + kv) * a->keys + r0, sums->dn + at,
                (size_t)rows * sizeof(real));
 }
 
-/* A head's numbers, and its share of dn. */
-static void end_head(const backward *w, const pair_task *t, int64_t part) {
-    const weft_attention_attr *a = t->p->a;
-    double *numbers = w->numbers + ((t->b * a->heads + t->h) * w->split.key_parts + part) * 3;
-    numbers[0] = t->number;
-    numbers[1] = 0;
-    numbers[2] = t->number * (double)LN_2 * t->head.tau_factor;
-    if (!t->p->n) return;
-    const real *n = t->p->n + (t->b * a->kv_heads + t->kv) * a->keys;
-    for (int64_t j = t->first_key; j < t->end_key; j++) {
-        real column = t->s.column[j - t->first_key];
-        t->sums.dn[j - t->first_key] += t->head.beta * column;
-        numbers[1] += (double)column * ((double)n[j] - (double)n[0]);
-    }
-}
-
-static void work_head(const backward *w, pair_task *t, int64_t part) {
+static void work_head(const backward *w, pair_task *t, const division_part *of) {
     const weft_attention_attr *a = t->p->a;
     t->head = numbers_of_head(t->p, t->h);
     t->number = 0;
@@ -315,12 +262,12 @@ static void work_head(const backward *w, pair_task *t, int64_t part) {
     t->dq = t->s.dq;
     int64_t sum_size = query_sum_size(a);
     if (w->query_parts) {
-        int64_t place = (t->b * a->heads + t->h) * w->split.key_parts + part;
+        int64_t place = (t->b * a->heads + t->h) * w->g.split.key_parts + of->part;
         real_block own = {w->query_parts + place * sum_size, 0};
         t->dq = lay_out_query_sums(a, &own);
     }
     memset(t->dq.at, 0, (size_t)sum_size * sizeof(real));
-    memset(t->s.column, 0, (size_t)w->split.part_keys * sizeof(real));
+    memset(t->s.column, 0, (size_t)w->g.split.part_keys * sizeof(real));
     int64_t first = a->causal ? max_i64(0, t->first_key - t->start) : 0;
     first = first / PAIR_QUERIES * PAIR_QUERIES;
     for (int64_t q = first; q < a->queries; q += PAIR_QUERIES)
@@ -336,29 +283,28 @@ static void work_head(const backward *w, pair_task *t, int64_t part) {
             work_pair(t);
         }
     }
-    end_head(w, t, part);
+    end_head_part(&w->g, of, t->h, &t->head, t->number, t->s.column, t->sums.dn);
     if (t->want_dq && !w->query_parts)
         write_queries(w, t->b, t->h, 0, a->queries, t->dq, t->s.widened);
 }
 
 static void work_task(void *context, int64_t task, int thread) {
     const backward *w = context;
-    const weft_attention_attr *a = w->p.a;
-    const division *d = &w->split;
+    const weft_attention_attr *a = w->g.p.a;
+    const division *d = &w->g.split;
     real_block memory = {w->scratch + thread * w->scratch_size, 0};
-    int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
-    int64_t key_heads = a->batch * a->kv_heads, part = rest / key_heads;
-    pair_task t = {.p = &w->p,
+    division_part of = part_of_task(a, d, task);
+    pair_task t = {.p = &w->g.p,
                    .s = lay_out_scratch(a, d, &memory),
-                   .b = rest % key_heads / a->kv_heads,
-                   .kv = rest % a->kv_heads,
-                   .first_key = part * d->part_keys,
+                   .b = of.b,
+                   .kv = of.kv,
+                   .first_key = of.first_key,
+                   .end_key = of.end_key,
                    .extras = w->extras,
-                   .want_dq = w->dq.t != NULL,
-                   .want_dk = w->dk.t != NULL,
-                   .want_dv = w->dv.t != NULL};
-    t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
-    t.start = start_of(&w->p, t.b);
+                   .want_dq = w->g.dq.t != NULL,
+                   .want_dk = w->g.dk.t != NULL,
+                   .want_dv = w->g.dv.t != NULL};
+    t.start = start_of(&w->g.p, t.b);
     t.sums = t.s.sums;
     if (w->key_parts) {
         real_block own = {w->key_parts + task * w->sums_size, 0};
@@ -369,22 +315,12 @@ static void work_task(void *context, int64_t task, int thread) {
         t.distance_bias = w->distance_bias + w->distance_zero;
         real *rel = w->rel_parts + task * w->distance_size;
         memset(rel, 0, (size_t)w->distance_size * sizeof(real));
-        if (w->drel) t.drel = rel + w->distance_zero;
+        if (w->g.drel) t.drel = rel + w->distance_zero;
     }
-    int64_t first = ceil_div(t.kv * a->heads, a->kv_heads);
-    int64_t heads = ceil_div((t.kv + 1) * a->heads, a->kv_heads) - first;
-    int64_t end = first + heads * (head_part + 1) / d->head_parts;
-    for (t.h = first + heads * head_part / d->head_parts; t.h < end; t.h++)
-        work_head(w, &t, part);
+    for (t.h = of.first_head; t.h < of.end_head; t.h++)
+        work_head(w, &t, &of);
     if (w->key_parts) return;
     write_keys(w, t.b, t.kv, t.first_key, t.end_key - t.first_key, &t.sums, 0, t.s.widened);
-}
-
-/* parts[0] += parts[1] + ...: `n` reals of each, `stride` apart. */
-static void sum_parts(real *parts, int64_t count, int64_t stride, int64_t n) {
-    for (int64_t c = 1; c < count; c++)
-        for (int64_t i = 0; i < n; i++)
-            parts[i] += parts[c * stride + i];
 }
 
 /* The same for rows of panels. */
@@ -397,10 +333,10 @@ static void sum_panel_rows(sum_panels first, int64_t count, int64_t stride, int6
 /* dQ of some rows of a head. */
 static void sum_query_rows(void *context, int64_t task, int thread) {
     const backward *w = context;
-    const weft_attention_attr *a = w->p.a;
+    const weft_attention_attr *a = w->g.p.a;
     int64_t blocks = ceil_div(a->queries, SUM_ROWS), bh = task / blocks;
     int64_t r0 = task % blocks * SUM_ROWS, rows = min_i64(SUM_ROWS, a->queries - r0);
-    int64_t parts = w->split.key_parts, size = query_sum_size(a);
+    int64_t parts = w->g.split.key_parts, size = query_sum_size(a);
     real_block memory = {w->query_parts + bh * parts * size, 0};
     sum_panels first = lay_out_query_sums(a, &memory);
     sum_panel_rows(first, parts, size, r0, rows, a->dqk);
@@ -411,8 +347,8 @@ static void sum_query_rows(void *context, int64_t task, int thread) {
 /* dK, dV and dn of some keys of a key head. */
 static void sum_key_rows(void *context, int64_t task, int thread) {
     const backward *w = context;
-    const weft_attention_attr *a = w->p.a;
-    const division *d = &w->split;
+    const weft_attention_attr *a = w->g.p.a;
+    const division *d = &w->g.split;
     real *widened = w->scratch + thread * w->scratch_size;
     int64_t blocks = ceil_div(a->keys, SUM_ROWS), head = task / blocks;
     int64_t b = head / a->kv_heads, kv = head % a->kv_heads;
@@ -427,69 +363,46 @@ static void sum_key_rows(void *context, int64_t task, int thread) {
     write_keys(w, b, kv, r0, rows, &sums, at, widened);
 }
 
-static void sum_numbers(const backward *w) {
-    const weft_attention_attr *a = w->p.a;
-    int64_t parts = w->split.key_parts;
-    for (int64_t h = 0; h < a->heads; h++) {
-        double sum[3] = {0, 0, 0};
-        for (int64_t b = 0; b < a->batch; b++)
-            for (int64_t c = 0; c < parts * 3; c++)
-                sum[c % 3] += w->numbers[(b * a->heads + h) * parts * 3 + c];
-        if (w->dscale) w->dscale[h] = (real)sum[0];
-        if (w->dbeta) w->dbeta[h] = (real)sum[1];
-        if (w->dlog_tau) w->dlog_tau[h] = (real)sum[2];
-    }
-    for (int64_t distance = 0; w->drel && distance < w->p.distances; distance++) {
+/* The gradient of each distance's bias. */
+static void sum_distances(const backward *w) {
+    for (int64_t distance = 0; w->g.drel && distance < w->g.p.distances; distance++) {
         double sum = 0;
-        for (int64_t task = 0; distance < a->keys && task < w->split.tasks; task++)
+        for (int64_t task = 0; distance < w->g.p.a->keys && task < w->g.split.tasks; task++)
             sum += (double)w->rel_parts[task * w->distance_size + w->distance_zero - distance];
-        w->drel[distance] = (real)sum;
+        w->g.drel[distance] = (real)sum;
     }
 }
 
 static backward make_backward(weft_exec *x, const weft_node *n) {
-    backward w = {.p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST)};
-    const weft_attention_attr *a = w.p.a;
-    head_rows grads[3];
-    const weft_tensor *dq = n->out[WEFT_ATTN_Q];
-    make_projections(a, dq, n->out[WEFT_ATTN_K], n->out[WEFT_ATTN_V], grads);
-    w.dq = grads[0];
-    w.dk = grads[1];
-    w.dv = grads[2];
-    w.d_o = make_head_rows(n->in[0], a->heads, a->dv, a->queries);
-    w.o = make_head_rows(n->in[1], a->heads, a->dv, a->queries);
-    w.lse = weft_data(x, n->in[2]);
-    w.dn = weft_data(x, n->out[WEFT_ATTN_N]);
-    w.dscale = weft_data(x, n->out[WEFT_ATTN_SCALE]);
-    w.dbeta = weft_data(x, n->out[WEFT_ATTN_BETA]);
-    w.dlog_tau = weft_data(x, n->out[WEFT_ATTN_LOG_TAU]);
-    w.drel = weft_data(x, n->out[WEFT_ATTN_REL]);
-    w.extras = w.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;
-    if (w.dscale) w.extras = EXTRAS_DSCALE;
-    if (w.dlog_tau) w.extras = EXTRAS_DLOG_TAU;
-    w.split = divide_work(a);
+    backward w = {.g = make_back_problem(x, n, PAIR_KEYS)};
+    const weft_attention_attr *a = w.g.p.a;
+    w.extras = w.g.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;
+    if (w.g.dscale) w.extras = EXTRAS_DSCALE;
+    if (w.g.dlog_tau) w.extras = EXTRAS_DLOG_TAU;
     lay_out_workspace(&w, weft_workspace(x, n));
     for (int64_t i = 0; i < w.distance_size; i++) {
         int64_t distance = w.distance_zero - i;
-        bool inside = distance >= 0 && distance < w.p.distances;
-        w.distance_bias[i] = inside ? LOG2_E * w.p.rel[distance] : 0;
+        bool inside = distance >= 0 && distance < w.g.p.distances;
+        w.distance_bias[i] = inside ? LOG2_E * w.g.p.rel[distance] : 0;
     }
     return w;
 }
 
 static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
-    if (KERNEL(attention_back_bf16_runs)(n)) return KERNEL(attention_back_bf16)(x, n);
+    if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
+        return KERNEL(attention_back_bf16)(x, n);
     backward w = make_backward(x, n);
-    const weft_attention_attr *a = w.p.a;
-    WEFT_TRY(check_starts(&w.p));
+    const weft_attention_attr *a = w.g.p.a;
+    WEFT_TRY(check_starts(&w.g.p));
     weft_pool *pool = weft_exec_pool(x);
-    weft_pool_run(pool, w.split.tasks, work_task, &w);
-    if (w.query_parts && w.dq.t)
+    weft_pool_run(pool, w.g.split.tasks, work_task, &w);
+    if (w.query_parts && w.g.dq.t)
         weft_pool_run(pool, a->batch * a->heads * ceil_div(a->queries, SUM_ROWS), sum_query_rows,
                       &w);
     if (w.key_parts)
         weft_pool_run(pool, a->batch * a->kv_heads * ceil_div(a->keys, SUM_ROWS), sum_key_rows, &w);
-    sum_numbers(&w);
+    sum_head_numbers(&w.g);
+    sum_distances(&w);
     return WEFT_OK;
 }
 

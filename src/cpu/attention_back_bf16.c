@@ -6,19 +6,13 @@
  * are made in float, rounded into tiles of bf16, and copied into panels by row for dQ and transposed for
  * dK and dV. Sums are float; where several tasks add to the same rows each has sums of its own, which
  * are added in the order of the tasks. How the work is divided follows from the shape alone. */
+#include "cpu/attention_back.h"
 #include "cpu/attention_bf16.h"
 #include "cpu/gaussian_back.h"
 
 #if WEFT_REAL == 32
 
-enum { TASKS_WANTED = 32, KEYS_A_TASK = 256, SUM_ROWS = 64, SIDE = PANEL_KEYS };
-
-typedef struct {
-    int64_t head_parts; /* tasks that share a key head's keys, each with some of its query heads */
-    int64_t key_parts;  /* ranges of keys */
-    int64_t part_keys;  /* keys in a range, a multiple of SIDE */
-    int64_t tasks;
-} division;
+enum { SUM_ROWS = 64, SIDE = PANEL_KEYS };
 
 /* Sums over a range of keys. */
 typedef struct {
@@ -26,13 +20,8 @@ typedef struct {
 } key_sums;
 
 typedef struct {
-    attention_problem p;
+    back_problem g;
     const panel_form *form;
-    division split;
-    head_rows d_o, o, dq, dk, dv; /* t NULL: not wanted */
-    const real *lse;
-    real *dn, *dbeta, *dlog_tau;
-    double *numbers;   /* [B][H][key_parts][2]: dbeta, dlog_tau */
     real *query_parts; /* [B][H][key_parts][queries][dqk padded], where dQ has several parts */
     real *key_parts;   /* [tasks] key_sums, where dK and dV have several */
     int64_t query_size, key_size; /* reals of one of each */
@@ -69,42 +58,26 @@ typedef struct {
     double number; /* Σ dS · score */
 } pair_task;
 
-static int64_t pad(int64_t n, int64_t step) {
-    return ceil_div(n, step) * step;
-}
-
 static int64_t depth_of(const backward *w, int64_t width) {
-    return pad(width, w->form->terms);
+    return round_up(width, w->form->terms);
 }
 
 static int64_t columns_of(const backward *w, int64_t width) {
-    return pad(width, w->form->columns);
-}
-
-static division divide_work(const weft_attention_attr *a) {
-    int64_t key_heads = a->batch * a->kv_heads;
-    division d = {0};
-    d.head_parts = min_i64(ceil_div(a->heads, a->kv_heads), ceil_div(TASKS_WANTED, key_heads));
-    d.key_parts = max_i64(
-        1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts), a->keys / KEYS_A_TASK));
-    d.part_keys = pad(ceil_div(a->keys, d.key_parts), SIDE);
-    d.key_parts = ceil_div(a->keys, d.part_keys);
-    d.tasks = key_heads * d.head_parts * d.key_parts;
-    return d;
+    return round_up(width, w->form->columns);
 }
 
 static key_sums lay_out_sums(const backward *w, real_block *at) {
-    int64_t keys = w->split.part_keys;
+    int64_t keys = w->g.split.part_keys;
     return (key_sums){
-        .dk = take_reals(at, keys * columns_of(w, w->p.a->dqk)),
-        .dv = take_reals(at, keys * columns_of(w, w->p.a->dv)),
+        .dk = take_reals(at, keys * columns_of(w, w->g.p.a->dqk)),
+        .dv = take_reals(at, keys * columns_of(w, w->g.p.a->dv)),
         .dn = take_reals(at, keys),
     };
 }
 
 static scratch lay_out_scratch(const backward *w, real_block *at) {
-    const weft_attention_attr *a = w->p.a;
-    int64_t q = pad(a->queries, SIDE), dqk = columns_of(w, a->dqk), dv = columns_of(w, a->dv);
+    const weft_attention_attr *a = w->g.p.a;
+    int64_t q = round_up(a->queries, SIDE), dqk = columns_of(w, a->dqk), dv = columns_of(w, a->dv);
     scratch s = {
         .q_rows = take_halves(at, q * depth_of(w, a->dqk)),
         .do_rows = take_halves(at, q * depth_of(w, a->dv)),
@@ -122,12 +95,12 @@ static scratch lay_out_scratch(const backward *w, real_block *at) {
         .weights = take_reals(at, SIDE * SCORES_LD),
         .dp = take_reals(at, SIDE * SCORES_LD),
         .bias = take_reals(at, SIDE),
-        .column = take_reals(at, w->split.part_keys),
+        .column = take_reals(at, w->g.split.part_keys),
         .row = take_reals(at, max_i64(a->dqk, a->dv)),
         .other = take_reals(at, max_i64(a->dqk, a->dv)),
     };
-    if (w->split.key_parts == 1) s.dq = take_reals(at, w->query_size);
-    if (w->split.head_parts == 1) s.sums = lay_out_sums(w, at);
+    if (w->g.split.key_parts == 1) s.dq = take_reals(at, w->query_size);
+    if (w->g.split.head_parts == 1) s.sums = lay_out_sums(w, at);
     return s;
 }
 
@@ -136,16 +109,16 @@ static scratch lay_out_scratch(const backward *w, real_block *at) {
 static int64_t lay_out(backward *w, const weft_node *n, real *base) {
     const weft_attention_attr *a = ATTR(n, weft_attention_attr);
     real_block at = {base, 0}, own = {NULL, 0}, sums = {NULL, 0};
-    w->p.a = a;
+    w->g.p.a = a;
     w->form = KERNEL(panel_bf16)();
-    w->split = divide_work(a);
-    w->query_size = pad(a->queries, SIDE) * columns_of(w, a->dqk);
+    w->g.split = divide_work(a, SIDE);
+    w->query_size = round_up(a->queries, SIDE) * columns_of(w, a->dqk);
     lay_out_sums(w, &sums);
     w->key_size = sums.used;
-    int64_t per_head = a->batch * a->heads * w->split.key_parts;
-    w->numbers = (double *)take_reals(&at, per_head * 2 * (int64_t)(sizeof(double) / sizeof(real)));
-    if (w->split.key_parts > 1) w->query_parts = take_reals(&at, per_head * w->query_size);
-    if (w->split.head_parts > 1) w->key_parts = take_reals(&at, w->split.tasks * w->key_size);
+    int64_t per_head = a->batch * a->heads * w->g.split.key_parts;
+    w->g.numbers = (double *)take_reals(&at, head_numbers_size(a, &w->g.split));
+    if (w->g.split.key_parts > 1) w->query_parts = take_reals(&at, per_head * w->query_size);
+    if (w->g.split.head_parts > 1) w->key_parts = take_reals(&at, w->g.split.tasks * w->key_size);
     lay_out_scratch(w, &own);
     w->scratch_size = own.used;
     w->scratch = base ? base + at.used : NULL;
@@ -166,40 +139,31 @@ bool KERNEL(attention_back_bf16_runs)(const weft_node *n) {
            fits_bf16(ATTR(n, weft_attention_attr), n->in + WEFT_ATTN_BACK_FIRST);
 }
 
-static real inner_product(const real *x, const real *y, int64_t n) {
-    vreal sum = vset(0);
-    int64_t i = 0;
-    for (; i + VLEN <= n; i += VLEN)
-        sum += vload(x + i) * vload(y + i);
-    if (i < n) sum += vload_part(x + i, n - i) * vload_part(y + i, n - i);
-    return vsum(sum);
-}
-
 /* A tile of queries of a head, and their gradients. */
 static void pack_queries(const pair_task *t, int64_t q0) {
     const backward *w = t->w;
-    const attention_problem *p = &w->p;
+    const attention_problem *p = &w->g.p;
     const weft_attention_attr *a = p->a;
     const panel_form *f = w->form;
     int64_t rows = min_i64(SIDE, a->queries - q0);
     gemm_matrix q = rows_of_head(p, &p->q, t->b, q0, t->h);
-    gemm_matrix d_o = rows_of_head(p, &w->d_o, t->b, q0, t->h);
+    gemm_matrix d_o = rows_of_head(p, &w->g.d_o, t->b, q0, t->h);
     f->pack_rows(q, false, rows, a->dqk, t->s.q_rows + q0 * depth_of(w, a->dqk));
     f->pack_rows(d_o, false, rows, a->dv, t->s.do_rows + q0 * depth_of(w, a->dv));
     f->pack_columns(q, true, a->dqk, rows, t->s.q_columns + q0 * columns_of(w, a->dqk));
     f->pack_columns(d_o, true, a->dv, rows, t->s.do_columns + q0 * columns_of(w, a->dv));
-    const real *lse = w->lse + (t->b * a->heads + t->h) * a->queries;
+    const real *lse = w->g.lse + (t->b * a->heads + t->h) * a->queries;
     for (int64_t i = q0; i < q0 + rows; i++) {
-        int64_t at = head_row_at(&w->o, t->b, i, t->h);
+        int64_t at = head_row_at(&w->g.o, t->b, i, t->h);
         t->s.lse[i] = -LOG2_E * lse[i];
-        t->s.total[i] = -inner_product(tile_in(p->x, w->d_o.t, at, a->dv, t->s.row),
-                                       tile_in(p->x, w->o.t, at, a->dv, t->s.other), a->dv);
+        t->s.total[i] = -inner_product(tile_in(p->x, w->g.d_o.t, at, a->dv, t->s.row),
+                                       tile_in(p->x, w->g.o.t, at, a->dv, t->s.other), a->dv);
     }
 }
 
 static void pack_keys(const pair_task *t) {
     const backward *w = t->w;
-    const attention_problem *p = &w->p;
+    const attention_problem *p = &w->g.p;
     const weft_attention_attr *a = p->a;
     gemm_matrix k = rows_of_head(p, &p->k, t->b, t->key0, t->kv);
     gemm_matrix v = rows_of_head(p, &p->v, t->b, t->key0, t->kv);
@@ -213,7 +177,7 @@ static void pack_keys(const pair_task *t) {
 
 /* How many keys of the pair the query at `row` of it sees. */
 static int64_t seen_by(const pair_task *t, int64_t row) {
-    if (!t->w->p.a->causal) return t->n_keys;
+    if (!t->w->g.p.a->causal) return t->n_keys;
     return max_i64(0, min_i64(t->n_keys, t->start + t->q0 + row + 1 - t->key0));
 }
 
@@ -223,7 +187,7 @@ static void multiply_visible(const pair_task *t, const uint16_t *rows, const uin
     const panel_form *f = t->w->form;
     for (int64_t i = 0; i < t->n_queries; i += f->rows) {
         int64_t seen = seen_by(t, min_i64(i + f->rows, t->n_queries) - 1);
-        multiply_panels(f, f->rows, pad(seen, f->columns), depth, rows + i * depth, 0, columns,
+        multiply_panels(f, f->rows, round_up(seen, f->columns), depth, rows + i * depth, 0, columns,
                         f->columns * depth, 1, false, c + i * SCORES_LD, SCORES_LD);
     }
 }
@@ -288,7 +252,7 @@ static ALWAYS_INLINE void softmax_rows(pair_task *t, const bool extras) {
 }
 
 static void softmax_pair(pair_task *t) {
-    if (t->w->p.n)
+    if (t->w->g.p.n)
         softmax_rows(t, true);
     else
         softmax_rows(t, false);
@@ -299,12 +263,12 @@ static void add_over_queries(const pair_task *t, const uint16_t *tile, const uin
                              int64_t width, real alpha, real *sums) {
     const panel_form *f = t->w->form;
     gemm_matrix transposed = {.data = (void *)(uintptr_t)tile, .ld = SIDE, .bf16 = true};
-    int64_t terms = pad(t->n_queries, f->terms), columns = pad(width, f->columns);
+    int64_t terms = round_up(t->n_queries, f->terms), columns = round_up(width, f->columns);
     f->pack_rows(transposed, true, t->n_keys, terms, t->s.packed);
     for (int64_t key = 0; key < t->n_keys; key += f->rows) {
         /* The first query that sees one of the keys. */
         int64_t first = 0;
-        if (t->w->p.a->causal) first = max_i64(0, t->key0 + key - (t->start + t->q0));
+        if (t->w->g.p.a->causal) first = max_i64(0, t->key0 + key - (t->start + t->q0));
         first = first / f->terms * f->terms;
         if (first >= t->n_queries) return;
         multiply_panels(f, f->rows, columns, terms - first,
@@ -317,12 +281,12 @@ static void add_over_queries(const pair_task *t, const uint16_t *tile, const uin
 static void add_over_keys(const pair_task *t) {
     const panel_form *f = t->w->form;
     gemm_matrix ds = {.data = t->s.ds, .ld = SIDE, .bf16 = true};
-    int64_t all = pad(t->n_keys, f->terms), columns = columns_of(t->w, t->w->p.a->dqk);
+    int64_t all = round_up(t->n_keys, f->terms), columns = columns_of(t->w, t->w->g.p.a->dqk);
     f->pack_rows(ds, false, t->n_queries, all, t->s.packed);
     for (int64_t row = 0; row < t->n_queries; row += f->rows) {
         int64_t seen = seen_by(t, min_i64(row + f->rows, t->n_queries) - 1);
         if (seen == 0) continue;
-        multiply_panels(f, f->rows, columns, pad(seen, f->terms), t->s.packed + row * all, 0,
+        multiply_panels(f, f->rows, columns, round_up(seen, f->terms), t->s.packed + row * all, 0,
                         t->s.k_across, f->columns * all, t->head.scale, true,
                         t->dq + (t->q0 + row) * columns, columns);
     }
@@ -330,7 +294,7 @@ static void add_over_keys(const pair_task *t) {
 
 static void work_pair(pair_task *t) {
     const backward *w = t->w;
-    const weft_attention_attr *a = w->p.a;
+    const weft_attention_attr *a = w->g.p.a;
     const scratch *s = &t->s;
     int64_t key = t->key0 - t->first_key, dqk = columns_of(w, a->dqk), dv = columns_of(w, a->dv);
     multiply_visible(t, s->q_rows + t->q0 * depth_of(w, a->dqk), s->k_columns, depth_of(w, a->dqk),
@@ -338,12 +302,12 @@ static void work_pair(pair_task *t) {
     multiply_visible(t, s->do_rows + t->q0 * depth_of(w, a->dv), s->v_columns, depth_of(w, a->dv),
                      s->dp);
     softmax_pair(t);
-    if (w->dv.t)
+    if (w->g.dv.t)
         add_over_queries(t, s->p, s->do_columns + t->q0 * dv, a->dv, 1, t->sums.dv + key * dv);
-    if (w->dk.t)
+    if (w->g.dk.t)
         add_over_queries(t, s->ds, s->q_columns + t->q0 * dqk, a->dqk, t->head.scale,
                          t->sums.dk + key * dqk);
-    if (w->dq.t) add_over_keys(t);
+    if (w->g.dq.t) add_over_keys(t);
 }
 
 /* Rows r0 .. of a gradient from their sums; where y's rows are those of Gaussians, to the gradients of
@@ -352,11 +316,11 @@ static void write_rows(const backward *w, const head_rows *to, const head_rows *
                        int64_t b, int64_t head, int64_t r0, int64_t rows, real *sums,
                        const real *dn, real *widened) {
     int64_t width = to->width, columns = columns_of(w, width), half = width / 2;
-    uint16_t *data = weft_data(w->p.x, to->t);
+    uint16_t *data = weft_data(w->g.p.x, to->t);
     for (int64_t r = 0; r < rows; r++, sums += columns) {
         if (gaussian) {
             int64_t at = head_row_at(y, b, r0 + r, head);
-            const real *row = tile_in(w->p.x, y->t, at, width, widened);
+            const real *row = tile_in(w->g.p.x, y->t, at, width, widened);
             real twice = dn ? 2 * dn[r] : 0;
             join_gradients(false, row, sums, sums, half, twice);
             join_gradients(true, row + half, sums + half, sums + half, width - half, twice);
@@ -367,53 +331,37 @@ static void write_rows(const backward *w, const head_rows *to, const head_rows *
 
 static void write_queries(const backward *w, int64_t b, int64_t h, int64_t r0, int64_t rows,
                           real *dq, real *widened) {
-    write_rows(w, &w->dq, &w->p.q, w->p.a->gaussian_q, b, h, r0, rows,
-               dq + r0 * columns_of(w, w->p.a->dqk), NULL, widened);
+    write_rows(w, &w->g.dq, &w->g.p.q, w->g.p.a->gaussian_q, b, h, r0, rows,
+               dq + r0 * columns_of(w, w->g.p.a->dqk), NULL, widened);
 }
 
 /* Keys r0 .., whose sums begin at row `at`. */
 static void write_keys(const backward *w, int64_t b, int64_t kv, int64_t r0, int64_t rows,
                        const key_sums *sums, int64_t at, real *widened) {
-    const weft_attention_attr *a = w->p.a;
+    const weft_attention_attr *a = w->g.p.a;
     const real *dn = a->gaussian_n ? sums->dn + at : NULL;
-    if (w->dk.t)
-        write_rows(w, &w->dk, &w->p.k, a->gaussian_k, b, kv, r0, rows,
+    if (w->g.dk.t)
+        write_rows(w, &w->g.dk, &w->g.p.k, a->gaussian_k, b, kv, r0, rows,
                    sums->dk + at * columns_of(w, a->dqk), dn, widened);
-    if (w->dv.t)
-        write_rows(w, &w->dv, &w->p.v, false, b, kv, r0, rows, sums->dv + at * columns_of(w, a->dv),
-                   NULL, widened);
-    if (w->dn)
-        memcpy(w->dn + (b * a->kv_heads + kv) * a->keys + r0, sums->dn + at,
+    if (w->g.dv.t)
+        write_rows(w, &w->g.dv, &w->g.p.v, false, b, kv, r0, rows,
+                   sums->dv + at * columns_of(w, a->dv), NULL, widened);
+    if (w->g.dn)
+        memcpy(w->g.dn + (b * a->kv_heads + kv) * a->keys + r0, sums->dn + at,
                (size_t)rows * sizeof(real));
 }
 
-/* A head's numbers, and its share of dn. */
-static void end_head(const pair_task *t, int64_t part) {
+static void work_head(pair_task *t, const division_part *of) {
     const backward *w = t->w;
-    const weft_attention_attr *a = w->p.a;
-    double *numbers = w->numbers + ((t->b * a->heads + t->h) * w->split.key_parts + part) * 2;
-    numbers[0] = 0;
-    numbers[1] = t->number * (double)LN_2 * t->head.tau_factor;
-    if (!w->p.n) return;
-    const real *n = w->p.n + (t->b * a->kv_heads + t->kv) * a->keys;
-    for (int64_t j = t->first_key; j < t->end_key; j++) {
-        real column = t->s.column[j - t->first_key];
-        t->sums.dn[j - t->first_key] += t->head.beta * column;
-        numbers[0] += (double)column * ((double)n[j] - (double)n[0]);
-    }
-}
-
-static void work_head(pair_task *t, int64_t part) {
-    const backward *w = t->w;
-    const weft_attention_attr *a = w->p.a;
-    t->head = numbers_of_head(&w->p, t->h);
+    const weft_attention_attr *a = w->g.p.a;
+    t->head = numbers_of_head(&w->g.p, t->h);
     t->number = 0;
     t->dq = t->s.dq;
     if (w->query_parts)
-        t->dq =
-            w->query_parts + ((t->b * a->heads + t->h) * w->split.key_parts + part) * w->query_size;
+        t->dq = w->query_parts +
+                ((t->b * a->heads + t->h) * w->g.split.key_parts + of->part) * w->query_size;
     memset(t->dq, 0, (size_t)w->query_size * sizeof(real));
-    memset(t->s.column, 0, (size_t)w->split.part_keys * sizeof(real));
+    memset(t->s.column, 0, (size_t)w->g.split.part_keys * sizeof(real));
     int64_t first = a->causal ? max_i64(0, t->first_key - t->start) / SIDE * SIDE : 0;
     for (int64_t q = first; q < a->queries; q += SIDE)
         pack_queries(t, q);
@@ -426,55 +374,44 @@ static void work_head(pair_task *t, int64_t part) {
             work_pair(t);
         }
     }
-    end_head(t, part);
-    if (w->dq.t && !w->query_parts) write_queries(w, t->b, t->h, 0, a->queries, t->dq, t->s.row);
+    end_head_part(&w->g, of, t->h, &t->head, t->number, t->s.column, t->sums.dn);
+    if (w->g.dq.t && !w->query_parts) write_queries(w, t->b, t->h, 0, a->queries, t->dq, t->s.row);
 }
 
 static void work_task(void *context, int64_t task, int thread) {
     const backward *w = context;
-    const weft_attention_attr *a = w->p.a;
-    const division *d = &w->split;
+    const weft_attention_attr *a = w->g.p.a;
+    const division *d = &w->g.split;
     real_block memory = {w->scratch + thread * w->scratch_size, 0};
-    int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
-    int64_t key_heads = a->batch * a->kv_heads, part = rest / key_heads;
+    division_part of = part_of_task(a, d, task);
     pair_task t = {.w = w,
                    .s = lay_out_scratch(w, &memory),
-                   .b = rest % key_heads / a->kv_heads,
-                   .kv = rest % a->kv_heads,
-                   .first_key = part * d->part_keys};
-    t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
-    t.start = start_of(&w->p, t.b);
+                   .b = of.b,
+                   .kv = of.kv,
+                   .first_key = of.first_key,
+                   .end_key = of.end_key};
+    t.start = start_of(&w->g.p, t.b);
     t.sums = t.s.sums;
     if (w->key_parts) {
         real_block own = {w->key_parts + task * w->key_size, 0};
         t.sums = lay_out_sums(w, &own);
     }
     memset(t.sums.dk, 0, (size_t)w->key_size * sizeof(real));
-    int64_t first = ceil_div(t.kv * a->heads, a->kv_heads);
-    int64_t heads = ceil_div((t.kv + 1) * a->heads, a->kv_heads) - first;
-    int64_t end = first + heads * (head_part + 1) / d->head_parts;
     if (w->form->begin) w->form->begin();
-    for (t.h = first + heads * head_part / d->head_parts; t.h < end; t.h++)
-        work_head(&t, part);
+    for (t.h = of.first_head; t.h < of.end_head; t.h++)
+        work_head(&t, &of);
     if (w->form->end) w->form->end();
     if (w->key_parts) return;
     write_keys(w, t.b, t.kv, t.first_key, t.end_key - t.first_key, &t.sums, 0, t.s.row);
 }
 
-/* parts[0] += parts[1] + ...: `n` reals of each, `stride` apart. */
-static void sum_parts(real *parts, int64_t count, int64_t stride, int64_t n) {
-    for (int64_t c = 1; c < count; c++)
-        for (int64_t i = 0; i < n; i++)
-            parts[i] += parts[c * stride + i];
-}
-
 /* dQ of some rows of a head. */
 static void sum_query_rows(void *context, int64_t task, int thread) {
     const backward *w = context;
-    const weft_attention_attr *a = w->p.a;
+    const weft_attention_attr *a = w->g.p.a;
     int64_t blocks = ceil_div(a->queries, SUM_ROWS), bh = task / blocks;
     int64_t r0 = task % blocks * SUM_ROWS, rows = min_i64(SUM_ROWS, a->queries - r0);
-    int64_t parts = w->split.key_parts, columns = columns_of(w, a->dqk);
+    int64_t parts = w->g.split.key_parts, columns = columns_of(w, a->dqk);
     real *first = w->query_parts + bh * parts * w->query_size;
     sum_parts(first + r0 * columns, parts, w->query_size, rows * columns);
     write_queries(w, bh / a->heads, bh % a->heads, r0, rows, first,
@@ -484,8 +421,8 @@ static void sum_query_rows(void *context, int64_t task, int thread) {
 /* dK, dV and dn of some keys of a key head. */
 static void sum_key_rows(void *context, int64_t task, int thread) {
     const backward *w = context;
-    const weft_attention_attr *a = w->p.a;
-    const division *d = &w->split;
+    const weft_attention_attr *a = w->g.p.a;
+    const division *d = &w->g.split;
     int64_t blocks = ceil_div(d->part_keys, SUM_ROWS),
             head = task / blocks % (a->batch * a->kv_heads);
     int64_t part = task / blocks / (a->batch * a->kv_heads), at = task % blocks * SUM_ROWS;
@@ -503,65 +440,23 @@ static void sum_key_rows(void *context, int64_t task, int thread) {
                w->scratch + thread * w->scratch_size);
 }
 
-static void sum_numbers(const backward *w) {
-    const weft_attention_attr *a = w->p.a;
-    int64_t parts = w->split.key_parts;
-    for (int64_t h = 0; h < a->heads; h++) {
-        double sum[2] = {0, 0};
-        for (int64_t b = 0; b < a->batch; b++)
-            for (int64_t c = 0; c < parts * 2; c++)
-                sum[c % 2] += w->numbers[(b * a->heads + h) * parts * 2 + c];
-        if (w->dbeta) w->dbeta[h] = (real)sum[0];
-        if (w->dlog_tau) w->dlog_tau[h] = (real)sum[1];
-    }
-}
-
 weft_status KERNEL(attention_back_bf16)(weft_exec *x, const weft_node *n) {
-    backward w = {0};
+    backward w = {.g = make_back_problem(x, n, SIDE)};
+    const weft_attention_attr *a = w.g.p.a;
     lay_out(&w, n, weft_workspace(x, n));
-    w.p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST);
-    const weft_attention_attr *a = w.p.a;
-    WEFT_TRY(check_starts(&w.p));
-    head_rows grads[3];
-    make_projections(a, n->out[WEFT_ATTN_Q], n->out[WEFT_ATTN_K], n->out[WEFT_ATTN_V], grads);
-    w.dq = grads[0];
-    w.dk = grads[1];
-    w.dv = grads[2];
-    w.d_o = make_head_rows(n->in[0], a->heads, a->dv, a->queries);
-    w.o = make_head_rows(n->in[1], a->heads, a->dv, a->queries);
-    w.lse = weft_data(x, n->in[2]);
-    w.dn = weft_data(x, n->out[WEFT_ATTN_N]);
-    w.dbeta = weft_data(x, n->out[WEFT_ATTN_BETA]);
-    w.dlog_tau = weft_data(x, n->out[WEFT_ATTN_LOG_TAU]);
+    WEFT_TRY(check_starts(&w.g.p));
     weft_pool *pool = weft_exec_pool(x);
-    weft_pool_run(pool, w.split.tasks, work_task, &w);
-    if (w.query_parts && w.dq.t)
+    weft_pool_run(pool, w.g.split.tasks, work_task, &w);
+    if (w.query_parts && w.g.dq.t)
         weft_pool_run(pool, a->batch * a->heads * ceil_div(a->queries, SUM_ROWS), sum_query_rows,
                       &w);
     if (w.key_parts)
         weft_pool_run(pool,
-                      w.split.key_parts * a->batch * a->kv_heads *
-                          ceil_div(w.split.part_keys, SUM_ROWS),
+                      w.g.split.key_parts * a->batch * a->kv_heads *
+                          ceil_div(w.g.split.part_keys, SUM_ROWS),
                       sum_key_rows, &w);
-    sum_numbers(&w);
+    sum_head_numbers(&w.g);
     return WEFT_OK;
-}
-
-#else
-
-bool KERNEL(attention_back_bf16_runs)(const weft_node *n) {
-    (void)n;
-    return false;
-}
-
-weft_status KERNEL(attention_back_bf16)(weft_exec *x, const weft_node *n) {
-    (void)x, (void)n;
-    return WEFT_EBUG;
-}
-
-int64_t KERNEL(attention_back_bf16_workspace)(const weft_node *n, int threads) {
-    (void)n, (void)threads;
-    return 0;
 }
 
 #endif

@@ -43,14 +43,10 @@ typedef struct {
     int64_t key0, n_keys;
 } query_task;
 
-static int64_t pad(int64_t n, int64_t step) {
-    return ceil_div(n, step) * step;
-}
-
 /* By the shape alone: larger tiles copy the keys less often, smaller ones give more tasks. */
 static void cut_queries(forward *f) {
     const weft_attention_attr *a = f->p.a;
-    f->block = pad(BLOCK_ROWS, f->form->rows);
+    f->block = round_up(BLOCK_ROWS, f->form->rows);
     int64_t blocks = QUERY_BLOCKS_MAX, heads = a->batch * a->heads;
     while (blocks > 1 && (heads * ceil_div(a->queries, blocks * f->block) < TASKS_WANTED ||
                           (blocks - 1) * f->block >= a->queries))
@@ -61,7 +57,7 @@ static void cut_queries(forward *f) {
 
 static forward_scratch lay_out_scratch(const forward *f, real_block *at) {
     const weft_attention_attr *a = f->p.a;
-    int64_t depth = pad(a->dqk, f->form->terms), columns = pad(a->dv, f->form->columns);
+    int64_t depth = round_up(a->dqk, f->form->terms), columns = round_up(a->dv, f->form->columns);
     return (forward_scratch){
         .queries = take_halves(at, f->query_tile * depth),
         .keys = take_halves(at, PANEL_KEYS * depth),
@@ -72,8 +68,8 @@ static forward_scratch lay_out_scratch(const forward *f, real_block *at) {
         .output = take_reals(at, f->query_tile * columns),
         .top = take_reals(at, f->query_tile),
         .sum = take_reals(at, f->query_tile),
-        .fresh = take_reals(at, pad(f->block, VLEN)),
-        .rescale = take_reals(at, pad(f->block, VLEN)),
+        .fresh = take_reals(at, round_up(f->block, VLEN)),
+        .rescale = take_reals(at, round_up(f->block, VLEN)),
         .bias = take_reals(at, PANEL_KEYS),
     };
 }
@@ -200,23 +196,24 @@ static void attend_block(const query_task *t, int64_t row) {
     const forward_scratch *s = &t->s;
     int64_t rows = min_i64(t->f->block, t->n_queries - row), seen = seen_by(t, row + rows - 1);
     if (seen == 0) return;
-    int64_t depth = pad(a->dqk, f->terms), columns = pad(a->dv, f->columns), m = pad(rows, f->rows);
-    int64_t terms = pad(seen, f->terms), width = terms <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
-    multiply_panels(f, m, pad(seen, f->columns), depth, s->queries + row * depth, f->rows * depth,
-                    s->keys, f->columns * depth, 1, false, s->scores, SCORES_LD);
+    int64_t depth = round_up(a->dqk, f->terms), columns = round_up(a->dv, f->columns),
+            m = round_up(rows, f->rows);
+    int64_t terms = round_up(seen, f->terms), width = terms <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
+    multiply_panels(f, m, round_up(seen, f->columns), depth, s->queries + row * depth,
+                    f->rows * depth, s->keys, f->columns * depth, 1, false, s->scores, SCORES_LD);
     softmax_block(t, row, rows, width);
     gemm_matrix weights = {.data = s->weights, .ld = PANEL_KEYS, .bf16 = true};
     f->pack_rows(weights, false, rows, terms, s->packed);
     if (t->key0 > 0) rescale_rows(t, row, rows, columns);
     multiply_panels(f, m, columns, terms, s->packed, f->rows * terms, s->values,
-                    f->columns * pad(t->n_keys, f->terms), 1, t->key0 > 0,
+                    f->columns * round_up(t->n_keys, f->terms), 1, t->key0 > 0,
                     s->output + row * columns, columns);
 }
 
 static void end_tile(const query_task *t) {
     const forward *f = t->f;
     const weft_attention_attr *a = f->p.a;
-    int64_t columns = pad(a->dv, f->form->columns);
+    int64_t columns = round_up(a->dv, f->form->columns);
     uint16_t *o = weft_data(f->p.x, f->o.t);
     for (int64_t i = 0; i < t->n_queries; i++) {
         real *from = t->s.output + i * columns, factor = 1 / t->s.sum[i];
@@ -262,23 +259,6 @@ weft_status KERNEL(attention_bf16)(weft_exec *x, const weft_node *n) {
     f.scratch = weft_workspace(x, n);
     weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);
     return WEFT_OK;
-}
-
-#else
-
-bool KERNEL(attention_bf16_runs)(const weft_node *n) {
-    (void)n;
-    return false;
-}
-
-weft_status KERNEL(attention_bf16)(weft_exec *x, const weft_node *n) {
-    (void)x, (void)n;
-    return WEFT_EBUG;
-}
-
-int64_t KERNEL(attention_bf16_workspace)(const weft_node *n, int threads) {
-    (void)n, (void)threads;
-    return 0;
 }
 
 #endif

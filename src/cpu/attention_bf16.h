@@ -11,6 +11,9 @@
 #include "cpu/attention_tile.h"
 #include "cpu/panel_form.h"
 
+/* These are there for f32 alone. */
+#define HAS_BF16_TILES (WEFT_REAL == 32)
+
 /* Whether this is how the node is done: all of its rows are bf16, the processor has the instructions, and
  * scores have no term of position. */
 bool KERNEL(attention_bf16_runs)(const weft_node *n);

@@ -110,11 +110,6 @@ static const float exp_numbers[10][4] __attribute__((aligned(64))) = {
     EXP_STEP(80, EXP_B, EXP_C, EXP_X2)                                                             \
     EXP_MOVE("ldp", scale, EXP_X)
 
-#define EXP_REGISTERS                                                                              \
-    "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
-        "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", \
-        "v28", "v29", "v30", "v31", "cc", "memory"
-
 /* As often as [blocks] says; `next` moves on to the next rows. */
 #define EXP_LOOP(body, next)                                                                       \
     "1:\n" body next                                                                               \
@@ -144,7 +139,7 @@ static inline int64_t softmax_many(real *scores, int64_t rows, const vreal top[2
             EXP_FORWARD_LOOP
             : [scores] "+&r"(at), [blocks] "+&r"(blocks)
             : [top] "r"(top), [sums] "r"(sums), [scale] "r"(scale), [numbers] "r"(exp_numbers)
-            : EXP_REGISTERS);
+            : NEON_REGISTERS);
     return done;
 }
 
@@ -177,7 +172,7 @@ static inline int64_t softmax_many(real *scores, int64_t rows, const vreal top[2
                      : [p] "+&r"(p_at), [ds] "+&r"(ds_at), [blocks] "+&r"(blocks)                  \
                      : [column] "r"(columns_at), [number] "r"(numbers_at), [scale] "r"(scale),     \
                        [numbers] "r"(exp_numbers)                                                  \
-                     : EXP_REGISTERS)
+                     : NEON_REGISTERS)
 
 /* clang-format on */
 

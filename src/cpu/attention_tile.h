@@ -36,12 +36,6 @@
 #endif
 #define TILE_N ((int64_t)(TILE_V * VBYTES / sizeof(real)))
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
-static inline int64_t round_up(int64_t n, int64_t to) {
-    return ceil_div(n, to) * to;
-}
-
 /* One of q, k, v, o and their gradients as rows of `width` for a sequence, a
  * position and a head. */
 typedef struct {

@@ -35,7 +35,7 @@ typedef struct {
     kernel_table *f32, *f64;
     bool (*runs)(void);
     weft_matrix matrix;                                           /* that it uses */
-    double (*work)(int64_t rounds), (*work_bf16)(int64_t rounds); /* cpu/peak.h */
+    double (*work)(int64_t rounds), (*work_bf16)(int64_t rounds); /* cpu/peak.c */
 } instruction_set;
 
 #define DECLARE_TABLES(isa)                                                                        \

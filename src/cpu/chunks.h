@@ -7,7 +7,7 @@
 
 #include "cpu/vec.h"
 
-enum { TILE = 1024, CHUNK_TILES = 16, CHUNK_TENSORS = 4, APPLY_STEPS = 4 };
+enum { TILE = 1024, CHUNK_TILES = 16, CHUNK_TENSORS = APPLY_TENSORS };
 
 /* Elements of a chunk: from one tile up to CHUNK_TILES, so that a small tensor still has enough
  * chunks for many threads and a large one does not have too many. */
@@ -22,48 +22,6 @@ static inline int64_t chunk_rows(int64_t rows, int64_t width) {
 
 /* Room for a tile of bf16; double has no such tiles. */
 enum { TILE_SCRATCH = WEFT_REAL == 64 ? 1 : TILE };
-
-/* One vector of each input to one vector of each output. Defined with VECTOR_FN, so that it becomes
- * part of the loop it is given to. */
-#define VECTOR_FN static inline __attribute__((always_inline)) void
-typedef void (*vector_fn)(const vreal *in, vreal *out, const real *arg);
-
-/* f on `steps` vectors of n elements from i on. The steps are independent, and side by side in one
- * block of code they hide each other's latency: a single exponential is a chain of 15 operations. */
-static inline __attribute__((always_inline)) void apply_at(vector_fn f, int steps, int n_in,
-                                                           const real *const *from, int n_out,
-                                                           real *const *to, int64_t i, int64_t n,
-                                                           const real *arg) {
-    vreal a[APPLY_STEPS][CHUNK_TENSORS], y[APPLY_STEPS][CHUNK_TENSORS];
-    for (int s = 0; s < steps; s++)
-        for (int k = 0; k < n_in; k++)
-            a[s][k] = vload_n(from[k] + i + s * VLEN, n);
-    for (int s = 0; s < steps; s++)
-        f(a[s], y[s], arg);
-    for (int s = 0; s < steps; s++)
-        for (int k = 0; k < n_out; k++)
-            if (to[k]) vstore_n(to[k] + i + s * VLEN, y[s][k], n);
-}
-
-/* f on `len` elements; inlined with f and the counts known, so the arrays become registers. An
- * output may be NULL (not wanted) or an input's own memory. */
-static inline __attribute__((always_inline)) void apply(vector_fn f, int n_in,
-                                                        const real *const *in, int n_out,
-                                                        real *const *out, int64_t len,
-                                                        const real *arg) {
-    const real *from[CHUNK_TENSORS];
-    real *to[CHUNK_TENSORS];
-    for (int k = 0; k < n_in; k++)
-        from[k] = in[k];
-    for (int k = 0; k < n_out; k++)
-        to[k] = out[k];
-    int64_t i = 0;
-    for (; i + APPLY_STEPS * VLEN <= len; i += APPLY_STEPS * VLEN)
-        apply_at(f, APPLY_STEPS, n_in, from, n_out, to, i, VLEN, arg);
-    for (; i + VLEN <= len; i += VLEN)
-        apply_at(f, 1, n_in, from, n_out, to, i, VLEN, arg);
-    if (i < len) apply_at(f, 1, n_in, from, n_out, to, i, len - i, arg);
-}
 
 typedef struct chunked chunked;
 
@@ -129,6 +87,13 @@ static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first
     return WEFT_OK;
 }
 
+/* The kernel of an operation that is done tile by tile, by name##_tile. */
+#define TILEWISE(name, first_in, n_in, n_out)                                                      \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        return run_chunks(x, n, first_in, n_in, n_out, name##_tile, NULL);                         \
+    }                                                                                              \
+    const weft_kernel KERNEL(name) = {.run = name##_run};
+
 /* Σ over input 0 (and the next n_in - 1 beside it) by chunks; the node needs sum_workspace. */
 static inline double sum_chunks(weft_exec *x, const weft_node *n, int n_in, tile_sum_fn tile_sum) {
     chunked c = {.x = x,
@@ -150,6 +115,35 @@ static inline int64_t sum_workspace(const weft_node *n, int threads) {
     (void)threads;
     int64_t count = weft_tensor_count(n->in[0]);
     return ceil_div(count, chunk_length(count)) * (int64_t)sizeof(double);
+}
+
+/* Kernels that go by rows: a task is some of them. */
+typedef void (*row_fn)(const void *context, int64_t row);
+
+typedef struct {
+    row_fn each;
+    const void *context;
+    int64_t rows, block;
+} row_list;
+
+static inline void run_row_block(void *context, int64_t task, int thread) {
+    (void)thread;
+    const row_list *l = context;
+    int64_t end = min_i64((task + 1) * l->block, l->rows);
+    for (int64_t row = task * l->block; row < end; row++)
+        l->each(l->context, row);
+}
+
+/* `each` for every row, of `width` elements. */
+static inline weft_status run_rows(weft_exec *x, int64_t rows, int64_t width, row_fn each,
+                                   const void *context) {
+    row_list l = {each, context, rows, chunk_rows(rows, width)};
+    weft_pool_run(weft_exec_pool(x), ceil_div(rows, l.block), run_row_block, &l);
+    return WEFT_OK;
+}
+
+VECTOR_FN scale_vector(const vreal *in, vreal *out, const real *arg) {
+    out[0] = in[0] * arg[0];
 }
 
 /* The one number of a tensor of the statistics' type. */

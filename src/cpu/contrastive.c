@@ -20,12 +20,13 @@ typedef struct {
     int64_t per_thread;
     double *loss; /* [L, N] */
     real *norm, *lse;
+    bool measures;           /* the norms */
     real inverse_tau, slope; /* slope = dy · factor/(N τ) */
 } contrast;
 
 /* Whole pairs of the widest vectors. */
 static int64_t padded_reals(int64_t n) {
-    return ceil_div(n, 32) * 32;
+    return round_up(n, 32);
 }
 
 static int64_t contrast_bytes(const weft_tensor *x, int threads) {
@@ -56,10 +57,12 @@ static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor 
 }
 
 /* u_i = x_i / n_i. The norms are made in the forward pass and read in the backward pass. */
-static void normalise_row(const contrast *c, int64_t i, bool measure) {
+static void normalise_row(void *context, int64_t i, int thread) {
+    (void)thread;
+    const contrast *c = context;
     real *u = c->u + i * c->padded;
     const real *x = tile_in(c->x, c->from, i * c->width, c->width, u);
-    if (measure) {
+    if (c->measures) {
         double squares = 0;
         for (int64_t d = 0; d < c->width; d++)
             squares += (double)x[d] * (double)x[d];
@@ -69,16 +72,6 @@ static void normalise_row(const contrast *c, int64_t i, bool measure) {
         u[d] = x[d] / c->norm[i];
     for (int64_t d = c->width; d < c->padded; d++)
         u[d] = 0;
-}
-
-static void measure_row(void *context, int64_t task, int thread) {
-    (void)thread;
-    normalise_row(context, task, true);
-}
-
-static void restore_row(void *context, int64_t task, int thread) {
-    (void)thread;
-    normalise_row(context, task, false);
 }
 
 /* The first row of the task's loss, and its group's rows within it. */
@@ -151,7 +144,8 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     contrast c = contrast_of(x, n, n->in[0]);
     c.norm = weft_data(x, n->out[WEFT_INFONCE_NORM]);
     c.lse = weft_data(x, n->out[WEFT_INFONCE_LSE]);
-    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, measure_row, &c);
+    c.measures = true;
+    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, normalise_row, &c);
     weft_pool_run(weft_exec_pool(x), c.losses * c.groups, loss_group, &c);
     double sum = 0;
     for (int64_t i = 0; i < c.losses * c.rows; i++)
@@ -227,7 +221,7 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     c.lse = weft_data(x, n->in[WEFT_INFONCE_BACK_LSE]);
     c.slope = (real)((double)read_number(x, n->in[WEFT_INFONCE_BACK_DY]) * attr->factor /
                      ((double)c.rows * attr->tau));
-    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, restore_row, &c);
+    weft_pool_run(weft_exec_pool(x), c.losses * c.rows, normalise_row, &c);
     weft_pool_run(weft_exec_pool(x), c.losses * c.groups, back_group, &c);
     return WEFT_OK;
 }

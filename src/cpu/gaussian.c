@@ -12,20 +12,23 @@ typedef struct {
     weft_exec *x;
     const weft_node *n;
     const weft_tensor *from; /* [B, T, H, 2D]: x, or y in gaussian_back */
-    int64_t time, heads, width, positions, block;
+    int64_t time, heads, width, positions;
 } heads;
 
 static heads heads_of(weft_exec *x, const weft_node *n) {
     const weft_tensor *from = n->in[0];
-    heads k = {.x = x,
-               .n = n,
-               .from = from,
-               .time = from->shape[1],
-               .heads = from->shape[2],
-               .width = from->shape[3] / 2,
-               .positions = from->shape[0] * from->shape[1]};
-    k.block = chunk_rows(k.positions, 2 * k.heads * k.width);
-    return k;
+    return (heads){.x = x,
+                   .n = n,
+                   .from = from,
+                   .time = from->shape[1],
+                   .heads = from->shape[2],
+                   .width = from->shape[3] / 2,
+                   .positions = from->shape[0] * from->shape[1]};
+}
+
+static weft_status run_positions(weft_exec *x, const weft_node *n, row_fn each) {
+    heads k = heads_of(x, n);
+    return run_rows(x, k.positions, 2 * k.heads * k.width, each, &k);
 }
 
 /* Where position p and head h stand in [B, H, T]. */
@@ -34,26 +37,8 @@ static int64_t statistic_at(const heads *k, int64_t p, int64_t h) {
 }
 
 #if WEFT_REAL == 64
-
-static inline vreal vsqrt(vreal a) {
-    for (int i = 0; i < (int)VLEN; i++)
-        a[i] = sqrt(a[i]);
-    return a;
-}
-
-static inline vreal vlog(vreal a) {
-    for (int i = 0; i < (int)VLEN; i++)
-        a[i] = log(a[i]);
-    return a;
-}
-
+VLANES(vlog, log)
 #else
-
-static inline vreal vsqrt(vreal a) {
-    for (int i = 0; i < (int)VLEN; i++)
-        a[i] = sqrtf(a[i]);
-    return a;
-}
 
 /* log(2^e (1 + z)) within 1e-7, which is all a sum of them needs: just below 1 the two parts
  * cancel. inf and NaN pass. */
@@ -103,24 +88,19 @@ static real head_squares(const heads *k, int64_t row) {
 }
 
 /* Means that stand already where they belong are left alone. */
-static void gaussian_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void gaussian_row(const void *context, int64_t p) {
     const heads *k = context;
     real *n = k->n->n_out > 1 ? weft_data(k->x, k->n->out[1]) : NULL;
     bool in_place = weft_data(k->x, k->from) == weft_data(k->x, k->n->out[0]);
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h++) {
-            if (!in_place) gaussian_half(k, p * k->heads + h, false);
-            gaussian_half(k, p * k->heads + h, true);
-            if (n) n[statistic_at(k, p, h)] = head_squares(k, p * k->heads + h);
-        }
+    for (int64_t h = 0; h < k->heads; h++) {
+        if (!in_place) gaussian_half(k, p * k->heads + h, false);
+        gaussian_half(k, p * k->heads + h, true);
+        if (n) n[statistic_at(k, p, h)] = head_squares(k, p * k->heads + h);
+    }
 }
 
 static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
-    heads k = heads_of(x, n);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gaussian_block, &k);
-    return WEFT_OK;
+    return run_positions(x, n, gaussian_row);
 }
 
 const weft_kernel KERNEL(gaussian) = {.run = gaussian_run};
@@ -154,24 +134,19 @@ static void gaussian_half_back(const heads *k, int64_t row, bool deviations, rea
     }
 }
 
-static void gaussian_back_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void gaussian_back_row(const void *context, int64_t p) {
     const heads *k = context;
     const real *dn = weft_data(k->x, k->n->in[2]);
     bool means = dn || weft_data(k->x, k->n->in[1]) != weft_data(k->x, k->n->out[0]);
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h++) {
-            real factor = dn ? 2 * dn[statistic_at(k, p, h)] : 0;
-            if (means) gaussian_half_back(k, p * k->heads + h, false, factor);
-            gaussian_half_back(k, p * k->heads + h, true, factor);
-        }
+    for (int64_t h = 0; h < k->heads; h++) {
+        real factor = dn ? 2 * dn[statistic_at(k, p, h)] : 0;
+        if (means) gaussian_half_back(k, p * k->heads + h, false, factor);
+        gaussian_half_back(k, p * k->heads + h, true, factor);
+    }
 }
 
 static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
-    heads k = heads_of(x, n);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), gaussian_back_block, &k);
-    return WEFT_OK;
+    return run_positions(x, n, gaussian_back_row);
 }
 
 const weft_kernel KERNEL(gaussian_back) = {.run = gaussian_back_run};
@@ -219,20 +194,15 @@ static real overlap_head(const heads *k, int64_t row) {
     return (real)sum;
 }
 
-static void overlap_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void overlap_row(const void *context, int64_t p) {
     const heads *k = context;
     real *log_sigma = weft_data(k->x, k->n->out[1]);
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h++)
-            log_sigma[statistic_at(k, p, h)] = overlap_head(k, p * k->heads + h);
+    for (int64_t h = 0; h < k->heads; h++)
+        log_sigma[statistic_at(k, p, h)] = overlap_head(k, p * k->heads + h);
 }
 
 static weft_status overlap_run(weft_exec *x, const weft_node *n) {
-    heads k = heads_of(x, n);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), overlap_block, &k);
-    return WEFT_OK;
+    return run_positions(x, n, overlap_row);
 }
 
 const weft_kernel KERNEL(overlap) = {.run = overlap_run};
@@ -273,21 +243,16 @@ static void overlap_back_head(const heads *k, int64_t row, real d_log_sigma) {
     }
 }
 
-static void overlap_back_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void overlap_back_row(const void *context, int64_t p) {
     const heads *k = context;
     const real *d_log_sigma = weft_data(k->x, k->n->in[2]);
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h++)
-            overlap_back_head(k, p * k->heads + h,
-                              d_log_sigma ? d_log_sigma[statistic_at(k, p, h)] : 0);
+    for (int64_t h = 0; h < k->heads; h++)
+        overlap_back_head(k, p * k->heads + h,
+                          d_log_sigma ? d_log_sigma[statistic_at(k, p, h)] : 0);
 }
 
 static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
-    heads k = heads_of(x, n);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), overlap_back_block, &k);
-    return WEFT_OK;
+    return run_positions(x, n, overlap_back_row);
 }
 
 const weft_kernel KERNEL(overlap_back) = {.run = overlap_back_run};

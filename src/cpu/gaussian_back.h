@@ -8,11 +8,10 @@
 #if WEFT_REAL == 64
 
 /* 1 − e^−a, for a ≥ 0. */
-static inline vreal vslope(vreal a) {
-    for (int i = 0; i < (int)VLEN; i++)
-        a[i] = -expm1(-a[i]);
-    return a;
+static inline double slope(double a) {
+    return -expm1(-a);
 }
+VLANES(vslope, slope)
 
 #else
 

@@ -31,19 +31,14 @@ enum {
     SPLIT_VALUES = 1 << 22, /* most partial sums that are kept */
     PACKING = 12,           /* see estimate_cost */
     PARTIAL = 40,
-    DEPTH = 512,    /* piece of k that bf16 is widened by */
-    FINISH = 256,   /* columns that gemm_finish holds at a time */
-    COPY_ROWS = 64, /* of an addend that a task copies */
-    SIDE = 4        /* vectors side by side, so that none waits for its own last step */
+    DEPTH = 512,   /* piece of k that bf16 is widened by */
+    FINISH = 256,  /* columns that gemm_finish holds at a time */
+    COPY_ROWS = 64 /* of an addend that a task copies */
 };
 
 /* p + n bytes, also where there is no memory at all and n is 0. */
 static void *bytes_on(void *p, int64_t n) {
     return n ? (char *)p + n : p;
-}
-
-static int64_t round_up(int64_t a, int64_t step) {
-    return ceil_div(a, step) * step;
 }
 
 /* How many pieces the sums of `tiles` tiles are split into: enough for SHARES tasks, if they are
@@ -205,25 +200,6 @@ static void put_values(gemm_matrix x, int64_t at, const real *from, int64_t n) {
         memcpy((real *)x.data + at, from, (size_t)n * sizeof(real));
 }
 
-static void gelu_values(real *x, int64_t n) {
-    int64_t i = 0;
-    for (; i + SIDE * VLEN <= n; i += SIDE * VLEN) {
-        vreal v[SIDE];
-#pragma GCC unroll 4
-        for (int k = 0; k < SIDE; k++)
-            v[k] = vload(x + i + k * VLEN);
-#pragma GCC unroll 4
-        for (int k = 0; k < SIDE; k++)
-            v[k] = vgelu(v[k]);
-#pragma GCC unroll 4
-        for (int k = 0; k < SIDE; k++)
-            vstore(x + i + k * VLEN, v[k]);
-    }
-    for (; i + VLEN <= n; i += VLEN)
-        vstore(x + i, vgelu(vload(x + i)));
-    if (i < n) vstore_part(x + i, vgelu(vload_part(x + i, n - i)), n - i);
-}
-
 static void get_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
     if (x.bf16)
         gemm_widen(to, (const uint16_t *)x.data + at, n);
@@ -236,8 +212,6 @@ static void get_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
 
 typedef uint32_t vbits __attribute__((vector_size(VBYTES)));
 typedef uint16_t vhalves __attribute__((vector_size(VBYTES / 2)));
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 static ALWAYS_INLINE vreal take_vector(gemm_matrix x, int64_t at) {
     if (!x.bf16) return vload((const real *)x.data + at);
@@ -311,7 +285,7 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
             } else if (p->pre.data) {
                 put_values(p->pre, i * p->pre.ld + j, row, n);
             }
-            if (p->gelu) gelu_values(row, n);
+            if (p->gelu) vgelu_all(row, n);
             put_values(p->c, at, row, n);
         }
     }

@@ -10,37 +10,31 @@
 typedef struct {
     weft_exec *x;
     const weft_tensor *from, *to;
-    int64_t positions, heads, width, block;
+    int64_t positions, heads, width;
 } repeated;
 
-static repeated repeated_of(weft_exec *x, const weft_node *n, const weft_tensor *many) {
+static weft_status run_repeated(weft_exec *x, const weft_node *n, const weft_tensor *many,
+                                row_fn each) {
     repeated k = {.x = x,
                   .from = n->in[0],
                   .to = n->out[0],
                   .positions = many->shape[0] * many->shape[1],
                   .heads = many->shape[2],
                   .width = many->shape[3]};
-    k.block = chunk_rows(k.positions, k.heads * k.width);
-    return k;
+    return run_rows(x, k.positions, k.heads * k.width, each, &k);
 }
 
-static void head_repeat_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void head_repeat_row(const void *context, int64_t p) {
     const repeated *k = context;
     const char *from = weft_data(k->x, k->from);
     char *to = weft_data(k->x, k->to);
     size_t bytes = (size_t)k->width * weft_dtype_size(k->from->dtype);
-    if (to == from) return;
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t h = 0; h < k->heads; h++)
-            memcpy(to + (size_t)(p * k->heads + h) * bytes, from + (size_t)p * bytes, bytes);
+    for (int64_t h = 0; to != from && h < k->heads; h++)
+        memcpy(to + (size_t)(p * k->heads + h) * bytes, from + (size_t)p * bytes, bytes);
 }
 
 static weft_status head_repeat_run(weft_exec *x, const weft_node *n) {
-    repeated k = repeated_of(x, n, n->out[0]);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), head_repeat_block, &k);
-    return WEFT_OK;
+    return run_repeated(x, n, n->out[0], head_repeat_row);
 }
 
 const weft_kernel KERNEL(head_repeat) = {.run = head_repeat_run};
@@ -64,19 +58,14 @@ static void sum_heads(const repeated *k, int64_t p, int64_t d, int64_t len) {
     tile_done(k->x, k->to, to, len, sum);
 }
 
-static void head_sum_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void head_sum_row(const void *context, int64_t p) {
     const repeated *k = context;
-    int64_t end = min_i64((task + 1) * k->block, k->positions);
-    for (int64_t p = task * k->block; p < end; p++)
-        for (int64_t d = 0; d < k->width; d += TILE)
-            sum_heads(k, p, d, min_i64(TILE, k->width - d));
+    for (int64_t d = 0; d < k->width; d += TILE)
+        sum_heads(k, p, d, min_i64(TILE, k->width - d));
 }
 
 static weft_status head_sum_run(weft_exec *x, const weft_node *n) {
-    repeated k = repeated_of(x, n, n->in[0]);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.positions, k.block), head_sum_block, &k);
-    return WEFT_OK;
+    return run_repeated(x, n, n->in[0], head_sum_row);
 }
 
 const weft_kernel KERNEL(head_sum) = {.run = head_sum_run};
@@ -201,40 +190,34 @@ static double dot_group(const grouped *k, int64_t row, int64_t h) {
     return sum;
 }
 
-static void head_pool_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void head_pool_row(const void *context, int64_t row) {
     const grouped *k = context;
-    int64_t end = min_i64((task + 1) * k->block, k->rows);
-    for (int64_t row = task * k->block; row < end; row++)
-        for (int64_t h = 0; h < k->heads; h++)
-            pool_group(k, row, h);
+    for (int64_t h = 0; h < k->heads; h++)
+        pool_group(k, row, h);
+}
+
+static void head_spread_row(const void *context, int64_t row) {
+    const grouped *k = context;
+    for (int64_t h = 0; h < k->heads; h++)
+        spread_group(k, row, h);
+}
+
+static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tensor *wide,
+                              const weft_tensor *narrow, row_fn each) {
+    grouped k = grouped_of(x, n, wide, narrow, n->in[1]->shape[0]);
+    k.scale = weft_data(x, n->in[1]);
+    return run_rows(x, k.rows, weft_tensor_width(wide), each, &k);
 }
 
 static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
-    grouped k = grouped_of(x, n, n->in[0], n->out[0], n->in[1]->shape[0]);
-    k.scale = weft_data(x, n->in[1]);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.rows, k.block), head_pool_block, &k);
-    return WEFT_OK;
-}
-
-const weft_kernel KERNEL(head_pool) = {.run = head_pool_run};
-
-static void head_spread_block(void *context, int64_t task, int thread) {
-    (void)thread;
-    const grouped *k = context;
-    int64_t end = min_i64((task + 1) * k->block, k->rows);
-    for (int64_t row = task * k->block; row < end; row++)
-        for (int64_t h = 0; h < k->heads; h++)
-            spread_group(k, row, h);
+    return run_groups(x, n, n->in[0], n->out[0], head_pool_row);
 }
 
 static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
-    grouped k = grouped_of(x, n, n->out[0], n->in[0], n->in[1]->shape[0]);
-    k.scale = weft_data(x, n->in[1]);
-    weft_pool_run(weft_exec_pool(x), ceil_div(k.rows, k.block), head_spread_block, &k);
-    return WEFT_OK;
+    return run_groups(x, n, n->out[0], n->in[0], head_spread_row);
 }
 
+const weft_kernel KERNEL(head_pool) = {.run = head_pool_run};
 const weft_kernel KERNEL(head_spread) = {.run = head_spread_run};
 
 static void head_scale_back_block(void *context, int64_t task, int thread) {

@@ -37,6 +37,8 @@ typedef float real;
 
 #define ATTR(n, type) ((const type *)(n)->attr)
 
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 /* n reals from element `at` of a tensor: its own memory, or widened into `scratch` if bf16. */
 static inline const real *tile_in(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,
                                   real *scratch) {
@@ -72,6 +74,10 @@ static inline int64_t max_i64(int64_t a, int64_t b) {
 
 static inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
+}
+
+static inline int64_t round_up(int64_t n, int64_t to) {
+    return ceil_div(n, to) * to;
 }
 
 /* How many of `tasks` short tasks one task should take, one after the other: long runs through memory

@@ -65,8 +65,6 @@ typedef struct {
     int sums;                   /* of them: the last only where it is wanted */
 } norm_job;
 
-#define INLINE static inline __attribute__((always_inline))
-
 static __attribute__((noinline)) void widen_row(const uint16_t *from, int64_t n, real *to) {
     for (int64_t i = 0; i < n; i++)
         to[i] = (real)weft_bf16_to_float(from[i]);
@@ -77,18 +75,20 @@ static __attribute__((noinline)) void round_row(const real *from, int64_t n, uin
         to[i] = weft_float_to_bf16((float)from[i]);
 }
 
-INLINE const real *read_row(const norm_job *j, row_source t, int64_t row, real *scratch) {
+static ALWAYS_INLINE const real *read_row(const norm_job *j, row_source t, int64_t row,
+                                          real *scratch) {
     if (!t.bf16) return (const real *)t.data + row * j->width;
     widen_row((const uint16_t *)t.data + row * j->width, j->width, scratch);
     return scratch;
 }
 
 /* Where to write a row; finish_row rounds it. */
-INLINE real *begin_row(const norm_job *j, row_source t, int64_t row, real *scratch) {
+static ALWAYS_INLINE real *begin_row(const norm_job *j, row_source t, int64_t row, real *scratch) {
     return t.bf16 ? scratch : (real *)t.data + row * j->width;
 }
 
-INLINE void finish_row(const norm_job *j, row_source t, int64_t row, const real *from) {
+static ALWAYS_INLINE void finish_row(const norm_job *j, row_source t, int64_t row,
+                                     const real *from) {
     if (t.bf16) round_row(from, j->width, (uint16_t *)t.data + row * j->width);
 }
 
@@ -106,9 +106,9 @@ typedef struct {
  * for each; of the trailing one s and y are written. All is loaded before anything is stored: both
  * rows are kept in one place. And each line of memory is written whole before the next: stores that
  * alternate between two lines are not merged. */
-INLINE void sweep_columns(const norm_row *lead, const norm_row *trail, bool with_r, bool centered,
-                          const real *w, const real *b, vreal *sum, int vectors, int64_t i,
-                          int64_t n) {
+static ALWAYS_INLINE void sweep_columns(const norm_row *lead, const norm_row *trail, bool with_r,
+                                        bool centered, const real *w, const real *b, vreal *sum,
+                                        int vectors, int64_t i, int64_t n) {
     vreal next[LANES], a[LANES], y[LANES];
     for (int k = 0; lead && k < vectors; k++) {
         next[k] = vload_n(lead->x + i + k * VLEN, n);
@@ -131,8 +131,9 @@ INLINE void sweep_columns(const norm_row *lead, const norm_row *trail, bool with
 }
 
 /* All columns. The rows by value: stores through vectors may alias what lies in memory. */
-INLINE real sweep(const norm_job *j, const norm_row lead, bool leads, const norm_row trail,
-                  bool trails, bool with_r, bool centered, const real *b) {
+static ALWAYS_INLINE real sweep(const norm_job *j, const norm_row lead, bool leads,
+                                const norm_row trail, bool trails, bool with_r, bool centered,
+                                const real *b) {
     const norm_row *in = leads ? &lead : NULL, *out = trails ? &trail : NULL;
     vreal sum[LANES] = {{0}, {0}, {0}, {0}};
     const real *w = j->w;
@@ -154,7 +155,7 @@ static __attribute__((noinline)) real sweep_edge(const norm_job *j, const norm_r
 }
 
 /* Σ (row − mean)². */
-INLINE real sum_around(const real *row, int64_t width, real mean) {
+static ALWAYS_INLINE real sum_around(const real *row, int64_t width, real mean) {
     vreal s[LANES] = {{0}, {0}, {0}, {0}}, d;
     int64_t i = 0;
     for (; i + LANES * VLEN <= width; i += LANES * VLEN)
@@ -172,7 +173,7 @@ INLINE real sum_around(const real *row, int64_t width, real mean) {
     return sum;
 }
 
-INLINE void take_statistics(const norm_job *j, norm_row *t, bool centered) {
+static ALWAYS_INLINE void take_statistics(const norm_job *j, norm_row *t, bool centered) {
     real width = (real)j->width, squares = t->sum;
     if (centered) {
         t->mean = t->sum / width;
@@ -183,7 +184,7 @@ INLINE void take_statistics(const norm_job *j, norm_row *t, bool centered) {
     j->rstd[t->row] = t->rstd;
 }
 
-INLINE norm_row open_row(const norm_job *j, int64_t row, bool with_r, real *scratch) {
+static ALWAYS_INLINE norm_row open_row(const norm_job *j, int64_t row, bool with_r, real *scratch) {
     real *widened = scratch + j->padded;
     norm_row t = {.row = row, .kept = scratch};
     t.x = t.from = read_row(j, j->in[IN_X], row, widened + row % 2 * j->padded);
@@ -196,13 +197,13 @@ INLINE norm_row open_row(const norm_job *j, int64_t row, bool with_r, real *scra
     return t;
 }
 
-INLINE void close_row(const norm_job *j, const norm_row t, bool with_r) {
+static ALWAYS_INLINE void close_row(const norm_job *j, const norm_row t, bool with_r) {
     if (with_r) finish_row(j, j->out[OUT_S], t.row, t.s);
     finish_row(j, j->out[OUT_Y], t.row, t.y);
 }
 
-INLINE void norm_one_row(const norm_job *j, int64_t row, bool with_r, bool centered, const real *b,
-                         real *scratch) {
+static ALWAYS_INLINE void norm_one_row(const norm_job *j, int64_t row, bool with_r, bool centered,
+                                       const real *b, real *scratch) {
     norm_row t = open_row(j, row, with_r, scratch);
     t.sum = sweep(j, t, true, t, false, with_r, centered, b);
     take_statistics(j, &t, centered);
@@ -210,8 +211,8 @@ INLINE void norm_one_row(const norm_job *j, int64_t row, bool with_r, bool cente
     close_row(j, t, with_r);
 }
 
-INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end, bool with_r, bool centered,
-                      const real *b, real *scratch) {
+static ALWAYS_INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end, bool with_r,
+                                    bool centered, const real *b, real *scratch) {
     for (; !TWO_ROWS && row < end; row++)
         norm_one_row(j, row, with_r, centered, b, scratch);
     if (!TWO_ROWS) return;
@@ -320,9 +321,9 @@ typedef struct {
 
 /* As sweep_columns: of the leading row what its sums need is read; of the trailing one dx is written,
  * and its shares of the sums over rows. */
-INLINE void sweep_back_columns(const back_row *lead, const back_row *trail, bool with_ds,
-                               const real *w, const back_sums sums, back_means *m, int vectors,
-                               int64_t i, int64_t n) {
+static ALWAYS_INLINE void sweep_back_columns(const back_row *lead, const back_row *trail,
+                                             bool with_ds, const real *w, const back_sums sums,
+                                             back_means *m, int vectors, int64_t i, int64_t n) {
     vreal dw[BACK_STEP], db[BACK_STEP], dx[BACK_STEP];
     for (int k = 0; lead && k < vectors; k++) {
         int64_t at = i + k * VLEN;
@@ -351,8 +352,9 @@ INLINE void sweep_back_columns(const back_row *lead, const back_row *trail, bool
 }
 
 /* All columns; returns c1 and c2 of the leading row in it. */
-INLINE back_row sweep_back(const norm_job *j, back_row lead, bool leads, const back_row trail,
-                           bool trails, bool with_ds, const back_sums sums) {
+static ALWAYS_INLINE back_row sweep_back(const norm_job *j, back_row lead, bool leads,
+                                         const back_row trail, bool trails, bool with_ds,
+                                         const back_sums sums) {
     const back_row *in = leads ? &lead : NULL, *out = trails ? &trail : NULL;
     back_means m = {{{0}, {0}}, {{0}, {0}}};
     const real *w = j->w;
@@ -378,7 +380,8 @@ static __attribute__((noinline)) back_row sweep_back_edge(const norm_job *j, con
 }
 
 /* dx goes to a row of scratch that nobody reads where it is not wanted. */
-INLINE back_row open_back(const norm_job *j, int64_t row, bool with_ds, real *scratch) {
+static ALWAYS_INLINE back_row open_back(const norm_job *j, int64_t row, bool with_ds,
+                                        real *scratch) {
     real *room = scratch + row % 2 * BACK_ROWS * j->padded;
     back_row t = {.row = row, .rstd = j->rstd[row], .mean = j->centered ? j->mean[row] : 0};
     t.dy = read_row(j, j->in[IN_DY], row, room);
@@ -388,8 +391,8 @@ INLINE back_row open_back(const norm_job *j, int64_t row, bool with_ds, real *sc
     return t;
 }
 
-INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool with_ds,
-                           const back_sums sums, real *scratch) {
+static ALWAYS_INLINE void norm_back_rows(const norm_job *j, int64_t row, int64_t end, bool with_ds,
+                                         const back_sums sums, real *scratch) {
     back_row trail = open_back(j, row, with_ds, scratch);
     trail = sweep_back_edge(j, trail, true, sums);
     for (row++; row < end; row++) {

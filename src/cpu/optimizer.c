@@ -155,16 +155,6 @@ static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
 
 const weft_kernel KERNEL(adam_control) = {.run = adam_control_run};
 
-static inline vreal vsqrt(vreal a) {
-    for (int i = 0; i < (int)VLEN; i++)
-#if WEFT_REAL == 64
-        a[i] = sqrt(a[i]);
-#else
-        a[i] = sqrtf(a[i]);
-#endif
-    return a;
-}
-
 /* A tile of one slot. */
 typedef struct {
     real *p, *m, *v, *v_max; /* v_max may be NULL */
@@ -205,8 +195,8 @@ typedef struct {
 } update_data;
 
 /* The vector at element i, of which `part` elements are there. */
-static inline __attribute__((always_inline)) void update_vector(const update_data u, int64_t i,
-                                                                int64_t part, bool with_max) {
+static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t part,
+                                        bool with_max) {
 #define LOAD(a) (part == VLEN ? vload((a) + i) : vload_part((a) + i, part))
 #define STORE(a, value) (part == VLEN ? vstore((a) + i, value) : vstore_part((a) + i, value, part))
     vreal p = LOAD(u.t.p), g = LOAD(u.t.g) * u.t.grad_factor;
@@ -228,8 +218,7 @@ static inline __attribute__((always_inline)) void update_vector(const update_dat
 /* SIDE vectors in three steps: v and its root; m and the quotient; p. A root and a quotient take longer
  * than all the rest, and the machine does not look far enough ahead to begin the next ones by itself:
  * so the roots of the next vectors stand between the quotients and the weights that wait for them. */
-static inline __attribute__((always_inline)) void take_roots(const update_data u, int64_t i,
-                                                             vreal *g, vreal *root) {
+static ALWAYS_INLINE void take_roots(const update_data u, int64_t i, vreal *g, vreal *root) {
     for (int k = 0; k < SIDE; k++) {
         g[k] = vload(u.t.g + i + k * VLEN) * u.t.grad_factor;
         vreal v = vfma(vload(u.t.v + i + k * VLEN), vset(u.v), g[k] * g[k] * u.v_rest);
@@ -238,8 +227,8 @@ static inline __attribute__((always_inline)) void take_roots(const update_data u
     }
 }
 
-static inline __attribute__((always_inline)) void
-divide(const update_data u, int64_t i, const vreal *g, const vreal *root, vreal *by) {
+static ALWAYS_INLINE void divide(const update_data u, int64_t i, const vreal *g, const vreal *root,
+                                 vreal *by) {
     for (int k = 0; k < SIDE; k++) {
         vreal m = vfma(vload(u.t.m + i + k * VLEN), vset(u.m), g[k] * u.m_rest);
         vstore(u.t.m + i + k * VLEN, m);
@@ -247,8 +236,7 @@ divide(const update_data u, int64_t i, const vreal *g, const vreal *root, vreal 
     }
 }
 
-static inline __attribute__((always_inline)) void move_weights(const update_data u, int64_t i,
-                                                               const vreal *by) {
+static ALWAYS_INLINE void move_weights(const update_data u, int64_t i, const vreal *by) {
     for (int k = 0; k < SIDE; k++) {
         vreal p = vload(u.t.p + i + k * VLEN);
         vstore(u.t.p + i + k * VLEN, p - (p * u.t.decay + by[k]));
@@ -256,8 +244,7 @@ static inline __attribute__((always_inline)) void move_weights(const update_data
 }
 
 /* Whole groups of SIDE vectors; returns where the rest begins. */
-static inline __attribute__((always_inline)) int64_t update_groups(const update_data u,
-                                                                   int64_t len) {
+static ALWAYS_INLINE int64_t update_groups(const update_data u, int64_t len) {
     const int64_t group = SIDE * VLEN;
     vreal g[SIDE], next[SIDE], root[SIDE], by[SIDE];
     if (len < group) return 0;
@@ -275,8 +262,7 @@ static inline __attribute__((always_inline)) int64_t update_groups(const update_
     return i + group;
 }
 
-static inline __attribute__((always_inline)) void update_vectors(const update_data u, int64_t len,
-                                                                 bool with_max) {
+static ALWAYS_INLINE void update_vectors(const update_data u, int64_t len, bool with_max) {
     int64_t i = with_max ? 0 : update_groups(u, len);
     for (; i + VLEN <= len; i += VLEN)
         update_vector(u, i, VLEN, with_max);

@@ -12,8 +12,6 @@
 
 #if WEFT_REAL == 32 && (WEFT_ARM_TARGETS || defined(__AVX512F__))
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 enum {
 #if defined(__aarch64__)
     DEPTH = 1024, /* terms that are summed in registers */
@@ -319,9 +317,7 @@ BF16_TARGET static void multiply_bfmmla(int64_t k, const void *a, const void *b,
         : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [next] "+r"(next), [rounds] "+r"(rounds),
           [rest] "+r"(rest)
         : [sums] "r"(sums), [alpha] "r"(&alpha), [stride] "r"(ldc * (int64_t)sizeof(real))
-        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
-          "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",
-          "v27", "v28", "v29", "v30", "v31", "cc", "memory");
+        : NEON_REGISTERS);
 }
 
 static const panel_form bfmmla = {

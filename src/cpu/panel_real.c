@@ -39,8 +39,6 @@ enum {
     TERMS = 4 /* terms that are copied at a time where vectors lie side by side */
 };
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-
 typedef real four __attribute__((vector_size(4 * sizeof(real))));
 
 /* Four numbers from element i. */
@@ -248,9 +246,7 @@ static void multiply_panels(int64_t k, const void *a_panel, const void *b_panel,
         : [a] "+r"(a), [b] "+r"(b), [c] "+r"(c), [pairs] "+r"(pairs)
         : [odd] "r"(odd), [sums] "r"(sums), [alpha] "r"(&alpha),
           [stride] "r"(ldc * (int64_t)sizeof(real))
-        : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
-          "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",
-          "v27", "v28", "v29", "v30", "v31", "cc", "memory");
+        : NEON_REGISTERS);
 }
 
 #else

@@ -37,13 +37,9 @@ static const panel_form *choose_form(const gemm_product *p) {
     return bf16 ? bf16 : &KERNEL(panel_real);
 }
 
-static int64_t pad(int64_t n, int64_t step) {
-    return ceil_div(n, step) * step;
-}
-
 /* Bytes of panels of `count` rows or columns (a multiple of the panel's) for k terms. */
 static int64_t panel_bytes(const panel_form *f, int64_t count, int64_t k) {
-    return count * pad(k, f->terms) * f->size;
+    return count * round_up(k, f->terms) * f->size;
 }
 
 /* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
@@ -91,7 +87,7 @@ static void multiply_edge(const panel_form *f, row_source a, int64_t i, int64_t 
 static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k, row_source a,
                            const char *b, bool add) {
     int64_t ldc = p->c.ld, rows = f->rows, columns = f->columns, bytes = panel_bytes(f, columns, k);
-    k = pad(k, f->terms);
+    k = round_up(k, f->terms);
     for (int64_t j = 0; j < p->n; j += columns, b += bytes) {
         for (int64_t i = 0; i < p->m; i += rows) {
             real *c = (real *)p->c.data + i * ldc + j;
@@ -339,7 +335,7 @@ static void cut_by_rows(panel_run *r, int threads) {
 static panel_run cut_run(const gemm_product *p, int threads) {
     const panel_form *f = choose_form(p);
     panel_run r = {.p = p, .form = f};
-    int64_t matrix = p->k * pad(p->n, f->columns);
+    int64_t matrix = p->k * round_up(p->n, f->columns);
     r.groups = min_i64(max_i64(SHARED_VALUES / matrix, 1), p->batch);
     r.columns = p->n;
     if (matrix > SHARED_VALUES) {
@@ -363,7 +359,7 @@ static int64_t shared_bytes(const panel_run *r) {
  * b's columns are at hand in each and a is copied once; sums into bf16 cannot wait there. */
 static gemm_product take_terms(const gemm_product *p, int64_t d) {
     const panel_form *f = choose_form(p);
-    int64_t k = p->k, width = pad(p->n, f->columns);
+    int64_t k = p->k, width = round_up(p->n, f->columns);
     if (!p->c.bf16 && k * width > SHARED_VALUES)
         k = max_i64(SHARED_VALUES / width / f->depth, 1) * f->depth;
     k = min_i64(k, p->k - d);
@@ -398,14 +394,14 @@ static bool cut_shared_rows(const gemm_product *p, int threads, shared_rows *out
         .form = f,
         .width = width,
         .pieces = ceil_div(p->n, width),
-        .rows_bytes = weft_arena_bytes(panel_bytes(f, pad(p->m, f->rows), p->batch * p->k)),
+        .rows_bytes = weft_arena_bytes(panel_bytes(f, round_up(p->m, f->rows), p->batch * p->k)),
         .scratch_bytes = weft_arena_bytes(panel_bytes(f, width, min_i64(f->depth, p->k))),
     };
     return p->batch * out->pieces >= 2 * threads;
 }
 
 static char *rows_at(const shared_rows *r, int64_t g, int64_t d) {
-    return r->rows + panel_bytes(r->form, pad(r->p->m, r->form->rows), g * r->p->k + d);
+    return r->rows + panel_bytes(r->form, round_up(r->p->m, r->form->rows), g * r->p->k + d);
 }
 
 static void copy_some_rows(void *context, int64_t task, int thread) {
@@ -496,12 +492,12 @@ gemm_cut KERNEL(panels_tiles)(const gemm_product *p) {
     const panel_form *f = choose_form(p);
     gemm_cut cut = {.split_k = p->k, .splits = 1};
     cut.rows = ceil_div(p->m, f->band * f->rows);
-    cut.tile_m = pad(ceil_div(p->m, cut.rows), f->rows);
+    cut.tile_m = round_up(ceil_div(p->m, cut.rows), f->rows);
     cut.rows = ceil_div(p->m, cut.tile_m);
     int64_t step = f->chunk ? f->chunk : f->columns;
     cut.tile_n = TILE_COLUMNS / step * step;
     while (cut.rows * ceil_div(p->n, cut.tile_n) < TILES_MANY && cut.tile_n > TILE_COLUMNS_FEW)
-        cut.tile_n = pad(cut.tile_n / 2, f->columns);
+        cut.tile_n = round_up(cut.tile_n / 2, f->columns);
     cut.columns = ceil_div(p->n, cut.tile_n);
     return cut;
 }
@@ -523,7 +519,7 @@ static int64_t copy_width(const panel_copy *c) {
 }
 
 static int64_t copy_bytes(const panel_copy *c, int64_t k) {
-    return panel_bytes(c->form, pad(copy_count(c), copy_width(c)), k);
+    return panel_bytes(c->form, round_up(copy_count(c), copy_width(c)), k);
 }
 
 static void copy_part(void *context, int64_t task, int thread) {
@@ -572,7 +568,7 @@ void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *r
                              const void *columns, real *c, int64_t ldc) {
     const panel_form *f = choose_form(p);
     int64_t chunk = f->chunk ? f->chunk : at.n, m_step = f->by_rows ? f->rows : at.m;
-    int64_t a_rows = pad(p->m, f->rows), b_columns = pad(p->n, f->columns);
+    int64_t a_rows = round_up(p->m, f->rows), b_columns = round_up(p->n, f->columns);
     if (f->begin) f->begin();
     for (int64_t j = 0; j < at.n; j += chunk)
         for (int64_t i = 0; i < at.m; i += m_step) {

@@ -5,11 +5,14 @@
  * a processor that is held to its power multiplies zeros, or the same two numbers again and again, faster
  * than it ever multiplies matrices (with AMX more than twice as fast). On aarch64 they are 0: there that
  * makes no difference. */
-#include "cpu/peak.h"
-
 #include "cpu/matrix.h"
 #include "cpu/panel_form.h"
 #include "cpu/vec.h"
+
+/* So many rounds on the calling thread; returns the floating-point operations of them. By the vectors'
+ * multiply-add, and by the instructions for bf16 in use: 0 where there are none. */
+double KERNEL(peak_real)(int64_t rounds);
+double KERNEL(peak_bf16)(int64_t rounds);
 
 enum {
 #if defined(__AVX512F__) || defined(__aarch64__)

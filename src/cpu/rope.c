@@ -64,9 +64,8 @@ static void position_angles(const rotation *k, int64_t b, int64_t t, real *cosin
 }
 
 /* Columns i .. i+n of both halves. Both are read before either is written: y may be x. */
-static inline __attribute__((always_inline)) void rotate_at(const real *x, real *y, int64_t half,
-                                                            const real *cosine, const real *sine,
-                                                            int64_t i, int64_t n) {
+static ALWAYS_INLINE void rotate_at(const real *x, real *y, int64_t half, const real *cosine,
+                                    const real *sine, int64_t i, int64_t n) {
     vreal a = vload_n(x + i, n), b = vload_n(x + half + i, n);
     vreal c = vload_n(cosine + i, n), s = vload_n(sine + i, n);
     vstore_n(y + i, a * c - b * s, n);

@@ -44,6 +44,16 @@ static weft_status run_routing(weft_exec *x, const weft_node *n, routing c, weft
     return WEFT_OK;
 }
 
+/* The kernel that does name##_task for each tile of one side, with so many reals of weights a thread. */
+#define ROUTING(name, keys, strip)                                                                 \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        return run_routing(x, n, measure_routing(n, keys, strip), name##_task);                    \
+    }                                                                                              \
+    static int64_t name##_workspace(const weft_node *n, int threads) {                             \
+        return workspace_bytes(measure_routing(n, keys, strip), threads);                          \
+    }                                                                                              \
+    const weft_kernel KERNEL(name) = {.run = name##_run, .workspace = name##_workspace};
+
 /* The weights' memory of a thread; its scratch follows. */
 static real *thread_strip(const routing *c, int thread) {
     return (real *)weft_workspace(c->p.x, c->p.node) + thread * (c->strip + c->scratch);
@@ -172,15 +182,7 @@ static void route_topk_task(void *context, int64_t task, int thread) {
         finish_list(lists.weight + i * k, lists.index + i * k, k, c->attr->normalize);
 }
 
-static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
-    return run_routing(x, n, measure_routing(n, false, ROUTE_TILE), route_topk_task);
-}
-
-static int64_t route_topk_workspace(const weft_node *n, int threads) {
-    return workspace_bytes(measure_routing(n, false, ROUTE_TILE), threads);
-}
-
-const weft_kernel KERNEL(route_topk) = {.run = route_topk_run, .workspace = route_topk_workspace};
+ROUTING(route_topk, false, ROUTE_TILE)
 
 /* route_dense */
 
@@ -252,16 +254,7 @@ static int64_t strip_reals(const weft_node *n) {
     return ceil_div(ATTR(n, weft_route_attr)->score.keys, ROUTE_STEPS) * ROUTE_TILE;
 }
 
-static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
-    return run_routing(x, n, measure_routing(n, false, strip_reals(n)), route_dense_task);
-}
-
-static int64_t route_dense_workspace(const weft_node *n, int threads) {
-    return workspace_bytes(measure_routing(n, false, strip_reals(n)), threads);
-}
-
-const weft_kernel KERNEL(route_dense) = {.run = route_dense_run,
-                                         .workspace = route_dense_workspace};
+ROUTING(route_dense, false, strip_reals(n))
 
 /* route_dense_back: dh_j = Σ_t w_tj dc_t, keys on the lanes. Where causal, rows before the first key
  * of the task do not see any of its keys. */
@@ -295,13 +288,4 @@ static void route_dense_back_task(void *context, int64_t task, int thread) {
                   n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width, r.scratch);
 }
 
-static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
-    return run_routing(x, n, measure_routing(n, true, strip_reals(n)), route_dense_back_task);
-}
-
-static int64_t route_dense_back_workspace(const weft_node *n, int threads) {
-    return workspace_bytes(measure_routing(n, true, strip_reals(n)), threads);
-}
-
-const weft_kernel KERNEL(route_dense_back) = {.run = route_dense_back_run,
-                                              .workspace = route_dense_back_workspace};
+ROUTING(route_dense_back, true, strip_reals(n))

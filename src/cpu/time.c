@@ -116,32 +116,17 @@ static void run_strips_of(weft_exec *x, const weft_tensor *in, const weft_tensor
     weft_pool_run(weft_exec_pool(x), full->shape[0] * j.strips, strip, &j);
 }
 
-static weft_status run_strips(weft_exec *x, const weft_node *n, const weft_tensor *full,
-                              weft_task strip) {
-    run_strips_of(x, n->in[0], n->out[0], full, false, strip);
-    return WEFT_OK;
-}
-
-static weft_status running_mean_run(weft_exec *x, const weft_node *n) {
-    return run_strips(x, n, n->in[0], running_mean_strip);
-}
-
-static weft_status running_mean_back_run(weft_exec *x, const weft_node *n) {
-    return run_strips(x, n, n->in[0], running_mean_back_strip);
-}
-
-static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
-    return run_strips(x, n, n->in[0], time_mean_strip);
-}
-
-static weft_status time_mean_back_run(weft_exec *x, const weft_node *n) {
-    return run_strips(x, n, n->out[0], time_mean_back_strip);
-}
-
-const weft_kernel KERNEL(running_mean) = {.run = running_mean_run};
-const weft_kernel KERNEL(running_mean_back) = {.run = running_mean_back_run};
-const weft_kernel KERNEL(time_mean) = {.run = time_mean_run};
-const weft_kernel KERNEL(time_mean_back) = {.run = time_mean_back_run};
+/* `full` as above. */
+#define STRIPS(name, full)                                                                         \
+    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+        run_strips_of(x, n->in[0], n->out[0], full, false, name##_strip);                          \
+        return WEFT_OK;                                                                            \
+    }                                                                                              \
+    const weft_kernel KERNEL(name) = {.run = name##_run};
+STRIPS(running_mean, n->in[0])
+STRIPS(running_mean_back, n->in[0])
+STRIPS(time_mean, n->in[0])
+STRIPS(time_mean_back, n->out[0])
 
 static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
     return (gemm_matrix){.data = x ? weft_data(x, t) : NULL,

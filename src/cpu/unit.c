@@ -9,21 +9,18 @@ typedef struct {
     const weft_node *n;
     const weft_tensor *dy, *from; /* dy: NULL in the forward pass */
     int64_t rows, heads, scaled, width;
-    int64_t block; /* rows a task */
 } units;
 
 static units units_of(weft_exec *x, const weft_node *n, const weft_tensor *dy,
                       const weft_tensor *from) {
-    units u = {.x = x,
-               .n = n,
-               .dy = dy,
-               .from = from,
-               .rows = weft_tensor_rows(from),
-               .heads = from->shape[2],
-               .scaled = ATTR(n, weft_unit_attr)->heads,
-               .width = from->shape[3]};
-    u.block = chunk_rows(u.rows, u.width);
-    return u;
+    return (units){.x = x,
+                   .n = n,
+                   .dy = dy,
+                   .from = from,
+                   .rows = weft_tensor_rows(from),
+                   .heads = from->shape[2],
+                   .scaled = ATTR(n, weft_unit_attr)->heads,
+                   .width = from->shape[3]};
 }
 
 /* Σ a·b of a row. */
@@ -37,10 +34,6 @@ static double row_dot(const units *u, const weft_tensor *a, const weft_tensor *b
         sum += (double)dot_reals(from, with, len);
     }
     return sum;
-}
-
-VECTOR_FN scaled_vector(const vreal *in, vreal *out, const real *arg) {
-    out[0] = in[0] * arg[0];
 }
 
 VECTOR_FN mixed_vector(const vreal *in, vreal *out, const real *arg) {
@@ -61,35 +54,30 @@ static void write_row(const units *u, const weft_tensor *first, const weft_tenso
             in[1] = tile_in(u->x, second, at + d, len, b_scratch);
             apply(mixed_vector, 2, in, 1, out, len, arg);
         } else {
-            apply(scaled_vector, 1, in, 1, out, len, arg);
+            apply(scale_vector, 1, in, 1, out, len, arg);
         }
         tile_done(u->x, y, at + d, len, out[0]);
     }
 }
 
-static void unit_block(void *context, int64_t task, int thread) {
-    (void)thread;
+static void unit_row(const void *context, int64_t row) {
     const units *u = context;
-    int64_t end = min_i64((task + 1) * u->block, u->rows);
-    for (int64_t row = task * u->block; row < end; row++) {
-        int64_t at = row * u->width;
-        real factor[2] = {1, 0};
-        if (row % u->heads >= u->scaled) {
-            write_row(u, u->dy ? u->dy : u->from, NULL, at, factor);
-            continue;
-        }
-        double length = sqrt(row_dot(u, u->from, u->from, at));
-        bool least = !(length > WEFT_UNIT_LEAST);
-        double r = 1 / (least ? WEFT_UNIT_LEAST : length);
-        factor[0] = (real)r;
-        if (u->dy && !least) factor[1] = (real)(-r * r * (r * row_dot(u, u->dy, u->from, at)));
-        write_row(u, u->dy ? u->dy : u->from, u->dy ? u->from : NULL, at, factor);
+    int64_t at = row * u->width;
+    real factor[2] = {1, 0};
+    if (row % u->heads >= u->scaled) {
+        write_row(u, u->dy ? u->dy : u->from, NULL, at, factor);
+        return;
     }
+    double length = sqrt(row_dot(u, u->from, u->from, at));
+    bool least = !(length > WEFT_UNIT_LEAST);
+    double r = 1 / (least ? WEFT_UNIT_LEAST : length);
+    factor[0] = (real)r;
+    if (u->dy && !least) factor[1] = (real)(-r * r * (r * row_dot(u, u->dy, u->from, at)));
+    write_row(u, u->dy ? u->dy : u->from, u->dy ? u->from : NULL, at, factor);
 }
 
 static weft_status run_units(units u) {
-    weft_pool_run(weft_exec_pool(u.x), ceil_div(u.rows, u.block), unit_block, &u);
-    return WEFT_OK;
+    return run_rows(u.x, u.rows, u.width, unit_row, &u);
 }
 
 static weft_status unit_run(weft_exec *x, const weft_node *n) {

@@ -10,6 +10,11 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+/* What assembly that uses all registers changes. */
+#define NEON_REGISTERS                                                                             \
+    "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", \
+        "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", \
+        "v28", "v29", "v30", "v31", "cc", "memory"
 #elif defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -61,11 +66,11 @@ static inline void vstore_part(real *p, vreal v, int64_t n) {
 }
 
 /* The same for n ≤ VLEN: where the caller's n is the constant VLEN nothing is left of the test. */
-static inline __attribute__((always_inline)) vreal vload_n(const real *p, int64_t n) {
+static ALWAYS_INLINE vreal vload_n(const real *p, int64_t n) {
     return n == VLEN ? vload(p) : vload_part(p, n);
 }
 
-static inline __attribute__((always_inline)) void vstore_n(real *p, vreal v, int64_t n) {
+static ALWAYS_INLINE void vstore_n(real *p, vreal v, int64_t n) {
     if (n == VLEN)
         vstore(p, v);
     else
@@ -75,7 +80,7 @@ static inline __attribute__((always_inline)) void vstore_n(real *p, vreal v, int
 /* VLEN numbers of bf16 and of i8. Compilers make two conversions of half the vector and an insertion of
  * __builtin_convertvector, where AVX has one instruction. */
 #if WEFT_REAL == 32
-static inline __attribute__((always_inline)) vreal vload_bf16(const uint16_t *p) {
+static ALWAYS_INLINE vreal vload_bf16(const uint16_t *p) {
 #if defined(__AVX512F__)
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return (vreal)_mm512_slli_epi32(wide, 16);
@@ -91,7 +96,7 @@ static inline __attribute__((always_inline)) vreal vload_bf16(const uint16_t *p)
 }
 #endif
 
-static inline __attribute__((always_inline)) vreal vload_i8(const int8_t *p) {
+static ALWAYS_INLINE vreal vload_i8(const int8_t *p) {
 #if defined(__AVX512F__) && WEFT_REAL == 32
     return (vreal)_mm512_cvtepi32_ps(
         _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
@@ -111,44 +116,51 @@ static inline vreal vselect(vint mask, vreal a, vreal b) {
     return (vreal)((mask & (vint)a) | (~mask & (vint)b));
 }
 
-/* The larger and the smaller, by the machine's own instruction where it has one. NaN in b comes
- * through everywhere; NaN in a on some machines only. */
+/* The machine's own vector, and its instructions by name. */
 #if defined(__aarch64__) && WEFT_REAL == 64
-#define VMAX_(a, b) vmaxq_f64((float64x2_t)(a), (float64x2_t)(b))
-#define VMIN_(a, b) vminq_f64((float64x2_t)(a), (float64x2_t)(b))
+typedef float64x2_t vnative;
+#define VNATIVE(op) v##op##q_f64
 #elif defined(__aarch64__)
-#define VMAX_(a, b) vmaxq_f32((float32x4_t)(a), (float32x4_t)(b))
-#define VMIN_(a, b) vminq_f32((float32x4_t)(a), (float32x4_t)(b))
+typedef float32x4_t vnative;
+#define VNATIVE(op) v##op##q_f32
 #elif defined(__AVX512F__) && WEFT_REAL == 64
-#define VMAX_(a, b) _mm512_max_pd((__m512d)(a), (__m512d)(b))
-#define VMIN_(a, b) _mm512_min_pd((__m512d)(a), (__m512d)(b))
+typedef __m512d vnative;
+#define VNATIVE(op) _mm512_##op##_pd
 #elif defined(__AVX512F__)
-#define VMAX_(a, b) _mm512_max_ps((__m512)(a), (__m512)(b))
-#define VMIN_(a, b) _mm512_min_ps((__m512)(a), (__m512)(b))
+typedef __m512 vnative;
+#define VNATIVE(op) _mm512_##op##_ps
 #elif defined(__AVX2__) && WEFT_REAL == 64
-#define VMAX_(a, b) _mm256_max_pd((__m256d)(a), (__m256d)(b))
-#define VMIN_(a, b) _mm256_min_pd((__m256d)(a), (__m256d)(b))
+typedef __m256d vnative;
+#define VNATIVE(op) _mm256_##op##_pd
 #elif defined(__AVX2__)
-#define VMAX_(a, b) _mm256_max_ps((__m256)(a), (__m256)(b))
-#define VMIN_(a, b) _mm256_min_ps((__m256)(a), (__m256)(b))
+typedef __m256 vnative;
+#define VNATIVE(op) _mm256_##op##_ps
 #elif defined(__SSE2__) && WEFT_REAL == 64
-#define VMAX_(a, b) _mm_max_pd((__m128d)(a), (__m128d)(b))
-#define VMIN_(a, b) _mm_min_pd((__m128d)(a), (__m128d)(b))
+typedef __m128d vnative;
+#define VNATIVE(op) _mm_##op##_pd
 #elif defined(__SSE2__)
-#define VMAX_(a, b) _mm_max_ps((__m128)(a), (__m128)(b))
-#define VMIN_(a, b) _mm_min_ps((__m128)(a), (__m128)(b))
-#else
-#define VMAX_(a, b) vselect((a) > (b), (a), (b))
-#define VMIN_(a, b) vselect((a) < (b), (a), (b))
+typedef __m128 vnative;
+#define VNATIVE(op) _mm_##op##_ps
 #endif
 
+/* The larger and the smaller. NaN in b comes through everywhere; NaN in a on some machines only. */
+#if defined(VNATIVE)
 static inline vreal vmax(vreal a, vreal b) {
-    return (vreal)VMAX_(a, b);
+    return (vreal)VNATIVE(max)((vnative)a, (vnative)b);
 }
 
 static inline vreal vmin(vreal a, vreal b) {
-    return (vreal)VMIN_(a, b);
+    return (vreal)VNATIVE(min)((vnative)a, (vnative)b);
 }
+#else
+static inline vreal vmax(vreal a, vreal b) {
+    return vselect(a > b, a, b);
+}
+
+static inline vreal vmin(vreal a, vreal b) {
+    return vselect(a < b, a, b);
+}
+#endif
 
 static inline vreal vabs(vreal a) {
 #if WEFT_REAL == 64
@@ -162,18 +174,10 @@ static inline vreal vabs(vreal a) {
  * it does may depend on the code around it (gcc 13 leaves it apart in some chains of additions), so
  * sums whose bits must agree between two pieces of code are written with this. */
 static inline vreal vfma(vreal a, vreal b, vreal c) {
-#if defined(__AVX512F__) && WEFT_REAL == 64
-    return (vreal)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
-#elif defined(__AVX512F__)
-    return (vreal)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__AVX2__) && WEFT_REAL == 64
-    return (vreal)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#elif defined(__AVX2__)
-    return (vreal)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__) && WEFT_REAL == 64
-    return (vreal)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#if defined(__AVX2__)
+    return (vreal)VNATIVE(fmadd)((vnative)a, (vnative)b, (vnative)c);
 #elif defined(__aarch64__)
-    return (vreal)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+    return (vreal)VNATIVE(fma)((vnative)c, (vnative)a, (vnative)b);
 #else
     return a * b + c;
 #endif
@@ -240,39 +244,30 @@ static inline real vmax_lane(vreal v) {
 
 #endif
 
+/* A function of one number, for each lane. */
+#define VLANES(name, of)                                                                           \
+    static inline vreal name(vreal a) {                                                            \
+        for (int i = 0; i < (int)VLEN; i++)                                                        \
+            a[i] = of(a[i]);                                                                       \
+        return a;                                                                                  \
+    }
+
 #if WEFT_REAL == 64
 
-/* double is for checks, not for speed: the C library, lane by lane. */
-static inline vreal vexp(vreal x) {
-    for (int i = 0; i < (int)VLEN; i++)
-        x[i] = exp(x[i]);
-    return x;
-}
+VLANES(vsqrt, sqrt)
 
-static inline vreal vexp2(vreal x) {
-    for (int i = 0; i < (int)VLEN; i++)
-        x[i] = exp2(x[i]);
-    return x;
-}
+/* double is for checks, not for speed: the C library, lane by lane. */
+VLANES(vexp, exp)
+VLANES(vexp2, exp2)
+VLANES(vlog1p_unit, log1p)
 
 static inline vreal vexp2_low(vreal x) {
     return vexp2(x);
 }
 
-static inline vreal vtanh(vreal x) {
-    for (int i = 0; i < (int)VLEN; i++)
-        x[i] = tanh(x[i]);
-    return x;
-}
-
-/* log(1 + z) for 0 ≤ z ≤ 1. */
-static inline vreal vlog1p_unit(vreal z) {
-    for (int i = 0; i < (int)VLEN; i++)
-        z[i] = log1p(z[i]);
-    return z;
-}
-
 #else
+
+VLANES(vsqrt, sqrtf)
 
 /* e^x within 1.5 ulp, 0 below -86.9, inf above 88.73, NaN of NaN. x = n ln 2 + r, |r| ≤ ln 2 / 2, and
  * a polynomial of least relative error makes 2e^r. Adding `shift` rounds x / ln 2 to n and leaves
@@ -333,18 +328,6 @@ static inline vreal vexp2(vreal x) {
     return vexp2_low(vmin(vset(EXP2_HIGH), x));
 }
 
-/* tanh(x) = 1 - 2 / (1 + e^2x); within ±0.6, where that cancels, an odd polynomial. */
-static inline vreal vtanh(vreal x) {
-    vreal big = 1 - 2 / (1 + vexp(2 * x));
-    vreal x2 = x * x;
-    vreal p = vset(-0x1.830c08p-8f);
-    p = p * x2 + 0x1.54e01cp-6f;
-    p = p * x2 + -0x1.b89edap-5f;
-    p = p * x2 + 0x1.1109dcp-3f;
-    p = p * x2 + -0x1.55553ep-2f;
-    return vselect(x2 < vset(0.36f), x + x * x2 * p, big);
-}
-
 /* log(1 + z) for 0 ≤ z ≤ 1, as 2 artanh(s), s = z / (2 + z) ≤ 1/3: right for the smallest z too. */
 static inline vreal vlog1p_unit(vreal z) {
     vreal s = z / (2 + z), s2 = s * s;
@@ -385,23 +368,64 @@ static inline vreal vgelu_slope(vreal x) {
     return s + x * (s * e * s) * (GELU_A + 3 * GELU_B * x2);
 }
 
+/* One vector of each input to one vector of each output. Defined with VECTOR_FN, so that it becomes
+ * part of the loop it is given to. */
+#define VECTOR_FN static ALWAYS_INLINE void
+enum { APPLY_TENSORS = 4, APPLY_STEPS = 4 };
+typedef void (*vector_fn)(const vreal *in, vreal *out, const real *arg);
+
+/* f on `steps` vectors of n elements from i on. The steps are independent, and side by side in one
+ * block of code they hide each other's latency: a single exponential is a chain of 15 operations. */
+static ALWAYS_INLINE void apply_at(vector_fn f, int steps, int n_in, const real *const *from,
+                                   int n_out, real *const *to, int64_t i, int64_t n,
+                                   const real *arg) {
+    vreal a[APPLY_STEPS][APPLY_TENSORS], y[APPLY_STEPS][APPLY_TENSORS];
+    for (int s = 0; s < steps; s++)
+        for (int k = 0; k < n_in; k++)
+            a[s][k] = vload_n(from[k] + i + s * VLEN, n);
+    for (int s = 0; s < steps; s++)
+        f(a[s], y[s], arg);
+    for (int s = 0; s < steps; s++)
+        for (int k = 0; k < n_out; k++)
+            if (to[k]) vstore_n(to[k] + i + s * VLEN, y[s][k], n);
+}
+
+/* f on `len` elements; inlined with f and the counts known, so the arrays become registers. An
+ * output may be NULL (not wanted) or an input's own memory. */
+static ALWAYS_INLINE void apply(vector_fn f, int n_in, const real *const *in, int n_out,
+                                real *const *out, int64_t len, const real *arg) {
+    const real *from[APPLY_TENSORS];
+    real *to[APPLY_TENSORS];
+    for (int k = 0; k < n_in; k++)
+        from[k] = in[k];
+    for (int k = 0; k < n_out; k++)
+        to[k] = out[k];
+    int64_t i = 0;
+    for (; i + APPLY_STEPS * VLEN <= len; i += APPLY_STEPS * VLEN)
+        apply_at(f, APPLY_STEPS, n_in, from, n_out, to, i, VLEN, arg);
+    for (; i + VLEN <= len; i += VLEN)
+        apply_at(f, 1, n_in, from, n_out, to, i, VLEN, arg);
+    if (i < len) apply_at(f, 1, n_in, from, n_out, to, i, len - i, arg);
+}
+
+VECTOR_FN gelu_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = vgelu(in[0]);
+}
+
+VECTOR_FN gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] * vgelu_slope(in[1]);
+}
+
+/* gelu of n numbers, in place. */
+static inline void vgelu_all(real *x, int64_t n) {
+    apply(gelu_vector, 1, (const real *[]){x}, 1, &x, n, NULL);
+}
+
 /* out = dy times gelu's slope at x, n of each; out may be dy. */
 static inline void vgelu_back(real *out, const real *dy, const real *x, int64_t n) {
-    int64_t i = 0;
-    for (; i + 4 * VLEN <= n; i += 4 * VLEN) { /* side by side: none waits for its own last step */
-        vreal slope[4];
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; k++)
-            slope[k] = vgelu_slope(vload(x + i + k * VLEN));
-#pragma GCC unroll 4
-        for (int k = 0; k < 4; k++)
-            vstore(out + i + k * VLEN, vload(dy + i + k * VLEN) * slope[k]);
-    }
-    for (; i + VLEN <= n; i += VLEN)
-        vstore(out + i, vload(dy + i) * vgelu_slope(vload(x + i)));
-    if (i < n)
-        vstore_part(out + i, vload_part(dy + i, n - i) * vgelu_slope(vload_part(x + i, n - i)),
-                    n - i);
+    apply(gelu_back_vector, 2, (const real *[]){dy, x}, 1, &out, n, NULL);
 }
 
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|): neither end overflows or loses its small part. */

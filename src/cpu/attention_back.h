@@ -1,0 +1,139 @@
+/* What the two backward passes of attention share: the node's tensors, how the work is divided, and the
+ * numbers of the heads. */
+#ifndef WEFT_CPU_ATTENTION_BACK_H
+#define WEFT_CPU_ATTENTION_BACK_H
+
+#include "cpu/attention_tile.h"
+
+/* How the backward pass is divided into tasks. */
+typedef struct {
+    int64_t head_parts; /* tasks that share a key head's keys, each with some of its query heads */
+    int64_t key_parts;  /* ranges of keys */
+    int64_t part_keys;  /* keys in a range, a multiple of `step` */
+    int64_t tasks;
+} division;
+
+/* First head parts, which cost no more than a sum at the end; then ranges of keys, for which the queries
+ * are packed anew. The band writes to keys outside of a range, so there is one range. */
+static inline division divide_work(const weft_attention_attr *a, int64_t step) {
+    enum { TASKS_WANTED = 32, KEYS_A_TASK = 256 };
+    int64_t key_heads = a->batch * a->kv_heads;
+    division d = {.key_parts = 1};
+    d.head_parts = min_i64(ceil_div(a->heads, a->kv_heads), ceil_div(TASKS_WANTED, key_heads));
+    if (!a->band)
+        d.key_parts = max_i64(
+            1, min_i64(ceil_div(TASKS_WANTED, key_heads * d.head_parts), a->keys / KEYS_A_TASK));
+    d.part_keys = round_up(ceil_div(a->keys, d.key_parts), step);
+    d.key_parts = ceil_div(a->keys, d.part_keys);
+    d.tasks = key_heads * d.head_parts * d.key_parts;
+    return d;
+}
+
+/* What a task of it has. */
+typedef struct {
+    int64_t part, b, kv, first_key, end_key, first_head, end_head;
+} division_part;
+
+static inline division_part part_of_task(const weft_attention_attr *a, const division *d,
+                                         int64_t task) {
+    int64_t head_part = task % d->head_parts, rest = task / d->head_parts;
+    int64_t key_heads = a->batch * a->kv_heads;
+    division_part t = {
+        .part = rest / key_heads, .b = rest % key_heads / a->kv_heads, .kv = rest % a->kv_heads};
+    t.first_key = t.part * d->part_keys;
+    t.end_key = min_i64(t.first_key + d->part_keys, a->keys);
+    int64_t first = ceil_div(t.kv * a->heads, a->kv_heads);
+    int64_t heads = ceil_div((t.kv + 1) * a->heads, a->kv_heads) - first;
+    t.first_head = first + heads * head_part / d->head_parts;
+    t.end_head = first + heads * (head_part + 1) / d->head_parts;
+    return t;
+}
+
+static inline real inner_product(const real *x, const real *y, int64_t n) {
+    vreal sum = vset(0);
+    int64_t i = 0;
+    for (; i + VLEN <= n; i += VLEN)
+        sum += vload(x + i) * vload(y + i);
+    if (i < n) sum += vload_part(x + i, n - i) * vload_part(y + i, n - i);
+    return vsum(sum);
+}
+
+/* parts[0] += parts[1] + ...: `n` reals of each, `stride` apart. */
+static inline void sum_parts(real *parts, int64_t count, int64_t stride, int64_t n) {
+    for (int64_t c = 1; c < count; c++)
+        for (int64_t i = 0; i < n; i++)
+            parts[i] += parts[c * stride + i];
+}
+
+enum { HEAD_NUMBERS = 3 }; /* dscale, dbeta, dlog_tau */
+
+typedef struct {
+    attention_problem p;
+    division split;
+    head_rows d_o, o, dq, dk, dv; /* t NULL: not wanted */
+    const real *lse;
+    real *dn, *dscale, *dbeta, *dlog_tau, *drel;
+    double *numbers; /* [B][H][key_parts][HEAD_NUMBERS], in the workspace */
+} back_problem;
+
+static inline back_problem make_back_problem(weft_exec *x, const weft_node *n, int64_t step) {
+    back_problem g = {.p = make_problem(x, n, n->in + WEFT_ATTN_BACK_FIRST)};
+    const weft_attention_attr *a = g.p.a;
+    head_rows grads[3];
+    make_projections(a, n->out[WEFT_ATTN_Q], n->out[WEFT_ATTN_K], n->out[WEFT_ATTN_V], grads);
+    g.dq = grads[0];
+    g.dk = grads[1];
+    g.dv = grads[2];
+    g.d_o = make_head_rows(n->in[0], a->heads, a->dv, a->queries);
+    g.o = make_head_rows(n->in[1], a->heads, a->dv, a->queries);
+    g.lse = weft_data(x, n->in[2]);
+    g.dn = weft_data(x, n->out[WEFT_ATTN_N]);
+    g.dscale = weft_data(x, n->out[WEFT_ATTN_SCALE]);
+    g.dbeta = weft_data(x, n->out[WEFT_ATTN_BETA]);
+    g.dlog_tau = weft_data(x, n->out[WEFT_ATTN_LOG_TAU]);
+    g.drel = weft_data(x, n->out[WEFT_ATTN_REL]);
+    g.split = divide_work(a, step);
+    return g;
+}
+
+/* Doubles of all heads' numbers, as reals. */
+static inline int64_t head_numbers_size(const weft_attention_attr *a, const division *d) {
+    return a->batch * a->heads * d->key_parts * HEAD_NUMBERS *
+           (int64_t)(sizeof(double) / sizeof(real));
+}
+
+/* What a part of the keys gives of head h: its numbers, and its share of dn. `number` is Σ of dscale or of
+ * dlog_tau, `column` [keys of the part] the sums of dS over the queries. */
+static inline void end_head_part(const back_problem *g, const division_part *of, int64_t h,
+                                 const head_numbers *head, double number, const real *column,
+                                 real *dn) {
+    const weft_attention_attr *a = g->p.a;
+    int64_t place = (of->b * a->heads + h) * g->split.key_parts + of->part;
+    double *numbers = g->numbers + place * HEAD_NUMBERS;
+    numbers[0] = number;
+    numbers[1] = 0;
+    numbers[2] = number * (double)LN_2 * head->tau_factor;
+    if (!g->p.n) return;
+    const real *n = g->p.n + (of->b * a->kv_heads + of->kv) * a->keys;
+    for (int64_t j = of->first_key; j < of->end_key; j++) {
+        real sum = column[j - of->first_key];
+        dn[j - of->first_key] += head->beta * sum;
+        numbers[1] += (double)sum * ((double)n[j] - (double)n[0]);
+    }
+}
+
+static inline void sum_head_numbers(const back_problem *g) {
+    const weft_attention_attr *a = g->p.a;
+    int64_t count = g->split.key_parts * HEAD_NUMBERS;
+    for (int64_t h = 0; h < a->heads; h++) {
+        double sum[HEAD_NUMBERS] = {0, 0, 0};
+        for (int64_t b = 0; b < a->batch; b++)
+            for (int64_t c = 0; c < count; c++)
+                sum[c % HEAD_NUMBERS] += g->numbers[(b * a->heads + h) * count + c];
+        if (g->dscale) g->dscale[h] = (real)sum[0];
+        if (g->dbeta) g->dbeta[h] = (real)sum[1];
+        if (g->dlog_tau) g->dlog_tau[h] = (real)sum[2];
+    }
+}
+
+#endif
