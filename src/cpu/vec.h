@@ -408,24 +408,24 @@ static ALWAYS_INLINE void apply(vector_fn f, int n_in, const real *const *in, in
     if (i < len) apply_at(f, 1, n_in, from, n_out, to, i, len - i, arg);
 }
 
-VECTOR_FN gelu_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN gelu_rows_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = vgelu(in[0]);
 }
 
-VECTOR_FN gelu_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN gelu_rows_back_vector(const vreal *in, vreal *out, const real *arg) {
     (void)arg;
     out[0] = in[0] * vgelu_slope(in[1]);
 }
 
 /* gelu of n numbers, in place. */
 static inline void vgelu_all(real *x, int64_t n) {
-    apply(gelu_vector, 1, (const real *[]){x}, 1, &x, n, NULL);
+    apply(gelu_rows_vector, 1, (const real *[]){x}, 1, &x, n, NULL);
 }
 
 /* out = dy times gelu's slope at x, n of each; out may be dy. */
 static inline void vgelu_back(real *out, const real *dy, const real *x, int64_t n) {
-    apply(gelu_back_vector, 2, (const real *[]){dy, x}, 1, &out, n, NULL);
+    apply(gelu_rows_back_vector, 2, (const real *[]){dy, x}, 1, &out, n, NULL);
 }
 
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|): neither end overflows or loses its small part. */
