@@ -1,6 +1,7 @@
 /* weft: an engine and workbench for transformer architectures.
  *
- * This is the public header: everything a caller may rely on is here; what is under src/ may
+ * There are three public headers: models here, blocks and operations in graph.h, the optimizer's step
+ * over the caller's memory in step.h. A caller may rely on what is in them; what is under src/ may
  * change.
  *
  * Six kinds of things, each opened, used and closed:

@@ -59,9 +59,7 @@ static weft_status add_infer(weft_graph *g, weft_node *n) {
 static weft_tensor *sum_over_rows(weft_graph *g, weft_tensor *dy, const weft_tensor *b) {
     int64_t width = weft_tensor_count(b), rows = weft_tensor_count(dy) / width;
     weft_tensor *flat = weft_view(g, dy, rows, width);
-    weft_bias_back_attr attr = {b->dtype};
-    weft_tensor *sum = weft_append(g, &weft_op_bias_back, &attr, sizeof attr, flat);
-    return weft_reshape(g, sum, b->ndim, b->shape);
+    return weft_reshape(g, weft_bias_back(g, flat, b->dtype), b->ndim, b->shape);
 }
 
 static weft_status add_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,

@@ -265,13 +265,9 @@ static void plain_grad(weft_graph *g, const weft_matmul_pair *p, weft_tensor *dy
     }
 }
 
-static weft_tensor *append_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype) {
+weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype) {
     weft_bias_back_attr attr = {dtype};
     return weft_append(g, &weft_op_bias_back, &attr, sizeof attr, dy);
-}
-
-weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy) {
-    return append_bias_back(g, dy, dy ? weft_stat_dtype(dy) : WEFT_F32);
 }
 
 /* The gradients of one of the products: d_in[0] and d_in[1]. */
@@ -315,7 +311,7 @@ static weft_status matmul_grad(weft_graph *g, const weft_node *n, weft_tensor *c
         weft_matmul_pair p = weft_matmul_pair_of(n, i);
         WEFT_TRY(pair_grad(g, &p, dy, d_in + (i == 0 ? 0 : WEFT_MATMUL_INPUTS + 2 * (i - 1))));
     }
-    if (bias && bias->needs_grad) d_in[WEFT_MATMUL_BIAS] = append_bias_back(g, dy, bias->dtype);
+    if (bias && bias->needs_grad) d_in[WEFT_MATMUL_BIAS] = weft_bias_back(g, dy, bias->dtype);
     return weft_graph_status(g);
 }
 

@@ -108,9 +108,8 @@ typedef struct {
 weft_matmul_sizes weft_matmul_measure(const weft_matmul_attr *attr, const weft_tensor *a,
                                       const weft_tensor *b);
 
-/* db [N] = Σ over rows of dy [..., N], in the statistics' type: the gradient of what was added to
- * every row. */
-weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy);
+/* db [N] = Σ over rows of dy [..., N]: the gradient of what was added to every row. */
+weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype);
 
 /* Of bias_back, and of gelu_bias_back: dx = dy times gelu's slope at x, and db = Σ over rows of dx,
  * in one pass. Inputs dy, x; outputs dx, db. fuse.h makes it of gelu_back and bias_back. */
