@@ -12,7 +12,7 @@ enum { VOCABULARY = 256 * 24 };
 static size_t write_bytes(char *out) {
     size_t at = 0;
     for (int i = 0; i < 256; i++) {
-        char byte = (char)weft_symbol_order(i), symbol[8];
+        char byte = (char)i, symbol[8];
         weft_bytes_to_symbols(&byte, 1, symbol);
         const char *escape = *symbol == '"' || *symbol == '\\' ? "\\" : "";
         at += (size_t)sprintf(out + at, "%s\"%s%s\":%d", i ? "," : "", escape, symbol, i);
