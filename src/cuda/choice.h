@@ -42,8 +42,8 @@ bool weft_cuda_gather_is_aligned(
 typedef struct {
     const char *what, *how; /* "attention", "runs on the tensor cores" */
     bool fast;
-    char option[80];  /* where not, why: "HEAD_DIM 84"; empty where no option decides */
-    char nearest[64]; /* "80 and 88 are fast" */
+    char option[80];  /* where not, why: "HEAD_DIM 264"; empty where no option decides */
+    char nearest[64]; /* "256 is fast" */
 } weft_cuda_choice;
 
 /* False: the operation has one kernel for every shape. */

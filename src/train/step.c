@@ -1,4 +1,4 @@
-/* A training step (step.h), stage by stage. weft_train_step_run, the last function but one, is the story:
+/* A training step (step.h), stage by stage. weft_train_step_run is the story:
  *
  *     batch          the next sequences of the dataset, this rank's share of them
  *     gradients      forward and backward of each micro-batch by one graph; each gradient is added to the
