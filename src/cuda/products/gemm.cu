@@ -35,6 +35,7 @@ enum {
     TILE = 32,
     TILE_ROWS = 8, /* threads of a tile: 32 × 8, four rows each */
     THREADS = 256,
+    FINISH_COLUMNS = 4,      /* that a thread of finish_values ends */
     LIBRARY_SMALL = 4 << 20, /* bytes of the library's own workspace */
     LIBRARY_LARGE = 32 << 20,
     LIBRARY_ALIGN = 256
@@ -108,7 +109,7 @@ static bool begins_anywhere(const cuda_gemm_matrix *x, int64_t batch) {
     return x->is_bf16 && (x->ld % 8 != 0 || (batch > 1 && x->stride % 8 != 0));
 }
 
-/* A product of rows in eights that has p's among its results. Its sums lie apart. */
+/* A product of rows in eights that has p's among its results. Its sums lie apart where c has other rows. */
 static void pad_product(const cuda_gemm *p, gemm_recipe *recipe) {
     recipe->m = p->ta ? eights(p->m) : p->m;
     recipe->n = eights(p->n);
@@ -116,12 +117,13 @@ static void pad_product(const cuda_gemm *p, gemm_recipe *recipe) {
     recipe->copy_a = begins_anywhere(&p->a, p->batch) || recipe->m != p->m || recipe->k != p->k;
     recipe->copy_b = begins_anywhere(&p->b, p->batch) || recipe->n != p->n || recipe->k != p->k;
     recipe->padded = recipe->copy_a || recipe->copy_b || begins_anywhere(&p->c, p->batch);
-    if (!recipe->padded) return;
-    recipe->finish = recipe->sums_apart = true;
     int64_t size = p->batch * (int64_t)sizeof(bf16);
     if (recipe->copy_a) recipe->a_at = take_bytes(recipe, size * recipe->m * recipe->k);
     if (recipe->copy_b) recipe->b_at = take_bytes(recipe, size * recipe->k * recipe->n);
-    recipe->sums_at = take_bytes(recipe, 2 * size * recipe->m * recipe->n);
+    recipe->sums_apart = recipe->padded && (recipe->m != p->m || recipe->n != p->n ||
+                                            begins_anywhere(&p->c, p->batch));
+    if (recipe->sums_apart) recipe->sums_at = take_bytes(recipe, 2 * size * recipe->m * recipe->n);
+    recipe->finish = recipe->sums_apart;
 }
 
 static gemm_recipe make_recipe(const cuda_gemm *p) {
@@ -143,7 +145,7 @@ static gemm_recipe make_recipe(const cuda_gemm *p) {
     if (recipe.slim || recipe.thin) return recipe;
     bool is_bf16 = p->a.is_bf16 && p->b.is_bf16, extras = p->gelu || p->bias.data || p->pre.data;
     if (is_bf16 && flops >= PAD_FLOPS) pad_product(p, &recipe);
-    if (recipe.padded) return recipe;
+    if (recipe.sums_apart) return recipe;
     recipe.widen_a = p->a.is_bf16 && !is_bf16;
     recipe.widen_b = p->b.is_bf16 && !is_bf16;
     recipe.finish = is_bf16 && p->c.is_bf16 ? extras && !epilogue_fits(p) : extras || p->c.is_bf16;
@@ -170,12 +172,15 @@ static __global__ void widen_values(int64_t n, const bf16 *from, float *to) {
 /* Rows of a batch's matrices into longer and more ones, which are 0 elsewhere. */
 static __global__ void pad_rows(cuda_gemm_matrix from, int64_t rows, int64_t columns, bf16 *to,
                                 int64_t to_rows, int64_t to_columns, int64_t count) {
-    for (int64_t i = thread_index(); i < count; i += thread_count()) {
+    for (int64_t i = thread_index() * VECTOR; i < count; i += thread_count() * VECTOR) {
         int64_t line = quotient(i, to_columns), column = i - line * to_columns;
         int64_t g = quotient(line, to_rows), row = line - g * to_rows;
-        bool own = row < rows && column < columns;
-        to[i] = own ? ((const bf16 *)from.data)[g * from.stride + row * from.ld + column]
-                    : from_float<bf16>(0.0f);
+        const bf16 *own = (const bf16 *)from.data + g * from.stride + row * from.ld + column;
+        float v[VECTOR];
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            v[j] = row < rows && column + j < columns ? to_float(own[j]) : 0.0f;
+        store_vector(to + i, v);
     }
 }
 
@@ -225,10 +230,14 @@ __device__ static void finish_value(const finishing &f, int64_t g, int64_t row, 
 /* `sums` may be c itself: each element is read and written by one thread. */
 static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, int64_t stride,
                                      int64_t batch, int64_t m, int64_t n) {
-    for (int64_t i = thread_index(); i < batch * m * n; i += thread_count()) {
-        int64_t line = quotient(i, n), g = quotient(line, m);
-        int64_t column = i - line * n, row = line - g * m;
-        finish_value(f, g, row, column, load_any(sums, g * stride + row * ld + column));
+    int64_t pieces = ceil_div(n, FINISH_COLUMNS);
+    for (int64_t i = thread_index(); i < batch * m * pieces; i += thread_count()) {
+        int64_t line = quotient(i, pieces), g = quotient(line, m);
+        int64_t first = (i - line * pieces) * FINISH_COLUMNS, row = line - g * m;
+        int64_t at = g * stride + row * ld + first;
+#pragma unroll
+        for (int j = 0; j < FINISH_COLUMNS; j++)
+            if (first + j < n) finish_value(f, g, row, first + j, load_any(sums, at + j));
     }
 }
 
@@ -349,7 +358,8 @@ static void run_finish(cudaStream_t stream, const cuda_gemm *p, const cuda_gemm_
                        bool added) {
     finishing f = describe_finish(p);
     if (added) f.accumulate = false, f.addend.data = NULL;
-    finish_values<<<grid_for(p->batch * p->m * p->n, THREADS), THREADS, 0, stream>>>(
+    int64_t pieces = p->batch * p->m * ceil_div(p->n, FINISH_COLUMNS);
+    finish_values<<<grid_for(pieces, THREADS), THREADS, 0, stream>>>(
         f, any_tensor{sums->data, sums->is_bf16}, sums->ld, sums->stride, p->batch, p->m, p->n);
 }
 
@@ -364,8 +374,8 @@ static void widen_factor(cudaStream_t stream, cuda_gemm_matrix *x, int64_t value
 static void pad_factor(cudaStream_t stream, cuda_gemm_matrix *x, int64_t batch, int64_t rows,
                        int64_t columns, int64_t to_rows, int64_t to_columns, void *to) {
     int64_t count = batch * to_rows * to_columns;
-    pad_rows<<<grid_for(count, THREADS), THREADS, 0, stream>>>(*x, rows, columns, (bf16 *)to,
-                                                               to_rows, to_columns, count);
+    pad_rows<<<grid_for(count / VECTOR, THREADS), THREADS, 0, stream>>>(
+        *x, rows, columns, (bf16 *)to, to_rows, to_columns, count);
     *x = cuda_gemm_matrix{to, to_columns, to_rows * to_columns, true};
 }
 
