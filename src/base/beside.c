@@ -47,9 +47,11 @@ static int make_file(const char *path) {
 /* One that was removed before it could be opened was taken for one that was left. */
 static int make_folder(const char *path) {
     if (mkdir(path, 0777 | MARK) != 0) return -1;
-    int fd = open(path, OPEN_FOLDER);
-    if (fd < 0 && errno == ENOENT) errno = EEXIST;
-    return fd;
+    int fd = open(path, OPEN_FOLDER), error = errno;
+    if (fd >= 0) return fd;
+    rmdir(path);
+    errno = error == ENOENT ? EEXIST : error;
+    return -1;
 }
 
 static int make_new(const char *path, char out[WEFT_PATH_MAX], int (*make)(const char *path)) {

@@ -24,7 +24,8 @@ static weft_status discard(const weft_new_folder *f, weft_status status) {
     char message[2048];
     snprintf(message, sizeof message, "%s", weft_error_message());
     weft_beside_mark(f->held);
-    weft_status removed = weft_folder_remove(f->beside);
+    /* One that is empty goes without being opened, which may have been what failed. */
+    weft_status removed = rmdir(f->beside) == 0 ? WEFT_OK : weft_folder_remove(f->beside);
     return status == WEFT_OK ? removed : weft_fail(status, "%s", message);
 }
 
@@ -67,7 +68,10 @@ weft_status weft_new_folder_room(const char *path, weft_may_replace may) {
     WEFT_TRY(take_path(path, name));
     WEFT_TRY(is_vacant(name, &vacant));
     if (vacant) return WEFT_OK;
-    return may ? may(name) : refuse(name);
+    WEFT_TRY(may ? may(name) : refuse(name));
+    /* It is emptied once it has lost its name, and would stay under another. */
+    if (faccessat(AT_FDCWD, name, W_OK | X_OK, AT_EACCESS) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "%s: cannot be replaced: %s", name, strerror(errno));
 }
 
 static weft_status make_above(const char *path) {
