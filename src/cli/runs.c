@@ -170,6 +170,8 @@ static int check(const weft_args *args, const runs_args *own) {
     if (own->merge && !own->out) return refuse("merge needs --out DIR or --out FILE.db");
     if (own->merge && own->n < 2) return refuse("merge takes two studies or more");
     if (!own->merge && own->out) return refuse("--out goes with merge");
+    if (own->csv && own->metrics_csv && strcmp(own->csv, own->metrics_csv) == 0)
+        return refuse("--csv and --metrics-csv are two files");
     if (own->variants && !own->fit) return refuse("--variants goes with --fit");
     if (own->n == 0) return refuse("name a folder with runs, a study's folder or its runs.db");
     if ((own->a || own->diff) && own->n > 1) return refuse("--compare and --diff take one study");

@@ -469,10 +469,33 @@ weft_status weft_database_open_or_new(const char *path, weft_database **out, boo
     return open_runs(path, WEFT_DATABASE_MAKE, out, fresh);
 }
 
+/* SQLite takes a file for "" whose name it removes as soon as it is open. */
+weft_status weft_database_scratch(const char *path, weft_database **out) {
+    *out = NULL;
+    weft_database *d = calloc(1, sizeof *d);
+    if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    d->schema = &weft_runs_schema;
+    d->seconds = runs_seconds;
+    d->entered = true;
+    weft_status status = weft_path(d->path, "%s", path);
+    if (status == WEFT_OK) status = open_file(d, WEFT_DATABASE_MAKE, false);
+    if (status == WEFT_OK) {
+        arm(d);
+        *out = d;
+    } else {
+        weft_database_close(d);
+    }
+    return status;
+}
+
 weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name) {
     char sql[64];
     snprintf(sql, sizeof sql, "ATTACH ? AS %s", name);
-    return weft_database_run(d, sql, "s", other->file);
+    WEFT_TRY(weft_database_run(d, sql, "s", other->file));
+    if (*other->file) return WEFT_OK;
+    sqlite3_backup *copy = sqlite3_backup_init(d->handle, name, other->handle, "main");
+    if (copy) sqlite3_backup_step(copy, -1);
+    return copy && sqlite3_backup_finish(copy) == SQLITE_OK ? WEFT_OK : failed(d);
 }
 
 /* SQLite makes the file, and follows no link on the way to it. */

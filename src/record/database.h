@@ -51,11 +51,13 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
  * write, where there may be none yet. */
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
+/* An empty one without a name, which goes when it is closed; `path` is what messages call it. */
+weft_status weft_database_scratch(const char *path, weft_database **out);
 void weft_database_close(weft_database *d);
 const char *weft_database_path(const weft_database *d);
 
-/* Puts the file of an open database beside another's, under a name; a copy of one in a file that is not
- * there yet. */
+/* Puts the file of an open database beside another's, under a name, or a copy of one that has none; a copy
+ * of one in a file that is not there yet. */
 weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name);
 weft_status weft_database_copy(weft_database *d, const char *path);
 

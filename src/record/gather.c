@@ -6,7 +6,7 @@
 #include "config/config.h"
 #include "cpu/backend.h"
 #include "model/account.h"
-#include "record/database.h"
+#include "record/database_check.h"
 #include "record/schema.h"
 #include "record/watched.h"
 #include "record/watched_lines.h"
@@ -305,30 +305,21 @@ static weft_status fill(gathering *g) {
     return status;
 }
 
-static weft_status write_database(gathering *g, const char *path) {
-    bool fresh;
-    WEFT_TRY(weft_database_open_or_new(path, &g->d, &fresh));
+static weft_status write_database(gathering *g) {
+    WEFT_TRY(weft_database_scratch(g->folder, &g->d));
     WEFT_TRY(weft_database_begin(g->d));
     weft_status status = weft_database_script(g->d, WEFT_SCHEMA);
     if (status == WEFT_OK) status = fill(g);
+    if (status == WEFT_OK) status = weft_database_check(g->d, WEFT_SCHEMA_VERSION);
     return weft_database_finish(g->d, status);
 }
 
-static weft_status make_file(char path[WEFT_PATH_MAX]) {
-    const char *where = getenv("TMPDIR");
-    WEFT_TRY(weft_path(path, "%s/weft-runs-XXXXXX", where && *where ? where : "/tmp"));
-    int file = mkstemp(path);
-    if (file < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    close(file);
-    return WEFT_OK;
-}
-
-weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
+weft_status weft_gather(const char *folder, weft_database **out) {
     gathering g = {.folder = folder,
                    .config = malloc(sizeof *g.config),
                    .first = malloc(sizeof *g.first),
                    .seen = json_object()};
-    *path = '\0';
+    *out = NULL;
     weft_status status = g.config && g.first && g.seen ? WEFT_OK : no_memory();
     if (status == WEFT_OK) status = weft_watched_open(&folder, 1, false, &g.watched);
     while (status == WEFT_OK && !weft_watched_look(g.watched))
@@ -344,10 +335,11 @@ weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]) {
                            "%s: holds more runs than can be listed together (%d); name a folder "
                            "in it",
                            folder, weft_watched_count(g.watched));
-    if (status == WEFT_OK) status = make_file(path);
-    if (status == WEFT_OK) status = write_database(&g, path);
-    weft_database_close(g.d);
-    if (status != WEFT_OK && *path) unlink(path);
+    if (status == WEFT_OK) status = write_database(&g);
+    if (status == WEFT_OK)
+        *out = g.d;
+    else
+        weft_database_close(g.d);
     for (int i = 0; i < g.n_groups; i++) {
         free(g.groups[i].key);
         json_decref(g.groups[i].of);

@@ -2,15 +2,14 @@
  * told of them.
  *
  * Runs whose configs differ by seed and learning rate alone are one step, named after the first of them;
- * the first step is what the others are compared with. The database is a file of its own for the moment,
- * and the runs are not touched. */
+ * the first step is what the others are compared with. The database has no name and goes when it is closed;
+ * the runs are not touched. */
 #ifndef WEFT_RECORD_GATHER_H
 #define WEFT_RECORD_GATHER_H
 
-#include "base/files.h"
+#include "record/database.h"
 
-/* Writes it; the caller removes the file when it has opened it. WEFT_EINPUT where the folder holds no
- * run. */
-weft_status weft_gather(const char *folder, char path[WEFT_PATH_MAX]);
+/* WEFT_EINPUT where the folder holds no run. */
+weft_status weft_gather(const char *folder, weft_database **out);
 
 #endif

@@ -5,10 +5,8 @@
 #include "base/files.h"
 #include "record/database.h"
 
-/* The file of a database, or of a folder's runs.db; or, where a folder has none, a new one that its runs
- * are gathered in: then *gathered, and the caller removes it once it is open. */
-weft_status weft_listing_find(const char *path, char file[WEFT_PATH_MAX], bool *gathered);
-/* The same, opened to read. */
+/* A database, or a folder's runs.db, opened to read; or, where a folder has none, one that its runs are
+ * gathered in. */
 weft_status weft_listing_open(const char *path, weft_database **out);
 
 typedef void (*weft_listing_row)(sqlite3_stmt *rows, void *context);

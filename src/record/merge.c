@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { PATH_ROOM = 4096 };
 
@@ -28,16 +29,41 @@ static weft_status file_of(const char *path, char file[PATH_ROOM]) {
     return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
 }
 
-static weft_status name_out(const char *out, char file[PATH_ROOM]) {
+/* A study's folder holds neither a model nor a run: training would not go on in one that has a runs.db. */
+static weft_status refuse_others(const char *folder) {
+    static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl"};
+    char path[WEFT_PATH_MAX];
+    bool there;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        WEFT_TRY(weft_path_there(path, &there));
+        if (there)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is %s folder, not a study's (it has %s); take another --out",
+                             folder, i < 2 ? "a model's" : "a run's", names[i]);
+    }
+    return WEFT_OK;
+}
+
+/* *made: the folder was not there. */
+static weft_status name_out(const char *out, char file[PATH_ROOM], bool *made) {
     size_t n = strlen(out);
     bool database = n > 3 && strcmp(out + n - 3, ".db") == 0;
-    if (!database) WEFT_TRY(weft_folder_make(out));
+    weft_kind kind;
+    struct stat is;
+    *made = false;
     if (snprintf(file, PATH_ROOM, database ? "%s" : "%s/runs.db", out) >= PATH_ROOM)
         return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", out);
-    weft_kind kind;
+    if (!database && stat(out, &is) == 0 && !S_ISDIR(is.st_mode))
+        return weft_fail(WEFT_EINPUT, "%s: is not a folder; take another --out", out);
     WEFT_TRY(weft_path_kind(file, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
+    if (kind != WEFT_KIND_NOTHING)
+        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
+    if (database) return WEFT_OK;
+    WEFT_TRY(refuse_others(out));
+    WEFT_TRY(weft_path_kind(out, &kind));
+    *made = kind == WEFT_KIND_NOTHING;
+    return weft_folder_make(out);
 }
 
 /* A whole copy, read in one transaction, so that the first may be in use. */
@@ -305,10 +331,16 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
                        weft_merged *result) {
     char file[PATH_ROOM], beside[WEFT_PATH_MAX];
     weft_new_folder f;
-    WEFT_TRY(name_out(out, file));
-    WEFT_TRY(weft_new_folder_begin(&f, file));
-    weft_status status = weft_path(beside, "%s/runs.db", f.beside);
-    if (status == WEFT_OK) status = build(paths, n, beside, say, result);
-    if (status == WEFT_OK) status = weft_file_take_name(beside, file);
-    return weft_new_folder_drop(&f, status);
+    bool made;
+    WEFT_TRY(name_out(out, file, &made));
+    weft_status status = weft_new_folder_begin(&f, file);
+    if (status == WEFT_OK) {
+        status = weft_path(beside, "%s/runs.db", f.beside);
+        if (status == WEFT_OK) status = build(paths, n, beside, say, result);
+        if (status == WEFT_OK) status = weft_file_take_name(beside, file);
+        status = weft_new_folder_drop(&f, status);
+    }
+    if (status != WEFT_OK && made)
+        rmdir(out); /* which it is, if nobody else has put something there */
+    return status;
 }

@@ -12,29 +12,16 @@
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
-weft_status weft_listing_find(const char *path, char file[WEFT_PATH_MAX], bool *gathered) {
-    struct stat is;
-    bool there;
-    *gathered = false;
-    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_path(file, "%s", path);
-    WEFT_TRY(weft_path(file, "%s/runs.db", path));
-    WEFT_TRY(weft_path_there(file, &there));
-    if (there) return WEFT_OK;
-    WEFT_TRY(weft_gather(path, file));
-    *gathered = true;
-    return WEFT_OK;
-}
 
 weft_status weft_listing_open(const char *path, weft_database **out) {
     char file[WEFT_PATH_MAX];
-    bool gathered;
+    struct stat is;
+    bool there;
     *out = NULL;
-    WEFT_TRY(weft_listing_find(path, file, &gathered));
-    weft_status status = weft_database_open(file, false, out);
-    if (gathered) unlink(file); /* what is open stays until it is closed */
-    return status;
+    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
+    WEFT_TRY(weft_path(file, "%s/runs.db", path));
+    WEFT_TRY(weft_path_there(file, &there));
+    return there ? weft_database_open(file, false, out) : weft_gather(path, out);
 }
 
 weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
@@ -269,14 +268,10 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
 
 weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
     weft_database *d = NULL, *other = NULL;
-    char file[WEFT_PATH_MAX];
-    bool gathered;
     *same = false;
-    WEFT_TRY(weft_listing_find(b, file, &gathered));
-    weft_status status = weft_database_open(file, false, &other);
+    weft_status status = weft_listing_open(b, &other);
     if (status == WEFT_OK) status = weft_listing_open(a, &d);
     if (status == WEFT_OK) status = weft_database_attach(d, other, "other");
-    if (gathered) unlink(file); /* not before: it is attached by its name */
     weft_database_close(other);
     if (status == WEFT_OK) status = compare_contents(d, out, same);
     weft_database_close(d);
