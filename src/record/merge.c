@@ -341,6 +341,6 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
         status = weft_new_folder_drop(&f, status);
     }
     if (status != WEFT_OK && made)
-        rmdir(out); /* which it is, if nobody else has put something there */
+        rmdir(out); /* unless somebody has put something there */
     return status;
 }
