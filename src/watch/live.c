@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -383,6 +384,14 @@ static void end_request(void *context, struct MHD_Connection *c, void **own,
     *own = NULL;
 }
 
+/* Half of the files that may be open are left for what is looked at. */
+static unsigned most_connections(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur / 2 > CONNECTIONS_MOST)
+        return CONNECTIONS_MOST;
+    return (unsigned)files.rlim_cur / 2;
+}
+
 static weft_status start_daemon(weft_live *w) {
     int listening;
     bool six = false;
@@ -397,7 +406,7 @@ static weft_status start_daemon(weft_live *w) {
         flags, (uint16_t)w->port, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log,
         NULL, MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
         MHD_OPTION_NOTIFY_CONNECTION, follow_connection, w, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
+        most_connections(), MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
         MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     if (w->daemon) return WEFT_OK;
     close(listening);

@@ -302,6 +302,17 @@ static void test_a_checkpoint_that_is_replaced_is_no_damage(void **state) {
     }
 }
 
+/* A file of a terabyte, all of it a hole, is refused by its size. */
+static void test_a_hole_is_not_read_to_its_end(void **state) {
+    (void)state;
+    make_checkpoint(at("hole"), 'a');
+    uint_least64_t beats = atomic_load(&weft_beats);
+    assert_int_equal(truncate(at("hole/model.safetensors"), (off_t)1 << 40), 0);
+    assert_int_equal(weft_model_check_sums(at("hole")), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "1099511627776 bytes, but 8388608 were written"));
+    assert_true(atomic_load(&weft_beats) - beats < 8);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
@@ -310,6 +321,7 @@ int main(void) {
         cmocka_unit_test(test_extreme_counts_in_a_state_are_refused),
         cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
         cmocka_unit_test(test_a_checkpoint_that_is_replaced_is_no_damage),
+        cmocka_unit_test(test_a_hole_is_not_read_to_its_end),
         cmocka_unit_test(test_a_bad_line_costs_only_itself),
         cmocka_unit_test(test_what_a_kill_leaves_is_no_damage),
         cmocka_unit_test(test_metrics_are_synced_before_a_checkpoint),

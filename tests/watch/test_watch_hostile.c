@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -327,6 +328,42 @@ static void test_a_slow_request_is_ended(void **state) {
     weft_watched_close(runs);
 }
 
+/* With few files that may be open, streams leave enough for the runs. */
+static void test_streams_leave_files_for_the_runs(void **state) {
+    (void)state;
+    static const char ask[] = "GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    int sockets[2 * STREAMS];
+    char byte;
+    struct rlimit files, few;
+    server_stop(&watch);
+    shell_succeeds("rm -rf '%s'/*", root);
+    make_run("a");
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    few = (struct rlimit){2 * STREAMS, files.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    watch = server_start_as("watch", RUN(root));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+    for (int i = 0; i < 2 * STREAMS; i++) { /* half of them wait for others to go */
+        sockets[i] = client_connect(watch.port);
+        assert_true(sockets[i] >= 0 && client_send(sockets[i], ask, sizeof ask - 1));
+        if (i < STREAMS) assert_int_equal(recv(sockets[i], &byte, 1, 0), 1);
+    }
+    FILE *file = fopen(scratch_path("runs/a/metrics.jsonl"), "a");
+    assert_non_null(file);
+    fprintf(file, "{\"step\":3,\"loss\":2.5}\n");
+    fclose(file);
+    static const char wanted[] = "[3.0,2.5";
+    double end = weft_clock() + 20.0 * command_patience();
+    for (size_t k = 0; k < sizeof wanted - 1;) {
+        ssize_t n = recv(sockets[0], &byte, 1, MSG_DONTWAIT);
+        if (n == 1) k = byte == wanted[k] ? k + 1 : byte == '[';
+        if (n < 0) pause_ms(5);
+        if (n == 0 || weft_clock() > end) fail_msg("the line is not told");
+    }
+    for (int i = 0; i < 2 * STREAMS; i++)
+        close(sockets[i]);
+}
+
 /* A clock that was set back leaves times that are to come; a hole in a log is not its end. */
 static void test_times_to_come_and_holes(void **state) {
     (void)state;
@@ -352,6 +389,7 @@ int main(void) {
         cmocka_unit_test(test_many_connections_and_long_files_are_no_burden),
         cmocka_unit_test(test_a_file_without_end_keeps_no_other_from_being_read),
         cmocka_unit_test(test_a_slow_request_is_ended),
+        cmocka_unit_test(test_streams_leave_files_for_the_runs),
         cmocka_unit_test(test_times_to_come_and_holes),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
