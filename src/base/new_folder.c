@@ -19,14 +19,19 @@ static weft_status failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-/* Removes what is worth nothing; the message stays the one of `status`. */
+/* Removes what is worth nothing. The message stays the one of `status`, of the name that was to be: nobody
+ * knows the other. */
 static weft_status discard(const weft_new_folder *f, weft_status status) {
     char message[2048];
     snprintf(message, sizeof message, "%s", weft_error_message());
     weft_beside_mark(f->held);
     /* One that is empty goes without being opened, which may have been what failed. */
     weft_status removed = rmdir(f->beside) == 0 ? WEFT_OK : weft_folder_remove(f->beside);
-    return status == WEFT_OK ? removed : weft_fail(status, "%s", message);
+    if (status == WEFT_OK) return removed;
+    const char *at = strstr(message, f->beside);
+    if (!at) return weft_fail(status, "%s", message);
+    return weft_fail(status, "%.*s%s%s", (int)(at - message), message, f->path,
+                     at + strlen(f->beside));
 }
 
 /* The path without slashes at its end. A name is needed: "." and ".." can be given to nothing else. */

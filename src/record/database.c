@@ -488,6 +488,23 @@ weft_status weft_database_scratch(const char *path, weft_database **out) {
     return status;
 }
 
+weft_status weft_database_place(const char *folder) {
+    static const char *const names[] = {"runs.db", "config.json", "model.safetensors",
+                                        "metrics.jsonl"};
+    char path[WEFT_PATH_MAX];
+    bool there;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        WEFT_TRY(weft_path_there(path, &there));
+        if (there && i == 0) return WEFT_OK;
+        if (there)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is %s folder, not a study's (it has %s); take another --out",
+                             folder, i < 3 ? "a model's" : "a run's", names[i]);
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name) {
     char sql[64];
     snprintf(sql, sizeof sql, "ATTACH ? AS %s", name);

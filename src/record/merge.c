@@ -29,22 +29,6 @@ static weft_status file_of(const char *path, char file[PATH_ROOM]) {
     return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
 }
 
-/* A study's folder holds neither a model nor a run: training would not go on in one that has a runs.db. */
-static weft_status refuse_others(const char *folder) {
-    static const char *const names[] = {"config.json", "model.safetensors", "metrics.jsonl"};
-    char path[WEFT_PATH_MAX];
-    bool there;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
-        WEFT_TRY(weft_path_there(path, &there));
-        if (there)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: is %s folder, not a study's (it has %s); take another --out",
-                             folder, i < 2 ? "a model's" : "a run's", names[i]);
-    }
-    return WEFT_OK;
-}
-
 /* *made: the folder was not there. */
 static weft_status name_out(const char *out, char file[PATH_ROOM], bool *made) {
     size_t n = strlen(out);
@@ -60,7 +44,7 @@ static weft_status name_out(const char *out, char file[PATH_ROOM], bool *made) {
     if (kind != WEFT_KIND_NOTHING)
         return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
     if (database) return WEFT_OK;
-    WEFT_TRY(refuse_others(out));
+    WEFT_TRY(weft_database_place(out));
     WEFT_TRY(weft_path_kind(out, &kind));
     *made = kind == WEFT_KIND_NOTHING;
     return weft_folder_make(out);
@@ -340,7 +324,6 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
         if (status == WEFT_OK) status = weft_file_take_name(beside, file);
         status = weft_new_folder_drop(&f, status);
     }
-    if (status != WEFT_OK && made)
-        rmdir(out); /* unless somebody has put something there */
+    if (status != WEFT_OK && made) rmdir(out); /* unless somebody has put something there */
     return status;
 }

@@ -4,6 +4,7 @@
 #include "base/files.h"
 #include "base/folders.h"
 #include "cpu/backend.h"
+#include "record/database.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -197,6 +198,7 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     script *gather = array + 1;
     int64_t mib;
     weft_status status = check_folder(o->out);
+    if (status == WEFT_OK) status = weft_database_place(o->out);
     if (status == WEFT_OK) status = own_program(program);
     if (status == WEFT_OK) status = count_memory(s, o, &mib);
     if (status == WEFT_OK) status = weft_folder_make(o->out);

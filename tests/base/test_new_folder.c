@@ -67,7 +67,8 @@ static void test_a_folder_is_replaced_whole(void **state) {
     expect(publish(at("x/deep/a"), "two", NULL), WEFT_EINPUT, "there already");
     expect(publish(at("x/deep/a"), "two", none), WEFT_EINPUT, "not this one");
     expect(weft_new_folder_begin(&f, at("x/deep/a")), WEFT_OK, NULL);
-    expect(weft_new_folder_end(&f, weft_fail(WEFT_EIO, "no"), any), WEFT_EIO, "no");
+    expect(weft_new_folder_end(&f, weft_fail(WEFT_EIO, "so: %s/file: no", f.beside), any), WEFT_EIO,
+           "x/deep/a/file: no"); /* of the name that was to be */
     holds(at("x/deep"), "a ");
     holds(at("x/deep/a"), "one ");
     expect(publish(at("x/deep/a"), "two", any), WEFT_OK, NULL);
