@@ -23,10 +23,9 @@
 
 enum {
     LOOK_MS = 1000,
-    PAUSE_MS = 2, /* between looks at files that are long: others may ask */
-    BEATS = 15,   /* looks without news after which a stream says that it is alive */
-    BODY_MOST =
-        1 << 18, /* a note and tags of WEFT_NOTE_MOST each, and signs that JSON writes as two */
+    PAUSE_MS = 2,        /* between looks at files that are long: others may ask */
+    BEATS = 15,          /* looks without news after which a stream says that it is alive */
+    BODY_MOST = 1 << 18, /* a note and tags, as long as they may be, each sign written as two */
     TAIL_MOST = 16384,
     BLOCK = 16384,
     CONNECTIONS_MOST = 256,
@@ -327,26 +326,6 @@ static void add_body(request *r, const char *data, size_t bytes) {
     r->bytes += bytes;
 }
 
-static weft_connection *connection_of(struct MHD_Connection *c) {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    return info ? info->socket_context : NULL;
-}
-
-/* A client that takes its time over a request, a byte now and then, does not keep others out. */
-static void follow_connection(void *context, struct MHD_Connection *c, void **own,
-                              enum MHD_ConnectionNotificationCode what) {
-    weft_live *w = context;
-    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        const union MHD_ConnectionInfo *info =
-            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *own = info ? weft_connections_add(w->connections, info->connect_fd) : NULL;
-    } else if (*own) {
-        weft_connections_remove(w->connections, *own);
-        *own = NULL;
-    }
-}
-
 static enum MHD_Result receive(void *context, struct MHD_Connection *c, const char *url,
                                const char *method, const char *version, const char *data,
                                size_t *bytes, void **own) {
@@ -362,8 +341,9 @@ static enum MHD_Result receive(void *context, struct MHD_Connection *c, const ch
         return MHD_YES;
     }
     weft_live *w = context;
-    weft_connection *connection = connection_of(c);
+    weft_connection *connection = weft_connection_of(c);
     if (!connection) return MHD_NO;
+    /* It came whole, and in time; a stream lasts as long as its client. */
     weft_connection_begin(w->connections, connection,
                           strcmp(url, "/api/events") == 0 ? INFINITY : IDLE_SECONDS);
     return answer(w, c, url, method, r);
@@ -373,7 +353,7 @@ static void end_request(void *context, struct MHD_Connection *c, void **own,
                         enum MHD_RequestTerminationCode how) {
     request *r = *own;
     weft_live *w = context;
-    weft_connection *connection = connection_of(c);
+    weft_connection *connection = weft_connection_of(c);
     (void)how;
     if (connection) weft_connection_end(w->connections, connection);
     if (r) free(r->body);
@@ -401,9 +381,9 @@ static weft_status start_daemon(weft_live *w) {
     w->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
         MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
-        MHD_OPTION_NOTIFY_CONNECTION, follow_connection, w, MHD_OPTION_CONNECTION_LIMIT,
-        most_connections(), MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
-        MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, w->connections,
+        MHD_OPTION_CONNECTION_LIMIT, most_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     if (w->daemon) return WEFT_OK;
     close(listening);
     return weft_fail(WEFT_EIO, "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
