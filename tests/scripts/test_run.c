@@ -81,9 +81,11 @@ static void test_output_that_is_lost_is_a_failure(void **state) {
 static void test_a_process_that_is_left_is_a_failure(void **state) {
     (void)state;
     make_program("clean", "echo 'test: a'; sleep 0.01; echo 'success: a'");
-    /* A process that has just been started, or just been killed, is for a moment neither there nor gone. */
+    /* A process that has just been started, or just been killed, is for a moment neither there nor gone. To
+     * grep alone "setsid", NUL, "sleep" is two lines. */
     make_program("leaver", "echo 'test: b'; setsid sleep 1234 & echo $! >left; "
-                           "until grep -qs '^sleep' /proc/$!/cmdline; do sleep 0.1; done; "
+                           "until tr '\\0' ' ' </proc/$!/cmdline | grep -q '^sleep'; do sleep 0.1; "
+                           "done; "
                            "echo 'success: b'");
     shell("run $at/clean >$at/first && run $at/leaver >$at/said; [ $? = 1 ] && "
           "i=0 && while grep -qs sleep /proc/$(cat $at/left)/cmdline; do "
