@@ -192,3 +192,33 @@ def test_the_write_ups_language_model():
     changed[:, 5:] = 1
     assert torch.allclose(model(changed)[:, :5], logits[:, :5], atol=1e-6)
     assert FFN(24, 36)(torch.randn(2, 3, 24)).shape == RMSNorm(24)(torch.randn(2, 3, 24)).shape
+
+
+def test_a_tokenizer_is_kept_or_missed(tmp_path, monkeypatch):
+    """The working directory changes, and the checkpoint goes, after it was opened."""
+    def opened():
+        return weft.Model("source"), weft.torch.LanguageModel.load("source")
+    monkeypatch.chdir(tmp_path)
+    with weft.Model(N_LAYER=1, N_EMBD=16, N_HEAD=2, VOCAB_SIZE=258) as model:
+        model.save("source")
+    vocabulary = {**{chr(c): i for i, c in enumerate([*range(33, 127), *range(161, 173), *range(174, 256)])},
+                  **{chr(256 + i): 188 + i for i in range(68)}, "ab": 256}
+    (tmp_path / "source" / "tokenizer.json").write_text(json.dumps({
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": ["a b"]}, "added_tokens": [],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, "decoder": {"type": "ByteLevel"}}))
+    model, module = opened()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for i, one in enumerate((model, module)):
+        one.save(f"copy{i}")
+        assert weft.Tokenizer(f"copy{i}").encode("ab") == [256]
+    assert model.tokenizer.encode("ab") == [256]
+    monkeypatch.chdir(tmp_path)
+    model, module = opened()
+    os.rename("source", "gone")
+    for one in model, module:
+        with pytest.raises((weft.InputError, OSError), match="tokenizer.json"):
+            one.save("lost")
+        assert not os.path.exists("lost")
+    with pytest.raises((weft.InputError, OSError), match="tokenizer.json"):
+        model.tokenizer

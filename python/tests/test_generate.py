@@ -108,6 +108,7 @@ def test_tokenizers_decode_what_they_encode():
 def test_runs_are_records(tmp_path, variants, variant):
     database = sqlite3.connect(tmp_path / "runs.db")
     database.executescript(f"""
+        PRAGMA application_id = 0x77656674;
         CREATE TABLE {variants}({variant} INTEGER, name TEXT, title TEXT, parameters INTEGER, flops_per_token REAL, leaks INTEGER);
         CREATE TABLE runs(run INTEGER, {variant} INTEGER, learning_rate REAL, seed INTEGER, folder TEXT, val_loss REAL);
         CREATE TABLE metrics(run INTEGER, step INTEGER, loss REAL);
@@ -128,6 +129,67 @@ def test_a_trainings_steps_are_records(tmp_path):
     assert weft.runs(tmp_path) == [{"step": 1, "loss": 2.0}]
     with pytest.raises(FileNotFoundError, match="runs.db"):
         weft.runs(tmp_path / "nothing")
+
+
+VARIANTS = "CREATE TABLE variants(variant, name, title, parameters, flops_per_token, leaks); INSERT INTO variants VALUES (0, 'a', '', 1, 1, 0);"
+
+
+def a_database(path, script):
+    path.parent.mkdir(exist_ok=True)
+    database = sqlite3.connect(path)
+    database.executescript(script)
+    database.close()
+    return path
+
+
+@pytest.mark.parametrize("name", ["a?mode=rwc&x=", "a#", "50%41", "a b", os.fsdecode(b"\xff")])
+def test_a_path_to_runs_is_no_address(tmp_path, name):
+    """SQLite takes an address, in which these signs end the path, or stand for others."""
+    a_database(tmp_path / name / "runs.db", "PRAGMA application_id = 0x77656674;" + VARIANTS
+               + "CREATE TABLE runs(run, variant); INSERT INTO runs VALUES (1, 0); CREATE TABLE metrics(run, step);")
+    assert [r["run"] for r in weft.runs(tmp_path / name)] == [1] == [r["run"] for r in weft.runs(os.fsencode(tmp_path / name))]
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_what_no_study_made_is_not_read(tmp_path):
+    """A view over an endless recursion, another program's database, and what is none."""
+    ours, runs = "PRAGMA application_id = 0x77656674;", "CREATE TABLE runs(run, variant);"
+    metrics = "CREATE TABLE metrics(run, step);"
+    endless = "CREATE VIEW {}(run, variant) AS WITH RECURSIVE r(a, b) AS (SELECT 1, 0 UNION ALL SELECT a + 1, 0 FROM r) SELECT * FROM r;"
+    for i, script in enumerate((ours + metrics + VARIANTS + endless.format("runs"),
+                                ours + metrics + runs + endless.format("variants"),
+                                runs + metrics + VARIANTS, "")):
+        with pytest.raises(weft.InputError, match="not written by weft"):
+            weft.runs(a_database(tmp_path / f"{i}.db", script))
+    (tmp_path / "text.db").write_text("x" * 5000)
+    with pytest.raises(weft.InputError, match="text.db"):
+        weft.runs(tmp_path / "text.db")
+
+
+def test_lines_that_are_no_records_are_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe\n' + b"[" * 100000 + b'\n[1, 2]\n5\n{"step": 2}\n')
+    assert weft.runs(tmp_path) == [{"step": 1}, {"step": 2}]
+    (tmp_path / "metrics.jsonl").unlink()
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(weft.InputError, match="not a file"):  # and is not waited for
+        weft.runs(tmp_path)
+
+
+def test_a_checkpoints_name_may_be_any(tmp_path):
+    folder = os.path.join(tmp_path, os.fsdecode(b"m\xff"))
+    with weft.Model(N_LAYER=1, N_EMBD=16, N_HEAD=2, VOCAB_SIZE=16, LEARNING_RATE=np.float64(0.5)) as model:
+        assert model.option("LEARNING_RATE") == "0.5"
+        model.save(folder)
+    for path in folder, os.fsencode(folder):
+        with weft.Model(path) as model:
+            assert model.option("N_EMBD") == "16"
+            assert len(model.generate([1, 2], max_tokens=np.int64(2), temperature=np.float64(0.5))) == 2
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        file.write("{")
+    with pytest.raises(weft.InputError, match="config.json"):
+        weft.Model(folder)
+    with pytest.raises((weft.InputError, OSError), match="no"):
+        weft.Tokenizer(folder + "/no")
 
 
 def said_on_a_terminal(code, **environment):

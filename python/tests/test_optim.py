@@ -231,3 +231,45 @@ def test_parameters_that_share_memory_are_refused(first, second):
         p.grad = torch.ones_like(p)
     AdamWSPAM.adamw(beside, lr=0.1, weight_decay=0).step()
     assert torch.allclose(memory, torch.full((128,), 0.9))
+
+
+@pytest.mark.parametrize("views", [lambda m: (m[:, :4], m[:, 2:]), lambda m: (m[:4, :4], m[:4, :4].t()), lambda m: (m, m[::2]),
+                                   lambda m: (m[:, :2], m[:, 4:], m[:, 1:3])])
+def test_views_that_have_numbers_in_common_are_refused(views):
+    """Those that do not lie densely are copied, and of two copies that come back one is lost."""
+    ps = [torch.nn.Parameter(v) for v in views(torch.randn(6, 6))]
+    before = [p.detach().clone() for p in ps]
+    optimizer = AdamWSPAM(ps)
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match="share memory"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, ps))
+
+
+def test_columns_of_one_matrix_are_taken():
+    matrix = torch.zeros(4, 6)
+    ps = [torch.nn.Parameter(v) for v in (matrix[:, :2], matrix[:, 2:5], matrix[:, 5:])]
+    for p in ps:
+        p.grad = torch.ones_like(p)
+    AdamWSPAM.adamw(ps, lr=0.1, weight_decay=0).step()
+    assert torch.allclose(matrix, torch.full((4, 6), -0.1))
+
+
+def test_a_rate_must_be_finite_in_its_type():
+    for dtype, rate in (torch.float32, 1e39), (torch.bfloat16, 1e39):
+        p = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+        optimizer = AdamWSPAM([p], lr=rate)
+        p.grad = torch.ones_like(p)
+        with pytest.raises(ValueError, match="finite"):
+            optimizer.step()
+        assert torch.equal(p, torch.ones_like(p))
+
+
+def test_a_step_is_on_its_parameters_device():
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = AdamWSPAM.adamw([p], lr=0.5, weight_decay=0)
+    p.grad = torch.ones_like(p)
+    with torch.device("meta"):
+        optimizer.step()
+    assert torch.allclose(p, torch.full((3,), 0.5))

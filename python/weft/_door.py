@@ -56,8 +56,30 @@ def _one(t, shape, dtype, name, device, alignment):
 def share_memory(tensors):
     """Whether a number of one is a number of another. C writes to all of them at a time, so it would get one of two
     updates, or half of each."""
-    at = sorted((t.data_ptr(), t.numel() * t.element_size()) for t in tensors if t.is_contiguous() and t.data_ptr())
-    return any(start + count > following for (start, count), (following, _) in zip(at, at[1:]))
+    at = sorted(((t.data_ptr(), _end(t), i) for i, t in enumerate(tensors) if t.numel() and t.data_ptr()))
+    last = 0
+    for n, (start, end, i) in enumerate(at):
+        if start < last and any(e > start and _meet(tensors[i], tensors[j]) for _, e, j in at[:n]):
+            return True
+        last = max(last, end)
+    return False
+
+
+def _end(t):
+    """Behind its last number."""
+    return t.data_ptr() + (sum((n - 1) * step for n, step in zip(t.shape, t.stride())) + 1) * t.element_size()
+
+
+def _meet(a, b):
+    """Whether two that lie in one stretch of memory have a number in common. Columns of one matrix need not."""
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    first, size = min(a.data_ptr(), b.data_ptr()), a.element_size()
+    if b.element_size() != size or (a.data_ptr() - b.data_ptr()) % size:
+        return True
+    seen = a.detach().new_zeros((max(_end(a), _end(b)) - first) // size)
+    seen.as_strided(a.shape, a.stride(), (a.data_ptr() - first) // size).fill_(1)
+    return bool(seen.as_strided(b.shape, b.stride(), (b.data_ptr() - first) // size).any())
 
 
 def shifted(t):

@@ -8,7 +8,7 @@ import ctypes
 from ctypes import byref, c_float, c_int, c_int32, c_int64
 
 from . import _blocks, _door, _progress
-from ._library import InputError, check, handle, lib, texts
+from ._library import InputError, check, handle, lib, text, texts
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "sample", "max_tokens", "end_token")
 TAKEN, MAX_TOKENS = 64, 256
@@ -56,7 +56,7 @@ def _sampling(options, end):
     options = {key: value for key, value in options.items() if value is not None}
     if end is not None:
         options.setdefault("end_token", end)
-    return [f"{key}={value!r}" for key, value in options.items()]
+    return [f"{key}={text(value)}" for key, value in options.items()]
 
 
 def stream(model, prompts, context=0, sequences=0, **options):
@@ -101,7 +101,7 @@ def stream(model, prompts, context=0, sequences=0, **options):
                     yield Token(made[k], sequence.text(made[k]), logprobs[k], sequence.prompt)
                 sequence.ended = bool(ended.value)
                 if ended.value < 0 and broken is None:
-                    broken = lib.weft_error_message().decode()
+                    broken = lib.weft_error_message().decode(errors="replace")
             running = [sequence for sequence in running if not sequence.ended]
         if broken is not None:
             raise InputError(broken)

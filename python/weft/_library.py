@@ -192,7 +192,7 @@ lib, library_path = load()
 def check(status):
     """Raises what a weft_status stands for."""
     if status:
-        raise STATUS.get(status, WeftError)(lib.weft_error_message().decode())
+        raise STATUS.get(status, WeftError)(lib.weft_error_message().decode(errors="replace"))
 
 
 def texts(options):
@@ -209,7 +209,7 @@ def text(value):
     """An option's value as a config writes it."""
     if isinstance(value, bool):
         return "y" if value else "n"
-    return repr(value) if isinstance(value, float) else str(value)
+    return float.__repr__(value) if isinstance(value, float) else str(value)  # NumPy's own has its type's name in it
 
 
 def handle(function, *arguments):

@@ -42,11 +42,19 @@ def pointer(t, shape, dtype, kind, name="an array", device="cpu"):
 
 def checkpoint_folder(path):
     """The checkpoint that a path stands for: itself, or the best one of a run's folder."""
-    path = os.fspath(path)
+    path = os.fsdecode(path)
     best = os.path.join(path, "best")
     if not os.path.exists(os.path.join(path, "config.json")) and os.path.isdir(best):
         return best
     return path
+
+
+def own_tokenizer(folder):
+    """The tokenizer in a checkpoint's folder, None where it has none. Whether it has one is looked up when the checkpoint
+    is opened, and the path is whole: another working directory later, or a folder that is gone by then, is an error and
+    not a model without a tokenizer."""
+    path = folder and os.path.abspath(os.path.join(folder, "tokenizer.json"))
+    return path if path and os.path.lexists(path) else None
 
 
 def folder_options(folder):
@@ -75,7 +83,8 @@ class Model(OfC):
         if self.path is not None and not os.path.exists(self.path):
             raise FileNotFoundError(f"{self.path}: no such checkpoint or config")
         self.device = device
-        self.handle = handle(lib.weft_model_open, self.path.encode() if self.path else None, texts(options))
+        self.text = own_tokenizer(self.path)
+        self.handle = handle(lib.weft_model_open, os.fsencode(self.path) if self.path else None, texts(options))
         self._passes, self._generations, self._lock = collections.OrderedDict(), [], threading.RLock()
         self._tokenizer = None
 
@@ -187,9 +196,7 @@ class Model(OfC):
     def save(self, folder):
         """Writes a model's folder: config.json, model.safetensors, the tokenizer it came with, and their checksums. It
         takes its name when it is whole. A model's folder is replaced; another, or what a run resumes from, is not."""
-        tokenizer = self.path and os.path.join(self.path, "tokenizer.json")
-        tokenizer = os.fsencode(tokenizer) if tokenizer and os.path.exists(tokenizer) else None
-        check(lib.weft_save_with_tokenizer(self._open(), None, tokenizer, os.fsencode(folder)))
+        check(lib.weft_save_with_tokenizer(self._open(), None, self.text and os.fsencode(self.text), os.fsencode(folder)))
 
     # Running it.
 
@@ -260,8 +267,7 @@ class Model(OfC):
         """The checkpoint's tokenizer: .encode(text), .decode(tokens)."""
         if self._tokenizer is None:
             from ._text import Tokenizer
-            own = self.path and os.path.join(self.path, "tokenizer.json")
-            self._tokenizer = Tokenizer(own if own and os.path.exists(own) else self.option("TOKENIZER"))
+            self._tokenizer = Tokenizer(self.text or self.option("TOKENIZER"))
         return self._tokenizer
 
     def generate(self, prompt, **options):

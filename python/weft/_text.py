@@ -11,8 +11,8 @@ class Tokenizer(OfC):
 
     def __init__(self, name):
         self.handle = None
-        self.name = os.fspath(name)
-        self.handle = handle(lib.weft_text_open, self.name.encode())
+        self.name = os.fsdecode(name)
+        self.handle = handle(lib.weft_text_open, os.fsencode(name))
 
     def __del__(self, close=lib.weft_text_close):
         if getattr(self, "handle", None) is not None:

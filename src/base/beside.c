@@ -51,9 +51,11 @@ static int make_file(const char *path) {
 /* One that was removed before it could be opened was taken for one that was left. */
 static int make_folder(const char *path) {
     if (mkdir(path, 0777 | MARK) != 0) return -1;
-    int fd = open(path, OPEN_FOLDER);
-    if (fd < 0 && errno == ENOENT) errno = EEXIST;
-    return fd;
+    int fd = open(path, OPEN_FOLDER), error = errno;
+    if (fd >= 0) return fd;
+    rmdir(path);
+    errno = error == ENOENT ? EEXIST : error;
+    return -1;
 }
 
 static int make_new(const char *path, char out[WEFT_PATH_MAX], int (*make)(const char *path)) {
@@ -163,13 +165,19 @@ static weft_status failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-/* Removes what is worth nothing; the message stays the one of `status`. */
+/* Removes what is worth nothing. The message stays the one of `status`, of the name that was to be: nobody
+ * knows the other. */
 static weft_status discard(const weft_new_folder *f, weft_status status) {
     char message[2048];
     snprintf(message, sizeof message, "%s", weft_error_message());
     weft_beside_mark(f->held);
-    weft_status removed = weft_folder_remove(f->beside);
-    return status == WEFT_OK ? removed : weft_fail(status, "%s", message);
+    /* One that is empty goes without being opened, which may have been what failed. */
+    weft_status removed = rmdir(f->beside) == 0 ? WEFT_OK : weft_folder_remove(f->beside);
+    if (status == WEFT_OK) return removed;
+    const char *at = strstr(message, f->beside);
+    if (!at) return weft_fail(status, "%s", message);
+    return weft_fail(status, "%.*s%s%s", (int)(at - message), message, f->path,
+                     at + strlen(f->beside));
 }
 
 /* The path without slashes at its end. A name is needed: "." and ".." can be given to nothing else. */
@@ -211,7 +219,10 @@ weft_status weft_new_folder_room(const char *path, weft_may_replace may) {
     WEFT_TRY(take_path(path, name));
     WEFT_TRY(is_vacant(name, &vacant));
     if (vacant) return WEFT_OK;
-    return may ? may(name) : refuse(name);
+    WEFT_TRY(may ? may(name) : refuse(name));
+    /* It is emptied once it has lost its name, and would stay under another. */
+    if (faccessat(AT_FDCWD, name, W_OK | X_OK, AT_EACCESS) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "%s: cannot be replaced: %s", name, strerror(errno));
 }
 
 static weft_status make_above(const char *path) {

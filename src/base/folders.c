@@ -39,8 +39,24 @@ weft_status weft_folder_make(const char *path) {
     return weft_folder_make_one(path);
 }
 
+/* Whether there is a plain file by the mark's name. What it says does not count: a kill may have
+ * come before its first byte. */
+static weft_status look_for_mark(int folder, const char *path, bool *out) {
+    struct stat is;
+    *out = false;
+    if (fstatat(folder, WEFT_FOLDER_MARK, &is, AT_SYMLINK_NOFOLLOW) == 0)
+        *out = S_ISREG(is.st_mode);
+    else if (errno != ENOENT)
+        return failed(path);
+    return WEFT_OK;
+}
+
+/* A mark that is there stays as it is: it may be one name of a file that has others. */
 static weft_status put_mark(int folder, const char *path) {
-    int fd = openat(folder, WEFT_FOLDER_MARK, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    bool there;
+    WEFT_TRY(look_for_mark(folder, path, &there));
+    if (there) return WEFT_OK;
+    int fd = openat(folder, WEFT_FOLDER_MARK, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return failed(path);
     size_t bytes = sizeof mark_text - 1;
     bool ok = write(fd, mark_text, bytes) == (ssize_t)bytes && fsync(fd) == 0;
@@ -60,18 +76,6 @@ weft_status weft_folder_mark(const char *path) {
 weft_status weft_folder_make_marked(const char *path) {
     if (mkdir(path, 0777) != 0) return failed(path);
     return weft_folder_mark(path);
-}
-
-/* Whether there is a plain file by the mark's name. What it says does not count: a kill may have
- * come before its first byte. */
-static weft_status look_for_mark(int folder, const char *path, bool *out) {
-    struct stat is;
-    *out = false;
-    if (fstatat(folder, WEFT_FOLDER_MARK, &is, AT_SYMLINK_NOFOLLOW) == 0)
-        *out = S_ISREG(is.st_mode);
-    else if (errno != ENOENT)
-        return failed(path);
-    return WEFT_OK;
 }
 
 weft_status weft_folder_is_marked(const char *path, bool *out) {

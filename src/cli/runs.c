@@ -162,6 +162,8 @@ static int check(const weft_args *args, const runs_args *own) {
         return weft_args_refuse(args, "merge needs --out DIR or --out FILE.db");
     if (own->merge && own->n < 2) return weft_args_refuse(args, "merge takes two studies or more");
     if (!own->merge && own->out) return weft_args_refuse(args, "--out goes with merge");
+    if (own->csv && own->metrics_csv && strcmp(own->csv, own->metrics_csv) == 0)
+        return weft_args_refuse(args, "--csv and --metrics-csv are two files");
     if (own->variants && !own->fit) return weft_args_refuse(args, "--variants goes with --fit");
     if (own->n == 0)
         return weft_args_refuse(args, "name a folder with runs, a study's folder or its runs.db");

@@ -516,7 +516,7 @@ int weft_cmd_study(int argc, char **argv) {
         {"--gpus", .value = &own.gpus_text},
         {"--jobs", .value = &own.jobs_text, .number = &own.jobs, .min = 1, .max = JOBS_MOST},
         {"--restart", .value = &own.restart},
-        {"--minutes", .real = &own.minutes, .min = 0.001, .max = 1e6},
+        {"--minutes", .real = &own.minutes, .min = 1e-6, .max = 1e6},
         {"--list", .flag = &own.list},
         {"--slurm", .value = &own.slurm_options, .flag = &own.slurm},
         {0}};

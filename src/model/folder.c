@@ -11,9 +11,12 @@
 #include "model/kinds.h"
 #include "model/model.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { CONFIG_MOST = 1 << 24 };
 
@@ -281,7 +284,7 @@ weft_status weft_model_publish(const char *path, weft_may_replace may, weft_part
 
 /* state.json. */
 
-enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64 };
+enum { STATE_MOST = 1 << 20, TAIL_ROOM = 64, ATTEMPTS = 10 };
 
 /* What follows the bytes that are summed. */
 static const char tail_format[] = ",\n  \"state_crc32c\": \"%08x\"\n}\n";
@@ -369,15 +372,14 @@ weft_status weft_state_check_file(const char *folder, const json_t *state, const
     if (!there)
         return weft_fail(WEFT_EINPUT, "%s: is missing, but was written; take another checkpoint",
                          path);
-    if (whole)
-        WEFT_TRY(weft_file_sum(path, &is));
-    else
-        WEFT_TRY(weft_file_size(path, &is.bytes));
+    /* The size first: one that is all holes may take hours to be read. */
+    WEFT_TRY(weft_file_size(path, &is.bytes));
     if (is.bytes != json_integer_value(size))
         return weft_fail(WEFT_EINPUT,
                          "%s: %lld bytes, but %lld were written; take another checkpoint", path,
                          (long long)is.bytes, (long long)json_integer_value(size));
     if (!whole) return WEFT_OK;
+    WEFT_TRY(weft_file_sum(path, &is));
     snprintf(text, sizeof text, "%08x", (unsigned)is.crc);
     if (strcmp(text, want) == 0) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
@@ -408,7 +410,7 @@ weft_status weft_state_verify(const char *folder) {
     return status;
 }
 
-weft_status weft_model_check_sums(const char *folder) {
+static weft_status check_model(const char *folder) {
     json_t *state;
     bool there;
     WEFT_TRY(has_state(folder, &there));
@@ -416,6 +418,28 @@ weft_status weft_model_check_sums(const char *folder) {
     WEFT_TRY(weft_state_read(folder, &state));
     weft_status status = check_listed(folder, state, false);
     json_decref(state);
+    return status;
+}
+
+/* Whether an open folder no longer has that name. */
+static bool is_replaced(int folder, const char *path) {
+    struct stat open_one, named;
+    return folder >= 0 && fstat(folder, &open_one) == 0 && stat(path, &named) == 0 &&
+           (open_one.st_ino != named.st_ino || open_one.st_dev != named.st_dev);
+}
+
+/* A run that goes on replaces its checkpoint, perhaps between state.json and what that tells of: then the new one
+ * is checked. The old one is held meanwhile, since another may get the number of one that is gone. */
+weft_status weft_model_check_sums(const char *folder) {
+    weft_status status;
+    bool replaced;
+    int attempts = 0;
+    do {
+        int held = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        status = check_model(folder);
+        replaced = is_replaced(held, folder);
+        if (held >= 0) close(held);
+    } while (status != WEFT_OK && replaced && ++attempts < ATTEMPTS);
     return status;
 }
 

@@ -500,6 +500,42 @@ weft_status weft_database_open_or_new(const char *path, weft_database **out, boo
     return open_runs(path, WEFT_DATABASE_MAKE, out, fresh);
 }
 
+/* SQLite takes a file for "" whose name it removes as soon as it is open. */
+weft_status weft_database_scratch(const char *path, weft_database **out) {
+    *out = NULL;
+    weft_database *d = calloc(1, sizeof *d);
+    if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    d->schema = &weft_runs_schema;
+    d->seconds = runs_seconds;
+    d->entered = true;
+    weft_status status = weft_path(d->path, "%s", path);
+    if (status == WEFT_OK) status = open_file(d, WEFT_DATABASE_MAKE, false);
+    if (status == WEFT_OK) {
+        arm(d);
+        *out = d;
+    } else {
+        weft_database_close(d);
+    }
+    return status;
+}
+
+weft_status weft_database_place(const char *folder) {
+    static const char *const names[] = {"runs.db", "config.json", "model.safetensors",
+                                        "metrics.jsonl"};
+    char path[WEFT_PATH_MAX];
+    bool there;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        WEFT_TRY(weft_path(path, "%s/%s", folder, names[i]));
+        WEFT_TRY(weft_path_there(path, &there));
+        if (there && i == 0) return WEFT_OK;
+        if (there)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is %s folder, not a study's (it has %s); take another --out",
+                             folder, i < 3 ? "a model's" : "a run's", names[i]);
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_database_attach(weft_database *d, const weft_database *other, const char *name) {
     char sql[64];
     snprintf(sql, sizeof sql, "ATTACH ? AS %s", name);

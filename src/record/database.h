@@ -70,6 +70,11 @@ extern const weft_schema weft_runs_schema;
  * write, where there may be none yet. */
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
+/* Whether a study may begin in that folder, or has: WEFT_EINPUT where it is a model's or a run's, in which
+ * training would not go on once it has a runs.db. */
+weft_status weft_database_place(const char *folder);
+/* An empty one without a name, which goes when it is closed; `path` is what messages call it. */
+weft_status weft_database_scratch(const char *path, weft_database **out);
 void weft_database_close(weft_database *d);
 /* Makes one of an older version one of the newest, in a transaction: before the first change. */
 weft_status weft_database_update(weft_database *d);

@@ -268,30 +268,21 @@ static weft_status fill(gathering *g) {
     return status;
 }
 
-static weft_status write_database(gathering *g, const char *path) {
-    bool fresh;
-    WEFT_TRY(weft_database_open_or_new(path, &g->d, &fresh));
+static weft_status write_database(gathering *g) {
+    WEFT_TRY(weft_database_scratch(g->folder, &g->d));
     WEFT_TRY(weft_database_begin(g->d));
     weft_status status = weft_database_make_tables(g->d);
     if (status == WEFT_OK) status = fill(g);
+    if (status == WEFT_OK) status = weft_database_check(g->d);
     return weft_database_finish(g->d, status);
 }
 
-static weft_status make_file(char path[WEFT_PATH_MAX]) {
-    const char *where = getenv("TMPDIR");
-    WEFT_TRY(weft_path(path, "%s/weft-runs-XXXXXX", where && *where ? where : "/tmp"));
-    int file = mkstemp(path);
-    if (file < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    close(file);
-    return WEFT_OK;
-}
-
-static weft_status gather(const char *folder, char path[WEFT_PATH_MAX]) {
+static weft_status gather(const char *folder, weft_database **out) {
     gathering g = {.folder = folder,
                    .config = malloc(sizeof *g.config),
                    .first = malloc(sizeof *g.first),
                    .seen = json_object()};
-    *path = '\0';
+    *out = NULL;
     weft_status status = g.config && g.first && g.seen ? WEFT_OK : no_memory();
     if (status == WEFT_OK) status = weft_watched_open(&folder, 1, false, &g.watched);
     while (status == WEFT_OK && !weft_watched_look(g.watched))
@@ -307,10 +298,11 @@ static weft_status gather(const char *folder, char path[WEFT_PATH_MAX]) {
                            "%s: holds more runs than can be listed together (%d); name a folder "
                            "in it",
                            folder, weft_watched_count(g.watched));
-    if (status == WEFT_OK) status = make_file(path);
-    if (status == WEFT_OK) status = write_database(&g, path);
-    weft_database_close(g.d);
-    if (status != WEFT_OK && *path) unlink(path);
+    if (status == WEFT_OK) status = write_database(&g);
+    if (status == WEFT_OK)
+        *out = g.d;
+    else
+        weft_database_close(g.d);
     for (int i = 0; i < g.n_groups; i++) {
         free(g.groups[i].key);
         json_decref(g.groups[i].of);
@@ -331,9 +323,5 @@ weft_status weft_listing_open(const char *path, weft_database **out) {
     if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
     WEFT_TRY(weft_path(file, "%s/runs.db", path));
     WEFT_TRY(weft_path_there(file, &there));
-    if (there) return weft_database_open(file, false, out);
-    WEFT_TRY(gather(path, file));
-    weft_status status = weft_database_open(file, false, out);
-    unlink(file); /* what is open stays until it is closed */
-    return status;
+    return there ? weft_database_open(file, false, out) : gather(path, out);
 }

@@ -8,8 +8,8 @@
 
 #include <stdio.h>
 
-/* A database, or a folder's runs.db, to read; where a folder has none, its runs are gathered in one for the
- * moment, and not touched. Runs whose configs differ by seed and learning rate alone are one variant, named
+/* A database, or a folder's runs.db, to read; where a folder has none, its runs are gathered in one that
+ * has no name and goes when it is closed, and are not touched. Runs whose configs differ by seed and learning rate alone are one variant, named
  * after the first of them; the first variant is what the others are compared with. WEFT_EINPUT where the folder
  * holds no run. */
 weft_status weft_listing_open(const char *path, weft_database **out);

@@ -30,15 +30,24 @@ static weft_status file_of(const char *path, char file[WEFT_PATH_MAX]) {
     return weft_path(file, "%s%s", path, folder ? "/runs.db" : "");
 }
 
-static weft_status name_out(const char *out, char file[WEFT_PATH_MAX]) {
+/* *made: the folder was not there. */
+static weft_status name_out(const char *out, char file[WEFT_PATH_MAX], bool *made) {
     size_t n = strlen(out);
     bool database = n > 3 && strcmp(out + n - 3, ".db") == 0;
     weft_kind kind;
-    if (!database) WEFT_TRY(weft_folder_make(out));
+    struct stat is;
+    *made = false;
     WEFT_TRY(weft_path(file, "%s%s", out, database ? "" : "/runs.db"));
+    if (!database && stat(out, &is) == 0 && !S_ISDIR(is.st_mode))
+        return weft_fail(WEFT_EINPUT, "%s: is not a folder; take another --out", out);
     WEFT_TRY(weft_path_kind(file, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
+    if (kind != WEFT_KIND_NOTHING)
+        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", file);
+    if (database) return WEFT_OK;
+    WEFT_TRY(weft_database_place(out));
+    WEFT_TRY(weft_path_kind(out, &kind));
+    *made = kind == WEFT_KIND_NOTHING;
+    return weft_folder_make(out);
 }
 
 /* A whole copy, read in one transaction, so that the database may be in use; open, and of today's tables. */
@@ -215,10 +224,15 @@ weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *s
                        weft_merged *result) {
     char file[WEFT_PATH_MAX], beside[WEFT_PATH_MAX];
     weft_new_folder f;
-    WEFT_TRY(name_out(out, file));
-    WEFT_TRY(weft_new_folder_begin(&f, file));
-    weft_status status = weft_path(beside, "%s/runs.db", f.beside);
-    if (status == WEFT_OK) status = build(paths, n, beside, say, result);
-    if (status == WEFT_OK) status = weft_file_take_name(beside, file);
-    return weft_new_folder_drop(&f, status);
+    bool made;
+    WEFT_TRY(name_out(out, file, &made));
+    weft_status status = weft_new_folder_begin(&f, file);
+    if (status == WEFT_OK) {
+        status = weft_path(beside, "%s/runs.db", f.beside);
+        if (status == WEFT_OK) status = build(paths, n, beside, say, result);
+        if (status == WEFT_OK) status = weft_file_take_name(beside, file);
+        status = weft_new_folder_drop(&f, status);
+    }
+    if (status != WEFT_OK && made) rmdir(out); /* unless somebody has put something there */
+    return status;
 }

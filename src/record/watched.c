@@ -298,7 +298,8 @@ static void read_result(run *r, int folder) {
 static bool is_fresh(const run *r) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    return difftime(now.tv_sec, r->lines.changed.tv_sec) < fresh_seconds;
+    /* A time to come is that of a clock that was set back, or of another machine. */
+    return fabs(difftime(now.tv_sec, r->lines.changed.tv_sec)) < fresh_seconds;
 }
 
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
@@ -494,6 +495,8 @@ static char *read_end(int folder, const char *name, size_t most) {
     ssize_t n = -1;
     if (text && fstat(file, &is) == 0)
         n = pread(file, text, most, is.st_size > (off_t)most ? is.st_size - (off_t)most : 0);
+    for (ssize_t i = 0; i < n; i++) /* a hole, where a machine went down; it ends no text */
+        if (!text[i]) text[i] = (char)0xff;
     if (text) text[n > 0 ? n : 0] = '\0';
     close(file);
     return text;

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 

@@ -124,7 +124,16 @@ void weft_connections_close(weft_connections *all) {
     free(all);
 }
 
-weft_connection *weft_connections_add(weft_connections *all, int socket) {
+static void let_go(weft_connections *all, weft_connection *c) {
+    all->busy -= c->busy;
+    c->busy = false;
+    c->told = false;
+    weft_job_release(c->job);
+    c->job = NULL;
+}
+
+#ifdef WEFT_HAVE_MICROHTTPD
+static weft_connection *add_connection(weft_connections *all, int socket) {
     weft_connection *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->socket = socket;
@@ -139,15 +148,7 @@ weft_connection *weft_connections_add(weft_connections *all, int socket) {
     return c;
 }
 
-static void let_go(weft_connections *all, weft_connection *c) {
-    all->busy -= c->busy;
-    c->busy = false;
-    c->told = false;
-    weft_job_release(c->job);
-    c->job = NULL;
-}
-
-void weft_connections_remove(weft_connections *all, weft_connection *c) {
+static void remove_connection(weft_connections *all, weft_connection *c) {
     pthread_mutex_lock(&all->lock);
     let_go(all, c);
     if (c->before)
@@ -159,6 +160,25 @@ void weft_connections_remove(weft_connections *all, weft_connection *c) {
     pthread_mutex_unlock(&all->lock);
     free(c);
 }
+
+void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
+                           enum MHD_ConnectionNotificationCode what) {
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        *own = info ? add_connection(all, info->connect_fd) : NULL;
+    } else if (*own) {
+        remove_connection(all, *own);
+        *own = NULL;
+    }
+}
+
+weft_connection *weft_connection_of(struct MHD_Connection *c) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+#endif
 
 void weft_connection_begin(weft_connections *all, weft_connection *c, double seconds) {
     pthread_mutex_lock(&all->lock);

@@ -11,6 +11,10 @@
 
 #include "serve/job.h"
 
+#ifdef WEFT_HAVE_MICROHTTPD
+#include <microhttpd.h>
+#endif
+
 typedef struct weft_connections weft_connections;
 typedef struct weft_connection weft_connection;
 
@@ -19,9 +23,14 @@ weft_status weft_connections_open(double seconds, void (*gone)(void *context, we
 /* When no connection is left. */
 void weft_connections_close(weft_connections *all);
 
-/* A new connection; NULL: no memory. It must be removed before its socket is closed. */
-weft_connection *weft_connections_add(weft_connections *all, int socket);
-void weft_connections_remove(weft_connections *all, weft_connection *c);
+#ifdef WEFT_HAVE_MICROHTTPD
+/* Takes up a connection that begins, and forgets one that ends: libmicrohttpd's MHD_OPTION_NOTIFY_CONNECTION
+ * with the weft_connections as its context. */
+void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
+                           enum MHD_ConnectionNotificationCode what);
+/* NULL: there was no memory for it. */
+weft_connection *weft_connection_of(struct MHD_Connection *c);
+#endif
 
 /* A request came in whole; its answer may take so many seconds. */
 void weft_connection_begin(weft_connections *all, weft_connection *c, double seconds);

@@ -12,9 +12,9 @@
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/clock.h"
 #include "base/embed.h"
-#include "base/text.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "generate/text.h"
 #include "serve/connections.h"
 #include "serve/http.h"
@@ -189,14 +189,12 @@ static bool check_head(exchange *x, const char *url, const char *method) {
 
 static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, const char *url,
                                     const char *method, void **out) {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     exchange *x = calloc(1, sizeof *x);
     if (!x) return MHD_NO;
     *out = x;
     x->server = s;
     x->mhd = c;
-    x->connection = info ? info->socket_context : NULL;
+    x->connection = weft_connection_of(c);
     x->start = weft_clock();
     if (!x->connection) return MHD_NO;
     if (check_head(x, url, method)) return MHD_YES;
@@ -453,19 +451,6 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     free(x);
 }
 
-static void note_connection(void *server, struct MHD_Connection *c, void **socket_context,
-                            enum MHD_ConnectionNotificationCode what) {
-    weft_server *s = server;
-    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
-        const union MHD_ConnectionInfo *info =
-            MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-        *socket_context = info ? weft_connections_add(s->connections, info->connect_fd) : NULL;
-    } else if (*socket_context) {
-        weft_connections_remove(s->connections, *socket_context);
-        *socket_context = NULL;
-    }
-}
-
 /* Of a client that has gone: its job is given up. */
 static void give_up(void *server, weft_job *j) {
     weft_server *s = server;
@@ -485,9 +470,9 @@ static weft_status start_daemon(weft_server *s) {
     s->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, receive, s, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
         MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_exchange, s,
-        MHD_OPTION_NOTIFY_CONNECTION, note_connection, s, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)(o->request_seconds + 1),
-        MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
+        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, s->connections,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)o->connections, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(o->request_seconds + 1), MHD_OPTION_STRICT_FOR_CLIENT, 1, MHD_OPTION_END);
     if (s->daemon) return WEFT_OK;
     close(listening);
     return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");

@@ -3,6 +3,7 @@
 
 #include "base/files.h"
 #include "base/folders.h"
+#include "record/database.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,6 +177,7 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     char path[WEFT_PATH_MAX], program[WEFT_PATH_MAX];
     job j = {.study = s, .o = o, .program = program, .array = out->array};
     WEFT_TRY(check_folder(o->out));
+    WEFT_TRY(weft_database_place(o->out));
     WEFT_TRY(own_program(program));
     WEFT_TRY(count_memory(s, o, &j.mib));
     for (int i = 0; i < s->variants.n; i++)

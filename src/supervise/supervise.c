@@ -479,7 +479,8 @@ weft_status weft_study_run(weft_study *s, const weft_study_options *options,
     supervisor v = {.study = s, .options = options, .result = out, .begun = weft_clock()};
     int hold = -1;
     *out = (weft_study_result){0};
-    weft_status status = weft_folder_make(options->out);
+    weft_status status = weft_database_place(options->out);
+    if (status == WEFT_OK) status = weft_folder_make(options->out);
     if (status == WEFT_OK) status = weft_folder_hold(options->out, &hold);
     if (status == WEFT_OK) status = open_record(&v);
     if (status == WEFT_OK) status = supervise(&v);

@@ -5,29 +5,33 @@
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/embed.h"
-#include "base/text.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "report/page.h"
+#include "serve/connections.h"
 #include "serve/http.h"
 #include "watch/gpu.h"
 
+#include <math.h>
 #include <microhttpd.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum {
     LOOK_MS = 1000,
-    PAUSE_MS = 2, /* between looks at files that are long: others may ask */
-    BEATS = 15,   /* looks without news after which a stream says that it is alive */
-    BODY_MOST = 1 << 16,
+    PAUSE_MS = 2,        /* between looks at files that are long: others may ask */
+    BEATS = 15,          /* looks without news after which a stream says that it is alive */
+    BODY_MOST = 1 << 18, /* a note and tags, as long as they may be, each sign written as two */
     TAIL_MOST = 16384,
     BLOCK = 16384,
     CONNECTIONS_MOST = 256,
     STACK_BYTES = 1 << 21, /* a list in a list is read by recursion, 2,048 deep */
-    IDLE_SECONDS = 60
+    IDLE_SECONDS = 60,
+    REQUEST_SECONDS = 30
 };
 
 /* What is new after one change up to another, as JSON. Kept as long as somebody has it. */
@@ -43,6 +47,7 @@ struct weft_live {
     weft_gpus *gpus;
     char *page;
     struct MHD_Daemon *daemon;
+    weft_connections *connections;
     int found;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, and of the runs */
@@ -279,7 +284,7 @@ static enum MHD_Result take_note(weft_live *w, struct MHD_Connection *c, const r
     if (r->large) return send_error(c, 413, "the note is too long");
     if (!type || strncmp(type, "application/json", 16) != 0)
         return send_error(c, 415, "the body must be JSON");
-    json_t *object = weft_json_read(r->body ? r->body : "", r->bytes, 0, NULL);
+    json_t *object = weft_json_read(r->body ? r->body : "", r->bytes, JSON_REJECT_DUPLICATES, NULL);
     const json_t *id = json_object_get(object, "id");
     const char *note = json_string_value(json_object_get(object, "note"));
     const char *tags = json_string_value(json_object_get(object, "tags"));
@@ -335,28 +340,49 @@ static enum MHD_Result receive(void *context, struct MHD_Connection *c, const ch
         *bytes = 0;
         return MHD_YES;
     }
-    return answer(context, c, url, method, r);
+    weft_live *w = context;
+    weft_connection *connection = weft_connection_of(c);
+    if (!connection) return MHD_NO;
+    /* It came whole, and in time; a stream lasts as long as its client. */
+    weft_connection_begin(w->connections, connection,
+                          strcmp(url, "/api/events") == 0 ? INFINITY : IDLE_SECONDS);
+    return answer(w, c, url, method, r);
 }
 
 static void end_request(void *context, struct MHD_Connection *c, void **own,
                         enum MHD_RequestTerminationCode how) {
     request *r = *own;
-    (void)context, (void)c, (void)how;
+    weft_live *w = context;
+    weft_connection *connection = weft_connection_of(c);
+    (void)how;
+    if (connection) weft_connection_end(w->connections, connection);
     if (r) free(r->body);
     free(r);
     *own = NULL;
 }
 
+/* Half of the files that may be open are left for what is looked at. */
+static unsigned most_connections(void) {
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur / 2 > CONNECTIONS_MOST)
+        return CONNECTIONS_MOST;
+    return (unsigned)files.rlim_cur / 2;
+}
+
 static weft_status start_daemon(weft_live *w) {
     int listening;
     bool six = false;
+    double seconds = w->options.request_seconds;
+    WEFT_TRY(weft_connections_open(seconds > 0 ? seconds : REQUEST_SECONDS, NULL, NULL,
+                                   &w->connections));
     WEFT_TRY(weft_http_listen(w->options.host, w->options.port, &listening, &six));
     unsigned flags = MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION |
                      MHD_USE_ERROR_LOG | (six ? MHD_USE_IPv6 : 0u);
     w->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, receive, w, MHD_OPTION_EXTERNAL_LOGGER, weft_http_log, NULL,
         MHD_OPTION_LISTEN_SOCKET, listening, MHD_OPTION_NOTIFY_COMPLETED, end_request, w,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS_MOST, MHD_OPTION_CONNECTION_TIMEOUT,
+        MHD_OPTION_NOTIFY_CONNECTION, weft_connections_note, w->connections,
+        MHD_OPTION_CONNECTION_LIMIT, most_connections(), MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)IDLE_SECONDS, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     if (w->daemon) return WEFT_OK;
     close(listening);
@@ -405,6 +431,7 @@ void weft_live_close(weft_live *w) {
     pthread_cond_broadcast(&w->news);
     pthread_mutex_unlock(&w->lock);
     if (w->daemon) MHD_stop_daemon(w->daemon);
+    weft_connections_close(w->connections);
     if (w->started) pthread_join(w->thread, NULL);
     let_go(w->all);
     let_go(w->changes);

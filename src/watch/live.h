@@ -18,7 +18,8 @@ typedef struct weft_live weft_live;
 
 typedef struct {
     const char *host;
-    int port; /* 0: any that is free */
+    int port;               /* 0: any that is free */
+    double request_seconds; /* within which a client must have sent a request whole; 0: 30 */
 } weft_live_options;
 
 /* The runs are its own until it is closed. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -66,7 +67,8 @@ static void test_a_folder_is_replaced_whole(void **state) {
     expect(publish(at("x/deep/a"), "two", NULL), WEFT_EINPUT, "there already");
     expect(publish(at("x/deep/a"), "two", none), WEFT_EINPUT, "not this one");
     expect(weft_new_folder_begin(&f, at("x/deep/a")), WEFT_OK, NULL);
-    expect(weft_new_folder_end(&f, weft_fail(WEFT_EIO, "no"), any), WEFT_EIO, "no");
+    expect(weft_new_folder_end(&f, weft_fail(WEFT_EIO, "so: %s/file: no", f.beside), any), WEFT_EIO,
+           "x/deep/a/file: no"); /* of the name that was to be */
     holds(at("x/deep"), "a ");
     holds(at("x/deep/a"), "one ");
     expect(publish(at("x/deep/a"), "two", any), WEFT_OK, NULL);
@@ -160,6 +162,85 @@ static void test_two_names_are_exchanged(void **state) {
     holds(at("w/b"), "one ");
 }
 
+/* A mark may be a second name of a file that is not weft's. */
+static void test_a_mark_that_is_there_is_not_written(void **state) {
+    (void)state;
+    char text[32] = "";
+    expect(publish(at("v/a"), "one", NULL), WEFT_OK, NULL);
+    put(at("v"), "mine", "precious");
+    assert_int_equal(unlink(at("v/a/" WEFT_FOLDER_MARK)), 0);
+    assert_int_equal(link(at("v/mine"), at("v/a/" WEFT_FOLDER_MARK)), 0);
+    expect(publish(at("v/a"), "two", any), WEFT_OK, NULL);
+    holds(at("v/a"), "two ");
+    FILE *file = fopen(at("v/mine"), "r");
+    assert_non_null(file);
+    assert_non_null(fgets(text, sizeof text, file));
+    fclose(file);
+    assert_string_equal(text, "precious");
+}
+
+/* Runs in a process of its own, since it gives up what it may do; its value is the exit status. */
+static int alone(int (*body)(int value), int value) {
+    int status;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) _exit(body(value));
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* With so many more descriptors than are open. */
+static int begin_with(int more) {
+    int next = dup(0);
+    struct rlimit limit = {(rlim_t)(next + more), (rlim_t)(next + more)};
+    weft_new_folder f;
+    if (next < 0 || close(next) != 0 || setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
+    weft_status status = weft_new_folder_begin(&f, at("u/a"));
+    if (status == WEFT_OK) status = weft_new_folder_drop(&f, WEFT_OK);
+    return status == WEFT_OK ? 0 : 1;
+}
+
+static void test_a_folder_that_cannot_be_used_is_not_left(void **state) {
+    (void)state;
+    int more = 0, failures = 0;
+    assert_int_equal(mkdir(at("u"), 0777), 0);
+    for (int is = 1; is; more++) {
+        assert_true(more < 16);
+        is = alone(begin_with, more);
+        assert_in_range(is, 0, 1);
+        failures += is;
+        holds(at("u"), "");
+    }
+    assert_true(failures >= 3); /* to read the folder above, to hold the new one, to mark it */
+}
+
+/* Without a privilege that would let it write anywhere. */
+static int replace_closed(int value) {
+    (void)value;
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) return 2;
+    weft_new_folder f;
+    mode_t before = umask(0777); /* a new folder cannot be opened */
+    if (weft_new_folder_begin(&f, at("t/b")) != WEFT_EIO) return 3;
+    umask(before);
+    weft_status room = weft_new_folder_room(at("t/a"), any), done = publish(at("t/a"), "two", any);
+    return room == WEFT_EIO && done == WEFT_EIO && strstr(weft_error_message(), "t/a: cannot be")
+               ? 0
+               : 1;
+}
+
+static void test_a_folder_that_may_not_be_written_is_not_replaced(void **state) {
+    (void)state;
+    expect(publish(at("t/a"), "one", NULL), WEFT_OK, NULL);
+    assert_int_equal(chmod(at("."), 0711), 0); /* another user is to reach it */
+    assert_int_equal(chmod(at("t"), 0777), 0);
+    assert_int_equal(chmod(at("t/a"), 0555), 0);
+    assert_int_equal(alone(replace_closed, 0), 0);
+    assert_int_equal(chmod(at("t/a"), 0755), 0);
+    holds(at("t"), "a ");
+    holds(at("t/a"), "one ");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_folder_is_replaced_whole),
@@ -168,6 +249,9 @@ int main(void) {
         cmocka_unit_test(test_the_next_writer_clears_what_kills_left),
         cmocka_unit_test(test_a_folder_that_lost_its_name_gets_it_back),
         cmocka_unit_test(test_two_names_are_exchanged),
+        cmocka_unit_test(test_a_mark_that_is_there_is_not_written),
+        cmocka_unit_test(test_a_folder_that_cannot_be_used_is_not_left),
+        cmocka_unit_test(test_a_folder_that_may_not_be_written_is_not_replaced),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

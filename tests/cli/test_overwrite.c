@@ -107,6 +107,14 @@ static void test_csv_spares_files_and_databases(void **state) {
     /* A run in the middle of a study. */
     command_fails(2, RUN("train", "--config", config, "--out", out), SAYS("a study's folder"));
     assert_int_not_equal(access(at("study/metrics.jsonl"), F_OK), 0);
+    /* And a study in the middle of a run, or of a model. */
+    shell_succeeds("mkdir '%s' && touch '%s/metrics.jsonl'", at("a-run"), at("a-run"));
+    command_fails(2, RUN("study", "--config", config, "--out", at("a-run")),
+                  SAYS("a run's folder"));
+    command_fails(2, RUN("study", "--config", config, "--out", at("model")),
+                  SAYS("a model's folder"));
+    shell_succeeds("test \"$(ls -A '%s')\" = metrics.jsonl && ! test -e '%s/lock'", at("a-run"),
+                   at("model"));
 }
 
 /* --force replaces a folder whole, and only one that weft made. */

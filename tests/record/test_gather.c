@@ -121,6 +121,20 @@ static void test_runs_are_held_against_runs(void **state) {
                    scratch_path("fewer"));
 }
 
+/* They are gathered in a file without a name, which a kill does not leave; what is wrong with them is told of
+ * the folder that was named. */
+static void test_what_is_gathered_has_no_name(void **state) {
+    (void)state;
+    const char *none = scratch_path("none"), *wrong = scratch_path("wrong");
+    shell_succeeds("TMPDIR='%s' build/weft runs '%s' >/dev/null", none, runs);
+    shell_succeeds("TMPDIR='%s' build/weft runs '%s' --diff '%s' >/dev/null", none, runs, runs);
+    shell_succeeds("cp -r '%s' '%s' && echo '{\"step\": -5}' >> '%s/dot-seed1/metrics.jsonl'", runs,
+                   wrong, wrong);
+    char start[700];
+    snprintf(start, sizeof start, "weft runs: %s: in ", wrong);
+    command_fails(2, RUN("runs", wrong), SAYS(start, "-5"));
+}
+
 /* A line of 600 MB, all of it a hole, before the last one: read in the memory that a line takes. */
 static void test_long_lines_take_no_memory(void **state) {
     (void)state;
@@ -175,6 +189,7 @@ int main(void) {
         cmocka_unit_test(test_runs_are_compared_seed_by_seed),
         cmocka_unit_test(test_runs_are_reported_and_exported),
         cmocka_unit_test(test_runs_are_held_against_runs),
+        cmocka_unit_test(test_what_is_gathered_has_no_name),
         cmocka_unit_test(test_long_lines_take_no_memory),
         cmocka_unit_test(test_more_runs_than_are_read_are_refused),
         cmocka_unit_test(test_runs_are_handed_to_wandb),

@@ -108,6 +108,29 @@ static void test_of_merges_at_once_one_succeeds(void **state) {
     shell_succeeds("test \"$(ls -A '%s')\" = runs.db", out);
 }
 
+/* A merge that is refused leaves no folder; and what is a model's or a run's does not become a study's, in
+ * which training would not go on. */
+static void test_the_place_is_a_studys(void **state) {
+    (void)state;
+    const char *out = scratch_path("none"), *run = scratch_path("run");
+    command_fails(2, RUN("runs", "merge", first, scratch_path("no.db"), "--out", out),
+                  SAYS("no.db"));
+    assert_int_not_equal(access(out, F_OK), 0);
+    shell_succeeds("mkdir '%s' && touch '%s/metrics.jsonl'", run, run);
+    command_fails(2, RUN("runs", "merge", first, second, "--out", run), SAYS("a run's folder"));
+    shell_succeeds("test \"$(ls -A '%s')\" = metrics.jsonl && mv '%s/metrics.jsonl' "
+                   "'%s/model.safetensors'",
+                   run, run, run);
+    command_fails(2, RUN("runs", "merge", first, second, "--out", run), SAYS("a model's folder"));
+    command_fails(2, RUN("runs", "merge", first, second, "--out", config), SAYS("not a folder"));
+    /* A folder that was there stays, and serves. */
+    shell_succeeds("rm '%s/model.safetensors'", run);
+    command_fails(2, RUN("runs", "merge", first, scratch_path("no.db"), "--out", run), SAYS("no"));
+    command_succeeds(RUN("runs", "merge", first, second, "--out", run), NULL);
+    command_fails(2, RUN("runs", first, "--csv", out, "--metrics-csv", out), SAYS("two files"));
+    assert_int_not_equal(access(out, F_OK), 0);
+}
+
 static int make_parts(void **state) {
     (void)state;
     scratch_open();
@@ -130,6 +153,7 @@ int main(void) {
         cmocka_unit_test(test_what_neither_has_waits),
         cmocka_unit_test(test_of_merges_at_once_one_succeeds),
         cmocka_unit_test(test_other_configs_and_contradictions_are_refused),
+        cmocka_unit_test(test_the_place_is_a_studys),
     };
     return cmocka_run_group_tests(tests, make_parts, scratch_teardown);
 }

@@ -81,9 +81,11 @@ static void test_output_that_is_lost_is_a_failure(void **state) {
 static void test_a_process_that_is_left_is_a_failure(void **state) {
     (void)state;
     make_program("clean", "echo 'test: a'; sleep 0.01; echo 'success: a'");
-    /* A process that has just been started, or just been killed, is for a moment neither there nor gone. */
+    /* A process that has just been started, or just been killed, is for a moment neither there nor gone. To
+     * grep alone "setsid", NUL, "sleep" is two lines. */
     make_program("leaver", "echo 'test: b'; setsid sleep 1234 & echo $! >left; "
-                           "until grep -qs '^sleep' /proc/$!/cmdline; do sleep 0.1; done; "
+                           "until tr '\\0' ' ' </proc/$!/cmdline | grep -q '^sleep'; do sleep 0.1; "
+                           "done; "
                            "echo 'success: b'");
     shell("run $at/clean >$at/first && run $at/leaver >$at/said; [ $? = 1 ] && "
           "i=0 && while grep -qs sleep /proc/$(cat $at/left)/cmdline; do "
@@ -95,14 +97,16 @@ static void test_a_process_that_is_left_is_a_failure(void **state) {
 /* Kernels of a set that the processor lacks ran emulated, or are named. */
 static void test_kernels_that_did_not_run_are_named(void **state) {
     (void)state;
-    make_program("sets", "echo 'test: a'; echo 'kernels: fine ran'; echo 'kernels: wide lacks'; "
+    make_program("sets", "echo 'test: a'; echo 'kernels: fine ran'; "
+                         "echo 'kernels: old ran a/x b/y'; echo 'kernels: wide lacks'; "
                          "echo 'kernels: wide-bf16 lacks'; echo 'success: a'");
     make_program("emulated", "echo 'test: b'; echo 'kernels: wide emulated norm.32 rope.32'; "
                              "echo 'kernels: wide-bf16 emulated gemm.32'; echo 'success: b'");
     shell("export KERNELS='norm.32 rope.32 norm.64' MATRIX_KERNELS='gemm.32' CUDA_KERNELS=3; "
           "run $at/sets $at/emulated >$at/said");
     expect_said("said",
-                "kernels: fine ran\nkernels: wide: this processor lacks its instructions; "
+                "kernels: fine ran\nkernels: old ran in a/x b/y alone\nkernels: wide: this "
+                "processor lacks its instructions; "
                 "ran emulated: norm.32 rope.32; not run: norm.64\nkernels: wide-bf16: this "
                 "processor lacks its instructions; ran emulated: gemm.32\nkernels: CUDA: "
                 "not run, 3 files: make test-cuda runs them on a GPU\n2 passed, 0 failed\n");

@@ -21,6 +21,8 @@ void train_need_limit(void);
 int train_wait(pid_t child);
 /* Waits until a run that goes on has written another OUT/last than there is now. */
 void train_wait_checkpoint(pid_t child, const char *out);
+/* Whether one came; false: the process ended before. */
+bool train_sees_checkpoint(pid_t child, const char *out);
 
 /* Expects equal contents of A/NAME and B/NAME. */
 void train_same_file(const char *a, const char *b, const char *name);

@@ -1,10 +1,14 @@
 /* Damage is noticed: a flipped bit in any file of a checkpoint, a bad line among the metrics, a
  * dataset that is another one. */
+#include "base/beside.h"
+#include "base/clock.h"
+#include "model/folder.h"
 #include "support/fault.h"
 #include "support/token_file.h"
 #include "support/train_run.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -250,6 +254,64 @@ static int open_scratch(void **state) {
     return 0;
 }
 
+/* A checkpoint, as far as its checksums go: one file that takes a while to be read, then another. */
+static void make_checkpoint(const char *folder, char byte) {
+    enum { BYTES = 8 << 20 };
+    char path[256], *data = malloc(BYTES);
+    weft_sum sums[WEFT_PARTS] = {{0}};
+    assert_non_null(data);
+    memset(data, byte, BYTES);
+    assert_int_equal(mkdir(folder, 0777), 0);
+    for (int part = 0; part < WEFT_PARTS; part++) {
+        if (part == WEFT_PART_OPTIMIZER) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, weft_parts[part]);
+        assert_int_equal(
+            weft_file_write(path, data, part == WEFT_PART_MODEL ? BYTES : 16, &sums[part]),
+            WEFT_OK);
+    }
+    json_t *state = json_pack("{s:o}", "files", weft_parts_to_json(sums));
+    assert_int_equal(weft_state_write(folder, state), WEFT_OK);
+    free(data);
+}
+
+/* Exchanges the two once some of a file was read. */
+static void *exchange_meanwhile(void *context) {
+    uint_least64_t before = *(uint_least64_t *)context;
+    while (atomic_load(&weft_beats) < before + 2)
+        ;
+    return weft_folder_exchange(at("one"), at("two"), at("three")) == WEFT_OK ? NULL : context;
+}
+
+/* A checkpoint that is replaced while it is checked is not taken for a damaged one. */
+static void test_a_checkpoint_that_is_replaced_is_no_damage(void **state) {
+    (void)state;
+    char folder[256];
+    snprintf(folder, sizeof folder, "%s", at("one"));
+    make_checkpoint(folder, 'a');
+    make_checkpoint(at("two"), 'b');
+    for (int i = 0; i < 20; i++) {
+        uint_least64_t beats = atomic_load(&weft_beats);
+        pthread_t thread;
+        void *failed;
+        assert_int_equal(pthread_create(&thread, NULL, exchange_meanwhile, &beats), 0);
+        weft_status status = weft_model_check_sums(folder);
+        assert_int_equal(pthread_join(thread, &failed), 0);
+        assert_null(failed);
+        if (status != WEFT_OK) fail_msg("%s", weft_error_message());
+    }
+}
+
+/* A file of a terabyte, all of it a hole, is refused by its size. */
+static void test_a_hole_is_not_read_to_its_end(void **state) {
+    (void)state;
+    make_checkpoint(at("hole"), 'a');
+    uint_least64_t beats = atomic_load(&weft_beats);
+    assert_int_equal(truncate(at("hole/model.safetensors"), (off_t)1 << 40), 0);
+    assert_int_equal(weft_model_check_sums(at("hole")), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "1099511627776 bytes, but 8388608 were written"));
+    assert_true(atomic_load(&weft_beats) - beats < 8);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
@@ -257,6 +319,8 @@ int main(void) {
         cmocka_unit_test(test_a_state_of_the_version_before_is_read),
         cmocka_unit_test(test_extreme_counts_in_a_state_are_refused),
         cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
+        cmocka_unit_test(test_a_checkpoint_that_is_replaced_is_no_damage),
+        cmocka_unit_test(test_a_hole_is_not_read_to_its_end),
         cmocka_unit_test(test_a_bad_line_costs_only_itself),
         cmocka_unit_test(test_what_a_kill_leaves_is_no_damage),
         cmocka_unit_test(test_metrics_are_synced_before_a_checkpoint),

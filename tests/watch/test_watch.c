@@ -231,7 +231,7 @@ static int post(const char *headers, const char *body) {
 
 static void test_what_is_wrong_is_refused(void **state) {
     (void)state;
-    static char large[200000];
+    static char large[300000];
     memset(large, 'x', sizeof large - 1);
     assert_int_equal(status_for("evil.example"), 403);
     assert_int_equal(status_for("127.0.0.1.evil.example:80"), 403);
@@ -244,6 +244,9 @@ static void test_what_is_wrong_is_refused(void **state) {
                      415);
     assert_int_equal(post("Content-Type: application/json\r\n", "{\"id\":\"0\"}"), 400);
     assert_int_equal(post("Content-Type: application/json\r\n", "not JSON"), 400);
+    assert_int_equal(post("Content-Type: application/json\r\n",
+                          "{\"id\":0,\"note\":\"\",\"tags\":\"\",\"note\":\"another\"}"),
+                     400);
     assert_int_equal(
         post("Content-Type: application/json\r\n", "{\"id\":77,\"note\":\"\",\"tags\":\"\"}"), 400);
     assert_int_equal(post("Content-Type: application/json\r\n", large), 413);
@@ -268,6 +271,28 @@ static void test_notes_are_kept(void **state) {
     assert_string_equal(json_string_value(json_object_get(run, "note")), "it's <b>good</b>");
     assert_string_equal(json_string_value(json_object_get(run, "tags")), "keep");
     json_decref(news);
+}
+
+/* As long as a note may be, every sign of it written as two. */
+static void test_a_long_note_is_taken(void **state) {
+    (void)state;
+    enum { MOST = 65536 };
+    static char body[2 * MOST + 64], note[MOST + 1];
+    json_t *news = get_json("/api/runs", 200);
+    int id = (int)number(find_run(news, "first"), "id");
+    json_decref(news);
+    char *at = body + sprintf(body, "{\"id\":%d,\"tags\":\"\",\"note\":\"", id);
+    for (int i = 0; i < MOST; i++) {
+        note[i] = '\n';
+        at += sprintf(at, "\\n");
+    }
+    sprintf(at, "\"}");
+    assert_int_equal(post("Content-Type: application/json\r\n", body), 200);
+    news = get_json("/api/runs", 200);
+    assert_string_equal(json_string_value(json_object_get(find_run(news, "first"), "note")), note);
+    json_decref(news);
+    snprintf(body, sizeof body, "{\"id\":%d,\"note\":\"\",\"tags\":\"\"}", id);
+    assert_int_equal(post("Content-Type: application/json\r\n", body), 200);
 }
 
 /* A run that is being written is running; after its end it is done, and its result is told. */
@@ -388,6 +413,7 @@ int main(void) {
         cmocka_unit_test(test_the_page_asks_nobody_else),
         cmocka_unit_test(test_what_is_wrong_is_refused),
         cmocka_unit_test(test_notes_are_kept),
+        cmocka_unit_test(test_a_long_note_is_taken),
         cmocka_unit_test(test_a_run_of_weft_train_is_followed),
         cmocka_unit_test(test_gpus_are_told),
         cmocka_unit_test(test_a_studys_runs_have_their_steps_title),

@@ -5,12 +5,16 @@
 #include "support/command.h"
 #include "support/http.h"
 #include "support/study_database.h"
+#include "watch/live.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -292,6 +296,91 @@ static void test_a_file_without_end_keeps_no_other_from_being_read(void **state)
     free(all);
 }
 
+/* A byte now and then is no request; a stream that was asked for goes on. */
+static void test_a_slow_request_is_ended(void **state) {
+    (void)state;
+    static const char ask[] = "GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+                      part[] = "GET /api/runs HTTP/1.1\r\nX: ";
+    const char *folder = root;
+    weft_watched *runs;
+    weft_live *page;
+    char byte;
+    const weft_live_options options = {.host = "127.0.0.1", .request_seconds = 0.05};
+    assert_int_equal(weft_watched_open(&folder, 1, false, &runs), WEFT_OK);
+    assert_int_equal(weft_live_open(&options, runs, &page), WEFT_OK);
+    int stream = client_connect(weft_live_port(page));
+    assert_true(client_send(stream, ask, sizeof ask - 1));
+    assert_int_equal(recv(stream, &byte, 1, 0), 1); /* it is being answered */
+    int slow = client_connect(weft_live_port(page));
+    assert_true(client_send(slow, part, sizeof part - 1));
+    double end = weft_clock() + 20.0 * command_patience();
+    while (client_send(slow, "y", 1) && recv(slow, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {
+        if (weft_clock() > end) fail_msg("it may take its time");
+        pause_ms(5);
+    }
+    ssize_t n;
+    while ((n = recv(stream, &byte, 1, MSG_DONTWAIT)) > 0)
+        ;
+    assert_int_equal(n, -1); /* all is read, and more may come */
+    close(slow);
+    close(stream);
+    weft_live_close(page);
+    weft_watched_close(runs);
+}
+
+/* With few files that may be open, streams leave enough for the runs. */
+static void test_streams_leave_files_for_the_runs(void **state) {
+    (void)state;
+    static const char ask[] = "GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    int sockets[2 * STREAMS];
+    char byte;
+    struct rlimit files, few;
+    server_stop(&watch);
+    shell_succeeds("rm -rf '%s'/*", root);
+    make_run("a");
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &files), 0);
+    few = (struct rlimit){2 * STREAMS, files.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    watch = server_start_as("watch", RUN(root));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+    for (int i = 0; i < 2 * STREAMS; i++) { /* half of them wait for others to go */
+        sockets[i] = client_connect(watch.port);
+        assert_true(sockets[i] >= 0 && client_send(sockets[i], ask, sizeof ask - 1));
+        if (i < STREAMS) assert_int_equal(recv(sockets[i], &byte, 1, 0), 1);
+    }
+    FILE *file = fopen(scratch_path("runs/a/metrics.jsonl"), "a");
+    assert_non_null(file);
+    fprintf(file, "{\"step\":3,\"loss\":2.5}\n");
+    fclose(file);
+    static const char wanted[] = "[3.0,2.5";
+    double end = weft_clock() + 20.0 * command_patience();
+    for (size_t k = 0; k < sizeof wanted - 1;) {
+        ssize_t n = recv(sockets[0], &byte, 1, MSG_DONTWAIT);
+        if (n == 1) k = byte == wanted[k] ? k + 1 : byte == '[';
+        if (n < 0) pause_ms(5);
+        if (n == 0 || weft_clock() > end) fail_msg("the line is not told");
+    }
+    for (int i = 0; i < 2 * STREAMS; i++)
+        close(sockets[i]);
+}
+
+/* A clock that was set back leaves times that are to come; a hole in a log is not its end. */
+static void test_times_to_come_and_holes(void **state) {
+    (void)state;
+    server_stop(&watch);
+    shell_succeeds("rm -rf '%s'/*", root);
+    make_run("a");
+    static const char log[] = "before\0\0after\n";
+    file_write(scratch_path("runs/a/log"), log, sizeof log - 1);
+    shell_succeeds("touch -d '2 hours' '%s'", scratch_path("runs/a/metrics.jsonl"));
+    watch = server_start_as("watch", RUN(root));
+    char *all = get("/api/runs"), *said = get("/api/log?id=0");
+    assert_non_null(strstr(all, "\"status\":\"ended\""));
+    assert_non_null(strstr(said, "after"));
+    free(all);
+    free(said);
+}
+
 int main(void) {
     if (server_tests_are_skipped()) return 0;
     const struct CMUnitTest tests[] = {
@@ -299,6 +388,9 @@ int main(void) {
         cmocka_unit_test(test_pipes_are_not_waited_for),
         cmocka_unit_test(test_many_connections_and_long_files_are_no_burden),
         cmocka_unit_test(test_a_file_without_end_keeps_no_other_from_being_read),
+        cmocka_unit_test(test_a_slow_request_is_ended),
+        cmocka_unit_test(test_streams_leave_files_for_the_runs),
+        cmocka_unit_test(test_times_to_come_and_holes),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

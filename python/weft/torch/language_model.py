@@ -50,11 +50,11 @@ class LanguageModel(nn.Module):
             self = cls.__new__(cls)
             nn.Module.__init__(self)
             self._build(model, {**folder_options(folder), **{key.upper(): text(value) for key, value in options.items()}})
-            self.source = folder
+            self.text = model.text
         return self
 
     def _build(self, model, options):
-        self.options, self.source = options, None
+        self.options, self.text = options, None
         self.config = {key: model.option(key) for key in KEYS}
         wide = torch.float64 if self.config["DTYPE"] == "f64" else torch.float32
         matrix = _ops.TYPES[self.config["DTYPE"]]
@@ -175,7 +175,7 @@ class LanguageModel(nn.Module):
         for name, value in state.items():
             value = value.to("cpu", torch.float64 if kind == "f64" else torch.float32).contiguous().resolve_neg()
             model.write_from(name, value, value.dtype, torch.device("cpu"))
-        model.path = self.source
+        model.text = self.text
         return model
 
     def save(self, folder):

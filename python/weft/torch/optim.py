@@ -80,7 +80,8 @@ class AdamWSPAM(torch.optim.Optimizer):
     """AdamW, AMSGrad, and in each step: where the gradient norm is a spike (`spike_threshold` standard
     deviations above the mean of the last 100), the moments shrink; the norm is clipped to `clip`
     (None: not); single gradients beyond √(theta · v̂) are cut; every `interval` steps the moments start
-    anew, and the rate rises over `warmup_steps`. With amsgrad=False and the others off it is AdamW.
+    anew, and the rate rises over `warmup_steps`. With amsgrad=False and the others off it is AdamW, except that steps
+    are counted for a whole group: a parameter without a gradient in some of them is corrected for as many as the others.
 
     `decay_vectors` False: weight decay acts on tensors of two or more dimensions only, as weft trains.
     After a step, `events()` tells what it did."""
@@ -181,11 +182,11 @@ class AdamWSPAM(torch.optim.Optimizer):
                 group["theta"] or 0, whole(group["interval"] or 0), whole(group["warmup_steps"] or 0), int(group["amsgrad"]))
 
     @staticmethod
-    def _rate(group):
+    def _rate(group, kind):
         rate = float(group["lr"])
-        if not 0 <= rate < math.inf:
-            raise ValueError(f"AdamWSPAM: lr is {rate}, but it must be 0 or more, and finite; no parameter was changed")
-        return rate
+        if not 0 <= rate <= torch.finfo(kind).max:
+            raise ValueError(f"AdamWSPAM: lr is {rate}, but it must be 0 or more, and finite in {kind}; no parameter was changed")
+        return torch.tensor(rate, dtype=kind, device="cpu")
 
     def _planned(self, device, kind, groups, tensors):
         key = device, kind, groups, tensors
@@ -242,7 +243,7 @@ class AdamWSPAM(torch.optim.Optimizer):
         cuts = [torch.zeros(16, dtype=torch.int32, device=device) for _ in used]
         for n, report, cut in zip(used, reports, cuts):
             group = self.param_groups[n]
-            lists.add("rates", torch.tensor(self._rate(group), dtype=kind).to(device, non_blocking=True), (), kind)
+            lists.add("rates", self._rate(group, kind).to(device, non_blocking=True), (), kind)
             lists.add("states", self._group_state(group, device, kind), (STATE,), kind, "control")
             lists.add("reports", report, (REPORT,), kind)
             lists.add("cuts", cut, (16,), torch.int32)
