@@ -157,8 +157,8 @@ static void test_products_of_odd_widths(void **state) {
 
 /* Two graphs, the second with other values: nothing more is said of a kind. */
 static void warn_twice(void) {
-    weft_graph *g = build(WITH(.dqk = 84, .dv = 84, .routed = 100)),
-               *again = build(WITH(.dqk = 20));
+    weft_graph *g = build(WITH(.dqk = 264, .dv = 264, .routed = 100)),
+               *again = build(WITH(.dqk = 300));
     weft_cuda_warn_slow(g);
     weft_cuda_warn_slow(g);
     weft_cuda_warn_slow(again);
@@ -171,14 +171,14 @@ static void test_a_kind_is_warned_of_once(void **state) {
     screen s = screen_run(0, NULL, warn_twice);
     char expect[512];
     snprintf(expect, sizeof expect,
-             "warn  cuda: HEAD_DIM 84: attention runs by the plain kernel, ten to twenty times "
-             "slower; 80 and 88 are fast\n"
+             "warn  cuda: HEAD_DIM 264: attention runs by the plain kernel, ten to twenty times "
+             "slower; 256 is fast\n"
              "warn  cuda: %s: routing runs by the plain kernel, many times slower%s\n"
              "warn  cuda: rows of width 100: sums of routing are read element by element, which is "
              "slower; 96 and 104 are fast\n",
-             weft_cuda_device()->wgmma ? "query heads of width 84"
+             weft_cuda_device()->wgmma ? "query heads of width 264"
                                        : "code for another GPU than 9.0a",
-             weft_cuda_device()->wgmma ? "; 80 and 88 are fast" : "");
+             weft_cuda_device()->wgmma ? "; 256 is fast" : "");
     assert_int_equal(s.status, 0);
     assert_string_equal(s.raw, expect);
     screen_free(&s);
