@@ -42,6 +42,8 @@ def step(part, variant, head=64, width=768, time=1024, **more):
              more["positions"] if "positions" in more else "", f"latent of {more['latent']}" if "latent" in more else ""]
     words = [w for w in words if w]
     forms = ["flex"] if more.get("positions") in ("alibi", "relative") else FORMS[variant]
+    if head % 8 != 0:  # cuDNN does not take them
+        forms = list(dict.fromkeys(f.replace("cudnn", "flash") for f in forms))
     return dict(kind="step", part=part, variant=variant, head=head, words=", ".join(words), shape=shape, batch=batch, forms=forms)
 
 
@@ -238,13 +240,16 @@ def draw(rows, path):
             x = 150 + 118 * i
             dark = "#ffffff" if abs(math.log2(r["ratio"])) > 0.7 and r["ratio"] > 1 else "#222222"
             small = r["words"].split(", ")
-            small = ", ".join([w for w in small if not w.startswith("heads of 64")] or small)
+            small = [w for w in small if w != "heads of 64"] or small
+            half = len(small) if len(", ".join(small)) < 26 else (len(small) + 1) // 2
+            lines = [", ".join(part) for part in (small[:half], small[half:]) if part]
             body.append(f'<g><title>{name_of(r)}: {r["ratio"]:.2f}</title>'
-                        f'<rect x="{x}" y="{y}" width="114" height="36" rx="3" fill="{colour(r["ratio"])}" stroke="#bbbbbb"/>'
+                        f'<rect x="{x}" y="{y}" width="114" height="44" rx="3" fill="{colour(r["ratio"])}" stroke="#bbbbbb"/>'
                         f'<text x="{x + 57}" y="{y + 16}" text-anchor="middle" fill="{dark}" font-weight="bold">{r["ratio"]:.2f}</text>'
-                        f'<text x="{x + 57}" y="{y + 29}" text-anchor="middle" fill="{dark}" font-size="8.5">{small[:26]}</text></g>')
+                        + "".join(f'<text x="{x + 57}" y="{y + 28 + 11 * k}" text-anchor="middle" fill="{dark}" font-size="9">{line}</text>'
+                                  for k, line in enumerate(lines)) + "</g>")
             wide = max(wide, x + 126)
-        y += 40
+        y += 48
     with open(path, "w") as f:
         f.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {y + 12}" width="{wide}" height="{y + 12}" '
                 f'font-family="Helvetica, Arial, sans-serif" font-size="13"><rect width="100%" height="100%" fill="#ffffff"/>'
@@ -308,8 +313,7 @@ def main():
     say("done")
     if args.json:
         with open(args.json + ".new", "w") as f:
-            json.dump(dict(limits=limits, grid=steps + attention), f, indent=1)
-            f.write("\n")
+            f.write(json.dumps(dict(limits=limits, grid=steps + attention)).replace('{"kind"', '\n{"kind"') + "\n")
         os.replace(args.json + ".new", args.json)
     return 0 if whole and all(r["ours"] for r in steps) else 1
 

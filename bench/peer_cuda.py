@@ -210,7 +210,8 @@ class Attention(nn.Module):
         from torch.nn.attention.flex_attention import flex_attention
 
         o = flex_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score_mod=change,
-                           block_mask=self.mask, scale=scale)
+                           block_mask=self.mask, scale=scale,
+                           kernel_options=dict(BLOCK_M=64, BLOCK_N=64, num_stages=2) if self.s.positions == "relative" else None)
         return o.transpose(1, 2)
 
     def latent(self, x, received):
