@@ -54,13 +54,6 @@ static weft_status own_outputs(weft_block *b) {
     return WEFT_OK;
 }
 
-static weft_tensor *new_seed(weft_block *b, const weft_api_entry *output) {
-    char name[256];
-    const weft_tensor *t = output->tensor;
-    snprintf(name, sizeof name, "gradient of %s", output->name);
-    return weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
-}
-
 /* The gradient of Σ ⟨output, its gradient⟩. */
 static weft_status differentiate(weft_block *b) {
     weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
@@ -69,7 +62,10 @@ static weft_status differentiate(weft_block *b) {
     for (int i = 0; i < outputs->n && b->lists->gradient; i++) {
         weft_api_entry *e = &outputs->entries[i];
         if (!e->tensor->needs_grad || e->tensor->dtype == WEFT_I32) continue;
-        e->grad = new_seed(b, e);
+        char name[256];
+        const weft_tensor *t = e->tensor;
+        snprintf(name, sizeof name, "gradient of %s", e->name);
+        e->grad = weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
         losses[n] = e->tensor;
         dlosses[n++] = e->grad;
     }
@@ -380,11 +376,6 @@ static weft_status find_part(const char *name, weft_part_kind *out) {
     return weft_fail(WEFT_EINPUT, "part '%s': it must be attention, ffn or layer", name);
 }
 
-/* A weight's name without the layer's. */
-static const char *plain_name(const weft_tensor *t) {
-    return strncmp(t->name, "h.0.", 4) == 0 ? t->name + 4 : t->name;
-}
-
 static weft_status note_part(weft_graph *g, const weft_model_part *part) {
     bool ok = true;
     for (int i = 0; ok && i < part->n_inputs; i++)
@@ -392,7 +383,8 @@ static weft_status note_part(weft_graph *g, const weft_model_part *part) {
                            part->inputs[i].tensor->needs_grad);
     for (int64_t i = 0; ok && i < part->model.n_parameters; i++) {
         weft_tensor *t = part->model.parameters[i].tensor;
-        ok = weft_api_note(g, WEFT_BLOCK_WEIGHTS, t, plain_name(t), t->needs_grad);
+        ok = weft_api_note(g, WEFT_BLOCK_WEIGHTS, t,
+                           strncmp(t->name, "h.0.", 4) == 0 ? t->name + 4 : t->name, t->needs_grad);
     }
     for (int i = 0; ok && i < part->n_outputs; i++)
         ok = weft_api_note(g, WEFT_BLOCK_OUTPUTS, part->outputs[i].tensor, part->outputs[i].name,

@@ -68,10 +68,6 @@ static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_g
     return WEFT_OK;
 }
 
-static const weft_tensor **group_bound(const weft_step *s, int group) {
-    return s->bound + (int64_t)GROUP_BOUND * group;
-}
-
 static const weft_tensor **slot_bound(const weft_step *s, int tensor) {
     return s->bound + (int64_t)GROUP_BOUND * s->n_groups + (int64_t)SLOT_BOUND * tensor;
 }
@@ -128,7 +124,7 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     weft_tensor *control = weft_adam_control(g, norm, lr, state, &options);
     weft_tensor *cut = weft_adamw(g, control, slots, n);
     const weft_tensor *all[GROUP_BOUND] = {lr, state, control, cut};
-    memcpy(group_bound(w->step, group), all, sizeof all);
+    memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);
 }
 
 /* Slots in the order of the groups: `chosen` has room for all. */

@@ -82,13 +82,6 @@ int weft_beside_make(const char *path, char out[WEFT_PATH_MAX]) {
     return make_new(path, out, make_folder);
 }
 
-/* Whether both are one plain file of this user's that bears the mark, with no other name. */
-static bool is_own(const struct stat *open_one, const struct stat *named) {
-    return S_ISREG(named->st_mode) && (named->st_mode & MARK) &&
-           named->st_dev == open_one->st_dev && named->st_ino == open_one->st_ino &&
-           named->st_nlink == 1 && named->st_uid == geteuid();
-}
-
 /* The lock comes before the last look: what is removed is what is held. */
 static void remove_left(int folder, const char *name) {
     struct stat named, is;
@@ -96,7 +89,9 @@ static void remove_left(int folder, const char *name) {
     int fd = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) return;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &is) == 0 &&
-        fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && is_own(&is, &named))
+        fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(named.st_mode) &&
+        (named.st_mode & MARK) && named.st_dev == is.st_dev && named.st_ino == is.st_ino &&
+        named.st_nlink == 1 && named.st_uid == geteuid())
         unlinkat(folder, name, 0);
     close(fd);
 }

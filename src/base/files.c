@@ -190,19 +190,15 @@ static weft_status write_failed(weft_new_file *f) {
     return f->status;
 }
 
-/* What is in the file's place may be replaced, or is nothing. */
-static weft_status check_place(const char *path) {
-    weft_kind kind;
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING || kind == WEFT_KIND_FILE) return WEFT_OK;
-    return weft_fail(kind == WEFT_KIND_FOLDER ? WEFT_EIO : WEFT_EINPUT,
-                     "%s: cannot be written: it is %s; name a file", path, weft_kind_name(kind));
-}
-
 weft_status weft_new_file_begin(weft_new_file *f, const char *path) {
     *f = (weft_new_file){.descriptor = -1};
     WEFT_TRY(weft_path(f->path, "%s", path));
-    WEFT_TRY(check_place(path));
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind != WEFT_KIND_NOTHING && kind != WEFT_KIND_FILE)
+        return weft_fail(kind == WEFT_KIND_FOLDER ? WEFT_EIO : WEFT_EINPUT,
+                         "%s: cannot be written: it is %s; name a file", path,
+                         weft_kind_name(kind));
     f->descriptor = weft_beside_open(path, f->beside);
     if (f->descriptor < 0) return write_failed(f);
     weft_status status = weft_beside_clear(path);

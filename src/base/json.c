@@ -21,14 +21,6 @@ enum {
     ALWAYS_BYTES = 1 << 20
 };
 
-static size_t bytes_of_sign(char c) {
-    return c == '['   ? LIST_BYTES
-           : c == '{' ? OBJECT_BYTES
-           : c == ',' ? VALUE_BYTES
-           : c == ':' ? KEY_BYTES
-                      : 0;
-}
-
 static bool is_within_bounds(const char *text, size_t bytes) {
     size_t all = 0, most = bytes > SIZE_MAX / MOST_TIMES ? SIZE_MAX : MOST_TIMES * bytes;
     bool within = false; /* a string */
@@ -39,7 +31,11 @@ static bool is_within_bounds(const char *text, size_t bytes) {
         else if (text[i] == '"')
             within = !within;
         else if (!within)
-            all += bytes_of_sign(text[i]);
+            all += text[i] == '['   ? LIST_BYTES
+                   : text[i] == '{' ? OBJECT_BYTES
+                   : text[i] == ',' ? VALUE_BYTES
+                   : text[i] == ':' ? KEY_BYTES
+                                    : 0;
     }
     return all <= most;
 }

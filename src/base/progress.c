@@ -125,14 +125,6 @@ static void join(char *out, size_t size, const char *const *parts, int n) {
             at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
 }
 
-/* "12.3 steps/s, 3m05s left, loss 3.21" */
-static void describe_rate(const weft_progress *p, double now, char *out, size_t size) {
-    char speed[TEXT_MAX + 24], left[32];
-    describe_speed(p, now, speed, sizeof speed);
-    describe_left(p, now, left, sizeof left);
-    join(out, size, (const char *const[]){speed, left, p->note}, 3);
-}
-
 /* "120/1000 (12%)", or "120 steps" where the end is unknown. */
 static void describe_place(const weft_progress *p, char *out, size_t size) {
     if (p->total > 0)
@@ -186,7 +178,10 @@ static void draw_bar(const weft_progress *p, double now, int width) {
 static void write_line(weft_progress *p, double now) {
     char place[TEXT_MAX + 32], rate[RATE_MAX];
     describe_place(p, place, sizeof place);
-    describe_rate(p, now, rate, sizeof rate);
+    char speed[TEXT_MAX + 24], left[32];
+    describe_speed(p, now, speed, sizeof speed);
+    describe_left(p, now, left, sizeof left);
+    join(rate, sizeof rate, (const char *const[]){speed, left, p->note}, 3);
     weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
 }
 

@@ -128,10 +128,6 @@ const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]) {
 
 enum { NAME_MAX_LETTERS = 64 };
 
-static int same_letter(char a, char b) {
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
 size_t weft_edit_distance(const char *a, const char *b) {
     size_t row[NAME_MAX_LETTERS], n = strlen(b);
     if (n >= NAME_MAX_LETTERS || strlen(a) >= NAME_MAX_LETTERS) return NAME_MAX_LETTERS;
@@ -141,7 +137,7 @@ size_t weft_edit_distance(const char *a, const char *b) {
         size_t corner = row[0];
         row[0] = i;
         for (size_t j = 1; j <= n; j++) {
-            size_t best = corner + (size_t)!same_letter(*a, b[j - 1]);
+            size_t best = corner + (tolower((unsigned char)*a) != tolower((unsigned char)b[j - 1]));
             if (row[j] + 1 < best) best = row[j] + 1;
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
             corner = row[j];

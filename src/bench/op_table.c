@@ -93,12 +93,6 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
     return true;
 }
 
-static void measure_limit(bench *b, const bench_row *row, measured *m) {
-    double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
-                                      : bench_limit_gflops(b->limits, row->sizes.bf16);
-    bench_samples_add(&m->limit, 1 / rate);
-}
-
 static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x, measured *m) {
     budget limit = row_budget(b, row);
     bench_samples first = {0}, first_peer = {0};
@@ -113,7 +107,9 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
         if (round >= limit.least && weft_clock() - start > limit.total) break;
         bench_pause(0.005);
         status = run_ours(x, ours, &m->ours);
-        measure_limit(b, row, m);
+        double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
+                                          : bench_limit_gflops(b->limits, row->sizes.bf16);
+        bench_samples_add(&m->limit, 1 / rate);
         if (m->peer) m->peer = bench_peer_run(b->peer, peers, &m->peers);
     }
     return status;

@@ -234,15 +234,6 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
     return WEFT_OK;
 }
 
-/* b_out + W_o b_v, each head having the values of its group. */
-static void add_value_bias(const mla_conversion *v, dot_layer *dot) {
-    for (int64_t i = 0; i < v->e; i++)
-        for (int64_t h = 0; h < v->heads; h++)
-            for (int64_t j = 0; j < v->width; j++)
-                dot->b_out[i] += dot->out[i * v->e + h * v->width + j] *
-                                 dot->bv[h * v->kv / v->heads * v->width + j];
-}
-
 static weft_status convert_apart(const mla_conversion *v, int64_t layer, const dot_layer *dot,
                                  const double *moments, directions *d, weft_latent_error *error) {
     double factor = sqrt((double)d->latent / (double)v->width);
@@ -286,7 +277,12 @@ static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, direct
                                   : convert_apart(v, layer, &dot, moments, d, error);
     write_weight(v->to, layer, "attn.q.weight", dot.q);
     write_weight(v->to, layer, "attn.q.bias", dot.bq);
-    add_value_bias(v, &dot);
+    /* b_out + W_o b_v, each head having the values of its group. */
+    for (int64_t i = 0; i < v->e; i++)
+        for (int64_t h = 0; h < v->heads; h++)
+            for (int64_t j = 0; j < v->width; j++)
+                dot.b_out[i] += dot.out[i * v->e + h * v->width + j] *
+                                dot.bv[h * v->kv / v->heads * v->width + j];
     write_weight(v->to, layer, "attn.out.bias", dot.b_out);
     free(dot.all);
     return status;

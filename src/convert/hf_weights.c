@@ -169,12 +169,6 @@ bool weft_hf_is_folder(const char *folder) {
     return theirs;
 }
 
-static void close_files(weight_files *f) {
-    for (int i = 0; i < f->n; i++)
-        weft_safetensors_close(f->list[i]);
-    free(f->list);
-}
-
 static weft_status open_file(weight_files *f, const char *name) {
     char path[WEFT_PATH_MAX];
     if (strchr(name, '/'))
@@ -278,13 +272,6 @@ static bool ends_on(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Tensors that are made from the config, or written twice. */
-static bool is_spare(const weft_config *c, const char *name) {
-    return ends_on(name, ".attn.bias") || ends_on(name, ".attn.masked_bias") ||
-           ends_on(name, ".rotary_emb.inv_freq") ||
-           (c->weight_tying && strcmp(name, "lm_head.weight") == 0);
-}
-
 static int by_theirs(const void *a, const void *b) {
     return strcmp(((const hf_piece *)a)->theirs, ((const hf_piece *)b)->theirs);
 }
@@ -299,7 +286,10 @@ static weft_status check_all_taken(const weight_files *f, const weft_config *c,
             if (length < (int)sizeof key.theirs &&
                 bsearch(&key, pieces, (size_t)n, sizeof key, by_theirs))
                 continue;
-            if (!is_spare(c, name))
+            /* Those are made from the config, or written twice. */
+            if (!ends_on(name, ".attn.bias") && !ends_on(name, ".attn.masked_bias") &&
+                !ends_on(name, ".rotary_emb.inv_freq") &&
+                !(c->weight_tying && strcmp(name, "lm_head.weight") == 0))
                 return weft_fail(WEFT_EINPUT, "%s: tensor '%.120s' is not one of the model's",
                                  f->folder, name);
         }
@@ -333,7 +323,9 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     for (int64_t i = 0; status == WEFT_OK && i < n; i++)
         status = read_piece(&files, &pieces[i], m);
     free(pieces);
-    close_files(&files);
+    for (int i = 0; i < files.n; i++)
+        weft_safetensors_close(files.list[i]);
+    free(files.list);
     return status;
 }
 

@@ -183,11 +183,6 @@ static bool is_saved(const planner *p, const plan_buffer *b) {
     return b->first >= 0 && b->first < forward && b->last >= forward && b->last < p->n_nodes;
 }
 
-/* A temporary that is read after the run. */
-static bool is_kept(const planner *p, const plan_buffer *b) {
-    return b->first >= 0 && b->last == p->n_nodes;
-}
-
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
     int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
@@ -220,7 +215,7 @@ static weft_status sum_up(planner *p) {
             p->plan->saved_bytes += b->bytes;
             if (at_peak) p->plan->peak_saved_bytes += b->bytes;
         }
-        if (is_kept(p, b)) {
+        if (b->first >= 0 && b->last == p->n_nodes) {
             p->plan->kept_bytes += b->bytes;
             if (at_peak) p->plan->peak_kept_bytes += b->bytes;
         }

@@ -97,11 +97,6 @@ static weft_status system_failed(const char *path, const char *what) {
     return weft_fail(WEFT_EIO, "%s: %s: %s", shown(path), what, strerror(errno));
 }
 
-/* a · b for numbers that are not negative; false where it is more than INT64_MAX. */
-static bool multiply(int64_t a, int64_t b, int64_t *out) {
-    return !__builtin_mul_overflow(a, b, out);
-}
-
 /* Elements times size; false for a negative size and for more bytes than can be counted. A zero
  * makes the product zero only after the other sizes were seen to be sane. */
 static bool shape_bytes(int ndim, const int64_t *shape, weft_file_dtype dtype, int64_t *out) {
@@ -111,7 +106,7 @@ static bool shape_bytes(int ndim, const int64_t *shape, weft_file_dtype dtype, i
         if (shape[d] < 0) return false;
         if (shape[d] == 0)
             empty = true;
-        else if (!multiply(bytes, shape[d], &bytes))
+        else if (__builtin_mul_overflow(bytes, shape[d], &bytes))
             return false;
     }
     *out = empty ? 0 : bytes;

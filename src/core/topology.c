@@ -70,14 +70,6 @@ static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_pr
     return WEFT_OK;
 }
 
-/* How many of its node, each on a core of its own, come before it. */
-static int rank_of(const weft_topology *t, const weft_processor *p) {
-    int rank = 0;
-    for (const weft_processor *q = t->list; q < p; q++)
-        rank += q->node == p->node && q->sibling == p->sibling;
-    return rank;
-}
-
 static int by_rank(const void *a, const void *b) {
     const weft_processor *p = a, *q = b;
     if (p->sibling != q->sibling) return p->sibling - q->sibling;
@@ -99,7 +91,10 @@ weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_
         return status;
     }
     for (int i = 0; i < t.n; i++) {
-        t.list[i].rank = rank_of(&t, &t.list[i]);
+        weft_processor *p = &t.list[i];
+        for (const weft_processor *q = t.list; q < p;
+             q++) /* of its node, each on a core of its own */
+            p->rank += q->node == p->node && q->sibling == p->sibling;
         t.cores += t.list[i].sibling == 0;
     }
     qsort(t.list, (size_t)t.n, sizeof *t.list, by_rank);

@@ -3,8 +3,8 @@
 
 #include "base/clock.h"
 #include "base/folders.h"
-#include "base/text.h"
 #include "base/progress.h"
+#include "base/text.h"
 #include "data/bpe_train.h"
 #include "data/shard_write.h"
 
@@ -180,15 +180,6 @@ static weft_status put_in_place(job *j, const char *out) {
     return weft_shard_writers_commit(j->writers, 2);
 }
 
-/* One process at a time: the parts that another is writing are no remainders. */
-static weft_status hold(job *j, const char *out) {
-    j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
-    if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
-    return WEFT_OK;
-}
-
 /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
 static weft_status check_tokenizer(job *j, const char *out) {
     char path[WEFT_PATH_MAX];
@@ -218,7 +209,11 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
         return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
     WEFT_TRY(weft_folder_make(out));
-    WEFT_TRY(hold(j, out));
+    /* One process at a time: the parts that another is writing are no remainders. */
+    j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
     WEFT_TRY(check_tokenizer(j, out));
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);

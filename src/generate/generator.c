@@ -36,12 +36,6 @@ static weft_status complete_limits(const weft_config *c, weft_generator_limits *
     return WEFT_OK;
 }
 
-/* Shortens the context to what a pool holds that is smaller than one: texts end where it is full. */
-static void fit_context(weft_generator_limits *l, int64_t page_bytes) {
-    int64_t tokens = l->cache_bytes / page_bytes * PAGE;
-    if (l->cache_bytes && !l->slide && tokens > 0 && tokens < l->context) l->context = tokens;
-}
-
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;
@@ -53,7 +47,9 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     g->config = m->config;
     g->stats.cache_bytes_per_token = weft_cached_token_bytes(&m->config, m->dtype);
     g->page_bytes = PAGE * g->stats.cache_bytes_per_token;
-    fit_context(&l, g->page_bytes);
+    /* A pool that is smaller than one context: texts end where it is full. */
+    int64_t tokens = l.cache_bytes / g->page_bytes * PAGE;
+    if (l.cache_bytes && !l.slide && tokens > 0 && tokens < l.context) l.context = tokens;
     g->limits = l;
     g->table_pages = weft_cached_table_pages(l.context);
     /* Where the context slides, rows of one run must not overwrite what its first one sees. */

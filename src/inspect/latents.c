@@ -79,14 +79,6 @@ weft_status weft_look_latents(const weft_session *s, int64_t layer, weft_layer_l
     return look_latent(s, in->latent_v, 1, &out->values, sums);
 }
 
-/* The covariance [L, L] in the place of the sum of products, of which there is one half. */
-static void center(double *gram, const double *sum, int64_t width, double rows) {
-    for (int64_t a = 0; a < width; a++)
-        for (int64_t b = 0; b <= a; b++)
-            gram[a * width + b] = gram[b * width + a] =
-                gram[a * width + b] / rows - sum[a] / rows * (sum[b] / rows);
-}
-
 /* How many of the falling values hold a share of the squares' sum. */
 static int64_t holding(const double *values, int64_t n, double share) {
     double all = 0, held = 0;
@@ -116,7 +108,11 @@ static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *g
     weft_status status = WEFT_OK;
     if (!vectors || !out->values) status = weft_fail(WEFT_ENOMEM, "inspect: no memory");
     if (status == WEFT_OK) {
-        center(gram, sum, width, rows);
+        /* The covariance in the place of the sum of products, of which there is one half. */
+        for (int64_t a = 0; a < width; a++)
+            for (int64_t b = 0; b <= a; b++)
+                gram[a * width + b] = gram[b * width + a] =
+                    gram[a * width + b] / rows - sum[a] / rows * (sum[b] / rows);
         status = weft_spectrum(gram, width, out->values, vectors);
     }
     for (int64_t i = 0; status == WEFT_OK && i < width; i++)

@@ -28,14 +28,6 @@ static void multiply(const double *w, const double *x, int64_t out, int64_t in, 
     }
 }
 
-/* z [F] = W_z h; W_z is [F, F], or its blocks [heads, z, z]. */
-static void project(const weft_weight *w_z, const double *values, const double *h, int64_t ffn,
-                    double *z) {
-    int64_t heads = w_z->ndim == 3 ? w_z->shape[0] : 1, size = ffn / heads;
-    for (int64_t i = 0; i < heads; i++)
-        multiply(values + i * size * size, h + i * size, size, size, z + i * size);
-}
-
 /* mean_t x [E] of what the feed-forward reads. */
 static weft_status mean_input(const weft_session *s, int64_t layer, double **out) {
     const weft_tensor *x = s->graph.inside[layer].normed;
@@ -65,7 +57,11 @@ weft_status weft_look_z(const weft_session *s, int64_t layer, int64_t window, in
     if (status == WEFT_OK) status = weft_look_weight(w_z, &second);
     if (status == WEFT_OK) {
         multiply(first, x, ffn, width, h);
-        project(w_z, second, h, ffn, sums->contexts + window * ffn);
+        /* z [F] = W_z h; W_z is [F, F], or its blocks [heads, z, z]. */
+        int64_t heads = w_z->ndim == 3 ? w_z->shape[0] : 1, size = ffn / heads;
+        for (int64_t i = 0; i < heads; i++)
+            multiply(second + i * size * size, h + i * size, size, size,
+                     sums->contexts + window * ffn + i * size);
     }
     free(x);
     free(first);

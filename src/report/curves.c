@@ -166,13 +166,6 @@ static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     return lines;
 }
 
-static json_t *axes_json(void) {
-    return json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
-                     "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
-                     "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
-                     "seconds");
-}
-
 /* One of a subject's two pictures: the plain curves, or their differences. */
 typedef struct {
     weft_plot plot;
@@ -239,8 +232,13 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
     if (status == WEFT_OK) status = make_picture(d, curves, lines, of, false, &plain);
     if (status == WEFT_OK) status = make_picture(d, curves, lines, of, true, &difference);
     if (status == WEFT_OK && weft_plot_count(&plain.plot) > 0)
-        weft_report_put_plots(p, d, axes_json(), (weft_plot[]){plain.plot, difference.plot},
-                              any_difference(d, curves) ? 2 : 1);
+        weft_report_put_plots(
+            p, d,
+            json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
+                      "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
+                      "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
+                      "seconds"),
+            (weft_plot[]){plain.plot, difference.plot}, any_difference(d, curves) ? 2 : 1);
     free(plain.series);
     free(difference.series);
     json_decref(lines);

@@ -311,17 +311,14 @@ static void put_losses(weft_page *p, const weft_report_data *d, const weft_repor
     }
 }
 
-static bool is_compared(const weft_report_data *d, int variant, const weft_report_range *r, int n) {
-    return weft_report_counts(d, variant) && has_positions(d, variant, r, n) &&
-           has_positions(d, d->variants[variant].baseline, r, n);
-}
-
 /* Differences with their intervals; nothing where no variant has a baseline that has them too. */
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
     bool open = false;
     for (int i = 0; i < d->n_variants; i++) {
-        if (!is_compared(d, i, r, n)) continue;
+        if (!weft_report_counts(d, i) || !has_positions(d, i, r, n) ||
+            !has_positions(d, d->variants[i].baseline, r, n))
+            continue;
         if (!open) {
             weft_page_say(p,
                           "The differences from the baseline, seed by seed, with their %.0f%% "

@@ -105,13 +105,6 @@ struct weft_answer {
     bool ended;
 };
 
-static void make_id(char id[48], bool chat) {
-    uint64_t words[2] = {0};
-    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
-    snprintf(id, 48, "%s-%016llx%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)words[0],
-             (unsigned long long)words[1]);
-}
-
 weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *model) {
     weft_answer *a = calloc(1, sizeof *a);
     progress *sent = calloc((size_t)j->n_choices, sizeof *sent);
@@ -126,7 +119,10 @@ weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *
     a->model = model;
     a->created = (int64_t)time(NULL);
     a->sent = sent;
-    make_id(a->id, j->request.endpoint == WEFT_CHAT);
+    uint64_t words[2] = {0};
+    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
+    snprintf(a->id, 48, "%s-%016llx%016llx", j->request.endpoint == WEFT_CHAT ? "chatcmpl" : "cmpl",
+             (unsigned long long)words[0], (unsigned long long)words[1]);
     return a;
 }
 

@@ -12,9 +12,9 @@
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/clock.h"
 #include "base/embed.h"
-#include "base/text.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "generate/text.h"
 #include "serve/connections.h"
 #include "serve/http.h"
@@ -237,12 +237,6 @@ static enum MHD_Result send_metrics(exchange *x) {
                      weft_server_metrics_text(x->server->metrics, &now), false);
 }
 
-static enum MHD_Result send_health(exchange *x) {
-    bool draining = atomic_load(&x->server->draining);
-    return send_text(x, draining ? 503 : 200, json_media,
-                     strdup(draining ? "{\"status\":\"stopping\"}" : "{\"status\":\"ok\"}"), false);
-}
-
 /* A prompt's tokens into the job. */
 static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
     const weft_generator_stats *model = &x->server->model;
@@ -408,7 +402,9 @@ static enum MHD_Result begin(exchange *x, const char *url) {
         return send_text(x, 200, "text/html; charset=utf-8", (char *)(uintptr_t)weft_page_html,
                          true);
     case WEFT_PATH_HEALTH:
-        return send_health(x);
+        if (atomic_load(&x->server->draining))
+            return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
+        return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
     case WEFT_PATH_METRICS:
         return send_metrics(x);
     case WEFT_PATH_MODELS:

@@ -31,15 +31,6 @@ struct weft_worker {
     weft_generator_stats stats;
 };
 
-/* Text that became certain. */
-static weft_status add_text(weft_choice *c, const char *text, size_t bytes) {
-    if (!weft_grow(&c->text, &c->room, c->bytes + bytes))
-        return weft_fail(WEFT_ENOMEM, "no memory for text");
-    if (bytes) memcpy(c->text + c->bytes, text, bytes);
-    c->bytes += bytes;
-    return WEFT_OK;
-}
-
 static weft_status add_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
     c->made++;
     if (!j->keeps_tokens) return WEFT_OK;
@@ -78,7 +69,10 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
             WEFT_TRY(weft_stream_end(c->stream, &text, &bytes));
             c->finish = take == WEFT_TAKE_END ? "stop" : "length";
         }
-        WEFT_TRY(add_text(c, text, bytes));
+        if (!weft_grow(&c->text, &c->room, c->bytes + bytes))
+            return weft_fail(WEFT_ENOMEM, "no memory for text");
+        if (bytes) memcpy(c->text + c->bytes, text, bytes);
+        c->bytes += bytes;
         c->shared = weft_generator_shared(w->generator, c->id);
     }
     if (c->finish) end_choice(w, c);
@@ -277,13 +271,6 @@ void weft_worker_close(weft_worker *w) {
     free_worker(w);
 }
 
-/* When there may be room again: what is there, at the pace of the last jobs. */
-static int retry_seconds(const weft_worker *w, int64_t sequences) {
-    double each = weft_server_metrics_job_seconds(w->metrics);
-    double all = ceil(each * (double)sequences / (double)w->limits.sequences / 2);
-    return all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
-}
-
 bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *retry_after) {
     pthread_mutex_lock(&w->lock);
     int64_t room = w->limits.sequences + w->limits.queue - w->sequences;
@@ -302,7 +289,10 @@ bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *ret
     pthread_mutex_unlock(&w->lock);
     if (stopping)
         return weft_refuse(why, 503, NULL, NULL, "the server is stopping; try another one");
-    *retry_after = retry_seconds(w, waiting);
+    /* When there may be room again: what is there, at the pace of the last jobs. */
+    double each = weft_server_metrics_job_seconds(w->metrics);
+    double all = ceil(each * (double)waiting / (double)w->limits.sequences / 2);
+    *retry_after = all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
     return weft_refuse(why, 429, "rate_limit_exceeded", NULL,
                        "the queue is full; send the request again in %d s", *retry_after);
 }
