@@ -19,6 +19,12 @@
 #define WEFT_AUTO_CLOSE WEFT_AUTO(weft_end_descriptor)
 #define WEFT_AUTO_FCLOSE WEFT_AUTO(weft_end_stream)
 
+/* Makes close_at, for WEFT_AUTO, of a function that ends one `type`. */
+#define WEFT_ENDED_BY(close, type)                                                                 \
+    static inline void close##_at(type **at) {                                                     \
+        close(*at);                                                                                \
+    }
+
 /* The pointer at `at`, which is then NULL. */
 static inline void *weft_steal(void *at) {
     void *taken, *none = NULL;

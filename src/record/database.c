@@ -443,7 +443,7 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     bool journal = false;
     *out = NULL;
     *fresh = false;
-    WEFT_AUTO(weft_end_database) weft_database *d = calloc(1, sizeof *d);
+    WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s/%s: no memory", folder, name);
     d->schema = schema;
     d->seconds = seconds;

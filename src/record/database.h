@@ -72,9 +72,7 @@ extern const weft_schema weft_runs_schema;
 weft_status weft_database_open(const char *path, bool write, weft_database **out);
 weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
 void weft_database_close(weft_database *d);
-static inline void weft_end_database(weft_database **d) { /* for WEFT_AUTO */
-    weft_database_close(*d);
-}
+WEFT_ENDED_BY(weft_database_close, weft_database)
 /* Makes one of an older version one of the newest, in a transaction: before the first change. */
 weft_status weft_database_update(weft_database *d);
 /* Makes the tables of a fresh one, within a transaction. */

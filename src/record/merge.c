@@ -37,7 +37,7 @@ static weft_status name_out(const char *out, char file[WEFT_PATH_MAX]) {
 /* A whole copy, read in one transaction, so that the database may be in use; open, and of today's tables. */
 static weft_status open_copy(const char *path, const char *copy, weft_database **out) {
     char file[WEFT_PATH_MAX];
-    WEFT_AUTO(weft_end_database) weft_database *from = NULL, *d = NULL;
+    WEFT_AUTO(weft_database_close_at) weft_database *from = NULL, *d = NULL;
     struct stat is;
     *out = NULL;
     bool folder = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
@@ -171,7 +171,7 @@ static weft_status tell_runs(weft_database *d, FILE *say) {
 
 static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
                          weft_merged *result) {
-    WEFT_AUTO(weft_end_database) weft_database *d = NULL;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     char copy[WEFT_PATH_MAX];
     int64_t runs, done;
     WEFT_TRY(weft_path(copy, "%s.part", file));

@@ -41,7 +41,7 @@ static const weft_schema schema = {.what = "database of notes",
                                    .check = check_notes};
 
 static weft_status open_file(weft_notes *n) {
-    WEFT_AUTO(weft_end_database) weft_database *d = NULL;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     bool fresh;
     WEFT_TRY(weft_database_enter(&schema, n->folder, "notes.db", WEFT_DATABASE_MAKE,
                                  statement_seconds, &d, &fresh));
@@ -53,12 +53,10 @@ static weft_status open_file(weft_notes *n) {
     return WEFT_OK;
 }
 
-static void end_notes(weft_notes **n) {
-    weft_notes_close(*n);
-}
+WEFT_ENDED_BY(weft_notes_close, weft_notes)
 
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
-    WEFT_AUTO(end_notes) weft_notes *n = calloc(1, sizeof *n);
+    WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
     char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;

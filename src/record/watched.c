@@ -498,13 +498,11 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
     return WEFT_OK;
 }
 
-static void end_watched(weft_watched **w) {
-    weft_watched_close(*w);
-}
+WEFT_ENDED_BY(weft_watched_close, weft_watched)
 
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
     *out = NULL;
-    WEFT_AUTO(end_watched) weft_watched *w = calloc(1, sizeof *w);
+    WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
     if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->roots = calloc((size_t)n, sizeof *w->roots);
     w->config = malloc(sizeof *w->config);
