@@ -6,6 +6,7 @@
  * writes, so an output that is an input, and a gradient that is another's or the forward pass's, are
  * copied. */
 #include "api/api.h"
+#include "base/scope.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
@@ -197,21 +198,21 @@ static void keep_block(weft_engine *engine, weft_block *b) {
     if (old) destroy_block(old);
 }
 
+static void end_block(weft_block **b) {
+    if (*b) destroy_block(*b);
+}
+
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
                              void *context, int purpose, weft_block **out) {
-    weft_block *b = calloc(1, sizeof *b);
+    WEFT_AUTO(end_block) weft_block *b = calloc(1, sizeof *b);
     if (!b) return weft_fail(WEFT_ENOMEM, "block: no memory");
     b->engine = engine;
     b->purpose = purpose;
     b->opened = 1;
     b->key = key ? strdup(key) : NULL;
-    weft_status status = key && !b->key ? weft_fail(WEFT_ENOMEM, "block: no memory") : WEFT_OK;
-    if (status == WEFT_OK) status = make_block(b, describe, context);
-    if (status != WEFT_OK) {
-        destroy_block(b);
-        return status;
-    }
-    *out = b;
+    if (key && !b->key) return weft_fail(WEFT_ENOMEM, "block: no memory");
+    WEFT_TRY(make_block(b, describe, context));
+    *out = weft_steal(&b);
     return WEFT_OK;
 }
 
@@ -219,8 +220,7 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
                             void *context, int purpose, weft_block **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(describe);
+    API_NEED(engine, describe);
     if (!key) return new_block(engine, NULL, describe, context, purpose, out);
     *out = find_block(engine, key, purpose);
     if (*out) return WEFT_OK;
@@ -264,8 +264,7 @@ static int bound_number(const weft_block *b, weft_block_list which, int i) {
 
 weft_status weft_block_tensor(const weft_block *block, weft_block_list list, int i,
                               weft_block_info *out, size_t size) {
-    API_NEED(block);
-    API_NEED(out);
+    API_NEED(block, out);
     if (!is_list(list) || i < 0 || i >= list_of(block, list)->n)
         return weft_fail(WEFT_EINPUT, "%s: the block has no tensor %d in list %d", __func__, i,
                          (int)list);
@@ -332,15 +331,13 @@ static weft_status check_call(const weft_call *call, const char *caller) {
 }
 
 weft_status weft_block_forward(weft_block *block, const weft_call *call) {
-    API_NEED(block);
-    API_NEED(call);
+    API_NEED(block, call);
     WEFT_TRY(check_call(call, __func__));
     return call_block(block, WEFT_HALF_FORWARD, call);
 }
 
 weft_status weft_block_backward(weft_block *block, const weft_call *call) {
-    API_NEED(block);
-    API_NEED(call);
+    API_NEED(block, call);
     WEFT_TRY(check_call(call, __func__));
     if (block->graph->n_forward < 0)
         return weft_fail(WEFT_EINPUT,
@@ -420,8 +417,7 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
                                  weft_block **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(part);
+    API_NEED(engine, part);
     char key[KEY_ROOM];
     bool is_folder;
     part_wish w = {.form = {.first = first != 0, .one_loss = (purpose & WEFT_BLOCK_ONE_LOSS) != 0}};
