@@ -130,14 +130,6 @@ static void blank_controls(char *text) {
     }
 }
 
-/* Says that a text was cut, without leaving half a character of UTF-8. */
-static void mark_cut(char *text, size_t length) {
-    size_t n = length - 3;
-    while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
-        n--;
-    memcpy(text + n, "...", 4);
-}
-
 static void append_prefix(char *buffer, size_t *at, weft_log_level level) {
     char text[PREFIX_MAX];
     if (times) {
@@ -164,7 +156,7 @@ void weft_log(weft_log_level level, const char *format, ...) {
     va_start(args, format);
     int length = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (length > RECORD_MAX) mark_cut(text, RECORD_MAX);
+    if (length > RECORD_MAX) memcpy(text + weft_utf8_cut(text, RECORD_MAX - 3), "...", 4);
     clean(text);
     size_t at = 0;
     pthread_mutex_lock(&lock);

@@ -1,8 +1,8 @@
 /* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
 #include "bench/tables.h"
 
-#include "base/text.h"
 #include "base/order.h"
+#include "base/text.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -45,18 +45,10 @@ double bench_spread(const bench_samples *s) {
     return middle > 0 ? 0.5 * (quantile(s, 0.75) - quantile(s, 0.25)) / middle : 0;
 }
 
-/* Columns that a terminal shows for a text of UTF-8: every byte but the following ones. */
-static int shown_width(const char *text) {
-    int width = 0;
-    for (; *text; text++)
-        width += ((unsigned char)*text & 0xc0) != 0x80;
-    return width;
-}
-
 static void put_cell(bench_table *t, const char *text) {
     if (!t->to) return;
     const bench_column *c = &t->column[t->next++];
-    int pad = abs(c->width) - shown_width(text);
+    int pad = abs(c->width) - weft_utf8_count(text, strlen(text));
     if (pad < 0) pad = 0;
     int last = t->column[t->next].title == NULL;
     if (c->width < 0)

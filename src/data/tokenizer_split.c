@@ -8,6 +8,8 @@
  * in a table that PCRE2 fills once a process, so the Unicode version is PCRE2's. Other patterns are
  * run by PCRE2, translated first where its dialect differs from the one they are written in: there
  * \s is Unicode's White_Space, without U+180E which PCRE2 adds, and \w has marks and connectors. */
+#include "base/scope.h"
+#include "base/text.h"
 #include "data/tokenizer_internal.h"
 
 #include <pthread.h>
@@ -165,16 +167,8 @@ bool weft_pattern_is_gpt2(const char *pattern) {
 
 /* Length of the valid character at s; 0 if there is none. */
 static size_t valid_char(const uint8_t *s, size_t n) {
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
-    size_t length = char_bytes(s[0]);
-    if (length > n) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    uint32_t c = char_at(s);
-    if (length == 3 && (c < 0x800 || (c >= 0xD800 && c <= 0xDFFF))) return 0;
-    if (length == 4 && (c < 0x10000 || c >= CODE_POINTS)) return 0;
-    return length;
+    int length = s[0] < 0x80 ? 1 : weft_utf8_scan((const char *)s, n);
+    return length > 0 ? (size_t)length : 0;
 }
 
 size_t weft_utf8_valid(const char *text, size_t bytes) {
@@ -296,14 +290,10 @@ weft_status weft_split_compile(const char *pattern, const char *where, pcre2_cod
         return weft_fail(WEFT_EINPUT, "%s: the pattern is longer than %d bytes", where,
                          PATTERN_MOST);
     /* An escape of two letters becomes this much at most. */
-    pattern_text p = {malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1),
-                      0};
-    if (!p.text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
-    const char *refused = translate(pattern, &p);
-    weft_status status =
-        refused ? weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where,
-                            refused)
-                : compile_text(p.text, where, out);
-    free(p.text);
-    return status;
+    WEFT_AUTO_FREE char *text =
+        malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
+    const char *refused = translate(pattern, &(pattern_text){text, 0});
+    if (!refused) return compile_text(text, where, out);
+    return weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where, refused);
 }

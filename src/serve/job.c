@@ -1,6 +1,7 @@
 /* Jobs: memory, owners and waking; and their answers as JSON. A token's text may be a part of a character; it is then
  * told by its bytes, as in "bytes:\xe2\x80". */
 #include "serve/job.h"
+#include "base/text.h"
 
 #include "base/json.h"
 
@@ -157,16 +158,6 @@ static const char *token_text(const weft_answer *a, int32_t token, char out[TOKE
     return out;
 }
 
-/* Characters that begin in a token. */
-static int64_t count_characters(const weft_answer *a, int32_t token) {
-    int32_t bytes = 0;
-    int64_t count = 0;
-    const char *text = weft_tokenizer_token(a->tokenizer, token, &bytes);
-    for (int32_t i = 0; text && i < bytes; i++)
-        count += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return count;
-}
-
 static json_t *chat_token(const weft_answer *a, int32_t token, float logprob) {
     char text[TOKEN_TEXT];
     int32_t bytes = 0;
@@ -202,7 +193,9 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
         json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
         json_array_append_new(values, weft_json_number((double)t->logprob));
         json_array_append_new(offsets, json_integer(*offset));
-        *offset += count_characters(a, t->token);
+        int32_t bytes = 0;
+        const char *raw = weft_tokenizer_token(a->tokenizer, t->token, &bytes);
+        *offset += raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
         json_t *top = json_object();
         for (int k = 0; k < t->n_top; k++)
             json_object_set_new(top, token_text(a, t->top[k], text),
@@ -355,7 +348,5 @@ char *weft_answer_events(weft_answer *a, bool *ended) {
         }
     }
     *ended = a->ended;
-    if (fclose(to) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(to, &text);
 }

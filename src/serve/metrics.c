@@ -1,6 +1,7 @@
 /* Metrics. Names and units follow Prometheus' customs: a total only grows, seconds and bytes are
  * the units, a histogram's buckets include the smaller ones. */
 #include "serve/metrics.h"
+#include "base/text.h"
 
 #include "base/version.h"
 
@@ -162,7 +163,5 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     one(to, "weft_sequences_waiting", "gauge", "Sequences that wait for a place.", now->queued);
     one(to, "weft_connections", "gauge", "Open connections.", now->connections);
     one(to, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
-    if (fclose(to) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(to, &text);
 }
