@@ -162,7 +162,7 @@ void weft_api_close_blocks(weft_engine *engine) {
 
 /* The kept block of that key, moved to the head of the list; NULL: there is none. */
 static weft_block *find_block(weft_engine *engine, const char *key, int purpose) {
-    pthread_mutex_lock(&engine->lock);
+    WEFT_LOCK(&engine->lock);
     weft_block **at = &engine->blocks;
     while (*at && ((*at)->purpose != purpose || strcmp((*at)->key, key) != 0))
         at = &(*at)->next;
@@ -173,7 +173,6 @@ static weft_block *find_block(weft_engine *engine, const char *key, int purpose)
         engine->blocks = b;
         b->opened++;
     }
-    pthread_mutex_unlock(&engine->lock);
     return b;
 }
 
@@ -224,14 +223,13 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
     if (!key) return new_block(engine, NULL, describe, context, purpose, out);
     *out = find_block(engine, key, purpose);
     if (*out) return WEFT_OK;
-    pthread_mutex_lock(&engine->building);
+    WEFT_LOCK(&engine->building);
     weft_status status = WEFT_OK;
     *out = find_block(engine, key, purpose);
     if (!*out) {
         status = new_block(engine, key, describe, context, purpose, out);
         if (status == WEFT_OK) keep_block(engine, *out);
     }
-    pthread_mutex_unlock(&engine->building);
     return status;
 }
 
@@ -241,9 +239,8 @@ void weft_block_close(weft_block *block) {
         destroy_block(block);
         return;
     }
-    pthread_mutex_lock(&block->engine->lock);
+    WEFT_LOCK(&block->engine->lock);
     block->opened--;
-    pthread_mutex_unlock(&block->engine->lock);
 }
 
 static bool is_list(weft_block_list which) {
@@ -318,10 +315,8 @@ static weft_status call_block(weft_block *b, weft_half half, const weft_call *ca
         .run = {call->seed, call->iteration, call->sequence},
     };
     if (b->engine->backend->remote) return weft_function_call(b->function, half, &memory);
-    pthread_mutex_lock(&b->engine->running);
-    weft_status status = weft_function_call(b->function, half, &memory);
-    pthread_mutex_unlock(&b->engine->running);
-    return status;
+    WEFT_LOCK(&b->engine->running);
+    return weft_function_call(b->function, half, &memory);
 }
 
 static weft_status check_call(const weft_call *call, const char *caller) {

@@ -237,10 +237,8 @@ static weft_status run_step(weft_step *s, const weft_step_call *call) {
         .bound = s->addresses, .workspace = call->workspace, .stream = call->stream};
     if (s->engine->backend->remote)
         return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    pthread_mutex_lock(&s->engine->running);
-    weft_status status = weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    pthread_mutex_unlock(&s->engine->running);
-    return status;
+    WEFT_LOCK(&s->engine->running);
+    return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
 }
 
 weft_status weft_step_run(weft_step *step, const weft_step_call *call) {
@@ -248,8 +246,6 @@ weft_status weft_step_run(weft_step *step, const weft_step_call *call) {
     if (call->size != sizeof *call)
         return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_step_call)",
                          __func__, call->size);
-    pthread_mutex_lock(&step->lock);
-    weft_status status = run_step(step, call);
-    pthread_mutex_unlock(&step->lock);
-    return status;
+    WEFT_LOCK(&step->lock);
+    return run_step(step, call);
 }

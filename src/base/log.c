@@ -2,6 +2,7 @@
  * screen is one write: the status line is erased, the record written, the status line drawn again,
  * all in one buffer. */
 #include "base/log.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 
@@ -175,9 +176,8 @@ void weft_log(weft_log_level level, const char *format, ...) {
 }
 
 void weft_log_copy(int descriptor) {
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     copy = descriptor;
-    pthread_mutex_unlock(&lock);
 }
 
 int weft_log_status_width(void) {
@@ -196,7 +196,7 @@ void weft_log_status(const char *text) {
     if (!terminal) return;
     char buffer[STATUS_MAX + PREFIX_MAX];
     size_t at = 0;
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     if (*status || (text && *text)) {
         snprintf(status, sizeof status, "%s", text ? text : "");
         blank_controls(status);
@@ -204,5 +204,4 @@ void weft_log_status(const char *text) {
         append_status(buffer, &at);
         write_all(buffer, at);
     }
-    pthread_mutex_unlock(&lock);
 }

@@ -9,6 +9,7 @@
 #ifndef WEFT_BASE_SCOPE_H
 #define WEFT_BASE_SCOPE_H
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,6 +45,17 @@ static inline void weft_end_descriptor(const int *descriptor) {
 
 static inline void weft_end_stream(FILE **stream) {
     if (*stream) fclose(*stream);
+}
+
+/* Holds a mutex to the end of the scope; once in a scope. */
+#define WEFT_LOCK(mutex) WEFT_AUTO(weft_end_lock) pthread_mutex_t *locked_ = weft_lock(mutex)
+static inline pthread_mutex_t *weft_lock(pthread_mutex_t *mutex) {
+    pthread_mutex_lock(mutex);
+    return mutex;
+}
+
+static inline void weft_end_lock(pthread_mutex_t **mutex) {
+    pthread_mutex_unlock(*mutex);
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* Jobs: memory, owners and waking; and their answers as JSON. A token's text may be a part of a character; it is then
  * told by its bytes, as in "bytes:\xe2\x80". */
 #include "serve/job.h"
+#include "base/scope.h"
 #include "base/text.h"
 
 #include "base/json.h"
@@ -68,13 +69,12 @@ void weft_job_wake(weft_job *j) {
 }
 
 void weft_job_finish(weft_job *j, const weft_refusal *failure) {
-    pthread_mutex_lock(&j->lock);
+    WEFT_LOCK(&j->lock);
     if (!j->finished) {
         j->finished = true;
         if (failure) j->failure = *failure;
     }
     weft_job_wake(j);
-    pthread_mutex_unlock(&j->lock);
 }
 
 weft_job_usage weft_job_count(const weft_job *j) {

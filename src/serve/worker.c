@@ -4,6 +4,7 @@
  * stop, and the copy of the generator's figures. It is never held while the generator works, nor
  * together with a job's lock. */
 #include "serve/worker.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -34,13 +35,8 @@ struct weft_worker {
 static weft_status add_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
     c->made++;
     if (!j->keeps_tokens) return WEFT_OK;
-    if (c->n_tokens == c->tokens_room) {
-        int64_t room = c->tokens_room ? 2 * c->tokens_room : 16;
-        weft_sampled *grown = realloc(c->tokens, (size_t)room * sizeof *grown);
-        if (!grown) return weft_fail(WEFT_ENOMEM, "no memory for tokens");
-        c->tokens = grown;
-        c->tokens_room = room;
-    }
+    if (!weft_grow_list(&c->tokens, &c->tokens_room, c->n_tokens + 1, sizeof *c->tokens))
+        return weft_fail(WEFT_ENOMEM, "no memory for tokens");
     c->tokens[c->n_tokens++] = *token;
     return WEFT_OK;
 }
@@ -299,15 +295,13 @@ bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *ret
 
 void weft_worker_cancel(weft_worker *w, weft_job *j) {
     atomic_store(&j->cancelled, true);
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&w->lock);
     w->nudged = true;
     pthread_cond_signal(&w->news);
-    pthread_mutex_unlock(&w->lock);
 }
 
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued) {
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&w->lock);
     *out = w->stats;
     *queued = w->sequences > w->stats.running ? w->sequences - w->stats.running : 0;
-    pthread_mutex_unlock(&w->lock);
 }
