@@ -56,32 +56,23 @@ static weft_status check_columns(const weft_config *c, const char *what, bool sp
 
 weft_status weft_prune_units(const weft_config *c, weft_prune_what what, bool sparse,
                              int64_t *units) {
-    int64_t ffn = weft_config_ffn_dim(c), kv = weft_config_kv_heads(c);
+    int64_t ffn = weft_config_ffn_dim(c);
     *units = 0;
-    switch (what) {
-    case WEFT_PRUNE_HEADS:
-        WEFT_TRY(check_heads(c, sparse));
-        *units = kv;
-        return WEFT_OK;
-    case WEFT_PRUNE_FFN:
-        WEFT_TRY(check_columns(c, "ffn", sparse));
-        *units = ffn;
-        return WEFT_OK;
-    case WEFT_PRUNE_Z_HEADS:
-        if (c->ffn != WEFT_FFN_WSFFN)
-            return refuse("z-heads",
-                          "only CONFIG_FFN=\"wsffn\" has them; --what ffn removes columns "
-                          "of any feed-forward");
-        WEFT_TRY(check_columns(c, "z-heads", sparse));
-        *units = c->wsffn_n_head;
-        return WEFT_OK;
-    default:
-        if (!c->cross_token)
-            return refuse("cross", "the model has no cross-token mechanism "
-                                   "(CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
-        *units = c->cross_rank ? c->cross_rank : ffn;
-        return WEFT_OK;
-    }
+    if (what == WEFT_PRUNE_HEADS) WEFT_TRY(check_heads(c, sparse));
+    if (what == WEFT_PRUNE_Z_HEADS && c->ffn != WEFT_FFN_WSFFN)
+        return refuse("z-heads", "only CONFIG_FFN=\"wsffn\" has them; --what ffn removes columns "
+                                 "of any feed-forward");
+    if (what == WEFT_PRUNE_FFN) WEFT_TRY(check_columns(c, "ffn", sparse));
+    if (what == WEFT_PRUNE_Z_HEADS) WEFT_TRY(check_columns(c, "z-heads", sparse));
+    if (what == WEFT_PRUNE_CROSS && !c->cross_token)
+        return refuse("cross", "the model has no cross-token mechanism "
+                               "(CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
+    *units = what == WEFT_PRUNE_HEADS     ? weft_config_kv_heads(c)
+             : what == WEFT_PRUNE_FFN     ? ffn
+             : what == WEFT_PRUNE_Z_HEADS ? c->wsffn_n_head
+             : c->cross_rank              ? c->cross_rank
+                                          : ffn;
+    return WEFT_OK;
 }
 
 /* A list of pieces being made. */
@@ -174,23 +165,17 @@ static void list_columns(const weft_config *c, listing *l, int64_t size) {
 
 static int list_pieces(const weft_config *c, weft_prune_what what, prune_piece *pieces) {
     listing l = {pieces, 0};
-    switch (what) {
-    case WEFT_PRUNE_HEADS:
-        list_heads(c, &l);
-        break;
-    case WEFT_PRUNE_FFN:
-        list_columns(c, &l, 1);
-        break;
-    case WEFT_PRUNE_Z_HEADS:
+    if (what == WEFT_PRUNE_HEADS) list_heads(c, &l);
+    if (what == WEFT_PRUNE_FFN) list_columns(c, &l, 1);
+    if (what == WEFT_PRUNE_Z_HEADS) {
         list_columns(c, &l, weft_config_ffn_dim(c) / c->wsffn_n_head);
         if (c->wsffn_z_proj == WEFT_Z_GROUPED)
             add(&l, "ffn.z_proj.weight", 0, 0, 1)->counts = false;
-        break;
-    case WEFT_PRUNE_CROSS:
+    }
+    if (what == WEFT_PRUNE_CROSS) {
         add_zeroed(&l, "ffn.cross_proj.weight", 1, 0, 1);
         add_zeroed(&l, "ffn.cross_down.weight", 0, 0, 1);
         add_zeroed(&l, "ffn.cross_up.weight", 1, 0, 1);
-        break;
     }
     return l.n;
 }
@@ -204,23 +189,17 @@ static int64_t block_units(const weft_config *c, weft_prune_what what, int64_t u
 /* The config with `left` of so many units. */
 static void set_units(weft_config *c, weft_prune_what what, int64_t units, int64_t left) {
     int64_t ffn = weft_config_ffn_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    switch (what) {
-    case WEFT_PRUNE_HEADS:
+    if (what == WEFT_PRUNE_HEADS) {
         c->head_dim = weft_config_head_dim(c);
         c->n_head = left * group;
         if (c->kv_heads) c->kv_heads = left;
-        break;
-    case WEFT_PRUNE_FFN:
-        c->n_ffn = left;
-        break;
-    case WEFT_PRUNE_Z_HEADS:
+    }
+    if (what == WEFT_PRUNE_FFN) c->n_ffn = left;
+    if (what == WEFT_PRUNE_Z_HEADS) {
         c->n_ffn = ffn / units * left;
         c->wsffn_n_head = left;
-        break;
-    case WEFT_PRUNE_CROSS:
-        c->cross_rank = left;
-        break;
     }
+    if (what == WEFT_PRUNE_CROSS) c->cross_rank = left;
 }
 
 static weft_status no_memory(void) {

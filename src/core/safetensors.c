@@ -330,34 +330,20 @@ static double half_to_double(uint16_t bits) {
 }
 
 static double element(weft_file_dtype dtype, const unsigned char *at) {
-    uint16_t half;
-    float single;
-    double value = 0;
-    int32_t i32;
-    int64_t i64;
-    switch (dtype) {
-    case WEFT_FILE_F64:
-        memcpy(&value, at, sizeof value);
-        break;
-    case WEFT_FILE_F32:
-        memcpy(&single, at, sizeof single);
-        value = (double)single;
-        break;
-    case WEFT_FILE_BF16:
-    case WEFT_FILE_F16:
-        memcpy(&half, at, sizeof half);
-        value = dtype == WEFT_FILE_F16 ? half_to_double(half) : (double)weft_bf16_to_float(half);
-        break;
-    case WEFT_FILE_I64:
-        memcpy(&i64, at, sizeof i64);
-        value = (double)i64;
-        break;
-    case WEFT_FILE_I32:
-        memcpy(&i32, at, sizeof i32);
-        value = (double)i32;
-        break;
-    }
-    return value;
+    union {
+        double f64;
+        float f32;
+        uint16_t half;
+        int64_t i64;
+        int32_t i32;
+    } v = {0};
+    memcpy(&v, at, (size_t)file_dtypes[dtype].size);
+    return dtype == WEFT_FILE_F64    ? v.f64
+           : dtype == WEFT_FILE_F32  ? (double)v.f32
+           : dtype == WEFT_FILE_BF16 ? (double)weft_bf16_to_float(v.half)
+           : dtype == WEFT_FILE_F16  ? half_to_double(v.half)
+           : dtype == WEFT_FILE_I64  ? (double)v.i64
+                                     : (double)v.i32;
 }
 
 void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out) {

@@ -120,20 +120,9 @@ static inline size_t run_end(const uint8_t *s, size_t at, size_t n, uint8_t kind
 /* 's 't 'm 'd 're 've 'll: how long; 0: none of them. */
 static inline size_t contraction(const uint8_t *s, size_t n) {
     if (n < 2) return 0;
-    switch (s[1]) {
-    case 's':
-    case 't':
-    case 'm':
-    case 'd':
-        return 2;
-    case 'r':
-    case 'v':
-        return n > 2 && s[2] == 'e' ? 3 : 0;
-    case 'l':
-        return n > 2 && s[2] == 'l' ? 3 : 0;
-    default:
-        return 0;
-    }
+    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+    if (n < 3 || (s[1] != 'r' && s[1] != 'v' && s[1] != 'l')) return 0;
+    return s[2] == (s[1] == 'l' ? 'l' : 'e') ? 3 : 0;
 }
 
 /* A run of spaces, up to the end or all but the last of them: that one is left to what follows. */
@@ -210,28 +199,19 @@ static void put(pattern_text *p, const char *words) {
 
 /* The escape \c in PCRE2's words; false where they have none. */
 static bool translate_escape(pattern_text *p, char c, bool in_class) {
-    const char *open = in_class ? "" : "[", *close = in_class ? "" : "]";
-    switch (c) {
-    case 's':
-    case 'S':
-    case 'w':
-        put(p, open);
-        put(p, c == 's' ? SPACES : c == 'S' ? NO_SPACES : WORD);
-        put(p, close);
-        return true;
-    case 'W':
-        if (!in_class) put(p, "[^" WORD "]");
-        return !in_class;
-    case 'b':
-    case 'B':
-    case 'h':
-    case 'H':
-        return false; /* another meaning there */
-    default:
+    const char *words = c == 's' ? SPACES : c == 'S' ? NO_SPACES : c == 'w' ? WORD : NULL;
+    if (strchr("bBhH", c) || (c == 'W' && in_class)) return false; /* another meaning there */
+    if (words) {
+        put(p, in_class ? "" : "[");
+        put(p, words);
+        put(p, in_class ? "" : "]");
+    } else if (c == 'W') {
+        put(p, "[^" WORD "]");
+    } else {
         p->text[p->used++] = '\\';
         p->text[p->used++] = c;
-        return true;
     }
+    return true;
 }
 
 /* NULL: translated; otherwise what it has that PCRE2 takes for something else. */

@@ -116,14 +116,9 @@ static double train_loss_of(const summary *u) {
 }
 
 static double score_of(const summary *u) {
-    switch (u->study->base.study_score) {
-    case WEFT_STUDY_SCORE_TRAIN_LOSS:
-        return train_loss_of(u);
-    case WEFT_STUDY_SCORE_METRIC:
-        return u->metric_value;
-    default:
-        return u->val_loss;
-    }
+    int64_t score = u->study->base.study_score;
+    if (score == WEFT_STUDY_SCORE_TRAIN_LOSS) return train_loss_of(u);
+    return score == WEFT_STUDY_SCORE_METRIC ? u->metric_value : u->val_loss;
 }
 
 static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,

@@ -3,6 +3,7 @@
  * A long run has more training steps than a screen has dots, so a curve is cut into BUCKETS equal
  * parts of its length; each run gives the mean of its numbers in a part. The page's script gets every
  * run; the static picture shows, over the runs, their mean and a band from the lowest to the highest. */
+#include "base/json.h"
 #include "report/plot.h"
 #include "report/sections.h"
 
