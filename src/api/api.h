@@ -30,11 +30,10 @@ struct weft_pass {
     bool has_run, has_targets;
 };
 
-/* Refuses a NULL argument by its name. */
-#define API_NEED(argument)                                                                         \
-    do {                                                                                           \
-        if (!(argument)) return weft_fail(WEFT_EINPUT, "%s: %s is NULL", __func__, #argument);     \
-    } while (0)
+/* Refuses the first argument that is NULL, by its name. */
+#define API_NEED(...)                                                                              \
+    WEFT_TRY(weft_api_need(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}))
+weft_status weft_api_need(const char *caller, const char *names, const void *const *arguments);
 
 /* The config at `path` (a folder's config.json, a file, or the defaults for NULL) with overrides on
  * it, checked. */
@@ -69,7 +68,8 @@ typedef struct {
 
 typedef struct {
     weft_api_entry *entries;
-    int n, room;
+    int n;
+    int64_t room;
 } weft_api_list;
 
 typedef struct {

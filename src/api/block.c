@@ -6,6 +6,7 @@
  * writes, so an output that is an input, and a gradient that is another's or the forward pass's, are
  * copied. */
 #include "api/api.h"
+#include "base/scope.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
@@ -54,13 +55,6 @@ static weft_status own_outputs(weft_block *b) {
     return WEFT_OK;
 }
 
-static weft_tensor *new_seed(weft_block *b, const weft_api_entry *output) {
-    char name[256];
-    const weft_tensor *t = output->tensor;
-    snprintf(name, sizeof name, "gradient of %s", output->name);
-    return weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
-}
-
 /* The gradient of Σ ⟨output, its gradient⟩. */
 static weft_status differentiate(weft_block *b) {
     weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
@@ -69,7 +63,10 @@ static weft_status differentiate(weft_block *b) {
     for (int i = 0; i < outputs->n && b->lists->gradient; i++) {
         weft_api_entry *e = &outputs->entries[i];
         if (!e->tensor->needs_grad || e->tensor->dtype == WEFT_I32) continue;
-        e->grad = new_seed(b, e);
+        char name[256];
+        const weft_tensor *t = e->tensor;
+        snprintf(name, sizeof name, "gradient of %s", e->name);
+        e->grad = weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
         losses[n] = e->tensor;
         dlosses[n++] = e->grad;
     }
@@ -165,7 +162,7 @@ void weft_api_close_blocks(weft_engine *engine) {
 
 /* The kept block of that key, moved to the head of the list; NULL: there is none. */
 static weft_block *find_block(weft_engine *engine, const char *key, int purpose) {
-    pthread_mutex_lock(&engine->lock);
+    WEFT_LOCK(&engine->lock);
     weft_block **at = &engine->blocks;
     while (*at && ((*at)->purpose != purpose || strcmp((*at)->key, key) != 0))
         at = &(*at)->next;
@@ -176,7 +173,6 @@ static weft_block *find_block(weft_engine *engine, const char *key, int purpose)
         engine->blocks = b;
         b->opened++;
     }
-    pthread_mutex_unlock(&engine->lock);
     return b;
 }
 
@@ -201,21 +197,21 @@ static void keep_block(weft_engine *engine, weft_block *b) {
     if (old) destroy_block(old);
 }
 
+static void end_block(weft_block **b) {
+    if (*b) destroy_block(*b);
+}
+
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
                              void *context, int purpose, weft_block **out) {
-    weft_block *b = calloc(1, sizeof *b);
+    WEFT_AUTO(end_block) weft_block *b = calloc(1, sizeof *b);
     if (!b) return weft_fail(WEFT_ENOMEM, "block: no memory");
     b->engine = engine;
     b->purpose = purpose;
     b->opened = 1;
     b->key = key ? strdup(key) : NULL;
-    weft_status status = key && !b->key ? weft_fail(WEFT_ENOMEM, "block: no memory") : WEFT_OK;
-    if (status == WEFT_OK) status = make_block(b, describe, context);
-    if (status != WEFT_OK) {
-        destroy_block(b);
-        return status;
-    }
-    *out = b;
+    if (key && !b->key) return weft_fail(WEFT_ENOMEM, "block: no memory");
+    WEFT_TRY(make_block(b, describe, context));
+    *out = weft_steal(&b);
     return WEFT_OK;
 }
 
@@ -223,19 +219,17 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
                             void *context, int purpose, weft_block **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(describe);
+    API_NEED(engine, describe);
     if (!key) return new_block(engine, NULL, describe, context, purpose, out);
     *out = find_block(engine, key, purpose);
     if (*out) return WEFT_OK;
-    pthread_mutex_lock(&engine->building);
+    WEFT_LOCK(&engine->building);
     weft_status status = WEFT_OK;
     *out = find_block(engine, key, purpose);
     if (!*out) {
         status = new_block(engine, key, describe, context, purpose, out);
         if (status == WEFT_OK) keep_block(engine, *out);
     }
-    pthread_mutex_unlock(&engine->building);
     return status;
 }
 
@@ -245,9 +239,8 @@ void weft_block_close(weft_block *block) {
         destroy_block(block);
         return;
     }
-    pthread_mutex_lock(&block->engine->lock);
+    WEFT_LOCK(&block->engine->lock);
     block->opened--;
-    pthread_mutex_unlock(&block->engine->lock);
 }
 
 static bool is_list(weft_block_list which) {
@@ -268,8 +261,7 @@ static int bound_number(const weft_block *b, weft_block_list which, int i) {
 
 weft_status weft_block_tensor(const weft_block *block, weft_block_list list, int i,
                               weft_block_info *out, size_t size) {
-    API_NEED(block);
-    API_NEED(out);
+    API_NEED(block, out);
     if (!is_list(list) || i < 0 || i >= list_of(block, list)->n)
         return weft_fail(WEFT_EINPUT, "%s: the block has no tensor %d in list %d", __func__, i,
                          (int)list);
@@ -323,10 +315,8 @@ static weft_status call_block(weft_block *b, weft_half half, const weft_call *ca
         .run = {call->seed, call->iteration, call->sequence},
     };
     if (b->engine->backend->remote) return weft_function_call(b->function, half, &memory);
-    pthread_mutex_lock(&b->engine->running);
-    weft_status status = weft_function_call(b->function, half, &memory);
-    pthread_mutex_unlock(&b->engine->running);
-    return status;
+    WEFT_LOCK(&b->engine->running);
+    return weft_function_call(b->function, half, &memory);
 }
 
 static weft_status check_call(const weft_call *call, const char *caller) {
@@ -336,15 +326,13 @@ static weft_status check_call(const weft_call *call, const char *caller) {
 }
 
 weft_status weft_block_forward(weft_block *block, const weft_call *call) {
-    API_NEED(block);
-    API_NEED(call);
+    API_NEED(block, call);
     WEFT_TRY(check_call(call, __func__));
     return call_block(block, WEFT_HALF_FORWARD, call);
 }
 
 weft_status weft_block_backward(weft_block *block, const weft_call *call) {
-    API_NEED(block);
-    API_NEED(call);
+    API_NEED(block, call);
     WEFT_TRY(check_call(call, __func__));
     if (block->graph->n_forward < 0)
         return weft_fail(WEFT_EINPUT,
@@ -380,11 +368,6 @@ static weft_status find_part(const char *name, weft_part_kind *out) {
     return weft_fail(WEFT_EINPUT, "part '%s': it must be attention, ffn or layer", name);
 }
 
-/* A weight's name without the layer's. */
-static const char *plain_name(const weft_tensor *t) {
-    return strncmp(t->name, "h.0.", 4) == 0 ? t->name + 4 : t->name;
-}
-
 static weft_status note_part(weft_graph *g, const weft_model_part *part) {
     bool ok = true;
     for (int i = 0; ok && i < part->n_inputs; i++)
@@ -392,7 +375,8 @@ static weft_status note_part(weft_graph *g, const weft_model_part *part) {
                            part->inputs[i].tensor->needs_grad);
     for (int64_t i = 0; ok && i < part->model.n_parameters; i++) {
         weft_tensor *t = part->model.parameters[i].tensor;
-        ok = weft_api_note(g, WEFT_BLOCK_WEIGHTS, t, plain_name(t), t->needs_grad);
+        ok = weft_api_note(g, WEFT_BLOCK_WEIGHTS, t,
+                           strncmp(t->name, "h.0.", 4) == 0 ? t->name + 4 : t->name, t->needs_grad);
     }
     for (int i = 0; ok && i < part->n_outputs; i++)
         ok = weft_api_note(g, WEFT_BLOCK_OUTPUTS, part->outputs[i].tensor, part->outputs[i].name,
@@ -428,8 +412,7 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
                                  weft_block **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(part);
+    API_NEED(engine, part);
     char key[KEY_ROOM];
     bool is_folder;
     part_wish w = {.form = {.first = first != 0, .one_loss = (purpose & WEFT_BLOCK_ONE_LOSS) != 0}};

@@ -1,5 +1,6 @@
 /* Engines, and what a config would cost on one. */
 #include "api/api.h"
+#include "base/scope.h"
 
 #include "device/device.h"
 #include "model/account.h"
@@ -31,18 +32,14 @@ weft_status weft_engine_open(int threads, const char *device, weft_engine **out)
     const weft_backend *backend = NULL;
     WEFT_TRY(check_threads(__func__, threads));
     WEFT_TRY(choose_backend(device, &backend));
-    weft_engine *engine = calloc(1, sizeof *engine);
+    WEFT_AUTO_FREE weft_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     engine->backend = backend;
+    WEFT_TRY(weft_pool_create(threads, &engine->pool));
     pthread_mutex_init(&engine->running, NULL);
     pthread_mutex_init(&engine->building, NULL);
     pthread_mutex_init(&engine->lock, NULL);
-    weft_status status = weft_pool_create(threads, &engine->pool);
-    if (status != WEFT_OK) {
-        free(engine);
-        return status;
-    }
-    *out = engine;
+    *out = weft_steal(&engine);
     return WEFT_OK;
 }
 

@@ -1,5 +1,6 @@
 /* Generation for the library's users: the scheduler of generate/generator.h behind plain numbers. */
 #include "api/api.h"
+#include "base/scope.h"
 #include "data/tokenizer.h"
 #include "generate/generator.h"
 
@@ -15,21 +16,15 @@ weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t
                                  int64_t context, weft_generation **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(model);
+    API_NEED(engine, model);
     if (sequences < 0 || context < 0)
         return weft_fail(WEFT_EINPUT, "%s: %lld sequences of %lld tokens", __func__,
                          (long long)sequences, (long long)context);
-    weft_generation *g = calloc(1, sizeof *g);
+    WEFT_AUTO_FREE weft_generation *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     weft_generator_limits limits = {.sequences = sequences, .context = context};
-    weft_status status =
-        weft_generator_open(model, engine->backend, engine->pool, &limits, &g->generator);
-    if (status != WEFT_OK) {
-        free(g);
-        return status;
-    }
-    *out = g;
+    WEFT_TRY(weft_generator_open(model, engine->backend, engine->pool, &limits, &g->generator));
+    *out = weft_steal(&g);
     return WEFT_OK;
 }
 
@@ -90,9 +85,7 @@ static weft_status read_option(const char *option, weft_sampling *s) {
 
 weft_status weft_generation_add(weft_generation *generation, const int32_t *prompt, int64_t count,
                                 const char *const *options, int64_t *id) {
-    API_NEED(generation);
-    API_NEED(prompt);
-    API_NEED(id);
+    API_NEED(generation, prompt, id);
     weft_sampling sampling = weft_sampling_default();
     for (; options && *options; options++)
         WEFT_TRY(read_option(*options, &sampling));
@@ -136,26 +129,24 @@ struct weft_text {
     weft_encoder *encoder;
 };
 
+WEFT_ENDED_BY(weft_text_close, weft_text)
+
 weft_status weft_text_open(const char *name, weft_text **out) {
     API_NEED(out);
     *out = NULL;
     API_NEED(name);
-    weft_text *t = calloc(1, sizeof *t);
+    WEFT_AUTO(weft_text_close_at) weft_text *t = calloc(1, sizeof *t);
     if (!t) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
-    weft_status status = weft_tokenizer_open(name, &t->tokenizer);
-    if (status == WEFT_OK) status = weft_encoder_open(t->tokenizer, &t->encoder);
-    if (status != WEFT_OK) {
-        weft_text_close(t);
-        return status;
-    }
-    *out = t;
+    WEFT_TRY(weft_tokenizer_open(name, &t->tokenizer));
+    WEFT_TRY(weft_encoder_open(t->tokenizer, &t->encoder));
+    *out = weft_steal(&t);
     return WEFT_OK;
 }
 
 void weft_text_close(weft_text *text) {
     if (!text) return;
-    if (text->encoder) weft_encoder_close(text->encoder);
-    if (text->tokenizer) weft_tokenizer_close(text->tokenizer);
+    weft_encoder_close(text->encoder);
+    weft_tokenizer_close(text->tokenizer);
     free(text);
 }
 
@@ -169,9 +160,7 @@ int32_t weft_text_end(const weft_text *text) {
 
 weft_status weft_text_encode(weft_text *text, const char *bytes, size_t length, int specials,
                              int32_t *tokens, int64_t room, int64_t *count) {
-    API_NEED(text);
-    API_NEED(bytes);
-    API_NEED(count);
+    API_NEED(text, bytes, count);
     if (room > 0) API_NEED(tokens);
     const int32_t *found;
     WEFT_TRY(weft_encode(text->encoder, bytes, length, specials != 0, &found, count));
@@ -182,15 +171,13 @@ weft_status weft_text_encode(weft_text *text, const char *bytes, size_t length, 
 
 weft_status weft_text_decode(const weft_text *text, const int32_t *tokens, int64_t count,
                              char *bytes, size_t room, size_t *length) {
-    API_NEED(text);
-    API_NEED(length);
+    API_NEED(text, length);
     if (count > 0) API_NEED(tokens);
     if (count < 0) return weft_fail(WEFT_EINPUT, "%s: %lld tokens", __func__, (long long)count);
     if (room > 0) API_NEED(bytes);
-    char *found = NULL;
+    WEFT_AUTO_FREE char *found = NULL;
     WEFT_TRY(weft_tokenizer_decode(text->tokenizer, tokens, count, &found, length));
     size_t n = *length < room ? *length : room;
     if (n > 0) memcpy(bytes, found, n);
-    free(found);
     return WEFT_OK;
 }

@@ -2,6 +2,7 @@
  * the same check of what it is given. The operations' own rules say what is wrong with shapes and
  * types; here are only words turned into values, and tensors of other graphs refused. */
 #include "api/api.h"
+#include "base/text.h"
 
 #include "core/graph_internal.h"
 #include "ops/activation.h"
@@ -21,16 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool grow_list(weft_api_list *list) {
-    if (list->n < list->room) return true;
-    int room = list->room ? 2 * list->room : 16;
-    weft_api_entry *grown = realloc(list->entries, (size_t)room * sizeof *grown);
-    if (!grown) return false;
-    list->entries = grown;
-    list->room = room;
-    return true;
-}
-
 bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
                    bool wants_grad) {
     weft_api_lists *lists = g->owner;
@@ -41,7 +32,7 @@ bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const c
         return false;
     }
     char *copy = strdup(name);
-    if (!copy || !grow_list(list)) {
+    if (!copy || !weft_grow_list(&list->entries, &list->room, list->n + 1, sizeof *list->entries)) {
         free(copy);
         weft_graph_fail(g, "'%s': no memory", name);
         return false;
@@ -167,8 +158,7 @@ weft_tensor *weft_graph_output(weft_graph *g, const char *name, weft_tensor *t) 
 }
 
 weft_status weft_graph_shape(const weft_tensor *t, int64_t shape[4], int *ndim) {
-    API_NEED(t);
-    API_NEED(shape);
+    API_NEED(t, shape);
     for (int d = 0; d < 4; d++)
         shape[d] = d < t->ndim ? t->shape[d] : 1;
     if (ndim) *ndim = t->ndim;
@@ -406,9 +396,7 @@ weft_status weft_graph_route(weft_graph *g, const weft_scores *scores, weft_tens
                              int normalize, int use_max, weft_tensor **index,
                              weft_tensor **weight) {
     weft_score score;
-    API_NEED(g);
-    API_NEED(index);
-    API_NEED(weight);
+    API_NEED(g, index, weight);
     *index = *weight = NULL;
     if (!is_open(g, __func__) || !owns(g, __func__, lse) ||
         !read_scores(g, __func__, scores, &score))

@@ -1,5 +1,6 @@
 /* Models: opening, saving, and their tensors by name. */
 #include "api/api.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 #include "model/account.h"
@@ -11,6 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+weft_status weft_api_need(const char *caller, const char *names, const void *const *arguments) {
+    for (; *names; arguments++) {
+        size_t n = strcspn(names, ",");
+        if (!*arguments) return weft_fail(WEFT_EINPUT, "%s: %.*s is NULL", caller, (int)n, names);
+        names += n + strspn(names + n, ", ");
+    }
+    return WEFT_OK;
+}
 
 /* What is at `path`, and the overrides on it. */
 static weft_status read_over(const char *path, bool is_folder, const char *const *overrides,
@@ -48,25 +58,21 @@ weft_status weft_api_join(char *path, const char *folder, const char *name) {
 
 /* Whether a config asks for just the tensors that a model has. */
 static weft_status check_same_tensors(const weft_model *m, const weft_config *c, const char *path) {
-    weft_model_graph g;
-    weft_status status = WEFT_OK;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph g = {0};
     WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = m->dtype}, &g));
-    for (int64_t i = 0; status == WEFT_OK && i < g.n_parameters; i++) {
+    for (int64_t i = 0; i < g.n_parameters; i++) {
         const weft_tensor *t = g.parameters[i].tensor;
         const weft_weight *w = weft_model_find(m, t->name);
         if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
-            status = weft_fail(WEFT_EINPUT,
-                               "%s: the overrides ask for a tensor '%s', %s, that the checkpoint "
-                               "does not have",
-                               path, t->name, weft_tensor_describe(t));
+            return weft_fail(WEFT_EINPUT,
+                             "%s: the overrides ask for a tensor '%s', %s, that the checkpoint "
+                             "does not have",
+                             path, t->name, weft_tensor_describe(t));
     }
-    if (status == WEFT_OK && g.n_parameters != m->n_weights)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s: the overrides leave the model %lld tensors, but the checkpoint has "
-                           "%lld",
-                           path, (long long)g.n_parameters, (long long)m->n_weights);
-    weft_model_graph_destroy(&g);
-    return status;
+    if (g.n_parameters == m->n_weights) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: the overrides leave the model %lld tensors, but the checkpoint has %lld",
+                     path, (long long)g.n_parameters, (long long)m->n_weights);
 }
 
 weft_status weft_api_vouched(weft_status status, const char *folder) {
@@ -75,26 +81,24 @@ weft_status weft_api_vouched(weft_status status, const char *folder) {
                      folder);
 }
 
+WEFT_ENDED_BY(weft_model_destroy, weft_model)
+
 static weft_status open_checkpoint(const char *path, const weft_config *c, weft_model **out) {
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
-    WEFT_TRY(weft_model_load(path, weft_config_dtype(c), out));
-    weft_status status = check_same_tensors(*out, c, path);
-    if (status == WEFT_OK) {
-        (*out)->config = *c;
-        return WEFT_OK;
-    }
-    weft_model_destroy(*out);
-    *out = NULL;
-    return status;
+    WEFT_TRY(weft_model_load(path, weft_config_dtype(c), &m));
+    WEFT_TRY(check_same_tensors(m, c, path));
+    m->config = *c;
+    *out = weft_steal(&m);
+    return WEFT_OK;
 }
 
 static weft_status open_fresh(const weft_config *c, weft_model **out) {
-    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), out));
-    weft_status status = weft_model_start(*out, (uint64_t)c->seed);
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_model_destroy(*out);
-    *out = NULL;
-    return status;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
+    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &m));
+    WEFT_TRY(weft_model_start(m, (uint64_t)c->seed));
+    *out = weft_steal(&m);
+    return WEFT_OK;
 }
 
 weft_status weft_model_open(const char *path, const char *const *overrides, weft_model **out) {
@@ -111,9 +115,7 @@ void weft_model_close(weft_model *model) {
 }
 
 weft_status weft_model_option(const weft_model *model, const char *key, char *out, size_t room) {
-    API_NEED(model);
-    API_NEED(key);
-    API_NEED(out);
+    API_NEED(model, key, out);
     weft_config unused;
     weft_config_defaults(&unused);
     const weft_option *option = weft_option_find(key);
@@ -136,13 +138,12 @@ typedef struct {
 } saved_parts;
 
 static weft_status copy_tokenizer(const char *from, const char *folder, weft_sum *sum) {
-    char path[WEFT_API_PATH], *text;
+    char path[WEFT_API_PATH];
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
     WEFT_TRY(weft_file_read(from, SIZE_MAX, &text, &bytes));
-    weft_status status = weft_file_write(path, text, bytes, sum);
-    free(text);
-    return status;
+    return weft_file_write(path, text, bytes, sum);
 }
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
@@ -158,8 +159,7 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
 
 weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimizer *optimizer,
                                      const char *tokenizer, const char *folder) {
-    API_NEED(model);
-    API_NEED(folder);
+    API_NEED(model, folder);
     if (optimizer && weft_optimizer_model(optimizer) != model)
         return weft_fail(WEFT_EINPUT, "%s: the optimizer is of another model", __func__);
     return weft_model_publish(folder, weft_model_may_save, write_parts,
@@ -205,9 +205,7 @@ weft_status weft_api_find(const weft_model *m, const char *caller, const char *n
 
 weft_status weft_model_shape(const weft_model *model, const char *name, int64_t shape[4], int *ndim,
                              int64_t *count) {
-    API_NEED(model);
-    API_NEED(name);
-    API_NEED(shape);
+    API_NEED(model, name, shape);
     weft_weight *w;
     WEFT_TRY(weft_api_find_any(model, __func__, name, &w));
     for (int d = 0; d < WEFT_MAX_DIMS; d++)
@@ -220,9 +218,7 @@ weft_status weft_model_shape(const weft_model *model, const char *name, int64_t 
 /* The weight of a call with a name, numbers and their count, ready to be read by the host. */
 #define OPEN_WEIGHT(numbers, w)                                                                    \
     weft_weight *w;                                                                                \
-    API_NEED(model);                                                                               \
-    API_NEED(name);                                                                                \
-    API_NEED(numbers);                                                                             \
+    API_NEED(model, name, numbers);                                                                \
     WEFT_TRY(weft_api_find(model, __func__, name, count, &w));                                     \
     WEFT_TRY(weft_mirror_use(model->mirror, NULL))
 

@@ -1,5 +1,6 @@
 /* Passes: a session with its arguments checked, and its results by name. */
 #include "api/api.h"
+#include "base/scope.h"
 #include "model/folder.h"
 #include "train/optimizer.h"
 
@@ -44,27 +45,23 @@ static weft_status open_session(weft_pass *p, const weft_engine *engine, const w
                              &p->session);
 }
 
+WEFT_ENDED_BY(weft_pass_close, weft_pass)
+
 weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch, int64_t time,
                            int purpose, weft_pass **out) {
     static atomic_uint_least64_t serials;
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(model);
+    API_NEED(engine, model);
     WEFT_TRY(check_shape(__func__, batch, time, purpose));
-    weft_pass *p = calloc(1, sizeof *p);
+    WEFT_AUTO(weft_pass_close_at) weft_pass *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     p->serial = 1 + atomic_fetch_add(&serials, 1);
     p->batch = batch;
     p->time = time;
     p->purpose = purpose;
-    weft_status status = open_session(p, engine, model);
-    if (status != WEFT_OK) {
-        free(p->no_targets);
-        free(p);
-        return status;
-    }
-    *out = p;
+    WEFT_TRY(open_session(p, engine, model));
+    *out = weft_steal(&p);
     return WEFT_OK;
 }
 
@@ -81,8 +78,7 @@ int64_t weft_pass_bytes(const weft_pass *pass) {
 
 weft_status weft_pass_run(weft_pass *pass, const int32_t *tokens, const int32_t *targets,
                           int64_t count, uint32_t iteration) {
-    API_NEED(pass);
-    API_NEED(tokens);
+    API_NEED(pass, tokens);
     if (count != pass->batch * pass->time)
         return weft_fail(WEFT_EINPUT, "%s: count is %lld, but the pass is for [%lld, %lld]",
                          __func__, (long long)count, (long long)pass->batch, (long long)pass->time);
@@ -103,9 +99,7 @@ static weft_status check_run(const weft_pass *pass, const char *caller) {
 }
 
 weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out) {
-    API_NEED(pass);
-    API_NEED(part);
-    API_NEED(out);
+    API_NEED(pass, part, out);
     const weft_model_graph *m = &pass->session.graph;
     const struct {
         const char *name;
@@ -135,13 +129,12 @@ static weft_status read_floats(const weft_pass *pass, const weft_tensor *t, int6
         return WEFT_OK;
     }
     if (t->dtype == WEFT_F32) return weft_exec_read(pass->session.exec, t, out);
-    double *values = malloc((size_t)n * sizeof *values);
+    WEFT_AUTO_FREE double *values = malloc((size_t)n * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "pass: no memory to read a tensor");
-    weft_status status = weft_session_values(&pass->session, t, n, values);
-    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
+    WEFT_TRY(weft_session_values(&pass->session, t, n, values));
+    for (int64_t i = 0; i < n; i++)
         out[i] = (float)values[i];
-    free(values);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status find_logits(const weft_pass *pass, const char *caller, int64_t count,
@@ -157,16 +150,14 @@ static weft_status find_logits(const weft_pass *pass, const char *caller, int64_
 }
 
 weft_status weft_pass_logits(const weft_pass *pass, float *out, int64_t count) {
-    API_NEED(pass);
-    API_NEED(out);
+    API_NEED(pass, out);
     const weft_tensor *t;
     WEFT_TRY(find_logits(pass, __func__, count, &t));
     return read_floats(pass, t, count, out);
 }
 
 weft_status weft_pass_logits_f64(const weft_pass *pass, double *out, int64_t count) {
-    API_NEED(pass);
-    API_NEED(out);
+    API_NEED(pass, out);
     const weft_tensor *t;
     WEFT_TRY(find_logits(pass, __func__, count, &t));
     return weft_session_values(&pass->session, t, count, out);
@@ -185,9 +176,7 @@ static weft_status find_gradient(const weft_pass *pass, const char *caller, cons
 }
 
 weft_status weft_pass_gradient(const weft_pass *pass, const char *name, float *out, int64_t count) {
-    API_NEED(pass);
-    API_NEED(name);
-    API_NEED(out);
+    API_NEED(pass, name, out);
     const weft_tensor *t;
     WEFT_TRY(find_gradient(pass, __func__, name, count, &t));
     return read_floats(pass, t, count, out);
@@ -195,9 +184,7 @@ weft_status weft_pass_gradient(const weft_pass *pass, const char *name, float *o
 
 weft_status weft_pass_gradient_f64(const weft_pass *pass, const char *name, double *out,
                                    int64_t count) {
-    API_NEED(pass);
-    API_NEED(name);
-    API_NEED(out);
+    API_NEED(pass, name, out);
     const weft_tensor *t;
     WEFT_TRY(find_gradient(pass, __func__, name, count, &t));
     return weft_session_values(&pass->session, t, count, out);
@@ -216,21 +203,21 @@ static weft_status check_state(const char *folder, const char *path) {
     return said && there ? weft_model_check_optimizer(folder) : WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_optimizer_close, weft_optimizer)
+
 weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const char *folder,
                                 weft_optimizer **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(model);
+    API_NEED(engine, model);
     char path[WEFT_API_PATH];
     if (folder) WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (folder) WEFT_TRY(weft_api_vouched(check_state(folder, path), folder));
-    WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, NULL, out));
-    weft_status status = folder ? weft_optimizer_read(*out, path) : WEFT_OK;
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_optimizer_destroy(*out);
-    *out = NULL;
-    return status;
+    WEFT_AUTO(weft_optimizer_close_at) weft_optimizer *o = NULL;
+    WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, NULL, &o));
+    if (folder) WEFT_TRY(weft_optimizer_read(o, path));
+    *out = weft_steal(&o);
+    return WEFT_OK;
 }
 
 void weft_optimizer_close(weft_optimizer *optimizer) {
@@ -238,8 +225,7 @@ void weft_optimizer_close(weft_optimizer *optimizer) {
 }
 
 weft_status weft_optimizer_step(weft_optimizer *optimizer, const weft_pass *pass, double rate) {
-    API_NEED(optimizer);
-    API_NEED(pass);
+    API_NEED(optimizer, pass);
     if (!isfinite(rate) || rate < 0)
         return weft_fail(WEFT_EINPUT, "%s: rate is %g, but it must be 0 or more", __func__, rate);
     if (weft_optimizer_model(optimizer) != pass->session.model)
@@ -259,9 +245,7 @@ weft_status weft_optimizer_step(weft_optimizer *optimizer, const weft_pass *pass
 }
 
 weft_status weft_optimizer_event(const weft_optimizer *optimizer, const char *what, double *out) {
-    API_NEED(optimizer);
-    API_NEED(what);
-    API_NEED(out);
+    API_NEED(optimizer, what, out);
     weft_step_events e;
     WEFT_TRY(weft_optimizer_events(optimizer, &e));
     const struct {

@@ -5,6 +5,7 @@
  * A call's addresses are bound in one list: of each group its rate, state, report and cut, then of each
  * tensor its parameter, gradient, moments, v_max and copy, those that it has. */
 #include "api/api.h"
+#include "base/scope.h"
 #include "core/function.h"
 #include "core/graph_internal.h"
 #include "core/program.h"
@@ -68,10 +69,6 @@ static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_g
     return WEFT_OK;
 }
 
-static const weft_tensor **group_bound(const weft_step *s, int group) {
-    return s->bound + (int64_t)GROUP_BOUND * group;
-}
-
 static const weft_tensor **slot_bound(const weft_step *s, int tensor) {
     return s->bound + (int64_t)GROUP_BOUND * s->n_groups + (int64_t)SLOT_BOUND * tensor;
 }
@@ -128,7 +125,7 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     weft_tensor *control = weft_adam_control(g, norm, lr, state, &options);
     weft_tensor *cut = weft_adamw(g, control, slots, n);
     const weft_tensor *all[GROUP_BOUND] = {lr, state, control, cut};
-    memcpy(group_bound(w->step, group), all, sizeof all);
+    memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);
 }
 
 /* Slots in the order of the groups: `chosen` has room for all. */
@@ -153,49 +150,33 @@ static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot
 static weft_status build(const wish *w) {
     weft_step *s = w->step;
     size_t n = (size_t)s->n_tensors;
-    weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
-    weft_tensor **grads = calloc(n, sizeof *grads);
-    weft_status status = slots && grads ? describe(w, slots, slots + n, grads)
-                                        : weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
-    free(slots);
-    free(grads);
-    WEFT_TRY(status);
+    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
+    WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
+    if (!slots || !grads) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
+    WEFT_TRY(describe(w, slots, slots + n, grads));
     return weft_program_differentiate(s->graph, &(weft_program_options){.n_losses = 0});
 }
 
-/* How many are bound: every list with the places that are empty left out. */
-static int count_bound(const weft_step *s) {
+/* Of every list the places that are empty are left out. */
+static weft_status make_function(weft_step *s) {
     int n = 0, all = GROUP_BOUND * s->n_groups + SLOT_BOUND * s->n_tensors;
+    WEFT_AUTO_FREE const weft_tensor **packed = calloc((size_t)all + 1, sizeof *packed);
+    s->addresses = calloc((size_t)all + 1, sizeof *s->addresses);
+    if (!packed || !s->addresses) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
     for (int i = 0; i < all; i++)
-        n += s->bound[i] != NULL;
-    return n;
+        if (s->bound[i]) packed[n++] = s->bound[i];
+    return weft_function_create(s->graph, s->engine->backend, s->engine->pool, packed, n,
+                                &s->function);
 }
 
-static weft_status make_function(weft_step *s) {
-    int n = count_bound(s), at = 0, all = GROUP_BOUND * s->n_groups + SLOT_BOUND * s->n_tensors;
-    const weft_tensor **packed = calloc((size_t)n + 1, sizeof *packed);
-    s->addresses = calloc((size_t)n + 1, sizeof *s->addresses);
-    if (!packed || !s->addresses) {
-        free(packed);
-        return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
-    }
-    for (int i = 0; i < all; i++)
-        if (s->bound[i]) packed[at++] = s->bound[i];
-    weft_status status = weft_function_create(s->graph, s->engine->backend, s->engine->pool, packed,
-                                              n, &s->function);
-    free(packed);
-    return status;
-}
+WEFT_ENDED_BY(weft_step_close, weft_step)
 
 weft_status weft_step_open(weft_engine *engine, const char *type, const weft_step_group *groups,
                            int n_groups, const weft_step_tensor *tensors, int n_tensors,
                            weft_step **out) {
     API_NEED(out);
     *out = NULL;
-    API_NEED(engine);
-    API_NEED(type);
-    API_NEED(groups);
-    API_NEED(tensors);
+    API_NEED(engine, type, groups, tensors);
     wish w = {.groups = groups, .tensors = tensors};
     if (n_groups < 1 || n_groups > GROUPS_MAX || n_tensors < 1 || n_tensors > INT_MAX / 64)
         return weft_fail(WEFT_EINPUT, "%s: %d tensors in %d groups; one is the least", __func__,
@@ -206,7 +187,7 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
                          type);
     WEFT_TRY(check_groups(groups, n_groups));
     WEFT_TRY(check_tensors(tensors, n_tensors, n_groups));
-    weft_step *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};
     pthread_mutex_init(&s->lock, NULL);
@@ -214,15 +195,11 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
         calloc((size_t)GROUP_BOUND * (size_t)n_groups + (size_t)SLOT_BOUND * (size_t)n_tensors,
                sizeof *s->bound);
     w.step = s;
-    weft_status status =
-        s->bound ? weft_graph_create(&s->graph) : weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
-    if (status == WEFT_OK) status = build(&w);
-    if (status == WEFT_OK) status = make_function(s);
-    if (status != WEFT_OK) {
-        weft_step_close(s);
-        return status;
-    }
-    *out = s;
+    if (!s->bound) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
+    WEFT_TRY(weft_graph_create(&s->graph));
+    WEFT_TRY(build(&w));
+    WEFT_TRY(make_function(s));
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 
@@ -260,20 +237,15 @@ static weft_status run_step(weft_step *s, const weft_step_call *call) {
         .bound = s->addresses, .workspace = call->workspace, .stream = call->stream};
     if (s->engine->backend->remote)
         return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    pthread_mutex_lock(&s->engine->running);
-    weft_status status = weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
-    pthread_mutex_unlock(&s->engine->running);
-    return status;
+    WEFT_LOCK(&s->engine->running);
+    return weft_function_call(s->function, WEFT_HALF_FORWARD, &memory);
 }
 
 weft_status weft_step_run(weft_step *step, const weft_step_call *call) {
-    API_NEED(step);
-    API_NEED(call);
+    API_NEED(step, call);
     if (call->size != sizeof *call)
         return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_step_call)",
                          __func__, call->size);
-    pthread_mutex_lock(&step->lock);
-    weft_status status = run_step(step, call);
-    pthread_mutex_unlock(&step->lock);
-    return status;
+    WEFT_LOCK(&step->lock);
+    return run_step(step, call);
 }

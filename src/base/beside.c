@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* renameat2 */
 #endif
 #include "base/beside.h"
+#include "base/scope.h"
 
 #include "base/folders.h"
 
@@ -84,23 +85,18 @@ int weft_beside_make(const char *path, char out[WEFT_PATH_MAX]) {
     return make_new(path, out, make_folder);
 }
 
-/* Whether both are one plain file of this user's that bears the mark, with no other name. */
-static bool is_own(const struct stat *open_one, const struct stat *named) {
-    return S_ISREG(named->st_mode) && (named->st_mode & MARK) &&
-           named->st_dev == open_one->st_dev && named->st_ino == open_one->st_ino &&
-           named->st_nlink == 1 && named->st_uid == geteuid();
-}
-
 /* The lock comes before the last look: what is removed is what is held. */
 static void remove_left(int folder, const char *name) {
     struct stat named, is;
     if (fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode)) return;
-    int fd = openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    WEFT_AUTO_CLOSE int fd =
+        openat(folder, name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) return;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &is) == 0 &&
-        fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && is_own(&is, &named))
+        fstatat(folder, name, &named, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(named.st_mode) &&
+        (named.st_mode & MARK) && named.st_dev == is.st_dev && named.st_ino == is.st_ino &&
+        named.st_nlink == 1 && named.st_uid == geteuid())
         unlinkat(folder, name, 0);
-    close(fd);
 }
 
 void weft_beside_mark(int fd) {
@@ -119,7 +115,7 @@ static void take_left(const char *where, const char *name, const char *back) {
     struct stat is;
     bool marked;
     if (weft_path(path, "%s/%s", where, name) != WEFT_OK) return;
-    int fd = open(path, OPEN_FOLDER);
+    WEFT_AUTO_CLOSE int fd = open(path, OPEN_FOLDER);
     if (fd < 0) return;
     bool own = fstat(fd, &is) == 0 && flock(fd, LOCK_EX | LOCK_NB) == 0 && is.st_uid == geteuid() &&
                weft_folder_is_marked(path, &marked) == WEFT_OK && (marked || (is.st_mode & MARK));
@@ -129,12 +125,12 @@ static void take_left(const char *where, const char *name, const char *back) {
         weft_beside_mark(fd);
         weft_folder_remove(path);
     }
-    close(fd);
 }
 
 weft_status weft_beside_clear(const char *path) {
     char above[WEFT_PATH_MAX];
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
+    WEFT_AUTO_CLOSE int folder = -1;
     struct stat is;
     WEFT_TRY(weft_path(above, "%s", path));
     char *slash = strrchr(above, '/');
@@ -142,7 +138,6 @@ weft_status weft_beside_clear(const char *path) {
     if (slash) slash[1] = '\0';
     const char *where = slash ? above : ".";
     WEFT_TRY(weft_folder_list(where, &names));
-    int folder = -1;
     for (int i = 0; i < names.n; i++) {
         const char *name = names.list[i];
         bool old = is_beside(name, own, WEFT_BESIDE_OLD);
@@ -154,8 +149,6 @@ weft_status weft_beside_clear(const char *path) {
         else if (!old)
             remove_left(folder, name);
     }
-    if (folder >= 0) close(folder);
-    weft_names_free(&names);
     return WEFT_OK;
 }
 
@@ -196,7 +189,7 @@ static weft_status take_path(const char *path, char out[WEFT_PATH_MAX]) {
 }
 
 static weft_status is_vacant(const char *path, bool *vacant) {
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     weft_kind kind;
     *vacant = true;
     WEFT_TRY(weft_path_kind(path, &kind));
@@ -205,7 +198,6 @@ static weft_status is_vacant(const char *path, bool *vacant) {
         return weft_fail(WEFT_EINPUT, "%s: is %s; name a folder", path, weft_kind_name(kind));
     WEFT_TRY(weft_folder_list(path, &names));
     *vacant = names.n == 0;
-    weft_names_free(&names);
     return WEFT_OK;
 }
 
@@ -266,7 +258,7 @@ static weft_status replace(weft_new_folder *f) {
     size_t n = strlen(f->beside) - strlen(WEFT_BESIDE_TAIL);
     WEFT_TRY(weft_path(old, "%.*s%s", (int)n, f->beside, WEFT_BESIDE_OLD));
     WEFT_TRY(weft_folder_mark(f->path));
-    int replaced = open(f->path, OPEN_FOLDER);
+    WEFT_AUTO_CLOSE int replaced = open(f->path, OPEN_FOLDER);
     if (replaced < 0) return failed(f->path);
     (void)flock(replaced, LOCK_EX | LOCK_NB); /* a file system without locks keeps nobody from it */
     weft_status status = weft_folder_exchange(f->beside, f->path, old);
@@ -276,7 +268,6 @@ static weft_status replace(weft_new_folder *f) {
     if (named && status == WEFT_OK) status = weft_folder_remove(f->beside);
     if (named)
         f->beside[0] = '\0'; /* whatever is left of it is the old one, for the next to remove */
-    close(replaced);
     return status;
 }
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* renameat2 */
 #endif
 #include "base/files.h"
+#include "base/scope.h"
 
 #include "base/beside.h"
 #include "base/clock.h"
@@ -64,21 +65,27 @@ const char *weft_kind_name(weft_kind kind) {
     return names[kind];
 }
 
-weft_status weft_file_open(const char *path, int *descriptor) {
+/* Closes what is no plain file; `remedy` ends the message. */
+static weft_status check_plain(const char *path, int *descriptor, const char *remedy) {
     struct stat is;
-    /* O_NONBLOCK: a pipe is opened without waiting for its writer. */
-    *descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    weft_status status = WEFT_OK;
+    weft_status status;
     if (fstat(*descriptor, &is) != 0)
         status = weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
-    else if (!S_ISREG(is.st_mode))
-        status = weft_fail(WEFT_EINPUT, "%s: is %s, not a file", path,
-                           weft_kind_name(kind_of(is.st_mode)));
-    if (status == WEFT_OK) return WEFT_OK;
+    else if (S_ISREG(is.st_mode))
+        return WEFT_OK;
+    else
+        status = weft_fail(WEFT_EINPUT, "%s: is %s, not a file%s", path,
+                           weft_kind_name(kind_of(is.st_mode)), remedy);
     close(*descriptor);
     *descriptor = -1;
     return status;
+}
+
+weft_status weft_file_open(const char *path, int *descriptor) {
+    /* O_NONBLOCK: a pipe is opened without waiting for its writer. */
+    *descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    return check_plain(path, descriptor, "");
 }
 
 weft_status weft_file_open_stream(const char *path, FILE **out) {
@@ -93,16 +100,13 @@ weft_status weft_file_open_stream(const char *path, FILE **out) {
 }
 
 weft_status weft_file_size(const char *path, int64_t *bytes) {
-    int descriptor;
+    WEFT_AUTO_CLOSE int descriptor = -1;
     struct stat is;
     WEFT_TRY(weft_file_open(path, &descriptor));
-    weft_status status = WEFT_OK;
     if (fstat(descriptor, &is) != 0)
-        status = weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
-    else
-        *bytes = (int64_t)is.st_size;
-    close(descriptor);
-    return status;
+        return weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
+    *bytes = (int64_t)is.st_size;
+    return WEFT_OK;
 }
 
 /* At most `room` bytes; -1 and errno on an error, 0 at the end. */
@@ -115,74 +119,58 @@ static ssize_t read_some(int descriptor, void *to, size_t room) {
 }
 
 weft_status weft_file_sum(const char *path, weft_sum *out) {
-    int descriptor;
+    WEFT_AUTO_CLOSE int descriptor = -1;
     ssize_t n;
     *out = (weft_sum){0};
-    unsigned char *block = malloc(BLOCK);
+    WEFT_AUTO_FREE unsigned char *block = malloc(BLOCK);
     if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
-    weft_status status = weft_file_open(path, &descriptor);
-    while (status == WEFT_OK && (n = read_some(descriptor, block, BLOCK)) != 0) {
-        if (n < 0) {
-            status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-            break;
-        }
+    WEFT_TRY(weft_file_open(path, &descriptor));
+    while ((n = read_some(descriptor, block, BLOCK)) != 0) {
+        if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
         out->crc = weft_crc32c(out->crc, block, (size_t)n);
         out->bytes += n;
         weft_beat();
     }
-    if (descriptor >= 0) close(descriptor);
-    free(block);
-    return status;
+    return WEFT_OK;
 }
 
-/* Reads until the end, whatever the size was said to be: it may change meanwhile. */
-static weft_status read_all(int descriptor, const char *path, size_t most, char **out,
-                            size_t *bytes) {
+/* Until the end, whatever the size was said to be: it may change meanwhile. */
+weft_status weft_file_read_open(int descriptor, const char *path, size_t most, char **out,
+                                size_t *bytes) {
+    WEFT_AUTO_FREE char *text = NULL;
     size_t room = 1 << 16;
+    *out = NULL;
     for (*bytes = 0;;) {
-        char *larger = realloc(*out, room + 1);
+        char *larger = realloc(text, room + 1);
         if (!larger) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
-        *out = larger;
-        ssize_t n = read_some(descriptor, *out + *bytes, room - *bytes);
+        text = larger;
+        ssize_t n = read_some(descriptor, text + *bytes, room - *bytes);
         if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
         *bytes += (size_t)n;
         if (*bytes > most)
             return weft_fail(WEFT_EINPUT, "%s: is larger than %zu bytes", path, most);
-        (*out)[*bytes] = '\0';
-        if (n == 0) return WEFT_OK;
+        text[*bytes] = '\0';
         if (*bytes == room) room *= 2;
+        if (n > 0) continue;
+        *out = weft_steal(&text);
+        return WEFT_OK;
     }
 }
 
 weft_status weft_file_read(const char *path, size_t most, char **out, size_t *bytes) {
-    int descriptor;
+    WEFT_AUTO_CLOSE int descriptor = -1;
     *out = NULL;
     WEFT_TRY(weft_file_open(path, &descriptor));
-    weft_status status = read_all(descriptor, path, most, out, bytes);
-    close(descriptor);
-    if (status == WEFT_OK) return WEFT_OK;
-    free(*out);
-    *out = NULL;
-    return status;
+    return weft_file_read_open(descriptor, path, most, out, bytes);
 }
 
 weft_status weft_file_open_own(const char *path, int *descriptor) {
-    struct stat is;
     int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
     *descriptor = open(path, flags, 0666);
     if (*descriptor < 0 && errno == ELOOP)
         return weft_fail(WEFT_EINPUT, "%s: is a link, not a file; move it away", path);
     if (*descriptor < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    weft_status status = WEFT_OK;
-    if (fstat(*descriptor, &is) != 0)
-        status = weft_fail(WEFT_EIO, "%s: cannot be looked at: %s", path, strerror(errno));
-    else if (!S_ISREG(is.st_mode))
-        status = weft_fail(WEFT_EINPUT, "%s: is %s, not a file; move it away", path,
-                           weft_kind_name(kind_of(is.st_mode)));
-    if (status == WEFT_OK) return WEFT_OK;
-    close(*descriptor);
-    *descriptor = -1;
-    return status;
+    return check_plain(path, descriptor, "; move it away");
 }
 
 static weft_status write_failed(weft_new_file *f) {
@@ -190,19 +178,15 @@ static weft_status write_failed(weft_new_file *f) {
     return f->status;
 }
 
-/* What is in the file's place may be replaced, or is nothing. */
-static weft_status check_place(const char *path) {
-    weft_kind kind;
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING || kind == WEFT_KIND_FILE) return WEFT_OK;
-    return weft_fail(kind == WEFT_KIND_FOLDER ? WEFT_EIO : WEFT_EINPUT,
-                     "%s: cannot be written: it is %s; name a file", path, weft_kind_name(kind));
-}
-
 weft_status weft_new_file_begin(weft_new_file *f, const char *path) {
     *f = (weft_new_file){.descriptor = -1};
     WEFT_TRY(weft_path(f->path, "%s", path));
-    WEFT_TRY(check_place(path));
+    weft_kind kind;
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind != WEFT_KIND_NOTHING && kind != WEFT_KIND_FILE)
+        return weft_fail(kind == WEFT_KIND_FOLDER ? WEFT_EIO : WEFT_EINPUT,
+                         "%s: cannot be written: it is %s; name a file", path,
+                         weft_kind_name(kind));
     f->descriptor = weft_beside_open(path, f->beside);
     if (f->descriptor < 0) return write_failed(f);
     weft_status status = weft_beside_clear(path);

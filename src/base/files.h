@@ -54,6 +54,8 @@ weft_status weft_file_open_stream(const char *path, FILE **out);
 /* The whole of one, ended by a zero that is not counted; the caller frees it. More than `most` bytes
  * are an error. */
 weft_status weft_file_read(const char *path, size_t most, char **out, size_t *bytes);
+weft_status weft_file_read_open(int descriptor, const char *path, size_t most, char **out,
+                                size_t *bytes);
 
 /* Opens a plain file that is written in place, made where there is none: for lines that are added
  * and for locks. A link, a pipe or a device is refused. */

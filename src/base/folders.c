@@ -1,5 +1,6 @@
 /* Folders, by descriptor: what was looked at is what is removed, whatever takes its name meanwhile. */
 #include "base/folders.h"
+#include "base/scope.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -66,11 +67,8 @@ static weft_status put_mark(int folder, const char *path) {
 }
 
 weft_status weft_folder_mark(const char *path) {
-    int folder = open(path, OPEN_FOLDER);
-    if (folder < 0) return failed(path);
-    weft_status status = put_mark(folder, path);
-    close(folder);
-    return status;
+    WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
+    return folder < 0 ? failed(path) : put_mark(folder, path);
 }
 
 weft_status weft_folder_make_marked(const char *path) {
@@ -80,21 +78,15 @@ weft_status weft_folder_make_marked(const char *path) {
 
 weft_status weft_folder_is_marked(const char *path, bool *out) {
     *out = false;
-    int folder = open(path, OPEN_FOLDER);
-    if (folder < 0) return failed(path);
-    weft_status status = look_for_mark(folder, path, out);
-    close(folder);
-    return status;
+    WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
+    return folder < 0 ? failed(path) : look_for_mark(folder, path, out);
 }
 
 weft_status weft_folder_sync(const char *path) {
-    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    WEFT_AUTO_CLOSE int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0) return failed(path);
-    weft_status status = WEFT_OK;
-    if (fsync(folder) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EOPNOTSUPP)
-        status = failed(path);
-    close(folder);
-    return status;
+    bool synced = fsync(folder) == 0 || errno == EINVAL || errno == ENOTSUP || errno == EOPNOTSUPP;
+    return synced ? WEFT_OK : failed(path);
 }
 
 weft_status weft_folder_sync_above(const char *path) {
@@ -176,40 +168,33 @@ static weft_status remove_entry(int folder, const char *path, const char *name, 
         return errno == ENOENT ? WEFT_OK : failed(inside);
     if (!S_ISDIR(is.st_mode))
         return unlinkat(folder, name, 0) == 0 || errno == ENOENT ? WEFT_OK : failed(inside);
-    int fd = openat(folder, name, OPEN_FOLDER);
+    WEFT_AUTO_CLOSE int fd = openat(folder, name, OPEN_FOLDER);
     if (fd < 0) return failed(inside);
-    weft_status status = empty_folder(fd, inside, depth + 1);
-    close(fd);
-    WEFT_TRY(status);
+    WEFT_TRY(empty_folder(fd, inside, depth + 1));
     return unlinkat(folder, name, AT_REMOVEDIR) == 0 ? WEFT_OK : failed(inside);
 }
 
 /* All but the mark, then the mark. */
 static weft_status empty_folder(int folder, const char *path, int depth) {
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     if (depth > DEPTH_MOST) return weft_fail(WEFT_EIO, "%s: is too deep to be removed", path);
     WEFT_TRY(weft_folder_list_open(folder, path, &names));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++)
+    for (int i = 0; i < names.n; i++)
         if (strcmp(names.list[i], WEFT_FOLDER_MARK) != 0)
-            status = remove_entry(folder, path, names.list[i], depth);
-    weft_names_free(&names);
-    return status == WEFT_OK ? remove_entry(folder, path, WEFT_FOLDER_MARK, depth) : status;
+            WEFT_TRY(remove_entry(folder, path, names.list[i], depth));
+    return remove_entry(folder, path, WEFT_FOLDER_MARK, depth);
 }
 
 static weft_status may_remove(int folder, const char *path) {
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     bool marked;
     WEFT_TRY(look_for_mark(folder, path, &marked));
     if (marked) return WEFT_OK;
     WEFT_TRY(weft_folder_list_open(folder, path, &names));
-    bool empty = names.n == 0;
-    weft_names_free(&names);
-    return empty ? WEFT_OK
-                 : weft_fail(WEFT_EINPUT,
-                             "%s: weft did not make this folder and does not remove it; move it "
-                             "away",
-                             path);
+    if (names.n == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: weft did not make this folder and does not remove it; move it away",
+                     path);
 }
 
 weft_status weft_folder_remove(const char *path) {
@@ -219,12 +204,10 @@ weft_status weft_folder_remove(const char *path) {
     if (kind != WEFT_KIND_FOLDER)
         return weft_fail(WEFT_EINPUT, "%s: is %s, not a folder that weft made; move it away", path,
                          weft_kind_name(kind));
-    int folder = open(path, OPEN_FOLDER);
+    WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
     if (folder < 0) return failed(path);
-    weft_status status = may_remove(folder, path);
-    if (status == WEFT_OK) status = empty_folder(folder, path, 0);
-    close(folder);
-    WEFT_TRY(status);
+    WEFT_TRY(may_remove(folder, path));
+    WEFT_TRY(empty_folder(folder, path, 0));
     return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : failed(path);
 }
 
@@ -287,12 +270,10 @@ static weft_status open_parent(int root, const char *path, int *parent, const ch
 
 static weft_status open_below(int root, const char *path, mode_t type, int *out) {
     const char *last;
-    int parent;
+    WEFT_AUTO_CLOSE int parent = -1;
     *out = -1;
     WEFT_TRY(open_parent(root, path, &parent, &last));
-    weft_status status = open_name(parent, path, last, type, out);
-    close(parent);
-    return status;
+    return open_name(parent, path, last, type, out);
 }
 
 weft_status weft_below_root(const char *path, int *descriptor) {
@@ -321,33 +302,15 @@ weft_status weft_below_stream(int root, const char *path, FILE **out) {
 }
 
 weft_status weft_below_read(int root, const char *path, size_t most, char **out, size_t *bytes) {
-    FILE *file;
-    weft_status status = WEFT_OK;
+    WEFT_AUTO_CLOSE int file = -1;
     *out = NULL;
-    WEFT_TRY(weft_below_stream(root, path, &file));
-    char *text = malloc(most + 2);
-    *bytes = text ? fread(text, 1, most + 1, file) : 0;
-    if (!text)
-        status = weft_fail(WEFT_ENOMEM, "%s: no memory to read it", path);
-    else if (ferror(file))
-        status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    else if (*bytes > most)
-        status = weft_fail(WEFT_EINPUT, "%s: is larger than %zu bytes", path, most);
-    fclose(file);
-    if (status == WEFT_OK) {
-        text[*bytes] = '\0';
-        *out = text;
-    } else {
-        free(text);
-    }
-    return status;
+    WEFT_TRY(weft_below_file(root, path, &file));
+    return weft_file_read_open(file, path, most, out, bytes);
 }
 
 bool weft_below_look(int root, const char *path, struct stat *out) {
     const char *last;
-    int parent;
-    if (open_parent(root, path, &parent, &last) != WEFT_OK) return false;
-    bool there = fstatat(parent, last, out, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(out->st_mode);
-    close(parent);
-    return there;
+    WEFT_AUTO_CLOSE int parent = -1;
+    return open_parent(root, path, &parent, &last) == WEFT_OK &&
+           fstatat(parent, last, out, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(out->st_mode);
 }

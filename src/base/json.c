@@ -21,14 +21,6 @@ enum {
     ALWAYS_BYTES = 1 << 20
 };
 
-static size_t bytes_of_sign(char c) {
-    return c == '['   ? LIST_BYTES
-           : c == '{' ? OBJECT_BYTES
-           : c == ',' ? VALUE_BYTES
-           : c == ':' ? KEY_BYTES
-                      : 0;
-}
-
 static bool is_within_bounds(const char *text, size_t bytes) {
     size_t all = 0, most = bytes > SIZE_MAX / MOST_TIMES ? SIZE_MAX : MOST_TIMES * bytes;
     bool within = false; /* a string */
@@ -39,7 +31,11 @@ static bool is_within_bounds(const char *text, size_t bytes) {
         else if (text[i] == '"')
             within = !within;
         else if (!within)
-            all += bytes_of_sign(text[i]);
+            all += text[i] == '['   ? LIST_BYTES
+                   : text[i] == '{' ? OBJECT_BYTES
+                   : text[i] == ',' ? VALUE_BYTES
+                   : text[i] == ':' ? KEY_BYTES
+                                    : 0;
     }
     return all <= most;
 }
@@ -55,35 +51,30 @@ json_t *weft_json_read(const char *text, size_t bytes, size_t flags, json_error_
 }
 
 weft_status weft_json_load(const char *path, size_t most, json_t **out) {
-    char *text;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     json_error_t error;
     *out = NULL;
     WEFT_TRY(weft_file_read(path, most, &text, &bytes));
     *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    free(text);
     if (*out) return WEFT_OK;
     return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
 }
 
 json_t *weft_json_file(const char *path, size_t most) {
-    char *text;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (weft_file_read(path, most, &text, &bytes) != WEFT_OK) return NULL;
-    json_t *value = weft_json_read(text, bytes, 0, NULL);
-    free(text);
-    return value;
+    return weft_json_read(text, bytes, 0, NULL);
 }
 
 weft_status weft_json_write(const char *path, json_t *object, weft_sum *sum) {
-    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
+    WEFT_AUTO_FREE char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     json_decref(object);
     if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     size_t n = strlen(text);
     text[n] = '\n'; /* in the end's place: the file has its length elsewhere */
-    weft_status status = weft_file_write(path, text, n + 1, sum);
-    free(text);
-    return status;
+    return weft_file_write(path, text, n + 1, sum);
 }
 
 char *weft_json_line(json_t *object) {

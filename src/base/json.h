@@ -3,8 +3,15 @@
 #define WEFT_BASE_JSON_H
 
 #include "base/files.h"
+#include "base/scope.h"
 
 #include <jansson.h>
+
+/* A value that is let go of with its scope (base/scope.h). */
+#define WEFT_AUTO_DECREF WEFT_AUTO(weft_end_json)
+static inline void weft_end_json(json_t **value) {
+    json_decref(*value);
+}
 
 /* Parses a text by others. In memory, lists and objects take up to a hundred times what they take as
  * text; a text that is little else, and would come to more than 40 times its own size, is an error

@@ -2,6 +2,7 @@
  * screen is one write: the status line is erased, the record written, the status line drawn again,
  * all in one buffer. */
 #include "base/log.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 
@@ -130,14 +131,6 @@ static void blank_controls(char *text) {
     }
 }
 
-/* Says that a text was cut, without leaving half a character of UTF-8. */
-static void mark_cut(char *text, size_t length) {
-    size_t n = length - 3;
-    while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
-        n--;
-    memcpy(text + n, "...", 4);
-}
-
 static void append_prefix(char *buffer, size_t *at, weft_log_level level) {
     char text[PREFIX_MAX];
     if (times) {
@@ -164,7 +157,7 @@ void weft_log(weft_log_level level, const char *format, ...) {
     va_start(args, format);
     int length = vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (length > RECORD_MAX) mark_cut(text, RECORD_MAX);
+    if (length > RECORD_MAX) memcpy(text + weft_utf8_cut(text, RECORD_MAX - 3), "...", 4);
     clean(text);
     size_t at = 0;
     pthread_mutex_lock(&lock);
@@ -183,9 +176,8 @@ void weft_log(weft_log_level level, const char *format, ...) {
 }
 
 void weft_log_copy(int descriptor) {
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     copy = descriptor;
-    pthread_mutex_unlock(&lock);
 }
 
 int weft_log_status_width(void) {
@@ -204,7 +196,7 @@ void weft_log_status(const char *text) {
     if (!terminal) return;
     char buffer[STATUS_MAX + PREFIX_MAX];
     size_t at = 0;
-    pthread_mutex_lock(&lock);
+    WEFT_LOCK(&lock);
     if (*status || (text && *text)) {
         snprintf(status, sizeof status, "%s", text ? text : "");
         blank_controls(status);
@@ -212,5 +204,4 @@ void weft_log_status(const char *text) {
         append_status(buffer, &at);
         write_all(buffer, at);
     }
-    pthread_mutex_unlock(&lock);
 }

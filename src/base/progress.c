@@ -1,6 +1,7 @@
 /* The progress bar. It is text for the log's status line, so all that concerns the screen is
  * there; here is what to say, and when. */
 #include "base/progress.h"
+#include "base/text.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -30,21 +31,15 @@ struct weft_progress {
 
 /* Columns of a text: characters of UTF-8. */
 static int columns(const char *text) {
-    int n = 0;
-    for (; *text; text++)
-        n += ((unsigned char)*text & 0xc0) != 0x80;
-    return n;
+    return weft_utf8_count(text, strlen(text));
 }
 
 /* Cuts a text to so many columns. */
 static void cut_columns(char *text, int width) {
-    for (int n = 0; *text; text++) {
-        if (((unsigned char)*text & 0xc0) == 0x80) continue;
-        if (n++ == width) {
-            *text = '\0';
-            return;
-        }
-    }
+    size_t n = strlen(text);
+    while (n > 0 && weft_utf8_count(text, n) > width)
+        n = weft_utf8_cut(text, n - 1);
+    text[n] = '\0';
 }
 
 /* Cuts a text to so many columns at one of its commas, where there is one. */
@@ -58,11 +53,7 @@ static void cut_parts(char *text, int width) {
 
 /* Copies as much of a text as fits, and no half character. */
 static void copy_text(char *to, size_t size, const char *from) {
-    size_t n = strnlen(from, size - 1);
-    while (n > 0 && from[n] && ((unsigned char)from[n] & 0xc0) == 0x80)
-        n--;
-    memcpy(to, from, n);
-    to[n] = '\0';
+    snprintf(to, size, "%.*s", (int)weft_utf8_cut(from, strnlen(from, size - 1)), from);
 }
 
 /* "8.2", "820", "8.2k", "8.2M". */
@@ -125,14 +116,6 @@ static void join(char *out, size_t size, const char *const *parts, int n) {
             at += (size_t)snprintf(out + at, size - at, "%s%s", at ? ", " : "", parts[i]);
 }
 
-/* "12.3 steps/s, 3m05s left, loss 3.21" */
-static void describe_rate(const weft_progress *p, double now, char *out, size_t size) {
-    char speed[TEXT_MAX + 24], left[32];
-    describe_speed(p, now, speed, sizeof speed);
-    describe_left(p, now, left, sizeof left);
-    join(out, size, (const char *const[]){speed, left, p->note}, 3);
-}
-
 /* "120/1000 (12%)", or "120 steps" where the end is unknown. */
 static void describe_place(const weft_progress *p, char *out, size_t size) {
     if (p->total > 0)
@@ -186,7 +169,10 @@ static void draw_bar(const weft_progress *p, double now, int width) {
 static void write_line(weft_progress *p, double now) {
     char place[TEXT_MAX + 32], rate[RATE_MAX];
     describe_place(p, place, sizeof place);
-    describe_rate(p, now, rate, sizeof rate);
+    char speed[TEXT_MAX + 24], left[32];
+    describe_speed(p, now, speed, sizeof speed);
+    describe_left(p, now, left, sizeof left);
+    join(rate, sizeof rate, (const char *const[]){speed, left, p->note}, 3);
     weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
 }
 

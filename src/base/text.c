@@ -9,16 +9,46 @@
 
 enum { SHOWN_ROOM = 2048, SHOWN_TEXTS = 8 };
 
+int weft_utf8_scan(const char *text, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)text;
+    int want = p[0] < 0x80   ? 1
+               : p[0] < 0xc2 ? -1
+               : p[0] < 0xe0 ? 2
+               : p[0] < 0xf0 ? 3
+               : p[0] < 0xf5 ? 4
+                             : -1;
+    for (int i = 1; i < want; i++) {
+        if ((size_t)i >= bytes) return 0;
+        unsigned low = 0x80, high = 0xbf;
+        if (i == 1 && p[0] == 0xe0) low = 0xa0;
+        if (i == 1 && p[0] == 0xed) high = 0x9f;
+        if (i == 1 && p[0] == 0xf0) low = 0x90;
+        if (i == 1 && p[0] == 0xf4) high = 0x8f;
+        if (p[i] < low || p[i] > high) return -i;
+    }
+    return want;
+}
+
 int weft_utf8_length(const char *text) {
-    const unsigned char *b = (const unsigned char *)text;
-    if (b[0] < 0x80) return 1;
-    int n = b[0] >= 0xf0 && b[0] < 0xf5 ? 4 : b[0] >= 0xe0 ? 3 : b[0] >= 0xc2 ? 2 : 0;
-    if (b[0] >= 0xf5) return 0;
-    for (int i = 1; i < n; i++)
-        if ((b[i] & 0xc0) != 0x80) return 0;
-    bool overlong = (b[0] == 0xe0 && b[1] < 0xa0) || (b[0] == 0xf0 && b[1] < 0x90);
-    bool outside = (b[0] == 0xed && b[1] >= 0xa0) || (b[0] == 0xf4 && b[1] >= 0x90);
-    return overlong || outside ? 0 : n;
+    int n = weft_utf8_scan(text, 4); /* none goes on behind a zero */
+    return n > 0 ? n : 0;
+}
+
+static bool begins_letter(char byte) {
+    return ((unsigned char)byte & 0xc0) != 0x80;
+}
+
+int weft_utf8_count(const char *text, size_t bytes) {
+    int n = 0;
+    for (size_t i = 0; i < bytes; i++)
+        n += begins_letter(text[i]);
+    return n;
+}
+
+size_t weft_utf8_cut(const char *text, size_t bytes) {
+    while (bytes > 0 && !begins_letter(text[bytes]))
+        bytes--;
+    return bytes;
 }
 
 /* C0 and C1, and of the letters with three bytes those that order lines and directions. */
@@ -128,10 +158,6 @@ const char *weft_count_text(int64_t n, char out[WEFT_COUNT_ROOM]) {
 
 enum { NAME_MAX_LETTERS = 64 };
 
-static int same_letter(char a, char b) {
-    return tolower((unsigned char)a) == tolower((unsigned char)b);
-}
-
 size_t weft_edit_distance(const char *a, const char *b) {
     size_t row[NAME_MAX_LETTERS], n = strlen(b);
     if (n >= NAME_MAX_LETTERS || strlen(a) >= NAME_MAX_LETTERS) return NAME_MAX_LETTERS;
@@ -141,7 +167,7 @@ size_t weft_edit_distance(const char *a, const char *b) {
         size_t corner = row[0];
         row[0] = i;
         for (size_t j = 1; j <= n; j++) {
-            size_t best = corner + (size_t)!same_letter(*a, b[j - 1]);
+            size_t best = corner + (tolower((unsigned char)*a) != tolower((unsigned char)b[j - 1]));
             if (row[j] + 1 < best) best = row[j] + 1;
             if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
             corner = row[j];

@@ -13,8 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The bytes of the UTF-8 letter that begins at `text`; 0: none does. */
+/* The bytes of the UTF-8 letter that begins at `text`, of which so many bytes are known; 0: it may be one
+ * when more come; -n: n bytes that are none. */
+int weft_utf8_scan(const char *text, size_t bytes);
+/* The same of a text that ends on a zero; 0: no letter begins there. */
 int weft_utf8_length(const char *text);
+/* How many letters begin in so many bytes. */
+int weft_utf8_count(const char *text, size_t bytes);
+/* The most bytes, `bytes` at most, that a text can be cut to without leaving half a letter. */
+size_t weft_utf8_cut(const char *text, size_t bytes);
 /* Whether that letter of so many bytes would be obeyed rather than shown. */
 bool weft_utf8_is_control(const char *text, int length);
 

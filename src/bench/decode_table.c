@@ -365,29 +365,13 @@ static weft_status measure_variant(bench *b, const bench_variant *v, weft_config
 }
 
 static weft_status measure_all(bench *b) {
-    bench_column columns[] = {{"variant", -14},
-                              {"context", 7},
-                              {"batch", 5},
-                              {"tokens/s", 9},
-                              {"±", 4},
-                              {"ms/step", 8},
-                              {"floor ms", 8},
-                              {"of floor", 8},
-                              {"cache B/tok", 11},
-                              {"cache MiB", 9},
-                              {"weights MiB", 11},
-                              {"read GB/s", 9},
-                              {"first ms", 8},
-                              {"of forward", 10},
-                              {"PyTorch", 8},
-                              {"ratio", 6},
-                              {"phases", 6},
-                              {"empty ms", 8},
-                              {NULL, 0}};
     /* Only a GPU has steps of one launch: their phases, and what these would take with nothing in
      * them. */
-    if (!b->opt->cuda) columns[16] = (bench_column){NULL, 0};
-    bench_table_start(&b->table, b->opt->setup.table, columns);
+#define COLUMNS                                                                                     \
+    "variant:-14|context:7|batch:5|tokens/s:9|±:4|ms/step:8|floor ms:8|of floor:8|cache B/tok:11|" \
+    "cache MiB:9|weights MiB:11|read GB/s:9|first ms:8|of forward:10|PyTorch:8|ratio:6"
+    bench_table_start(&b->table, b->opt->setup.table,
+                      b->opt->cuda ? COLUMNS "|phases:6|empty ms:8" : COLUMNS);
     const char *names =
         b->opt->variants ? b->opt->variants : "dot,w2,mla,mla+gate,mla+gate+cross,mla+all";
     while (*names) {

@@ -93,12 +93,6 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
     return true;
 }
 
-static void measure_limit(bench *b, const bench_row *row, measured *m) {
-    double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
-                                      : bench_limit_gflops(b->limits, row->sizes.bf16);
-    bench_samples_add(&m->limit, 1 / rate);
-}
-
 static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x, measured *m) {
     budget limit = row_budget(b, row);
     bench_samples first = {0}, first_peer = {0};
@@ -113,7 +107,9 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
         if (round >= limit.least && weft_clock() - start > limit.total) break;
         bench_pause(0.005);
         status = run_ours(x, ours, &m->ours);
-        measure_limit(b, row, m);
+        double rate = row->traffic[0] > 0 ? bench_limit_gbytes(b->limits)
+                                          : bench_limit_gflops(b->limits, row->sizes.bf16);
+        bench_samples_add(&m->limit, 1 / rate);
         if (m->peer) m->peer = bench_peer_run(b->peer, peers, &m->peers);
     }
     return status;
@@ -211,12 +207,11 @@ static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, 
 }
 
 static weft_status report_memory(bench *b) {
-    static const bench_column columns[] = {
-        {"memory, fwd+bwd", -18}, {"T", 6}, {"arena MB", 9}, {"bytes/token", 11}, {NULL, 0}};
     static const int64_t tokens[] = {1024, 4096, 16384};
     if (!chosen(b, "memory", "attention")) return WEFT_OK;
     if (b->opt.setup.table) fputc('\n', b->opt.setup.table);
-    bench_table_start(&b->table, b->opt.setup.table, columns);
+    bench_table_start(&b->table, b->opt.setup.table,
+                      "memory, fwd+bwd:-18|T:6|arena MB:9|bytes/token:11");
     for (int i = 0; i < bench_op_row_count; i++) {
         const bench_row *row = &bench_op_rows[i];
         if (strcmp(row->group, "attention") != 0 || row->sizes.t != tokens[0] || row->sizes.bf16)
@@ -279,18 +274,6 @@ static void print_head(const bench *b, const machine_limits *limits) {
 }
 
 static weft_status run(bench *b) {
-    static const bench_column columns[] = {{"operation", -13},
-                                           {"row", -23},
-                                           {"pass", -7},
-                                           {"ms", 9},
-                                           {"±", 4},
-                                           {"rate", 14},
-                                           {"of limit", 8},
-                                           {"PyTorch ms", 10},
-                                           {"±", 4},
-                                           {"ratio", 6},
-                                           {"PyTorch's form", -21},
-                                           {NULL, 0}};
     b->backend = weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
     WEFT_TRY(weft_pool_create(b->opt.setup.threads, &b->pool));
@@ -301,7 +284,9 @@ static weft_status run(bench *b) {
                                    sizeof b->peer_name);
     machine_limits limits = measure_limits(b->limits);
     print_head(b, &limits);
-    bench_table_start(&b->table, b->opt.setup.table, columns);
+    bench_table_start(&b->table, b->opt.setup.table,
+                      "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"
+                      "ratio:6|PyTorch's form:-21");
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
     if (b->opt.setup.json) WEFT_TRY(write_json(b, &limits));

@@ -1,8 +1,8 @@
 /* Medians and quartiles: on a shared machine a mean says more of the neighbours than of the code. */
 #include "bench/tables.h"
 
-#include "base/text.h"
 #include "base/order.h"
+#include "base/text.h"
 
 #include <stdarg.h>
 #include <stdlib.h>
@@ -45,21 +45,12 @@ double bench_spread(const bench_samples *s) {
     return middle > 0 ? 0.5 * (quantile(s, 0.75) - quantile(s, 0.25)) / middle : 0;
 }
 
-/* Columns that a terminal shows for a text of UTF-8: every byte but the following ones. */
-static int shown_width(const char *text) {
-    int width = 0;
-    for (; *text; text++)
-        width += ((unsigned char)*text & 0xc0) != 0x80;
-    return width;
-}
-
 static void put_cell(bench_table *t, const char *text) {
     if (!t->to) return;
-    const bench_column *c = &t->column[t->next++];
-    int pad = abs(c->width) - shown_width(text);
+    int width = t->column[t->next++].width, last = t->next == t->columns;
+    int pad = abs(width) - weft_utf8_count(text, strlen(text));
     if (pad < 0) pad = 0;
-    int last = t->column[t->next].title == NULL;
-    if (c->width < 0)
+    if (width < 0)
         fprintf(t->to, "%s%*s", text, last ? 0 : pad, "");
     else
         fprintf(t->to, "%*s%s", pad, "", text);
@@ -72,17 +63,18 @@ static void put_cell(bench_table *t, const char *text) {
     }
 }
 
-void bench_table_start(bench_table *t, FILE *to, const bench_column *columns) {
-    *t = (bench_table){.to = to, .column = columns};
-    if (!to) return;
-    int width = -2;
-    for (const bench_column *c = columns; c->title; c++) {
-        put_cell(t, c->title);
-        width += abs(c->width) + 2;
-    }
-    for (int i = 0; i < width; i++)
+void bench_table_start(bench_table *t, FILE *to, const char *columns) {
+    int width = -2, end = 0;
+    *t = (bench_table){.to = to};
+    for (; sscanf(columns, "%23[^:]:%d%n", t->column[t->columns].title,
+                  &t->column[t->columns].width, &end) == 2;
+         columns += end + (columns[end] == '|'))
+        width += abs(t->column[t->columns++].width) + 2;
+    for (int i = 0; i < t->columns; i++)
+        put_cell(t, t->column[i].title);
+    for (int i = 0; to && i < width; i++)
         fputc('-', to);
-    fputc('\n', to);
+    if (to) fputc('\n', to);
 }
 
 void bench_cell_if(bench_table *t, bool known, const char *format, ...) {

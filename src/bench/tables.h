@@ -77,19 +77,19 @@ double bench_median(const bench_samples *s);
 double bench_spread(const bench_samples *s);
 
 /* A table for people, a line as soon as it is known. */
-typedef struct {
-    const char *title;
-    int width; /* characters; negative: to the left */
-} bench_column;
+enum { BENCH_COLUMNS_MAX = 20 };
 
 typedef struct {
-    FILE *to;                   /* NULL: nothing is printed */
-    const bench_column *column; /* a title of NULL ends them */
-    int next;                   /* the cell to be printed */
+    FILE *to; /* NULL: nothing is printed */
+    struct {
+        char title[24];
+        int width; /* characters; negative: to the left */
+    } column[BENCH_COLUMNS_MAX];
+    int columns, next; /* the cell to be printed */
 } bench_table;
 
-/* Prints the titles and a rule below them. */
-void bench_table_start(bench_table *t, FILE *to, const bench_column *columns);
+/* Prints the titles and a rule below them: "variant:-14|context:7" has two columns of these widths. */
+void bench_table_start(bench_table *t, FILE *to, const char *columns);
 
 /* The next cell of the current line, as printf; the last ends it. One that is not `known` says "-". */
 #define bench_cell(t, ...) bench_cell_if(t, true, __VA_ARGS__)

@@ -165,11 +165,9 @@ static json_t *measure_row(bench *b, const row *r) {
 }
 
 static void measure_rows(bench *b) {
-    static const bench_column columns[] = {
-        {"variant", -20}, {"params M", 8}, {"tokens/s", 9}, {"±", 4},         {"GFLOP/s", 8},
-        {"of limit", 8},  {"plan MB", 9},  {"peak MB", 9},  {"peak/plan", 9}, {"PyTorch tok/s", 13},
-        {"±", 4},         {"form", -17},   {"ratio", 6},    {NULL, 0}};
-    bench_table_start(&b->table, b->opt->setup.table, columns);
+    bench_table_start(&b->table, b->opt->setup.table,
+                      "variant:-20|params M:8|tokens/s:9|±:4|GFLOP/s:8|of limit:8|plan MB:9|"
+                      "peak MB:9|peak/plan:9|PyTorch tok/s:13|±:4|form:-17|ratio:6");
     for (int i = 0; i < b->count; i++) {
         row *r = &b->rows[i];
         if (b->opt->profile) fprintf(stderr, "%s\n", r->variant->label);

@@ -157,10 +157,7 @@ typedef struct {
 
 /* Columns of `length` bytes: characters of UTF-8. */
 static int columns(const char *text, size_t length) {
-    int n = 0;
-    for (size_t i = 0; i < length; i++)
-        n += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return n;
+    return weft_utf8_count(text, length);
 }
 
 static void indent(filler *f, int column) {

@@ -1,6 +1,7 @@
 /* Another attention in place of dot's: dot's weights taken apart, MLA's and W2's made of them, and the rest
  * of the model carried over. */
 #include "convert/attention.h"
+#include "base/scope.h"
 
 #include "base/progress.h"
 #include "base/random.h"
@@ -219,7 +220,7 @@ typedef struct {
 static weft_status write_maps(const mla_conversion *v, int64_t layer, const char *name,
                               const directions *d, int64_t first, double factor, bool transposed) {
     int64_t latent = d->latent, width = v->width;
-    double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
+    WEFT_AUTO_FREE double *map = malloc((size_t)(v->heads * width * latent) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
     for (int64_t h = 0; h < v->heads; h++)
         for (int64_t i = 0; i < width; i++)
@@ -230,17 +231,7 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
                 map[at] = factor * up(d, row, l);
             }
     write_weight(v->to, layer, name, map);
-    free(map);
     return WEFT_OK;
-}
-
-/* b_out + W_o b_v, each head having the values of its group. */
-static void add_value_bias(const mla_conversion *v, dot_layer *dot) {
-    for (int64_t i = 0; i < v->e; i++)
-        for (int64_t h = 0; h < v->heads; h++)
-            for (int64_t j = 0; j < v->width; j++)
-                dot->b_out[i] += dot->out[i * v->e + h * v->width + j] *
-                                 dot->bv[h * v->kv / v->heads * v->width + j];
 }
 
 static weft_status convert_apart(const mla_conversion *v, int64_t layer, const dot_layer *dot,
@@ -286,7 +277,12 @@ static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, direct
                                   : convert_apart(v, layer, &dot, moments, d, error);
     write_weight(v->to, layer, "attn.q.weight", dot.q);
     write_weight(v->to, layer, "attn.q.bias", dot.bq);
-    add_value_bias(v, &dot);
+    /* b_out + W_o b_v, each head having the values of its group. */
+    for (int64_t i = 0; i < v->e; i++)
+        for (int64_t h = 0; h < v->heads; h++)
+            for (int64_t j = 0; j < v->width; j++)
+                dot.b_out[i] += dot.out[i * v->e + h * v->width + j] *
+                                dot.bv[h * v->kv / v->heads * v->width + j];
     write_weight(v->to, layer, "attn.out.bias", dot.b_out);
     free(dot.all);
     return status;
@@ -365,7 +361,7 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
                                   double factor) {
     int64_t e = v->e, d = v->width, count = 2 * e * e;
     char weight[32], bias_name[32], site[64];
-    double *map = malloc((size_t)(count + 2 * e) * sizeof *map);
+    WEFT_AUTO_FREE double *map = malloc((size_t)(count + 2 * e) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
     double *shift = map + count;
     snprintf(weight, sizeof weight, "attn.%s.weight", name);
@@ -384,13 +380,12 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
         }
     write_weight(v->to, layer, weight, map);
     write_weight(v->to, layer, bias_name, shift);
-    free(map);
     return WEFT_OK;
 }
 
 static weft_status write_values(const w2_conversion *v, int64_t layer, const dot_layer *dot) {
     int64_t e = v->e, d = v->width;
-    double *map = malloc((size_t)(e * e + e) * sizeof *map);
+    WEFT_AUTO_FREE double *map = malloc((size_t)(e * e + e) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
     double *shift = map + e * e;
     for (int64_t i = 0; i < e; i++) {
@@ -400,7 +395,6 @@ static weft_status write_values(const w2_conversion *v, int64_t layer, const dot
     }
     write_weight(v->to, layer, "attn.v.weight", map);
     write_weight(v->to, layer, "attn.v.bias", shift);
-    free(map);
     return WEFT_OK;
 }
 

@@ -162,17 +162,9 @@ static weft_status read_json(const char *folder, const char *name, json_t **out)
 }
 
 bool weft_hf_is_folder(const char *folder) {
-    json_t *root = NULL;
-    bool theirs = read_json(folder, "config.json", &root) == WEFT_OK &&
-                  json_is_string(json_object_get(root, "model_type"));
-    json_decref(root);
-    return theirs;
-}
-
-static void close_files(weight_files *f) {
-    for (int i = 0; i < f->n; i++)
-        weft_safetensors_close(f->list[i]);
-    free(f->list);
+    WEFT_AUTO_DECREF json_t *root = NULL;
+    return read_json(folder, "config.json", &root) == WEFT_OK &&
+           json_is_string(json_object_get(root, "model_type"));
 }
 
 static weft_status open_file(weight_files *f, const char *name) {
@@ -191,27 +183,23 @@ static weft_status open_file(weight_files *f, const char *name) {
 /* The files that an index of tensors names, each once. */
 static weft_status open_index(weight_files *f) {
     static const char NAME[] = "model.safetensors.index.json";
-    json_t *root, *seen, *file;
-    const char *tensor, *name;
+    WEFT_AUTO_DECREF json_t *root = NULL, *seen = json_object();
+    json_t *file;
+    const char *tensor;
     WEFT_TRY(read_json(f->folder, NAME, &root));
     json_t *map = json_object_get(root, "weight_map");
-    seen = json_object();
-    weft_status status = WEFT_OK;
     if (!json_is_object(map) || !seen)
-        status = weft_fail(WEFT_EINPUT, "%s/%s: \"weight_map\" is missing", f->folder, NAME);
+        return weft_fail(WEFT_EINPUT, "%s/%s: \"weight_map\" is missing", f->folder, NAME);
     json_object_foreach(map, tensor, file) {
-        name = json_string_value(file);
-        if (status != WEFT_OK || (name && json_object_get(seen, name))) continue;
+        const char *name = json_string_value(file);
         if (!name)
-            status = weft_fail(WEFT_EINPUT, "%s/%s: the file of '%.80s' is no text", f->folder,
-                               NAME, tensor);
-        else
-            status = open_file(f, name);
-        if (name) json_object_set_new(seen, name, json_true());
+            return weft_fail(WEFT_EINPUT, "%s/%s: the file of '%.80s' is no text", f->folder, NAME,
+                             tensor);
+        if (json_object_get(seen, name)) continue;
+        WEFT_TRY(open_file(f, name));
+        json_object_set_new(seen, name, json_true());
     }
-    json_decref(seen);
-    json_decref(root);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status open_files(const char *folder, weight_files *f) {
@@ -256,7 +244,7 @@ static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_mod
     weft_weight *w = weft_model_find(m, p->ours);
     if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
-    double *values = malloc((size_t)count * 2 * sizeof *values);
+    WEFT_AUTO_FREE double *values = malloc((size_t)count * 2 * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
     double *transposed = values + count;
     weft_safetensor_values(t, 0, count, values);
@@ -269,20 +257,12 @@ static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_mod
     part.bytes = count * (int64_t)size;
     part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
     weft_weight_write(&part, p->transposed ? transposed : values);
-    free(values);
     return WEFT_OK;
 }
 
 static bool ends_on(const char *text, const char *end) {
     size_t n = strlen(text), m = strlen(end);
     return n >= m && strcmp(text + n - m, end) == 0;
-}
-
-/* Tensors that are made from the config, or written twice. */
-static bool is_spare(const weft_config *c, const char *name) {
-    return ends_on(name, ".attn.bias") || ends_on(name, ".attn.masked_bias") ||
-           ends_on(name, ".rotary_emb.inv_freq") ||
-           (c->weight_tying && strcmp(name, "lm_head.weight") == 0);
 }
 
 static int by_theirs(const void *a, const void *b) {
@@ -299,7 +279,10 @@ static weft_status check_all_taken(const weight_files *f, const weft_config *c,
             if (length < (int)sizeof key.theirs &&
                 bsearch(&key, pieces, (size_t)n, sizeof key, by_theirs))
                 continue;
-            if (!is_spare(c, name))
+            /* Those are made from the config, or written twice. */
+            if (!ends_on(name, ".attn.bias") && !ends_on(name, ".attn.masked_bias") &&
+                !ends_on(name, ".rotary_emb.inv_freq") &&
+                !(c->weight_tying && strcmp(name, "lm_head.weight") == 0))
                 return weft_fail(WEFT_EINPUT, "%s: tensor '%.120s' is not one of the model's",
                                  f->folder, name);
         }
@@ -313,50 +296,49 @@ static const char *prefix_of(const weight_files *f, weft_hf_family family) {
     return find_tensor(f, "embed_tokens.weight") ? "" : "model.";
 }
 
-static weft_status read_weights(const char *folder, weft_hf_family family, weft_model *m) {
-    weight_files files;
-    hf_piece *pieces = NULL;
-    int64_t n = 0;
-    weft_status status = open_files(folder, &files);
-    if (status == WEFT_OK) {
-        pieces = list_pieces(&m->config, family, prefix_of(&files, family), &n);
-        if (!pieces) status = WEFT_ENOMEM;
-    }
-    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
-        status = check_piece(&files, &pieces[i]);
-    if (status == WEFT_OK) {
-        qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
-        status = check_all_taken(&files, &m->config, pieces, n);
-    }
-    /* A config that asks for more than the files have costs no memory. */
-    if (status == WEFT_OK) status = weft_model_allocate(m, NULL);
-    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
-        status = read_piece(&files, &pieces[i], m);
-    free(pieces);
-    close_files(&files);
-    return status;
+static void close_files(weight_files *f) {
+    for (int i = 0; i < f->n; i++)
+        weft_safetensors_close(f->list[i]);
+    free(f->list);
 }
 
+static weft_status read_weights(const char *folder, weft_hf_family family, weft_model *m) {
+    WEFT_AUTO(close_files) weight_files files = {0};
+    int64_t n = 0;
+    WEFT_TRY(open_files(folder, &files));
+    WEFT_AUTO_FREE hf_piece *pieces =
+        list_pieces(&m->config, family, prefix_of(&files, family), &n);
+    if (!pieces) return WEFT_ENOMEM;
+    for (int64_t i = 0; i < n; i++)
+        WEFT_TRY(check_piece(&files, &pieces[i]));
+    qsort(pieces, (size_t)n, sizeof *pieces, by_theirs);
+    WEFT_TRY(check_all_taken(&files, &m->config, pieces, n));
+    /* A config that asks for more than the files have costs no memory. */
+    WEFT_TRY(weft_model_allocate(m, NULL));
+    for (int64_t i = 0; i < n; i++)
+        WEFT_TRY(read_piece(&files, &pieces[i], m));
+    return WEFT_OK;
+}
+
+WEFT_ENDED_BY(weft_model_destroy, weft_model)
+
 weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out) {
-    json_t *root;
+    WEFT_AUTO_DECREF json_t *root = NULL;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     weft_config c;
     weft_hf_family family;
     char where[WEFT_PATH_MAX];
     *out = NULL;
     WEFT_TRY(weft_path(where, "%s/config.json", folder));
     WEFT_TRY(read_json(folder, "config.json", &root));
-    weft_status status = weft_hf_config_read(root, where, &c, &family);
-    json_decref(root);
-    if (status == WEFT_OK) status = weft_model_check(&c, where);
-    if (status == WEFT_OK && dtype == WEFT_BF16) c.dtype = WEFT_CONFIG_BF16;
-    if (status == WEFT_OK && dtype == WEFT_F64) c.dtype = WEFT_CONFIG_F64;
-    if (status == WEFT_OK) status = weft_model_describe(&c, dtype, out);
-    if (status == WEFT_OK) status = read_weights(folder, family, *out);
-    if (status != WEFT_OK) {
-        weft_model_destroy(*out);
-        *out = NULL;
-    }
-    return status;
+    WEFT_TRY(weft_hf_config_read(root, where, &c, &family));
+    WEFT_TRY(weft_model_check(&c, where));
+    if (dtype == WEFT_BF16) c.dtype = WEFT_CONFIG_BF16;
+    if (dtype == WEFT_F64) c.dtype = WEFT_CONFIG_F64;
+    WEFT_TRY(weft_model_describe(&c, dtype, &m));
+    WEFT_TRY(read_weights(folder, family, m));
+    *out = weft_steal(&m);
+    return WEFT_OK;
 }
 
 /* Their tensor's elements from our rows, of the same type; malloc'd where they must be transposed. */
@@ -388,11 +370,11 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
                                  weft_sum *sum) {
     static const char *const metadata[] = {"format", "pt", NULL};
     int64_t n;
-    hf_piece *pieces =
+    WEFT_AUTO_FREE hf_piece *pieces =
         list_pieces(&m->config, family, family == WEFT_HF_GPT2 ? "transformer." : "model.", &n);
     if (!pieces) return WEFT_ENOMEM;
-    weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
-    void **own = calloc((size_t)n, sizeof *own);
+    WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
+    WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
     weft_status status = tensors && own ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
     for (int64_t i = 0; status == WEFT_OK && i < n; i++)
@@ -400,9 +382,6 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     if (status == WEFT_OK) status = weft_safetensors_write_summed(path, tensors, n, metadata, sum);
     for (int64_t i = 0; own && i < n; i++)
         free(own[i]);
-    free(own);
-    free(tensors);
-    free(pieces);
     return status;
 }
 

@@ -1,5 +1,6 @@
 /* Models on a text, a window at a time, so that memory stays small. */
 #include "convert/measure.h"
+#include "base/scope.h"
 
 #include "base/random.h"
 #include "data/tokens.h"
@@ -29,47 +30,41 @@ static weft_status cut(const int32_t *tokens, int64_t count, const char *path, i
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_encoder_close, weft_encoder)
+
 weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t time, int64_t most,
                               weft_windows *out) {
-    char *text;
+    WEFT_AUTO_FREE char *text = NULL;
+    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
     size_t bytes;
-    weft_encoder *e;
     const int32_t *tokens;
     int64_t count;
     *out = (weft_windows){0};
     WEFT_TRY(weft_encoder_open(t, &e));
-    weft_status status = weft_file_read(path, FILE_MOST, &text, &bytes);
-    if (status == WEFT_OK) {
-        status = weft_encode(e, text, bytes, false, &tokens, &count);
-        free(text);
-    }
-    if (status == WEFT_OK) status = cut(tokens, count, path, time, most, out);
-    weft_encoder_close(e);
-    return status;
+    WEFT_TRY(weft_file_read(path, FILE_MOST, &text, &bytes));
+    WEFT_TRY(weft_encode(e, text, bytes, false, &tokens, &count));
+    return cut(tokens, count, path, time, most, out);
 }
 
 weft_status weft_windows_tokens(const char *path, int64_t time, int64_t windows,
                                 weft_windows *out) {
-    weft_tokens t;
+    WEFT_AUTO(weft_tokens_free) weft_tokens t = {0};
     *out = (weft_windows){0};
     WEFT_TRY(weft_tokens_read(path, &t));
     if (!t.shard && t.columns > 1) time = t.columns - 1;
-    weft_status status = cut(t.values, t.rows * t.columns, path, time, windows * (time + 1), out);
-    weft_tokens_free(&t);
-    return status;
+    return cut(t.values, t.rows * t.columns, path, time, windows * (time + 1), out);
 }
 
 weft_status weft_windows_random(int64_t vocab, int64_t time, int64_t windows, weft_windows *out) {
     int64_t count = windows * (time + 1);
     *out = (weft_windows){.windows = windows, .time = time};
     out->tokens = malloc((size_t)count * sizeof *out->tokens);
-    double *u = malloc((size_t)count * sizeof *u);
-    weft_status status = out->tokens && u ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) weft_random_uniform_at(1, 0, weft_random_site("convert"), 0, count, u);
-    for (int64_t i = 0; status == WEFT_OK && i < count; i++)
+    WEFT_AUTO_FREE double *u = malloc((size_t)count * sizeof *u);
+    if (!out->tokens || !u) return no_memory();
+    weft_random_uniform_at(1, 0, weft_random_site("convert"), 0, count, u);
+    for (int64_t i = 0; i < count; i++)
         out->tokens[i] = (int32_t)(u[i] * (double)vocab);
-    free(u);
-    return status;
+    return WEFT_OK;
 }
 
 void weft_windows_free(weft_windows *text) {
@@ -93,18 +88,16 @@ static weft_status run_window(weft_session *s, const weft_windows *text, int64_t
 
 weft_status weft_windows_loss(const weft_model *m, weft_backing place, const weft_windows *text,
                               double *loss) {
-    weft_session s;
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_loss_parts parts;
     *loss = 0;
     WEFT_TRY(open_session(m, place, text->time, &(weft_build){.batch = 1}, &s));
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < text->windows; i++) {
-        status = run_window(&s, text, i);
-        if (status == WEFT_OK) status = weft_session_losses(&s, &parts);
-        if (status == WEFT_OK) *loss += parts.cross_entropy / (double)text->windows;
+    for (int64_t i = 0; i < text->windows; i++) {
+        WEFT_TRY(run_window(&s, text, i));
+        WEFT_TRY(weft_session_losses(&s, &parts));
+        *loss += parts.cross_entropy / (double)text->windows;
     }
-    weft_session_close(&s);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status add_moments(weft_session *s, const weft_windows *text, int64_t window,
@@ -123,24 +116,17 @@ static weft_status add_moments(weft_session *s, const weft_windows *text, int64_
 
 weft_status weft_windows_moments(const weft_model *m, weft_backing place, const weft_windows *text,
                                  double **moments) {
-    weft_session s;
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
     int64_t count = m->config.n_embd * m->config.n_embd;
-    double *values = malloc((size_t)count * sizeof *values);
-    *moments = calloc((size_t)(m->config.n_layer * count), sizeof **moments);
-    weft_status status = values && *moments ? WEFT_OK : no_memory();
-    if (status == WEFT_OK)
-        status = open_session(m, place, text->time, &(weft_build){.moments = true}, &s);
-    if (status == WEFT_OK) {
-        for (int64_t i = 0; status == WEFT_OK && i < text->windows; i++)
-            status = add_moments(&s, text, i, values, *moments);
-        weft_session_close(&s);
-    }
-    free(values);
-    if (status != WEFT_OK) {
-        free(*moments);
-        *moments = NULL;
-    }
-    return status;
+    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
+    WEFT_AUTO_FREE double *sums = calloc((size_t)(m->config.n_layer * count), sizeof *sums);
+    *moments = NULL;
+    if (!values || !sums) return no_memory();
+    WEFT_TRY(open_session(m, place, text->time, &(weft_build){.moments = true}, &s));
+    for (int64_t i = 0; i < text->windows; i++)
+        WEFT_TRY(add_moments(&s, text, i, values, sums));
+    *moments = weft_steal(&sums);
+    return WEFT_OK;
 }
 
 /* The mean over rows of half the sum of differences; scores [rows, time, time], causal. */
@@ -176,23 +162,18 @@ weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_ba
     const weft_config *c = &a->config;
     int64_t time = text->time < COMPARED_TOKENS ? text->time : COMPARED_TOKENS;
     int64_t windows = text->windows < COMPARED_WINDOWS ? text->windows : COMPARED_WINDOWS;
-    double *scores = malloc((size_t)(2 * c->n_head * time * time) * sizeof *scores);
-    weft_session s[2];
+    WEFT_AUTO_FREE double *scores = malloc((size_t)(2 * c->n_head * time * time) * sizeof *scores);
+    weft_session s[2] = {0};
     if (!scores) return no_memory();
     memset(apart, 0, (size_t)c->n_layer * sizeof *apart);
     weft_build build = {.scores = true};
     weft_status status = open_session(a, place, time, &build, &s[0]);
-    if (status == WEFT_OK) {
-        status = open_session(b, place, time, &build, &s[1]);
-        if (status == WEFT_OK) {
-            for (int64_t i = 0; status == WEFT_OK && i < windows; i++)
-                status = compare_window(s, text, i, scores, apart);
-            weft_session_close(&s[1]);
-        }
-        weft_session_close(&s[0]);
-    }
+    if (status == WEFT_OK) status = open_session(b, place, time, &build, &s[1]);
+    for (int64_t i = 0; status == WEFT_OK && i < windows; i++)
+        status = compare_window(s, text, i, scores, apart);
+    weft_session_close(&s[1]);
+    weft_session_close(&s[0]);
     for (int64_t l = 0; l < c->n_layer; l++)
         apart[l] /= (double)windows;
-    free(scores);
     return status;
 }

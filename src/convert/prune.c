@@ -4,6 +4,7 @@
  * Tensors are looked at as [outer, n, inner] along one axis at a time. A tensor with several pieces
  * keeps the indices that no piece of a removed unit has; what belongs to no unit stays. */
 #include "convert/prune.h"
+#include "base/scope.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -55,32 +56,23 @@ static weft_status check_columns(const weft_config *c, const char *what, bool sp
 
 weft_status weft_prune_units(const weft_config *c, weft_prune_what what, bool sparse,
                              int64_t *units) {
-    int64_t ffn = weft_config_ffn_dim(c), kv = weft_config_kv_heads(c);
+    int64_t ffn = weft_config_ffn_dim(c);
     *units = 0;
-    switch (what) {
-    case WEFT_PRUNE_HEADS:
-        WEFT_TRY(check_heads(c, sparse));
-        *units = kv;
-        return WEFT_OK;
-    case WEFT_PRUNE_FFN:
-        WEFT_TRY(check_columns(c, "ffn", sparse));
-        *units = ffn;
-        return WEFT_OK;
-    case WEFT_PRUNE_Z_HEADS:
-        if (c->ffn != WEFT_FFN_WSFFN)
-            return refuse("z-heads",
-                          "only CONFIG_FFN=\"wsffn\" has them; --what ffn removes columns "
-                          "of any feed-forward");
-        WEFT_TRY(check_columns(c, "z-heads", sparse));
-        *units = c->wsffn_n_head;
-        return WEFT_OK;
-    default:
-        if (!c->cross_token)
-            return refuse("cross", "the model has no cross-token mechanism "
-                                   "(CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
-        *units = c->cross_rank ? c->cross_rank : ffn;
-        return WEFT_OK;
-    }
+    if (what == WEFT_PRUNE_HEADS) WEFT_TRY(check_heads(c, sparse));
+    if (what == WEFT_PRUNE_Z_HEADS && c->ffn != WEFT_FFN_WSFFN)
+        return refuse("z-heads", "only CONFIG_FFN=\"wsffn\" has them; --what ffn removes columns "
+                                 "of any feed-forward");
+    if (what == WEFT_PRUNE_FFN) WEFT_TRY(check_columns(c, "ffn", sparse));
+    if (what == WEFT_PRUNE_Z_HEADS) WEFT_TRY(check_columns(c, "z-heads", sparse));
+    if (what == WEFT_PRUNE_CROSS && !c->cross_token)
+        return refuse("cross", "the model has no cross-token mechanism "
+                               "(CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
+    *units = what == WEFT_PRUNE_HEADS     ? weft_config_kv_heads(c)
+             : what == WEFT_PRUNE_FFN     ? ffn
+             : what == WEFT_PRUNE_Z_HEADS ? c->wsffn_n_head
+             : c->cross_rank              ? c->cross_rank
+                                          : ffn;
+    return WEFT_OK;
 }
 
 /* A list of pieces being made. */
@@ -173,23 +165,17 @@ static void list_columns(const weft_config *c, listing *l, int64_t size) {
 
 static int list_pieces(const weft_config *c, weft_prune_what what, prune_piece *pieces) {
     listing l = {pieces, 0};
-    switch (what) {
-    case WEFT_PRUNE_HEADS:
-        list_heads(c, &l);
-        break;
-    case WEFT_PRUNE_FFN:
-        list_columns(c, &l, 1);
-        break;
-    case WEFT_PRUNE_Z_HEADS:
+    if (what == WEFT_PRUNE_HEADS) list_heads(c, &l);
+    if (what == WEFT_PRUNE_FFN) list_columns(c, &l, 1);
+    if (what == WEFT_PRUNE_Z_HEADS) {
         list_columns(c, &l, weft_config_ffn_dim(c) / c->wsffn_n_head);
         if (c->wsffn_z_proj == WEFT_Z_GROUPED)
             add(&l, "ffn.z_proj.weight", 0, 0, 1)->counts = false;
-        break;
-    case WEFT_PRUNE_CROSS:
+    }
+    if (what == WEFT_PRUNE_CROSS) {
         add_zeroed(&l, "ffn.cross_proj.weight", 1, 0, 1);
         add_zeroed(&l, "ffn.cross_down.weight", 0, 0, 1);
         add_zeroed(&l, "ffn.cross_up.weight", 1, 0, 1);
-        break;
     }
     return l.n;
 }
@@ -203,23 +189,17 @@ static int64_t block_units(const weft_config *c, weft_prune_what what, int64_t u
 /* The config with `left` of so many units. */
 static void set_units(weft_config *c, weft_prune_what what, int64_t units, int64_t left) {
     int64_t ffn = weft_config_ffn_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    switch (what) {
-    case WEFT_PRUNE_HEADS:
+    if (what == WEFT_PRUNE_HEADS) {
         c->head_dim = weft_config_head_dim(c);
         c->n_head = left * group;
         if (c->kv_heads) c->kv_heads = left;
-        break;
-    case WEFT_PRUNE_FFN:
-        c->n_ffn = left;
-        break;
-    case WEFT_PRUNE_Z_HEADS:
+    }
+    if (what == WEFT_PRUNE_FFN) c->n_ffn = left;
+    if (what == WEFT_PRUNE_Z_HEADS) {
         c->n_ffn = ffn / units * left;
         c->wsffn_n_head = left;
-        break;
-    case WEFT_PRUNE_CROSS:
-        c->cross_rank = left;
-        break;
     }
+    if (what == WEFT_PRUNE_CROSS) c->cross_rank = left;
 }
 
 static weft_status no_memory(void) {
@@ -251,33 +231,21 @@ static weft_status read_moments(const weft_safetensors *state, const weft_weight
                          "optimizer.safetensors: '%s' is not there in the weight's shape; is it "
                          "another model's?",
                          name);
-    for (int64_t i = 0; i < w->count; i++) {
-        float value;
-        if (wide)
-            memcpy(&out[i], (const char *)t->data + 8 * i, 8);
-        else
-            memcpy(&value, (const char *)t->data + 4 * i, 4);
-        if (!wide) out[i] = (double)value;
-    }
+    weft_safetensor_values(t, 0, w->count, out);
     return WEFT_OK;
 }
 
 /* The importance of each element: w², or w² v. */
 static weft_status weigh(const weft_weight *w, const weft_safetensors *state, double **out) {
-    double *values = malloc((size_t)w->count * sizeof *values);
-    double *moments = state ? malloc((size_t)w->count * sizeof *moments) : NULL;
-    weft_status status = !values || (state && !moments) ? no_memory() : WEFT_OK;
-    if (status == WEFT_OK && state) status = read_moments(state, w, moments);
-    if (status == WEFT_OK) weft_weight_read(w, values);
-    for (int64_t i = 0; status == WEFT_OK && i < w->count; i++)
+    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
+    WEFT_AUTO_FREE double *moments = state ? malloc((size_t)w->count * sizeof *moments) : NULL;
+    if (!values || (state && !moments)) return no_memory();
+    if (state) WEFT_TRY(read_moments(state, w, moments));
+    weft_weight_read(w, values);
+    for (int64_t i = 0; i < w->count; i++)
         values[i] *= values[i] * (state ? moments[i] : 1);
-    free(moments);
-    if (status != WEFT_OK) {
-        free(values);
-        values = NULL;
-    }
-    *out = values;
-    return status;
+    *out = weft_steal(&values);
+    return WEFT_OK;
 }
 
 /* The unit that a piece gives an index to; -1: none. */
@@ -289,14 +257,13 @@ static int64_t unit_of(const prune_piece *p, int64_t index, int64_t units) {
 /* Adds the importance of one piece's elements to its units. */
 static weft_status add_piece(const weft_weight *w, const prune_piece *p,
                              const weft_safetensors *state, int64_t units, double *sums) {
-    double *values;
+    WEFT_AUTO_FREE double *values = NULL;
     int64_t stride = stride_of(w, p->axis), n = w->shape[p->axis];
     WEFT_TRY(weigh(w, state, &values));
     for (int64_t i = 0; i < w->count; i++) {
         int64_t unit = unit_of(p, i / stride % n, units);
         if (unit >= 0) sums[unit] += values[i];
     }
-    free(values);
     return WEFT_OK;
 }
 
@@ -331,21 +298,21 @@ static weft_status choose_layer(const weft_model *m, const weft_prune_options *o
                                 const weft_pruned *did, bool *kept) {
     int64_t units = did->units, block = block_units(&m->config, o->what, units), at = 0;
     weft_pruned_layer *out = &did->layers[layer];
-    double *sums = malloc((size_t)units * sizeof *sums), all = 0, held = 0;
+    WEFT_AUTO_FREE double *sums = malloc((size_t)units * sizeof *sums);
+    double all = 0, held = 0;
     out->kept = malloc((size_t)did->left * sizeof *out->kept);
-    weft_status status = sums && out->kept ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) status = weigh_units(m, o, layer, units, sums);
-    for (int64_t first = 0; status == WEFT_OK && first < units; first += block)
+    if (!sums || !out->kept) return no_memory();
+    WEFT_TRY(weigh_units(m, o, layer, units, sums));
+    for (int64_t first = 0; first < units; first += block)
         choose_block(sums + first, block, did->left * block / units, kept + first);
-    for (int64_t u = 0; status == WEFT_OK && u < units; u++) {
+    for (int64_t u = 0; u < units; u++) {
         all += sums[u];
         if (!kept[u]) continue;
         held += sums[u];
         out->kept[at++] = u;
     }
     out->share = all > 0 ? held / all : 1;
-    free(sums);
-    return status;
+    return WEFT_OK;
 }
 
 /* Whether an index of a tensor's axis stays. `kept` is of the layer, `next` of the one behind it. */
@@ -406,28 +373,24 @@ static void mark(const cutting *v, int64_t layer, const char *name, const weft_w
 /* A tensor of the new model from the old one's: what stays, one after the other, or zeros in between. */
 static weft_status cut(const cutting *v, int64_t layer, const char *name, const weft_weight *from,
                        weft_weight *to) {
-    double *values = malloc((size_t)from->count * sizeof *values);
-    bool *stay = malloc((size_t)from->count);
-    weft_status status = values && stay ? WEFT_OK : no_memory();
+    WEFT_AUTO_FREE double *values = malloc((size_t)from->count * sizeof *values);
+    WEFT_AUTO_FREE bool *stay = malloc((size_t)from->count);
     int64_t at = 0;
-    if (status == WEFT_OK) {
-        weft_weight_read(from, values);
-        mark(v, layer, name, from, stay);
-    }
-    for (int64_t i = 0; status == WEFT_OK && i < from->count; i++) {
+    if (!values || !stay) return no_memory();
+    weft_weight_read(from, values);
+    mark(v, layer, name, from, stay);
+    for (int64_t i = 0; i < from->count; i++) {
         if (stay[i])
             values[v->options->sparse ? i : at] = values[i];
         else if (v->options->sparse)
             values[i] = 0;
         at += stay[i];
     }
-    if (status == WEFT_OK && (v->options->sparse ? from->count : at) != to->count)
-        status = weft_fail(WEFT_EBUG, "prune: '%s' has %lld numbers left, not %lld", to->name,
-                           (long long)at, (long long)to->count);
-    if (status == WEFT_OK) weft_weight_write(to, values);
-    free(values);
-    free(stay);
-    return status;
+    if ((v->options->sparse ? from->count : at) != to->count)
+        return weft_fail(WEFT_EBUG, "prune: '%s' has %lld numbers left, not %lld", to->name,
+                         (long long)at, (long long)to->count);
+    weft_weight_write(to, values);
+    return WEFT_OK;
 }
 
 /* W_c [F, F] with few columns left: those of it [F, r], behind a matrix [r, F] of ones that picks what
@@ -437,26 +400,21 @@ static weft_status cut_cross(const cutting *v, int64_t layer) {
     weft_weight *down = layer_weight(v->to, layer, "ffn.cross_down.weight");
     weft_weight *up = layer_weight(v->to, layer, "ffn.cross_up.weight");
     int64_t ffn = whole->shape[0], rank = down->shape[0], r = 0;
-    double *all = malloc((size_t)whole->count * sizeof *all);
-    double *picks = calloc((size_t)down->count, sizeof *picks);
-    double *columns = malloc((size_t)up->count * sizeof *columns);
-    weft_status status = all && picks && columns ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) weft_weight_read(whole, all);
-    for (int64_t j = 0; status == WEFT_OK && j < ffn; j++) {
+    WEFT_AUTO_FREE double *all = malloc((size_t)whole->count * sizeof *all);
+    WEFT_AUTO_FREE double *picks = calloc((size_t)down->count, sizeof *picks);
+    WEFT_AUTO_FREE double *columns = malloc((size_t)up->count * sizeof *columns);
+    if (!all || !picks || !columns) return no_memory();
+    weft_weight_read(whole, all);
+    for (int64_t j = 0; j < ffn; j++) {
         if (!v->kept[layer * v->units + j]) continue;
         picks[r * ffn + j] = 1;
         for (int64_t i = 0; i < ffn; i++)
             columns[i * rank + r] = all[i * ffn + j];
         r++;
     }
-    if (status == WEFT_OK) {
-        weft_weight_write(down, picks);
-        weft_weight_write(up, columns);
-    }
-    free(all);
-    free(picks);
-    free(columns);
-    return status;
+    weft_weight_write(down, picks);
+    weft_weight_write(up, columns);
+    return WEFT_OK;
 }
 
 /* The layer and the name within it of "h.I.NAME"; false: it is no layer's. */

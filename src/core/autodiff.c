@@ -10,6 +10,7 @@
  * that enter the segment. The forward tensors are then read by nobody in the backward pass, and
  * the planner lets go of them early. What was cloned in vain is dropped at the end with everything
  * else that nothing kept depends on. */
+#include "base/scope.h"
 #include "core/graph.h"
 
 #include "core/graph_internal.h"
@@ -82,7 +83,7 @@ static weft_status differentiate_node(autodiff *a, const weft_node *n) {
     if (!n->op->grad) return weft_graph_fail(a->g, "backward: %s has no gradient", n->op->name);
 
     weft_node view = *n;
-    weft_tensor **lists =
+    WEFT_AUTO_FREE weft_tensor **lists =
         calloc((size_t)(2 * (n->n_in + n->n_out)), sizeof *lists); /* in, out, d_in, d_out */
     if (!lists) return weft_fail(WEFT_ENOMEM, "backward: no memory");
     view.in = lists;
@@ -94,22 +95,17 @@ static weft_status differentiate_node(autodiff *a, const weft_node *n) {
         view.out[i] = recomputed(a, n->out[i], n->segment);
         d_out[i] = n->out[i] ? a->grad[n->out[i]->id] : NULL;
     }
-    weft_status status = weft_graph_status(a->g);
-    if (status == WEFT_OK) status = n->op->grad(a->g, &view, d_out, d_in);
-    for (int i = 0; status == WEFT_OK && i < n->n_in; i++)
-        if (n->in[i] && n->in[i]->needs_grad) status = accumulate(a, n->in[i], d_in[i]);
-    free(lists);
-    return status == WEFT_OK ? weft_graph_status(a->g) : status;
+    WEFT_TRY(weft_graph_status(a->g));
+    WEFT_TRY(n->op->grad(a->g, &view, d_out, d_in));
+    for (int i = 0; i < n->n_in; i++)
+        if (n->in[i] && n->in[i]->needs_grad) WEFT_TRY(accumulate(a, n->in[i], d_in[i]));
+    return weft_graph_status(a->g);
 }
 
 weft_status weft_graph_drop_unused(weft_graph *g) {
-    bool *used = calloc((size_t)g->n_tensors + 1, sizeof *used);
-    bool *wanted = calloc((size_t)g->n_nodes + 1, sizeof *wanted);
-    if (!used || !wanted) {
-        free(used);
-        free(wanted);
-        return weft_fail(WEFT_ENOMEM, "graph: no memory");
-    }
+    WEFT_AUTO_FREE bool *used = calloc((size_t)g->n_tensors + 1, sizeof *used);
+    WEFT_AUTO_FREE bool *wanted = calloc((size_t)g->n_nodes + 1, sizeof *wanted);
+    if (!used || !wanted) return weft_fail(WEFT_ENOMEM, "graph: no memory");
     for (int64_t i = g->n_nodes - 1; i >= 0; i--) {
         const weft_node *n = g->nodes[i];
         wanted[i] = n->op->side_effect;
@@ -127,8 +123,6 @@ weft_status weft_graph_drop_unused(weft_graph *g) {
     }
     g->n_nodes = count;
     if (g->n_forward >= 0) g->n_forward = forward;
-    free(used);
-    free(wanted);
     return WEFT_OK;
 }
 
@@ -152,28 +146,24 @@ weft_status weft_graph_backward_many(weft_graph *g, int n, weft_tensor *const *l
     WEFT_TRY(check_losses(g, n, loss, dloss));
     int64_t forward = g->n_nodes, tensors = g->n_tensors;
     g->n_forward = forward;
-    autodiff a = {.g = g, .n_tensors = tensors};
-    a.grad = calloc((size_t)tensors + 1, sizeof *a.grad);
-    a.clone = calloc((size_t)tensors + 1, sizeof *a.clone);
-    weft_status status =
-        a.grad && a.clone ? WEFT_OK : weft_fail(WEFT_ENOMEM, "backward: no memory");
-    for (int i = 0; status == WEFT_OK && i < n; i++) {
+    WEFT_AUTO_FREE weft_tensor **grad = calloc((size_t)tensors + 1, sizeof *grad);
+    WEFT_AUTO_FREE weft_tensor **clone = calloc((size_t)tensors + 1, sizeof *clone);
+    if (!grad || !clone) return weft_fail(WEFT_ENOMEM, "backward: no memory");
+    autodiff a = {g, tensors, grad, clone};
+    for (int i = 0; i < n; i++) {
         weft_keep(loss[i]);
         weft_tensor *start = dloss && dloss[i] ? dloss[i] : weft_autodiff_ops.ones(g, loss[i]);
-        status = weft_graph_status(g);
-        if (status == WEFT_OK) status = accumulate(&a, loss[i], start);
+        WEFT_TRY(weft_graph_status(g));
+        WEFT_TRY(accumulate(&a, loss[i], start));
     }
-    for (int64_t i = forward - 1; status == WEFT_OK && i >= 0; i--)
-        status = differentiate_node(&a, g->nodes[i]);
-    for (int64_t i = 0; status == WEFT_OK && i < tensors; i++) {
+    for (int64_t i = forward - 1; i >= 0; i--)
+        WEFT_TRY(differentiate_node(&a, g->nodes[i]));
+    for (int64_t i = 0; i < tensors; i++) {
         weft_tensor *t = g->tensors[i];
         if (t->role == WEFT_ROLE_TEMP || !t->needs_grad || t->view_of) continue;
         t->grad = weft_keep(a.grad[t->id]);
     }
-    if (status == WEFT_OK) status = weft_graph_drop_unused(g);
-    free(a.grad);
-    free(a.clone);
-    return status;
+    return weft_graph_drop_unused(g);
 }
 
 weft_status weft_graph_backward(weft_graph *g, weft_tensor *loss, weft_tensor *dloss) {

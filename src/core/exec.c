@@ -1,6 +1,7 @@
 /* Walking a planned graph. Everything is looked up when the executor is made (addresses, kernels,
  * workspaces), so that a run allocates nothing and only calls kernels. */
 #include "core/exec.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 #include "core/exec_internal.h"
@@ -48,22 +49,15 @@ static weft_status check_plan(const weft_exec *x, const bool *bound) {
 }
 
 static weft_status plan_memory(weft_exec *x, weft_graph *g, const weft_exec_options *options) {
-    bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
+    WEFT_AUTO_FREE bool *bound = calloc((size_t)x->n_tensors + 1, sizeof *bound);
     if (!bound) return weft_fail(WEFT_ENOMEM, "exec: no memory");
-    weft_status status = WEFT_OK;
-    for (const weft_binding *b = options->bindings; status == WEFT_OK && b && b->tensor; b++) {
-        status = check_binding(x, b);
-        if (status == WEFT_OK) bound[b->tensor->id] = true;
+    for (const weft_binding *b = options->bindings; b && b->tensor; b++) {
+        WEFT_TRY(check_binding(x, b));
+        bound[b->tensor->id] = true;
     }
-    if (status == WEFT_OK)
-        status = x->plan ? check_plan(x, bound)
-                         : weft_program_make(g, x->backend, weft_pool_size(x->pool),
-                                             &(weft_program_options){.complete = true,
-                                                                     .bound = bound,
-                                                                     .plan = options->plan},
-                                             &x->plan);
-    free(bound);
-    return status;
+    if (x->plan) return check_plan(x, bound);
+    weft_program_options program = {.complete = true, .bound = bound, .plan = options->plan};
+    return weft_program_make(g, x->backend, weft_pool_size(x->pool), &program, &x->plan);
 }
 
 static weft_status place_data(weft_exec *x, const weft_exec_options *options) {
@@ -84,23 +78,21 @@ static weft_status place_data(weft_exec *x, const weft_exec_options *options) {
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
+
 weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                              const weft_exec_options *options, weft_exec **out) {
     static const weft_exec_options defaults;
     *out = NULL;
     if (!options) options = &defaults;
-    weft_status built = weft_graph_status(g);
-    if (built != WEFT_OK) {
-        weft_plan_destroy(options->planned);
-        return built;
-    }
-    weft_exec *x = calloc(1, sizeof *x);
+    WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = calloc(1, sizeof *x);
     if (!x) {
         weft_plan_destroy(options->planned);
         return weft_fail(WEFT_ENOMEM, "exec: no memory");
     }
-    x->g = g;
     x->plan = options->planned;
+    WEFT_TRY(weft_graph_status(g));
+    x->g = g;
     x->backend = backend;
     x->pool = pool;
     x->poison = options->poison;
@@ -110,18 +102,13 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     x->n_tensors = weft_graph_tensor_count(g);
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);
     x->kernels = calloc((size_t)x->n_nodes + 1, sizeof *x->kernels);
-    weft_status status =
-        x->data && x->kernels ? WEFT_OK : weft_fail(WEFT_ENOMEM, "exec: no memory");
-    if (status == WEFT_OK) status = weft_exec_find_kernels(g, backend, x->kernels);
-    if (status == WEFT_OK) status = plan_memory(x, g, options);
-    if (status == WEFT_OK) status = place_data(x, options);
-    if (status == WEFT_OK) x->profile = weft_profile_create(g);
-    if (status == WEFT_OK && backend->open) status = backend->open(x, &x->state);
-    if (status != WEFT_OK) {
-        weft_exec_destroy(x);
-        return status;
-    }
-    *out = x;
+    if (!x->data || !x->kernels) return weft_fail(WEFT_ENOMEM, "exec: no memory");
+    WEFT_TRY(weft_exec_find_kernels(g, backend, x->kernels));
+    WEFT_TRY(plan_memory(x, g, options));
+    WEFT_TRY(place_data(x, options));
+    x->profile = weft_profile_create(g);
+    if (backend->open) WEFT_TRY(backend->open(x, &x->state));
+    *out = weft_steal(&x);
     return WEFT_OK;
 }
 

@@ -3,6 +3,7 @@
  *
  * Tables are kept in a list and used again; there are as many as calls ever ran at the same time. */
 #include "core/function.h"
+#include "base/scope.h"
 
 #include "core/exec_internal.h"
 #include "core/graph_internal.h"
@@ -76,7 +77,7 @@ static frame *frame_new(weft_function *f) {
 }
 
 static frame *frame_take(weft_function *f) {
-    pthread_mutex_lock(&f->lock);
+    WEFT_LOCK(&f->lock);
     frame *taken = f->free_frames;
     if (taken) {
         f->free_frames = taken->next_free;
@@ -84,15 +85,13 @@ static frame *frame_take(weft_function *f) {
         taken->next = f->frames;
         f->frames = taken;
     }
-    pthread_mutex_unlock(&f->lock);
     return taken;
 }
 
 static void frame_give_back(weft_function *f, frame *used) {
-    pthread_mutex_lock(&f->lock);
+    WEFT_LOCK(&f->lock);
     used->next_free = f->free_frames;
     f->free_frames = used;
-    pthread_mutex_unlock(&f->lock);
 }
 
 static int find_bound(const weft_function *f, const weft_tensor *root) {
@@ -113,7 +112,7 @@ static void place_tensor(weft_function *f, pass *p, bool *seen, weft_tensor *t) 
 
 static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t last) {
     size_t tensors = (size_t)weft_graph_tensor_count(f->g) + 1;
-    bool *seen = calloc(tensors, sizeof *seen);
+    WEFT_AUTO_FREE bool *seen = calloc(tensors, sizeof *seen);
     p->first = first;
     p->last = last;
     p->placings = calloc(tensors, sizeof *p->placings);
@@ -126,21 +125,17 @@ static weft_status make_pass(weft_function *f, pass *p, int64_t first, int64_t l
         for (int k = 0; k < n->n_out; k++)
             place_tensor(f, p, seen, n->out[k]);
     }
-    free(seen);
     return ok ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
 }
 
 static weft_status plan_function(weft_function *f, weft_graph *g) {
-    bool *bound = calloc((size_t)weft_graph_tensor_count(f->g) + 1, sizeof *bound);
+    WEFT_AUTO_FREE bool *bound = calloc((size_t)weft_graph_tensor_count(f->g) + 1, sizeof *bound);
     if (!bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
     for (int i = 0; i < f->n_bound; i++)
         bound[f->bound[i]->id] = true;
     weft_program_options options = {
         .complete = true, .bound = bound, .plan = {.cut = true, .memory_limit = INT64_MAX}};
-    weft_status status =
-        weft_program_make(g, f->backend, weft_pool_size(f->pool), &options, &f->plan);
-    free(bound);
-    return status;
+    return weft_program_make(g, f->backend, weft_pool_size(f->pool), &options, &f->plan);
 }
 
 static weft_status fill_function(weft_function *f, weft_graph *g, const weft_tensor *const *bound) {
@@ -161,24 +156,22 @@ static weft_status fill_function(weft_function *f, weft_graph *g, const weft_ten
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_function_destroy, weft_function)
+
 weft_status weft_function_create(weft_graph *g, const weft_backend *backend, weft_pool *pool,
                                  const weft_tensor *const *bound, int n_bound,
                                  weft_function **out) {
     *out = NULL;
     WEFT_TRY(weft_graph_status(g));
-    weft_function *f = calloc(1, sizeof *f);
+    WEFT_AUTO(weft_function_destroy_at) weft_function *f = calloc(1, sizeof *f);
     if (!f) return weft_fail(WEFT_ENOMEM, "function: no memory");
     f->g = g;
     f->backend = backend;
     f->pool = pool;
     f->n_bound = n_bound;
     pthread_mutex_init(&f->lock, NULL);
-    weft_status status = fill_function(f, g, bound);
-    if (status != WEFT_OK) {
-        weft_function_destroy(f);
-        return status;
-    }
-    *out = f;
+    WEFT_TRY(fill_function(f, g, bound));
+    *out = weft_steal(&f);
     return WEFT_OK;
 }
 
@@ -279,19 +272,16 @@ static weft_status start_on_device(const weft_function *f, weft_half half,
 
 static weft_status run_here(weft_function *f, const pass *p, weft_exec *x) {
     if (!f->profile) return weft_exec_walk_part(x, p->first, p->last);
-    pthread_mutex_lock(&f->lock); /* one call at a time, so that each node's time is its own */
-    weft_status status = weft_exec_walk_timed(x, p->first, p->last);
-    pthread_mutex_unlock(&f->lock);
-    return status;
+    WEFT_LOCK(&f->lock); /* one call at a time, so that each node's time is its own */
+    return weft_exec_walk_timed(x, p->first, p->last);
 }
 
 static void note_bad(weft_function *f, weft_status status, const char *message) {
-    pthread_mutex_lock(&f->lock);
+    WEFT_LOCK(&f->lock);
     if (f->bad == WEFT_OK) {
         f->bad = status;
         snprintf(f->message, sizeof f->message, "%s", message);
     }
-    pthread_mutex_unlock(&f->lock);
 }
 
 weft_status weft_function_call(weft_function *f, weft_half half, const weft_call_memory *m) {
@@ -364,22 +354,18 @@ static weft_status run_once(weft_function *f, const piece *pieces, void **bound)
 weft_status weft_function_prepare(weft_function *f) {
     if (!f->backend->calls) return WEFT_OK;
     int n = f->n_bound + 2;
-    piece *pieces = calloc((size_t)n, sizeof *pieces);
-    void **bound = calloc((size_t)n, sizeof *bound);
-    weft_status status = pieces && bound ? WEFT_OK : weft_fail(WEFT_ENOMEM, "function: no memory");
-    if (status == WEFT_OK) {
-        int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
-        int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
-        for (int i = 0; i < f->n_bound; i++)
-            pieces[i].bytes = weft_tensor_bytes(f->bound[i]);
-        pieces[n - 2].bytes = weft_function_saved_bytes(f);
-        pieces[n - 1].bytes = forward > backward ? forward : backward;
-        status = take_pieces(f, pieces, n);
-    }
+    WEFT_AUTO_FREE piece *pieces = calloc((size_t)n, sizeof *pieces);
+    WEFT_AUTO_FREE void **bound = calloc((size_t)n, sizeof *bound);
+    if (!pieces || !bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
+    int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
+    for (int i = 0; i < f->n_bound; i++)
+        pieces[i].bytes = weft_tensor_bytes(f->bound[i]);
+    pieces[n - 2].bytes = weft_function_saved_bytes(f);
+    pieces[n - 1].bytes = forward > backward ? forward : backward;
+    weft_status status = take_pieces(f, pieces, n);
     if (status == WEFT_OK) status = run_once(f, pieces, bound);
-    for (int i = 0; pieces && i < n; i++)
+    for (int i = 0; i < n; i++)
         if (pieces[i].at) f->backend->release(pieces[i].at, pieces[i].bytes);
-    free(pieces);
-    free(bound);
     return status;
 }

@@ -1,5 +1,6 @@
 /* Building a graph: memory, tensors, nodes, views. Backward is in autodiff.c. */
 #include "core/graph.h"
+#include "base/text.h"
 
 #include "core/graph_internal.h"
 
@@ -95,17 +96,11 @@ static const char *graph_copy_name(weft_graph *g, const char *name) {
     return copy;
 }
 
-/* A list of pointers with room for one more; it grows by doubling. NULL: no memory, and the list is
- * as it was. */
-static void *list_grow(weft_graph *g, void *list, int64_t count, int64_t *capacity) {
-    if (count < *capacity) return list;
-    int64_t wanted = *capacity ? 2 * *capacity : 256;
-    void *grown = realloc(list, (size_t)wanted * sizeof(void *));
-    if (grown)
-        *capacity = wanted;
-    else
-        graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
-    return grown;
+/* Whether a list of pointers has room for one more. */
+static bool has_room(weft_graph *g, void *list, int64_t count, int64_t *capacity) {
+    if (weft_grow_list(list, capacity, count + 1, sizeof(void *))) return true;
+    graph_record(g, WEFT_ENOMEM, "graph: no memory for its lists");
+    return false;
 }
 
 static weft_status check_shape(weft_graph *g, const char *what, weft_dtype dtype, int ndim,
@@ -132,9 +127,7 @@ static weft_status check_shape(weft_graph *g, const char *what, weft_dtype dtype
 weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dtype, int ndim,
                                    const int64_t *shape) {
     weft_tensor *t = weft_graph_alloc(g, sizeof *t);
-    weft_tensor **list = list_grow(g, g->tensors, g->n_tensors, &g->cap_tensors);
-    if (list) g->tensors = list;
-    if (!t || !list) return NULL;
+    if (!t || !has_room(g, &g->tensors, g->n_tensors, &g->cap_tensors)) return NULL;
     t->id = (int32_t)g->n_tensors;
     t->dtype = dtype;
     t->role = role;
@@ -239,9 +232,7 @@ weft_node *weft_graph_node_new(weft_graph *g, const weft_op *op, weft_tensor *co
 }
 
 weft_status weft_graph_node_push(weft_graph *g, weft_node *n) {
-    weft_node **list = list_grow(g, g->nodes, g->n_nodes, &g->cap_nodes);
-    if (!list) return weft_graph_status(g);
-    g->nodes = list;
+    if (!has_room(g, &g->nodes, g->n_nodes, &g->cap_nodes)) return weft_graph_status(g);
     n->index = (int32_t)g->n_nodes;
     g->nodes[g->n_nodes++] = n;
     return WEFT_OK;

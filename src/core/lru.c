@@ -44,14 +44,6 @@ void weft_lru_destroy(weft_lru *r) {
     free(r);
 }
 
-/* FNV-1a over words, and the upper half folded down: addresses differ in their middle bits. */
-static uint64_t hash_list(const void *const *addresses, int n) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int i = 0; i < n; i++)
-        hash = (hash ^ (uint64_t)(uintptr_t)addresses[i]) * 0x100000001b3u;
-    return hash ^ hash >> 32;
-}
-
 static const void **list_at(const weft_lru *r, int i) {
     return r->lists + (size_t)i * (size_t)r->length;
 }
@@ -75,7 +67,11 @@ static int make_place(weft_lru *r) {
 
 weft_lru_entry *weft_lru_find(weft_lru *r, const void *const *addresses) {
     size_t bytes = (size_t)r->length * sizeof *addresses;
-    uint64_t hash = hash_list(addresses, r->length);
+    /* FNV-1a over words, and the upper half folded down: addresses differ in their middle bits. */
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int i = 0; i < r->length; i++)
+        hash = (hash ^ (uint64_t)(uintptr_t)addresses[i]) * 0x100000001b3u;
+    hash ^= hash >> 32;
     int at = find_known(r, hash, addresses, bytes);
     if (at < 0) {
         at = make_place(r);

@@ -1,5 +1,6 @@
 /* Two copies and which of them is newer. */
 #include "core/mirror.h"
+#include "base/scope.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -53,10 +54,8 @@ static weft_status place(weft_mirror *m, const weft_backend *backend) {
 
 weft_status weft_mirror_place(weft_mirror *m, const weft_backend *backend) {
     if (!is_remote(backend)) return WEFT_OK;
-    pthread_mutex_lock(&m->lock);
-    weft_status status = place(m, backend);
-    pthread_mutex_unlock(&m->lock);
-    return status;
+    WEFT_LOCK(&m->lock);
+    return place(m, backend);
 }
 
 void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *host) {
@@ -67,38 +66,33 @@ void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *ho
 weft_status weft_mirror_use(weft_mirror *m, const weft_backend *backend) {
     bool there = is_remote(backend);
     weft_status status = WEFT_OK;
-    pthread_mutex_lock(&m->lock);
+    WEFT_LOCK(&m->lock);
     if (m->remote && m->newer == (there ? HOST : REMOTE)) {
         status = there ? m->backend->upload(m->remote, m->host, m->bytes)
                        : m->backend->download(m->host, m->remote, m->bytes);
         if (status == WEFT_OK) m->newer = BOTH;
     }
-    pthread_mutex_unlock(&m->lock);
     return status;
 }
 
 void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend) {
-    pthread_mutex_lock(&m->lock);
+    WEFT_LOCK(&m->lock);
     m->newer = is_remote(backend) ? REMOTE : HOST;
     if (!is_remote(backend)) m->writes++;
-    pthread_mutex_unlock(&m->lock);
 }
 
 weft_status weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out) {
     weft_status status = WEFT_OK;
-    pthread_mutex_lock(&m->lock);
+    WEFT_LOCK(&m->lock);
     if (m->remote && m->newer == REMOTE)
         status =
             m->backend->download(out, m->remote + ((const unsigned char *)host - m->host), bytes);
     else
         memcpy(out, host, (size_t)bytes);
-    pthread_mutex_unlock(&m->lock);
     return status;
 }
 
 int64_t weft_mirror_writes(weft_mirror *m) {
-    pthread_mutex_lock(&m->lock);
-    int64_t writes = m->writes;
-    pthread_mutex_unlock(&m->lock);
-    return writes;
+    WEFT_LOCK(&m->lock);
+    return m->writes;
 }

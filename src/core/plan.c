@@ -7,6 +7,8 @@
  * 3. Buffers are laid out from the largest to the smallest, each at the lowest place where nothing
  *    that lives at the same time lies. */
 #include "core/plan.h"
+#include "base/scope.h"
+#include "base/text.h"
 
 #include "core/exec.h"
 #include "core/graph_internal.h"
@@ -87,7 +89,7 @@ static int64_t last_alive(const planner *p, const weft_tensor *t, int64_t made) 
 }
 
 static weft_status place_outputs(planner *p, const weft_node *n) {
-    bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
+    WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
     if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int o = 0; o < n->n_out; o++) {
         const weft_tensor *t = n->out[o];
@@ -100,7 +102,6 @@ static weft_status place_outputs(planner *p, const weft_node *n) {
             p->buffers[buffer].last = last;
         p->buffer_of[t->id] = buffer;
     }
-    free(taken);
     return WEFT_OK;
 }
 
@@ -161,7 +162,7 @@ static weft_status place_buffer(planner *p, weft_space *spaces[WEFT_REGIONS], pl
 
 static weft_status assign_offsets(planner *p) {
     weft_space *spaces[WEFT_REGIONS] = {NULL};
-    plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
+    WEFT_AUTO_FREE plan_order *order = calloc((size_t)p->n_buffers + 1, sizeof *order);
     if (!order) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int64_t i = 0; i < p->n_buffers; i++)
         order[i] = (plan_order){p->buffers[i].bytes, i};
@@ -173,7 +174,6 @@ static weft_status assign_offsets(planner *p) {
         p->plan->arena_bytes += p->plan->region_bytes[i];
         weft_space_close(spaces[i]);
     }
-    free(order);
     return status;
 }
 
@@ -183,14 +183,9 @@ static bool is_saved(const planner *p, const plan_buffer *b) {
     return b->first >= 0 && b->first < forward && b->last >= forward && b->last < p->n_nodes;
 }
 
-/* A temporary that is read after the run. */
-static bool is_kept(const planner *p, const plan_buffer *b) {
-    return b->first >= 0 && b->last == p->n_nodes;
-}
-
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
-    int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
+    WEFT_AUTO_FREE int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
     if (!change) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
@@ -205,7 +200,6 @@ static weft_status find_peak(planner *p, int64_t *node) {
         p->plan->peak_bytes = alive;
         *node = i;
     }
-    free(change);
     return WEFT_OK;
 }
 
@@ -220,7 +214,7 @@ static weft_status sum_up(planner *p) {
             p->plan->saved_bytes += b->bytes;
             if (at_peak) p->plan->peak_saved_bytes += b->bytes;
         }
-        if (is_kept(p, b)) {
+        if (b->first >= 0 && b->last == p->n_nodes) {
             p->plan->kept_bytes += b->bytes;
             if (at_peak) p->plan->peak_kept_bytes += b->bytes;
         }
@@ -351,20 +345,16 @@ typedef struct {
 } request;
 
 weft_status weft_space_open(int64_t moments, weft_space **out) {
-    weft_space *s = calloc(1, sizeof *s);
+    WEFT_AUTO_FREE weft_space *s = calloc(1, sizeof *s);
     *out = NULL;
-    if (s) {
-        s->moments = moments;
-        s->n_parts = 2;
-        while (s->n_parts < 2 * moments)
-            s->n_parts *= 2;
-        s->parts = calloc((size_t)s->n_parts, sizeof *s->parts);
-    }
-    if (!s || !s->parts) {
-        free(s);
-        return weft_fail(WEFT_ENOMEM, "plan: no memory");
-    }
-    *out = s;
+    if (!s) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    s->moments = moments;
+    s->n_parts = 2;
+    while (s->n_parts < 2 * moments)
+        s->n_parts *= 2;
+    s->parts = calloc((size_t)s->n_parts, sizeof *s->parts);
+    if (!s->parts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 
@@ -398,13 +388,7 @@ static bool add_span(spans *s, span new) {
         if (s->list[to].to > new.to) new.to = s->list[to].to;
         to++;
     }
-    if (to == from && s->n == s->room) {
-        int64_t room = s->room ? 2 * s->room : 4;
-        span *list = realloc(s->list, (size_t)room * sizeof *list);
-        if (!list) return false;
-        s->list = list;
-        s->room = room;
-    }
+    if (to == from && !weft_grow_list(&s->list, &s->room, s->n + 1, sizeof *s->list)) return false;
     if (from + 1 != to && to < s->n)
         memmove(s->list + from + 1, s->list + to, (size_t)(s->n - to) * sizeof *s->list);
     s->n += from + 1 - to;

@@ -8,6 +8,7 @@
  * between seeing the ticket and taking from it, and a run cannot change while it has tasks left. With
  * several nodes there is a ticket for each: threads take from their own first. */
 #include "core/pool.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 
@@ -103,12 +104,11 @@ static void pool_wait_for_run(weft_pool *pool) {
         if (pool_has_news(pool)) return;
         pool_pause();
     }
-    pthread_mutex_lock(&pool->lock);
+    WEFT_LOCK(&pool->lock);
     atomic_fetch_add(&pool->sleeping, 1);
     while (!pool_has_news(pool))
         pthread_cond_wait(&pool->wake, &pool->lock);
     atomic_fetch_sub(&pool->sleeping, 1);
-    pthread_mutex_unlock(&pool->lock);
 }
 
 static void *pool_worker_main(void *argument) {
@@ -126,13 +126,12 @@ static void *pool_worker_main(void *argument) {
  * ticket then: so it sees this run, or is seen here. */
 static void pool_wake(weft_pool *pool, int64_t wanted) {
     if (atomic_load(&pool->sleeping) == 0) return;
-    pthread_mutex_lock(&pool->lock);
+    WEFT_LOCK(&pool->lock);
     if (wanted >= atomic_load(&pool->sleeping))
         pthread_cond_broadcast(&pool->wake);
     else
         for (int64_t i = 0; i < wanted; i++)
             pthread_cond_signal(&pool->wake);
-    pthread_mutex_unlock(&pool->lock);
 }
 
 /* Shares the threads out among nodes; without a pin all are on one. */
@@ -177,14 +176,12 @@ weft_status weft_pool_create(int threads, weft_pool **out) {
                          threads, POOL_THREADS_MAX);
     weft_pin wish;
     cpu_set_t allowed;
-    weft_topology t;
+    WEFT_AUTO(weft_topology_free) weft_topology t = {0};
     WEFT_TRY(weft_pin_wish(&wish));
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
     if (threads == 0) threads = CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : online_processors();
     WEFT_TRY(weft_topology_read(WEFT_TOPOLOGY_ROOT, &allowed, &t));
-    weft_status status = weft_pool_create_on(threads, wish, &t, out);
-    weft_topology_free(&t);
-    return status;
+    return weft_pool_create_on(threads, wish, &t, out);
 }
 
 weft_status weft_pool_create_on(int threads, weft_pin wish, const weft_topology *t,

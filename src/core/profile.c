@@ -1,4 +1,5 @@
 /* Times are kept a node and summed by the operation's name only when they are printed. */
+#include "base/scope.h"
 #include "core/exec_internal.h"
 
 #include "base/order.h"
@@ -26,17 +27,12 @@ typedef struct {
 weft_profile *weft_profile_create(const weft_graph *g) {
     const char *asked = getenv("WEFT_PROFILE");
     if (!asked || !*asked) return NULL;
-    weft_profile *p = calloc(1, sizeof *p);
-    double *seconds = calloc((size_t)weft_graph_node_count(g) + 1, sizeof *seconds);
-    if (!p || !seconds) {
-        free(p);
-        free(seconds);
-        return NULL;
-    }
+    WEFT_AUTO_FREE weft_profile *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
     p->g = g;
     p->shapes = strcmp(asked, "shapes") == 0;
-    p->seconds = seconds;
-    return p;
+    p->seconds = calloc((size_t)weft_graph_node_count(g) + 1, sizeof *p->seconds);
+    return p->seconds ? weft_steal(&p) : NULL;
 }
 
 void weft_profile_add(weft_profile *p, int64_t node, double seconds) {

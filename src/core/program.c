@@ -1,5 +1,6 @@
 /* The steps, in their order. */
 #include "core/program.h"
+#include "base/scope.h"
 
 #include <stdlib.h>
 
@@ -15,12 +16,10 @@ weft_status weft_program_make(weft_graph *g, const weft_backend *backend, int th
     *out = NULL;
     if (!options->complete) WEFT_TRY(weft_program_differentiate(g, options));
     int64_t tensors = weft_graph_tensor_count(g);
-    bool *bound = calloc((size_t)tensors + 1, sizeof *bound);
+    WEFT_AUTO_FREE bool *bound = calloc((size_t)tensors + 1, sizeof *bound);
     if (!bound) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int64_t i = 0; i < tensors; i++)
         bound[i] = (options->bound && options->bound[i]) ||
                    ((options->outside >> weft_graph_tensor_at(g, i)->role) & 1u);
-    weft_status status = weft_plan_create(g, backend, threads, bound, &options->plan, out);
-    free(bound);
-    return status;
+    return weft_plan_create(g, backend, threads, bound, &options->plan, out);
 }

@@ -22,14 +22,6 @@ static void count_read(weft_rewrite *r, const weft_tensor *t, int32_t change) {
     if (t) r->reads[t->view_of ? t->view_of->id : t->id] += change;
 }
 
-static void count_reads(weft_rewrite *r) {
-    for (int64_t i = 0; i < r->g->n_nodes; i++) {
-        const weft_node *n = r->g->nodes[i];
-        for (int k = 0; k < n->n_in; k++)
-            count_read(r, n->in[k], 1);
-    }
-}
-
 bool weft_rewrite_is_again(const weft_rewrite *r, const weft_node *n) {
     return r->first > 0 && n->index >= r->first && n->segment != 0;
 }
@@ -210,7 +202,11 @@ weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules) {
     weft_rewrite r = {.g = g, .rules = rules, .first = g->n_forward < 0 ? 0 : g->n_forward};
     r.reads = calloc((size_t)g->n_tensors + 1, sizeof *r.reads);
     if (!r.reads) return weft_fail(WEFT_ENOMEM, "rewrite: no memory");
-    count_reads(&r);
+    for (int64_t i = 0; i < r.g->n_nodes; i++) {
+        const weft_node *n = r.g->nodes[i];
+        for (int k = 0; k < n->n_in; k++)
+            count_read(&r, n->in[k], 1);
+    }
     for (int64_t i = r.first; i < g->n_nodes; i++) {
         weft_node *n = g->nodes[i];
         if (!n || !is_open(&r, n)) continue;

@@ -97,11 +97,6 @@ static weft_status system_failed(const char *path, const char *what) {
     return weft_fail(WEFT_EIO, "%s: %s: %s", shown(path), what, strerror(errno));
 }
 
-/* a · b for numbers that are not negative; false where it is more than INT64_MAX. */
-static bool multiply(int64_t a, int64_t b, int64_t *out) {
-    return !__builtin_mul_overflow(a, b, out);
-}
-
 /* Elements times size; false for a negative size and for more bytes than can be counted. A zero
  * makes the product zero only after the other sizes were seen to be sane. */
 static bool shape_bytes(int ndim, const int64_t *shape, weft_file_dtype dtype, int64_t *out) {
@@ -111,7 +106,7 @@ static bool shape_bytes(int ndim, const int64_t *shape, weft_file_dtype dtype, i
         if (shape[d] < 0) return false;
         if (shape[d] == 0)
             empty = true;
-        else if (!multiply(bytes, shape[d], &bytes))
+        else if (__builtin_mul_overflow(bytes, shape[d], &bytes))
             return false;
     }
     *out = empty ? 0 : bytes;
@@ -262,56 +257,40 @@ static weft_status read_header(weft_safetensors *f) {
         return weft_fail(WEFT_EINPUT, "%s: not a usable safetensors file: header, byte %d: %s",
                          shown(f->path), error.position, shown(error.text));
     size_t entries_max = json_object_size(f->header);
-    entry *entries = calloc(entries_max + 1, sizeof *entries);
+    WEFT_AUTO_FREE entry *entries = calloc(entries_max + 1, sizeof *entries);
     f->tensors = calloc(entries_max + 1, sizeof *f->tensors);
-    weft_status status = WEFT_ENOMEM;
-    if (entries && f->tensors)
-        status = read_entries(f, f->map + LENGTH_BYTES + length,
-                              f->map_bytes - LENGTH_BYTES - (int64_t)length, entries);
-    else
-        weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(f->path));
-    free(entries);
-    return status;
+    if (!entries || !f->tensors)
+        return weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(f->path));
+    return read_entries(f, f->map + LENGTH_BYTES + length,
+                        f->map_bytes - LENGTH_BYTES - (int64_t)length, entries);
 }
 
 static weft_status map_file(weft_safetensors *f) {
     /* O_NONBLOCK: a pipe in place of a file must not keep us waiting. */
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    WEFT_AUTO_CLOSE int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return system_failed(f->path, "cannot be opened");
     struct stat info;
-    weft_status status = WEFT_OK;
-    if (fstat(fd, &info) != 0)
-        status = system_failed(f->path, "cannot be looked at");
-    else if (!S_ISREG(info.st_mode))
-        status = bad_file(f, "it is a folder or a device");
-    else if (info.st_size < LENGTH_BYTES)
-        status = bad_file(f, "it is shorter than 8 bytes");
-    if (status == WEFT_OK) {
-        void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (map == MAP_FAILED) {
-            status = system_failed(f->path, "cannot be mapped");
-        } else {
-            f->map = map;
-            f->map_bytes = info.st_size;
-        }
-    }
-    close(fd);
-    return status;
+    if (fstat(fd, &info) != 0) return system_failed(f->path, "cannot be looked at");
+    if (!S_ISREG(info.st_mode)) return bad_file(f, "it is a folder or a device");
+    if (info.st_size < LENGTH_BYTES) return bad_file(f, "it is shorter than 8 bytes");
+    void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (map == MAP_FAILED) return system_failed(f->path, "cannot be mapped");
+    f->map = map;
+    f->map_bytes = info.st_size;
+    return WEFT_OK;
 }
+
+WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
 
 weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
     *out = NULL;
-    weft_safetensors *f = calloc(1, sizeof *f);
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);
     if (!f) return weft_fail(WEFT_ENOMEM, "%s: no memory to open it", shown(path));
     f->path = path;
-    weft_status status = map_file(f);
-    if (status == WEFT_OK) status = read_header(f);
+    WEFT_TRY(map_file(f));
+    WEFT_TRY(read_header(f));
     f->path = NULL;
-    if (status != WEFT_OK) {
-        weft_safetensors_close(f);
-        return status;
-    }
-    *out = f;
+    *out = weft_steal(&f);
     return WEFT_OK;
 }
 
@@ -351,34 +330,20 @@ static double half_to_double(uint16_t bits) {
 }
 
 static double element(weft_file_dtype dtype, const unsigned char *at) {
-    uint16_t half;
-    float single;
-    double value = 0;
-    int32_t i32;
-    int64_t i64;
-    switch (dtype) {
-    case WEFT_FILE_F64:
-        memcpy(&value, at, sizeof value);
-        break;
-    case WEFT_FILE_F32:
-        memcpy(&single, at, sizeof single);
-        value = (double)single;
-        break;
-    case WEFT_FILE_BF16:
-    case WEFT_FILE_F16:
-        memcpy(&half, at, sizeof half);
-        value = dtype == WEFT_FILE_F16 ? half_to_double(half) : (double)weft_bf16_to_float(half);
-        break;
-    case WEFT_FILE_I64:
-        memcpy(&i64, at, sizeof i64);
-        value = (double)i64;
-        break;
-    case WEFT_FILE_I32:
-        memcpy(&i32, at, sizeof i32);
-        value = (double)i32;
-        break;
-    }
-    return value;
+    union {
+        double f64;
+        float f32;
+        uint16_t half;
+        int64_t i64;
+        int32_t i32;
+    } v = {0};
+    memcpy(&v, at, (size_t)file_dtypes[dtype].size);
+    return dtype == WEFT_FILE_F64    ? v.f64
+           : dtype == WEFT_FILE_F32  ? (double)v.f32
+           : dtype == WEFT_FILE_BF16 ? (double)weft_bf16_to_float(v.half)
+           : dtype == WEFT_FILE_F16  ? half_to_double(v.half)
+           : dtype == WEFT_FILE_I64  ? (double)v.i64
+                                     : (double)v.i32;
 }
 
 void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out) {
@@ -463,35 +428,29 @@ static json_t *describe_metadata(const char *const *metadata) {
 
 /* The header as text, padded with spaces so that the data begin on a multiple of 8. */
 static weft_status make_header(layout *l, const char *const *metadata) {
-    json_t *root = json_object();
+    WEFT_AUTO_DECREF json_t *root = json_object();
     bool ok = root != NULL;
     if (ok && metadata && metadata[0])
         ok = json_object_set_new(root, "__metadata__", describe_metadata(metadata)) == 0;
     for (int64_t i = 0; ok && i < l->n; i++)
         ok = json_object_set_new(root, l->tensors[i].name,
                                  describe_tensor(&l->tensors[i], l->begin[i])) == 0;
-    char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
-    json_decref(root);
+    WEFT_AUTO_FREE char *text = ok ? json_dumps(root, JSON_COMPACT) : NULL;
     if (!text)
         return weft_fail(WEFT_EINPUT,
                          "%s: cannot be written: a name or metadata is no valid UTF-8, or there is "
                          "no memory for the header",
                          shown(l->path));
     size_t length = strlen(text), padded = (length + ALIGN - 1) / ALIGN * ALIGN;
-    if (padded > WEFT_SAFETENSORS_HEADER_MAX) {
-        free(text);
+    if (padded > WEFT_SAFETENSORS_HEADER_MAX)
         return weft_fail(WEFT_EINPUT, "%s: cannot be written: its header would be over 100 MB",
                          shown(l->path));
-    }
     l->header = malloc(padded);
-    if (l->header) {
-        memset(l->header, ' ', padded);
-        memcpy(l->header, text, length);
-        l->header_bytes = padded;
-    }
-    free(text);
-    return l->header ? WEFT_OK
-                     : weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(l->path));
+    if (!l->header) return weft_fail(WEFT_ENOMEM, "%s: no memory for the header", shown(l->path));
+    memset(l->header, ' ', padded);
+    memcpy(l->header, text, length);
+    l->header_bytes = padded;
+    return WEFT_OK;
 }
 
 static weft_status write_file(const layout *l, weft_sum *sum) {
@@ -516,29 +475,26 @@ weft_status weft_safetensors_write(const char *path, const weft_safetensor *tens
     return weft_safetensors_write_summed(path, tensors, n, metadata, NULL);
 }
 
+static void end_layout(layout *l) {
+    free(l->header);
+    free(l->begin);
+    free(l->order);
+    free(l->tensors);
+}
+
 weft_status weft_safetensors_write_summed(const char *path, const weft_safetensor *tensors,
                                           int64_t n, const char *const *metadata, weft_sum *sum) {
-    layout l = {.path = path, .n = n};
+    WEFT_AUTO(end_layout) layout l = {.path = path, .n = n};
     size_t slots = (size_t)n + 1;
     l.tensors = calloc(slots, sizeof *l.tensors);
     l.order = calloc(slots, sizeof *l.order);
     l.begin = calloc(slots, sizeof *l.begin);
-    weft_status status = WEFT_OK;
-    if (!l.tensors || !l.order || !l.begin) {
-        status = weft_fail(WEFT_ENOMEM, "%s: no memory to write it", shown(path));
-    } else {
-        if (n > 0) memcpy(l.tensors, tensors, (size_t)n * sizeof *tensors);
-        qsort(l.tensors, (size_t)n, sizeof *l.tensors, by_name);
-        status = check_tensors(&l);
-    }
-    if (status == WEFT_OK) {
-        order_data(&l);
-        status = make_header(&l, metadata);
-    }
-    if (status == WEFT_OK) status = write_file(&l, sum);
-    free(l.header);
-    free(l.begin);
-    free(l.order);
-    free(l.tensors);
-    return status;
+    if (!l.tensors || !l.order || !l.begin)
+        return weft_fail(WEFT_ENOMEM, "%s: no memory to write it", shown(path));
+    if (n > 0) memcpy(l.tensors, tensors, (size_t)n * sizeof *tensors);
+    qsort(l.tensors, (size_t)n, sizeof *l.tensors, by_name);
+    WEFT_TRY(check_tensors(&l));
+    order_data(&l);
+    WEFT_TRY(make_header(&l, metadata));
+    return write_file(&l, sum);
 }

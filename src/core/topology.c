@@ -1,6 +1,7 @@
 /* Reading sysfs. Its lists are of the form 0-3,8,10-11. A file that is missing or says nothing
  * sensible is no error: a container may hide it, and a processor can go while it is asked for. */
 #include "core/topology.h"
+#include "base/scope.h"
 
 #include "base/files.h"
 #include "base/log.h"
@@ -70,14 +71,6 @@ static weft_status read_core(const char *root, const cpu_set_t *allowed, weft_pr
     return WEFT_OK;
 }
 
-/* How many of its node, each on a core of its own, come before it. */
-static int rank_of(const weft_topology *t, const weft_processor *p) {
-    int rank = 0;
-    for (const weft_processor *q = t->list; q < p; q++)
-        rank += q->node == p->node && q->sibling == p->sibling;
-    return rank;
-}
-
 static int by_rank(const void *a, const void *b) {
     const weft_processor *p = a, *q = b;
     if (p->sibling != q->sibling) return p->sibling - q->sibling;
@@ -87,23 +80,24 @@ static int by_rank(const void *a, const void *b) {
 
 weft_status weft_topology_read(const char *root, const cpu_set_t *allowed, weft_topology *out) {
     *out = (weft_topology){0};
+    WEFT_AUTO(weft_topology_free)
     weft_topology t = {.list = calloc((size_t)CPU_COUNT(allowed) + 1, sizeof *t.list)};
     if (!t.list) return weft_fail(WEFT_ENOMEM, "threads: no memory for a list of processors");
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
         if (CPU_ISSET((size_t)cpu, allowed)) t.list[t.n++].cpu = cpu;
-    weft_status status = read_nodes(root, allowed, &t);
-    for (int i = 0; status == WEFT_OK && i < t.n; i++)
-        status = read_core(root, allowed, &t.list[i]);
-    if (status != WEFT_OK) {
-        weft_topology_free(&t);
-        return status;
-    }
+    WEFT_TRY(read_nodes(root, allowed, &t));
+    for (int i = 0; i < t.n; i++)
+        WEFT_TRY(read_core(root, allowed, &t.list[i]));
     for (int i = 0; i < t.n; i++) {
-        t.list[i].rank = rank_of(&t, &t.list[i]);
+        weft_processor *p = &t.list[i];
+        for (const weft_processor *q = t.list; q < p;
+             q++) /* of its node, each on a core of its own */
+            p->rank += q->node == p->node && q->sibling == p->sibling;
         t.cores += t.list[i].sibling == 0;
     }
     qsort(t.list, (size_t)t.n, sizeof *t.list, by_rank);
     *out = t;
+    t.list = NULL;
     return WEFT_OK;
 }
 

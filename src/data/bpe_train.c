@@ -6,6 +6,7 @@
  *
  * Words are put in order before training, so the order of the texts does not matter. */
 #include "data/bpe_train.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
@@ -319,18 +320,14 @@ static bool join_pair(weft_bpe_trainer *b, int32_t which, int32_t made) {
 static weft_status make_token(weft_tokenizer *t, uint64_t key, int32_t *made) {
     int32_t left = (int32_t)(key >> 32), right = (int32_t)(key & 0xFFFFFFFF);
     int64_t l = t->length[left], r = t->length[right];
-    char *bytes = malloc((size_t)(l + r));
+    WEFT_AUTO_FREE char *bytes = malloc((size_t)(l + r));
     if (!bytes) return no_memory();
     memcpy(bytes, t->pool + t->offset[left], (size_t)l);
     memcpy(bytes + l, t->pool + t->offset[right], (size_t)r);
     *made = weft_tokenizer_find(t, bytes, l + r);
-    weft_status status = WEFT_OK;
-    if (*made < 0) {
-        *made = (int32_t)t->vocab;
-        status = weft_tokenizer_add_token(t, *made, bytes, l + r, true);
-    }
-    free(bytes);
-    return status;
+    if (*made >= 0) return WEFT_OK;
+    *made = (int32_t)t->vocab;
+    return weft_tokenizer_add_token(t, *made, bytes, l + r, true);
 }
 
 static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
@@ -372,6 +369,8 @@ static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, 
     return weft_tokenizer_finish(t);
 }
 
+WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
+
 weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
                                  void (*watch)(void *context, int64_t tokens), void *context,
                                  weft_tokenizer **out) {
@@ -379,13 +378,9 @@ weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t lea
     if (vocab < WEFT_BPE_VOCAB_MIN || vocab > TOKENIZER_VOCAB_MAX)
         return weft_fail(WEFT_EINPUT, "a vocabulary has from %d to %d tokens, not %lld",
                          WEFT_BPE_VOCAB_MIN, TOKENIZER_VOCAB_MAX, (long long)vocab);
-    weft_tokenizer *t;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     WEFT_TRY(weft_tokenizer_new("trained", &t));
-    weft_status status = train(b, t, vocab, least, watch, context);
-    if (status != WEFT_OK) {
-        weft_tokenizer_close(t);
-        return status;
-    }
-    *out = t;
+    WEFT_TRY(train(b, t, vocab, least, watch, context));
+    *out = weft_steal(&t);
     return WEFT_OK;
 }

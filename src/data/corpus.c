@@ -113,40 +113,24 @@ static void put_brackets(document *d, int depth) {
 
 /* The codes that stand for one word; NULL: not one of them. */
 static const char *find_word(document *d, char code) {
-    switch (code) {
-    case 'H':
-        return d->hero;
-    case 'F':
-        return d->friend;
-    case 'P':
-        return d->place;
-    case 'R':
-        return d->trade;
-    case 'o':
-        return d->object;
-    case 'n':
-        return d->last;
-    case 'N':
-        return draw_thing(d);
-    case 'v':
-        return PICK(d, VERBS);
-    case 'l':
-        return PICK(d, TAILS);
-    case 's':
-        return d->she ? "she" : "he";
-    case 'S':
-        return d->she ? "She" : "He";
-    case 'h':
-        return d->she ? "her" : "him";
-    case 'p':
-        return d->she ? "her" : "his";
-    case 'M':
-        return d->she ? "Her" : "His";
-    case 'q':
-        return d->saying;
-    default:
-        return NULL;
-    }
+    static const char codes[] = "HFPRonqsShpM";
+    const char *const words[] = {d->hero,
+                                 d->friend,
+                                 d->place,
+                                 d->trade,
+                                 d->object,
+                                 d->last,
+                                 d->saying,
+                                 d->she ? "she" : "he",
+                                 d->she ? "She" : "He",
+                                 d->she ? "her" : "him",
+                                 d->she ? "her" : "his",
+                                 d->she ? "Her" : "His"};
+    if (code == 'N') return draw_thing(d);
+    if (code == 'v') return PICK(d, VERBS);
+    if (code == 'l') return PICK(d, TAILS);
+    const char *at = strchr(codes, code);
+    return at ? words[at - codes] : NULL;
 }
 
 static void put_place(document *d, char code) {

@@ -5,6 +5,7 @@
  * `released` of them are over with; the worker waits while the difference fills the ring. Without
  * a worker the taker makes each batch itself, by the same function. */
 #include "data/prefetch.h"
+#include "base/scope.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -31,10 +32,8 @@ struct weft_prefetch {
 };
 
 static bool must_stop(weft_prefetch *p) {
-    pthread_mutex_lock(&p->lock);
-    bool stop = p->stop;
-    pthread_mutex_unlock(&p->lock);
-    return stop;
+    WEFT_LOCK(&p->lock);
+    return p->stop;
 }
 
 /* Makes batch `number`. What an ending leaves half made is never taken. */
@@ -70,7 +69,7 @@ static void make_next(weft_prefetch *p) {
 
 static void *work(void *context) {
     weft_prefetch *p = context;
-    pthread_mutex_lock(&p->lock);
+    WEFT_LOCK(&p->lock);
     while (!p->stop && p->status == WEFT_OK) {
         if (p->made - p->released < p->slots) {
             make_next(p);
@@ -79,7 +78,6 @@ static void *work(void *context) {
             pthread_cond_wait(&p->changed, &p->lock);
         }
     }
-    pthread_mutex_unlock(&p->lock);
     return NULL;
 }
 

@@ -1,6 +1,7 @@
 /* Writing of token shards. A shard is a stream until its tokens are counted; then the header, left
  * empty before, is written over. Tokens are little-endian words in a file, whatever the machine. */
 #include "data/shard_write.h"
+#include "base/scope.h"
 
 #include "base/folders.h"
 #include "data/tokens.h"
@@ -51,13 +52,10 @@ static bool is_part(const char *is, const char *name) {
 static weft_status remove_part(const char *dir, const char *name) {
     char path[WEFT_PATH_MAX];
     unsigned char head[8] = {0};
-    int fd;
+    WEFT_AUTO_CLOSE int fd = -1;
     WEFT_TRY(weft_path(path, "%s/%s", dir, name));
     WEFT_TRY(weft_file_open(path, &fd));
     ssize_t n = read(fd, head, sizeof head);
-    int error = errno;
-    close(fd);
-    errno = error;
     if (n < 0) return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     if (n > 0 && !weft_shard_width(head))
         return weft_fail(WEFT_EINPUT,
@@ -70,27 +68,24 @@ static weft_status remove_part(const char *dir, const char *name) {
 /* Refuses a folder that has such shards; removes what an interrupted run left. */
 static weft_status check_folder(const char *dir, const char *name) {
     struct stat there;
-    weft_names list;
+    WEFT_AUTO(weft_names_free) weft_names list = {0};
     if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
         return weft_fail(WEFT_EINPUT, "%s: Not a directory", dir);
     WEFT_TRY(weft_folder_make(dir));
     WEFT_TRY(weft_folder_list(dir, &list));
-    weft_status status = WEFT_OK;
     size_t n = strlen(name);
     bool parts = false;
     for (int i = 0; i < list.n; i++)
         parts = parts || is_part(list.list[i], name);
-    for (int i = 0; status == WEFT_OK && i < list.n; i++) {
+    for (int i = 0; i < list.n; i++) {
         const char *is = list.list[i], *tail = strrchr(is, '.');
         if (strncmp(is, name, n) == 0 && is[n] == '_' && tail && strcmp(tail, ".bin") == 0)
-            status =
-                weft_fail(WEFT_EINPUT, "%s: has shards already (%s)%s; name another folder", dir,
-                          is, parts ? ", not all of them: a command was cut off here" : "");
+            return weft_fail(WEFT_EINPUT, "%s: has shards already (%s)%s; name another folder", dir,
+                             is, parts ? ", not all of them: a command was cut off here" : "");
     }
-    for (int i = 0; status == WEFT_OK && i < list.n; i++)
-        if (is_part(list.list[i], name)) status = remove_part(dir, list.list[i]);
-    weft_names_free(&list);
-    return status;
+    for (int i = 0; i < list.n; i++)
+        if (is_part(list.list[i], name)) WEFT_TRY(remove_part(dir, list.list[i]));
+    return WEFT_OK;
 }
 
 weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,

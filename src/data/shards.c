@@ -2,6 +2,7 @@
  * out, since reading past the end of a mapped file ends the program. For the same reason each
  * window first asks whether the file is still as long as it was. */
 #include "data/shards.h"
+#include "base/scope.h"
 
 #include "base/crc32c.h"
 #include "base/folders.h"
@@ -80,33 +81,25 @@ static weft_status check_header(shard *s) {
 }
 
 static weft_status map_shard(shard *s) {
-    int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    WEFT_AUTO_CLOSE int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat is;
-    weft_status status = WEFT_OK;
-    if (fstat(file, &is) != 0)
-        status = weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
-    else if (!S_ISREG(is.st_mode))
-        status = weft_fail(WEFT_EINPUT, "%s: a folder, pipe or device; a shard is a file", s->path);
-    else if (is.st_size < HEADER_BYTES)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s: damaged: %lld bytes are too few for a shard's header; make it "
-                           "again with weft tokenize",
-                           s->path, (long long)is.st_size);
-    if (status == WEFT_OK) {
-        void *map = mmap(NULL, (size_t)is.st_size, PROT_READ, MAP_SHARED, file, 0);
-        if (map == MAP_FAILED) {
-            status = weft_fail(WEFT_EIO, "%s: cannot map it: %s", s->path, strerror(errno));
-        } else {
-            s->map = map;
-            s->bytes = is.st_size;
-            s->device = is.st_dev;
-            s->inode = is.st_ino;
-            status = check_header(s);
-        }
-    }
-    close(file);
-    return status;
+    if (file < 0 || fstat(file, &is) != 0)
+        return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    if (!S_ISREG(is.st_mode))
+        return weft_fail(WEFT_EINPUT, "%s: a folder, pipe or device; a shard is a file", s->path);
+    if (is.st_size < HEADER_BYTES)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: damaged: %lld bytes are too few for a shard's header; make it "
+                         "again with weft tokenize",
+                         s->path, (long long)is.st_size);
+    void *map = mmap(NULL, (size_t)is.st_size, PROT_READ, MAP_SHARED, file, 0);
+    if (map == MAP_FAILED)
+        return weft_fail(WEFT_EIO, "%s: cannot map it: %s", s->path, strerror(errno));
+    s->map = map;
+    s->bytes = is.st_size;
+    s->device = is.st_dev;
+    s->inode = is.st_ino;
+    return check_header(s);
 }
 
 static weft_status add_shard(shard_list *list, const char *folder, const char *name) {
@@ -169,13 +162,11 @@ static weft_status list_folder(weft_shards *s) {
                          "train_*.bin and val_*.bin shards, which weft tokenize makes",
                          s->folder, strerror(errno));
     closedir(folder);
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     WEFT_TRY(weft_folder_list(s->folder, &names));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++)
-        status = take_name(s, names.list[i]);
-    weft_names_free(&names);
-    return status;
+    for (int i = 0; i < names.n; i++)
+        WEFT_TRY(take_name(s, names.list[i]));
+    return WEFT_OK;
 }
 
 static int compare_paths(const void *a, const void *b) {
@@ -202,23 +193,19 @@ static weft_status open_split(weft_shards *s, int split) {
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_shards_close, weft_shards)
+
 weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **out) {
     *out = NULL;
-    weft_shards *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_shards_close_at) weft_shards *s = calloc(1, sizeof *s);
     if (s) s->folder = strdup(folder);
-    if (!s || !s->folder) {
-        free(s);
-        return weft_fail(WEFT_ENOMEM, "%s: no memory", folder);
-    }
+    if (!s || !s->folder) return weft_fail(WEFT_ENOMEM, "%s: no memory", folder);
     s->vocab = vocab;
-    weft_status status = list_folder(s);
-    for (int split = 0; status == WEFT_OK && split < 2; split++)
-        status = open_split(s, split);
-    if (status == WEFT_OK)
-        *out = s;
-    else
-        weft_shards_close(s);
-    return status;
+    WEFT_TRY(list_folder(s));
+    for (int split = 0; split < 2; split++)
+        WEFT_TRY(open_split(s, split));
+    *out = weft_steal(&s);
+    return WEFT_OK;
 }
 
 void weft_shards_close(weft_shards *s) {
@@ -245,21 +232,18 @@ int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
 
 static weft_status sum_shard(const shard *s, int64_t stride, unsigned char *block, uint32_t *crc) {
     const char *slash = strrchr(s->path, '/');
-    int fd;
+    WEFT_AUTO_CLOSE int fd = -1;
     *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);
     *crc = weft_crc32c(*crc, &s->bytes, sizeof s->bytes);
     WEFT_TRY(weft_file_open(s->path, &fd));
-    weft_status status = WEFT_OK;
     for (int64_t at = 0; at < s->bytes; at += stride) {
         ssize_t n = pread(fd, block, SUM_BLOCK, (off_t)at);
-        if (n > 0) *crc = weft_crc32c(*crc, block, (size_t)n);
-        if (n > 0) continue;
-        status = weft_fail(WEFT_EIO, "%s: %s", s->path,
-                           n < 0 ? strerror(errno) : "is shorter than it was");
-        break;
+        if (n <= 0)
+            return weft_fail(WEFT_EIO, "%s: %s", s->path,
+                             n < 0 ? strerror(errno) : "is shorter than it was");
+        *crc = weft_crc32c(*crc, block, (size_t)n);
     }
-    close(fd);
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
@@ -269,14 +253,12 @@ weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
         for (int64_t i = 0; i < s->splits[split].count; i++)
             bytes += s->splits[split].all[i].bytes;
     int64_t part = bytes / WEFT_SHARDS_SUMMED + 1, stride = SUM_BLOCK * part;
-    unsigned char *block = malloc(SUM_BLOCK);
-    weft_status status =
-        block ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
+    WEFT_AUTO_FREE unsigned char *block = malloc(SUM_BLOCK);
+    if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
     for (int split = 0; split < 2; split++)
-        for (int64_t i = 0; status == WEFT_OK && i < s->splits[split].count; i++)
-            status = sum_shard(&s->splits[split].all[i], stride, block, crc);
-    free(block);
-    return status;
+        for (int64_t i = 0; i < s->splits[split].count; i++)
+            WEFT_TRY(sum_shard(&s->splits[split].all[i], stride, block, crc));
+    return WEFT_OK;
 }
 
 /* Another file of that name is no matter: the map is of the old one. */

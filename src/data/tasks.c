@@ -66,10 +66,6 @@ static void draw_tree(weft_random_stream *random, uint32_t count, tree *t) {
     draw_labels(random, t);
 }
 
-static bool is_above(const tree *t, uint32_t node, uint32_t other) {
-    return t->above[node] >> other & 1;
-}
-
 /* A pair of different nodes of which b is, or is not, an ancestor of a: drawn until one is found.
  * There is always one of each kind, the root with any other node, and they are not rare. */
 static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint32_t *a,
@@ -77,7 +73,7 @@ static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint3
     do {
         *a = weft_random_stream_below(random, t->count);
         *b = weft_random_stream_below(random, t->count);
-    } while (*a == *b || is_above(t, *a, *b) != yes);
+    } while (*a == *b || (t->above[*a] >> *b & 1) != yes);
 }
 
 static int32_t draw_query(weft_random_stream *random, const tree *t, int32_t query[QUERY_TOKENS]) {

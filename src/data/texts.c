@@ -1,10 +1,11 @@
 /* Texts to tokens. */
 #include "data/texts.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
-#include "base/text.h"
 #include "base/progress.h"
+#include "base/text.h"
 #include "data/bpe_train.h"
 #include "data/shard_write.h"
 
@@ -44,28 +45,23 @@ static void show_progress(void *progress, int64_t tokens) {
     weft_progress_update(progress, tokens, NULL);
 }
 
-static weft_status join_pairs(weft_bpe_trainer *b, int64_t vocab, int64_t least,
-                              weft_tokenizer **out) {
+WEFT_ENDED_BY(weft_input_close, weft_input)
+WEFT_ENDED_BY(weft_bpe_trainer_close, weft_bpe_trainer)
+
+weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
+                             weft_tokenizer **out, int64_t *words) {
+    WEFT_AUTO(weft_input_close_at) weft_input *in = NULL;
+    WEFT_AUTO(weft_bpe_trainer_close_at) weft_bpe_trainer *b = NULL;
+    *out = NULL;
+    WEFT_TRY(weft_input_open(input, &in));
+    WEFT_TRY(weft_bpe_trainer_open(&b));
+    WEFT_TRY(count_texts(b, in));
+    if (!(*words = weft_bpe_trainer_words(b)))
+        return weft_fail(WEFT_EINPUT, "there is no text in the input");
     weft_progress *p = weft_progress_begin(&(weft_progress_options){
         .label = "train", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
     weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
     weft_progress_end(p, false);
-    return status;
-}
-
-weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int64_t least,
-                             weft_tokenizer **out, int64_t *words) {
-    weft_input *in = NULL;
-    weft_bpe_trainer *b = NULL;
-    *out = NULL;
-    weft_status status = weft_input_open(input, &in);
-    if (status == WEFT_OK) status = weft_bpe_trainer_open(&b);
-    if (status == WEFT_OK) status = count_texts(b, in);
-    if (status == WEFT_OK && !(*words = weft_bpe_trainer_words(b)))
-        status = weft_fail(WEFT_EINPUT, "there is no text in the input");
-    if (status == WEFT_OK) status = join_pairs(b, vocab, least, out);
-    weft_bpe_trainer_close(b);
-    weft_input_close(in);
     return status;
 }
 
@@ -93,21 +89,16 @@ typedef struct {
 } job;
 
 static weft_status encode_unit(job *j, int64_t i, int thread, result *r) {
-    char *keep;
+    WEFT_AUTO_FREE char *keep = NULL;
     const char *text;
     const int32_t *tokens;
-    weft_status status = weft_input_text(j->input, &j->units[i], &keep, &text, &r->bytes);
-    if (status == WEFT_OK)
-        status = weft_encode(j->encoders[thread], text, r->bytes, false, &tokens, &r->count);
-    if (status == WEFT_OK && r->count) {
-        r->tokens = malloc((size_t)r->count * sizeof *tokens);
-        if (r->tokens)
-            memcpy(r->tokens, tokens, (size_t)r->count * sizeof *tokens);
-        else
-            status = weft_fail(WEFT_ENOMEM, "no memory for %lld tokens", (long long)r->count);
-    }
-    free(keep);
-    return status;
+    WEFT_TRY(weft_input_text(j->input, &j->units[i], &keep, &text, &r->bytes));
+    WEFT_TRY(weft_encode(j->encoders[thread], text, r->bytes, false, &tokens, &r->count));
+    if (!r->count) return WEFT_OK;
+    r->tokens = malloc((size_t)r->count * sizeof *tokens);
+    if (!r->tokens) return weft_fail(WEFT_ENOMEM, "no memory for %lld tokens", (long long)r->count);
+    memcpy(r->tokens, tokens, (size_t)r->count * sizeof *tokens);
+    return WEFT_OK;
 }
 
 static void encode_task(void *context, int64_t i, int thread) {
@@ -180,15 +171,6 @@ static weft_status put_in_place(job *j, const char *out) {
     return weft_shard_writers_commit(j->writers, 2);
 }
 
-/* One process at a time: the parts that another is writing are no remainders. */
-static weft_status hold(job *j, const char *out) {
-    j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
-    if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
-    return WEFT_OK;
-}
-
 /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
 static weft_status check_tokenizer(job *j, const char *out) {
     char path[WEFT_PATH_MAX];
@@ -218,7 +200,11 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
         return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
     WEFT_TRY(weft_folder_make(out));
-    WEFT_TRY(hold(j, out));
+    /* One process at a time: the parts that another is writing are no remainders. */
+    j->folder = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
     WEFT_TRY(check_tokenizer(j, out));
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);

@@ -1,6 +1,8 @@
 /* A tokenizer's tables: the vocabulary with its index, the merges, the tokens found in a text as
  * they stand; how they are filled, looked up, decoded and saved. All are arrays and open-addressed
  * hash tables that the tokenizer owns; after opening nothing changes them. */
+#include "base/json.h"
+#include "base/scope.h"
 #include "data/tokenizer_internal.h"
 
 #include "base/text.h"
@@ -186,16 +188,14 @@ static weft_status make_bytes(weft_tokenizer *t) {
     return weft_tokenizer_finish(t);
 }
 
+WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
+
 weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
-    weft_tokenizer *t;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     *out = NULL;
     WEFT_TRY(weft_tokenizer_new(name, &t));
-    weft_status status = strcmp(name, "bytes") == 0 ? make_bytes(t) : weft_tokenizer_read(t, name);
-    if (status != WEFT_OK) {
-        weft_tokenizer_close(t);
-        return status;
-    }
-    *out = t;
+    WEFT_TRY(strcmp(name, "bytes") == 0 ? make_bytes(t) : weft_tokenizer_read(t, name));
+    *out = weft_steal(&t);
     return WEFT_OK;
 }
 
@@ -320,31 +320,24 @@ void weft_bytes_to_symbols(const char *bytes, int64_t length, char *out) {
 
 /* A token as its file writes it. */
 static json_t *token_symbols(const weft_tokenizer *t, int64_t id) {
-    char *text = malloc((size_t)t->length[id] * 2 + 1);
+    WEFT_AUTO_FREE char *text = malloc((size_t)t->length[id] * 2 + 1);
     if (!text) return NULL;
     weft_bytes_to_symbols(t->pool + t->offset[id], t->length[id], text);
-    json_t *string = json_string(text);
-    free(text);
-    return string;
+    return json_string(text);
 }
 
 static json_t *merge_symbols(const weft_tokenizer *t, uint64_t pair) {
-    json_t *left = token_symbols(t, (int64_t)(pair >> 32));
-    json_t *right = token_symbols(t, (int64_t)(pair & 0xFFFFFFFF));
-    json_t *both = left && right
-                       ? json_sprintf("%s %s", json_string_value(left), json_string_value(right))
-                       : NULL;
-    json_decref(left);
-    json_decref(right);
-    return both;
+    WEFT_AUTO_DECREF json_t *left = token_symbols(t, (int64_t)(pair >> 32)),
+                            *right = token_symbols(t, (int64_t)(pair & 0xFFFFFFFF));
+    if (!left || !right) return NULL;
+    return json_sprintf("%s %s", json_string_value(left), json_string_value(right));
 }
 
 static json_t *model_object(const weft_tokenizer *t) {
     json_t *vocab = json_object(), *merges = json_array();
     for (int64_t id = 0; id < t->vocab; id++) {
-        json_t *key = t->length[id] ? token_symbols(t, id) : NULL;
+        WEFT_AUTO_DECREF json_t *key = t->length[id] ? token_symbols(t, id) : NULL;
         if (key) json_object_set_new(vocab, json_string_value(key), json_integer(id));
-        json_decref(key);
     }
     for (int64_t i = 0; i < t->n_merges; i++)
         json_array_append_new(merges, merge_symbols(t, t->merge_list[i]));
@@ -388,24 +381,20 @@ static weft_status source_of(const weft_tokenizer *t, char **made, const char **
 }
 
 weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path, weft_sum *sum) {
-    char *made;
+    WEFT_AUTO_FREE char *made = NULL;
     const char *text = NULL;
     size_t bytes = 0;
     WEFT_TRY(source_of(t, &made, &text, &bytes));
-    weft_status status = weft_file_write(path, text, bytes, sum);
-    free(made);
-    return status;
+    return weft_file_write(path, text, bytes, sum);
 }
 
 weft_status weft_tokenizer_is_saved(const weft_tokenizer *t, const char *path, bool *out) {
-    char *made, *there;
+    WEFT_AUTO_FREE char *made = NULL, *there = NULL;
     const char *text = NULL;
     size_t bytes = 0, has;
     *out = false;
     WEFT_TRY(source_of(t, &made, &text, &bytes));
     weft_status status = weft_file_read(path, bytes, &there, &has);
     if (status == WEFT_OK) *out = has == bytes && memcmp(there, text, bytes) == 0;
-    free(there);
-    free(made);
     return status == WEFT_EINPUT ? WEFT_OK : status; /* a longer one is another */
 }

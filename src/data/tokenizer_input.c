@@ -244,12 +244,11 @@ weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, c
     *bytes = 0;
     if (blank == unit->bytes) return WEFT_OK;
     json_error_t error;
-    json_t *line = weft_json_read(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
+    WEFT_AUTO_DECREF json_t *line = weft_json_read(unit->text, unit->bytes, JSON_ALLOW_NUL, &error);
     if (!line)
         return weft_fail(WEFT_EINPUT, "%s, line %lld: is no JSON: %.80s", in->o.paths[unit->path],
                          (long long)unit->line, error.text);
-    weft_status status = take_field(in, unit, line, keep, bytes);
-    json_decref(line);
+    WEFT_TRY(take_field(in, unit, line, keep, bytes));
     *text = *keep;
-    return status;
+    return WEFT_OK;
 }

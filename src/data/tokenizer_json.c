@@ -49,16 +49,15 @@ static weft_status add_pattern(weft_tokenizer *t, const char *pattern) {
 
 /* A text to be found as it stands, as a pattern. */
 static weft_status add_literal(weft_tokenizer *t, const char *text) {
-    char *pattern = malloc(2 * strlen(text) + 1), *to = pattern;
+    WEFT_AUTO_FREE char *pattern = malloc(2 * strlen(text) + 1);
+    char *to = pattern;
     if (!pattern) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
     for (; *text; text++) {
         if ((*text & 0x80) == 0 && strchr("\\^$.|?*+()[]{}&", *text)) *to++ = '\\';
         *to++ = *text;
     }
     *to = 0;
-    weft_status status = add_pattern(t, pattern);
-    free(pattern);
-    return status;
+    return add_pattern(t, pattern);
 }
 
 /* Matches and what is between them must all be kept. With "Removed" and "invert" only what the

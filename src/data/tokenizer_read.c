@@ -4,6 +4,7 @@
  * A Hugging Face tokenizer.json (tokenizer_json.c) holds both and how to split. Whatever is in a
  * file is checked before it is used: numbers twice, merges of tokens that do not exist, bytes
  * without a token. */
+#include "base/json.h"
 #include "data/tokenizer_internal.h"
 
 #include <errno.h>
@@ -37,14 +38,12 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
             return weft_fail(WEFT_EINPUT,
                              "tokenizer %s: the number of token \"%.40s\" is no number", t->name,
                              key);
-        char *bytes = malloc(length + 1);
+        WEFT_AUTO_FREE char *bytes = malloc(length + 1);
         if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
         int64_t n = weft_symbols_to_bytes(key, length, bytes);
         /* A name with characters that stand for no byte means itself. */
-        weft_status status = weft_tokenizer_add_token(
-            t, json_integer_value(value), n < 0 ? key : bytes, n < 0 ? (int64_t)length : n, n >= 0);
-        free(bytes);
-        if (status != WEFT_OK) return status;
+        WEFT_TRY(weft_tokenizer_add_token(t, json_integer_value(value), n < 0 ? key : bytes,
+                                          n < 0 ? (int64_t)length : n, n >= 0));
     }
     return WEFT_OK;
 }
@@ -52,7 +51,7 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
 weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
                                  const char *right, size_t right_length) {
     long long number = (long long)t->n_merges + 1;
-    char *bytes = malloc(left_length + right_length + 1);
+    WEFT_AUTO_FREE char *bytes = malloc(left_length + right_length + 1);
     if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
     int64_t l = weft_symbols_to_bytes(left, left_length, bytes), r = -1;
     if (l > 0) r = weft_symbols_to_bytes(right, right_length, bytes + l);
@@ -62,7 +61,6 @@ weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t lef
         b = weft_tokenizer_find(t, bytes + l, r);
         made = weft_tokenizer_find(t, bytes, l + r);
     }
-    free(bytes);
     if (l <= 0 || r <= 0)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two byte-level tokens",
                          t->name, number);
@@ -85,14 +83,11 @@ static weft_status read_merge_line(weft_tokenizer *t, const char *line, size_t l
                          t->name, (long long)t->n_merges + 1);
     size_t l = (size_t)(space - line), r = length - l - 1;
     if (numbering) {
-        char *bytes = malloc(length);
+        WEFT_AUTO_FREE char *bytes = malloc(length);
         if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
         int64_t a = weft_symbols_to_bytes(line, l, bytes), b = -1;
         if (a > 0) b = weft_symbols_to_bytes(space + 1, r, bytes + a);
-        weft_status status =
-            b > 0 ? weft_tokenizer_add_token(t, t->vocab, bytes, a + b, true) : WEFT_OK;
-        free(bytes);
-        WEFT_TRY(status);
+        if (b > 0) WEFT_TRY(weft_tokenizer_add_token(t, t->vocab, bytes, a + b, true));
     }
     return weft_merge_from_text(t, line, l, space + 1, r);
 }
@@ -116,11 +111,9 @@ static weft_status read_merges(weft_tokenizer *t, const char *text, size_t bytes
 static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char *merges,
                              size_t merges_bytes) {
     if (encoder) {
-        json_t *vocab;
+        WEFT_AUTO_DECREF json_t *vocab = NULL;
         WEFT_TRY(weft_json_parse(t, encoder, strlen(encoder), &vocab));
-        weft_status status = weft_vocab_from_json(t, vocab);
-        json_decref(vocab);
-        WEFT_TRY(status);
+        WEFT_TRY(weft_vocab_from_json(t, vocab));
     } else {
         WEFT_TRY(weft_tokenizer_number_bytes(t));
     }
@@ -136,26 +129,19 @@ static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char 
     return weft_tokenizer_finish(t);
 }
 
-static bool is_file(const char *path) {
-    struct stat is;
-    return stat(path, &is) == 0 && S_ISREG(is.st_mode);
-}
-
 /* DIR/NAME, if there is such a file. */
 static bool find_in(const char *dir, const char *name, char path[WEFT_PATH_MAX]) {
-    return weft_path(path, "%s/%s", dir, name) == WEFT_OK && is_file(path);
+    struct stat is;
+    return weft_path(path, "%s/%s", dir, name) == WEFT_OK && stat(path, &is) == 0 &&
+           S_ISREG(is.st_mode);
 }
 
 static weft_status read_pair(weft_tokenizer *t, const char *encoder_path, const char *merges_path) {
-    char *encoder = NULL, *merges = NULL;
+    WEFT_AUTO_FREE char *encoder = NULL, *merges = NULL;
     size_t bytes = 0;
-    weft_status status = WEFT_OK;
-    if (*encoder_path) status = read_file(t, encoder_path, &encoder, &bytes);
-    if (status == WEFT_OK) status = read_file(t, merges_path, &merges, &bytes);
-    if (status == WEFT_OK) status = read_gpt2(t, encoder, merges, bytes);
-    free(encoder);
-    free(merges);
-    return status;
+    if (*encoder_path) WEFT_TRY(read_file(t, encoder_path, &encoder, &bytes));
+    WEFT_TRY(read_file(t, merges_path, &merges, &bytes));
+    return read_gpt2(t, encoder, merges, bytes);
 }
 
 static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {

@@ -8,6 +8,8 @@
  * in a table that PCRE2 fills once a process, so the Unicode version is PCRE2's. Other patterns are
  * run by PCRE2, translated first where its dialect differs from the one they are written in: there
  * \s is Unicode's White_Space, without U+180E which PCRE2 adds, and \w has marks and connectors. */
+#include "base/scope.h"
+#include "base/text.h"
 #include "data/tokenizer_internal.h"
 
 #include <pthread.h>
@@ -118,20 +120,9 @@ static inline size_t run_end(const uint8_t *s, size_t at, size_t n, uint8_t kind
 /* 's 't 'm 'd 're 've 'll: how long; 0: none of them. */
 static inline size_t contraction(const uint8_t *s, size_t n) {
     if (n < 2) return 0;
-    switch (s[1]) {
-    case 's':
-    case 't':
-    case 'm':
-    case 'd':
-        return 2;
-    case 'r':
-    case 'v':
-        return n > 2 && s[2] == 'e' ? 3 : 0;
-    case 'l':
-        return n > 2 && s[2] == 'l' ? 3 : 0;
-    default:
-        return 0;
-    }
+    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
+    if (n < 3 || (s[1] != 'r' && s[1] != 'v' && s[1] != 'l')) return 0;
+    return s[2] == (s[1] == 'l' ? 'l' : 'e') ? 3 : 0;
 }
 
 /* A run of spaces, up to the end or all but the last of them: that one is left to what follows. */
@@ -165,16 +156,8 @@ bool weft_pattern_is_gpt2(const char *pattern) {
 
 /* Length of the valid character at s; 0 if there is none. */
 static size_t valid_char(const uint8_t *s, size_t n) {
-    if (s[0] < 0x80) return 1;
-    if (s[0] < 0xC2 || s[0] > 0xF4) return 0;
-    size_t length = char_bytes(s[0]);
-    if (length > n) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0;
-    uint32_t c = char_at(s);
-    if (length == 3 && (c < 0x800 || (c >= 0xD800 && c <= 0xDFFF))) return 0;
-    if (length == 4 && (c < 0x10000 || c >= CODE_POINTS)) return 0;
-    return length;
+    int length = s[0] < 0x80 ? 1 : weft_utf8_scan((const char *)s, n);
+    return length > 0 ? (size_t)length : 0;
 }
 
 size_t weft_utf8_valid(const char *text, size_t bytes) {
@@ -216,28 +199,19 @@ static void put(pattern_text *p, const char *words) {
 
 /* The escape \c in PCRE2's words; false where they have none. */
 static bool translate_escape(pattern_text *p, char c, bool in_class) {
-    const char *open = in_class ? "" : "[", *close = in_class ? "" : "]";
-    switch (c) {
-    case 's':
-    case 'S':
-    case 'w':
-        put(p, open);
-        put(p, c == 's' ? SPACES : c == 'S' ? NO_SPACES : WORD);
-        put(p, close);
-        return true;
-    case 'W':
-        if (!in_class) put(p, "[^" WORD "]");
-        return !in_class;
-    case 'b':
-    case 'B':
-    case 'h':
-    case 'H':
-        return false; /* another meaning there */
-    default:
+    const char *words = c == 's' ? SPACES : c == 'S' ? NO_SPACES : c == 'w' ? WORD : NULL;
+    if (strchr("bBhH", c) || (c == 'W' && in_class)) return false; /* another meaning there */
+    if (words) {
+        put(p, in_class ? "" : "[");
+        put(p, words);
+        put(p, in_class ? "" : "]");
+    } else if (c == 'W') {
+        put(p, "[^" WORD "]");
+    } else {
         p->text[p->used++] = '\\';
         p->text[p->used++] = c;
-        return true;
     }
+    return true;
 }
 
 /* NULL: translated; otherwise what it has that PCRE2 takes for something else. */
@@ -296,14 +270,10 @@ weft_status weft_split_compile(const char *pattern, const char *where, pcre2_cod
         return weft_fail(WEFT_EINPUT, "%s: the pattern is longer than %d bytes", where,
                          PATTERN_MOST);
     /* An escape of two letters becomes this much at most. */
-    pattern_text p = {malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1),
-                      0};
-    if (!p.text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
-    const char *refused = translate(pattern, &p);
-    weft_status status =
-        refused ? weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where,
-                            refused)
-                : compile_text(p.text, where, out);
-    free(p.text);
-    return status;
+    WEFT_AUTO_FREE char *text =
+        malloc(strlen(pattern) / 2 * (sizeof NO_SPACES + 2) + strlen(pattern) + 1);
+    if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for the pattern", where);
+    const char *refused = translate(pattern, &(pattern_text){text, 0});
+    if (!refused) return compile_text(text, where, out);
+    return weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where, refused);
 }

@@ -1,6 +1,7 @@
 /* Readers of token files. Everything a file says of itself is checked against its size before it
  * is believed. */
 #include "data/tokens.h"
+#include "base/scope.h"
 
 #include "base/files.h"
 
@@ -34,24 +35,22 @@ static weft_status read_values(const token_file *f, int64_t at, int size, bool i
                          "%s: %lld x %lld tokens of %d bytes do not fill its %lld bytes", f->path,
                          (long long)rows, (long long)columns, size, (long long)(f->bytes - at));
     int64_t count = rows * columns;
-    unsigned char *raw = malloc((size_t)(count * size));
+    WEFT_AUTO_FREE unsigned char *raw = malloc((size_t)(count * size));
     out->values = malloc((size_t)count * sizeof *out->values);
-    weft_status status = raw && out->values
-                             ? read_bytes(f, raw, (size_t)(count * size))
-                             : weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
-    for (int64_t i = 0; status == WEFT_OK && i < count; i++) {
+    if (!raw || !out->values)
+        return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
+    WEFT_TRY(read_bytes(f, raw, (size_t)(count * size)));
+    for (int64_t i = 0; i < count; i++) {
         uint64_t bits = 0;
         for (int b = 0; b < size; b++)
             bits |= (uint64_t)raw[i * size + b] << (8 * b);
         int64_t value = size == 4 && is_signed ? (int32_t)(uint32_t)bits : (int64_t)bits;
         if (value < INT32_MIN || value > INT32_MAX)
-            status = weft_fail(WEFT_EINPUT, "%s: token %lld is %lld, which no vocabulary has",
-                               f->path, (long long)i, (long long)value);
-        else
-            out->values[i] = (int32_t)value;
+            return weft_fail(WEFT_EINPUT, "%s: token %lld is %lld, which no vocabulary has",
+                             f->path, (long long)i, (long long)value);
+        out->values[i] = (int32_t)value;
     }
-    free(raw);
-    return status;
+    return WEFT_OK;
 }
 
 /* The value of a key in the header's dictionary; NULL: it has none. */
@@ -96,22 +95,20 @@ static weft_status read_npy(const token_file *f, weft_tokens *out) {
         return weft_fail(WEFT_EINPUT,
                          "%s: damaged: its header would have %lld bytes, and the file has %lld",
                          f->path, (long long)length, (long long)f->bytes);
-    char *header = calloc((size_t)length + 1, 1);
+    WEFT_AUTO_FREE char *header = calloc((size_t)length + 1, 1);
     if (!header) return weft_fail(WEFT_ENOMEM, "%s: no memory", f->path);
-    weft_status status = read_bytes(f, header, (size_t)length);
+    WEFT_TRY(read_bytes(f, header, (size_t)length));
     const char *type = npy_value(header, "'descr'"), *order = npy_value(header, "'fortran_order'");
     int size = 0;
     if (type && strncmp(type, "'<i4'", 5) == 0) size = 4;
     if (type && strncmp(type, "'<i8'", 5) == 0) size = 8;
-    if (status == WEFT_OK && !size)
-        status = weft_fail(WEFT_EINPUT, "%s: its type %.*s must be int32 or int64 ('<i4', '<i8')",
-                           f->path, type ? (int)strcspn(type, ",}") : 7, type ? type : "missing");
-    if (status == WEFT_OK && (!order || strncmp(order, "False", 5) != 0))
-        status = weft_fail(WEFT_EINPUT, "%s: the array must be in C order", f->path);
-    if (status == WEFT_OK) status = parse_npy_shape(f, npy_value(header, "'shape'"), out);
-    if (status == WEFT_OK) status = read_values(f, at + length, size, true, out);
-    free(header);
-    return status;
+    if (!size)
+        return weft_fail(WEFT_EINPUT, "%s: its type %.*s must be int32 or int64 ('<i4', '<i8')",
+                         f->path, type ? (int)strcspn(type, ",}") : 7, type ? type : "missing");
+    if (!order || strncmp(order, "False", 5) != 0)
+        return weft_fail(WEFT_EINPUT, "%s: the array must be in C order", f->path);
+    WEFT_TRY(parse_npy_shape(f, npy_value(header, "'shape'"), out));
+    return read_values(f, at + length, size, true, out);
 }
 
 static weft_status read_shard(const token_file *f, weft_tokens *out) {

@@ -62,10 +62,7 @@ static bool is_blank(char c) {
 
 /* Code points: every byte that does not continue one. */
 static double count_characters(const char *text) {
-    double n = 0;
-    for (; *text; text++)
-        n += ((unsigned char)*text & 0xc0) != 0x80;
-    return n;
+    return weft_utf8_count(text, strlen(text));
 }
 
 /* The tokens of both together; those behind the context's own number are the choice's. */

@@ -3,6 +3,7 @@
  * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only.
  * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
+#include "base/scope.h"
 
 #include "core/decoding.h"
 #include "generate/weights.h"
@@ -58,6 +59,8 @@ static void close_graph(row_graph *g) {
     weft_cached_destroy(&g->graph);
     free(g);
 }
+
+WEFT_ENDED_BY(close_graph, row_graph)
 
 static int64_t table_bytes(const weft_decoder *d) {
     return d->limits.slots * d->limits.table_pages * (int64_t)sizeof *d->table;
@@ -149,26 +152,19 @@ static weft_status fill_rotations(const row_graph *g) {
     const weft_tensor *rotations = g->graph.rotations;
     if (!rotations) return WEFT_OK;
     int64_t count = weft_tensor_count(rotations);
-    double *values = malloc((size_t)count * sizeof *values);
-    float *narrow = malloc((size_t)count * sizeof *narrow);
-    weft_status status = WEFT_OK;
-    if (!values || !narrow) {
-        status = no_memory();
-    } else {
-        weft_cached_rotations(&g->graph, values);
-        for (int64_t i = 0; i < count; i++)
-            narrow[i] = (float)values[i];
-        status = weft_exec_write(g->exec, rotations,
-                                 rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
-    }
-    free(values);
-    free(narrow);
-    return status;
+    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
+    WEFT_AUTO_FREE float *narrow = malloc((size_t)count * sizeof *narrow);
+    if (!values || !narrow) return no_memory();
+    weft_cached_rotations(&g->graph, values);
+    for (int64_t i = 0; i < count; i++)
+        narrow[i] = (float)values[i];
+    return weft_exec_write(g->exec, rotations,
+                           rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
 }
 
 static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row_graph **out) {
     *out = NULL;
-    row_graph *g = calloc(1, sizeof *g);
+    WEFT_AUTO(close_graph_at) row_graph *g = calloc(1, sizeof *g);
     if (!g) return no_memory();
     const weft_config *c = &d->model->config;
     weft_cached_shape shape = {
@@ -182,26 +178,18 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row
         .cache_dtype = weft_cached_dtype(c, d->model->dtype),
         .head_copy = d->model->dtype == WEFT_F32 &&
                      (c->weight_dtype == WEFT_WEIGHT_BF16 || c->weight_dtype == WEFT_WEIGHT_INT8)};
-    weft_status status = weft_cached_build(c, &shape, &g->graph);
-    if (status == WEFT_OK) status = weft_fuse(g->graph.model.graph);
-    if (status == WEFT_OK && !d->weights)
-        status =
-            weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, &d->weights);
-    if (status == WEFT_OK && !d->states) status = make_states(d, g->graph.model.graph);
-    if (status == WEFT_OK) {
-        weft_generation_weights_apply(d->weights, g->graph.model.graph);
-        status = bind_graph(d, g);
-    }
+    WEFT_TRY(weft_cached_build(c, &shape, &g->graph));
+    WEFT_TRY(weft_fuse(g->graph.model.graph));
+    if (!d->weights)
+        WEFT_TRY(
+            weft_generation_weights_make(d->model, d->backend, d->pool, &g->graph, &d->weights));
+    if (!d->states) WEFT_TRY(make_states(d, g->graph.model.graph));
+    weft_generation_weights_apply(d->weights, g->graph.model.graph);
+    WEFT_TRY(bind_graph(d, g));
     weft_exec_options options = {.bindings = g->bindings};
-    if (status == WEFT_OK)
-        status = weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec);
-    if (status == WEFT_OK) status = fill_rotations(g);
-    if (status != WEFT_OK) {
-        close_graph(g);
-        return status;
-    }
-    d->graphs[d->n_graphs++] = g;
-    *out = g;
+    WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
+    WEFT_TRY(fill_rotations(g));
+    *out = d->graphs[d->n_graphs++] = weft_steal(&g);
     return WEFT_OK;
 }
 
@@ -262,11 +250,13 @@ static weft_status open_sampler(weft_decoder *d, const row_graph *first) {
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
+
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out) {
     *out = NULL;
     WEFT_TRY(weft_cached_check(&m->config));
-    weft_decoder *d = calloc(1, sizeof *d);
+    WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = calloc(1, sizeof *d);
     if (!d) return no_memory();
     d->model = m;
     d->backend = backend;
@@ -277,17 +267,12 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     d->changed = calloc((size_t)limits->slots, sizeof *d->changed);
     row_graph *first;
     if (d->backend->samplers) d->there = backend->alloc(table_bytes(d));
-    weft_status status = d->table && d->ints && d->changed && (d->there || !backend->samplers)
-                             ? WEFT_OK
-                             : refuse_cache(d);
-    if (status == WEFT_OK) status = open_graph(d, 1, 1, &first);
-    if (status == WEFT_OK) status = open_step(d);
-    if (status == WEFT_OK) status = open_sampler(d, first);
-    if (status != WEFT_OK) {
-        weft_decoder_close(d);
-        return status;
-    }
-    *out = d;
+    if (!d->table || !d->ints || !d->changed || (!d->there && backend->samplers))
+        return refuse_cache(d);
+    WEFT_TRY(open_graph(d, 1, 1, &first));
+    WEFT_TRY(open_step(d));
+    WEFT_TRY(open_sampler(d, first));
+    *out = weft_steal(&d);
     return WEFT_OK;
 }
 
@@ -299,15 +284,14 @@ int32_t *weft_decoder_table(weft_decoder *d, int32_t slot) {
 static weft_status read_logits(const row_graph *g, int64_t count, float *logits) {
     const weft_tensor *t = g->graph.logits;
     int64_t vocab = weft_tensor_width(t), all = weft_tensor_count(t);
-    void *values = malloc((size_t)weft_tensor_bytes(t));
+    WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(t));
     if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for logits");
-    weft_status status = weft_exec_read(g->exec, t, values);
-    for (int64_t i = 0; status == WEFT_OK && i < count * vocab && i < all; i++)
+    WEFT_TRY(weft_exec_read(g->exec, t, values));
+    for (int64_t i = 0; i < count * vocab && i < all; i++)
         logits[i] = t->dtype == WEFT_F64    ? (float)((const double *)values)[i]
                     : t->dtype == WEFT_BF16 ? weft_bf16_to_float(((const uint16_t *)values)[i])
                                             : ((const float *)values)[i];
-    free(values);
-    return status;
+    return WEFT_OK;
 }
 
 int64_t weft_decoder_rows(const weft_decoder *d) {

@@ -1,5 +1,7 @@
 /* A generator: what it is opened with and refuses, and the lives of its sequences. What a step does with
  * them is in token.c. */
+#include "base/scope.h"
+#include "base/text.h"
 #include "generate/generator_internal.h"
 
 #include "model/kinds.h"
@@ -36,53 +38,44 @@ static weft_status complete_limits(const weft_config *c, weft_generator_limits *
     return WEFT_OK;
 }
 
-/* Shortens the context to what a pool holds that is smaller than one: texts end where it is full. */
-static void fit_context(weft_generator_limits *l, int64_t page_bytes) {
-    int64_t tokens = l->cache_bytes / page_bytes * PAGE;
-    if (l->cache_bytes && !l->slide && tokens > 0 && tokens < l->context) l->context = tokens;
-}
+WEFT_ENDED_BY(weft_generator_close, weft_generator)
 
 weft_status weft_generator_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                 const weft_generator_limits *limits, weft_generator **out) {
     *out = NULL;
     weft_generator_limits l = limits ? *limits : (weft_generator_limits){0};
     WEFT_TRY(complete_limits(&m->config, &l));
-    weft_generator *g = calloc(1, sizeof *g);
+    WEFT_AUTO(weft_generator_close_at) weft_generator *g = calloc(1, sizeof *g);
     if (!g) return no_memory();
     l.no_sharing |= l.slide; /* pages are written again */
     g->config = m->config;
     g->stats.cache_bytes_per_token = weft_cached_token_bytes(&m->config, m->dtype);
     g->page_bytes = PAGE * g->stats.cache_bytes_per_token;
-    fit_context(&l, g->page_bytes);
+    /* A pool that is smaller than one context: texts end where it is full. */
+    int64_t tokens = l.cache_bytes / g->page_bytes * PAGE;
+    if (l.cache_bytes && !l.slide && tokens > 0 && tokens < l.context) l.context = tokens;
     g->limits = l;
     g->table_pages = weft_cached_table_pages(l.context);
     /* Where the context slides, rows of one run must not overwrite what its first one sees. */
     if (l.slide) g->table_pages += WEFT_DECODER_BLOCK / PAGE + 1;
     g->n_pages = l.cache_bytes ? l.cache_bytes / g->page_bytes : l.sequences * g->table_pages;
-    weft_status status = WEFT_OK;
     if (g->n_pages < 1)
-        status =
-            weft_fail(WEFT_EINPUT,
-                      "a cache of %lld bytes does not hold a page of %d tokens, which takes %lld; "
-                      "make it larger",
-                      (long long)l.cache_bytes, PAGE, (long long)g->page_bytes);
+        return weft_fail(
+            WEFT_EINPUT,
+            "a cache of %lld bytes does not hold a page of %d tokens, which takes %lld; "
+            "make it larger",
+            (long long)l.cache_bytes, PAGE, (long long)g->page_bytes);
     weft_decoder_limits decoder = {l.sequences, g->n_pages, l.context, g->table_pages};
-    if (status == WEFT_OK) status = weft_decoder_open(m, backend, pool, &decoder, &g->decoder);
-    if (status == WEFT_OK) status = weft_pages_create(g->n_pages, &g->pages);
-    if (status == WEFT_OK) {
-        g->state_bytes = weft_decoder_state_bytes(g->decoder);
-        g->slot_used = calloc((size_t)l.sequences, sizeof *g->slot_used);
-        g->rows = weft_decoder_rows(g->decoder);
-        g->logits = malloc((size_t)(g->rows * m->config.vocab_size) * sizeof *g->logits);
-        g->scratch = malloc(weft_sample_room(m->config.vocab_size));
-        g->state = malloc((size_t)g->state_bytes + 1);
-        if (!g->slot_used || !g->logits || !g->scratch || !g->state) status = no_memory();
-    }
-    if (status != WEFT_OK) {
-        weft_generator_close(g);
-        return status;
-    }
-    *out = g;
+    WEFT_TRY(weft_decoder_open(m, backend, pool, &decoder, &g->decoder));
+    WEFT_TRY(weft_pages_create(g->n_pages, &g->pages));
+    g->state_bytes = weft_decoder_state_bytes(g->decoder);
+    g->slot_used = calloc((size_t)l.sequences, sizeof *g->slot_used);
+    g->rows = weft_decoder_rows(g->decoder);
+    g->logits = malloc((size_t)(g->rows * m->config.vocab_size) * sizeof *g->logits);
+    g->scratch = malloc(weft_sample_room(m->config.vocab_size));
+    g->state = malloc((size_t)g->state_bytes + 1);
+    if (!g->slot_used || !g->logits || !g->scratch || !g->state) return no_memory();
+    *out = weft_steal(&g);
     return WEFT_OK;
 }
 
@@ -121,20 +114,9 @@ sequence *generator_find(const weft_generator *g, int64_t id) {
     return NULL;
 }
 
-/* Room for `want` elements behind the pointer at `list`. */
-static weft_status grow_list(void *list, int64_t *room, int64_t want, size_t size) {
-    void *grown;
-    if (want <= *room) return WEFT_OK;
-    memcpy(&grown, list, sizeof grown);
-    grown = realloc(grown, (size_t)(2 * want) * size);
-    if (!grown) return no_memory();
-    memcpy(list, &grown, sizeof grown);
-    *room = 2 * want;
-    return WEFT_OK;
-}
-
 static weft_status append_tokens(sequence *s, const int32_t *tokens, int64_t count) {
-    WEFT_TRY(grow_list(&s->tokens, &s->room, s->n_tokens + count, sizeof *s->tokens));
+    if (!weft_grow_list(&s->tokens, &s->room, s->n_tokens + count, sizeof *s->tokens))
+        return no_memory();
     if (count > 0) memcpy(s->tokens + s->n_tokens, tokens, (size_t)count * sizeof *tokens);
     s->n_tokens += count;
     return WEFT_OK;
@@ -203,7 +185,8 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id) {
     WEFT_TRY(check_request(g, prompt, count, count, sampling));
-    WEFT_TRY(grow_list(&g->list, &g->list_room, g->n_list + 1, sizeof *g->list));
+    if (!weft_grow_list(&g->list, &g->list_room, g->n_list + 1, sizeof *g->list))
+        return no_memory();
     sequence *s;
     WEFT_TRY(make_sequence(g, prompt, count, &s));
     set_goal(g, s, sampling);
@@ -245,7 +228,8 @@ weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled ma
         generator_finish(s, WEFT_TAKE_END);
         return WEFT_OK;
     }
-    WEFT_TRY(grow_list(&s->made, &s->made_room, s->n_made + 1, sizeof *s->made));
+    if (!weft_grow_list(&s->made, &s->made_room, s->n_made + 1, sizeof *s->made))
+        return no_memory();
     WEFT_TRY(append_tokens(s, &made.token, 1));
     s->made[s->n_made++] = made;
     s->number++;

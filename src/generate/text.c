@@ -1,6 +1,7 @@
 /* Prompts and streams of text. Of a stream, bytes wait in `held` until they are whole characters; characters wait in `text`
  * while they could be the beginning of a stop string. */
 #include "generate/text.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 
@@ -47,24 +48,22 @@ static void drop_front(buffer *b, size_t bytes) {
     b->bytes -= bytes;
 }
 
+WEFT_ENDED_BY(weft_stream_close, weft_stream)
+
 weft_status weft_stream_open(const weft_tokenizer *t, const char *const *stops, int n_stops,
                              weft_stream **out) {
     *out = NULL;
-    weft_stream *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_stream_close_at) weft_stream *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "stream: no memory");
     s->tokenizer = t;
     s->stops = calloc((size_t)n_stops + 1, sizeof *s->stops);
-    weft_status status = s->stops ? WEFT_OK : weft_fail(WEFT_ENOMEM, "stream: no memory");
-    for (int i = 0; status == WEFT_OK && i < n_stops; i++) {
+    if (!s->stops) return weft_fail(WEFT_ENOMEM, "stream: no memory");
+    for (int i = 0; i < n_stops; i++) {
         if (!stops[i][0]) continue;
         s->stops[s->n_stops] = strdup(stops[i]);
-        if (!s->stops[s->n_stops++]) status = weft_fail(WEFT_ENOMEM, "stream: no memory");
+        if (!s->stops[s->n_stops++]) return weft_fail(WEFT_ENOMEM, "stream: no memory");
     }
-    if (status != WEFT_OK) {
-        weft_stream_close(s);
-        return status;
-    }
-    *out = s;
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 
@@ -78,34 +77,12 @@ void weft_stream_close(weft_stream *s) {
     free(s);
 }
 
-/* The length of the character at p: its bytes; 0: it may be one when more bytes come; -n: n bytes
- * that are none. */
-static int character_length(const unsigned char *p, size_t n) {
-    int want = p[0] < 0x80   ? 1
-               : p[0] < 0xc2 ? -1
-               : p[0] < 0xe0 ? 2
-               : p[0] < 0xf0 ? 3
-               : p[0] < 0xf5 ? 4
-                             : -1;
-    if (want <= 1) return want;
-    for (int i = 1; i < want; i++) {
-        if ((size_t)i >= n) return 0;
-        unsigned low = 0x80, high = 0xbf;
-        if (i == 1 && p[0] == 0xe0) low = 0xa0;
-        if (i == 1 && p[0] == 0xed) high = 0x9f;
-        if (i == 1 && p[0] == 0xf0) low = 0x90;
-        if (i == 1 && p[0] == 0xf4) high = 0x8f;
-        if (p[i] < low || p[i] > high) return -i;
-    }
-    return want;
-}
-
 /* Moves whole characters from held to text; at the end what is left becomes one U+FFFD. */
 static weft_status move_characters(weft_stream *s, bool end) {
     size_t at = 0;
     while (at < s->held.bytes) {
-        const unsigned char *p = (const unsigned char *)s->held.data + at;
-        int length = character_length(p, s->held.bytes - at);
+        const char *p = s->held.data + at;
+        int length = weft_utf8_scan(p, s->held.bytes - at);
         if (length == 0 && !end) break;
         if (length > 0) {
             WEFT_TRY(append(&s->text, s->held.data + at, (size_t)length));

@@ -2,6 +2,7 @@
  * it on the right: to bf16 as it lies, to i8 where its rows are the results' (ops/linear.h), else to
  * bf16. Tables (embeddings), gains and biases stay as they are. */
 #include "generate/weights.h"
+#include "base/scope.h"
 
 #include "ops/gated.h"
 #include "ops/linear.h"
@@ -169,6 +170,9 @@ static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *n
     return weft_graph_tensor(g, WEFT_ROLE_INPUT, as, weight->dtype, weight->ndim, weight->shape);
 }
 
+WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
+WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
+
 static weft_status run_product(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_derived *d, weft_graph *g, void *out) {
     const char *names[] = {d->map, d->first, d->second};
@@ -181,15 +185,13 @@ static weft_status run_product(const weft_model *m, const weft_backend *backend,
     }
     if (y) weft_keep(y);
     WEFT_TRY(weft_graph_status(g));
-    weft_exec *x;
+    WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
     WEFT_TRY(weft_exec_create(g, backend, pool, NULL, &x));
-    weft_status status = weft_mirror_use(m->mirror, NULL);
-    for (int i = 0; i < 3 && status == WEFT_OK; i++)
-        if (in[i]) status = weft_exec_write(x, in[i], weft_model_find(m, names[i])->data);
-    if (status == WEFT_OK) status = weft_exec_run(x, &(weft_run){0});
-    if (status == WEFT_OK) status = weft_exec_read(x, y, out);
-    weft_exec_destroy(x);
-    return status;
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    for (int i = 0; i < 3; i++)
+        if (in[i]) WEFT_TRY(weft_exec_write(x, in[i], weft_model_find(m, names[i])->data));
+    WEFT_TRY(weft_exec_run(x, &(weft_run){0}));
+    return weft_exec_read(x, y, out);
 }
 
 /* The values of a matrix that is formed once, on the host. */
@@ -201,11 +203,9 @@ static weft_status form_derived(const weft_model *m, const weft_backend *backend
         memcpy(out, weft_model_find(m, d->map)->data, (size_t)weft_tensor_bytes(d->tensor));
         return WEFT_OK;
     }
-    weft_graph *g;
+    WEFT_AUTO(weft_graph_destroy_at) weft_graph *g = NULL;
     WEFT_TRY(weft_graph_create(&g));
-    weft_status status = run_product(m, backend, pool, d, g, out);
-    weft_graph_destroy(g);
-    WEFT_TRY(status);
+    WEFT_TRY(run_product(m, backend, pool, d, g, out));
     for (int64_t i = 0; i < count; i++) {
         if (d->tensor->dtype == WEFT_F64)
             ((double *)out)[i] *= d->factor;
@@ -241,20 +241,19 @@ static weft_status make_parameter(weft_generation_weights *w, const weft_model *
 
 static weft_status make_derived(weft_generation_weights *w, const weft_model *m, weft_pool *pool,
                                 const weft_graph *g, const weft_derived *d) {
-    void *values = malloc((size_t)weft_tensor_bytes(d->tensor));
+    WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(d->tensor));
     if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", d->tensor->name);
-    weft_status status = form_derived(m, w->backend, pool, d, values);
-    if (status == WEFT_OK) {
-        generation_weight *to = w->list + w->count;
-        snprintf(to->name, sizeof to->name, "%s", d->tensor->name);
-        reading r;
-        weft_dtype dtype = choose_dtype(&m->config, g, d->tensor, &r);
-        status = keep_values(w, to, d->tensor, values, dtype);
-        if (status == WEFT_OK) w->count++;
-    }
-    free(values);
-    return status;
+    WEFT_TRY(form_derived(m, w->backend, pool, d, values));
+    generation_weight *to = w->list + w->count;
+    snprintf(to->name, sizeof to->name, "%s", d->tensor->name);
+    reading r;
+    weft_dtype dtype = choose_dtype(&m->config, g, d->tensor, &r);
+    WEFT_TRY(keep_values(w, to, d->tensor, values, dtype));
+    w->count++;
+    return WEFT_OK;
 }
+
+WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)
 
 weft_status weft_generation_weights_make(const weft_model *m, const weft_backend *backend,
                                          weft_pool *pool, const weft_cached_graph *graph,
@@ -262,22 +261,19 @@ weft_status weft_generation_weights_make(const weft_model *m, const weft_backend
     *out = NULL;
     const weft_graph *g = graph->model.graph;
     int64_t tensors = weft_graph_tensor_count(g);
+    WEFT_AUTO(weft_generation_weights_destroy_at)
     weft_generation_weights *w = calloc(1, sizeof *w);
     if (!w) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     w->backend = backend;
     w->list = calloc((size_t)tensors + 1, sizeof *w->list);
-    weft_status status = w->list ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory");
-    if (status == WEFT_OK) status = weft_mirror_place(m->mirror, backend);
-    for (int64_t i = 0; status == WEFT_OK && i < tensors; i++) {
+    if (!w->list) return weft_fail(WEFT_ENOMEM, "generate: no memory");
+    WEFT_TRY(weft_mirror_place(m->mirror, backend));
+    for (int64_t i = 0; i < tensors; i++) {
         const weft_tensor *t = weft_graph_tensor_at(g, i);
-        if (t->role == WEFT_ROLE_PARAM && !t->view_of) status = make_parameter(w, m, g, t);
+        if (t->role == WEFT_ROLE_PARAM && !t->view_of) WEFT_TRY(make_parameter(w, m, g, t));
     }
-    for (int64_t i = 0; status == WEFT_OK && i < graph->n_derived; i++)
-        status = make_derived(w, m, pool, g, graph->derived + i);
-    if (status != WEFT_OK) {
-        weft_generation_weights_destroy(w);
-        return status;
-    }
-    *out = w;
+    for (int64_t i = 0; i < graph->n_derived; i++)
+        WEFT_TRY(make_derived(w, m, pool, g, graph->derived + i));
+    *out = weft_steal(&w);
     return WEFT_OK;
 }

@@ -4,6 +4,7 @@
  * Where every key has the same deviations, ‖σ_q − σ_k‖² is the same for all keys of a query and leaves
  * the softmax as it is. So the weights without that term are the weights of a model whose deviations
  * carry nothing, and how far the two are apart is what deviations do. */
+#include "base/scope.h"
 #include "inspect/look.h"
 
 #include <math.h>
@@ -97,7 +98,7 @@ static double row_moved(const gaussians *g, const double *scores, int64_t seen, 
 
 static weft_status add_moved(const gaussians *g, const weft_layer_scores *l, const double *tau,
                              const double *scores, weft_layer_sums *sums) {
-    double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
+    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     for (int64_t h = 0; h < l->heads; h++)
         for (int64_t i = 0; i < g->time; i++) {
@@ -108,7 +109,6 @@ static weft_status add_moved(const gaussians *g, const weft_layer_scores *l, con
                           2 / (tau[h] + TAU_EPS), rows, rows + g->time);
             sums->heads[h].moved_rows++;
         }
-    free(rows);
     return WEFT_OK;
 }
 
@@ -126,16 +126,14 @@ static weft_status read_tau(const weft_session *s, const weft_layer_scores *l, d
 static weft_status look(const weft_session *s, int64_t layer, const double *scores,
                         const gaussians *g, weft_layer_look *out, weft_layer_sums *sums) {
     const weft_layer_scores *l = &s->graph.scores[layer];
-    double *tau = NULL;
+    WEFT_AUTO_FREE double *tau = NULL;
     if (!g->width) return WEFT_OK;
     WEFT_TRY(add_deviations(g, l->heads, sums));
     if (!l->gaussian) return WEFT_OK;
-    weft_status status = read_tau(s, l, &tau);
-    for (int64_t h = 0; status == WEFT_OK && h < l->heads; h++)
+    WEFT_TRY(read_tau(s, l, &tau));
+    for (int64_t h = 0; h < l->heads; h++)
         out->heads[h].tau = tau[h];
-    if (status == WEFT_OK) status = add_moved(g, l, tau, scores, sums);
-    free(tau);
-    return status;
+    return add_moved(g, l, tau, scores, sums);
 }
 
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,

@@ -1,4 +1,5 @@
 /* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
+#include "base/scope.h"
 #include "inspect/look.h"
 
 #include <math.h>
@@ -35,19 +36,18 @@ static weft_status add_tensor(const weft_session *s, const weft_tensor *p, weft_
     const weft_weight *w = weft_model_find(s->model, p->name);
     weft_part_look *part = w ? part_of(out, w) : NULL;
     if (!part) return weft_fail(WEFT_EBUG, "inspect: %s is in no part", p->name);
-    double *values;
+    WEFT_AUTO_FREE double *values = NULL;
     WEFT_TRY(weft_look_weight(w, &values));
     part->parameters += w->count;
     part->weight_norm += squares(values, w->count);
-    weft_status status = weft_session_values(s, p->grad, w->count, values);
-    if (status == WEFT_OK) part->gradient_norm += squares(values, w->count);
-    free(values);
-    return status;
+    WEFT_TRY(weft_session_values(s, p->grad, w->count, values));
+    part->gradient_norm += squares(values, w->count);
+    return WEFT_OK;
 }
 
 static weft_status run_windows(weft_session *s, const weft_windows *text, int64_t windows) {
     size_t row = (size_t)text->time * sizeof(int32_t);
-    int32_t *tokens = malloc(2 * (size_t)windows * row);
+    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
     if (!tokens) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     int32_t *targets = tokens + windows * text->time;
     for (int64_t w = 0; w < windows; w++) {
@@ -55,27 +55,24 @@ static weft_status run_windows(weft_session *s, const weft_windows *text, int64_
         memcpy(tokens + w * text->time, from, row);
         memcpy(targets + w * text->time, from + 1, row);
     }
-    weft_status status = weft_session_run(s, tokens, targets, NULL);
-    free(tokens);
-    return status;
+    return weft_session_run(s, tokens, targets, NULL);
 }
 
 weft_status weft_look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
                                 weft_inspection *out) {
-    weft_session s;
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_model quiet = *m; /* the same weights, without dropout */
     int64_t windows = text->windows < WINDOWS_MOST ? text->windows : WINDOWS_MOST;
     quiet.config.dropout = 0;
     weft_build build = {.batch = windows, .time = text->time, .dtype = m->dtype, .train = true};
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
-    weft_status status = run_windows(&s, text, windows);
-    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
-    for (int64_t i = 0; status == WEFT_OK && i < s.graph.n_parameters; i++)
-        status = add_tensor(&s, s.graph.parameters[i].tensor, out);
+    WEFT_TRY(run_windows(&s, text, windows));
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    for (int64_t i = 0; i < s.graph.n_parameters; i++)
+        WEFT_TRY(add_tensor(&s, s.graph.parameters[i].tensor, out));
     for (int i = 0; i < out->n_parts; i++) {
         out->parts[i].weight_norm = sqrt(out->parts[i].weight_norm);
         out->parts[i].gradient_norm = sqrt(out->parts[i].gradient_norm);
     }
-    weft_session_close(&s);
-    return status;
+    return WEFT_OK;
 }

@@ -1,5 +1,6 @@
 /* Runs the text through the model a window at a time and hands what each layer made to those who look. */
 #include "inspect/inspect.h"
+#include "base/scope.h"
 
 #include "data/dataset.h"
 #include "inspect/look.h"
@@ -140,35 +141,31 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
     return status;
 }
 
+WEFT_ENDED_BY(weft_dataset_close, weft_dataset)
+
 /* The first sequences that evaluation uses. A task's are taken whole, of a text the beginning. */
 static weft_status read_held_out(const weft_config *c, weft_windows *out) {
-    weft_dataset *d;
+    WEFT_AUTO(weft_dataset_close_at) weft_dataset *d = NULL;
     WEFT_TRY(weft_dataset_open(c, &d));
     int64_t time = c->context;
     if (!weft_dataset_metric(d) && time > CONTEXT) time = CONTEXT;
     size_t count = (size_t)time;
-    int32_t *targets = malloc(count * sizeof *targets);
+    WEFT_AUTO_FREE int32_t *targets = malloc(count * sizeof *targets);
     *out = (weft_windows){.windows = WINDOWS, .time = time - 1};
     out->tokens = malloc(WINDOWS * count * sizeof *out->tokens);
-    weft_status status = targets && out->tokens ? WEFT_OK : no_memory();
-    for (int64_t w = 0; status == WEFT_OK && w < WINDOWS; w++)
-        status = weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
-                                   out->tokens + w * time, targets, NULL);
-    free(targets);
-    weft_dataset_close(d);
-    return status;
+    if (!targets || !out->tokens) return no_memory();
+    for (int64_t w = 0; w < WINDOWS; w++)
+        WEFT_TRY(weft_dataset_fill(d, WEFT_SPLIT_VAL, 0, 0, (uint32_t)w, time,
+                                   out->tokens + w * time, targets, NULL));
+    return WEFT_OK;
 }
 
 weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts) {
-    weft_windows text = {0};
-    weft_inspection found;
+    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+    WEFT_AUTO(weft_inspection_free) weft_inspection found = {0};
     if (m->config.context < 3) return WEFT_OK; /* there is nothing to look back at */
-    weft_status status = read_held_out(&m->config, &text);
-    if (status == WEFT_OK) status = weft_inspect(m, place, &text, true, &found);
-    if (status == WEFT_OK) {
-        weft_inspection_facts(&found, facts);
-        weft_inspection_free(&found);
-    }
-    weft_windows_free(&text);
-    return status;
+    WEFT_TRY(read_held_out(&m->config, &text));
+    WEFT_TRY(weft_inspect(m, place, &text, true, &found));
+    weft_inspection_facts(&found, facts);
+    return WEFT_OK;
 }

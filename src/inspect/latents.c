@@ -2,6 +2,7 @@
  *
  * The mean of the latents is left out: in keys it adds the same to all scores of a query, and in values
  * the same to all outputs. What tokens tell each other is in the differences. */
+#include "base/scope.h"
 #include "convert/spectrum.h"
 #include "inspect/look.h"
 
@@ -12,7 +13,7 @@
 weft_status weft_look_gates(const weft_session *s, int64_t layer, weft_layer_look *out,
                             weft_layer_sums *sums) {
     const weft_tensor *gate = s->graph.inside[layer].gate;
-    double *values;
+    WEFT_AUTO_FREE double *values = NULL;
     WEFT_TRY(weft_look_values(s, gate, &values));
     if (!values) return WEFT_OK;
     int64_t heads = gate->shape[2], rows = weft_tensor_count(gate) / heads;
@@ -25,7 +26,6 @@ weft_status weft_look_gates(const weft_session *s, int64_t layer, weft_layer_loo
         own->gates++;
         out->heads[i % heads].gates[bin < WEFT_GATE_BINS ? bin : WEFT_GATE_BINS - 1]++;
     }
-    free(values);
     return WEFT_OK;
 }
 
@@ -53,7 +53,7 @@ static void add_rows(const double *rows, int64_t n, int64_t width, double *sum, 
 
 static weft_status look_latent(const weft_session *s, const weft_tensor *latent, int which,
                                weft_spectrum_look *out, weft_layer_sums *sums) {
-    double *rows;
+    WEFT_AUTO_FREE double *rows = NULL;
     WEFT_TRY(weft_look_values(s, latent, &rows));
     if (!rows) return WEFT_OK;
     int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
@@ -62,14 +62,11 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
         sums->latent_sum[which] = calloc((size_t)width, sizeof(double));
         sums->latent_gram[which] = calloc((size_t)(width * width), sizeof(double));
     }
-    weft_status status = WEFT_OK;
-    if (sums->latent_sum[which] && sums->latent_gram[which])
-        add_rows(rows, n, width, sums->latent_sum[which], sums->latent_gram[which]);
-    else
-        status = weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    if (!sums->latent_sum[which] || !sums->latent_gram[which])
+        return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    add_rows(rows, n, width, sums->latent_sum[which], sums->latent_gram[which]);
     if (which == 0) sums->latent_rows += (double)n;
-    free(rows);
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_look_latents(const weft_session *s, int64_t layer, weft_layer_look *out,
@@ -77,14 +74,6 @@ weft_status weft_look_latents(const weft_session *s, int64_t layer, weft_layer_l
     const weft_layer_inside *in = &s->graph.inside[layer];
     WEFT_TRY(look_latent(s, in->latent, 0, &out->keys, sums));
     return look_latent(s, in->latent_v, 1, &out->values, sums);
-}
-
-/* The covariance [L, L] in the place of the sum of products, of which there is one half. */
-static void center(double *gram, const double *sum, int64_t width, double rows) {
-    for (int64_t a = 0; a < width; a++)
-        for (int64_t b = 0; b <= a; b++)
-            gram[a * width + b] = gram[b * width + a] =
-                gram[a * width + b] / rows - sum[a] / rows * (sum[b] / rows);
 }
 
 /* How many of the falling values hold a share of the squares' sum. */
@@ -111,23 +100,21 @@ static double effective_rank(const double *values, int64_t n) {
 static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *gram, double rows) {
     int64_t width = out->width;
     if (!width) return WEFT_OK;
-    double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
+    WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
     out->values = malloc((size_t)width * sizeof *out->values);
-    weft_status status = WEFT_OK;
-    if (!vectors || !out->values) status = weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    if (status == WEFT_OK) {
-        center(gram, sum, width, rows);
-        status = weft_spectrum(gram, width, out->values, vectors);
-    }
-    for (int64_t i = 0; status == WEFT_OK && i < width; i++)
+    if (!vectors || !out->values) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    /* The covariance in the place of the sum of products, of which there is one half. */
+    for (int64_t a = 0; a < width; a++)
+        for (int64_t b = 0; b <= a; b++)
+            gram[a * width + b] = gram[b * width + a] =
+                gram[a * width + b] / rows - sum[a] / rows * (sum[b] / rows);
+    WEFT_TRY(weft_spectrum(gram, width, out->values, vectors));
+    for (int64_t i = 0; i < width; i++)
         out->values[i] = sqrt(fmax(out->values[i], 0));
-    if (status == WEFT_OK) {
-        out->rank = effective_rank(out->values, width);
-        out->dirs_90 = holding(out->values, width, 0.9);
-        out->dirs_99 = holding(out->values, width, 0.99);
-    }
-    free(vectors);
-    return status;
+    out->rank = effective_rank(out->values, width);
+    out->dirs_90 = holding(out->values, width, 0.9);
+    out->dirs_99 = holding(out->values, width, 0.99);
+    return WEFT_OK;
 }
 
 weft_status weft_finish_latents(weft_layer_look *out, weft_layer_sums *sums) {

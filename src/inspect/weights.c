@@ -1,4 +1,5 @@
 /* Attention's weights: how spread they are, where they lie, and which of them the routes keep. */
+#include "base/scope.h"
 #include "inspect/look.h"
 
 #include <math.h>
@@ -108,7 +109,7 @@ static void add_routes(const weft_config *c, weft_layer_sums *sums, const double
 weft_status weft_look_routes(const weft_config *c, const double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
                              weft_layer_sums *sums) {
-    double *row = calloc((size_t)time, sizeof *row);
+    WEFT_AUTO_FREE double *row = calloc((size_t)time, sizeof *row);
     if (!row) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     memset(chosen, 0, (size_t)(time * time));
     for (int64_t i = 0; i < time; i++) {
@@ -127,7 +128,6 @@ weft_status weft_look_routes(const weft_config *c, const double *weights, int64_
             sums->same_token_rows++;
         }
     }
-    free(row);
     return WEFT_OK;
 }
 

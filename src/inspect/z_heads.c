@@ -1,5 +1,6 @@
 /* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
  * whether the dense W_z stays with the blocks that it starts from. */
+#include "base/scope.h"
 #include "inspect/look.h"
 
 #include <math.h>
@@ -28,14 +29,6 @@ static void multiply(const double *w, const double *x, int64_t out, int64_t in, 
     }
 }
 
-/* z [F] = W_z h; W_z is [F, F], or its blocks [heads, z, z]. */
-static void project(const weft_weight *w_z, const double *values, const double *h, int64_t ffn,
-                    double *z) {
-    int64_t heads = w_z->ndim == 3 ? w_z->shape[0] : 1, size = ffn / heads;
-    for (int64_t i = 0; i < heads; i++)
-        multiply(values + i * size * size, h + i * size, size, size, z + i * size);
-}
-
 /* mean_t x [E] of what the feed-forward reads. */
 static weft_status mean_input(const weft_session *s, int64_t layer, double **out) {
     const weft_tensor *x = s->graph.inside[layer].normed;
@@ -56,22 +49,20 @@ weft_status weft_look_z(const weft_session *s, int64_t layer, int64_t window, in
     const weft_weight *w_1 = layer_weight(s->model, layer, "ffn.w1.weight");
     if (!w_z || !w_1) return WEFT_OK;
     int64_t ffn = w_1->shape[0], width = w_1->shape[1];
-    double *x = NULL, *first = NULL, *second = NULL, *h = calloc((size_t)ffn, sizeof *h);
+    WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL,
+                          *h = calloc((size_t)ffn, sizeof *h);
     if (!sums->contexts) sums->contexts = calloc((size_t)(windows * ffn), sizeof(double));
-    weft_status status =
-        h && sums->contexts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    if (status == WEFT_OK) status = mean_input(s, layer, &x);
-    if (status == WEFT_OK) status = weft_look_weight(w_1, &first);
-    if (status == WEFT_OK) status = weft_look_weight(w_z, &second);
-    if (status == WEFT_OK) {
-        multiply(first, x, ffn, width, h);
-        project(w_z, second, h, ffn, sums->contexts + window * ffn);
-    }
-    free(x);
-    free(first);
-    free(second);
-    free(h);
-    return status;
+    if (!h || !sums->contexts) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    WEFT_TRY(mean_input(s, layer, &x));
+    WEFT_TRY(weft_look_weight(w_1, &first));
+    WEFT_TRY(weft_look_weight(w_z, &second));
+    multiply(first, x, ffn, width, h);
+    /* z [F] = W_z h; W_z is [F, F], or its blocks [heads, z, z]. */
+    int64_t heads = w_z->ndim == 3 ? w_z->shape[0] : 1, size = ffn / heads;
+    for (int64_t i = 0; i < heads; i++)
+        multiply(second + i * size * size, h + i * size, size, size,
+                 sums->contexts + window * ffn + i * size);
+    return WEFT_OK;
 }
 
 static double cosine(const double *a, const double *b, int64_t n) {
@@ -103,7 +94,8 @@ static void compare_contexts(const double *contexts, int64_t windows, int64_t he
 }
 
 static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double *out) {
-    double *values, off = 0, all = 0;
+    WEFT_AUTO_FREE double *values = NULL;
+    double off = 0, all = 0;
     *out = 0;
     if (w->ndim != 2) return WEFT_OK;
     WEFT_TRY(weft_look_weight(w, &values));
@@ -114,7 +106,6 @@ static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double 
             all += square;
             if (i / size != j / size) off += square;
         }
-    free(values);
     *out = all > 0 ? off / all : 0;
     return WEFT_OK;
 }

@@ -3,8 +3,8 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "base/order.h"
+#include "base/text.h"
 #include "base/version.h"
 
 #include <errno.h>
@@ -97,24 +97,18 @@ static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
 }
 
 static weft_status read_lines(weft_database *d, summary *u, const char *path) {
-    char *text = NULL;
+    WEFT_AUTO_FREE char *text = NULL;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     size_t room = 0;
     ssize_t n;
-    long number = 0;
-    FILE *file;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return WEFT_EINPUT;
-    weft_status status = WEFT_OK;
-    while (status == WEFT_OK && (n = getline(&text, &room, file)) > 0) {
+    for (long number = 1; (n = getline(&text, &room, file)) > 0; number++) {
         json_error_t error;
-        json_t *line = weft_json_read(text, (size_t)n, 0, &error);
-        number++;
-        status = line ? add_line(d, u, line)
-                      : weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
-        json_decref(line);
+        WEFT_AUTO_DECREF json_t *line = weft_json_read(text, (size_t)n, 0, &error);
+        if (!line) return weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
+        WEFT_TRY(add_line(d, u, line));
     }
-    free(text);
-    fclose(file);
-    return status;
+    return WEFT_OK;
 }
 
 static double train_loss_of(const summary *u) {
@@ -122,14 +116,9 @@ static double train_loss_of(const summary *u) {
 }
 
 static double score_of(const summary *u) {
-    switch (u->study->base.study_score) {
-    case WEFT_STUDY_SCORE_TRAIN_LOSS:
-        return train_loss_of(u);
-    case WEFT_STUDY_SCORE_METRIC:
-        return u->metric_value;
-    default:
-        return u->val_loss;
-    }
+    int64_t score = u->study->base.study_score;
+    if (score == WEFT_STUDY_SCORE_TRAIN_LOSS) return train_loss_of(u);
+    return score == WEFT_STUDY_SCORE_METRIC ? u->metric_value : u->val_loss;
 }
 
 static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,
@@ -169,14 +158,12 @@ static weft_status take_facts(weft_database *d, const summary *u, const weft_end
     const char *name;
     json_t *value;
     WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
-    json_t *result = weft_json_file(path, RESULT_MOST);
-    weft_status status = weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run);
+    WEFT_AUTO_DECREF json_t *result = weft_json_file(path, RESULT_MOST);
+    WEFT_TRY(weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run));
     json_object_foreach(json_object_get(result, "facts"), name, value) {
-        if (status == WEFT_OK && !json_is_null(value))
-            status = add_fact(d, u->job->run, name, value);
+        if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
     }
-    json_decref(result);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
@@ -250,22 +237,20 @@ void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
 }
 
 double weft_collect_rate(const char *folder) {
-    char path[WEFT_PATH_MAX], *text = NULL;
+    char path[WEFT_PATH_MAX];
+    WEFT_AUTO_FREE char *text = NULL;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     size_t room = 0;
     ssize_t n;
     double rates[RATES_MOST];
     int count = 0, lines = 0;
-    FILE *file;
     if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return NAN;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return NAN;
     while ((n = getline(&text, &room, file)) > 0) {
-        json_t *line = weft_json_read(text, (size_t)n, 0, NULL);
+        WEFT_AUTO_DECREF json_t *line = weft_json_read(text, (size_t)n, 0, NULL);
         double rate = weft_json_number_of(line, "tokens_per_s");
         if (lines++ > 0 && rate > 0 && count < RATES_MOST) rates[count++] = rate;
-        json_decref(line);
     }
-    free(text);
-    fclose(file);
     if (count == 0) return NAN;
     qsort(rates, (size_t)count, sizeof *rates, weft_order_doubles);
     return count % 2 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
@@ -284,9 +269,7 @@ static char *list_packages(const json_t *manifest) {
         const char *version = json_string_value(json_object_get(one, "version"));
         if (name) fprintf(out, "%s%s %s", i ? ", " : "", name, version ? version : "");
     }
-    if (fclose(out) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(out, &text);
 }
 
 static void add_dataset(json_t *facts, const weft_config *c, const weft_train_result *r) {
@@ -295,13 +278,11 @@ static void add_dataset(json_t *facts, const weft_config *c, const weft_train_re
         json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
     if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
     if (weft_path(path, "%s/manifest.json", c->dataset) != WEFT_OK) return;
-    json_t *manifest = weft_json_file(path, MANIFEST_MOST);
+    WEFT_AUTO_DECREF json_t *manifest = weft_json_file(path, MANIFEST_MOST);
     json_t *hash = json_object_get(manifest, "hash");
     if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
-    char *packages = list_packages(manifest);
+    WEFT_AUTO_FREE char *packages = list_packages(manifest);
     if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
-    free(packages);
-    json_decref(manifest);
 }
 
 /* loss_at_64_255: the held-out loss of positions 64 to 255. */
@@ -317,12 +298,10 @@ static void add_positions(json_t *facts, const weft_train_result *r) {
 
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
     char machine[512];
-    json_t *facts = json_object();
-    if (!facts) return NULL;
     weft_machine_text(machine, sizeof machine);
-    json_object_set_new(facts, "commit", json_string(weft_git_commit()));
-    json_object_set_new(facts, "machine", json_string(machine));
-    json_object_set_new(facts, "device", json_string(device));
+    json_t *facts = json_pack("{s:s, s:s, s:s}", "commit", weft_git_commit(), "machine", machine,
+                              "device", device);
+    if (!facts) return NULL;
     if (r->device_bytes > 0)
         json_object_set_new(facts, "device_bytes", json_integer(r->device_bytes));
     add_dataset(facts, c, r);

@@ -250,11 +250,9 @@ static weft_status join(char path[WEFT_PATH_MAX], const char *folder, const char
 
 /* The same with no link in the folder's own path. */
 static weft_status join_real(char path[WEFT_PATH_MAX], const char *folder, const char *name) {
-    char *real = realpath(folder, NULL);
+    WEFT_AUTO_FREE char *real = realpath(folder, NULL);
     if (!real) return weft_fail(WEFT_EINPUT, "%s/%s: %s", folder, name, strerror(errno));
-    weft_status status = join(path, real, name);
-    free(real);
-    return status;
+    return join(path, real, name);
 }
 
 /* Where the database is, without a link on the way. */
@@ -262,17 +260,13 @@ static weft_status find_file(weft_database *d, const char *folder, const char *n
                              bool *journal) {
     const char *slash = strrchr(name, '/');
     char above[WEFT_PATH_MAX];
-    int root, inside;
+    WEFT_AUTO_CLOSE int root = -1, inside = -1;
     WEFT_TRY(join(d->path, folder, name));
     WEFT_TRY(join_real(d->file, folder, name));
     WEFT_TRY(weft_path(above, "%.*s", slash ? (int)(slash - name) : 0, name));
     WEFT_TRY(weft_below_root(folder, &root));
-    weft_status status = weft_below_folder(root, above, &inside);
-    close(root);
-    WEFT_TRY(status);
-    status = check_neighbours(d, inside, slash ? slash + 1 : name, journal);
-    close(inside);
-    return status;
+    WEFT_TRY(weft_below_folder(root, above, &inside));
+    return check_neighbours(d, inside, slash ? slash + 1 : name, journal);
 }
 
 /* The file's first bytes, read before SQLite acts on any of it: a hot journal is played back with the
@@ -449,29 +443,23 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     bool journal = false;
     *out = NULL;
     *fresh = false;
-    weft_database *d = calloc(1, sizeof *d);
+    WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s/%s: no memory", folder, name);
     d->schema = schema;
     d->seconds = seconds;
     start_time(d);
-    weft_status status = find_file(d, folder, name, &journal);
-    if (status == WEFT_OK && mode != WEFT_DATABASE_MAKE && access(d->file, R_OK) != 0)
-        status = weft_fail(WEFT_EINPUT, "%s: %s", d->path, strerror(errno));
-    if (status == WEFT_OK) status = open_file(d, mode, journal);
-    if (status == WEFT_OK) status = check_head(d, journal);
-    if (status == WEFT_OK) {
-        arm(d);
-        status = check_all(d, fresh);
-    }
-    if (status == WEFT_OK && *fresh && mode != WEFT_DATABASE_MAKE)
-        status =
-            weft_fail(WEFT_EINPUT, "%s: an empty database: no study was started in it", d->path);
+    WEFT_TRY(find_file(d, folder, name, &journal));
+    if (mode != WEFT_DATABASE_MAKE && access(d->file, R_OK) != 0)
+        return weft_fail(WEFT_EINPUT, "%s: %s", d->path, strerror(errno));
+    WEFT_TRY(open_file(d, mode, journal));
+    WEFT_TRY(check_head(d, journal));
+    arm(d);
+    WEFT_TRY(check_all(d, fresh));
+    if (*fresh && mode != WEFT_DATABASE_MAKE)
+        return weft_fail(WEFT_EINPUT, "%s: an empty database: no study was started in it", d->path);
     d->entered = true;
-    if (status == WEFT_OK)
-        *out = d;
-    else
-        weft_database_close(d);
-    return status;
+    *out = weft_steal(&d);
+    return WEFT_OK;
 }
 
 /* A path's folder and the name in it, as weft_database_enter wants them. */

@@ -14,6 +14,7 @@
 #define WEFT_RECORD_DATABASE_H
 
 #include "base/error.h"
+#include "base/scope.h"
 
 #include <sqlite3.h>
 #include <stdbool.h>
@@ -76,6 +77,7 @@ weft_status weft_database_place(const char *folder);
 /* An empty one without a name, which goes when it is closed; `path` is what messages call it. */
 weft_status weft_database_scratch(const char *path, weft_database **out);
 void weft_database_close(weft_database *d);
+WEFT_ENDED_BY(weft_database_close, weft_database)
 /* Makes one of an older version one of the newest, in a transaction: before the first change. */
 weft_status weft_database_update(weft_database *d);
 /* Makes the tables of a fresh one, within a transaction. */

@@ -1,5 +1,6 @@
 /* From run folders to the tables of schema.c. */
 #include "record/gather.h"
+#include "base/text.h"
 
 #include "base/folders.h"
 #include "base/json.h"
@@ -80,11 +81,7 @@ static char *overrides_of(const gathering *g, const json_t *options) {
         weft_config_format(own ? g->config : &plain, &list[i], value, sizeof value);
         fprintf(out, "%s%s=%s", ftell(out) ? " " : "", name, value);
     }
-    if (fclose(out) != 0) {
-        free(text);
-        return NULL;
-    }
-    return text;
+    return weft_memory_end(out, &text);
 }
 
 static bool has_name(const gathering *g, const char *name) {
@@ -137,11 +134,8 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
     g->n_groups++;
     take_place(g, *out);
-    char *overrides = overrides_of(g, options);
-    if (!overrides) return no_memory();
-    weft_status status = insert_variant(g, *out, *out ? overrides : "");
-    free(overrides);
-    return status;
+    WEFT_AUTO_FREE char *overrides = overrides_of(g, options);
+    return overrides ? insert_variant(g, *out, *out ? overrides : "") : no_memory();
 }
 
 static void take_line(void *context, const json_t *line) {
@@ -153,13 +147,12 @@ static void take_line(void *context, const json_t *line) {
 static weft_status insert_lines(gathering *g, int64_t run, int folder) {
     weft_lines_place place = {0};
     int64_t all = INT64_MAX;
-    int file;
+    WEFT_AUTO_CLOSE int file = -1;
     g->run = run;
     g->taken = WEFT_OK;
     WEFT_TRY(weft_below_file(folder, "metrics.jsonl", &file));
-    weft_status status = weft_lines_follow(file, &place, &all, take_line, g);
-    close(file);
-    return status == WEFT_OK ? g->taken : status;
+    WEFT_TRY(weft_lines_follow(file, &place, &all, take_line, g));
+    return g->taken;
 }
 
 /* A run that was stopped, or cut off, waits to be gone on with. */
@@ -183,10 +176,10 @@ static weft_status insert_run(gathering *g, int64_t id, int variant, const json_
     bool done = strcmp(status, "done") == 0;
     char folder[FOLDER_ROOM];
     name_folder(json_string_value(json_object_get(run, "name")), folder);
-    char *config = weft_record_config_json(g->config);
+    WEFT_AUTO_FREE char *config = weft_record_config_json(g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");
-    weft_status result = weft_database_run(
+    return weft_database_run(
         g->d,
         "INSERT INTO runs(run, variant, learning_rate, seed, folder, status, config, iters, "
         "val_loss,"
@@ -196,19 +189,14 @@ static weft_status insert_run(gathering *g, int64_t id, int variant, const json_
         status, config, (int64_t)json_integer_value(json_object_get(run, "step")), done ? val : NAN,
         weft_json_number_of(run, "best_val_loss"), done ? val : NAN, seconds,
         weft_json_number_of(run, "tokens_per_s"));
-    free(config);
-    return result;
 }
 
 static double seconds_of(int folder) {
-    char *text;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (weft_below_read(folder, "result.json", 1 << 20, &text, &bytes) != WEFT_OK) return NAN;
-    json_t *result = weft_json_read(text, bytes, 0, NULL);
-    free(text);
-    double seconds = weft_json_number_of(result, "seconds");
-    json_decref(result);
-    return seconds;
+    WEFT_AUTO_DECREF json_t *result = weft_json_read(text, bytes, 0, NULL);
+    return weft_json_number_of(result, "seconds");
 }
 
 /* A run without a config has the defaults. */
@@ -226,46 +214,41 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
 static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
     const char *name = json_string_value(json_object_get(run, "name"));
     int variant = 0;
-    int folder = weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
+    WEFT_AUTO_CLOSE int folder =
+        weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
     if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
-    weft_status status = read_config(g, folder, name);
-    if (status == WEFT_OK && *count == 0) *g->first = *g->config;
-    if (status == WEFT_OK) status = find_variant(g, run, &variant);
-    if (status == WEFT_OK) status = insert_run(g, ++*count, variant, run, seconds_of(folder));
-    if (status == WEFT_OK) status = insert_lines(g, *count, folder);
-    close(folder);
-    return status;
+    WEFT_TRY(read_config(g, folder, name));
+    if (*count == 0) *g->first = *g->config;
+    WEFT_TRY(find_variant(g, run, &variant));
+    WEFT_TRY(insert_run(g, ++*count, variant, run, seconds_of(folder)));
+    return insert_lines(g, *count, folder);
 }
 
 /* The study's own row: its name is the folder's, its config the first run's. */
 static weft_status insert_study(gathering *g) {
-    char now[WEFT_TIME_ROOM], *lines = weft_record_config(g->first);
+    char now[WEFT_TIME_ROOM];
+    WEFT_AUTO_FREE char *lines = weft_record_config(g->first);
     if (!lines) return no_memory();
     weft_time_now(now);
     const char *slash = strrchr(g->folder, '/');
-    weft_status status =
-        weft_database_run(g->d,
-                          "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
-                          "equal, score, tail, created)"
-                          " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, ?)",
-                          "isss", (int64_t)WEFT_SCHEMA_VERSION,
-                          slash && slash[1] ? slash + 1 : g->folder, lines, now);
-    free(lines);
-    return status;
+    return weft_database_run(g->d,
+                             "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
+                             "equal, score, tail, created)"
+                             " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, ?)",
+                             "isss", (int64_t)WEFT_SCHEMA_VERSION,
+                             slash && slash[1] ? slash + 1 : g->folder, lines, now);
 }
 
 static weft_status fill(gathering *g) {
-    json_t *news = weft_watched_news(g->watched, 0), *run;
-    const json_t *runs = json_object_get(news, "runs");
+    WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
+    json_t *run;
     int64_t count = 0;
     size_t i;
-    weft_status status = news ? WEFT_OK : no_memory();
-    json_array_foreach(runs, i, run) {
-        if (status == WEFT_OK) status = add_run(g, run, &count);
+    if (!news) return no_memory();
+    json_array_foreach(json_object_get(news, "runs"), i, run) {
+        WEFT_TRY(add_run(g, run, &count));
     }
-    if (status == WEFT_OK) status = insert_study(g);
-    json_decref(news);
-    return status;
+    return insert_study(g);
 }
 
 static weft_status write_database(gathering *g) {
@@ -277,42 +260,44 @@ static weft_status write_database(gathering *g) {
     return weft_database_finish(g->d, status);
 }
 
+static void end_gathering(gathering *g) {
+    weft_database_close(g->d);
+    for (int i = 0; i < g->n_groups; i++) {
+        free(g->groups[i].key);
+        json_decref(g->groups[i].of);
+    }
+    free(g->groups);
+    free(g->config);
+    free(g->first);
+    json_decref(g->seen);
+    weft_watched_close(g->watched);
+}
+
 static weft_status gather(const char *folder, weft_database **out) {
+    *out = NULL;
+    WEFT_AUTO(end_gathering)
     gathering g = {.folder = folder,
                    .config = malloc(sizeof *g.config),
                    .first = malloc(sizeof *g.first),
                    .seen = json_object()};
-    *out = NULL;
-    weft_status status = g.config && g.first && g.seen ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) status = weft_watched_open(&folder, 1, false, &g.watched);
-    while (status == WEFT_OK && !weft_watched_look(g.watched))
+    if (!g.config || !g.first || !g.seen) return no_memory();
+    WEFT_TRY(weft_watched_open(&folder, 1, false, &g.watched));
+    while (!weft_watched_look(g.watched))
         ;
-    if (status == WEFT_OK && weft_watched_count(g.watched) == 0)
-        status =
-            weft_fail(WEFT_EINPUT,
-                      "%s: holds no study (runs.db) and no run (metrics.jsonl); weft study or weft "
-                      "train --out makes one",
-                      folder);
-    if (status == WEFT_OK && weft_watched_is_full(g.watched))
-        status = weft_fail(WEFT_EINPUT,
-                           "%s: holds more runs than can be listed together (%d); name a folder "
-                           "in it",
-                           folder, weft_watched_count(g.watched));
-    if (status == WEFT_OK) status = write_database(&g);
-    if (status == WEFT_OK)
-        *out = g.d;
-    else
-        weft_database_close(g.d);
-    for (int i = 0; i < g.n_groups; i++) {
-        free(g.groups[i].key);
-        json_decref(g.groups[i].of);
-    }
-    free(g.groups);
-    free(g.config);
-    free(g.first);
-    json_decref(g.seen);
-    weft_watched_close(g.watched);
-    return status;
+    if (weft_watched_count(g.watched) == 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: holds no study (runs.db) and no run (metrics.jsonl); weft study or "
+                         "weft train --out makes one",
+                         folder);
+    if (weft_watched_is_full(g.watched))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: holds more runs than can be listed together (%d); name a folder "
+                         "in it",
+                         folder, weft_watched_count(g.watched));
+    WEFT_TRY(write_database(&g));
+    *out = g.d;
+    g.d = NULL;
+    return WEFT_OK;
 }
 
 weft_status weft_listing_open(const char *path, weft_database **out) {

@@ -23,13 +23,6 @@
     " UNION ALL SELECT run, 'machine', machine FROM " runs ", " study " WHERE machine IS NOT NULL" \
     " UNION ALL SELECT run, 'device', device FROM " runs ", " study " WHERE device IS NOT NULL;"
 
-/* A database or a folder's runs.db. */
-static weft_status file_of(const char *path, char file[WEFT_PATH_MAX]) {
-    struct stat is;
-    bool folder = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
-    return weft_path(file, "%s%s", path, folder ? "/runs.db" : "");
-}
-
 /* *made: the folder was not there. */
 static weft_status name_out(const char *out, char file[WEFT_PATH_MAX], bool *made) {
     size_t n = strlen(out);
@@ -53,18 +46,17 @@ static weft_status name_out(const char *out, char file[WEFT_PATH_MAX], bool *mad
 /* A whole copy, read in one transaction, so that the database may be in use; open, and of today's tables. */
 static weft_status open_copy(const char *path, const char *copy, weft_database **out) {
     char file[WEFT_PATH_MAX];
-    weft_database *d;
+    WEFT_AUTO(weft_database_close_at) weft_database *from = NULL, *d = NULL;
+    struct stat is;
     *out = NULL;
-    WEFT_TRY(file_of(path, file));
-    WEFT_TRY(weft_database_open(file, false, &d));
-    weft_status status = weft_database_copy(d, copy);
-    weft_database_close(d);
-    if (status == WEFT_OK) status = weft_database_open(copy, true, out);
-    if (status == WEFT_OK) status = weft_database_update(*out);
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_database_close(*out);
-    *out = NULL;
-    return status;
+    bool folder = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
+    WEFT_TRY(weft_path(file, "%s%s", path, folder ? "/runs.db" : ""));
+    WEFT_TRY(weft_database_open(file, false, &from));
+    WEFT_TRY(weft_database_copy(from, copy));
+    WEFT_TRY(weft_database_open(copy, true, &d));
+    WEFT_TRY(weft_database_update(d));
+    *out = weft_steal(&d);
+    return WEFT_OK;
 }
 
 static weft_status compare_configs(const char *ours, const char *theirs, const char *path) {
@@ -170,14 +162,6 @@ static weft_status merge_part(weft_database *d, const char *path, const char *co
     return status;
 }
 
-/* The first one's runs have their origin too, once there are others beside them; and nobody runs them
- * here. */
-static weft_status mark_first(weft_database *d) {
-    return weft_database_script(
-        d, "UPDATE runs SET status = 'waiting' WHERE status = 'running';" ADD_ORIGIN(
-               "(SELECT run FROM runs WHERE status" ENDED ")", "main.study"));
-}
-
 static weft_status tell_runs(weft_database *d, FILE *say) {
     sqlite3_stmt *rows =
         weft_database_ask(d,
@@ -194,28 +178,25 @@ static weft_status tell_runs(weft_database *d, FILE *say) {
     return weft_database_end(d, rows);
 }
 
-static weft_status count_runs(weft_database *d, weft_merged *result) {
+static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
+                         weft_merged *result) {
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
+    char copy[WEFT_PATH_MAX];
     int64_t runs, done;
+    WEFT_TRY(weft_path(copy, "%s.part", file));
+    WEFT_TRY(open_copy(paths[0], file, &d));
+    /* The first one's runs have their origin too, once there are others beside them; and nobody runs
+     * them here. */
+    WEFT_TRY(weft_database_script(
+        d, "UPDATE runs SET status = 'waiting' WHERE status = 'running';" ADD_ORIGIN(
+               "(SELECT run FROM runs WHERE status" ENDED ")", "main.study")));
+    for (int i = 1; i < n; i++)
+        WEFT_TRY(merge_part(d, paths[i], copy));
+    WEFT_TRY(weft_database_check(d));
     WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs", ""));
     WEFT_TRY(weft_database_number(d, 0, &done, "SELECT count(*) FROM runs WHERE status" ENDED, ""));
     *result = (weft_merged){(int)runs, (int)done};
-    return WEFT_OK;
-}
-
-static weft_status build(const char *const *paths, int n, const char *file, FILE *say,
-                         weft_merged *result) {
-    weft_database *d = NULL;
-    char copy[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(copy, "%s.part", file));
-    WEFT_TRY(open_copy(paths[0], file, &d));
-    weft_status status = mark_first(d);
-    for (int i = 1; status == WEFT_OK && i < n; i++)
-        status = merge_part(d, paths[i], copy);
-    if (status == WEFT_OK) status = weft_database_check(d);
-    if (status == WEFT_OK) status = count_runs(d, result);
-    if (status == WEFT_OK && say) status = tell_runs(d, say);
-    weft_database_close(d);
-    return status;
+    return say ? tell_runs(d, say) : WEFT_OK;
 }
 
 /* In a folder beside, which takes SQLite's journals too: half of it is worth nothing. Of several merges

@@ -40,37 +40,32 @@ static const weft_schema schema = {.what = "database of notes",
                                    .versions = &version,
                                    .check = check_notes};
 
-static weft_status make_tables(weft_database *d) {
-    WEFT_TRY(weft_database_begin(d));
-    return weft_database_finish(d, weft_database_make_tables(d));
-}
-
 static weft_status open_file(weft_notes *n) {
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     bool fresh;
     WEFT_TRY(weft_database_enter(&schema, n->folder, "notes.db", WEFT_DATABASE_MAKE,
-                                 statement_seconds, &n->file, &fresh));
-    weft_status status = fresh ? make_tables(n->file) : WEFT_OK;
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_database_close(n->file);
-    n->file = NULL;
-    return status;
+                                 statement_seconds, &d, &fresh));
+    if (fresh) {
+        WEFT_TRY(weft_database_begin(d));
+        WEFT_TRY(weft_database_finish(d, weft_database_make_tables(d)));
+    }
+    n->file = weft_steal(&d);
+    return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_notes_close, weft_notes)
+
 weft_status weft_notes_open(const char *folder, weft_notes **out) {
-    weft_notes *n = calloc(1, sizeof *n);
+    WEFT_AUTO(weft_notes_close_at) weft_notes *n = calloc(1, sizeof *n);
     char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
     if (!n) return weft_fail(WEFT_ENOMEM, "notes: no memory");
-    weft_status status = weft_path(n->folder, "%s", folder);
-    if (status == WEFT_OK) status = weft_path(path, "%s/notes.db", folder);
-    if (status == WEFT_OK) status = weft_path_there(path, &there);
-    if (status == WEFT_OK && there) status = open_file(n);
-    if (status != WEFT_OK) {
-        weft_notes_close(n);
-        return status;
-    }
-    *out = n;
+    WEFT_TRY(weft_path(n->folder, "%s", folder));
+    WEFT_TRY(weft_path(path, "%s/notes.db", folder));
+    WEFT_TRY(weft_path_there(path, &there));
+    if (there) WEFT_TRY(open_file(n));
+    *out = weft_steal(&n);
     return WEFT_OK;
 }
 

@@ -1,6 +1,7 @@
 /* Writing and matching the tables. A run's number follows from its place among variants, rates and
  * seeds, so a variant that joins later does not move the others; more seeds move them all. */
 #include "record/record.h"
+#include "base/text.h"
 
 #include "base/json.h"
 #include "base/log.h"
@@ -35,11 +36,7 @@ char *weft_record_config(const weft_config *c) {
         weft_config_format(c, &options[i], value, sizeof value);
         fprintf(out, "%s=%s\n", options[i].key, value);
     }
-    if (out && fclose(out) != 0) {
-        free(text);
-        text = NULL;
-    }
-    return text;
+    return out ? weft_memory_end(out, &text) : NULL;
 }
 
 char *weft_record_config_json(const weft_config *c) {
@@ -66,14 +63,14 @@ weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const
 static weft_status insert_study(weft_database *d, const weft_study *s,
                                 const weft_study_place *place) {
     char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
-    char *config = weft_record_config(&s->base);
+    WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
     weft_time_now(now);
     host_name(host);
     weft_machine_text(machine, sizeof machine);
     weft_study_seeds_text(s, seeds, LIST_ROOM);
     weft_study_rates_text(s, rates, LIST_ROOM);
-    weft_status status = weft_database_run(
+    return weft_database_run(
         d,
         "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
         " weft_version, git_commit, created, host, machine, threads, device)"
@@ -82,8 +79,6 @@ static weft_status insert_study(weft_database *d, const weft_study *s,
         weft_config_word(&s->base, WEFT_OPTION(study_equal)),
         weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail, weft_version(),
         weft_git_commit(), now, host, machine, (int64_t)place->threads, place->device);
-    free(config);
-    return status;
 }
 
 /* Runs of a rate: one for each seed, and the one that chooses. */
@@ -114,15 +109,13 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
     weft_record_run job = make_job(s, variant, rate_place, k);
     weft_config c;
     weft_study_run_config(s, variant, job.rate, job.seed, &c);
-    char *json = weft_record_config_json(&c);
+    WEFT_AUTO_FREE char *json = weft_record_config_json(&c);
     if (!json) return no_memory();
-    weft_status status = weft_database_run(
-        d,
-        "INSERT INTO runs(run, variant, learning_rate, seed, folder, config)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
-        "iidiss", job.run, (int64_t)variant, job.rate, job.seed, job.folder, json);
-    free(json);
-    return status;
+    return weft_database_run(d,
+                             "INSERT INTO runs(run, variant, learning_rate, seed, folder, config)"
+                             " VALUES (?, ?, ?, ?, ?, ?)",
+                             "iidiss", job.run, (int64_t)variant, job.rate, job.seed, job.folder,
+                             json);
 }
 
 /* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
@@ -284,13 +277,6 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
                      weft_database_path(d), o->key, was, is);
 }
 
-static weft_status match_study(weft_database *d, const weft_study *s, int64_t *seeds) {
-    sqlite3_stmt *rows = weft_database_ask(d, "SELECT config FROM study", "");
-    if (weft_database_next(d, rows))
-        weft_database_break(d, match_config(d, s, weft_column_text(rows, 0), seeds));
-    return weft_database_end(d, rows);
-}
-
 /* Variants as the database has them: taken over (equal time), then compared. */
 static weft_status load_seconds(weft_database *d, weft_study *s) {
     sqlite3_stmt *rows = weft_database_ask(d, "SELECT variant, seconds_per_iter FROM variants", "");
@@ -373,13 +359,11 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
     WEFT_TRY(renumber(d, s, before));
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
-    char *config = weft_record_config(&s->base), seeds[LIST_ROOM];
+    char seeds[LIST_ROOM];
+    WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
     weft_study_seeds_text(s, seeds, LIST_ROOM);
-    weft_status status =
-        weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
-    free(config);
-    return status;
+    return weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
 }
 
 static weft_status grow(weft_database *d, const weft_study *s, int64_t before) {
@@ -395,7 +379,10 @@ static weft_status grow(weft_database *d, const weft_study *s, int64_t before) {
 
 weft_status weft_record_match(weft_database *d, weft_study *s) {
     int64_t seeds = s->base.study_seeds;
-    WEFT_TRY(match_study(d, s, &seeds));
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT config FROM study", "");
+    if (weft_database_next(d, rows))
+        weft_database_break(d, match_config(d, s, weft_column_text(rows, 0), &seeds));
+    WEFT_TRY(weft_database_end(d, rows));
     if (s->base.study_equal == WEFT_EQUAL_TIME) {
         WEFT_TRY(load_seconds(d, s));
         refuse_unmeasured(s);
@@ -439,11 +426,9 @@ static weft_status renew_all(weft_database *d, const weft_study *s) {
                                      " WHERE status = 'running'"));
     for (int i = 0; i < s->variants.n; i++)
         WEFT_TRY(renew_variant(d, s, i));
-    char *config = weft_record_config(&s->base); /* the question may be another */
+    WEFT_AUTO_FREE char *config = weft_record_config(&s->base); /* the question may be another */
     if (!config) return no_memory();
-    weft_status status = weft_database_run(d, "UPDATE study SET config = ?", "s", config);
-    free(config);
-    return status;
+    return weft_database_run(d, "UPDATE study SET config = ?", "s", config);
 }
 
 weft_status weft_record_renew(weft_database *d, const weft_study *s) {

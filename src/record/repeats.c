@@ -2,6 +2,7 @@
  * was changed after its run shows. */
 #include "base/files.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "record/record.h"
 
 #include <errno.h>
@@ -13,31 +14,24 @@ enum { BLOCK = 1 << 20, DETAIL_ROOM = 512 };
 
 /* Whether two files are the same; *bytes of them, or what differs. */
 static weft_status compare_files(const char *a, const char *b, int64_t *bytes, char *detail) {
-    unsigned char *block = malloc(2 * BLOCK);
-    FILE *one = NULL, *two = NULL;
-    weft_status status = block ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory to read it", a);
-    if (status == WEFT_OK) status = weft_file_open_stream(a, &one);
-    if (status == WEFT_OK) status = weft_file_open_stream(b, &two);
-    size_t n = 1;
+    WEFT_AUTO_FREE unsigned char *block = malloc(2 * BLOCK);
+    WEFT_AUTO_FCLOSE FILE *one = NULL, *two = NULL;
+    if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", a);
+    WEFT_TRY(weft_file_open_stream(a, &one));
+    WEFT_TRY(weft_file_open_stream(b, &two));
     *bytes = 0;
-    while (status == WEFT_OK && n > 0 && !*detail) {
+    for (size_t n = 1; n > 0 && !*detail; *bytes += (int64_t)n) {
         n = fread(block, 1, BLOCK, one);
-        size_t m = fread(block + BLOCK, 1, BLOCK, two);
+        size_t m = fread(block + BLOCK, 1, BLOCK, two), at = 0;
         if (ferror(one) || ferror(two))
-            status = weft_fail(WEFT_EIO, "%s: %s", ferror(one) ? a : b, strerror(errno));
-        else if (n != m || memcmp(block, block + BLOCK, n) != 0) {
-            size_t at = 0;
-            while (at < n && at < m && block[at] == block[BLOCK + at])
-                at++;
+            return weft_fail(WEFT_EIO, "%s: %s", ferror(one) ? a : b, strerror(errno));
+        while (at < n && at < m && block[at] == block[BLOCK + at])
+            at++;
+        if (at < n || at < m)
             snprintf(detail, DETAIL_ROOM, "the weights differ from byte %lld on",
                      (long long)(*bytes + (int64_t)at));
-        }
-        *bytes += (int64_t)n;
     }
-    if (one) fclose(one);
-    if (two) fclose(two);
-    free(block);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status find_weights(const char *folder, const weft_record_run *job,

@@ -65,7 +65,7 @@ typedef struct {
 /* Files that processes of this machine hold by a lock, by the numbers of their inodes. */
 typedef struct {
     uint64_t *list;
-    size_t n, room;
+    int64_t n, room;
 } locks;
 
 struct weft_watched {
@@ -83,17 +83,6 @@ struct weft_watched {
     weft_config *config, *plain; /* room for one, and the defaults */
 };
 
-static void add_lock(locks *l, uint64_t number) {
-    if (l->n == l->room) {
-        size_t room = l->room ? 2 * l->room : 64;
-        uint64_t *grown = realloc(l->list, room * sizeof *grown);
-        if (!grown) return;
-        l->list = grown;
-        l->room = room;
-    }
-    l->list[l->n++] = number;
-}
-
 /* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
  * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
  * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
@@ -106,14 +95,15 @@ static void read_locks(locks *l) {
         unsigned long long number;
         char kind[16], how[16], what[16];
         if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
-            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0)
-            add_lock(l, number);
+            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0 &&
+            weft_grow_list(&l->list, &l->room, l->n + 1, sizeof *l->list))
+            l->list[l->n++] = number;
     }
     if (file) fclose(file);
 }
 
 static bool is_locked(const locks *l, uint64_t number) {
-    for (size_t i = 0; i < l->n; i++)
+    for (int64_t i = 0; i < l->n; i++)
         if (l->list[i] == number) return true;
     return false;
 }
@@ -131,10 +121,10 @@ static bool look_at(int folder, const char *name, stamp *s, bool *changed) {
 
 /* -1: it is not there, or no longer a folder by itself. The caller closes it. */
 static int open_place(const weft_watched *w, const place *p) {
-    int root, folder = -1;
-    if (weft_below_root(w->roots[p->root], &root) != WEFT_OK) return -1;
-    weft_below_folder(root, p->below, &folder);
-    close(root);
+    WEFT_AUTO_CLOSE int root = -1;
+    int folder = -1;
+    if (weft_below_root(w->roots[p->root], &root) == WEFT_OK)
+        weft_below_folder(root, p->below, &folder);
     return folder;
 }
 
@@ -231,10 +221,8 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
 
 static void walk_all(weft_watched *w) {
     for (int i = 0; i < w->n_roots; i++) {
-        int root;
-        if (weft_below_root(w->roots[i], &root) != WEFT_OK) continue;
-        walk(w, i, root, w->roots[i], 0);
-        close(root);
+        WEFT_AUTO_CLOSE int root = -1;
+        if (weft_below_root(w->roots[i], &root) == WEFT_OK) walk(w, i, root, w->roots[i], 0);
     }
 }
 
@@ -282,17 +270,15 @@ static void read_config(weft_watched *w, run *r, int folder) {
 }
 
 static void read_result(run *r, int folder) {
-    char *text;
+    static const char *const known[] = {"done", "stopped", "diverged"};
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     *r->end = '\0';
     if (weft_below_read(folder, "result.json", FILE_MOST, &text, &bytes) != WEFT_OK) return;
-    json_t *object = weft_json_read(text, bytes, 0, NULL);
-    free(text);
+    WEFT_AUTO_DECREF json_t *object = weft_json_read(text, bytes, 0, NULL);
     const char *end = json_string_value(json_object_get(object, "end"));
-    static const char *const known[] = {"done", "stopped", "diverged"};
     for (int i = 0; end && i < 3; i++)
         if (strcmp(end, known[i]) == 0) snprintf(r->end, sizeof r->end, "%s", end);
-    json_decref(object);
 }
 
 static bool is_fresh(const run *r) {
@@ -489,7 +475,7 @@ int weft_watched_folder(const weft_watched *w, int64_t id) {
 
 static char *read_end(int folder, const char *name, size_t most) {
     struct stat is;
-    int file;
+    WEFT_AUTO_CLOSE int file = -1;
     if (folder < 0 || weft_below_file(folder, name, &file) != WEFT_OK) return NULL;
     char *text = malloc(most + 1);
     ssize_t n = -1;
@@ -498,18 +484,14 @@ static char *read_end(int folder, const char *name, size_t most) {
     for (ssize_t i = 0; i < n; i++) /* a hole, where a machine went down; it ends no text */
         if (!text[i]) text[i] = (char)0xff;
     if (text) text[n > 0 ? n : 0] = '\0';
-    close(file);
     return text;
 }
 
 char *weft_watched_tail(const weft_watched *w, int64_t id, size_t most) {
-    int folder = weft_watched_folder(w, id);
-    char *text = read_end(folder, "log", most);
+    WEFT_AUTO_CLOSE int folder = weft_watched_folder(w, id);
+    WEFT_AUTO_FREE char *text = read_end(folder, "log", most);
     if (!text) text = read_end(folder, "samples.jsonl", most);
-    if (folder >= 0) close(folder);
-    char *shown = text ? weft_text_repair(text) : NULL;
-    free(text);
-    return shown;
+    return text ? weft_text_repair(text) : NULL;
 }
 
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags) {
@@ -519,7 +501,12 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
     return WEFT_OK;
 }
 
-static weft_status open_all(weft_watched *w, const char *const *folders, int n, bool notes) {
+WEFT_ENDED_BY(weft_watched_close, weft_watched)
+
+weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
+    *out = NULL;
+    WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
+    if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->roots = calloc((size_t)n, sizeof *w->roots);
     w->config = malloc(sizeof *w->config);
     w->plain = malloc(sizeof *w->plain);
@@ -534,19 +521,8 @@ static weft_status open_all(weft_watched *w, const char *const *folders, int n, 
         if (!w->roots[i]) return weft_fail(WEFT_ENOMEM, "watch: no memory");
         w->n_roots++;
     }
-    return notes ? weft_notes_open(w->roots[0], &w->notes) : WEFT_OK;
-}
-
-weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
-    *out = NULL;
-    weft_watched *w = calloc(1, sizeof *w);
-    if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
-    weft_status status = open_all(w, folders, n, notes);
-    if (status != WEFT_OK) {
-        weft_watched_close(w);
-        return status;
-    }
-    *out = w;
+    if (notes) WEFT_TRY(weft_notes_open(w->roots[0], &w->notes));
+    *out = weft_steal(&w);
     return WEFT_OK;
 }
 

@@ -1,5 +1,6 @@
 /* Lines, some of which are kept. */
 #include "record/watched_lines.h"
+#include "base/text.h"
 
 #include "base/folders.h"
 #include "base/json.h"
@@ -42,14 +43,7 @@ static void thin_rows(weft_watched_lines *l) {
 static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
     if (l->n_read++ % l->every != 0 && (l->sparse || !is_evaluation(row))) return;
     if (l->n == ROWS_MOST) thin_rows(l);
-    if (l->n == l->room) {
-        int64_t room = l->room ? 2 * l->room : 256;
-        weft_watched_row *grown = realloc(l->rows, (size_t)room * sizeof *grown);
-        if (!grown) return;
-        l->rows = grown;
-        l->room = room;
-    }
-    l->rows[l->n++] = *row;
+    if (weft_grow_list(&l->rows, &l->room, l->n + 1, sizeof *l->rows)) l->rows[l->n++] = *row;
 }
 
 static void add_line(weft_watched_lines *l, const json_t *line, int64_t version) {
@@ -81,12 +75,6 @@ static size_t take_block(const char *block, size_t bytes, bool *skipping, weft_l
     return at;
 }
 
-static void move_on(weft_lines_place *p, const char *block, size_t taken) {
-    p->n_tail = taken < sizeof p->tail ? taken : sizeof p->tail;
-    memcpy(p->tail, block + taken - p->n_tail, p->n_tail);
-    p->read += (int64_t)taken;
-}
-
 weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget,
                               weft_line_taker take, void *context) {
     char *block = malloc(LINE_MOST);
@@ -99,7 +87,9 @@ weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget
             place->skipping = true;
             taken = (size_t)n;
         }
-        move_on(place, block, taken);
+        place->n_tail = taken < sizeof place->tail ? taken : sizeof place->tail;
+        memcpy(place->tail, block + taken - place->n_tail, place->n_tail);
+        place->read += (int64_t)taken;
         *budget -= (int64_t)taken;
     }
     free(block);

@@ -24,7 +24,7 @@ int weft_report_count(const weft_report_data *d, weft_variant_is *is) {
 
 void weft_report_open_table(weft_page *p, const weft_report_data *d, const char *first,
                             weft_variant_is *is) {
-    weft_page_table_open(p, (const char *[]){first, NULL});
+    weft_page_table_open(p, first);
     for (int i = 0; i < d->n_variants; i++)
         if (!is || is(d, i)) weft_page_head(p, "%s", weft_variant_label(d, i));
 }
@@ -420,16 +420,15 @@ static void say_facts(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
-    char *sentence = weft_report_sentence(d);
-    json_t *caveats = weft_report_caveats(d), *caveat;
+    WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
+    WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
+    json_t *caveat;
     size_t i;
     say_facts(p, d);
     say_question(p, d);
     weft_page_line(p, "answer", "%s", sentence ? sentence : "");
-    free(sentence);
     json_array_foreach(caveats, i, caveat) {
         weft_page_line(p, "caveat", "%s", json_string_value(caveat));
     }
-    json_decref(caveats);
     return weft_report_forest(p, d);
 }

@@ -18,14 +18,6 @@ static double round_step(double range, int most) {
     return power * 10;
 }
 
-/* How many decimals a step needs to be written whole. */
-static int decimals_of(double step) {
-    int n = 0;
-    for (double scaled = step; n < 8 && fabs(round(scaled) - scaled) > 1e-6 * scaled; n++)
-        scaled *= 10;
-    return n;
-}
-
 static void put_number(char *text, const char *form, int decimals, double value, const char *unit) {
     char plain[WEFT_TICK_ROOM];
     snprintf(plain, sizeof plain, form, decimals, value);
@@ -41,7 +33,9 @@ static void write_texts(weft_ticks *t, double step) {
         most = fmax(most, fabs(t->at[i]));
     for (; most >= 1e4 && most / scale >= 1000 && unit < COUNT(units) - 1; unit++)
         scale *= 1000;
-    int decimals = decimals_of(step / scale);
+    int decimals = 0; /* that a step needs to be written whole */
+    for (double s = step / scale; decimals < 8 && fabs(round(s) - s) > 1e-6 * s; decimals++)
+        s *= 10;
     for (int i = 0; i < t->n; i++) {
         if (t->at[i] == 0)
             snprintf(t->text[i], sizeof t->text[i], "0");

@@ -3,6 +3,7 @@
  * A long run has more training steps than a screen has dots, so a curve is cut into BUCKETS equal
  * parts of its length; each run gives the mean of its numbers in a part. The page's script gets every
  * run; the static picture shows, over the runs, their mean and a band from the lowest to the highest. */
+#include "base/json.h"
 #include "report/plot.h"
 #include "report/sections.h"
 
@@ -166,13 +167,6 @@ static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     return lines;
 }
 
-static json_t *axes_json(void) {
-    return json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
-                     "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
-                     "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
-                     "seconds");
-}
-
 /* One of a subject's two pictures: the plain curves, or their differences. */
 typedef struct {
     weft_plot plot;
@@ -239,8 +233,13 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
     if (status == WEFT_OK) status = make_picture(d, curves, lines, of, false, &plain);
     if (status == WEFT_OK) status = make_picture(d, curves, lines, of, true, &difference);
     if (status == WEFT_OK && weft_plot_count(&plain.plot) > 0)
-        weft_report_put_plots(p, d, axes_json(), (weft_plot[]){plain.plot, difference.plot},
-                              any_difference(d, curves) ? 2 : 1);
+        weft_report_put_plots(
+            p, d,
+            json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
+                      "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
+                      "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
+                      "seconds"),
+            (weft_plot[]){plain.plot, difference.plot}, any_difference(d, curves) ? 2 : 1);
     free(plain.series);
     free(difference.series);
     json_decref(lines);

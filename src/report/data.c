@@ -6,6 +6,7 @@
  * one with the best mean score among those at which the largest number of its seeds finished, so that
  * a rate is not chosen for the one seed that it did not blow up. */
 #include "report/data.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 #include "record/gather.h"
@@ -374,7 +375,7 @@ static double value_of(const weft_report_data *d, const weft_report_run *run, co
 /* Over the seeds that both finished, by the score or by a fact of that name. */
 static weft_status compare_seeds(const weft_report_data *d, int variant, int baseline,
                                  const char *fact, bool higher_is_better, weft_comparison *out) {
-    double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
+    WEFT_AUTO_FREE double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
     if (!values) return no_memory(d);
     double *other = values + d->n_seeds;
     int n = 0;
@@ -386,7 +387,6 @@ static weft_status compare_seeds(const weft_report_data *d, int variant, int bas
         n += isfinite(values[n]) && isfinite(other[n]);
     }
     *out = weft_compare(values, other, n, higher_is_better);
-    free(values);
     return WEFT_OK;
 }
 
@@ -455,14 +455,13 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (d->variants[i].baseline == i) d->variants[i].baseline = -1;
         if (d->variants[i].repeats == i) d->variants[i].repeats = -1;
     }
-    double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
+    WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     if (!scores) return no_memory(d);
     for (int i = 0; i < d->n_variants; i++) {
         if (takes_over(d, i) && !has_runs(d, i)) d->variants[i].waiting++;
         choose_rate(d, i, scores);
         sum_up_variant(d, i, scores);
     }
-    free(scores);
     for (int i = 0; i < d->n_variants; i++) {
         weft_report_variant *s = &d->variants[i];
         if (s->baseline >= 0)

@@ -1,6 +1,7 @@
 /* The forest plot: a row for each comparison with its difference, its interval and the line of no
  * difference. It is laid out by the page's style from percentages, so that it fits a telephone and needs
  * no script; Markdown gets a picture. */
+#include "base/scope.h"
 #include "report/sections.h"
 
 #include "base/order.h"
@@ -22,7 +23,7 @@ typedef struct {
 
 static extent find_extent(const weft_report_data *d) {
     extent e = {.cut = false};
-    double *reach = calloc((size_t)d->n_variants + 1, sizeof *reach);
+    WEFT_AUTO_FREE double *reach = calloc((size_t)d->n_variants + 1, sizeof *reach);
     int n = 0;
     for (int i = 0; i < d->n_variants && reach; i++) {
         const weft_comparison *c = &d->variants[i].compared;
@@ -31,7 +32,6 @@ static extent find_extent(const weft_report_data *d) {
     }
     if (n) qsort(reach, (size_t)n, sizeof *reach, weft_order_doubles);
     double most = n ? fmax(8 * reach[(n - 1) / 2], 1e-12) : 1;
-    free(reach);
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1) continue;
@@ -225,9 +225,8 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     if (n == 0) return WEFT_OK;
     extent e = find_extent(d);
     put_forest(p->html, d, &e);
-    char *svg = draw_forest(d, &e, n);
+    WEFT_AUTO_FREE char *svg = draw_forest(d, &e, n);
     if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
-    free(svg);
     say_what_it_is(p, d, base);
     if (e.cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
     return WEFT_OK;

@@ -62,9 +62,10 @@ static bool adds_to(const weft_report_data *d, const weft_report_run *run, const
 
 static weft_status fit_law(const weft_report_data *d, const char *list, size_t length, int measure,
                            law *out) {
-    double *x = malloc((2 * (size_t)d->n_runs + 1) * sizeof *x), *y = x + d->n_runs;
+    WEFT_AUTO_FREE double *x = malloc((2 * (size_t)d->n_runs + 1) * sizeof *x);
     *out = (law){.least = NAN, .most = NAN};
     if (!x) return weft_fail(WEFT_ENOMEM, "report: no memory for a law");
+    double *y = x + d->n_runs;
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
         if (!adds_to(d, run, list, length, measure)) continue;
@@ -78,7 +79,6 @@ static weft_status fit_law(const weft_report_data *d, const char *list, size_t l
         out->least = fmin(out->least, x[i]);
         out->most = fmax(out->most, x[i]);
     }
-    free(x);
     return WEFT_OK;
 }
 
@@ -149,8 +149,6 @@ static weft_status fit_laws(const weft_report_data *d, const char *list, size_t 
 
 static weft_status put_list(weft_page *p, const weft_report_data *d, const char *list,
                             size_t length, bool *open) {
-    static const char *const heads[] = {"variant", ">score", ">against equal parameters",
-                                        ">against equal FLOPs", NULL};
     law laws[YARDSTICKS];
     WEFT_TRY(fit_laws(d, list, length, laws));
     if (!isfinite(laws[0].line.spread)) return WEFT_OK;
@@ -162,7 +160,7 @@ static weft_status put_list(weft_page *p, const weft_report_data *d, const char 
             "far each variant is from that.");
     *open = true;
     say_laws(p, laws, list, length);
-    weft_page_table_open(p, heads);
+    weft_page_table_open(p, "variant|>score|>against equal parameters|>against equal FLOPs");
     for (int i = 0; i < d->n_variants; i++)
         if (is_held(d, i, list, length)) put_row(p, d, i, laws);
     return WEFT_OK;
@@ -232,10 +230,8 @@ static double x_of(const weft_report_variant *v, const weft_report_run *run, con
     int measure = find_measure(x);
     if (measure >= 0) return weft_variant_number(v, measures[measure].at);
     weft_option_json_key(weft_option_find(x), key, sizeof key);
-    json_t *config = weft_config_kept(run->config);
-    double number = weft_json_number_of(config, key);
-    json_decref(config);
-    return number;
+    WEFT_AUTO_DECREF json_t *config = weft_config_kept(run->config);
+    return weft_json_number_of(config, key);
 }
 
 static weft_status check_x(const char *x) {
@@ -275,15 +271,15 @@ static weft_status add_study(json_t *rows, const weft_report_data *d, const char
 
 static weft_status fit_rows(const json_t *rows, weft_line *out) {
     int n = (int)json_array_size(rows);
-    double *x = malloc((2 * (size_t)n + 1) * sizeof *x), *y = x + n;
+    WEFT_AUTO_FREE double *x = malloc((2 * (size_t)n + 1) * sizeof *x);
     if (!x) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    double *y = x + n;
     for (int i = 0; i < n; i++) {
         const json_t *row = json_array_get(rows, (size_t)i);
         x[i] = log(weft_json_number_of(row, "x"));
         y[i] = log(weft_json_number_of(row, "score"));
     }
     *out = weft_line_fit(x, y, n);
-    free(x);
     return WEFT_OK;
 }
 

@@ -50,29 +50,23 @@ static void print_title(sqlite3_stmt *rows, void *context) {
 }
 
 weft_status weft_listing_table(const char *path, FILE *out) {
-    weft_database *d;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     WEFT_TRY(weft_listing_open(path, &d));
-    weft_status status =
-        weft_listing_each(d,
-                          "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
-                          " (SELECT count(*) FROM runs), equal, score, created FROM study",
-                          print_heading, out);
-    if (status == WEFT_OK)
-        status = weft_listing_each(d,
-                                   "SELECT name, title FROM variants WHERE title <> '' AND"
-                                   " title <> name ORDER BY variant",
-                                   print_title, out);
-    if (status == WEFT_OK) {
-        fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr",
-                "seed", "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
-        status = weft_listing_each(d,
-                                   "SELECT run, name, learning_rate, seed, status, runs.iters,"
-                                   " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
-                                   " FROM runs JOIN variants USING (variant) ORDER BY run",
-                                   print_run, out);
-    }
-    weft_database_close(d);
-    return status;
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
+                               " (SELECT count(*) FROM runs), equal, score, created FROM study",
+                               print_heading, out));
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT name, title FROM variants WHERE title <> '' AND"
+                               " title <> name ORDER BY variant",
+                               print_title, out));
+    fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr", "seed",
+            "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
+    return weft_listing_each(d,
+                             "SELECT run, name, learning_rate, seed, status, runs.iters,"
+                             " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
+                             " FROM runs JOIN variants USING (variant) ORDER BY run",
+                             print_run, out);
 }
 
 /* One row as an object: every column by its name. */
@@ -104,21 +98,18 @@ weft_status weft_listing_json(const char *path, json_t **object) {
         {"study", "SELECT * FROM study"},
         {"steps", "SELECT *, variant AS step FROM variants ORDER BY variant"},
         {"runs", "SELECT *, variant AS step FROM runs ORDER BY run"}};
-    weft_database *d;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
+    WEFT_AUTO_DECREF json_t *all = json_pack("{s:o}", "path", weft_json_text(path));
     *object = NULL;
+    if (!all) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     WEFT_TRY(weft_listing_open(path, &d));
-    json_t *all = json_pack("{s:o}", "path", weft_json_text(path));
-    weft_status status = all ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
-    for (int i = 0; i < 3 && status == WEFT_OK; i++) {
-        json_t *rows = json_array();
-        status = weft_listing_each(d, parts[i][1], append_row, rows);
+    for (int i = 0; i < 3; i++) {
+        WEFT_AUTO_DECREF json_t *rows = json_array();
+        WEFT_TRY(weft_listing_each(d, parts[i][1], append_row, rows));
         json_object_set(all, parts[i][0], i == 0 ? json_array_get(rows, 0) : rows);
-        json_decref(rows);
     }
-    weft_database_close(d);
-    if (status == WEFT_OK) *object = json_incref(all);
-    json_decref(all);
-    return status;
+    *object = weft_steal(&all);
+    return WEFT_OK;
 }
 
 /* One letter, escaped where a terminal would obey it; lines' ends and tabs are a table's own. Returns
@@ -183,12 +174,9 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
         " JOIN runs r ON r.run = m.run JOIN variants s USING (variant) ORDER BY m.run, m.step";
     csv_file file = {.out = out};
     for (int i = 0; i < n; i++) {
-        weft_database *d;
+        WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
         WEFT_TRY(weft_listing_open(paths[i], &d));
-        weft_status status =
-            weft_listing_each(d, metrics ? metrics_sql : runs_sql, write_row, &file);
-        weft_database_close(d);
-        WEFT_TRY(status);
+        WEFT_TRY(weft_listing_each(d, metrics ? metrics_sql : runs_sql, write_row, &file));
     }
     return WEFT_OK;
 }

@@ -172,19 +172,13 @@ static weft_status compare_variants(const weft_report_data *d, const char *a, co
 
 weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
                                  json_t **object) {
-    weft_report_data d;
-    json_t *made = NULL;
+    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+    WEFT_AUTO_DECREF json_t *made = NULL;
     if (object) *object = NULL;
     WEFT_TRY(weft_report_read(path, &d));
-    weft_status status = compare_variants(&d, a, b, &made);
-    weft_report_free(&d);
-    if (status != WEFT_OK) json_decref(made);
-    WEFT_TRY(status);
+    WEFT_TRY(compare_variants(&d, a, b, &made));
     if (out) print_comparison(out, made);
-    if (object)
-        *object = made;
-    else
-        json_decref(made);
+    if (object) *object = weft_steal(&made);
     return WEFT_OK;
 }
 
@@ -280,14 +274,11 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
 }
 
 weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
-    weft_database *d = NULL, *other = NULL;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL, *other = NULL;
     *same = false;
-    weft_status status = weft_listing_open(a, &d);
-    if (status == WEFT_OK) status = weft_listing_open(b, &other);
-    if (status == WEFT_OK) status = copy_contents(d, d, "here");
-    if (status == WEFT_OK) status = copy_contents(other, d, "there");
-    if (status == WEFT_OK) status = compare_contents(d, out, same);
-    weft_database_close(other);
-    weft_database_close(d);
-    return status;
+    WEFT_TRY(weft_listing_open(a, &d));
+    WEFT_TRY(weft_listing_open(b, &other));
+    WEFT_TRY(copy_contents(d, d, "here"));
+    WEFT_TRY(copy_contents(other, d, "there"));
+    return compare_contents(d, out, same);
 }

@@ -1,5 +1,6 @@
 /* What a reader must know before believing the numbers: what differs between the variants' configs,
  * what went wrong, what was not equal, where it was run. */
+#include "base/json.h"
 #include "report/sections.h"
 
 #include "config/config.h"
@@ -56,7 +57,8 @@ static void read_assignments(json_t *config, const char *text, const char *ends)
 }
 
 static void read_json(json_t *config, const char *text) {
-    json_t *object = weft_config_kept(text), *value;
+    WEFT_AUTO_DECREF json_t *object = weft_config_kept(text);
+    json_t *value;
     const char *name;
     json_object_foreach(object, name, value) {
         char key[KEY_ROOM], number[64];
@@ -72,7 +74,6 @@ static void read_json(json_t *config, const char *text) {
         const char *as = json_is_string(value) ? json_string_value(value) : number;
         set_text(config, key, as, strlen(as));
     }
-    json_decref(object);
 }
 
 /* A variant's whole config: its run's at the rate chosen, or the base with the variant's overrides. */
@@ -151,8 +152,7 @@ typedef struct {
 
 static void trouble_row(trouble *t, int variant, const char *where, const char *what,
                         const char *why) {
-    static const char *const heads[] = {"variant", "where", "what", "why", NULL};
-    if (t->rows++ == 0) weft_page_table_open(t->p, heads);
+    if (t->rows++ == 0) weft_page_table_open(t->p, "variant|where|what|why");
     weft_page_cells(t->p, variant >= 0 ? weft_variant_label(t->d, variant) : "–", where, what, why);
 }
 
@@ -305,7 +305,7 @@ weft_status weft_report_equality(weft_page *p, const weft_report_data *d) {
     write_equality(p->words, d, false);
     const char *text = weft_page_words(p);
     if (*text) weft_page_say(p, "%s", text);
-    weft_page_table_open(p, (const char *[]){"variant", NULL});
+    weft_page_table_open(p, "variant");
     for (int q = 0; q < QUANTITIES; q++)
         weft_page_head(p, ">%s", quantities[q].head);
     for (int i = 0; i < d->n_variants; i++)
@@ -327,7 +327,6 @@ static bool same_origin(const weft_report_data *d, int a, int b) {
 
 /* Which program made how many of the runs where and of which text, as the runs' own records say. */
 static void put_origins(weft_page *p, const weft_report_data *d) {
-    static const char *const heads[] = {">runs", "commit", "device", "machine", "text", NULL};
     bool open = false;
     for (int i = 0; i < d->n_runs; i++) {
         int n = 0, earlier = 0;
@@ -338,7 +337,7 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
             n++;
         }
         if (earlier) continue;
-        if (!open) weft_page_table_open(p, heads);
+        if (!open) weft_page_table_open(p, ">runs|commit|device|machine|text");
         open = true;
         weft_page_cell(p, "%d", n);
         weft_page_cell(p, "%.12s", fact_text(d, i, "commit"));
@@ -349,24 +348,25 @@ static void put_origins(weft_page *p, const weft_report_data *d) {
 }
 
 weft_status weft_report_environment(weft_page *p, const weft_report_data *d) {
-    static const char *const heads[] = {"what", "which", NULL};
-    const char *const rows[][2] = {{"weft's version", d->version},
-                                   {"git commit", d->commit},
-                                   {"study begun", d->created},
-                                   {"host", d->host},
-                                   {"machine", d->machine},
-                                   {"device", d->device},
-                                   {"threads", weft_say_number(d->threads)},
-                                   {"seeds", d->seeds_text},
-                                   {"learning rates", d->rates_text},
-                                   {"database", d->path}};
+    static const char *const names[] = {"weft's version", "git commit", "study begun", "host",
+                                        "machine",        "device",     "threads",     "seeds",
+                                        "learning rates", "database"};
+    const char *const values[] = {d->version,
+                                  d->commit,
+                                  d->created,
+                                  d->host,
+                                  d->machine,
+                                  d->device,
+                                  weft_say_number(d->threads),
+                                  d->seeds_text,
+                                  d->rates_text,
+                                  d->path};
     weft_page_fold(
         p, "Where and with what it was run",
         "The program, the machine and the config that the variants' overrides start from.");
-    weft_page_table_open(p, heads);
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        weft_page_cells(p, rows[i][0], *rows[i][1] ? rows[i][1] : "–");
-    }
+    weft_page_table_open(p, "what|which");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        weft_page_cells(p, names[i], *values[i] ? values[i] : "–");
     put_origins(p, d);
     weft_page_folded(p, "The whole base config", d->config);
     return WEFT_OK;

@@ -6,10 +6,10 @@
  * are escaped, so none can end its element. The page asks for nothing from elsewhere: its style and its
  * script are in it, its pictures are inline, and a policy in its head forbids all the rest. */
 #include "report/page.h"
+#include "base/scope.h"
 
 #include "base/embed.h"
 #include "base/folders.h"
-#include "base/text.h"
 #include "base/json.h"
 #include "base/text.h"
 
@@ -258,7 +258,7 @@ static const char *class_of(char kind, size_t length) {
     return length > 32 ? " class=\"long\"" : length > 16 ? " class=\"mid\"" : "";
 }
 
-void weft_page_table_open(weft_page *p, const char *const *heads) {
+void weft_page_table_open(weft_page *p, const char *heads) {
     end_element(p);
     p->end = "</tbody>\n</table>\n</div>\n";
     p->column = p->columns = 0;
@@ -267,8 +267,10 @@ void weft_page_table_open(weft_page *p, const char *const *heads) {
             ++p->tables);
     put_html(p, "", p->section, "\">\n<table>\n<thead><tr>");
     fputs("\n|", p->md);
-    for (; *heads; heads++)
-        weft_page_head(p, "%s", *heads);
+    for (size_t n; *heads; heads += n + (heads[n] == '|')) {
+        n = strcspn(heads, "|");
+        weft_page_head(p, "%.*s", (int)n, heads);
+    }
 }
 
 void weft_page_head(weft_page *p, const char *format, ...) {
@@ -459,12 +461,12 @@ static weft_status write_pictures(const weft_page *p, const char *folder) {
 /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
  * report, and a full disk costs no old one. */
 static weft_status write_both(const weft_page *p, const char *folder) {
-    char html[WEFT_PATH_MAX], md[WEFT_PATH_MAX];
+    char path[WEFT_PATH_MAX];
     weft_new_file first, second;
-    WEFT_TRY(weft_path(html, "%s/report.html", folder));
-    WEFT_TRY(weft_path(md, "%s/report.md", folder));
-    WEFT_TRY(weft_new_file_begin(&first, html));
-    weft_status status = weft_new_file_begin(&second, md);
+    WEFT_TRY(weft_path(path, "%s/report.html", folder));
+    WEFT_TRY(weft_new_file_begin(&first, path));
+    weft_status status = weft_path(path, "%s/report.md", folder);
+    if (status == WEFT_OK) status = weft_new_file_begin(&second, path);
     if (status != WEFT_OK) return weft_new_file_end(&first, status);
     status = weft_new_file_put(&first, p->html_text, (int64_t)p->html_size);
     if (status == WEFT_OK) status = weft_new_file_put(&second, p->md_text, (int64_t)p->md_size);

@@ -64,9 +64,9 @@ void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRI
 void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...)
     PRINTF(4, 5);
 
-/* A table: heads, of which the first are a list that ends on NULL, then cells, row by row. A head that begins
+/* A table: heads, of which the first are given with '|' between them, then cells, row by row. A head that begins
  * with '>' is of numbers, with '=' of words that stay on one line. */
-void weft_page_table_open(weft_page *p, const char *const *heads);
+void weft_page_table_open(weft_page *p, const char *heads);
 void weft_page_head(weft_page *p, const char *format, ...) PRINTF(2, 3);
 void weft_page_cell(weft_page *p, const char *format, ...) PRINTF(2, 3);
 /* Several at once, as they are. */

@@ -203,7 +203,7 @@ static weft_plot_point sweep_point(const weft_report_data *d, int variant, doubl
 
 static void sweep_table(weft_page *p, const weft_report_data *d) {
     int n = d->n_rates < RATES_MOST ? d->n_rates : RATES_MOST;
-    weft_page_table_open(p, (const char *[]){"variant", NULL});
+    weft_page_table_open(p, "variant");
     for (int i = 0; i < n; i++)
         weft_page_head(p, ">%g", d->rates[i]);
     for (int i = 0; i < d->n_variants; i++) {
@@ -292,7 +292,7 @@ static bool has_positions(const weft_report_data *d, int variant, const weft_rep
 
 /* A column for each range. */
 static void open_table(weft_page *p, const weft_report_range *r, int n) {
-    weft_page_table_open(p, (const char *[]){"variant", NULL});
+    weft_page_table_open(p, "variant");
     for (int k = 0; k < n; k++) {
         if (r[k].first == r[k].last)
             weft_page_head(p, ">%lld", r[k].first);
@@ -311,17 +311,14 @@ static void put_losses(weft_page *p, const weft_report_data *d, const weft_repor
     }
 }
 
-static bool is_compared(const weft_report_data *d, int variant, const weft_report_range *r, int n) {
-    return weft_report_counts(d, variant) && has_positions(d, variant, r, n) &&
-           has_positions(d, d->variants[variant].baseline, r, n);
-}
-
 /* Differences with their intervals; nothing where no variant has a baseline that has them too. */
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
     bool open = false;
     for (int i = 0; i < d->n_variants; i++) {
-        if (!is_compared(d, i, r, n)) continue;
+        if (!weft_report_counts(d, i) || !has_positions(d, i, r, n) ||
+            !has_positions(d, d->variants[i].baseline, r, n))
+            continue;
         if (!open) {
             weft_page_say(p,
                           "The differences from the baseline, seed by seed, with their %.0f%% "

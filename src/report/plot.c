@@ -89,10 +89,7 @@ static void find_ranges(canvas *c) {
 
 /* Letters of a text, not bytes; at most those of a label. */
 static int letters(const char *text) {
-    int n = 0;
-    for (; *text; text++)
-        n += ((unsigned char)*text & 0xc0) != 0x80;
-    return n;
+    return weft_utf8_count(text, strlen(text));
 }
 
 static void find_ticks(canvas *c) {

@@ -14,13 +14,6 @@ static weft_report_section *const sections[] = {
     weft_report_samples,     weft_report_attention, weft_report_sweep,     weft_report_trouble,
     weft_report_differences, weft_report_equality,  weft_report_repeats,   weft_report_environment};
 
-static weft_status write_study(weft_page *p, const weft_report_data *d, bool several) {
-    weft_page_title(p, several ? 2 : 1, weft_say("Study %.180s", d->name));
-    for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++)
-        WEFT_TRY(sections[i](p, d));
-    return WEFT_OK;
-}
-
 /* A page of one study has its name in the window's title. */
 static weft_status open_page(weft_page *p, const weft_report_data *first, int n) {
     WEFT_TRY(weft_page_open(p, n == 1 ? weft_say("%.200s: a study by weft", first->name)
@@ -32,18 +25,16 @@ static weft_status open_page(weft_page *p, const weft_report_data *first, int n)
 
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
-    weft_page page = {0};
-    weft_status status = WEFT_OK;
-    for (int i = 0; i < n && status == WEFT_OK; i++) {
-        weft_report_data d;
-        status = weft_report_read(databases[i], &d);
-        if (status == WEFT_OK && i == 0) status = open_page(&page, &d, n);
-        if (status == WEFT_OK) status = write_study(&page, &d, n > 1);
-        weft_report_free(&d);
+    WEFT_AUTO(weft_page_free) weft_page page = {0};
+    for (int i = 0; i < n; i++) {
+        WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+        WEFT_TRY(weft_report_read(databases[i], &d));
+        if (i == 0) WEFT_TRY(open_page(&page, &d, n));
+        weft_page_title(&page, n > 1 ? 2 : 1, weft_say("Study %.180s", d.name));
+        for (size_t k = 0; k < sizeof sections / sizeof sections[0]; k++)
+            WEFT_TRY(sections[k](&page, &d));
     }
-    if (status == WEFT_OK) status = weft_page_write(&page, folder, force);
-    weft_page_free(&page);
-    return status;
+    return weft_page_write(&page, folder, force);
 }
 
 weft_status weft_report_write(const char *database, const char *folder) {
@@ -131,24 +122,24 @@ static json_t *repeat_json(const weft_report_data *d, const weft_report_repeat *
 }
 
 static weft_status study_json(const char *database, json_t **object) {
-    weft_report_data d;
+    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+    WEFT_AUTO_DECREF json_t *verdicts = json_array(), *variants = json_array(),
+                            *repeats = json_array(), *yardsticks = json_array();
+    *object = NULL;
     WEFT_TRY(weft_report_read(database, &d));
-    json_t *verdicts = json_array(), *variants = json_array(), *repeats = json_array();
-    weft_status status = WEFT_OK;
     for (int i = 0; i < d.n_variants; i++) {
         json_array_append_new(variants, variant_json(&d, i));
         if (d.variants[i].baseline >= 0) json_array_append_new(verdicts, verdict_json(&d, i));
     }
-    for (int i = 0; i < d.n_runs && status == WEFT_OK; i++) {
+    for (int i = 0; i < d.n_runs; i++) {
         weft_report_repeat r;
         if (d.variants[d.runs[i].variant].repeats < 0) continue;
-        status = weft_report_repeat_of(&d, &d.runs[i], &r);
-        if (status == WEFT_OK) json_array_append_new(repeats, repeat_json(&d, &r));
+        WEFT_TRY(weft_report_repeat_of(&d, &d.runs[i], &r));
+        json_array_append_new(repeats, repeat_json(&d, &r));
     }
-    json_t *yardsticks = json_array();
-    if (status == WEFT_OK) status = weft_report_yardstick_json(&d, yardsticks);
-    char *answer = weft_report_sentence(&d);
-    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:o, s:o, s:o, s:o}",
+    WEFT_TRY(weft_report_yardstick_json(&d, yardsticks));
+    WEFT_AUTO_FREE char *answer = weft_report_sentence(&d);
+    *object = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:f, s:i, s:o, s:O, s:O, s:O, s:O}",
                         "name", weft_json_text(d.name), "question", weft_json_text(d.question),
                         "answer", weft_json_text(answer ? answer : ""), "warnings",
                         weft_report_caveats(&d), "score", weft_json_text(d.score), "score_name",
@@ -156,28 +147,18 @@ static weft_status study_json(const char *database, json_t **object) {
                         "confidence", WEFT_CONFIDENCE, "comparisons", weft_report_comparisons(&d),
                         "common", weft_report_common_json(&d), "verdicts", verdicts, "steps",
                         variants, "repeats", repeats, "yardsticks", yardsticks);
-    free(answer);
-    if (status == WEFT_OK && !*object) status = weft_fail(WEFT_ENOMEM, "report: no memory for it");
-    if (status != WEFT_OK) {
-        json_decref(*object);
-        *object = NULL;
-    }
-    weft_report_free(&d);
-    return status;
+    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for it");
 }
 
 weft_status weft_report_json(const char *const *databases, int n, json_t **object) {
-    *object = json_pack("{s:[]}", "studies");
-    if (!*object) return weft_fail(WEFT_ENOMEM, "report: no memory for it");
+    WEFT_AUTO_DECREF json_t *all = json_pack("{s:[]}", "studies");
+    *object = NULL;
+    if (!all) return weft_fail(WEFT_ENOMEM, "report: no memory for it");
     for (int i = 0; i < n; i++) {
         json_t *study;
-        weft_status status = study_json(databases[i], &study);
-        if (status != WEFT_OK) {
-            json_decref(*object);
-            *object = NULL;
-            return status;
-        }
-        json_array_append_new(json_object_get(*object, "studies"), study);
+        WEFT_TRY(study_json(databases[i], &study));
+        json_array_append_new(json_object_get(all, "studies"), study);
     }
+    *object = weft_steal(&all);
     return WEFT_OK;
 }

@@ -236,26 +236,12 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (d->n_variants == 0) return WEFT_OK;
     weft_page_heading(p, "The variants in numbers",
                       "What each variant is, what it scored, and what it costs.");
-    char score[160], interval[80];
-    const char *memory = ">memory, measured peak";
-    if (all_on_device(d)) memory = ">GPU memory, by its own count";
-    snprintf(score, sizeof score, ">%.120s ± sd", d->score_name);
-    snprintf(interval, sizeof interval, ">change [%.0f%% interval]", 100 * WEFT_CONFIDENCE);
-    const char *const heads[] = {"variant",
-                                 "what it is",
-                                 ">parameters",
-                                 score,
-                                 ">seeds finished",
-                                 ">change in %",
-                                 interval,
-                                 memory,
-                                 ">memory, plan",
-                                 ">tokens/s",
-                                 ">cache bytes per token",
-                                 ">FLOPs per token",
-                                 ">learning rate",
-                                 NULL};
-    weft_page_table_open(p, heads);
+    weft_page_table_open(
+        p, weft_say("variant|what it is|>parameters|>%.120s ± sd|>seeds finished|>change in %%|"
+                    ">change [%.0f%% interval]|%s|>memory, plan|>tokens/s|>cache bytes per token|"
+                    ">FLOPs per token|>learning rate",
+                    d->score_name, 100 * WEFT_CONFIDENCE,
+                    all_on_device(d) ? ">GPU memory, by its own count" : ">memory, measured peak"));
     int best = best_variant(d);
     for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
@@ -311,17 +297,6 @@ static void repeat_row(weft_page *p, const weft_report_data *d, const weft_repor
 }
 
 weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
-    static const char *const heads[] = {"repeat",
-                                        "of",
-                                        ">seed",
-                                        ">learning rate",
-                                        "=result",
-                                        "=weights: repeat / first",
-                                        ">metrics rows that differ",
-                                        "=repeat ran (UTC)",
-                                        "=first ran (UTC)",
-                                        "found",
-                                        NULL};
     int counts[3] = {0}, n = 0, anew = 0;
     for (int i = 0; i < d->n_runs; i++)
         n += d->variants[d->runs[i].variant].repeats >= 0;
@@ -329,7 +304,8 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
     weft_page_fold(p, "Repeats, bit for bit",
                    "Some variants are trained a second time, in processes of their own: the same "
                    "config must give the same bits.");
-    weft_page_table_open(p, heads);
+    weft_page_table_open(p, "repeat|of|>seed|>learning rate|=result|=weights: repeat / first|"
+                            ">metrics rows that differ|=repeat ran (UTC)|=first ran (UTC)|found");
     for (int i = 0; i < d->n_runs; i++) {
         if (d->variants[d->runs[i].variant].repeats < 0) continue;
         weft_report_repeat r;

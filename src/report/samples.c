@@ -3,6 +3,7 @@
  * variant, the weights of a few heads over that text, and with W2 attention the deviation of each token
  * (attention.json, see train/samples.h). The files are read as any by others: sizes and numbers
  * beyond what weft writes are not drawn. */
+#include "base/text.h"
 #include "report/sections.h"
 
 #include "base/files.h"
@@ -44,24 +45,22 @@ static json_t *last_sample(const char *folder, const weft_report_run *run) {
         /* One that cannot be looked at is opened too: that tells why. */
         if (weft_path_there(path, &there) != WEFT_OK) there = true;
     }
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
+    size_t room = 0;
+    ssize_t n;
+    json_t *last = NULL;
     if (!there) return NULL;
     if (weft_file_open_stream(path, &file) != WEFT_OK) {
         weft_log(WEFT_LOG_WARN, "report: without the samples of a run: %s", weft_error_message());
         return NULL;
     }
-    char *line = NULL;
-    size_t room = 0;
-    ssize_t n;
-    json_t *last = NULL;
     while ((n = getline(&line, &room, file)) > 0) {
         json_t *row = weft_json_read(line, (size_t)n, JSON_ALLOW_NUL, NULL);
         if (!row) continue;
         json_decref(last);
         last = row;
     }
-    free(line);
-    fclose(file);
     return last;
 }
 
@@ -80,11 +79,7 @@ const weft_report_run *weft_report_first_run(const weft_report_data *d, int vari
 static char *shown_text(const json_t *value) {
     const char *text = json_string_value(value);
     size_t length = json_string_length(value);
-    if (length > SHOWN) {
-        length = SHOWN;
-        while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
-            length--;
-    }
+    if (length > SHOWN) length = weft_utf8_cut(text, SHOWN);
     char *shown = malloc(length + 1);
     if (!shown) return NULL;
     for (size_t i = 0; i < length; i++)

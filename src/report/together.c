@@ -20,13 +20,6 @@ static bool takes_part(const weft_report_variant *s) {
     return s->repeats < 0 && !*s->error && !s->leaks && s->done > 1 && isfinite(s->rate);
 }
 
-static int most_done(const weft_report_data *d) {
-    int most = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        if (takes_part(&d->variants[i]) && d->variants[i].done > most) most = d->variants[i].done;
-    return most;
-}
-
 /* The scores of one seed, a variant after the other; false: one of them has none. */
 static bool list_seed(const weft_report_data *d, int most, int64_t seed, double *scores) {
     for (int i = 0; i < d->n_variants; i++) {
@@ -56,7 +49,9 @@ static double unexplained(const double *scores, int seeds, int variants, int fre
 
 /* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
 static bool find_common(const weft_report_data *d, common *out) {
-    int most = most_done(d);
+    int most = 0;
+    for (int i = 0; i < d->n_variants; i++)
+        if (takes_part(&d->variants[i]) && d->variants[i].done > most) most = d->variants[i].done;
     *out = (common){0};
     for (int i = 0; i < d->n_variants; i++)
         out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;

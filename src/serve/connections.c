@@ -1,6 +1,7 @@
 /* Watching connections. A list under one lock; `gone` is called with it held, so a job that it gets
  * is still held by its connection. */
 #include "serve/connections.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 #include "serve/http.h"
@@ -77,7 +78,7 @@ static void end_slow(weft_connections *all) {
 
 static void *watch(void *context) {
     weft_connections *all = context;
-    pthread_mutex_lock(&all->lock);
+    WEFT_LOCK(&all->lock);
     while (!all->closing) {
         while (!all->first && !all->closing)
             pthread_cond_wait(&all->news, &all->lock);
@@ -85,7 +86,6 @@ static void *watch(void *context) {
         end_slow(all);
         weft_http_wait(&all->news, &all->lock, &all->closing, LOOK_MS);
     }
-    pthread_mutex_unlock(&all->lock);
     return NULL;
 }
 
@@ -138,13 +138,12 @@ static weft_connection *add_connection(weft_connections *all, int socket) {
     if (!c) return NULL;
     c->socket = socket;
     c->deadline = weft_clock() + all->seconds;
-    pthread_mutex_lock(&all->lock);
+    WEFT_LOCK(&all->lock);
     c->next = all->first;
     if (c->next) c->next->before = c;
     all->first = c;
     all->count++;
     pthread_cond_signal(&all->news);
-    pthread_mutex_unlock(&all->lock);
     return c;
 }
 
@@ -181,30 +180,26 @@ weft_connection *weft_connection_of(struct MHD_Connection *c) {
 #endif
 
 void weft_connection_begin(weft_connections *all, weft_connection *c, double seconds) {
-    pthread_mutex_lock(&all->lock);
+    WEFT_LOCK(&all->lock);
     all->busy += !c->busy;
     c->busy = true;
     c->deadline = weft_clock() + seconds + all->seconds;
-    pthread_mutex_unlock(&all->lock);
 }
 
 void weft_connection_watch(weft_connections *all, weft_connection *c, weft_job *j) {
-    pthread_mutex_lock(&all->lock);
+    WEFT_LOCK(&all->lock);
     weft_job_hold(j);
     c->job = j;
-    pthread_mutex_unlock(&all->lock);
 }
 
 void weft_connection_end(weft_connections *all, weft_connection *c) {
-    pthread_mutex_lock(&all->lock);
+    WEFT_LOCK(&all->lock);
     let_go(all, c);
     c->deadline = weft_clock() + all->seconds;
-    pthread_mutex_unlock(&all->lock);
 }
 
 void weft_connections_count(weft_connections *all, int64_t *open, int64_t *busy) {
-    pthread_mutex_lock(&all->lock);
+    WEFT_LOCK(&all->lock);
     *open = all->count;
     *busy = all->busy;
-    pthread_mutex_unlock(&all->lock);
 }

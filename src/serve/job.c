@@ -1,6 +1,8 @@
 /* Jobs: memory, owners and waking; and their answers as JSON. A token's text may be a part of a character; it is then
  * told by its bytes, as in "bytes:\xe2\x80". */
 #include "serve/job.h"
+#include "base/scope.h"
+#include "base/text.h"
 
 #include "base/json.h"
 
@@ -67,13 +69,12 @@ void weft_job_wake(weft_job *j) {
 }
 
 void weft_job_finish(weft_job *j, const weft_refusal *failure) {
-    pthread_mutex_lock(&j->lock);
+    WEFT_LOCK(&j->lock);
     if (!j->finished) {
         j->finished = true;
         if (failure) j->failure = *failure;
     }
     weft_job_wake(j);
-    pthread_mutex_unlock(&j->lock);
 }
 
 weft_job_usage weft_job_count(const weft_job *j) {
@@ -105,13 +106,6 @@ struct weft_answer {
     bool ended;
 };
 
-static void make_id(char id[48], bool chat) {
-    uint64_t words[2] = {0};
-    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
-    snprintf(id, 48, "%s-%016llx%016llx", chat ? "chatcmpl" : "cmpl", (unsigned long long)words[0],
-             (unsigned long long)words[1]);
-}
-
 weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *model) {
     weft_answer *a = calloc(1, sizeof *a);
     progress *sent = calloc((size_t)j->n_choices, sizeof *sent);
@@ -126,7 +120,10 @@ weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *
     a->model = model;
     a->created = (int64_t)time(NULL);
     a->sent = sent;
-    make_id(a->id, j->request.endpoint == WEFT_CHAT);
+    uint64_t words[2] = {0};
+    if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
+    snprintf(a->id, 48, "%s-%016llx%016llx", j->request.endpoint == WEFT_CHAT ? "chatcmpl" : "cmpl",
+             (unsigned long long)words[0], (unsigned long long)words[1]);
     return a;
 }
 
@@ -159,16 +156,6 @@ static const char *token_text(const weft_answer *a, int32_t token, char out[TOKE
     for (int32_t i = 0; text && i < bytes && at + 5 < TOKEN_TEXT; i++)
         at += snprintf(out + at, 5, "\\x%02x", (unsigned char)text[i]);
     return out;
-}
-
-/* Characters that begin in a token. */
-static int64_t count_characters(const weft_answer *a, int32_t token) {
-    int32_t bytes = 0;
-    int64_t count = 0;
-    const char *text = weft_tokenizer_token(a->tokenizer, token, &bytes);
-    for (int32_t i = 0; text && i < bytes; i++)
-        count += ((unsigned char)text[i] & 0xc0) != 0x80;
-    return count;
 }
 
 static json_t *chat_token(const weft_answer *a, int32_t token, float logprob) {
@@ -206,7 +193,9 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
         json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
         json_array_append_new(values, weft_json_number((double)t->logprob));
         json_array_append_new(offsets, json_integer(*offset));
-        *offset += count_characters(a, t->token);
+        int32_t bytes = 0;
+        const char *raw = weft_tokenizer_token(a->tokenizer, t->token, &bytes);
+        *offset += raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
         json_t *top = json_object();
         for (int k = 0; k < t->n_top; k++)
             json_object_set_new(top, token_text(a, t->top[k], text),
@@ -359,7 +348,5 @@ char *weft_answer_events(weft_answer *a, bool *ended) {
         }
     }
     *ended = a->ended;
-    if (fclose(to) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(to, &text);
 }

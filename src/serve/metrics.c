@@ -1,6 +1,8 @@
 /* Metrics. Names and units follow Prometheus' customs: a total only grows, seconds and bytes are
  * the units, a histogram's buckets include the smaller ones. */
 #include "serve/metrics.h"
+#include "base/scope.h"
+#include "base/text.h"
 
 #include "base/version.h"
 
@@ -50,29 +52,24 @@ static void count_in(histogram *h, double value) {
 
 void weft_server_metrics_request(weft_server_metrics *m, weft_path_name path, int status,
                                  double seconds) {
-    pthread_mutex_lock(&m->lock);
+    WEFT_LOCK(&m->lock);
     if (status > 0 && status < STATUSES) m->requests[path][status]++;
     count_in(&m->seconds, seconds);
-    pthread_mutex_unlock(&m->lock);
 }
 
 void weft_server_metrics_first_token(weft_server_metrics *m, double seconds) {
-    pthread_mutex_lock(&m->lock);
+    WEFT_LOCK(&m->lock);
     count_in(&m->first_token, seconds);
-    pthread_mutex_unlock(&m->lock);
 }
 
 void weft_server_metrics_job(weft_server_metrics *m, double seconds) {
-    pthread_mutex_lock(&m->lock);
+    WEFT_LOCK(&m->lock);
     m->job_seconds = m->job_seconds > 0 ? 0.9 * m->job_seconds + 0.1 * seconds : seconds;
-    pthread_mutex_unlock(&m->lock);
 }
 
 double weft_server_metrics_job_seconds(weft_server_metrics *m) {
-    pthread_mutex_lock(&m->lock);
-    double seconds = m->job_seconds;
-    pthread_mutex_unlock(&m->lock);
-    return seconds;
+    WEFT_LOCK(&m->lock);
+    return m->job_seconds;
 }
 
 static void head(FILE *to, const char *name, const char *type, const char *help) {
@@ -162,7 +159,5 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     one(to, "weft_sequences_waiting", "gauge", "Sequences that wait for a place.", now->queued);
     one(to, "weft_connections", "gauge", "Open connections.", now->connections);
     one(to, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());
-    if (fclose(to) == 0) return text;
-    free(text);
-    return NULL;
+    return weft_memory_end(to, &text);
 }

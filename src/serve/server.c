@@ -8,6 +8,7 @@
  * something new already, or it sees that somebody waits and resumes the connection. A connection
  * that is suspended does not end, so the worker never resumes one that is gone. */
 #include "serve/server.h"
+#include "base/scope.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/clock.h"
@@ -235,12 +236,6 @@ static enum MHD_Result send_metrics(exchange *x) {
                      weft_server_metrics_text(x->server->metrics, &now), false);
 }
 
-static enum MHD_Result send_health(exchange *x) {
-    bool draining = atomic_load(&x->server->draining);
-    return send_text(x, draining ? 503 : 200, json_media,
-                     strdup(draining ? "{\"status\":\"stopping\"}" : "{\"status\":\"ok\"}"), false);
-}
-
 /* A prompt's tokens into the job. */
 static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
     const weft_generator_stats *model = &x->server->model;
@@ -406,7 +401,9 @@ static enum MHD_Result begin(exchange *x, const char *url) {
         return send_text(x, 200, "text/html; charset=utf-8", (char *)(uintptr_t)weft_page_html,
                          true);
     case WEFT_PATH_HEALTH:
-        return send_health(x);
+        if (atomic_load(&x->server->draining))
+            return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
+        return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
     case WEFT_PATH_METRICS:
         return send_metrics(x);
     case WEFT_PATH_MODELS:
@@ -455,9 +452,8 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
 static void give_up(void *server, weft_job *j) {
     weft_server *s = server;
     weft_worker_cancel(s->worker, j);
-    pthread_mutex_lock(&j->lock);
+    WEFT_LOCK(&j->lock);
     weft_job_wake(j);
-    pthread_mutex_unlock(&j->lock);
 }
 
 static weft_status start_daemon(weft_server *s) {
@@ -478,10 +474,12 @@ static weft_status start_daemon(weft_server *s) {
     return weft_fail(WEFT_EIO, "serve: libmicrohttpd does not start; WEFT_LOG=debug tells more");
 }
 
+WEFT_ENDED_BY(weft_server_close, weft_server)
+
 weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
                              const weft_tokenizer *t, weft_encoder *encoder, weft_server **out) {
     *out = NULL;
-    weft_server *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_server_close_at) weft_server *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     s->options = *o;
     s->tokenizer = t;
@@ -492,17 +490,12 @@ weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
     weft_generator_count(g, &s->model);
     if (!s->options.max_tokens) s->options.max_tokens = s->model.context;
     weft_worker_limits limits = {o->sequences, o->queue, o->answer_seconds};
-    weft_status status = weft_template_open(o->chat_template, t, &s->chat);
-    if (status == WEFT_OK) status = weft_server_metrics_create(&s->metrics);
-    if (status == WEFT_OK) status = weft_worker_open(g, t, &limits, s->metrics, &s->worker);
-    if (status == WEFT_OK)
-        status = weft_connections_open(o->request_seconds, give_up, s, &s->connections);
-    if (status == WEFT_OK) status = start_daemon(s);
-    if (status != WEFT_OK) {
-        weft_server_close(s);
-        return status;
-    }
-    *out = s;
+    WEFT_TRY(weft_template_open(o->chat_template, t, &s->chat));
+    WEFT_TRY(weft_server_metrics_create(&s->metrics));
+    WEFT_TRY(weft_worker_open(g, t, &limits, s->metrics, &s->worker));
+    WEFT_TRY(weft_connections_open(o->request_seconds, give_up, s, &s->connections));
+    WEFT_TRY(start_daemon(s));
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 

@@ -2,6 +2,7 @@
  * encoded in one go from one special token to the next, so that it becomes the tokens it would have
  * anywhere else. */
 #include "serve/template.h"
+#include "base/scope.h"
 
 #include "base/text.h"
 
@@ -117,22 +118,18 @@ static weft_status find_stop(weft_template *m) {
     return m->stop ? WEFT_OK : no_memory();
 }
 
+WEFT_ENDED_BY(weft_template_close, weft_template)
+
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out) {
     *out = NULL;
-    weft_template *m = calloc(1, sizeof *m);
+    WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
     if (!m) return no_memory();
     m->text = strdup(text);
-    weft_status status = m->text ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) {
-        replace_escapes(m->text);
-        status = cut_pieces(m, t);
-    }
-    if (status == WEFT_OK) status = find_stop(m);
-    if (status != WEFT_OK) {
-        weft_template_close(m);
-        return status;
-    }
-    *out = m;
+    if (!m->text) return no_memory();
+    replace_escapes(m->text);
+    WEFT_TRY(cut_pieces(m, t));
+    WEFT_TRY(find_stop(m));
+    *out = weft_steal(&m);
     return WEFT_OK;
 }
 
@@ -165,13 +162,8 @@ static weft_status put_text(prompt *p, const char *text, size_t bytes) {
 
 static weft_status put_tokens(prompt *p, const int32_t *tokens, int64_t count) {
     if (count <= 0) return WEFT_OK;
-    if (!p->tokens || p->count + count > p->tokens_room) {
-        int64_t room = 2 * (p->count + count);
-        int32_t *grown = realloc(p->tokens, (size_t)room * sizeof *grown);
-        if (!grown) return no_memory();
-        p->tokens = grown;
-        p->tokens_room = room;
-    }
+    if (!weft_grow_list(&p->tokens, &p->tokens_room, p->count + count, sizeof *p->tokens))
+        return no_memory();
     memcpy(p->tokens + p->count, tokens, (size_t)count * sizeof *tokens);
     p->count += count;
     return WEFT_OK;
@@ -205,21 +197,22 @@ static weft_status put_message(const weft_template *m, prompt *p, const weft_mes
     return WEFT_OK;
 }
 
+static void end_prompt(prompt *p) {
+    free(p->text);
+    free(p->tokens);
+}
+
 weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
                                  const weft_message *messages, int64_t count, int32_t **tokens,
                                  int64_t *n_tokens) {
     const weft_message answer = {.role = "assistant"};
-    prompt p = {.encoder = e};
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < count; i++)
-        status = put_message(m, &p, messages + i, m->n);
-    if (status == WEFT_OK) status = put_message(m, &p, &answer, m->content);
-    if (status == WEFT_OK) status = end_text(&p);
-    free(p.text);
-    *tokens = p.tokens;
-    *n_tokens = p.count;
-    if (status == WEFT_OK) return WEFT_OK;
-    free(p.tokens);
+    WEFT_AUTO(end_prompt) prompt p = {.encoder = e};
     *tokens = NULL;
-    return status;
+    for (int64_t i = 0; i < count; i++)
+        WEFT_TRY(put_message(m, &p, messages + i, m->n));
+    WEFT_TRY(put_message(m, &p, &answer, m->content));
+    WEFT_TRY(end_text(&p));
+    *n_tokens = p.count;
+    *tokens = weft_steal(&p.tokens);
+    return WEFT_OK;
 }

@@ -4,6 +4,7 @@
  * stop, and the copy of the generator's figures. It is never held while the generator works, nor
  * together with a job's lock. */
 #include "serve/worker.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -31,25 +32,11 @@ struct weft_worker {
     weft_generator_stats stats;
 };
 
-/* Text that became certain. */
-static weft_status add_text(weft_choice *c, const char *text, size_t bytes) {
-    if (!weft_grow(&c->text, &c->room, c->bytes + bytes))
-        return weft_fail(WEFT_ENOMEM, "no memory for text");
-    if (bytes) memcpy(c->text + c->bytes, text, bytes);
-    c->bytes += bytes;
-    return WEFT_OK;
-}
-
 static weft_status add_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
     c->made++;
     if (!j->keeps_tokens) return WEFT_OK;
-    if (c->n_tokens == c->tokens_room) {
-        int64_t room = c->tokens_room ? 2 * c->tokens_room : 16;
-        weft_sampled *grown = realloc(c->tokens, (size_t)room * sizeof *grown);
-        if (!grown) return weft_fail(WEFT_ENOMEM, "no memory for tokens");
-        c->tokens = grown;
-        c->tokens_room = room;
-    }
+    if (!weft_grow_list(&c->tokens, &c->tokens_room, c->n_tokens + 1, sizeof *c->tokens))
+        return weft_fail(WEFT_ENOMEM, "no memory for tokens");
     c->tokens[c->n_tokens++] = *token;
     return WEFT_OK;
 }
@@ -78,7 +65,10 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
             WEFT_TRY(weft_stream_end(c->stream, &text, &bytes));
             c->finish = take == WEFT_TAKE_END ? "stop" : "length";
         }
-        WEFT_TRY(add_text(c, text, bytes));
+        if (!weft_grow(&c->text, &c->room, c->bytes + bytes))
+            return weft_fail(WEFT_ENOMEM, "no memory for text");
+        if (bytes) memcpy(c->text + c->bytes, text, bytes);
+        c->bytes += bytes;
         c->shared = weft_generator_shared(w->generator, c->id);
     }
     if (c->finish) end_choice(w, c);
@@ -277,13 +267,6 @@ void weft_worker_close(weft_worker *w) {
     free_worker(w);
 }
 
-/* When there may be room again: what is there, at the pace of the last jobs. */
-static int retry_seconds(const weft_worker *w, int64_t sequences) {
-    double each = weft_server_metrics_job_seconds(w->metrics);
-    double all = ceil(each * (double)sequences / (double)w->limits.sequences / 2);
-    return all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
-}
-
 bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *retry_after) {
     pthread_mutex_lock(&w->lock);
     int64_t room = w->limits.sequences + w->limits.queue - w->sequences;
@@ -302,22 +285,23 @@ bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *ret
     pthread_mutex_unlock(&w->lock);
     if (stopping)
         return weft_refuse(why, 503, NULL, NULL, "the server is stopping; try another one");
-    *retry_after = retry_seconds(w, waiting);
+    /* When there may be room again: what is there, at the pace of the last jobs. */
+    double each = weft_server_metrics_job_seconds(w->metrics);
+    double all = ceil(each * (double)waiting / (double)w->limits.sequences / 2);
+    *retry_after = all < 1 ? 1 : all > RETRY_MOST ? RETRY_MOST : (int)all;
     return weft_refuse(why, 429, "rate_limit_exceeded", NULL,
                        "the queue is full; send the request again in %d s", *retry_after);
 }
 
 void weft_worker_cancel(weft_worker *w, weft_job *j) {
     atomic_store(&j->cancelled, true);
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&w->lock);
     w->nudged = true;
     pthread_cond_signal(&w->news);
-    pthread_mutex_unlock(&w->lock);
 }
 
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued) {
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&w->lock);
     *out = w->stats;
     *queued = w->sequences > w->stats.running ? w->sequences - w->stats.running : 0;
-    pthread_mutex_unlock(&w->lock);
 }

@@ -2,6 +2,7 @@
  * for the next look; all are of this machine. What many are to be told is composed once, and they share
  * the text. */
 #include "watch/live.h"
+#include "base/scope.h"
 
 #ifdef WEFT_HAVE_MICROHTTPD
 #include "base/embed.h"
@@ -100,7 +101,7 @@ static void tell_if_full(weft_live *w) {
 
 static void *look(void *context) {
     weft_live *w = context;
-    pthread_mutex_lock(&w->lock);
+    WEFT_LOCK(&w->lock);
     while (!w->closing) {
         bool all = weft_watched_look(w->runs);
         w->version = weft_watched_version(w->runs);
@@ -109,7 +110,6 @@ static void *look(void *context) {
         pthread_cond_broadcast(&w->news);
         weft_http_wait(&w->news, &w->lock, &w->closing, all ? LOOK_MS : PAUSE_MS);
     }
-    pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
@@ -389,9 +389,11 @@ static weft_status start_daemon(weft_live *w) {
     return weft_fail(WEFT_EIO, "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
 }
 
+WEFT_ENDED_BY(weft_live_close, weft_live)
+
 weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out) {
     *out = NULL;
-    weft_live *w = calloc(1, sizeof *w);
+    WEFT_AUTO(weft_live_close_at) weft_live *w = calloc(1, sizeof *w);
     if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->options = *o;
     w->runs = runs;
@@ -399,19 +401,15 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     weft_http_condition(&w->news);
     w->page = make_page();
     w->gpus = weft_gpus_open();
-    weft_status status = w->page ? WEFT_OK : weft_fail(WEFT_ENOMEM, "watch: no memory");
+    if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);
     w->version = weft_watched_version(runs);
     w->found = weft_watched_count(runs);
-    if (status == WEFT_OK) status = start_daemon(w);
-    int error = status == WEFT_OK ? pthread_create(&w->thread, NULL, look, w) : 0;
-    if (error) status = weft_fail(WEFT_EIO, "watch: no thread: %s", strerror(error));
-    w->started = status == WEFT_OK;
-    if (status != WEFT_OK) {
-        weft_live_close(w);
-        return status;
-    }
-    *out = w;
+    WEFT_TRY(start_daemon(w));
+    int error = pthread_create(&w->thread, NULL, look, w);
+    if (error) return weft_fail(WEFT_EIO, "watch: no thread: %s", strerror(error));
+    w->started = true;
+    *out = weft_steal(&w);
     return WEFT_OK;
 }
 

@@ -1,0 +1,61 @@
+/* What ends with its scope, whichever way that is left.
+ *
+ *     WEFT_AUTO_FREE char *text = NULL;
+ *     WEFT_TRY(weft_file_read(path, most, &text, &bytes));
+ *     return parse(text, bytes);
+ *
+ * frees the text behind a failure and behind the end alike. WEFT_AUTO(end) calls `end` with the variable's
+ * address. What is to live on is taken out of its scope: *out = weft_steal(&text). */
+#ifndef WEFT_BASE_SCOPE_H
+#define WEFT_BASE_SCOPE_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WEFT_AUTO(end) __attribute__((cleanup(end)))
+#define WEFT_AUTO_FREE WEFT_AUTO(weft_end_memory)
+#define WEFT_AUTO_CLOSE WEFT_AUTO(weft_end_descriptor)
+#define WEFT_AUTO_FCLOSE WEFT_AUTO(weft_end_stream)
+
+/* Makes close_at, for WEFT_AUTO, of a function that ends one `type`. */
+#define WEFT_ENDED_BY(close, type)                                                                 \
+    static inline void close##_at(type **at) {                                                     \
+        close(*at);                                                                                \
+    }
+
+/* The pointer at `at`, which is then NULL. */
+static inline void *weft_steal(void *at) {
+    void *taken, *none = NULL;
+    memcpy(&taken, at, sizeof taken);
+    memcpy(at, &none, sizeof none);
+    return taken;
+}
+
+static inline void weft_end_memory(void *at) {
+    free(weft_steal(at));
+}
+
+/* -1: it is not open. */
+static inline void weft_end_descriptor(const int *descriptor) {
+    if (*descriptor >= 0) close(*descriptor);
+}
+
+static inline void weft_end_stream(FILE **stream) {
+    if (*stream) fclose(*stream);
+}
+
+/* Holds a mutex to the end of the scope; once in a scope. */
+#define WEFT_LOCK(mutex) WEFT_AUTO(weft_end_lock) pthread_mutex_t *locked_ = weft_lock(mutex)
+static inline pthread_mutex_t *weft_lock(pthread_mutex_t *mutex) {
+    pthread_mutex_lock(mutex);
+    return mutex;
+}
+
+static inline void weft_end_lock(pthread_mutex_t **mutex) {
+    pthread_mutex_unlock(*mutex);
+}
+
+#endif
