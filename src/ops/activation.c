@@ -5,6 +5,7 @@
  * silu_mul      y = a · b σ(b)           da = dy · b σ(b)     db = dy · a · σ(b)(1 + b(1 − σ(b)))
  * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
  * exp           y = e^x                  dx = dy · y
+ * relu2         y = max(x, 0)²           dx = dy · 2 max(x, 0)
  * gate_mix      y = o (1 − α + α σ(g))   do = dy (1 − α + α σ(g))
  *               dg = α σ(g)(1 − σ(g)) Σ_d dy · o, over the sequence too where it has one gate
  */

@@ -185,6 +185,7 @@ static const prune_test tests_of[] = {
     {"mix-mla-head-dim-all", "ffn", "0.5", false},
     {"dot-learned", "ffn", "0.3", false},
     {"ffn-swiglu", "ffn", "0.5", false},
+    {"ffn-relu2", "ffn", "0.5", false},
     {"ffn-wsffn-dense", "ffn", "0.5", false},
     {"ffn-wsffn-grouped", "ffn", "0.5", false},
     {"step-3", "ffn", "0.5", false},

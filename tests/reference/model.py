@@ -236,14 +236,15 @@ def attention(c, p, x, gate, received):
 
 def hidden(c, p, x):
     """h [B, T, F], and h₁ for the auxiliary losses of wsffn."""
-    if c["FFN"] == "gelu":
-        return gelu_tanh(linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))), None
+    if c["FFN"] in ("gelu", "relu2"):
+        a = linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))
+        return gelu_tanh(a) if c["FFN"] == "gelu" else torch.relu(a) ** 2, None
     h1 = linear(x, p["ffn.w1.weight"])
     return silu(linear(x, p["ffn.w3.weight"])) * h1, h1
 
 
 def project(c, p, h):
-    if c["FFN"] == "gelu":
+    if c["FFN"] in ("gelu", "relu2"):
         return linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias"))
     return linear(h, p["ffn.w2.weight"])
 

@@ -5,7 +5,7 @@ import math
 # Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
 KEYS = {
     "ATTENTION": (("dot", "w2", "mla", "cosine"), None),
-    "FFN": (("gelu", "swiglu", "wsffn"), None),
+    "FFN": (("gelu", "swiglu", "wsffn", "relu2"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
     "NORM_EPS": (float, 0.0),
@@ -207,7 +207,7 @@ def attention_shapes(c):
 
 def ffn_shapes(c):
     e, f, h, latent = c["N_EMBD"], c["F"], c["N_HEAD"], c["L"]
-    if c["FFN"] == "gelu":
+    if c["FFN"] in ("gelu", "relu2"):
         shapes = {"fc.weight": (f, e), "proj.weight": (e, f)}
         if c["BIAS"]:
             shapes |= {"fc.bias": (f,), "proj.bias": (e,)}
