@@ -37,8 +37,8 @@ static weft_tensor *project_gaussian(builder *b, weft_tensor *x, const char *wei
 }
 
 static weft_tensor *build_w2(builder *b, weft_tensor *x) {
-    weft_tensor *q = project_gaussian(b, x, "attn.q.weight", "attn.q.bias");
-    weft_tensor *k = project_gaussian(b, x, "attn.k.weight", "attn.k.bias");
+    weft_tensor *q = norm_means(b, project_gaussian(b, x, "attn.q.weight", "attn.q.bias"), true);
+    weft_tensor *k = norm_means(b, project_gaussian(b, x, "attn.k.weight", "attn.k.bias"), false);
     weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->inner, b->width);
     weft_tensor *bias = attention_bias(b, "attn.v.bias", b->inner);
     weft_tensor *v = weft_linear(b->g, x, wv, bias, WEFT_ACT_NONE);

@@ -25,6 +25,7 @@ KEYS = {
     "WEIGHT_TYING": (bool, True),
     "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
+    "QK_NORM": (bool, False),
     "ROPE_THETA": (float, 10000.0),
     "ROPE_SCALING": (("none", "linear", "llama3", "yarn"), "none"),
     "ROPE_FACTOR": (float, 1.0),
@@ -200,6 +201,9 @@ def attention_shapes(c):
         shapes["out.bias"] = (e,)
     if c["ATTENTION"] == "cosine" or (has_tau(c) and c["W2_TAU_LEARNED"]):
         shapes["log_tau"] = (h,)
+    if c["QK_NORM"]:
+        width = d if c["ATTENTION"] != "mla" else latent // 2 if has_tau(c) else latent
+        shapes |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
     if c["POSITION"] == "relative":
         shapes["rel_bias"] = (c["CONTEXT"],)
     return shapes
