@@ -178,6 +178,7 @@ static const prune_test tests_of[] = {
     {"mla-learned", "heads", "0.5", false},
     {"mla-w2", "heads", "0.5", false},
     {"mla-shared-v", "heads", "0.5", false},
+    {"w2-kv-2-of-4-rope", "heads", "0.5", false},
     {"mla-reciprocal", "heads", "0.5", false},
     {"latent-untied", "heads", "0.5", false},
     {"gate-cummean", "heads", "0.5", false},

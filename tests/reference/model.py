@@ -183,7 +183,11 @@ def cosine_attention(c, p, x):
 
 
 def w2_attention(c, p, x):
-    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias")), c["N_HEAD"]) for name in "qkv")
+    h, kv = c["N_HEAD"], c["KV"]
+    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias")), heads)
+               for name, heads in (("q", h), ("k", kv), ("v", kv)))
+    group = [i * kv // h for i in range(h)]
+    k, v = k[:, :, group], v[:, :, group]
     q, k = qk_norm(c, p, "q", q), qk_norm(c, p, "k", k)
     scores = w2_scores(c, p, q, k) if c["W2_KERNEL"] == "w2" else overlap_scores(c, q, k)
     return scores, v

@@ -129,7 +129,7 @@ def check_config(c):
     rules = [
         (c["HEAD_DIM"] or c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
         (heads % derived["KV"] == 0, "KV_HEADS must divide N_HEAD"),
-        (c["ATTENTION"] in ("dot", "cosine") or derived["KV"] == heads, "KV_HEADS is for dot and cosine"),
+        (not mla or derived["KV"] == heads, "mla has no KV_HEADS"),
         (c["FFN"] != "wsffn" or derived["F"] % c["WSFFN_N_HEAD"] == 0, "WSFFN_N_HEAD must divide N_FFN"),
         (mla or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs mla"),
         (c["RA_MLA_MLP_GATE_POOL"] != "sequence" or not c["RA_MLA_MLP_ATTN_GATE"] or not c["CAUSAL"]
@@ -182,7 +182,8 @@ def attention_shapes(c):
         rows = inner + 2 * c["KV"] * d
         shapes = {"qkv.weight": (rows, e), "out.weight": (e, inner)}
     elif c["ATTENTION"] == "w2":
-        shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * inner, e), "v.weight": (inner, e), "out.weight": (e, inner)}
+        shared = c["KV"] * d
+        shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * shared, e), "v.weight": (shared, e), "out.weight": (e, inner)}
     else:
         shapes = {
             "q.weight": (inner, e),
