@@ -146,6 +146,9 @@ static void list_heads(const weft_config *c, listing *l) {
         list_mla(c, l);
     else
         list_packed(c, l);
+    bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
+    add(l, "attn.out_gate.weight", 0, 0, by_head ? group : group * weft_config_head_dim(c))
+        ->counts = false;
     prune_piece *gates = add(l, "ffn.gate_heads.weight", 0, 0, group);
     gates->counts = false;
     gates->next = true;

@@ -247,6 +247,9 @@ def attention(c, p, x, gate, received):
     if gate is not None:
         alpha = c["RA_MLA_MLP_GATE_ALPHA"]
         o = (1 - alpha) * o + alpha * gate[..., None] * o
+    if c["ATTENTION_GATE"] != "none":
+        own = torch.sigmoid(linear(x, p["attn.out_gate.weight"]))
+        o = o * (own[..., None] if c["ATTENTION_GATE"] == "head" else split_heads(own, c["N_HEAD"]))
     return linear(o.flatten(2), p["attn.out.weight"], p.get("attn.out.bias")), weights, latent
 
 

@@ -26,6 +26,7 @@ KEYS = {
     "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
     "QK_NORM": (bool, False),
+    "ATTENTION_GATE": (("none", "head", "element"), "none"),
     "ROPE_THETA": (float, 10000.0),
     "ROPE_SCALING": (("none", "linear", "llama3", "yarn"), "none"),
     "ROPE_FACTOR": (float, 1.0),
@@ -202,6 +203,8 @@ def attention_shapes(c):
         shapes["out.bias"] = (e,)
     if c["ATTENTION"] == "cosine" or (has_tau(c) and c["W2_TAU_LEARNED"]):
         shapes["log_tau"] = (h,)
+    if c["ATTENTION_GATE"] != "none":
+        shapes["out_gate.weight"] = (h if c["ATTENTION_GATE"] == "head" else inner, e)
     if c["QK_NORM"]:
         width = d if c["ATTENTION"] != "mla" else latent // 2 if has_tau(c) else latent
         shapes |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
