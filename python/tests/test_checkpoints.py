@@ -24,6 +24,7 @@ KINDS = {
                          ATTENTION_BIAS="qkv", KV_HEADS=1),
     "preset, bf16": dict(PRESET="w2", DTYPE="bf16"),
     "preset, f64": dict(PRESET="ra-mla", DTYPE="f64"),
+    "preset, normed queries": dict(PRESET="modern", ATTENTION_GATE="element", DTYPE="f64"),
 }
 TOKENS = np.random.default_rng(0).integers(0, 50, (2, 9))
 TARGETS = np.random.default_rng(1).integers(0, 50, (2, 9))

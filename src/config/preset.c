@@ -1,4 +1,4 @@
-/* A write-up's model by one word. A preset stands between the defaults and everything that is set: the
+/* A known model by one word. A preset stands between the defaults and everything that is set: the
  * file, a study's step and overrides win over it. */
 #include "config/config.h"
 
@@ -20,6 +20,8 @@ static const char *const presets[] = {
         "POSITION=learned NORM=layernorm NORM_PLACEMENT=pre RA_MLA_MLP_ATTN_GATE=y "
         "RA_MLA_MLP_CROSS_TOKEN=y RA_MLA_MLP_SPARSE_MODE=topk RA_MLA_MLP_SPARSE_K=8 "
         "RA_MLA_MLP_LATENT_RECIP=y RA_MLA_MLP_TYING_MODE=tied_transpose OPTIMIZER=adamwspam",
+    [WEFT_PRESET_MODERN] = "ATTENTION=dot QK_NORM=y FFN=relu2 POSITION=rope NORM=rmsnorm "
+                           "NORM_PLACEMENT=pre BIAS=n",
 };
 
 const char *weft_preset_sets(int preset) {

@@ -35,6 +35,11 @@ static weft_status check_dot(const weft_model *m, const char *what) {
                          "%s: not of a model with CONFIG_MUP=y, whose scores and logits "
                          "have scales of their own",
                          what);
+    if (c->qk_norm)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: not of a model with CONFIG_QK_NORM=y, whose queries and keys are not "
+                         "linear in what they are made from",
+                         what);
     if (c->n_head * weft_config_head_dim(c) == c->n_embd) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s takes heads that fill CONFIG_N_EMBD=%lld; this model has %lld of "
@@ -345,7 +350,7 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
  *
  * so the scores are dot's but for one number per key, and that falls with the square of a. Where both
  * deviations are the same constant, their distance has no gradient: a little noise in their maps gives
- * it one. Shared key and value heads become one for each query head. */
+ * it one. */
 
 static const double NOISE = 0.002; /* standard deviation, a tenth of a fresh model's */
 
@@ -355,46 +360,30 @@ typedef struct {
     uint64_t seed;
 } w2_conversion;
 
-/* Each head's D rows of means from `rows` (of `kv` heads), times a factor, then D rows of noise. */
+/* The maps of `heads` heads: of each D rows of means from `rows` times a factor, then D rows of noise. */
 static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const char *name,
-                                  const double *rows, const double *bias, int64_t kv,
+                                  const double *rows, const double *bias, int64_t heads,
                                   double factor) {
-    int64_t e = v->e, d = v->width, count = 2 * e * e;
+    int64_t e = v->e, d = v->width, count = 2 * heads * d * e;
     char weight[32], bias_name[32], site[64];
-    WEFT_AUTO_FREE double *map = malloc((size_t)(count + 2 * e) * sizeof *map);
+    WEFT_AUTO_FREE double *map = malloc((size_t)(count + 2 * heads * d) * sizeof *map);
     if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
     double *shift = map + count;
     snprintf(weight, sizeof weight, "attn.%s.weight", name);
     snprintf(bias_name, sizeof bias_name, "attn.%s.bias", name);
     snprintf(site, sizeof site, "h.%lld.%s", (long long)layer, weight);
     weft_random_normal_at(v->seed, 0, weft_random_site(site), 0, count, map);
-    memset(shift, 0, (size_t)(2 * e) * sizeof *shift);
+    memset(shift, 0, (size_t)(2 * heads * d) * sizeof *shift);
     for (int64_t i = 0; i < count; i++)
         map[i] *= NOISE;
-    for (int64_t h = 0; h < v->heads; h++)
-        for (int64_t r = 0; r < d; r++) {
-            int64_t from = h * kv / v->heads * d + r, to = h * 2 * d + r;
-            for (int64_t j = 0; j < e; j++)
-                map[to * e + j] = factor * rows[from * e + j];
-            shift[to] = factor * bias[from];
-        }
+    for (int64_t from = 0; from < heads * d; from++) {
+        int64_t to = from / d * 2 * d + from % d;
+        for (int64_t j = 0; j < e; j++)
+            map[to * e + j] = factor * rows[from * e + j];
+        shift[to] = factor * bias[from];
+    }
     write_weight(v->to, layer, weight, map);
     write_weight(v->to, layer, bias_name, shift);
-    return WEFT_OK;
-}
-
-static weft_status write_values(const w2_conversion *v, int64_t layer, const dot_layer *dot) {
-    int64_t e = v->e, d = v->width;
-    WEFT_AUTO_FREE double *map = malloc((size_t)(e * e + e) * sizeof *map);
-    if (!map) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's maps");
-    double *shift = map + e * e;
-    for (int64_t i = 0; i < e; i++) {
-        int64_t from = i / d * v->kv / v->heads * d + i % d;
-        memcpy(map + i * e, dot->v + from * e, (size_t)e * sizeof *map);
-        shift[i] = dot->bv[from];
-    }
-    write_weight(v->to, layer, "attn.v.weight", map);
-    write_weight(v->to, layer, "attn.v.bias", shift);
     return WEFT_OK;
 }
 
@@ -405,7 +394,10 @@ static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, in
     WEFT_TRY(read_dot(m, layer, &dot));
     weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread);
     if (status == WEFT_OK) status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread);
-    if (status == WEFT_OK) status = write_values(v, layer, &dot);
+    if (status == WEFT_OK) {
+        write_weight(v->to, layer, "attn.v.weight", dot.v);
+        write_weight(v->to, layer, "attn.v.bias", dot.bv);
+    }
     for (int64_t h = 0; h < v->heads; h++)
         log_tau[h] = log(2 * sqrt((double)v->width));
     write_weight(v->to, layer, "attn.log_tau", log_tau);
@@ -424,7 +416,6 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
     c.attention_bias = all      ? WEFT_ATTENTION_BIAS_ALL
                        : biased ? WEFT_ATTENTION_BIAS_QKV
                                 : WEFT_ATTENTION_BIAS_NONE;
-    c.kv_heads = 0;
     c.w2_kernel = WEFT_KERNEL_W2;
     c.w2_tau = 0;
     c.w2_tau_learned = true;

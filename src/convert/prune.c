@@ -107,15 +107,15 @@ static void list_packed(const weft_config *c, listing *l) {
 }
 
 static void list_w2(const weft_config *c, listing *l) {
-    int64_t d = weft_config_head_dim(c);
-    add(l, "attn.q.weight", 0, 0, 2 * d);
-    add(l, "attn.q.bias", 0, 0, 2 * d);
+    int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
+    add(l, "attn.q.weight", 0, 0, group * 2 * d);
+    add(l, "attn.q.bias", 0, 0, group * 2 * d);
     add(l, "attn.k.weight", 0, 0, 2 * d);
     add(l, "attn.k.bias", 0, 0, 2 * d);
     add_zeroed(l, "attn.v.weight", 0, 0, d);
     add_zeroed(l, "attn.v.bias", 0, 0, d);
-    add(l, "attn.log_tau", 0, 0, 1)->counts = false;
-    add_zeroed(l, "attn.out.weight", 1, 0, d);
+    add(l, "attn.log_tau", 0, 0, group)->counts = false;
+    add_zeroed(l, "attn.out.weight", 1, 0, group * d);
 }
 
 static void list_mla(const weft_config *c, listing *l) {
@@ -138,6 +138,9 @@ static void list_heads(const weft_config *c, listing *l) {
         list_mla(c, l);
     else
         list_packed(c, l);
+    bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
+    add(l, "attn.out_gate.weight", 0, 0, by_head ? group : group * weft_config_head_dim(c))
+        ->counts = false;
     prune_piece *gates = add(l, "ffn.gate_heads.weight", 0, 0, group);
     gates->counts = false;
     gates->next = true;

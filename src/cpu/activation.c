@@ -46,6 +46,22 @@ VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
 
 ELEMENTWISE(silu_mul_back, 3, 2)
 
+VECTOR_FN sigmoid_mul_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    out[0] = in[0] * vsigmoid(in[1]);
+}
+
+ELEMENTWISE(sigmoid_mul, 2, 1)
+
+VECTOR_FN sigmoid_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
+    (void)arg;
+    vreal dy = in[0], a = in[1], s = vsigmoid(in[2]);
+    out[0] = dy * s;
+    out[1] = dy * a * (s * (1 - s));
+}
+
+ELEMENTWISE(sigmoid_mul_back, 3, 2)
+
 VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
     out[0] = vsoftplus(in[0]) + arg[0];
 }

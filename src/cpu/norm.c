@@ -54,6 +54,7 @@ typedef struct {
     const weft_node *n;
     int64_t rows, width, block; /* rows of a task; back: that share partial sums, */
     int64_t together;           /* and how many blocks a task takes */
+    weft_norm_group group;      /* which of the tensors' rows these are */
     bool centered;              /* LayerNorm */
     real eps;
     const real *w, *b;          /* widened */
@@ -92,9 +93,15 @@ static ALWAYS_INLINE void finish_row(const norm_job *j, row_source t, int64_t ro
     if (t.bf16) round_row(from, j->width, (uint16_t *)t.data + row * j->width);
 }
 
+/* Where row `row` of the group stands. */
+static ALWAYS_INLINE int64_t place_of(const norm_job *j, int64_t row) {
+    const weft_norm_group *g = &j->group;
+    return g->count == g->period ? row : row / g->count * g->period + g->first + row % g->count;
+}
+
 /* A row on its way. */
 typedef struct {
-    int64_t row;
+    int64_t row; /* its place */
     const real *x, *r;
     real *kept;       /* x + r: in scratch, each row's in the same place, or in s itself */
     const real *from; /* what is normed: `kept`, or x where there is no r */
@@ -186,12 +193,12 @@ static ALWAYS_INLINE void take_statistics(const norm_job *j, norm_row *t, bool c
 
 static ALWAYS_INLINE norm_row open_row(const norm_job *j, int64_t row, bool with_r, real *scratch) {
     real *widened = scratch + j->padded;
-    norm_row t = {.row = row, .kept = scratch};
-    t.x = t.from = read_row(j, j->in[IN_X], row, widened + row % 2 * j->padded);
-    t.y = begin_row(j, j->out[OUT_Y], row, widened + 2 * j->padded);
+    norm_row t = {.row = place_of(j, row), .kept = scratch};
+    t.x = t.from = read_row(j, j->in[IN_X], t.row, widened + row % 2 * j->padded);
+    t.y = begin_row(j, j->out[OUT_Y], t.row, widened + 2 * j->padded);
     if (!with_r) return t;
-    t.r = read_row(j, j->in[IN_R], row, widened + 3 * j->padded);
-    t.s = begin_row(j, j->out[OUT_S], row, widened + 4 * j->padded);
+    t.r = read_row(j, j->in[IN_R], t.row, widened + 3 * j->padded);
+    t.s = begin_row(j, j->out[OUT_S], t.row, widened + 4 * j->padded);
     if (!TWO_ROWS) t.kept = t.s;
     t.from = t.kept;
     return t;
@@ -255,11 +262,36 @@ static row_source source_of(const weft_exec *x, const weft_tensor *t) {
     return (row_source){weft_data(x, t), t && t->dtype == WEFT_BF16};
 }
 
+/* Rows that no gain is for go from one tensor to another as they are, `period` of them at a time. */
+typedef struct {
+    const weft_norm_group *group;
+    const char *from;
+    char *to;
+    size_t bytes; /* of a row */
+} rest_rows;
+
+static void copy_rest(const void *context, int64_t index) {
+    const rest_rows *c = context;
+    const weft_norm_group *last = c->group;
+    int64_t normed = last->first + last->count;
+    size_t at = (size_t)(index * last->period + normed) * c->bytes;
+    memcpy(c->to + at, c->from + at, (size_t)(last->period - normed) * c->bytes);
+}
+
+/* Behind the last group. */
+static weft_status run_rest(const norm_job *j, const weft_tensor *from, const weft_tensor *to) {
+    const weft_norm_group *last = &j->group;
+    rest_rows c = {last, weft_data(j->x, from), weft_data(j->x, to), 0};
+    if (last->first + last->count == last->period || !c.to || c.from == c.to) return WEFT_OK;
+    c.bytes = (size_t)j->width * weft_dtype_size(from->dtype);
+    return run_rows(j->x, weft_tensor_count(from) / (last->period * j->width),
+                    last->period * j->width, copy_rest, &c);
+}
+
 static norm_job norm_job_of(weft_exec *x, const weft_node *n, const weft_tensor *s) {
     const weft_norm_attr *attr = n->attr;
     return (norm_job){.x = x,
                       .n = n,
-                      .rows = weft_tensor_rows(s),
                       .width = weft_tensor_width(s),
                       .centered = attr->kind == WEFT_LAYERNORM,
                       .eps = (real)attr->eps,
@@ -280,11 +312,20 @@ static int64_t norm_workspace(const weft_node *n, int threads) {
     return (2 + scratch_rows(n) * threads) * real_bytes(weft_tensor_width(n->in[WEFT_NORM_X]));
 }
 
+static void run_group(norm_job *j, int group) {
+    weft_pool *pool = weft_exec_pool(j->x);
+    const weft_tensor *w = j->n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W];
+    j->group = weft_norm_group_of(j->n->attr, j->n->in[WEFT_NORM_X], group);
+    j->rows = j->group.rows;
+    if (j->rows == 0) return;
+    j->w = tile_in(j->x, w, 0, j->width, weft_workspace(j->x, j->n));
+    j->block = norm_block_rows(j->rows, j->width, weft_pool_size(pool));
+    weft_pool_run(pool, ceil_div(j->rows, j->block), norm_block, j);
+}
+
 static weft_status norm_run(weft_exec *x, const weft_node *n) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_X]);
     real *room = weft_workspace(x, n);
-    j.block = norm_block_rows(j.rows, j.width, weft_pool_size(weft_exec_pool(x)));
-    j.w = tile_in(x, n->in[WEFT_NORM_W], 0, j.width, room);
     if (n->in[WEFT_NORM_B]) j.b = tile_in(x, n->in[WEFT_NORM_B], 0, j.width, room + j.padded);
     j.in[IN_X] = source_of(x, n->in[WEFT_NORM_X]);
     j.in[IN_R] = source_of(x, n->in[WEFT_NORM_R]);
@@ -294,8 +335,9 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     j.rstd = weft_data(x, n->out[WEFT_NORM_RSTD]);
     j.scratch = room + 2 * j.padded;
     j.per_thread = scratch_rows(n) * j.padded;
-    weft_pool_run(weft_exec_pool(x), ceil_div(j.rows, j.block), norm_block, &j);
-    return WEFT_OK;
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
+        run_group(&j, group);
+    return run_rest(&j, n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
 }
 
 const weft_kernel KERNEL(norm) = {.run = norm_run, .workspace = norm_workspace};
@@ -383,11 +425,12 @@ static __attribute__((noinline)) back_row sweep_back_edge(const norm_job *j, con
 static ALWAYS_INLINE back_row open_back(const norm_job *j, int64_t row, bool with_ds,
                                         real *scratch) {
     real *room = scratch + row % 2 * BACK_ROWS * j->padded;
-    back_row t = {.row = row, .rstd = j->rstd[row], .mean = j->centered ? j->mean[row] : 0};
-    t.dy = read_row(j, j->in[IN_DY], row, room);
-    t.s = read_row(j, j->in[IN_BACK_S], row, room + j->padded);
-    if (with_ds) t.ds = read_row(j, j->in[IN_DS], row, room + 2 * j->padded);
-    t.dx = j->out[OUT_DX].data ? begin_row(j, j->out[OUT_DX], row, room) : room;
+    int64_t at = place_of(j, row);
+    back_row t = {.row = at, .rstd = j->rstd[at], .mean = j->centered ? j->mean[at] : 0};
+    t.dy = read_row(j, j->in[IN_DY], at, room);
+    t.s = read_row(j, j->in[IN_BACK_S], at, room + j->padded);
+    if (with_ds) t.ds = read_row(j, j->in[IN_DS], at, room + 2 * j->padded);
+    t.dx = j->out[OUT_DX].data ? begin_row(j, j->out[OUT_DX], at, room) : room;
     return t;
 }
 
@@ -442,10 +485,14 @@ static void sum_blocks(const norm_job *j, const weft_tensor *out, int which, int
     tile_done(j->x, out, column, len, to);
 }
 
+static const weft_tensor *gain_sums(const norm_job *j) {
+    return j->n->out[j->group.first ? WEFT_NORM_BACK_DW_NEXT : WEFT_NORM_BACK_DW];
+}
+
 static void norm_sum_columns(void *context, int64_t task, int thread) {
     (void)thread;
     const norm_job *j = context;
-    sum_blocks(j, j->n->out[WEFT_NORM_BACK_DW], 0, task * COLUMNS);
+    sum_blocks(j, gain_sums(j), 0, task * COLUMNS);
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_DB], 1, task * COLUMNS);
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_SUMS], 2, task * COLUMNS);
 }
@@ -462,18 +509,34 @@ static int count_sums(const weft_node *n) {
 /* Workspace: w widened, the rows of two per thread, the partial sums. */
 static int64_t norm_back_workspace(const weft_node *n, int threads) {
     const weft_tensor *s = n->in[WEFT_NORM_BACK_S];
-    int64_t rows = weft_tensor_rows(s), width = weft_tensor_width(s);
-    int64_t blocks = ceil_div(rows, back_block(rows, width));
+    int64_t width = weft_tensor_width(s), blocks = 0;
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++) {
+        int64_t rows = weft_norm_group_of(n->attr, s, group).rows;
+        if (rows) blocks = max_i64(blocks, ceil_div(rows, back_block(rows, width)));
+    }
     return (1 + 2 * BACK_ROWS * threads + count_sums(n) * blocks) * real_bytes(width);
+}
+
+static void run_group_back(norm_job *j, int group) {
+    weft_pool *pool = weft_exec_pool(j->x);
+    const weft_node *n = j->n;
+    const weft_tensor *w = n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W];
+    j->group = weft_norm_group_of(n->attr, n->in[WEFT_NORM_BACK_S], group);
+    j->rows = j->group.rows;
+    if (j->rows == 0) return;
+    j->w = tile_in(j->x, w, 0, j->width, weft_workspace(j->x, n));
+    j->block = back_block(j->rows, j->width);
+    int64_t blocks = ceil_div(j->rows, j->block);
+    j->together = tasks_together(blocks, weft_pool_size(pool));
+    weft_pool_run(pool, ceil_div(blocks, j->together), norm_back_blocks, j);
+    if (gain_sums(j) || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])
+        weft_pool_run(pool, ceil_div(j->width, COLUMNS), norm_sum_columns, j);
 }
 
 static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_BACK_S]);
-    weft_pool *pool = weft_exec_pool(x);
     real *room = weft_workspace(x, n);
-    j.block = back_block(j.rows, j.width);
     j.sums = count_sums(n);
-    j.w = tile_in(x, n->in[WEFT_NORM_BACK_W], 0, j.width, room);
     j.scratch = room + j.padded;
     j.per_thread = 2 * BACK_ROWS * j.padded;
     j.in[IN_DY] = source_of(x, n->in[WEFT_NORM_BACK_DY]);
@@ -482,13 +545,10 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     j.out[OUT_DX] = source_of(x, n->out[WEFT_NORM_BACK_DX]);
     j.mean = weft_data(x, n->in[WEFT_NORM_BACK_MEAN]);
     j.rstd = weft_data(x, n->in[WEFT_NORM_BACK_RSTD]);
-    j.partial = j.scratch + weft_pool_size(pool) * j.per_thread;
-    int64_t blocks = ceil_div(j.rows, j.block);
-    j.together = tasks_together(blocks, weft_pool_size(pool));
-    weft_pool_run(pool, ceil_div(blocks, j.together), norm_back_blocks, &j);
-    if (n->out[WEFT_NORM_BACK_DW] || n->out[WEFT_NORM_BACK_DB] || n->out[WEFT_NORM_BACK_SUMS])
-        weft_pool_run(pool, ceil_div(j.width, COLUMNS), norm_sum_columns, &j);
-    return WEFT_OK;
+    j.partial = j.scratch + weft_pool_size(weft_exec_pool(x)) * j.per_thread;
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
+        run_group_back(&j, group);
+    return run_rest(&j, n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
 }
 
 const weft_kernel KERNEL(norm_back) = {.run = norm_back_run, .workspace = norm_back_workspace};

@@ -20,7 +20,8 @@ static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * d, b->width);
     weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * d);
     weft_tensor *qkv = as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), total, d);
-    qkv = apply_rope(b, weft_unit(b->g, qkv, b->heads + kv), d, b->heads + kv);
+    qkv = weft_unit(b->g, norm_heads(b, qkv, b->heads, kv), b->heads + kv);
+    qkv = apply_rope(b, qkv, d, b->heads + kv);
     qkv = weft_view(b->g, qkv, b->batch, b->time, total * d);
     weft_init start = init_constant(-0.5 * log((double)d));
     weft_tensor *log_tau = builder_vector(b, "attn.log_tau", start, b->heads);

@@ -19,8 +19,8 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * b->head_dim, b->width);
     weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * b->head_dim);
     weft_tensor *qkv = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
-    if (b->position->rotate) {
-        qkv = as_heads(b, qkv, total, b->head_dim);
+    if (b->position->rotate || c->qk_norm) {
+        qkv = norm_heads(b, as_heads(b, qkv, total, b->head_dim), b->heads, kv);
         qkv = apply_rope(b, qkv, b->head_dim, b->heads + kv);
         qkv = weft_view(b->g, qkv, b->batch, b->time, total * b->head_dim);
     }

@@ -62,6 +62,7 @@ static bool goes_by_head(const builder *b) {
     const weft_config *c = b->c;
     if (rotates_latent(c) || c->ra_mla_score == WEFT_SCORE_W2 || c->ra_mla_ra_alpha > 0)
         return false;
+    if (c->qk_norm) return false;
     if (!c->ra_mla_per_head_q_latent || !c->ra_mla_per_head_v_up) return false;
     if (b->form != WEFT_FORM_BY_SHAPE) return b->form == WEFT_FORM_CHEAP;
     return b->head_dim < c->ra_mla_latent_dim;
@@ -90,6 +91,7 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
     weft_score *score = &b->score;
     builder_keys keys = {.gaussian = c->ra_mla_score == WEFT_SCORE_W2};
     q = latent_queries(b, q, to_latent);
+    q = keys.gaussian ? norm_means(b, q, true) : norm_heads(b, q, b->heads, 0);
     keys.k = as_heads(b, k, 1, latent);
     keys.v = v == k ? keys.k : as_heads(b, v, 1, latent);
     if (rotates_latent(c)) {
@@ -121,6 +123,11 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     w = matrix(b, "attn.k_down.weight", init_normal(0.02), latent, b->width);
     bias = attention_bias(b, "attn.k_down.bias", latent);
     weft_tensor *k = build_receive(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE));
+    if (c->qk_norm) {
+        k = as_heads(b, k, 1, latent);
+        k = c->ra_mla_score == WEFT_SCORE_W2 ? norm_means(b, k, false) : norm_heads(b, k, 0, 1);
+        k = weft_view(b->g, k, b->batch, b->time, latent);
+    }
     weft_tensor *v = k;
     if (!c->ra_mla_joint_kv) {
         w = matrix(b, "attn.v_down.weight", init_normal(0.02), latent, b->width);

@@ -27,38 +27,36 @@ void build_temperature(builder *b, weft_score *score, int64_t width) {
     score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -1 / (tau + TAU_EPS));
 }
 
-/* Each head's means and raw deviations [B, T, H, 2D]. */
-static weft_tensor *project_gaussian(builder *b, weft_tensor *x, const char *weight,
-                                     const char *bias_name) {
-    weft_tensor *w = matrix(b, weight, init_normal(0.02), 2 * b->inner, b->width);
-    weft_tensor *bias = attention_bias(b, bias_name, 2 * b->inner);
-    weft_tensor *y = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
-    return as_heads(b, y, b->heads, 2 * b->head_dim);
+/* x as so many heads [B, T, heads, width]. */
+static weft_tensor *project(builder *b, weft_tensor *x, const char *weight, const char *bias_name,
+                            int64_t heads, int64_t width) {
+    weft_tensor *w = matrix(b, weight, init_normal(0.02), heads * width, b->width);
+    weft_tensor *bias = attention_bias(b, bias_name, heads * width);
+    return as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), heads, width);
 }
 
 static weft_tensor *build_w2(builder *b, weft_tensor *x) {
-    weft_tensor *q = project_gaussian(b, x, "attn.q.weight", "attn.q.bias");
-    weft_tensor *k = project_gaussian(b, x, "attn.k.weight", "attn.k.bias");
-    weft_tensor *wv = matrix(b, "attn.v.weight", init_normal(0.02), b->inner, b->width);
-    weft_tensor *bias = attention_bias(b, "attn.v.bias", b->inner);
-    weft_tensor *v = weft_linear(b->g, x, wv, bias, WEFT_ACT_NONE);
-    v = as_heads(b, v, b->heads, b->head_dim);
+    int64_t kv = weft_config_kv_heads(b->c), d = b->head_dim;
+    /* Means first, then raw deviations. */
+    weft_tensor *q = project(b, x, "attn.q.weight", "attn.q.bias", b->heads, 2 * d);
+    q = norm_means(b, q, true);
+    weft_tensor *k = norm_means(b, project(b, x, "attn.k.weight", "attn.k.bias", kv, 2 * d), false);
     weft_score *score = &b->score;
-    builder_keys keys = {.v = v};
+    builder_keys keys = {.v = project(b, x, "attn.v.weight", "attn.v.bias", kv, d)};
     b->distance = true;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
-        weft_gaussian key = weft_gaussian_key(b->g, apply_rope(b, k, b->head_dim, b->heads));
+        weft_gaussian key = weft_gaussian_key(b->g, apply_rope(b, k, d, kv));
         b->gaussian = true;
-        score->q = weft_gaussian_query(b->g, apply_rope(b, q, b->head_dim, b->heads));
+        score->q = weft_gaussian_query(b->g, apply_rope(b, q, d, b->heads));
         keys.k = key.y;
         score->n = key.n;
-        build_temperature(b, score, b->head_dim);
+        build_temperature(b, score, d);
     } else {
         weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);
         b->rho_q = q;
         b->rho_k = k;
-        score->q = apply_rope(b, oq.y, b->head_dim, b->heads);
-        keys.k = apply_rope(b, ok.y, b->head_dim, b->heads);
+        score->q = apply_rope(b, oq.y, d, b->heads);
+        keys.k = apply_rope(b, ok.y, d, kv);
         keys.n_extra = ok.log_sigma;
         score->n = weft_add(b->g, weft_row_squares(b->g, keys.k, 0), ok.log_sigma);
         score->scale_value = 1;
@@ -70,12 +68,14 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
 /* k̂, its number, and v. */
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
     int64_t width = weft_config_head_dim(c), factor = c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1;
-    parts[0] = (weft_cache_part){.heads = c->n_head, .width = factor * width, .number = true};
-    parts[1] = (weft_cache_part){.heads = c->n_head, .width = width};
+    int64_t heads = weft_config_kv_heads(c);
+    parts[0] = (weft_cache_part){.heads = heads, .width = factor * width, .number = true};
+    parts[1] = (weft_cache_part){.heads = heads, .width = width};
     return 2;
 }
 
 static bool step_form(const weft_config *c, weft_step_form *form) {
+    form->kv_heads = weft_config_kv_heads(c);
     form->dv = weft_config_head_dim(c);
     form->dqk = 2 * form->dv;
     form->gaussian = true;
@@ -85,7 +85,7 @@ static bool step_form(const weft_config *c, weft_step_form *form) {
 static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
     const weft_step_form *f = s->form;
     const weft_config *c = &s->model->config;
-    int64_t columns = f->heads * f->dqk, numbers = columns * f->width;
+    int64_t keys = f->heads * f->dqk, values = keys + f->kv_heads * f->dqk; /* where they begin */
     double width = (double)f->dv, tau = c->w2_tau > 0 ? c->w2_tau : 2 * sqrt(width);
     if (c->w2_tau_learned) WEFT_TRY(weft_step_read(s, "attn.log_tau", to->scale));
     for (int64_t h = 0; h < f->heads; h++) {
@@ -94,13 +94,18 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
         to->beta[h] = (float)(-1 / own);
     }
     WEFT_TRY(weft_step_read(s, "attn.q.weight", to->heads));
-    WEFT_TRY(weft_step_read(s, "attn.k.weight", to->heads + numbers));
-    WEFT_TRY(weft_step_read(s, "attn.v.weight", to->heads + 2 * numbers));
+    WEFT_TRY(weft_step_read(s, "attn.k.weight", to->heads + keys * f->width));
+    WEFT_TRY(weft_step_read(s, "attn.v.weight", to->heads + values * f->width));
     WEFT_TRY(weft_step_read_optional(s, "attn.q.bias", to->bias));
-    WEFT_TRY(weft_step_read_optional(s, "attn.k.bias", to->bias + columns));
-    WEFT_TRY(weft_step_read_optional(s, "attn.v.bias", to->bias + 2 * columns));
+    WEFT_TRY(weft_step_read_optional(s, "attn.k.bias", to->bias + keys));
+    WEFT_TRY(weft_step_read_optional(s, "attn.v.bias", to->bias + values));
     return weft_step_read(s, "attn.out.weight", to->out);
 }
 
 const weft_attention_kind weft_attention_w2 = {
-    .build = build_w2, .cache = list_cache, .step = step_form, .step_layer = step_layer};
+    .build = build_w2,
+    .cache = list_cache,
+    .step = step_form,
+    .step_layer = step_layer,
+    .shares_heads = true,
+};

@@ -2,6 +2,7 @@
 #include "model/builder.h"
 
 #include "ops/arith.h"
+#include "ops/norm.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -83,6 +84,23 @@ weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y) {
 
 weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) {
     return weft_view(b->g, x, b->batch, b->time, heads, width);
+}
+
+weft_tensor *norm_heads(builder *b, weft_tensor *x, int64_t queries, int64_t keys) {
+    if (!b->c->qk_norm || !x) return x;
+    weft_tensor *q = NULL, *k = NULL;
+    weft_init start = init_constant(1);
+    if (queries) q = builder_vector(b, "attn.q_norm.weight", start, weft_tensor_width(x));
+    if (keys) k = builder_vector(b, "attn.k_norm.weight", start, weft_tensor_width(x));
+    return queries ? weft_norm_heads(b->g, x, q, queries, k, keys)
+                   : weft_norm_heads(b->g, x, k, keys, NULL, 0);
+}
+
+weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries) {
+    if (!b->c->qk_norm || !x) return x;
+    int64_t heads = x->shape[2], width = x->shape[3];
+    x = weft_view(b->g, x, b->batch, b->time * heads, 2, width / 2);
+    return as_heads(b, norm_heads(b, x, queries, !queries), heads, width);
 }
 
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {

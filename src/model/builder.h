@@ -152,6 +152,11 @@ weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y);
 
 /* x as heads: [B, T, heads, width]. */
 weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
+/* With QK_NORM, RMSNorm of the first `queries` heads of x [B, T, *, *] by the gain of queries, and of the
+ * `keys` behind them by that of keys; x itself otherwise. norm_means: of the first half of each of x's
+ * heads, all of which are queries or all keys. */
+weft_tensor *norm_heads(builder *b, weft_tensor *x, int64_t queries, int64_t keys);
+weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries);
 /* Rotates the first `width` columns of the first `heads` heads of x [B, T, *, *] by their rows'
  * positions: where the position's kind does so, or whatever it is. */
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads);

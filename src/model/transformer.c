@@ -105,6 +105,14 @@ static bool has_output_bias(const builder *b) {
     return b->attention->biased && b->c->bias;
 }
 
+/* ATTENTION_GATE's logits [B, T, H] or [B, T, H D] from what attention reads; NULL: there is no gate. */
+static weft_tensor *build_output_gate(builder *b, weft_tensor *x) {
+    if (b->c->attention_gate == WEFT_ATTENTION_GATE_NONE) return NULL;
+    int64_t rows = b->c->attention_gate == WEFT_ATTENTION_GATE_HEAD ? b->heads : b->inner;
+    weft_tensor *w = matrix(b, "attn.out_gate.weight", init_normal(NORMAL_STD), rows, b->width);
+    return weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE);
+}
+
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
@@ -116,14 +124,17 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
         weft_tensor *rows = weft_view(b->g, x, b->batch * b->time, b->width);
         b->out->moments[b->layer] = weft_keep(weft_gram(b->g, rows));
     }
-    weft_tensor *o = b->attention->build(b, x);
+    weft_tensor *o = b->attention->build(b, x), *own = build_output_gate(b, x);
     if (b->out->scores) note_scores(b);
     if (b->out->inside) note_inside(b);
     /* The gated outputs are cheap to make again, so only the ungated ones are stored. */
-    bool again = b->gate && !b->recompute;
+    bool again = (b->gate || own) && !b->recompute;
+    bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
     if (again) weft_graph_recompute_begin(b->g);
     if (b->gate) o = weft_gate_mix(b->g, o, b->gate, c->gate_alpha);
+    if (own && by_head) o = weft_gate_mix(b->g, o, own, 1);
     o = weft_view(b->g, o, b->batch, b->time, b->inner);
+    if (own && !by_head) o = weft_sigmoid_mul(b->g, o, own);
     weft_tensor *w = matrix(b, "attn.out.weight", init_residual(b), b->width, b->inner);
     weft_tensor *bias = NULL;
     if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);

@@ -37,6 +37,8 @@ static const verify_block blocks[] = {
     {"dot-relative",
      "learned relative bias, post-norm",
      {"POSITION=relative", "NORM_PLACEMENT=post"}},
+    {"qk-norm", "RMSNorm on queries and keys, grouped", {"QK_NORM=y", "KV_HEADS=2"}},
+    {"out-gate", "a gate per element on what attention finds", {"ATTENTION_GATE=element"}},
     {"w2-rope", "rotated means", {"ATTENTION=w2", "POSITION=rope"}},
     {"w2-overlap", "Gaussian overlap", {"ATTENTION=w2", "W2_KERNEL=overlap"}},
     {"mla-joint",

@@ -3,8 +3,10 @@
  * gelu          y = x σ(2u), u = √(2/π)(x + 0.044715 x³), which is x/2 (1 + tanh u)
  *               dx = dy (σ + x σ(1 − σ) 2u')
  * silu_mul      y = a · b σ(b)           da = dy · b σ(b)     db = dy · a · σ(b)(1 + b(1 − σ(b)))
+ * sigmoid_mul   y = a σ(b)               da = dy σ(b)         db = dy · a · σ(b)(1 − σ(b))
  * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
  * exp           y = e^x                  dx = dy · y
+ * relu2         y = max(x, 0)²           dx = dy · 2 max(x, 0)
  * gate_mix      y = o (1 − α + α σ(g))   do = dy (1 − α + α σ(g))
  *               dg = α σ(g)(1 − σ(g)) Σ_d dy · o, over the sequence too where it has one gate
  */
@@ -46,9 +48,9 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
     return NULL;
 }
 
-/* silu_mul */
+/* silu_mul and sigmoid_mul: a times a function of b. */
 
-static weft_status silu_mul_infer(weft_graph *g, weft_node *n) {
+static weft_status product_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float(g, n, "a", n->in[0]));
     WEFT_TRY(weft_check_float(g, n, "b", n->in[1]));
     WEFT_TRY(weft_check_same(g, n, "a", n->in[0], "b", n->in[1]));
@@ -56,19 +58,20 @@ static weft_status silu_mul_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_status silu_mul_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                 weft_tensor **d_in) {
-    weft_wanted want = weft_wanted_of(n);
-    return weft_append_back(g, &weft_op_silu_mul_back, &want, sizeof want, d_in, 2, d_out[0],
-                            n->in[0], n->in[1]);
-}
-
-DEFINE_OP(silu_mul, .infer = silu_mul_infer, .grad = silu_mul_grad, .inplace = weft_over_first);
-DEFINE_OP(silu_mul_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
-
-weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b) {
-    return weft_append(g, &weft_op_silu_mul, NULL, 0, a, b);
-}
+#define PRODUCT(op)                                                                                \
+    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
+                                 weft_tensor **d_in) {                                             \
+        weft_wanted want = weft_wanted_of(n);                                                      \
+        return weft_append_back(g, &weft_op_##op##_back, &want, sizeof want, d_in, 2, d_out[0],    \
+                                n->in[0], n->in[1]);                                               \
+    }                                                                                              \
+    DEFINE_OP(op, .infer = product_infer, .grad = op##_grad, .inplace = weft_over_first);          \
+    DEFINE_OP(op##_back, .infer = weft_infer_wanted, .inplace = weft_over_own);                    \
+    weft_tensor *weft_##op(weft_graph *g, weft_tensor *a, weft_tensor *b) {                        \
+        return weft_append(g, &weft_op_##op, NULL, 0, a, b);                                       \
+    }
+PRODUCT(silu_mul)
+PRODUCT(sigmoid_mul)
 
 /* softplus */
 

@@ -18,6 +18,9 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x);
 /* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the product of SwiGLU. Any shape, the same for both. */
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 
+/* y = sigmoid(b) ⊙ a: a gate for each element. */
+weft_tensor *weft_sigmoid_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
+
 /* y = log(1 + e^x) + floor in the columns (last dimension) from `start` on; those before it are
  * copied: the standard deviations of a head that holds means first. */
 weft_tensor *weft_softplus(weft_graph *g, weft_tensor *x, int64_t start, double floor);

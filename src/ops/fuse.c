@@ -281,12 +281,18 @@ static bool fuse_residual(weft_rewrite *r, const weft_match *m) {
     return true;
 }
 
+/* Whether the norm passes some rows by: what is added to all of them is not its to add. */
+static bool norms_heads(const weft_node *back) {
+    return ((const weft_norm_attr *)back->attr)->heads > 0;
+}
+
 static bool fuse_norm_addend(weft_rewrite *r, const weft_match *m) {
     weft_node *add = m->reader, *back = m->maker;
     weft_tensor *ds = add->in[1 - m->input];
     if (!fuse_is_plain_sum(add) || ds->dtype != add->out[0]->dtype) return false;
     if (m->output != WEFT_NORM_BACK_DX || back->in[WEFT_NORM_BACK_DS]) return false;
-    if (back->out[WEFT_NORM_BACK_SUMS]) return false; /* of what it makes now */
+    if (back->out[WEFT_NORM_BACK_SUMS] || norms_heads(back))
+        return false; /* of what it makes now */
     if (!weft_rewrite_is_made_before(ds, back)) return false;
     weft_rewrite_read(r, back, WEFT_NORM_BACK_DS, ds);
     fuse_replace(r, back, WEFT_NORM_BACK_DX, add, false);
@@ -296,6 +302,7 @@ static bool fuse_norm_addend(weft_rewrite *r, const weft_match *m) {
 static bool fuse_norm_sums(weft_rewrite *r, const weft_match *m) {
     weft_node *bias = m->reader, *back = m->maker;
     if (m->output != WEFT_NORM_BACK_DX || back->out[WEFT_NORM_BACK_SUMS]) return false;
+    if (norms_heads(back)) return false;
     const weft_tensor *dx = back->out[WEFT_NORM_BACK_DX];
     if (weft_tensor_width(bias->in[0]) != weft_tensor_width(dx)) return false;
     weft_rewrite_make(r, back, WEFT_NORM_BACK_SUMS, bias->out[0]);

@@ -18,7 +18,9 @@
 #define WEFT_UNARY_OPS(F, X)                                                                       \
     /* x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) */                                             \
     F(X, gelu, vgelu(x), x, (dy * vgelu_slope(x)))                                                 \
-    F(X, exp, vexp(x), y, (dy * y))
+    F(X, exp, vexp(x), y, (dy * y))                                                                \
+    /* max(x, 0)² */                                                                              \
+    F(X, relu2, vmax(x, vset(0)) * vmax(x, vset(0)), x, (dy * 2 * vmax(x, vset(0))))
 
 #define WEFT_OP_PAIR(X, name, value, reads, gradient) X(name) X(name##_back)
 
@@ -68,6 +70,8 @@
     WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
     X(silu_mul)                                                                                    \
     X(silu_mul_back)                                                                               \
+    X(sigmoid_mul)                                                                                 \
+    X(sigmoid_mul_back)                                                                            \
     X(softplus)                                                                                    \
     X(softplus_back)                                                                               \
     X(gate_mix)                                                                                    \

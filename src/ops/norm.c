@@ -6,7 +6,9 @@
  *     dw = Σ_rows dy·h       db = Σ_rows dy
  *     ds = rstd·(g − mean(g) − h·mean(g·h)) + what arrives at s from elsewhere,   g = dy·w
  *
- * RMSNorm has no mean(g) term. dx and dr are both ds, one tensor. */
+ * RMSNorm has no mean(g) term. dx and dr are both ds, one tensor.
+ *
+ * Of heads in a row (weft_norm_heads) each is a row of its own; of those that have no gain y = x. */
 #include "ops/norm.h"
 
 #include "ops/define.h"
@@ -16,6 +18,31 @@ static weft_status check_one_type(weft_graph *g, const char *a_name, const weft_
     if (a->dtype == b->dtype) return WEFT_OK;
     return weft_graph_fail(g, "norm: %s is %s, but %s is %s; they must have one type", a_name,
                            weft_tensor_describe(a), b_name, weft_tensor_describe(b));
+}
+
+static weft_status check_heads(weft_graph *g, const weft_node *n) {
+    const weft_norm_attr *attr = n->attr;
+    const weft_tensor *x = n->in[WEFT_NORM_X], *next = n->in[WEFT_NORM_W_NEXT];
+    int64_t there = x->ndim < 2 ? 0 : x->shape[x->ndim - 2];
+    if (attr->heads < 1 || attr->next < 0 || attr->heads > there ||
+        attr->next > there - attr->heads)
+        return weft_graph_fail(g, "norm: %lld and %lld heads to norm, but x is %s [.., H, D]",
+                               (long long)attr->heads, (long long)attr->next,
+                               weft_tensor_describe(x));
+    if (!next != !attr->next)
+        return weft_graph_fail(g, "norm: %lld heads are to have a second gain, which is %s",
+                               (long long)attr->next,
+                               next ? weft_tensor_describe(next) : "missing");
+    if (!next) return WEFT_OK;
+    WEFT_TRY(weft_check_same(g, n, "w", n->in[WEFT_NORM_W], "w_next", next));
+    return check_one_type(g, "w", n->in[WEFT_NORM_W], "w_next", next);
+}
+
+weft_norm_group weft_norm_group_of(const weft_norm_attr *attr, const weft_tensor *x, int group) {
+    int64_t rows = weft_tensor_rows(x);
+    if (!attr->heads) return (weft_norm_group){group ? 0 : rows, 1, 0, 1};
+    int64_t period = x->shape[x->ndim - 2], count = group ? attr->next : attr->heads;
+    return (weft_norm_group){rows / period * count, period, group ? attr->heads : 0, count};
 }
 
 static weft_status norm_infer(weft_graph *g, weft_node *n) {
@@ -30,6 +57,7 @@ static weft_status norm_infer(weft_graph *g, weft_node *n) {
         WEFT_TRY(weft_check_same(g, n, "w", w, "b", b));
         WEFT_TRY(check_one_type(g, "w", w, "b", b));
     }
+    if (attr->heads) WEFT_TRY(check_heads(g, n));
     if (r) {
         WEFT_TRY(weft_check_same(g, n, "x", x, "r", r));
         WEFT_TRY(check_one_type(g, "x", x, "r", r));
@@ -58,6 +86,7 @@ static weft_status norm_grad(weft_graph *g, const weft_node *n, weft_tensor *con
     attr.dx = n->in[WEFT_NORM_X]->needs_grad || (r && r->needs_grad);
     attr.dw = n->in[WEFT_NORM_W]->needs_grad;
     attr.db = b && b->needs_grad;
+    attr.dw_next = attr.next && n->in[WEFT_NORM_W_NEXT]->needs_grad;
     weft_tensor *in[WEFT_NORM_BACK_INPUTS] = {
         [WEFT_NORM_BACK_DY] = d_out[WEFT_NORM_Y],
         [WEFT_NORM_BACK_S] = r ? n->out[WEFT_NORM_S] : n->in[WEFT_NORM_X],
@@ -65,6 +94,7 @@ static weft_status norm_grad(weft_graph *g, const weft_node *n, weft_tensor *con
         [WEFT_NORM_BACK_RSTD] = n->out[WEFT_NORM_RSTD],
         [WEFT_NORM_BACK_MEAN] = n->out[WEFT_NORM_MEAN],
         [WEFT_NORM_BACK_DS] = ds,
+        [WEFT_NORM_BACK_W_NEXT] = n->in[WEFT_NORM_W_NEXT],
     };
     weft_node *back = weft_graph_append(g, &weft_op_norm_back, in, WEFT_NORM_BACK_INPUTS, 4,
                                         WEFT_NORM_BACK_OUTPUTS, &attr, sizeof attr);
@@ -72,6 +102,7 @@ static weft_status norm_grad(weft_graph *g, const weft_node *n, weft_tensor *con
     d_in[WEFT_NORM_X] = d_in[WEFT_NORM_R] = back->out[WEFT_NORM_BACK_DX];
     d_in[WEFT_NORM_W] = back->out[WEFT_NORM_BACK_DW];
     d_in[WEFT_NORM_B] = back->out[WEFT_NORM_BACK_DB];
+    d_in[WEFT_NORM_W_NEXT] = back->out[WEFT_NORM_BACK_DW_NEXT];
     return WEFT_OK;
 }
 
@@ -90,6 +121,7 @@ static weft_status norm_back_infer(weft_graph *g, weft_node *n) {
     if (want->dx) weft_node_output_like(g, n, WEFT_NORM_BACK_DX, s->dtype, s);
     if (want->dw) weft_node_output_like(g, n, WEFT_NORM_BACK_DW, w->dtype, w);
     if (want->db) weft_node_output_like(g, n, WEFT_NORM_BACK_DB, w->dtype, w);
+    if (want->dw_next) weft_node_output_like(g, n, WEFT_NORM_BACK_DW_NEXT, w->dtype, w);
     return weft_graph_status(g);
 }
 
@@ -115,6 +147,16 @@ weft_normed weft_norm_by(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_ten
                                      &attr, sizeof attr);
     if (!n) return (weft_normed){NULL, NULL};
     return (weft_normed){n->out[WEFT_NORM_Y], r ? n->out[WEFT_NORM_S] : x};
+}
+
+weft_tensor *weft_norm_heads(weft_graph *g, weft_tensor *x, weft_tensor *w, int64_t heads,
+                             weft_tensor *w_next, int64_t next) {
+    weft_norm_attr attr = {.kind = WEFT_RMSNORM, .eps = 1e-6, .heads = heads, .next = next};
+    weft_tensor *in[WEFT_NORM_INPUTS] = {
+        [WEFT_NORM_X] = x, [WEFT_NORM_W] = w, [WEFT_NORM_W_NEXT] = w_next};
+    weft_node *n = weft_graph_append(g, &weft_op_norm, in, WEFT_NORM_INPUTS, 2, WEFT_NORM_OUTPUTS,
+                                     &attr, sizeof attr);
+    return n ? n->out[WEFT_NORM_Y] : NULL;
 }
 
 /* Vectors scaled to length 1. With r = 1/‖x‖:

@@ -21,15 +21,29 @@ weft_normed weft_norm(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor
 weft_normed weft_norm_by(weft_graph *g, weft_tensor *x, weft_tensor *r, weft_tensor *w,
                          weft_tensor *b, weft_norm_kind kind, double eps);
 
+/* RMSNorm of some of the heads in x [.., H, D]: of the first `heads` by the gain w [D], of the `next`
+ * behind them by w_next [D]; the others are copied. w_next is NULL where `next` is 0. */
+weft_tensor *weft_norm_heads(weft_graph *g, weft_tensor *x, weft_tensor *w, int64_t heads,
+                             weft_tensor *w_next, int64_t next);
+
 /* Of both nodes, for the kernels. Inputs and outputs are in the order of the enums; what is not
  * wanted is NULL. */
 typedef struct {
     weft_norm_kind kind;
     double eps;
-    bool dx, dw, db; /* norm_back: which gradients are wanted */
+    bool dx, dw, db, dw_next; /* norm_back: which gradients are wanted */
+    int64_t heads, next;      /* weft_norm_heads; heads 0: all rows have one gain */
 } weft_norm_attr;
 
-enum { WEFT_NORM_X, WEFT_NORM_W, WEFT_NORM_B, WEFT_NORM_R, WEFT_NORM_INPUTS };
+/* The rows of gain `group` (0: w, 1: w_next): `count` of every `period`, from `first` on. Those behind
+ * the second group are copied. */
+enum { WEFT_NORM_GROUPS = 2 };
+typedef struct {
+    int64_t rows, period, first, count; /* rows: in all */
+} weft_norm_group;
+weft_norm_group weft_norm_group_of(const weft_norm_attr *attr, const weft_tensor *x, int group);
+
+enum { WEFT_NORM_X, WEFT_NORM_W, WEFT_NORM_B, WEFT_NORM_R, WEFT_NORM_W_NEXT, WEFT_NORM_INPUTS };
 /* MEAN (LayerNorm) and RSTD are a row's numbers, of the statistics' type. */
 enum { WEFT_NORM_Y, WEFT_NORM_RSTD, WEFT_NORM_MEAN, WEFT_NORM_S, WEFT_NORM_OUTPUTS };
 /* DS is the gradient of s from elsewhere, added to dx. */
@@ -40,6 +54,7 @@ enum {
     WEFT_NORM_BACK_RSTD,
     WEFT_NORM_BACK_MEAN,
     WEFT_NORM_BACK_DS,
+    WEFT_NORM_BACK_W_NEXT,
     WEFT_NORM_BACK_INPUTS
 };
 /* SUMS, Σ over rows of dx, is the gradient of a bias that x or r ends on: it is made where fuse.h
@@ -49,6 +64,7 @@ enum {
     WEFT_NORM_BACK_DW,
     WEFT_NORM_BACK_DB,
     WEFT_NORM_BACK_SUMS,
+    WEFT_NORM_BACK_DW_NEXT,
     WEFT_NORM_BACK_OUTPUTS
 };
 

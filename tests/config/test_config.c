@@ -206,7 +206,7 @@ static void test_impossible_mixes_are_refused(void **state) {
     expect_error(check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence"), "GATE_POOL",
                  "CONFIG_ALLOW_FUTURE_LEAK=y");
     expect_error(check_mix("N_EMBD=10", "N_HEAD=3"), "N_EMBD=10", "N_HEAD=3");
-    expect_error(check_mix("ATTENTION=w2", "KV_HEADS=4"), "KV_HEADS", "dot");
+    expect_error(check_mix("ATTENTION=mla", "KV_HEADS=4"), "KV_HEADS", "dot");
     expect_error(check_mix("KV_HEADS=5"), "N_HEAD=12", "KV_HEADS=5");
     expect_error(check_mix("POSITION=rope", "N_EMBD=9", "N_HEAD=3"), "rope", "3 wide");
     expect_error(check_mix("POSITION=relative", "CAUSAL=n"), "relative", "CAUSAL");
@@ -316,8 +316,8 @@ static void test_old_names_are_read(void **state) {
     json_decref(object);
 }
 
-/* Each write-up's model, as the write-ups describe it. */
-static void test_presets_are_the_write_ups_models(void **state) {
+/* Each write-up's model, as the write-ups describe it, and today's usual one. */
+static void test_presets_are_the_models_they_name(void **state) {
     (void)state;
     weft_config c = defaults();
     assert_int_equal(weft_config_preset(&c, WEFT_PRESET_W2), WEFT_OK);
@@ -335,6 +335,13 @@ static void test_presets_are_the_write_ups_models(void **state) {
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
     assert_true(c.attn_gate && c.cross_token && c.latent_recip);
     assert_int_equal(c.optimizer, WEFT_OPTIMIZER_ADAMWSPAM);
+    c = defaults();
+    assert_int_equal(weft_config_preset(&c, WEFT_PRESET_MODERN), WEFT_OK);
+    assert_int_equal(c.attention, WEFT_ATTENTION_DOT);
+    assert_int_equal(c.ffn, WEFT_FFN_RELU2);
+    assert_int_equal(c.position, WEFT_POSITION_ROPE);
+    assert_int_equal(c.norm, WEFT_NORM_RMSNORM);
+    assert_true(c.qk_norm && !c.bias);
     c = defaults(); /* GPT-2 is what the defaults are */
     weft_config plain = defaults();
     assert_int_equal(weft_config_preset(&c, WEFT_PRESET_GPT2), WEFT_OK);
@@ -377,7 +384,7 @@ int main(void) {
         cmocka_unit_test(test_steps_set_the_mechanisms_alone),
         cmocka_unit_test(test_json_gives_the_config_back),
         cmocka_unit_test(test_old_names_are_read),
-        cmocka_unit_test(test_presets_are_the_write_ups_models),
+        cmocka_unit_test(test_presets_are_the_models_they_name),
         cmocka_unit_test(test_kconfig_has_every_option),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

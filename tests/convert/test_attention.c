@@ -176,11 +176,17 @@ static void test_w2_starts_close_to_dot(void **state) {
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
     const char *out = scratch_path("refused"), *w2 = scratch_path("w2-refused");
+    const char *normed = scratch_path("normed");
     command_fails(2, RUN("convert", "--model", LLAMA, "--to-mla", "--latent", "4", "--out", out),
                   SAYS("CONFIG_POSITION=\"rope\"", "--to-w2"));
     command_succeeds(RUN("convert", "--model", GPT2, "--to-w2", "--out", w2), NULL);
     command_fails(2, RUN("convert", "--model", w2, "--to-mla", "--latent", "4", "--out", out),
                   SAYS("CONFIG_ATTENTION=\"dot\"", "\"w2\""));
+    command_succeeds(RUN("init", "-o", "QK_NORM=y", "-o", "N_LAYER=1", "-o", "N_EMBD=8", "-o",
+                         "N_HEAD=2", "-o", "VOCAB_SIZE=16", "-o", "CONTEXT=8", "--out", normed),
+                     NULL);
+    command_fails(2, RUN("convert", "--model", normed, "--to-w2", "--out", out),
+                  SAYS("CONFIG_QK_NORM=y"));
     command_fails(2, RUN("convert", "--model", GPT2, "--to-mla", "--out", out), SAYS("--latent"));
     command_fails(
         2, RUN("convert", "--model", GPT2, "--to-mla", "--to-w2", "--latent", "4", "--out", out),

@@ -196,6 +196,8 @@ static void test_what_they_have_no_model_for_is_refused_by_its_key(void **state)
         {"NORM_PLACEMENT=post", "CONFIG_NORM_PLACEMENT=post"},
         {"BIAS=n", "CONFIG_BIAS=n"},
         {"KV_HEADS=2", "CONFIG_KV_HEADS=2"},
+        {"QK_NORM=y", "CONFIG_QK_NORM=y"},
+        {"ATTENTION_GATE=head", "CONFIG_ATTENTION_GATE=head"},
         {"RA_MLA_MLP_ATTN_GATE=y", "CONFIG_RA_MLA_MLP_ATTN_GATE=y"},
     };
     const char *model = scratch_path("model"), *out = scratch_path("refused");

@@ -103,8 +103,8 @@ def follow_attention(torch):
 def follow_unary(torch):
     page = Page("docs/guide/extending.md")
     lines = re.search(r"(?m)^#define WEFT_UNARY_OPS.*\n", read("src/ops/list.h")).group(0)
-    put("src/ops/list.h", lines, "    " + page.block("F(X, relu2").lstrip())
-    put("tests/reference/activation.py", "def unary(f)", page.block('UNARY["relu2"]').lstrip() + "\n\n", before=True)
+    put("src/ops/list.h", lines, "    " + page.block("F(X, softsign").lstrip())
+    put("tests/reference/activation.py", "def unary(f)", page.block('UNARY["softsign"]').lstrip() + "\n\n", before=True)
     run("make build WERROR=1")
     if torch:
         run("python3 tests/reference/make_vectors.py activation")

@@ -355,9 +355,10 @@ static void test_sampled_text_is_the_text_of_the_logits(void **state) {
 }
 
 static void test_other_models_have_no_step(void **state) {
-    static const char *const settings[] = {"POSITION=alibi",   "NORM_PLACEMENT=post",
-                                           "FFN=wsffn",        "CAUSAL=n",
-                                           "CACHE_DTYPE=int8", "RA_MLA_MLP_ATTN_GATE=y"};
+    static const char *const settings[] = {
+        "POSITION=alibi", "NORM_PLACEMENT=post", "FFN=wsffn",
+        "CAUSAL=n",       "CACHE_DTYPE=int8",    "RA_MLA_MLP_ATTN_GATE=y",
+        "FFN=relu2",      "QK_NORM=y",           "ATTENTION_GATE=head"};
     (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         model_case c;

@@ -152,6 +152,7 @@ static void test_cache_bytes_of_each_attention(void **state) {
     const char *dot[] = {"BATCH_SIZE=1", NULL};
     const char *grouped[] = {"BATCH_SIZE=1", "KV_HEADS=3", NULL};
     const char *w2[] = {"BATCH_SIZE=1", "ATTENTION=w2", NULL};
+    const char *w2_grouped[] = {"BATCH_SIZE=1", "ATTENTION=w2", "KV_HEADS=3", NULL};
     const char *mla[] = {"BATCH_SIZE=1", "ATTENTION=mla", NULL};
     const char *joint[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_JOINT_KV=y", NULL};
     const char *rank[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_MLP_CROSS_TOKEN=y",
@@ -159,6 +160,7 @@ static void test_cache_bytes_of_each_attention(void **state) {
     assert_int_equal(cache(dot), 4 * 2 * 768);
     assert_int_equal(cache(grouped), 4 * 2 * 3 * 64);
     assert_int_equal(cache(w2), 4 * (2 * 768 + 12 + 768));
+    assert_int_equal(cache(w2_grouped), 4 * (2 * 192 + 3 + 192));
     assert_int_equal(cache(mla), 4 * 2 * 128);
     assert_int_equal(cache(joint), 4 * 128);
     assert_int_equal(cache(rank), 4 * (2 * 128 + 32));

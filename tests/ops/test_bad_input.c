@@ -154,6 +154,10 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(norm_other_weight, "norm", weft_norm(g, F(2, 3), NULL, F(2), NULL, WEFT_LAYERNORM).y)        \
     X(norm_other_bias, "norm", weft_norm(g, F(2, 3), NULL, F(3), F(2), WEFT_LAYERNORM).y)          \
     X(norm_rms_with_bias, "norm", weft_norm(g, F(2, 3), NULL, F(3), F(3), WEFT_RMSNORM).y)         \
+    X(norm_no_heads, "norm", weft_norm_heads(g, F(3), F(3), 1, NULL, 0))                           \
+    X(norm_more_heads, "norm", weft_norm_heads(g, F(2, 2, 3), F(3), 2, F(3), 1))                   \
+    X(norm_heads_one_gain, "norm", weft_norm_heads(g, F(2, 2, 3), F(3), 1, NULL, 1))               \
+    X(norm_heads_other_gain, "norm", weft_norm_heads(g, F(2, 2, 3), F(3), 1, F(2), 1))             \
     X(norm_integers, "norm", weft_norm(g, I(2, 3), NULL, F(3), NULL, WEFT_RMSNORM).y)              \
     X(norm_mixed, "norm", weft_norm(g, D(2, 3), NULL, F(3), NULL, WEFT_RMSNORM).y)                 \
     /* rope */                                                                                     \

@@ -23,6 +23,12 @@ def silu_mul(c):
     c.output("y", b * sigmoid(b) * a)
 
 
+def sigmoid_mul(c):
+    m, n = c.size("M", 1), c.size("N")
+    a, b = c.input("a", m, n), c.input("b", m, n, scale=4)
+    c.output("y", sigmoid(b) * a)
+
+
 def softplus(c):
     x = c.input("x", c.size("M", 1), c.size("N"), scale=4)
     start = c.integer("start", 0)
@@ -38,11 +44,11 @@ def gate_mix(c):
 
 
 # The operations of one element: what a line of the case `unary` stands for.
-UNARY = {"gelu": gelu_tanh, "exp": torch.exp}
+UNARY = {"gelu": gelu_tanh, "exp": torch.exp, "relu2": lambda x: torch.where(x > 0, x, 0 * x) ** 2}
 
 
 def unary(f):
     return lambda c: c.output("y", f(c.input("x", c.size("M", 1), c.size("N"), scale=4)))
 
 
-OPS = {f.__name__: f for f in (silu_mul, softplus, gate_mix)} | {name: unary(f) for name, f in UNARY.items()}
+OPS = {f.__name__: f for f in (silu_mul, softplus, gate_mix, sigmoid_mul)} | {name: unary(f) for name, f in UNARY.items()}

@@ -146,11 +146,21 @@ def overlap_scores(c, q, k):
     return -0.5 * squared_distance(q_hat, k_hat) - 0.5 * log_volume
 
 
+def qk_norm(c, p, name, x):
+    """RMSNorm of queries or keys: of as many of their columns as the gain has, which leaves w2's deviations."""
+    if not c["QK_NORM"]:
+        return x
+    gain = p[f"attn.{name}_norm.weight"]
+    normed, rest = x[..., :len(gain)], x[..., len(gain):]
+    return torch.cat([normed / torch.sqrt((normed**2).mean(-1, keepdim=True) + 1e-6) * gain, rest], -1)
+
+
 def dot_heads(c, p, x):
     """q, k, v of each query head, [B, T, H, D], from one projection; q and k rotated where positions are rope."""
     h, kv = c["N_HEAD"], c["KV"]
     heads = split_heads(linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias")), h + 2 * kv)
     q, k, v = heads[:, :, :h], heads[:, :, h:h + kv], heads[:, :, h + kv:]
+    q, k = qk_norm(c, p, "q", q), qk_norm(c, p, "k", k)
     if uses_rope(c):
         q, k = rope(c, q), rope(c, k)
     group = [i * kv // h for i in range(h)]
@@ -173,7 +183,12 @@ def cosine_attention(c, p, x):
 
 
 def w2_attention(c, p, x):
-    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias")), c["N_HEAD"]) for name in "qkv")
+    h, kv = c["N_HEAD"], c["KV"]
+    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias")), heads)
+               for name, heads in (("q", h), ("k", kv), ("v", kv)))
+    group = [i * kv // h for i in range(h)]
+    k, v = k[:, :, group], v[:, :, group]
+    q, k = qk_norm(c, p, "q", q), qk_norm(c, p, "k", k)
     scores = w2_scores(c, p, q, k) if c["W2_KERNEL"] == "w2" else overlap_scores(c, q, k)
     return scores, v
 
@@ -200,8 +215,9 @@ def mla_attention(c, p, x, received):
     latent = linear(x, p["attn.k_down.weight"], p.get("attn.k_down.bias"))
     if received is not None:
         latent = latent + c["RA_MLA_MLP_RECIP_ALPHA"] * received
+    latent = qk_norm(c, p, "k", latent)
     values = latent if c["RA_MLA_JOINT_KV"] else linear(x, p["attn.v_down.weight"], p.get("attn.v_down.bias"))
-    q_hat = latent_queries(c, p, x)
+    q_hat = qk_norm(c, p, "q", latent_queries(c, p, x))
     k_hat = latent[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
     if c["RA_MLA_SCORE"] == "w2":
         scores = w2_scores(c, p, q_hat, k_hat)
@@ -231,19 +247,23 @@ def attention(c, p, x, gate, received):
     if gate is not None:
         alpha = c["RA_MLA_MLP_GATE_ALPHA"]
         o = (1 - alpha) * o + alpha * gate[..., None] * o
+    if c["ATTENTION_GATE"] != "none":
+        own = torch.sigmoid(linear(x, p["attn.out_gate.weight"]))
+        o = o * (own[..., None] if c["ATTENTION_GATE"] == "head" else split_heads(own, c["N_HEAD"]))
     return linear(o.flatten(2), p["attn.out.weight"], p.get("attn.out.bias")), weights, latent
 
 
 def hidden(c, p, x):
     """h [B, T, F], and h₁ for the auxiliary losses of wsffn."""
-    if c["FFN"] == "gelu":
-        return gelu_tanh(linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))), None
+    if c["FFN"] in ("gelu", "relu2"):
+        a = linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))
+        return gelu_tanh(a) if c["FFN"] == "gelu" else torch.relu(a) ** 2, None
     h1 = linear(x, p["ffn.w1.weight"])
     return silu(linear(x, p["ffn.w3.weight"])) * h1, h1
 
 
 def project(c, p, h):
-    if c["FFN"] == "gelu":
+    if c["FFN"] in ("gelu", "relu2"):
         return linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias"))
     return linear(h, p["ffn.w2.weight"])
 

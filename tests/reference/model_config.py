@@ -5,7 +5,7 @@ import math
 # Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
 KEYS = {
     "ATTENTION": (("dot", "w2", "mla", "cosine"), None),
-    "FFN": (("gelu", "swiglu", "wsffn"), None),
+    "FFN": (("gelu", "swiglu", "wsffn", "relu2"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
     "NORM_EPS": (float, 0.0),
@@ -25,6 +25,8 @@ KEYS = {
     "WEIGHT_TYING": (bool, True),
     "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
+    "QK_NORM": (bool, False),
+    "ATTENTION_GATE": (("none", "head", "element"), "none"),
     "ROPE_THETA": (float, 10000.0),
     "ROPE_SCALING": (("none", "linear", "llama3", "yarn"), "none"),
     "ROPE_FACTOR": (float, 1.0),
@@ -128,7 +130,7 @@ def check_config(c):
     rules = [
         (c["HEAD_DIM"] or c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
         (heads % derived["KV"] == 0, "KV_HEADS must divide N_HEAD"),
-        (c["ATTENTION"] in ("dot", "cosine") or derived["KV"] == heads, "KV_HEADS is for dot and cosine"),
+        (not mla or derived["KV"] == heads, "mla has no KV_HEADS"),
         (c["FFN"] != "wsffn" or derived["F"] % c["WSFFN_N_HEAD"] == 0, "WSFFN_N_HEAD must divide N_FFN"),
         (mla or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs mla"),
         (c["RA_MLA_MLP_GATE_POOL"] != "sequence" or not c["RA_MLA_MLP_ATTN_GATE"] or not c["CAUSAL"]
@@ -181,7 +183,8 @@ def attention_shapes(c):
         rows = inner + 2 * c["KV"] * d
         shapes = {"qkv.weight": (rows, e), "out.weight": (e, inner)}
     elif c["ATTENTION"] == "w2":
-        shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * inner, e), "v.weight": (inner, e), "out.weight": (e, inner)}
+        shared = c["KV"] * d
+        shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * shared, e), "v.weight": (shared, e), "out.weight": (e, inner)}
     else:
         shapes = {
             "q.weight": (inner, e),
@@ -200,6 +203,11 @@ def attention_shapes(c):
         shapes["out.bias"] = (e,)
     if c["ATTENTION"] == "cosine" or (has_tau(c) and c["W2_TAU_LEARNED"]):
         shapes["log_tau"] = (h,)
+    if c["ATTENTION_GATE"] != "none":
+        shapes["out_gate.weight"] = (h if c["ATTENTION_GATE"] == "head" else inner, e)
+    if c["QK_NORM"]:
+        width = d if c["ATTENTION"] != "mla" else latent // 2 if has_tau(c) else latent
+        shapes |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
     if c["POSITION"] == "relative":
         shapes["rel_bias"] = (c["CONTEXT"],)
     return shapes
@@ -207,7 +215,7 @@ def attention_shapes(c):
 
 def ffn_shapes(c):
     e, f, h, latent = c["N_EMBD"], c["F"], c["N_HEAD"], c["L"]
-    if c["FFN"] == "gelu":
+    if c["FFN"] in ("gelu", "relu2"):
         shapes = {"fc.weight": (f, e), "proj.weight": (e, f)}
         if c["BIAS"]:
             shapes |= {"fc.bias": (f,), "proj.bias": (e,)}

@@ -31,4 +31,15 @@ def norm(c):
         c.output("s", s)
 
 
-OPS = {"norm": norm}
+def norm_heads(c):
+    b, t, h, d = c.size("B"), c.size("T"), c.size("H"), c.size("D")
+    heads, following = c.integer("heads", h), c.integer("next", 0)
+    x = c.input("x", b, t, h, d, scale=c.number("scale", 1))
+    y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+    parts = [y[:, :, :heads] * c.input("w", d)]
+    if following:
+        parts.append(y[:, :, heads:heads + following] * c.input("v", d))
+    c.output("y", torch.cat(parts + [x[:, :, heads + following:]], 2))
+
+
+OPS = {"norm": norm, "norm_heads": norm_heads}

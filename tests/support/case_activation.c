@@ -10,12 +10,15 @@
     }
 WEFT_UNARY_OPS(UNARY, )
 
-static void build_silu_mul(test_case *c) {
-    int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
-    weft_tensor *a = case_input(c, "a", CASE_DIFF, 1, 2, shape);
-    weft_tensor *b = case_input(c, "b", CASE_DIFF, 4, 2, shape);
-    case_output(c, "y", CASE_DIFF, weft_silu_mul(case_graph(c), a, b));
-}
+#define PRODUCT(name)                                                                              \
+    static void build_##name(test_case *c) {                                                       \
+        int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};                                  \
+        weft_tensor *a = case_input(c, "a", CASE_DIFF, 1, 2, shape);                               \
+        weft_tensor *b = case_input(c, "b", CASE_DIFF, 4, 2, shape);                               \
+        case_output(c, "y", CASE_DIFF, weft_##name(case_graph(c), a, b));                          \
+    }
+PRODUCT(silu_mul)
+PRODUCT(sigmoid_mul)
 
 static void build_softplus(test_case *c) {
     int64_t shape[] = {case_size(c, "M"), case_size(c, "N")};
@@ -37,6 +40,7 @@ static void build_gate_mix(test_case *c) {
 #define BUILDER(X, name, value, reads, gradient) {#name, build_##name},
 const case_builder cases_activation[] = {
     WEFT_UNARY_OPS(BUILDER, ){"silu_mul", build_silu_mul},
+    {"sigmoid_mul", build_sigmoid_mul},
     {"softplus", build_softplus},
     {"gate_mix", build_gate_mix},
     {NULL, NULL},

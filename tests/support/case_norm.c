@@ -29,7 +29,17 @@ static void build_norm(test_case *c) {
     if (r && shape[1] < 4) case_loosen(c, 2);
 }
 
+static void build_norm_heads(test_case *c) {
+    int64_t shape[] = {case_size(c, "B"), case_size(c, "T"), case_size(c, "H"), case_size(c, "D")};
+    int64_t heads = case_int(c, "heads", shape[2]), next = case_int(c, "next", 0);
+    weft_tensor *x = case_input(c, "x", CASE_DIFF, case_number(c, "scale", 1), 4, shape);
+    weft_tensor *w = case_input(c, "w", CASE_DIFF, 1, 1, shape + 3);
+    weft_tensor *v = next ? case_input(c, "v", CASE_DIFF, 1, 1, shape + 3) : NULL;
+    case_output(c, "y", CASE_DIFF, weft_norm_heads(case_graph(c), x, w, heads, v, next));
+}
+
 const case_builder cases_norm[] = {
     {"norm", build_norm},
+    {"norm_heads", build_norm_heads},
     {NULL, NULL},
 };

@@ -15,6 +15,7 @@ const step_form step_forms[STEP_FORMS] = {
      {"ATTENTION=dot", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "NORM=rmsnorm", "BIAS=n",
       "WEIGHT_TYING=n"}},
     {"w2", {"ATTENTION=w2"}},
+    {"w2-gqa", {"ATTENTION=w2", "N_HEAD=4", "N_EMBD=256", "KV_HEADS=2", "ATTENTION_BIAS=qkv"}},
     {"w2-fixed-none", {"ATTENTION=w2", "W2_TAU_LEARNED=n", "POSITION=none", "ATTENTION_BIAS=qkv"}},
     {"mla", {"ATTENTION=mla", "RA_MLA_LATENT_DIM=128"}},
     {"mla-twelve-heads",

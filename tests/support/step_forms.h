@@ -11,7 +11,7 @@ typedef struct {
     const char *settings[10];
 } step_form;
 
-enum { STEP_FORMS = 10 };
+enum { STEP_FORMS = 11 };
 extern const step_form step_forms[STEP_FORMS];
 
 /* A case of `time` tokens; the caller frees its tokens. */

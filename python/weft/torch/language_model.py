@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
         return {key: model.option(key) for key in
                 ("N_EMBD", "N_HEAD", "N_FFN", "ATTENTION", "FFN", "NORM", "POSITION", "BIAS", "CONTEXT",
                  "DROPOUT", "RA_MLA_LATENT_DIM", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_CROSS_TOKEN",
-                 "RA_MLA_MLP_LATENT_RECIP", "WSFFN_N_HEAD", "WSFFN_Z_PROJ")}
+                 "RA_MLA_MLP_LATENT_RECIP", "WSFFN_N_HEAD", "WSFFN_Z_PROJ", "QK_NORM")}
 
     def _set_types(self, matrix, wide):
         """Each parameter in the type that a checkpoint of this DTYPE keeps it in."""

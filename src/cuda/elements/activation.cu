@@ -39,6 +39,13 @@ CUDA_ELEMENTS(silu_mul_back, 3, 2, {
     out[1] = dy * a * (s * (1 + b * (1 - s)));
 })
 
+CUDA_ELEMENTS(sigmoid_mul, 2, 1, out[0] = in[0] * sigmoid(in[1]))
+CUDA_ELEMENTS(sigmoid_mul_back, 3, 2, {
+    float dy = in[0], a = in[1], s = sigmoid(in[2]);
+    out[0] = dy * s;
+    out[1] = dy * a * (s * (1 - s));
+})
+
 /* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
 struct softplus_args {
     int64_t rows, width, start;

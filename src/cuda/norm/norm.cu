@@ -84,23 +84,24 @@ static __global__ void __launch_bounds__(WARP_ROWS * 32, row_blocks(PACKS))
     lane_row<PACKS> x = {}, r = {};
     follow_primary();
     if (row >= a.rows) return;
-    fetch_row(a, a.x, lane_start(a, row), x);
-    if (a.r.data) fetch_row(a, a.r, lane_start(a, row), r);
+    fetch_row(a, a.x, lane_start(a, place_of(a, row)), x);
+    if (a.r.data) fetch_row(a, a.r, lane_start(a, place_of(a, row)), r);
     load_columns(a, a.w, w);
     load_columns(a, a.b, b);
     for (; row < a.rows; row += step) {
-        int64_t start = lane_start(a, row), next = start + step * a.width;
+        int64_t place = place_of(a, row), start = lane_start(a, place);
         float s[PACKS][VECTOR];
         float mean = add_residual(a, start, x, r, s);
         if (row + step < a.rows) {
+            int64_t next = lane_start(a, place_of(a, row + step));
             fetch_row(a, a.x, next, x);
             if (a.r.data) fetch_row(a, a.r, next, r);
         }
         mean = a.centered ? warp_sum(mean) * a.share : 0.0f;
         float rstd = rsqrtf(warp_sum(sum_deviations(a, s, mean)) * a.share + a.eps);
         if (threadIdx.x % 32 == 0) {
-            a.rstd[row] = rstd;
-            if (a.mean) a.mean[row] = mean;
+            a.rstd[place] = rstd;
+            if (a.mean) a.mean[place] = mean;
         }
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
@@ -121,14 +122,14 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         bool there = n > 0 && first + i < a.rows;
-        int64_t at = (first + i) * a.width + column;
+        int64_t at = place_of(a, first + i) * a.width + column;
         x[i] = there ? fetch_pack(a.x, at, n) : pack{};
         r[i] = there && a.r.data ? fetch_pack(a.r, at, n) : pack{};
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         bool there = n > 0 && first + i < a.rows;
-        sum_residual(a, x[i], r[i], (first + i) * a.width + column, there ? n : 0, s[i]);
+        sum_residual(a, x[i], r[i], place_of(a, first + i) * a.width + column, there ? n : 0, s[i]);
         mean[i] = 0;
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
@@ -153,21 +154,22 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
     for (int i = 0; i < ROWS; i++) {
         if (first + i >= a.rows) break;
         float rstd = rsqrtf(square[i] * a.share + a.eps), y[VECTOR];
+        int64_t place = place_of(a, first + i);
         if (threadIdx.x == 0) {
-            a.rstd[first + i] = rstd;
-            if (a.mean) a.mean[first + i] = mean[i];
+            a.rstd[place] = rstd;
+            if (a.mean) a.mean[place] = mean[i];
         }
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             y[j] = (s[i][j] - mean[i]) * rstd * w[j] + b[j];
-        if (n > 0) store_pack(a.y, (first + i) * a.width + column, n, y);
+        if (n > 0) store_pack(a.y, place * a.width + column, n, y);
     }
 }
 
 /* A block a row. Where r is given s is written first and read from then on: y may lie over r. */
 static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     __shared__ float shared[2][THREADS / 32];
-    int64_t row = blockIdx.x, start = row * a.width;
+    int64_t row = place_of(a, blockIdx.x), start = row * a.width;
     float mean[1] = {0}, square[1] = {0}, v[VECTOR], w[VECTOR], b[VECTOR] = {0};
     any_tensor from = a.r.data ? a.s : a.x;
     for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
@@ -206,22 +208,11 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     }
 }
 
-static weft_status norm_run(weft_exec *x, const weft_node *n) {
-    const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
-    norm_args a = {};
-    a.rows = weft_tensor_rows(n->in[WEFT_NORM_X]);
-    a.width = weft_tensor_width(n->in[WEFT_NORM_X]);
-    a.share = (float)(1.0 / (double)a.width);
-    a.centered = attr->kind == WEFT_LAYERNORM;
-    a.eps = (float)attr->eps;
-    a.x = any_of(x, n->in[WEFT_NORM_X]);
-    a.r = any_of(x, n->in[WEFT_NORM_R]);
-    a.w = any_of(x, n->in[WEFT_NORM_W]);
-    a.b = any_of(x, n->in[WEFT_NORM_B]);
-    a.y = any_of(x, n->out[WEFT_NORM_Y]);
-    a.s = any_of(x, n->out[WEFT_NORM_S]);
-    a.mean = data_of<float>(x, n->out[WEFT_NORM_MEAN]);
-    a.rstd = data_of<float>(x, n->out[WEFT_NORM_RSTD]);
+static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int group) {
+    a.group = weft_norm_group_of(ATTR(n, weft_norm_attr), n->in[WEFT_NORM_X], group);
+    a.rows = a.group.rows;
+    a.w = any_of(x, n->in[group ? WEFT_NORM_W_NEXT : WEFT_NORM_W]);
+    if (a.rows == 0) return;
     int packs = lane_packs(a.width, {n->in[WEFT_NORM_X], n->in[WEFT_NORM_R], n->out[WEFT_NORM_Y],
                                      n->out[WEFT_NORM_S]});
     if (packs)
@@ -236,6 +227,25 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
         norm_rows<<<(unsigned)ceil_div(a.rows, ROWS), row_threads(a.width), 0, stream_of(x)>>>(a);
     else
         norm_wide_row<<<(unsigned)a.rows, THREADS, 0, stream_of(x)>>>(a);
+}
+
+static weft_status norm_run(weft_exec *x, const weft_node *n) {
+    const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
+    norm_args a = {};
+    a.width = weft_tensor_width(n->in[WEFT_NORM_X]);
+    a.share = (float)(1.0 / (double)a.width);
+    a.centered = attr->kind == WEFT_LAYERNORM;
+    a.eps = (float)attr->eps;
+    a.x = any_of(x, n->in[WEFT_NORM_X]);
+    a.r = any_of(x, n->in[WEFT_NORM_R]);
+    a.b = any_of(x, n->in[WEFT_NORM_B]);
+    a.y = any_of(x, n->out[WEFT_NORM_Y]);
+    a.s = any_of(x, n->out[WEFT_NORM_S]);
+    a.mean = data_of<float>(x, n->out[WEFT_NORM_MEAN]);
+    a.rstd = data_of<float>(x, n->out[WEFT_NORM_RSTD]);
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
+        launch_group(x, n, a, group);
+    launch_rest(x, n, n->in[WEFT_NORM_X], n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
     return launched(n);
 }
 

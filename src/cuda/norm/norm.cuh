@@ -18,8 +18,9 @@ enum {
 
 struct norm_args {
     int64_t rows, width;
-    bool centered;    /* LayerNorm */
-    float eps, share; /* share: 1 / width */
+    weft_norm_group group; /* which of the tensors' rows these are */
+    bool centered;         /* LayerNorm */
+    float eps, share;      /* share: 1 / width */
     any_tensor x, r, w, b, y, s;
     float *mean, *rstd;
     /* back */
@@ -27,6 +28,13 @@ struct norm_args {
     int64_t range;  /* rows of a block */
     float *partial; /* [blocks, NORM_SUMS, width]: sums of dy·h, of dy, of dx; NULL: not wanted */
 };
+
+/* Where row `row` of the group stands. */
+__device__ static inline int64_t place_of(const norm_args &a, int64_t row) {
+    if (a.group.count == a.group.period) return row;
+    int64_t p = quotient(row, a.group.count);
+    return p * a.group.period + a.group.first + (row - p * a.group.count);
+}
 
 /* Σ of each of K numbers over the block, in the same order always. `shared` has K·8 floats, and
  * may not be used again before the next barrier. */
@@ -57,8 +65,8 @@ template <int PACKS> struct lane_row { uint4 pack[PACKS]; };
 /* Where a lane's first pack is, in elements; the next are LANE_STEP behind each other. */
 enum { LANE_STEP = 32 * VECTOR };
 
-__device__ static inline int64_t lane_start(const norm_args &a, int64_t row) {
-    return row * a.width + (int)threadIdx.x % 32 * VECTOR;
+__device__ static inline int64_t lane_start(const norm_args &a, int64_t place) {
+    return place * a.width + (int)threadIdx.x % 32 * VECTOR;
 }
 
 __device__ static inline bool lane_has(const norm_args &a, int k) {
@@ -118,6 +126,33 @@ template <typename F> static void with_packs(int n, F f) {
         f(packs<3>());
     else
         f(packs<4>());
+}
+
+/* Rows that no gain is for go from one tensor to the other as they are: a thread a pack. */
+struct norm_rest {
+    int64_t periods, period, normed; /* the last two in elements */
+    any_tensor from, to;
+};
+
+static __global__ void copy_rest(norm_rest k) {
+    int64_t rest = k.period - k.normed, packs = ceil_div(rest, VECTOR);
+    int64_t p = quotient(thread_index(), packs), column = (thread_index() - p * packs) * VECTOR;
+    if (p >= k.periods) return;
+    int n = pack_length(rest, column);
+    float v[VECTOR];
+    load_pack(k.from, p * k.period + k.normed + column, n, v);
+    store_pack(k.to, p * k.period + k.normed + column, n, v);
+}
+
+static void launch_rest(weft_exec *x, const weft_node *n, const weft_tensor *rows,
+                        const weft_tensor *from, const weft_tensor *to) {
+    weft_norm_group last = weft_norm_group_of(ATTR(n, weft_norm_attr), rows, 1);
+    int64_t width = weft_tensor_width(rows), normed = last.first + last.count;
+    norm_rest k = {weft_tensor_rows(rows) / last.period, last.period * width, normed * width,
+                   any_of(x, from), any_of(x, to)};
+    if (normed == last.period || !k.to.data || k.from.data == k.to.data) return;
+    int64_t packs = k.periods * ceil_div(k.period - k.normed, VECTOR);
+    copy_rest<<<pack_grid(packs), PACK_THREADS, 0, stream_of(x)>>>(k);
 }
 
 /* Threads for rows of that width: whole warps, a pack each. */

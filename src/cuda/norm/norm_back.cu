@@ -73,12 +73,12 @@ template <int PACKS> struct back_rows {
 
 template <int PACKS>
 __device__ static inline void fetch_back(const norm_args &a, int64_t row, back_rows<PACKS> &to) {
-    int64_t start = lane_start(a, row);
+    int64_t place = place_of(a, row), start = lane_start(a, place);
     fetch_row(a, a.dy, start, to.dy);
     fetch_row(a, a.s, start, to.s);
     if (a.ds.data) fetch_row(a, a.ds, start, to.ds);
-    to.rstd = a.rstd[row];
-    if (a.mean) to.mean = a.mean[row];
+    to.rstd = a.rstd[place];
+    if (a.mean) to.mean = a.mean[place];
 }
 
 /* The warps' shares of the first SUMS sums, added one after the other, to the block's place. */
@@ -131,7 +131,7 @@ static __global__ void __launch_bounds__(BACK_WARPS * 32, 1) norm_warp_rows_back
             widen_words(now.s.pack[k], s);
             widen_words(now.ds.pack[k], dx);
             back_row(f, dy, s, w[k], dx, sums[k]);
-            if (a.dx.data) store_row(a, a.dx, lane_start(a, row), k, dx);
+            if (a.dx.data) store_row(a, a.dx, lane_start(a, place_of(a, row)), k, dx);
         }
     }
     if (a.partial) join_warps<PACKS, SUMS>(a, sums);
@@ -151,11 +151,11 @@ static __global__ void __launch_bounds__(THREADS) norm_rows_back(norm_args a) {
 #pragma unroll
         for (int i = 0; i < BACK_ROWS; i++) {
             bool there = n > 0 && first + i < end;
-            int64_t at = (first + i) * a.width + column;
+            int64_t place = place_of(a, first + i), at = place * a.width + column;
             p_dy[i] = there ? fetch_pack(a.dy, at, n) : pack{};
             p_s[i] = there ? fetch_pack(a.s, at, n) : pack{};
             p_ds[i] = there && a.ds.data ? fetch_pack(a.ds, at, n) : pack{};
-            mean[i] = a.mean && first + i < end ? a.mean[first + i] : 0.0f;
+            mean[i] = a.mean && first + i < end ? a.mean[place] : 0.0f;
         }
 #pragma unroll
         for (int i = 0; i < BACK_ROWS; i++) {
@@ -169,13 +169,14 @@ static __global__ void __launch_bounds__(THREADS) norm_rows_back(norm_args a) {
 #pragma unroll
         for (int i = 0; i < BACK_ROWS; i++) {
             if (first + i >= end) break;
-            row_factors f = factors_of(a, a.rstd[first + i], mean[i], sums[2 * i], sums[2 * i + 1]);
+            int64_t place = place_of(a, first + i);
+            row_factors f = factors_of(a, a.rstd[place], mean[i], sums[2 * i], sums[2 * i + 1]);
             float dy[VECTOR], s[VECTOR], dx[VECTOR];
             widen_pack(p_dy[i], a.dy.is_bf16, dy);
             widen_pack(p_s[i], a.s.is_bf16, s);
             widen_pack(p_ds[i], a.ds.is_bf16, dx);
             back_row(f, dy, s, w, dx, own);
-            if (a.dx.data && n > 0) store_pack(a.dx, (first + i) * a.width + column, n, dx);
+            if (a.dx.data && n > 0) store_pack(a.dx, place * a.width + column, n, dx);
         }
     }
     if (a.partial && n > 0) store_partial(a, column, n, own);
@@ -187,20 +188,21 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row_back(norm_args a
     int64_t begin = (int64_t)blockIdx.x * a.range, end = min_i64(begin + a.range, a.rows);
     any_tensor partial = {a.partial, false};
     for (int64_t row = begin; row < end; row++) {
-        float sums[2] = {0, 0}, mean = a.mean ? a.mean[row] : 0.0f;
+        int64_t start = place_of(a, row) * a.width;
+        float sums[2] = {0, 0}, mean = a.mean ? a.mean[place_of(a, row)] : 0.0f;
         float dy[VECTOR], s[VECTOR], w[VECTOR], dx[VECTOR] = {0};
         for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
             int n = pack_length(a.width, column);
-            load_pack(a.dy, row * a.width + column, n, dy);
-            load_pack(a.s, row * a.width + column, n, s);
+            load_pack(a.dy, start + column, n, dy);
+            load_pack(a.s, start + column, n, s);
             load_pack(a.w, column, n, w);
             back_sums(dy, s, w, mean, sums[0], sums[1]);
         }
         sum_over_block(sums, shared[row & 1]);
-        row_factors f = factors_of(a, a.rstd[row], mean, sums[0], sums[1]);
+        row_factors f = factors_of(a, a.rstd[place_of(a, row)], mean, sums[0], sums[1]);
         for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
             int n = pack_length(a.width, column);
-            int64_t at = row * a.width + column;
+            int64_t at = start + column;
             column_sums own = {};
             load_pack(a.dy, at, n, dy);
             load_pack(a.s, at, n, s);
@@ -250,38 +252,43 @@ static int back_packs(const weft_node *n) {
                        n->out[WEFT_NORM_BACK_DX]});
 }
 
-static int64_t back_blocks(const weft_node *n) {
-    int64_t rows = weft_tensor_rows(n->in[WEFT_NORM_BACK_S]);
+static int64_t back_blocks(const weft_node *n, int64_t rows) {
     int packs = back_packs(n);
+    if (rows == 0) return 0;
     if (packs) return min_i64(multiprocessors(), ceil_div(rows, BACK_WARPS));
     return ceil_div(rows, back_range(rows));
 }
 
-/* The sums by their places in norm_args.partial. */
-static const int sum_outputs[NORM_SUMS] = {WEFT_NORM_BACK_DW, WEFT_NORM_BACK_DB,
-                                           WEFT_NORM_BACK_SUMS};
+/* The sums of a group by their places in norm_args.partial. */
+static const int sum_outputs[WEFT_NORM_GROUPS][NORM_SUMS] = {
+    {WEFT_NORM_BACK_DW, WEFT_NORM_BACK_DB, WEFT_NORM_BACK_SUMS},
+    {WEFT_NORM_BACK_DW_NEXT, WEFT_NORM_BACK_DB, WEFT_NORM_BACK_SUMS}};
 
 /* How many of them there are up to the last that is wanted. */
-static int count_sums(const weft_node *n) {
+static int count_sums(const weft_node *n, int group) {
     int count = NORM_SUMS;
-    while (count > 0 && !n->out[sum_outputs[count - 1]])
+    while (count > 0 && !n->out[sum_outputs[group][count - 1]])
         count--;
     return count;
 }
 
 static int64_t norm_back_workspace(const weft_node *n, int) {
-    if (count_sums(n) == 0) return 0;
-    int64_t width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
-    return NORM_SUMS * back_blocks(n) * width * (int64_t)sizeof(float);
+    const weft_tensor *s = n->in[WEFT_NORM_BACK_S];
+    int64_t blocks = 0;
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++) {
+        int64_t rows = weft_norm_group_of(ATTR(n, weft_norm_attr), s, group).rows;
+        if (count_sums(n, group)) blocks = max_i64(blocks, back_blocks(n, rows));
+    }
+    return NORM_SUMS * blocks * weft_tensor_width(s) * (int64_t)sizeof(float);
 }
 
-static void launch_back(weft_exec *x, const weft_node *n, const norm_args &a) {
-    unsigned blocks = (unsigned)back_blocks(n);
+static void launch_back(weft_exec *x, const weft_node *n, const norm_args &a, int sums) {
+    unsigned blocks = (unsigned)back_blocks(n, a.rows);
     int packs = back_packs(n);
     if (packs)
         with_packs(packs, [&](auto tag) {
             constexpr int P = decltype(tag)::value;
-            if (count_sums(n) == NORM_SUMS)
+            if (sums == NORM_SUMS)
                 norm_warp_rows_back<P, NORM_SUMS><<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
             else
                 norm_warp_rows_back<P, 2><<<blocks, BACK_WARPS * 32, 0, stream_of(x)>>>(a);
@@ -292,31 +299,38 @@ static void launch_back(weft_exec *x, const weft_node *n, const norm_args &a) {
         norm_wide_row_back<<<blocks, THREADS, 0, stream_of(x)>>>(a);
 }
 
+static void launch_group_back(weft_exec *x, const weft_node *n, norm_args a, int group) {
+    int sums = count_sums(n, group);
+    a.group = weft_norm_group_of(ATTR(n, weft_norm_attr), n->in[WEFT_NORM_BACK_S], group);
+    a.rows = a.group.rows;
+    if (a.rows == 0) return;
+    a.w = any_of(x, n->in[group ? WEFT_NORM_BACK_W_NEXT : WEFT_NORM_BACK_W]);
+    a.range = back_range(a.rows);
+    a.partial = sums ? workspace_of<float>(x, n) : NULL;
+    launch_back(x, n, a, sums);
+    if (!sums) return;
+    tensor_list<NORM_SUMS> to;
+    for (int i = 0; i < NORM_SUMS; i++)
+        to.t[i] = any_of(x, n->out[sum_outputs[group][i]]);
+    dim3 grid((unsigned)ceil_div(a.width, JOIN), (unsigned)sums);
+    join_ranges<<<grid, dim3(JOIN, JOIN), 0, stream_of(x)>>>(back_blocks(n, a.rows), a.width,
+                                                             a.partial, to);
+}
+
 static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
     norm_args a = {};
-    int sums = count_sums(n);
-    a.rows = weft_tensor_rows(n->in[WEFT_NORM_BACK_S]);
     a.width = weft_tensor_width(n->in[WEFT_NORM_BACK_S]);
     a.share = (float)(1.0 / (double)a.width);
     a.centered = ATTR(n, weft_norm_attr)->kind == WEFT_LAYERNORM;
     a.s = any_of(x, n->in[WEFT_NORM_BACK_S]);
-    a.w = any_of(x, n->in[WEFT_NORM_BACK_W]);
     a.mean = data_of<float>(x, n->in[WEFT_NORM_BACK_MEAN]);
     a.rstd = data_of<float>(x, n->in[WEFT_NORM_BACK_RSTD]);
     a.dy = any_of(x, n->in[WEFT_NORM_BACK_DY]);
     a.ds = any_of(x, n->in[WEFT_NORM_BACK_DS]);
     a.dx = any_of(x, n->out[WEFT_NORM_BACK_DX]);
-    a.range = back_range(a.rows);
-    a.partial = sums ? workspace_of<float>(x, n) : NULL;
-    launch_back(x, n, a);
-    if (sums) {
-        tensor_list<NORM_SUMS> to;
-        for (int i = 0; i < NORM_SUMS; i++)
-            to.t[i] = any_of(x, n->out[sum_outputs[i]]);
-        dim3 grid((unsigned)ceil_div(a.width, JOIN), (unsigned)sums);
-        join_ranges<<<grid, dim3(JOIN, JOIN), 0, stream_of(x)>>>(back_blocks(n), a.width, a.partial,
-                                                                 to);
-    }
+    for (int group = 0; group < WEFT_NORM_GROUPS; group++)
+        launch_group_back(x, n, a, group);
+    launch_rest(x, n, n->in[WEFT_NORM_BACK_S], n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
     return launched(n);
 }
 
