@@ -108,7 +108,6 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
 
 /* Weights of several chunks, each cut among ranks; spike clipping counts over all of them. */
 #define LARGER_MODEL "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "BATCH_SIZE=13"
-#define SHARED_MODEL LARGER_MODEL, "-o", "OPTIMIZER=adamwspam"
 
 static void check_shared_by(const char *optimizer, const char *dtype, int ranks,
                             const char *shard) {
@@ -168,8 +167,7 @@ static void test_every_way_of_sharing_ends_on_the_same_bits(void **state) {
 }
 
 /* Each part of the run shares something else, at another number. */
-static void test_shared_state_resumes_at_another_number(void **state) {
-    (void)state;
+static void resume_by_parts(const char *optimizer) {
     static const struct {
         int ranks;
         const char *shard, *steps;
@@ -180,23 +178,30 @@ static void test_shared_state_resumes_at_another_number(void **state) {
     char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
     keep(config, scratch_path("parts.config"));
-    keep(alone, scratch_path("parts-alone"));
-    keep(out, scratch_path("parts-ranks"));
+    keep(alone, scratch_path("parts-alone-%s", optimizer));
+    keep(out, scratch_path("parts-ranks-%s", optimizer));
     keep(err, scratch_path("err"));
     write_config(config, "embedded", "wsffn");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         assert_int_equal(
             ranks_run(parts[i].ranks,
                       RUN("train", "--config", config, "--out", out, "--resume", "--dtype", "bf16",
-                          "--peak-flops", "0", SHARED_MODEL, "-o", parts[i].shard, "-o",
-                          parts[i].steps, "-o", "EVAL_INTERVAL=1000"),
+                          "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o", parts[i].shard,
+                          "-o", parts[i].steps, "-o", "EVAL_INTERVAL=1000"),
                       err),
             0);
     command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", "bf16",
-                         "--peak-flops", "0", SHARED_MODEL, "-o", "EVAL_INTERVAL=1000"),
+                         "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o",
+                         "EVAL_INTERVAL=1000"),
                      NULL);
     train_same_file(alone, out, "last/model.safetensors");
     train_same_file(alone, out, "last/optimizer.safetensors");
+}
+
+static void test_shared_state_resumes_at_another_number(void **state) {
+    (void)state;
+    resume_by_parts("OPTIMIZER=adamwspam");
+    resume_by_parts("OPTIMIZER=muon");
 }
 
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
