@@ -22,8 +22,8 @@ static int64_t norm_chunks(int64_t count) {
 /* How many numbers of a weight are one block: all where they are matrices for Muon, which wants them
  * whole. */
 static int64_t block_length(const weft_model *m, const weft_weight *w) {
-    return weft_muon_matrices(&m->config, w->name, w->ndim, w->shape).n ? w->count
-                                                                        : WEFT_NORM_CHUNK;
+    bool whole = weft_muon_matrices(&m->config, w->name, w->ndim, w->shape).n > 0;
+    return whole ? w->count : WEFT_NORM_CHUNK;
 }
 
 static void list_chunks(weft_partition *s) {
