@@ -2,7 +2,7 @@
  *
  * weft_optimizer of weft.h owns a model's moments and takes a pass's gradients. This header is for
  * whoever has parameters and gradients elsewhere, a PyTorch optimizer for instance. AdamW and AdamWSPAM
- * are one operation with other options:
+ * are one operation with other options, and tensors of matrices may be Muon's:
  *
  *     weft_step_open(engine, groups, n_groups, tensors, n_tensors, &step);
  *     ... m, v and each group's state start as zeros; workspace: weft_step_bytes(step) ...
@@ -38,6 +38,7 @@ typedef struct {
     int64_t reset_interval; /* the moments are set to zero every so many steps; 0: never */
     int64_t warmup_steps;   /* after a reset the learning rate rises over these; 0: at once */
     int amsgrad;            /* the largest v so far counts */
+    double momentum;        /* of Muon's tensors, in [0, 1) */
 } weft_step_group;
 
 typedef struct {
@@ -47,6 +48,9 @@ typedef struct {
     int decay;
     int bf16_grad; /* the gradient is "bf16"; else it has the step's type */
     int copy; /* 1: the parameter's bf16 copy is written too; WEFT_STEP_COPY_COUNTS: and read */
+    /* Muon: it is matrices of so many columns, one of `first_rows` (0: none) and behind it others of `rows`
+     * each. It decays and has no v. 0: AdamW. */
+    int64_t columns, rows, first_rows;
 } weft_step_tensor;
 
 /* The copy is the parameter that others see and set, and the wider one keeps what does not fit into it: where
@@ -74,7 +78,7 @@ typedef struct {
     void *const *states;  /* by group: WEFT_STEP_STATE numbers */
     void *const *reports; /* by group: WEFT_STEP_REPORT numbers, written */
     void *const *cuts;    /* by group: one i32, written: how many numbers spike clipping cut */
-    void *const *params, *const *grads, *const *m, *const *v; /* by tensor */
+    void *const *params, *const *grads, *const *m, *const *v; /* by tensor; v not of Muon's */
     void *const *v_max;  /* by tensor, those of groups with amsgrad */
     void *const *copies; /* by tensor, those with `copy` */
     void *workspace;

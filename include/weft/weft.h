@@ -15,7 +15,7 @@
  *                   nothing. Several passes of one model share its weights.
  *   weft_generation a model that writes: sequences of tokens, many at once, with their caches.
  *   weft_text       a tokenizer: text to tokens and back.
- *   weft_optimizer  AdamW or AdamWSPAM, as the config says: the moments of every weight, and the
+ *   weft_optimizer  AdamW, AdamWSPAM or Muon, as the config says: the moments of every weight, and the
  *                   step that takes a pass's gradients and changes the model's weights.
  *
  * A training in fifteen lines, for tokens and targets [8, 32]:

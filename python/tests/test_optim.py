@@ -11,7 +11,7 @@ import torch
 import weft
 from weft import _blocks
 from weft._library import check, handle, lib
-from weft.torch import AdamWSPAM, LanguageModel
+from weft.torch import AdamWSPAM, LanguageModel, Muon
 
 SIZES = dict(N_LAYER=2, N_EMBD=32, N_HEAD=4, VOCAB_SIZE=64, CONTEXT=16, SEED=3)
 MODELS = {"gpt2": {}, "w2": dict(PRESET="w2"), "ra-mla": dict(PRESET="ra-mla", RA_MLA_LATENT_DIM=16, OPTIMIZER="adamw"),
@@ -273,3 +273,109 @@ def test_a_step_is_on_its_parameters_device():
     with torch.device("meta"):
         optimizer.step()
     assert torch.allclose(p, torch.full((3,), 0.5))
+
+
+def newton_schulz(g):
+    """As Muon's authors write it, of one matrix."""
+    x = g / (g.norm() + 1e-7)
+    x = x.T if g.shape[0] > g.shape[1] else x
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+class PlainMuon:
+    """Muon and AdamW by PyTorch's operations, in float64. `matrices`: the matrices of each parameter, as a function; None: AdamW."""
+
+    def __init__(self, params, matrices):
+        self.p = [p.detach().double().clone() for p in params]
+        self.matrices, self.t = matrices, 0
+        self.m, self.v = ([torch.zeros_like(p) for p in self.p] for _ in range(2))
+
+    def step(self, grads, lr, decay, clip, beta=0.95, betas=(0.9, 0.95), eps=1e-8):
+        grads = [g.double() for g in grads]
+        self.t += 1
+        norm = math.sqrt(sum((g**2).sum().item() for g in grads))
+        for i, g in enumerate(grads):
+            g = g * min(1.0, clip / norm)
+            p, m = self.p[i], self.m[i]
+            if self.matrices[i]:
+                m.mul_(beta).add_(g)
+                update = g + beta * m
+                for x in self.matrices[i](update):
+                    x.copy_(0.2 * math.sqrt(max(x.shape)) * newton_schulz(x))
+            else:
+                m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
+                self.v[i].mul_(betas[1]).add_(g**2, alpha=1 - betas[1])
+                update = m / (1 - betas[0]**self.t) / ((self.v[i] / (1 - betas[1]**self.t)).sqrt() + eps)
+            p.mul_(1 - lr * decay * (p.dim() >= 2)).sub_(lr * update)
+
+
+@pytest.mark.parametrize("dtype, most", [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)])
+def test_muon_steps_as_in_plain_pytorch(dtype, most):
+    torch.manual_seed(5)
+    wide, tall, heads, joint, table, gain = some = [
+        torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in ((6, 9), (40, 7), (3, 5, 4), (12, 8), (11, 6), (9,))]
+    optimizer = Muon([{"params": [wide, tall, heads, gain]}, {"params": [joint], "split": (6, 3, 3)},
+                      {"params": [table], "muon": False}], lr=2e-2, clip=5.0)
+    plain = PlainMuon(some, [lambda x: [x], lambda x: [x], lambda x: x, lambda x: x.split((6, 3, 3)), None, None])
+    for _ in range(50):
+        for p in some:
+            p.grad = torch.randn(p.shape).to(dtype)
+        optimizer.step()
+        assert optimizer.events()["clipped"] == 1
+        plain.step([p.grad for p in some], 2e-2, 0.1, 5.0)
+    for p, want in zip(some, plain.p):
+        held = optimizer.state[p]["master"] if dtype == torch.bfloat16 else p
+        assert (held.double() - want).abs().max() < most
+        assert ("v" in optimizer.state[p]) == (p is table or p is gain)
+        if dtype == torch.bfloat16:
+            assert torch.equal(p, held.to(dtype))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_muon_trains_as_the_engines(kind):
+    options = dict(MODELS[kind], DTYPE="f64", OPTIMIZER="muon", **(dict(KV_HEADS=2) if kind == "gpt2" else {}))
+    want = engine_weights(1e-2, options)
+    module = LanguageModel(**SIZES, **options)
+    train(module, Muon.for_model(module, lr=1e-2), batches())
+    for name, p in module.named_parameters():
+        if not name.endswith("attn.qkv.bias"):  # of keys: see without_key_biases
+            assert np.abs(p.detach().numpy() - want[name]).max() < 1e-8, name
+
+
+def test_muons_saved_state_goes_on_with_equal_bits():
+    module = LanguageModel(**SIZES)
+    optimizer = Muon.for_model(module)
+    train(module, optimizer, batches()[:5])
+    other = copy.deepcopy(module)
+    again = Muon.for_model(other, lr=0.5, momentum=0.1)
+    again.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
+    train(module, optimizer, batches()[5:10])
+    train(other, again, batches()[5:10])
+    for a, b in zip(module.parameters(), other.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_what_is_wrong_with_muon_is_told():
+    p = torch.nn.Parameter(torch.randn(12, 4))
+    p.grad = torch.randn(12, 4)
+    before = p.detach().clone()
+    for split in (4, 4, 5), (6, 2, 4), (12, 0), (13, -1):
+        with pytest.raises(ValueError, match="split"):
+            Muon([p], split=split).step()
+    with pytest.raises(ValueError, match="momentum"):
+        Muon([p], momentum=1.0)
+    with pytest.raises(ValueError, match="lr"):
+        Muon([p], lr=-1.0)
+    ours, theirs = Muon([p]), AdamWSPAM([p])
+    for a, b, name in (ours, theirs, "Muon"), (theirs, ours, "AdamWSPAM"):
+        with pytest.raises(ValueError, match=f"{name}: this is the state of another optimizer"):
+            a.load_state_dict(b.state_dict())
+    assert torch.equal(p, before)
+    ours.step()
+    wrong = copy.deepcopy(ours.state_dict())
+    wrong["state"][0]["m"] = torch.zeros(4, 12)
+    with pytest.raises(ValueError, match="Muon: m of parameter 0"):
+        ours.load_state_dict(wrong)

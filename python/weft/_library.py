@@ -81,13 +81,13 @@ class StepGroup(ctypes.Structure):
     """weft_step_group"""
     _fields_ = [("size", c_size_t)] + [(name, c_double) for name in
                 ("beta1", "beta2", "eps", "weight_decay", "clip", "spike_threshold", "theta")] + [
-                ("reset_interval", c_int64), ("warmup_steps", c_int64), ("amsgrad", c_int)]
+                ("reset_interval", c_int64), ("warmup_steps", c_int64), ("amsgrad", c_int), ("momentum", c_double)]
 
 
 class StepTensor(ctypes.Structure):
     """weft_step_tensor"""
     _fields_ = [("size", c_size_t), ("count", c_int64), ("group", c_int), ("decay", c_int),
-                ("bf16_grad", c_int), ("copy", c_int)]
+                ("bf16_grad", c_int), ("copy", c_int), ("columns", c_int64), ("rows", c_int64), ("first_rows", c_int64)]
 
 
 class StepCall(ctypes.Structure):

@@ -1,6 +1,6 @@
 /* The optimizer's step as a function over foreign memory: one norm over all gradients, and for each
  * group what this step shall do and doing it (ops/optimizer.h). Tensors are flat: whether one decays is
- * said by its number of dimensions, which is what the operation looks at.
+ * said by its number of dimensions, which is what the operation looks at, and matrices are told to Muon's.
  *
  * A call's addresses are bound in one list: of each group its rate, state, report and cut, then of each
  * tensor its parameter, gradient, moments, v_max and copy, those that it has. */
@@ -65,8 +65,26 @@ static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_g
                 "weft_step_open: tensor %d has %lld numbers and group %d; there are %d "
                 "groups, and one number is the least",
                 i, (long long)t->count, t->group, n_groups);
+        if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
+            t->first_rows < 0 || t->first_rows > INT32_MAX)
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_step_open: tensor %d has matrices of %lld columns and of %lld and "
+                "%lld rows; 0 to 2^31 - 1 can be",
+                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
     }
     return WEFT_OK;
+}
+
+/* The matrices of a tensor; AdamW's have none. */
+static weft_muon_parts matrices_of(const weft_step_tensor *t) {
+    weft_muon_parts parts = {0};
+    int64_t first = t->columns * t->first_rows, each = t->columns * t->rows;
+    if (first > 0) parts.part[parts.n++] = (weft_matrices){0, 1, t->first_rows, t->columns};
+    if (each > 0)
+        parts.part[parts.n++] =
+            (weft_matrices){first, (t->count - first) / each, t->rows, t->columns};
+    return parts;
 }
 
 static const weft_tensor **slot_bound(const weft_step *s, int tensor) {
@@ -89,9 +107,9 @@ static weft_adam_slot describe_slot(const wish *w, int i) {
         .param = slot_tensor(w, i, WEFT_ROLE_PARAM, "param", w->dtype),
         .grad = slot_tensor(w, i, WEFT_ROLE_INPUT, "grad", t->bf16_grad ? WEFT_BF16 : w->dtype),
         .m = slot_tensor(w, i, WEFT_ROLE_STATE, "m", w->dtype),
-        .v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype),
     };
-    if (w->groups[t->group].amsgrad)
+    if (!t->columns) slot.v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype);
+    if (!t->columns && w->groups[t->group].amsgrad)
         slot.v_max = slot_tensor(w, i, WEFT_ROLE_STATE, "v_max", w->dtype);
     if (t->copy) slot.copy = slot_tensor(w, i, WEFT_ROLE_STATE, "copy", WEFT_BF16);
     if (t->copy == WEFT_STEP_COPY_COUNTS) slot.given = slot.copy;
@@ -101,9 +119,9 @@ static weft_adam_slot describe_slot(const wish *w, int i) {
     return slot;
 }
 
-/* What a group's step decides, and its update of `n` slots. */
+/* What a group's step decides, and its update: `chosen` has room for those of AdamW. */
 static void describe_group(const wish *w, int group, weft_tensor *norm, const weft_adam_slot *slots,
-                           int n) {
+                           weft_adam_slot *chosen) {
     weft_graph *g = w->step->graph;
     const weft_step_group *o = &w->groups[group];
     weft_adam_options options = {
@@ -123,12 +141,21 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     snprintf(name, sizeof name, "state.%d", group);
     weft_tensor *state = weft_new_tensor(g, WEFT_ROLE_STATE, name, w->dtype, WEFT_ADAM_STATE);
     weft_tensor *control = weft_adam_control(g, norm, lr, state, &options);
-    weft_tensor *cut = weft_adamw(g, control, slots, n);
+    int n = 0, tensors = w->step->n_tensors;
+    for (int i = 0; i < tensors; i++)
+        if (w->tensors[i].group == group && !w->tensors[i].columns) chosen[n++] = slots[i];
+    weft_tensor *cut = n > 0 ? weft_adamw(g, control, chosen, n) : NULL;
+    for (int i = 0; i < tensors; i++) {
+        weft_muon_parts parts = matrices_of(&w->tensors[i]);
+        if (w->tensors[i].group == group && w->tensors[i].columns)
+            weft_muon(g, control, &slots[i], &parts, o->momentum,
+                      w->step->engine->backend->remote ? WEFT_BF16 : w->dtype);
+    }
     const weft_tensor *all[GROUP_BOUND] = {lr, state, control, cut};
     memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);
 }
 
-/* Slots in the order of the groups: `chosen` has room for all. */
+/* `chosen` has room for all. */
 static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot *chosen,
                             weft_tensor **grads) {
     weft_step *s = w->step;
@@ -139,10 +166,10 @@ static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot
     WEFT_TRY(weft_graph_status(s->graph));
     weft_tensor *norm = weft_global_norm(s->graph, grads, s->n_tensors);
     for (int group = 0; group < s->n_groups; group++) {
-        int n = 0;
+        bool any = false;
         for (int i = 0; i < s->n_tensors; i++)
-            if (w->tensors[i].group == group) chosen[n++] = slots[i];
-        if (n > 0) describe_group(w, group, norm, chosen, n);
+            any |= w->tensors[i].group == group;
+        if (any) describe_group(w, group, norm, slots, chosen);
     }
     return weft_graph_status(s->graph);
 }

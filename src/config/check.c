@@ -47,6 +47,12 @@ static weft_status check_sizes(const weft_config *c, const char *where) {
                          "%s: CONFIG_MUP=y needs CONFIG_MUP_BASE_WIDTH, the CONFIG_N_EMBD at which "
                          "the learning rate is known",
                          where);
+    if (c->mup && c->optimizer == WEFT_OPTIMIZER_MUON)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_MUP=y scales AdamW's rates, and CONFIG_OPTIMIZER=\"muon\" scales "
+            "each matrix by its shape; take CONFIG_MUP=n, or \"adamw\"",
+            where);
     if (c->micro_batch && c->batch_size % c->micro_batch)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_BATCH_SIZE=%lld is not divisible by CONFIG_MICRO_BATCH=%lld",

@@ -225,9 +225,16 @@ static int64_t stride_of(const weft_weight *w, int axis) {
 
 /* An optimizer's second moments of a weight, as doubles. */
 static weft_status read_moments(const weft_safetensors *state, const weft_weight *w, double *out) {
-    char name[160];
+    char name[160], first[160];
     snprintf(name, sizeof name, "v.%s", w->name);
+    snprintf(first, sizeof first, "m.%s", w->name);
     const weft_safetensor *t = weft_safetensors_find(state, name);
+    if (!t && weft_safetensors_find(state, first))
+        return weft_fail(
+            WEFT_EINPUT,
+            "optimizer.safetensors: '%s' has no second moments, since OPTIMIZER=muon keeps "
+            "none of a layer's matrices; --by magnitude needs none",
+            w->name);
     bool wide = t && t->dtype == WEFT_FILE_F64;
     if (!t || (!wide && t->dtype != WEFT_FILE_F32) || t->bytes != w->count * (wide ? 8 : 4))
         return weft_fail(WEFT_EINPUT,

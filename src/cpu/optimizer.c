@@ -365,3 +365,143 @@ static int64_t adamw_workspace(const weft_node *n, int threads) {
 }
 
 const weft_kernel KERNEL(adamw) = {.run = adamw_run, .workspace = adamw_workspace};
+
+/* Muon. A part's matrices are cut into chunks that no two of them share, numbered through from the first
+ * part to the last. */
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    const weft_muon_attr *attr;
+    const real *control;
+    double *squares; /* [chunks] of Ĝ */
+    bool written;    /* m is; what is left is Ĝ, from it */
+} muon_run;
+
+static int64_t muon_chunks_of(const weft_matrices *p) {
+    return ceil_div(p->rows * p->columns, CHUNK);
+}
+
+static int64_t muon_chunks(const weft_muon_parts *parts) {
+    int64_t chunks = 0;
+    for (int i = 0; i < parts->n; i++)
+        chunks += parts->part[i].count * muon_chunks_of(&parts->part[i]);
+    return chunks;
+}
+
+/* Where a chunk lies: its part, its first element there, how many; `first` is its matrix's first chunk. */
+typedef struct {
+    int part;
+    int64_t at, count, first, chunks;
+} muon_place;
+
+static muon_place muon_place_of(const weft_muon_parts *parts, int64_t chunk) {
+    muon_place m = {0};
+    int64_t before = 0;
+    while (chunk - before >= parts->part[m.part].count * muon_chunks_of(&parts->part[m.part])) {
+        before += parts->part[m.part].count * muon_chunks_of(&parts->part[m.part]);
+        m.part++;
+    }
+    const weft_matrices *p = &parts->part[m.part];
+    int64_t size = p->rows * p->columns, matrix = (chunk - before) / muon_chunks_of(p);
+    m.chunks = muon_chunks_of(p);
+    m.first = before + matrix * m.chunks;
+    int64_t inside = (chunk - m.first) * CHUNK;
+    m.at = matrix * size + inside;
+    m.count = min_i64(CHUNK, size - inside);
+    return m;
+}
+
+/* 1/(‖Ĝ‖ + 1e-7) of a chunk's matrix, from the sums of all of its chunks. */
+static real muon_scale(const muon_run *r, const muon_place *m) {
+    double sum = 0;
+    for (int64_t i = 0; i < m->chunks; i++)
+        sum += r->squares[m->first + i];
+    return (real)(1 / (sqrt(sum) + 1e-7));
+}
+
+static void muon_direction_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const muon_run *r = context;
+    muon_place at = muon_place_of(&r->attr->parts, task);
+    const weft_tensor *out = r->n->out[at.part];
+    int64_t from = r->attr->parts.part[at.part].first + at.at;
+    real clip = r->control[WEFT_CONTROL_GRAD], keep = (real)r->attr->momentum;
+    real scale = r->written ? muon_scale(r, &at) : 1;
+    real widened[TILE], made[TILE];
+    double sums[SUM_LANES] = {0};
+    for (int64_t i = 0; i < at.count; i += TILE) {
+        int64_t len = min_i64(TILE, at.count - i);
+        const real *g = tile_in(r->x, r->n->in[1], from + i, len, widened);
+        real *m = (real *)weft_data(r->x, r->n->in[2]) + from + i;
+        real *to = r->written ? tile_out(r->x, out, at.at + i, made) : made;
+        for (int64_t k = 0; k < len; k++) {
+            real clipped = g[k] * clip;
+            if (!r->written) m[k] = keep * m[k] + clipped;
+            to[k] = (clipped + keep * m[k]) * scale;
+        }
+        if (r->written)
+            tile_done(r->x, out, at.at + i, len, to);
+        else
+            add_squares(sums, to, len);
+    }
+    if (r->written) return;
+    r->squares[task] = 0;
+    for (int lane = 0; lane < SUM_LANES; lane++)
+        r->squares[task] += sums[lane];
+}
+
+static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
+    muon_run r = {.x = x,
+                  .n = n,
+                  .attr = n->attr,
+                  .control = weft_data(x, n->in[0]),
+                  .squares = weft_workspace(x, n)};
+    int64_t chunks = muon_chunks(&r.attr->parts);
+    if (r.control[WEFT_CONTROL_APPLY] == 0) { /* products of zeros, which nobody takes */
+        for (int i = 0; i < n->n_out; i++)
+            memset(weft_data(x, n->out[i]), 0, (size_t)weft_tensor_bytes(n->out[i]));
+        return WEFT_OK;
+    }
+    weft_pool_run(weft_exec_pool(x), chunks, muon_direction_chunk, &r);
+    r.written = true;
+    weft_pool_run(weft_exec_pool(x), chunks, muon_direction_chunk, &r);
+    return WEFT_OK;
+}
+
+static int64_t muon_direction_workspace(const weft_node *n, int threads) {
+    (void)threads;
+    return muon_chunks(&ATTR(n, weft_muon_attr)->parts) * (int64_t)sizeof(double);
+}
+
+const weft_kernel KERNEL(muon_direction) = {.run = muon_direction_run,
+                                            .workspace = muon_direction_workspace};
+
+static void muon_step_chunk(void *context, int64_t task, int thread) {
+    (void)thread;
+    const muon_run *r = context;
+    const weft_node *n = r->n;
+    muon_place at = muon_place_of(&r->attr->parts, task);
+    const weft_tensor *copy = n->in[WEFT_MUON_COPY];
+    const uint16_t *given = weft_data(r->x, n->in[WEFT_MUON_GIVEN]);
+    int64_t from = r->attr->parts.part[at.part].first + at.at;
+    real step = (real)((double)r->control[WEFT_CONTROL_LR] * r->attr->factor[at.part]);
+    real decay = r->control[WEFT_CONTROL_DECAY], widened[TILE];
+    for (int64_t i = 0; i < at.count; i += TILE) {
+        int64_t len = min_i64(TILE, at.count - i);
+        const real *by = tile_in(r->x, n->in[WEFT_MUON_X + at.part], at.at + i, len, widened);
+        real *p = (real *)weft_data(r->x, n->in[WEFT_MUON_PARAM]) + from + i;
+        if (given) take_given(p, given + from + i, len);
+        for (int64_t k = 0; k < len; k++)
+            p[k] -= p[k] * decay + by[k] * step;
+        if (copy) tile_done(r->x, copy, from + i, len, p);
+    }
+}
+
+static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
+    muon_run r = {.x = x, .n = n, .attr = n->attr, .control = weft_data(x, n->in[0])};
+    if (r.control[WEFT_CONTROL_APPLY] != 0)
+        weft_pool_run(weft_exec_pool(x), muon_chunks(&r.attr->parts), muon_step_chunk, &r);
+    return WEFT_OK;
+}
+
+const weft_kernel KERNEL(muon_step) = {.run = muon_step_run};

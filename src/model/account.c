@@ -2,11 +2,14 @@
  * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
 #include "model/account.h"
 
+#include "core/program.h"
 #include "model/cached.h"
 #include "model/contrast.h"
 #include "model/kinds.h"
+#include "model/model.h"
 #include "model/transformer.h"
 
+#include <stdio.h>
 #include <string.h>
 
 bool weft_config_two_phases(const weft_config *c) {
@@ -90,14 +93,56 @@ static int64_t real_bytes(const weft_tensor *t) {
     return weft_tensor_count(t) * (t->dtype == WEFT_F64 ? 8 : 4);
 }
 
-/* The moments of AdamW (and AMSGrad's), and an f32 master beside each bf16 tensor. */
+/* The moments of AdamW (and AMSGrad's; of Muon's matrices one alone), and an f32 master beside each bf16
+ * tensor. */
 static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) {
     int64_t bytes = 0, moments = 2 + (c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_amsgrad);
     for (int64_t i = 0; i < m->n_parameters; i++) {
         const weft_tensor *t = m->parameters[i].tensor;
-        bytes += (moments + (t->dtype == WEFT_BF16)) * real_bytes(t);
+        bool one = weft_muon_matrices(c, t->name, t->ndim, t->shape).n > 0;
+        bytes += (moments - one + (t->dtype == WEFT_BF16)) * real_bytes(t);
     }
     return bytes;
+}
+
+/* A weight that Muon updates, with memory of its own for nothing but what the update makes. */
+static void append_muon(weft_graph *g, weft_tensor *control, const weft_tensor *weight,
+                        const weft_muon_parts *parts, weft_dtype products) {
+    char name[128];
+    weft_tensor *of[3];
+    for (int i = 0; i < 3; i++) {
+        snprintf(name, sizeof name, "%d.%s", i, weight->name);
+        of[i] = weft_graph_tensor(g, WEFT_ROLE_STATE, name, control->dtype, weight->ndim,
+                                  weight->shape);
+    }
+    weft_adam_slot slot = {.param = of[0], .grad = of[1], .m = of[2]};
+    weft_muon(g, control, &slot, parts, WEFT_MUON_MOMENTUM, products);
+}
+
+/* The arena of the optimizer's step: Muon's products; AdamW makes nothing that lasts. */
+static weft_status account_update(const weft_config *c, const weft_model_graph *m,
+                                  const weft_backend *backend, int threads, int64_t *bytes) {
+    weft_graph *g;
+    weft_plan *plan = NULL;
+    weft_dtype real = weft_config_dtype(c) == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+    weft_program_options options = {.complete = true,
+                                    .outside = 1u << WEFT_ROLE_STATE | 1u << WEFT_ROLE_INPUT,
+                                    .plan = {.memory_limit = INT64_MAX}};
+    *bytes = 0;
+    if (c->optimizer != WEFT_OPTIMIZER_MUON) return WEFT_OK;
+    WEFT_TRY(weft_graph_create(&g));
+    weft_tensor *control = weft_new_tensor(g, WEFT_ROLE_INPUT, "control", real, WEFT_ADAM_CONTROL);
+    for (int64_t i = 0; control && i < m->n_parameters; i++) {
+        const weft_tensor *t = m->parameters[i].tensor;
+        weft_muon_parts parts = weft_muon_matrices(c, t->name, t->ndim, t->shape);
+        if (parts.n) append_muon(g, control, t, &parts, backend->remote ? WEFT_BF16 : real);
+    }
+    weft_status status = weft_graph_status(g);
+    if (status == WEFT_OK) status = weft_program_make(g, backend, threads, &options, &plan);
+    if (status == WEFT_OK) *bytes = plan->arena_bytes;
+    weft_plan_destroy(plan);
+    weft_graph_destroy(g);
+    return status;
 }
 
 static weft_status account_training(const weft_config *c, const weft_backend *backend, int threads,
@@ -112,11 +157,12 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
     a->activations_bytes = plan->peak_saved_bytes;
     a->optimizer_bytes = optimizer_bytes(c, &m);
     double first;
-    int64_t bytes;
+    int64_t bytes, update = 0;
     weft_status status = account_first_phase(c, backend, threads, &first, &bytes);
+    if (status == WEFT_OK) status = account_update(c, &m, backend, threads, &update);
     a->first_phase_flops = first / (double)(tokens * weft_config_micro_batches(c));
     a->built_flops += a->first_phase_flops;
-    bytes += plan->arena_bytes;
+    bytes += plan->arena_bytes + update;
     a->training_bytes = a->weights_bytes + a->optimizer_bytes + bytes;
     a->workspace_bytes = bytes - a->gradients_bytes - a->activations_bytes;
     weft_plan_destroy(plan);
@@ -223,7 +269,7 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
                               int ranks, weft_rank_bytes *out) {
     weft_model_graph m;
     weft_plan *plan;
-    int64_t validation = 0, first;
+    int64_t validation = 0, first, update;
     double flops;
     *out = (weft_rank_bytes){0};
     WEFT_TRY(account_first_phase(c, backend, threads, &flops, &first));
@@ -234,11 +280,12 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
     out->optimizer = optimizer_bytes(c, &m);
     if (c->shard != WEFT_SHARD_NONE) out->optimizer = (out->optimizer + ranks - 1) / ranks;
     out->sums = sums_bytes(c, &m, ranks);
-    out->arena = plan->arena_bytes + validation + first;
+    weft_status status = account_update(c, &m, backend, threads, &update);
+    out->arena = plan->arena_bytes + validation + first + update;
     out->all = out->weights + out->optimizer + out->sums + out->arena;
     weft_plan_destroy(plan);
     weft_model_graph_destroy(&m);
-    return WEFT_OK;
+    return status;
 }
 
 static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,

@@ -106,6 +106,22 @@ double weft_model_rate(const weft_model *m, const weft_weight *w) {
     return hidden ? 1 / weft_config_mup(&m->config) : 1;
 }
 
+weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int ndim,
+                                   const int64_t *shape) {
+    weft_muon_parts out = {0};
+    if (c->optimizer != WEFT_OPTIMIZER_MUON || strncmp(name, "h.", 2) != 0 || ndim < 2) return out;
+    int64_t columns = shape[ndim - 1], rows = shape[ndim - 2], count = 1;
+    for (int d = 0; d < ndim - 2; d++)
+        count *= shape[d];
+    out = (weft_muon_parts){1, {{0, count, rows, columns}}};
+    if (!strstr(name, ".attn.qkv.weight")) return out;
+    int64_t queries = c->n_head * weft_config_head_dim(c), keys = (rows - queries) / 2;
+    out.part[0] = (weft_matrices){0, queries == keys ? 3 : 1, queries, columns};
+    if (queries == keys) return out;
+    out.part[out.n++] = (weft_matrices){queries * columns, 2, keys, columns};
+    return out;
+}
+
 int64_t weft_model_parameter_count(const weft_model *m) {
     int64_t count = 0;
     for (int64_t i = 0; i < m->n_weights; i++)

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "core/mirror.h"
 #include "model/transformer.h"
+#include "ops/optimizer.h"
 
 typedef struct {
     const char *name;
@@ -52,6 +53,10 @@ weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool);
 weft_weight *weft_model_find(const weft_model *m, const char *name);
 /* The factor of a weight's learning rate: with MUP, 1 / the width's growth for maps between layers. */
 double weft_model_rate(const weft_model *m, const weft_weight *w);
+/* Which matrices a weight is to OPTIMIZER: those of the layers with muon, "qkv" as three, and one for each
+ * head where a weight is of heads. Others, and all with another optimizer, have none: n is 0. */
+weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int ndim,
+                                   const int64_t *shape);
 int64_t weft_model_parameter_count(const weft_model *m);
 
 /* The bindings of a graph's parameters to the model's memory on a backend, for weft_exec_options;

@@ -114,7 +114,9 @@
     X(norm_parts)                                                                                  \
     X(norm_join)                                                                                   \
     X(adam_control)                                                                                \
-    X(adamw)
+    X(adamw)                                                                                       \
+    X(muon_direction)                                                                              \
+    X(muon_step)
 
 #define WEFT_OP_ENUM(name) WEFT_OP_##name,
 enum { WEFT_OPS(WEFT_OP_ENUM) WEFT_OP_COUNT };

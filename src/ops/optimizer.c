@@ -1,4 +1,4 @@
-/* AdamW and AdamWSPAM (spike-aware Adam with momentum reset): what a step does, in this order.
+/* AdamW, AdamWSPAM (spike-aware Adam with momentum reset) and Muon: what a step does, in this order.
  *
  * global_norm   norm = √ Σ g²
  *
@@ -18,11 +18,20 @@
  *               a tensor may have a factor on lr, though not on the decay's
  *               reset: m, v, v_max ← 0
  *
+ * muon          of each matrix, in place of adamw (μ: the momentum):
+ *               m ← μ m + g      Ĝ = g + μ m      X = Ĝ/(‖Ĝ‖_F + 1e-7)
+ *               five times       A = X Xᵀ         X ← a X + (b A + c A²) X
+ *               p ← p − lr · decay · p − lr · 0.2 √max(rows, columns) · X
+ *               with more rows than columns A = Xᵀ X and X ← a X + X (b A + c A²): the same without
+ *               a transposed copy. What is kept is Z = X/aᵏ after k rounds, so that a round is three
+ *               products and nothing beside them: A = a²ᵏ Z Zᵀ, B = A + (c/b) A A, Z ← Z + (b/a) B Z.
+ *
  * The norm of a spike enters the history like any other, and a reset does not empty it. What
  * depends on t is computed in double, once a step, and reaches the update as a factor. */
 #include "ops/optimizer.h"
 
 #include "ops/define.h"
+#include "ops/linear.h"
 
 #include <math.h>
 
@@ -160,8 +169,8 @@ weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr
 static weft_status check_moment(weft_graph *g, const weft_node *n, const char *what,
                                 const weft_tensor *t, const weft_tensor *param) {
     if (!t)
-        return weft_graph_fail(g, "adamw: a parameter, %s, has no %s", weft_tensor_describe(param),
-                               what);
+        return weft_graph_fail(g, "%s: a parameter, %s, has no %s", n->op->name,
+                               weft_tensor_describe(param), what);
     WEFT_TRY(check_real(g, n, what, t, param));
     WEFT_TRY(weft_check_same(g, n, what, t, "its parameter", param));
     return check_written(g, n, what, t);
@@ -172,7 +181,7 @@ static weft_status check_half(weft_graph *g, const weft_node *n, const char *wha
                               const weft_tensor *t, const weft_tensor *param) {
     if (!t) return WEFT_OK;
     if (t->dtype != WEFT_BF16)
-        return weft_graph_fail(g, "adamw: %s is %s, but it must be bf16", what,
+        return weft_graph_fail(g, "%s: %s is %s, but it must be bf16", n->op->name, what,
                                weft_tensor_describe(t));
     return weft_check_same(g, n, what, t, "its parameter", param);
 }
@@ -234,4 +243,102 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
     weft_node *node = weft_graph_append(g, &weft_op_adamw, in, (int)n_in, 1, 1, own ? rates : NULL,
                                         own ? (size_t)n * sizeof *rates : 0);
     return node ? weft_keep(node->out[0]) : NULL;
+}
+
+/* Jordan et al. (2024): five rounds of this polynomial bring singular values near 1. */
+static const double NEWTON_A = 3.4445, NEWTON_B = -4.7750, NEWTON_C = 2.0315;
+enum { NEWTON_ROUNDS = 5 };
+
+static weft_status check_muon_parts(weft_graph *g, const weft_node *n, const weft_tensor *param) {
+    const weft_muon_attr *attr = n->attr;
+    int64_t at = 0;
+    bool fit = attr->parts.n >= 1 && attr->parts.n <= WEFT_MUON_PARTS;
+    for (int i = 0; fit && i < attr->parts.n; i++) {
+        const weft_matrices *p = &attr->parts.part[i];
+        fit = p->first == at && p->count > 0 && p->rows > 0 && p->columns > 0;
+        at += p->count * p->rows * p->columns;
+    }
+    if (fit && at == weft_tensor_count(param)) return WEFT_OK;
+    return weft_graph_fail(g, "%s: %s is not filled by the matrices that are named", n->op->name,
+                           weft_tensor_describe(param));
+}
+
+static weft_status muon_direction_infer(weft_graph *g, weft_node *n) {
+    const weft_muon_attr *attr = n->attr;
+    const weft_tensor *control = n->in[0], *grad = n->in[1], *m = n->in[2];
+    WEFT_TRY(weft_check_shape(g, n, "control", control, 1, (int64_t[]){WEFT_ADAM_CONTROL}));
+    WEFT_TRY(check_moment(g, n, "m", m, m));
+    WEFT_TRY(check_real(g, n, "m", m, control));
+    WEFT_TRY(weft_check_float(g, n, "a gradient", grad));
+    WEFT_TRY(weft_check_same(g, n, "a gradient", grad, "its momentum", m));
+    WEFT_TRY(check_muon_parts(g, n, m));
+    if (!(attr->momentum >= 0 && attr->momentum < 1))
+        return weft_graph_fail(g, "muon: the momentum is %g, but it must be at least 0 and below 1",
+                               attr->momentum);
+    if (attr->dtype != m->dtype && (attr->dtype != WEFT_BF16 || m->dtype != WEFT_F32))
+        return weft_graph_fail(g, "muon: products are of %s beside %s",
+                               weft_dtype_name(attr->dtype), weft_tensor_describe(m));
+    for (int i = 0; i < attr->parts.n; i++) {
+        const weft_matrices *p = &attr->parts.part[i];
+        weft_node_output(g, n, i, attr->dtype, 3, (int64_t[]){p->count, p->rows, p->columns});
+    }
+    return weft_graph_status(g);
+}
+
+DEFINE_OP(muon_direction, .infer = muon_direction_infer, .side_effect = true);
+
+static weft_status muon_step_infer(weft_graph *g, weft_node *n) {
+    const weft_tensor *param = n->in[WEFT_MUON_PARAM];
+    WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
+    WEFT_TRY(check_written(g, n, "a parameter", param));
+    WEFT_TRY(check_muon_parts(g, n, param));
+    WEFT_TRY(check_half(g, n, "a copy", n->in[WEFT_MUON_COPY], param));
+    return check_half(g, n, "a given parameter", n->in[WEFT_MUON_GIVEN], param);
+}
+
+DEFINE_OP(muon_step, .infer = muon_step_infer, .side_effect = true);
+
+/* alpha · op(a) op(b) + addend, matrix by matrix. */
+static weft_tensor *multiply(weft_graph *g, weft_tensor *a, weft_tensor *b, bool ta, bool tb,
+                             double alpha, weft_tensor *addend) {
+    weft_matmul_attr attr = {
+        .form = WEFT_MATMUL_PLAIN, .ta = ta, .tb = tb, .alpha = alpha, .dtype = a->dtype};
+    weft_tensor *in[WEFT_MATMUL_INPUTS] = {a, b, [WEFT_MATMUL_ADDEND] = addend};
+    weft_node *n =
+        weft_graph_append(g, &weft_op_matmul, in, WEFT_MATMUL_INPUTS, 2, 2, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
+}
+
+/* X/a⁵, orthogonalised. */
+static weft_tensor *orthogonalise(weft_graph *g, weft_tensor *z) {
+    double grown = 1; /* a²ᵏ */
+    for (int k = 0; z && k < NEWTON_ROUNDS; k++, grown *= NEWTON_A * NEWTON_A) {
+        bool tall = z->shape[1] > z->shape[2];
+        weft_tensor *a = multiply(g, z, z, tall, !tall, grown, NULL);
+        weft_tensor *b = a ? multiply(g, a, a, false, false, NEWTON_C / NEWTON_B, a) : NULL;
+        if (!b) return NULL;
+        z = multiply(g, tall ? z : b, tall ? b : z, false, false, NEWTON_B / NEWTON_A, z);
+    }
+    return z;
+}
+
+void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slot,
+               const weft_muon_parts *parts, double momentum, weft_dtype dtype) {
+    weft_muon_attr attr = {.parts = *parts, .momentum = momentum, .dtype = dtype};
+    weft_tensor *in[] = {control, slot->grad, slot->m};
+    weft_node *n =
+        weft_graph_append(g, &weft_op_muon_direction, in, 3, 3, parts->n, &attr, sizeof attr);
+    if (!n) return;
+    weft_tensor *step[WEFT_MUON_X + WEFT_MUON_PARTS] = {control, slot->param, slot->copy,
+                                                        slot->given};
+    for (int i = 0; i < parts->n; i++) {
+        const weft_matrices *p = &parts->part[i];
+        double longest = (double)(p->rows > p->columns ? p->rows : p->columns);
+        attr.factor[i] =
+            0.2 * sqrt(longest) * pow(NEWTON_A, NEWTON_ROUNDS) * (slot->rate != 0 ? slot->rate : 1);
+        step[WEFT_MUON_X + i] = orthogonalise(g, n->out[i]);
+        if (!step[WEFT_MUON_X + i]) return;
+    }
+    weft_graph_append(g, &weft_op_muon_step, step, WEFT_MUON_X + parts->n, 2, 0, &attr,
+                      sizeof attr);
 }

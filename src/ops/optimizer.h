@@ -7,7 +7,8 @@
  * No decision is left to the caller between them, and all that one step hands to the next is in
  * tensors (`state`, the moments, the parameters), so a whole training step can run without looking
  * at a value, and copying those tensors is a complete resume. Plain AdamW and AdamWSPAM are the
- * same operations with other options; the formulas are in optimizer.c. */
+ * same operations with other options; Muon updates matrices behind the same norm and control
+ * (weft_muon). The formulas are in optimizer.c. */
 #ifndef WEFT_OPS_OPTIMIZER_H
 #define WEFT_OPS_OPTIMIZER_H
 
@@ -102,6 +103,38 @@ typedef struct {
 /* Updates n parameters. Returns how many elements spike clipping cut in this step: an i32 number,
  * kept. */
 weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n);
+
+/* Neighbouring matrices of one shape in a tensor, row-major, from element `first` on. */
+typedef struct {
+    int64_t first, count, rows, columns;
+} weft_matrices;
+
+enum { WEFT_MUON_PARTS = 2 }; /* of a tensor: its matrices have two shapes at most */
+
+typedef struct {
+    int n;
+    weft_matrices part[WEFT_MUON_PARTS];
+} weft_muon_parts;
+
+/* Muon's momentum as it was published. */
+#define WEFT_MUON_MOMENTUM 0.95
+
+/* Updates one parameter of matrices, which fill it: its slot with m alone, and a gradient. Each is
+ * orthogonalised on its own, by products of `dtype`, bf16 or the parameter's. Behind weft_adam_control, whose
+ * clipping, rate and decay it takes; its moments' factors are AdamW's alone. */
+void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slot,
+               const weft_muon_parts *parts, double momentum, weft_dtype dtype);
+
+/* For kernels. muon_direction: control, gradient, m → Ĝ/(‖Ĝ‖ + ε) of each part, [count, rows, columns].
+ * muon_step: control, parameter, copy, given, the parts' X; attributes as those of the direction. */
+typedef struct {
+    weft_muon_parts parts;
+    double momentum;
+    double factor[WEFT_MUON_PARTS]; /* of the learning rate, for each part's X */
+    weft_dtype dtype;               /* of X */
+} weft_muon_attr;
+
+enum { WEFT_MUON_PARAM = 1, WEFT_MUON_COPY, WEFT_MUON_GIVEN, WEFT_MUON_X };
 
 /* For kernels: a slot's tensors are the node's inputs 1 + WEFT_SLOT_SIZE · slot + ..., and the factor of
  * its learning rate is the slot's number of the node's attributes, doubles; no attributes: 1. */

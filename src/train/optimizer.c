@@ -1,5 +1,5 @@
 /* The optimizer's memory and its graph. The state is one block of named tensors; binding gradients
- * makes a graph of three operations over it. The graph is small, so it is made anew for each place
+ * makes a graph of three operations over it, and with Muon some for each matrix. It is made anew for each place
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
@@ -30,6 +30,11 @@ static weft_adam_options adam_options(const weft_config *c) {
     return o;
 }
 
+weft_muon_parts weft_optimizer_matrices(const weft_optimizer *o, int64_t weight) {
+    const weft_weight *w = &o->model->weights[weight];
+    return weft_muon_matrices(&o->model->config, w->name, w->ndim, w->shape);
+}
+
 static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }
@@ -57,7 +62,7 @@ static weft_status list_states(weft_optimizer *o) {
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_weight *w = &m->weights[i];
         WEFT_TRY(list_state(o, "m", w));
-        WEFT_TRY(list_state(o, "v", w));
+        if (!weft_optimizer_matrices(o, i).n) WEFT_TRY(list_state(o, "v", w));
         if (o->amsgrad) WEFT_TRY(list_state(o, "v_max", w));
         if (w->dtype == WEFT_BF16) WEFT_TRY(list_state(o, "master", w));
     }
@@ -86,7 +91,8 @@ static weft_status list_slots(weft_optimizer *o) {
 static void **place_of(const weft_optimizer *o, weft_optimizer_slot *s, int kind) {
     void **places[SLOT_STATES] = {&s->m, &s->v, &s->v_max, &s->master};
     bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
-    bool has[SLOT_STATES] = {true, true, o->amsgrad, narrow};
+    bool second = weft_optimizer_matrices(o, s->part.weight).n == 0;
+    bool has[SLOT_STATES] = {true, second, o->amsgrad, narrow};
     return has[kind] ? places[kind] : NULL;
 }
 
@@ -223,6 +229,26 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
     };
 }
 
+/* The updates: AdamW's together, then matrix by matrix, whose temporaries so share memory. */
+static void append_updates(weft_optimizer *o, const weft_adam_slot *slots, weft_adam_slot *others) {
+    weft_dtype products = o->backend->remote ? WEFT_BF16 : o->dtype;
+    int n = 0, at = 0;
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        if (!o->bound[i].data) continue;
+        if (!weft_optimizer_matrices(o, o->slots[i].part.weight).n) others[n++] = slots[at];
+        at++;
+    }
+    o->cut = n > 0 ? weft_adamw(o->graph, o->control, others, n) : NULL;
+    for (int64_t i = at = 0; i < o->n_slots; i++) {
+        if (!o->bound[i].data) continue;
+        weft_muon_parts parts = weft_optimizer_matrices(o, o->slots[i].part.weight);
+        if (parts.n)
+            weft_muon(o->graph, o->control, &slots[at], &parts, WEFT_MUON_MOMENTUM, products);
+        at++;
+    }
+}
+
+/* `slots` has room for two a slot. */
 static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
                                weft_tensor **grads) {
     weft_optimizer *o = b->o;
@@ -244,7 +270,7 @@ static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
     weft_tensor *norm =
         o->sharded ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
-    o->cut = n > 0 ? weft_adamw(o->graph, o->control, slots, n) : NULL;
+    append_updates(o, slots, slots + n);
     WEFT_TRY(weft_graph_status(o->graph));
     weft_exec_options options = {.bindings = b->bindings};
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
@@ -256,7 +282,7 @@ static weft_status bind_slots(weft_optimizer *o) {
         return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many", (long long)n);
     weft_optimizer_binder b = {
         .o = o, .bindings = calloc((size_t)n * WEFT_SLOT_SIZE + 2, sizeof *b.bindings)};
-    weft_adam_slot *slots = calloc((size_t)n + 1, sizeof *slots);
+    weft_adam_slot *slots = calloc(2 * (size_t)n + 1, sizeof *slots);
     weft_tensor **grads = calloc((size_t)n + 1, sizeof *grads);
     weft_status status = b.bindings && slots && grads
                              ? build_graph(&b, slots, grads)

@@ -1,4 +1,4 @@
-/* An optimizer over a model's weights: AdamW or AdamWSPAM as the config says.
+/* An optimizer over a model's weights: AdamW, AdamWSPAM or Muon as the config says.
  *
  * It owns what a step hands to the next one (the moments, the controlling state, f32 masters of
  * bf16 weights) and a small graph of the operations of ops/optimizer.h, bound to that memory, to
@@ -24,8 +24,9 @@
 
 /* How ranks share what belongs to a model's weights: gradients, the optimizer's state, the update. All
  * weights one after the other are a row, each begun at a multiple of WEFT_ARENA_ALIGN. It is cut into
- * the chunks that the gradient's norm is added up in (WEFT_NORM_CHUNK numbers of one weight), and a
- * rank owns whole chunks (comm/share.h). So no sum depends on the number of ranks. */
+ * the chunks that the gradient's norm is added up in (WEFT_NORM_CHUNK numbers of one weight; a weight that
+ * Muon updates is one chunk, of several such), and a rank owns whole chunks (comm/share.h). So no sum
+ * depends on the number of ranks. */
 
 /* Neighbouring numbers of one weight. */
 typedef struct {
@@ -108,7 +109,7 @@ const char *weft_optimizer_find_bad(const weft_optimizer *o);
  * it. Nothing to do for f32 and f64, where the weights themselves are updated. */
 weft_status weft_optimizer_refresh(weft_optimizer *o);
 
-/* The state by name, of one that is not shared, ascending: "m.NAME", "v.NAME", "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
+/* The state by name, of one that is not shared, ascending: "m.NAME", "v.NAME" (not of Muon's matrices), "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
  * and "state", as in ops/optimizer.h. The memory may be read and written between steps. */
 weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **list, int64_t *count);
 /* The same as a safetensors file. Reading asks for the same names, types and shapes, and changes

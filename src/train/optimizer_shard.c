@@ -14,17 +14,28 @@
 
 enum { UNDER_WAY = 4 }; /* buckets of weights */
 
+/* The chunks that a norm is added up in, of so many numbers. */
+static int64_t norm_chunks(int64_t count) {
+    return (count + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
+}
+
+/* How many numbers of a weight are one block: all where they are matrices for Muon, which wants them
+ * whole. */
+static int64_t block_length(const weft_model *m, const weft_weight *w) {
+    bool whole = weft_muon_matrices(&m->config, w->name, w->ndim, w->shape).n > 0;
+    return whole ? w->count : WEFT_NORM_CHUNK;
+}
+
 static void list_chunks(weft_partition *s) {
     const weft_model *m = s->model;
     int64_t n = 0, at = 0, size = (int64_t)weft_dtype_size(s->dtype);
     for (int64_t w = 0; w < m->n_weights; w++) {
-        int64_t count = m->weights[w].count;
+        int64_t count = m->weights[w].count, length = block_length(m, &m->weights[w]);
         s->first[w] = n;
-        for (int64_t first = 0; first < count; first += WEFT_NORM_CHUNK) {
+        for (int64_t first = 0; first < count; first += length) {
             int64_t left = count - first;
             s->borders[n] = at + first;
-            s->chunks[n++] =
-                (weft_stretch){w, first, left < WEFT_NORM_CHUNK ? left : WEFT_NORM_CHUNK, 0};
+            s->chunks[n++] = (weft_stretch){w, first, left < length ? left : length, 0};
         }
         at += weft_arena_bytes(count * size) / size;
     }
@@ -36,7 +47,7 @@ static void list_chunks(weft_partition *s) {
 weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft_partition *out) {
     int64_t n = 0;
     for (int64_t w = 0; w < m->n_weights; w++)
-        n += (m->weights[w].count + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
+        n += norm_chunks(m->weights[w].count);
     *out = (weft_partition){.model = m,
                             .rank = weft_comm_rank(comm),
                             .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
@@ -104,7 +115,9 @@ static void *weights_of(const weft_partition *s, weft_span blocks, int64_t *byte
 
 weft_status weft_optimizer_shard_open(weft_optimizer *o) {
     WEFT_TRY(weft_partition_make(o->model, o->comm, &o->shards));
-    size_t chunks = (size_t)o->shards.cut.n_blocks, ranks = (size_t)o->shards.cut.size;
+    size_t chunks = 0, ranks = (size_t)o->shards.cut.size;
+    for (int64_t w = 0; w < o->model->n_weights; w++)
+        chunks += (size_t)norm_chunks(o->model->weights[w].count);
     o->parts = calloc(chunks + 1, sizeof *o->parts);
     o->ordered = calloc(chunks + 1, sizeof *o->ordered);
     o->order = calloc(chunks + 1, sizeof *o->order);
@@ -144,7 +157,8 @@ static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
     int at = 0, bytes = (int)sizeof *o->parts;
     memset(o->counts, 0, (size_t)s->cut.size * sizeof *o->counts);
     for (int64_t i = 0; i < s->cut.n_blocks; i++)
-        if (gradients[s->chunks[i].weight].data) o->counts[weft_cut_owner(&s->cut, i)] += bytes;
+        if (gradients[s->chunks[i].weight].data)
+            o->counts[weft_cut_owner(&s->cut, i)] += bytes * (int)norm_chunks(s->chunks[i].count);
     for (int r = 0; r < s->cut.size; r++) {
         o->begins[r] = at;
         at += o->counts[r];
@@ -154,8 +168,8 @@ static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
     for (int64_t i = 0; i < s->cut.n_blocks; i++) {
         int r = weft_cut_owner(&s->cut, i);
         if (!gradients[s->chunks[i].weight].data) continue;
-        o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
-        o->counts[r] += bytes;
+        for (int64_t k = 0; k < norm_chunks(s->chunks[i].count); k++, o->counts[r] += bytes)
+            o->order[o->n_ordered++] = (o->begins[r] + o->counts[r]) / bytes;
     }
 }
 

@@ -153,6 +153,50 @@ static void test_each_group_steps_by_its_own_options(void **state) {
     weft_engine_close(engine);
 }
 
+/* Orthogonal directions stay what they are: of a gradient whose rows are orthogonal and equally long, both
+ * matrices step along it, by the factor that the polynomial has for its singular values. */
+static void test_matrices_step_by_muon(void **state) {
+    (void)state;
+    weft_engine *engine;
+    OK(weft_engine_open(2, "cpu", &engine));
+    weft_step_group group = groups[0];
+    group.momentum = 0.95;
+    weft_step_tensor tensors[TENSORS] = {
+        {.size = sizeof *tensors, .count = 17, .columns = 3, .rows = 2, .first_rows = 3},
+        {.size = sizeof *tensors, .count = 5},
+        {.size = sizeof *tensors, .count = 33, .columns = 33, .rows = 1}};
+    weft_step *step;
+    refused(weft_step_open(engine, "f64", &group, 1, tensors, TENSORS, &step), "muon");
+    tensors[0].columns = -1;
+    refused(weft_step_open(engine, "f64", &group, 1, tensors, TENSORS, &step), "-1 columns");
+    tensors[0].columns = 3;
+    tensors[0].count = 15; /* [3, 3] and [2, 3] */
+    OK(weft_step_open(engine, "f64", &group, 1, tensors, TENSORS, &step));
+    memory *a = aligned_alloc(WEFT_ALIGNMENT, sizeof *a);
+    memset(a, 0, sizeof *a);
+    a->rate[0][0] = rates[0];
+    double way[15] = {0};
+    for (int r = 0; r < 5; r++)
+        way[3 * r + r % 3] = r == 1 ? -1 : 1;
+    for (int t = 1; t <= STEPS; t++) {
+        for (int i = 0; i < 15; i++)
+            a->grads[0][i] = way[i] * (i < 9 ? 2 : 0.1) * t;
+        OK(run(step, a));
+    }
+    for (int matrix = 0; matrix < 2; matrix++) {
+        double s = 1 / sqrt(3 - matrix), p = 0, lr = rates[0];
+        for (int k = 0; k < 5; k++)
+            s = 3.4445 * s - 4.7750 * pow(s, 3) + 2.0315 * pow(s, 5);
+        for (int t = 1; t <= STEPS; t++)
+            p -= lr * group.weight_decay * p + lr * 0.2 * sqrt(3) * s;
+        for (int i = 9 * matrix; i < 9 + 6 * matrix; i++)
+            assert_true(fabs(a->params[0][i] - p * way[i]) < 1e-7);
+    }
+    free(a);
+    weft_step_close(step);
+    weft_engine_close(engine);
+}
+
 static void test_a_gradient_that_is_not_finite_changes_no_parameter(void **state) {
     (void)state;
     weft_engine *engine;
@@ -332,6 +376,7 @@ static void test_text_becomes_tokens_and_text_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_group_steps_by_its_own_options),
+        cmocka_unit_test(test_matrices_step_by_muon),
         cmocka_unit_test(test_a_gradient_that_is_not_finite_changes_no_parameter),
         cmocka_unit_test(test_a_state_of_any_values_stays_in_its_memory),
         cmocka_unit_test(test_a_copy_that_was_set_counts),

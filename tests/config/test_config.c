@@ -206,6 +206,8 @@ static void test_impossible_mixes_are_refused(void **state) {
     expect_error(check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence"), "GATE_POOL",
                  "CONFIG_ALLOW_FUTURE_LEAK=y");
     expect_error(check_mix("N_EMBD=10", "N_HEAD=3"), "N_EMBD=10", "N_HEAD=3");
+    expect_error(check_mix("OPTIMIZER=muon", "MUP=y", "MUP_BASE_WIDTH=64"), "MUP=y", "muon",
+                 "MUP=n");
     expect_error(check_mix("ATTENTION=mla", "KV_HEADS=4"), "KV_HEADS", "dot");
     expect_error(check_mix("KV_HEADS=5"), "N_HEAD=12", "KV_HEADS=5");
     expect_error(check_mix("POSITION=rope", "N_EMBD=9", "N_HEAD=3"), "rope", "3 wide");

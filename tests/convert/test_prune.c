@@ -334,6 +334,22 @@ static void test_another_models_state_is_refused(void **state) {
     command_fails(2, BY_STATE("--threads=1"), SAYS("no state.json", "--unchecked"));
 }
 
+/* Muon keeps no second moments of matrices. */
+static void test_muons_state_is_refused(void **state) {
+    (void)state;
+    char config[512], run[512], out[512];
+    snprintf(config, sizeof config, "%s", at("muon.config"));
+    file_write(config, "CONFIG_STEPS=2\n", 15);
+    snprintf(run, sizeof run, "%s", at("muon"));
+    snprintf(out, sizeof out, "%s", at("muon-pruned"));
+    command_succeeds(RUN("train", "--config", config, SMALL, "-o", "OPTIMIZER=muon", "--out", run),
+                     NULL);
+    command_fails(2,
+                  RUN("prune", "--model", run, "--out", out, "--what", "heads", "--keep", "0.5",
+                      "--by", "state"),
+                  SAYS("OPTIMIZER=muon", "--by magnitude"));
+}
+
 static const char *make_text(void) {
     const char *path = at("text");
     char words[1200];
@@ -491,6 +507,7 @@ int main(void) {
         cmocka_unit_test(test_sparse_puts_zeros_in_place),
         cmocka_unit_test(test_the_least_important_go),
         cmocka_unit_test(test_another_models_state_is_refused),
+        cmocka_unit_test(test_muons_state_is_refused),
         cmocka_unit_test(test_gates_choose_heads),
         cmocka_unit_test(test_the_smaller_model_is_planned_generates_and_heals),
         cmocka_unit_test(test_the_smaller_model_keeps_its_dtype),

@@ -53,7 +53,8 @@ static const case_builder *find_builder(const case_builder *list, const char *na
 
 /* Whole trajectories of an optimizer: not one operation but many steps of several. */
 static bool is_trajectory(const case_line *line) {
-    return !strcmp(line->name, "adamw") || !strcmp(line->name, "adamwspam");
+    return !strcmp(line->name, "adamw") || !strcmp(line->name, "adamwspam") ||
+           !strcmp(line->name, "muon");
 }
 
 static void test_job(void **state) {
@@ -190,17 +191,25 @@ static void test_every_builder_has_a_case(void **state) {
     assert_true(good);
 }
 
+/* Those of trajectories. */
+static bool is_step(int op) {
+    return op == WEFT_OP_adamw || op == WEFT_OP_adam_control || op == WEFT_OP_muon_direction ||
+           op == WEFT_OP_muon_step;
+}
+
 static void test_every_operation_has_a_case(void **state) {
     (void)state;
     bool good = true;
     for (int i = 0; i < WEFT_OP_COUNT; i++) {
-        bool stepped = i == WEFT_OP_adamw || i == WEFT_OP_adam_control;
+        bool stepped = is_step(i);
         /* What works on caches does so over many runs: tests/generate holds it against the whole
          * models of the reference. */
         bool cached = strncmp(op_names[i], "cache_", 6) == 0;
         /* A norm in parts has the bits of global_norm: tests/ops/test_optimizer_update. */
         bool parted = i == WEFT_OP_norm_parts || i == WEFT_OP_norm_join;
-        bool elsewhere = cached || parted || (stepped && has_line(FAMILIES - 1, "adamw"));
+        bool elsewhere =
+            cached || parted ||
+            (stepped && has_line(FAMILIES - 1, "adamw") && has_line(FAMILIES - 1, "muon"));
         if (table.reached[i] || elsewhere) continue;
         good = false;
         print_error("no case reaches the operation %s\n", op_names[i]);
@@ -231,7 +240,7 @@ static void print_summary(void) {
         free(seen[i]);
     free(seen);
     for (int i = 0; i < WEFT_OP_COUNT; i++)
-        operations += table.reached[i] || i == WEFT_OP_adamw || i == WEFT_OP_adam_control;
+        operations += table.reached[i] || is_step(i);
     printf("note: case table: %d cases, %d distinct operation x option, over %d operations\n", n,
            distinct, operations);
     fflush(stdout);

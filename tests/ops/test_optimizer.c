@@ -1,4 +1,4 @@
-/* AdamW and AdamWSPAM against the reference's trajectories (tests/reference/README.md has the rule
+/* AdamW, AdamWSPAM and Muon against the reference's trajectories (tests/reference/README.md has the rule
  * of a step), and what training relies on beside: resuming, bf16 gradients, skipped steps.
  * tests/cuda/test_optimizer.c is the same on the GPU, which has no f64. */
 #include "core/exec.h"
@@ -24,10 +24,13 @@ enum { TENSORS = 2, PARTS = 6, MOST_VALUES = 4096 };
 
 #ifdef ON_GPU
 #define test_backend weft_cuda_backend
-enum { LAST_DTYPE = WEFT_F32 };
+enum { LAST_DTYPE = WEFT_F32, MUON_DTYPE = WEFT_BF16 };
+/* Of bf16 products: a step moves by a two hundredth, and is off by a hundredth of that. */
+static const double MUON_TOLERANCE = 5e-3;
 #else
 #define test_backend weft_cpu_backend
-enum { LAST_DTYPE = WEFT_F64 };
+enum { LAST_DTYPE = WEFT_F64, MUON_DTYPE = WEFT_F32 };
+static const double MUON_TOLERANCE = 1e-4;
 #endif
 
 static const char *const tensor_names[TENSORS] = {"w", "b"};
@@ -65,6 +68,21 @@ static bool uses_amsgrad(const case_line *line) {
     return case_line_int(line, "amsgrad", strcmp(line->name, "adamwspam") == 0);
 }
 
+static bool uses_muon(const case_line *line) {
+    return strcmp(line->name, "muon") == 0;
+}
+
+/* The matrices of w, as the line says. */
+static weft_muon_parts parts_of(const case_line *line) {
+    int64_t rows = case_line_int(line, "R", 1), columns = case_line_int(line, "C", 1);
+    int64_t first = case_line_int(line, "first", 0), count = case_line_int(line, "matrices", 1);
+    weft_muon_parts parts = {0};
+    if (first) parts.part[parts.n++] = (weft_matrices){0, 1, first, columns};
+    parts.part[parts.n++] =
+        (weft_matrices){first * columns, count, (rows - first) / count, columns};
+    return parts;
+}
+
 static weft_tensor *state_like(trainer *t, const char *kind, int i, weft_dtype dtype,
                                const weft_tensor *like) {
     char name[32];
@@ -86,7 +104,7 @@ static void build_graph(trainer *t) {
         assert_non_null(s->param);
         s->grad = grads[i] = state_like(t, "grad", i, grad_dtype, s->param);
         s->m = state_like(t, "m", i, t->dtype, s->param);
-        s->v = state_like(t, "v", i, t->dtype, s->param);
+        if (i > 0 || !uses_muon(line)) s->v = state_like(t, "v", i, t->dtype, s->param);
         if (uses_amsgrad(line)) s->v_max = state_like(t, "vmax", i, t->dtype, s->param);
         if (t->bf16_grads) s->copy = state_like(t, "copy", i, WEFT_BF16, s->param);
     }
@@ -95,7 +113,12 @@ static void build_graph(trainer *t) {
     weft_adam_options options = options_of(line);
     t->control =
         weft_adam_control(g, weft_global_norm(g, grads, TENSORS), t->lr, t->state, &options);
-    t->cut = weft_adamw(g, t->control, t->slot, TENSORS);
+    weft_muon_parts parts = parts_of(line);
+    int muon = uses_muon(line);
+    t->cut = weft_adamw(g, t->control, t->slot + muon, TENSORS - muon);
+    if (muon)
+        weft_muon(g, t->control, t->slot, &parts, WEFT_MUON_MOMENTUM,
+                  t->dtype == WEFT_F64 ? WEFT_F64 : MUON_DTYPE);
 }
 
 /* Writes and reads a tensor's values as doubles. */
@@ -158,7 +181,7 @@ static void trainer_open(trainer *t, const case_line *line, weft_dtype dtype, in
         case_draw(line->hash, tensor_names[i], 1, n, values);
         write_values(t, t->slot[i].param, values);
         write_zeros(t, t->slot[i].m);
-        write_zeros(t, t->slot[i].v);
+        if (t->slot[i].v) write_zeros(t, t->slot[i].v);
         if (t->slot[i].v_max) write_zeros(t, t->slot[i].v_max);
     }
     write_zeros(t, t->state);
@@ -286,7 +309,7 @@ static comparison follow_trajectory(const vectors *kept, const case_line *line, 
 }
 
 static bool is_trajectory(const case_line *line) {
-    return strncmp(line->name, "adamw", 5) == 0;
+    return strncmp(line->name, "adamw", 5) == 0 || uses_muon(line);
 }
 
 static void follow_all(weft_dtype dtype, double tolerance) {
@@ -305,7 +328,8 @@ static void follow_all(weft_dtype dtype, double tolerance) {
         comparison c = follow_trajectory(kept, &lines[i], dtype);
         worst = fmax(worst, c.worst);
         followed++;
-        if (c.worst <= tolerance) continue;
+        if (c.worst <= (uses_muon(&lines[i]) && dtype == WEFT_F32 ? MUON_TOLERANCE : tolerance))
+            continue;
         print_error("%s: %s is off by %.2e of its largest value\n", lines[i].text, c.where,
                     c.worst);
         failed++;
@@ -330,14 +354,17 @@ static void test_trajectories_are_the_references_in_f32(void **state) {
     follow_all(WEFT_F32, 1e-5);
 }
 
-/* The lines of the table that the tests below run. */
-static case_line *spam_line(case_line **lines, int *n) {
-    *n = case_lines_read("optimizer", lines);
-    for (int i = 0; i < *n; i++)
-        if (strcmp((*lines)[i].text, "adamwspam STEPS=60 R=5 C=7 N=11 spikes=1") == 0)
-            return &(*lines)[i];
-    fail_msg("the table lost a line");
-    return NULL;
+/* The lines of the table that the tests below run, one after the other. */
+static void with_lines(void (*run)(const case_line *line)) {
+    static const char *const wanted[] = {"adamwspam STEPS=60 R=5 C=7 N=11 spikes=1",
+                                         "muon STEPS=50 R=12 C=6 N=5 first=8 matrices=2"};
+    case_line *lines;
+    int n = case_lines_read("optimizer", &lines), found = 0;
+    for (int w = 0; w < 2; w++)
+        for (int i = 0; i < n; i++)
+            if (strcmp(lines[i].text, wanted[w]) == 0) run(&lines[i]), found++;
+    case_lines_free(lines, n);
+    assert_int_equal(found, 2);
 }
 
 /* All that a step leaves behind, as bytes in a fixed order. */
@@ -367,11 +394,7 @@ static void move_tensor(trainer *from, const weft_tensor *a, trainer *to, const 
     write_values(to, b, values);
 }
 
-static void test_a_copied_state_continues_with_the_same_bits(void **state) {
-    (void)state;
-    case_line *lines;
-    int n;
-    const case_line *line = spam_line(&lines, &n);
+static void check_copied_state(const case_line *line) {
     for (int dtype = WEFT_F32; dtype <= LAST_DTYPE; dtype++) {
         trainer whole, resumed;
         trainer_open(&whole, line, (weft_dtype)dtype, 1, false);
@@ -396,14 +419,14 @@ static void test_a_copied_state_continues_with_the_same_bits(void **state) {
         trainer_close(&whole);
         trainer_close(&resumed);
     }
-    case_lines_free(lines, n);
 }
 
-static void test_bf16_gradients_and_copies_follow_the_rounded_values(void **state) {
+static void test_a_copied_state_continues_with_the_same_bits(void **state) {
     (void)state;
-    case_line *lines;
-    int n;
-    const case_line *line = spam_line(&lines, &n);
+    with_lines(check_copied_state);
+}
+
+static void check_bf16(const case_line *line) {
     trainer wide, narrow;
     trainer_open(&wide, line, WEFT_F32, 1, false);
     trainer_open(&narrow, line, WEFT_F32, 1, true);
@@ -426,7 +449,11 @@ static void test_bf16_gradients_and_copies_follow_the_rounded_values(void **stat
     }
     trainer_close(&wide);
     trainer_close(&narrow);
-    case_lines_free(lines, n);
+}
+
+static void test_bf16_gradients_and_copies_follow_the_rounded_values(void **state) {
+    (void)state;
+    with_lines(check_bf16);
 }
 
 static void check_skip(trainer *t, double bad) {
@@ -449,11 +476,7 @@ static void check_skip(trainer *t, double bad) {
     assert_memory_equal(before, after, (size_t)bytes);
 }
 
-static void test_a_gradient_that_is_not_finite_skips_the_step(void **state) {
-    (void)state;
-    case_line *lines;
-    int n;
-    const case_line *line = spam_line(&lines, &n);
+static void check_skips(const case_line *line) {
     for (int dtype = WEFT_F32; dtype <= LAST_DTYPE; dtype++) {
         trainer t;
         trainer_open(&t, line, (weft_dtype)dtype, 1, false);
@@ -469,7 +492,11 @@ static void test_a_gradient_that_is_not_finite_skips_the_step(void **state) {
         assert_true(counters[WEFT_ADAM_STEPS] == 13);
         trainer_close(&t);
     }
-    case_lines_free(lines, n);
+}
+
+static void test_a_gradient_that_is_not_finite_skips_the_step(void **state) {
+    (void)state;
+    with_lines(check_skips);
 }
 
 int main(void) {

@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE))
 
 import model  # noqa: E402
 import model_config  # noqa: E402
+from optimizer import muon_update  # noqa: E402
 from make_vectors import read_safetensors, write_safetensors  # noqa: E402
 
 CONFIGS = HERE.parent / "train" / "curves"
@@ -92,11 +93,24 @@ def rate(t, step):
     return high
 
 
-class Optimizer:
-    """The step of README.md for any number of tensors; spam adds spike detection and clipping, AMSGrad and resets."""
+def matrices_of(config, name):
+    """How muon sees a tensor: a function from it to its matrices; None: not at all."""
+    if not name.startswith("h.") or len(model_config.parameter_shapes(config)[name]) < 2:
+        return None
+    if not name.endswith("attn.qkv.weight"):
+        return lambda x: x.reshape(-1, *x.shape[-2:])
+    width = config["HEAD_DIM"] or config["N_EMBD"] // config["N_HEAD"]
+    heads = config["N_HEAD"], *2 * [config["KV_HEADS"] or config["N_HEAD"]]
+    return lambda x: x.split([n * width for n in heads])
 
-    def __init__(self, t, params):
+
+class Optimizer:
+    """The step of README.md for any number of tensors; spam adds spike detection and clipping, AMSGrad and resets; muon has its own
+    for matrices."""
+
+    def __init__(self, t, params, config):
         self.t, self.spam = t, t["OPTIMIZER"] == "adamwspam"
+        self.matrices = {name: t["OPTIMIZER"] == "muon" and matrices_of(config, name) for name in params}
         self.clear(params)
         self.norms, self.step, self.was_reset, self.events = [], 0, False, {"clip": 0, "spike": 0, "cut": 0, "reset": 0}
 
@@ -143,6 +157,10 @@ class Optimizer:
         if self.is_on("SPAM_WARMUP") and self.was_reset and self.since <= t["SPAM_WARMUP_STEPS"]:
             lr *= max(1e-3, (1 - math.cos(math.pi * self.since / t["SPAM_WARMUP_STEPS"])) / 2)
         for name, g in grads.items():
+            if self.matrices[name]:
+                self.m[name], update = muon_update(self.m[name], g, self.matrices[name])
+                params[name] = params[name] * (1 - lr * t["WEIGHT_DECAY"]) - lr * update
+                continue
             self.m[name] = beta1 * self.m[name] + (1 - beta1) * g
             self.v[name] = second = beta2 * self.v[name] + (1 - beta2) * g**2
             if self.is_on("SPAM_AMSGRAD"):
@@ -184,7 +202,7 @@ def start(path, build, config):
 def make_curve(path, build):
     config, training = parse(path)
     params, tokens, targets = start(path, build, config)
-    optimizer, losses = Optimizer(training, params), []
+    optimizer, losses = Optimizer(training, params, config), []
     for i in range(training["STEPS"]):
         loss, grads = loss_and_gradients(config, params, tokens[i], targets[i], training["MICRO_BATCH"])
         losses.append(loss)

@@ -1,4 +1,4 @@
-"""The global norm, and whole trajectories of AdamW and AdamWSPAM; README.md has the rule of a step and what is kept."""
+"""The global norm, and whole trajectories of AdamW, AdamWSPAM and Muon; README.md has the rule of a step and what is kept."""
 
 import math
 
@@ -37,7 +37,25 @@ def is_spike(c, history, norm):
     return norm > limit
 
 
-def trajectory(c, spam):
+def orthogonalised(g):
+    """Muon's X of one matrix. Five rounds of X ← a X + (b A + c A²) X, A = X Xᵀ, move each singular value by the polynomial
+    a s + b s³ + c s⁵ and leave its vectors alone: so it is computed here."""
+    u, s, v = torch.linalg.svd(g / (torch.linalg.norm(g) + 1e-7), full_matrices=False)
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return (u * s) @ v
+
+
+def muon_update(m, g, matrices):
+    """The new momentum, and what a step of rate 1 subtracts; `matrices` gives each matrix of a tensor, as a view of it."""
+    m = 0.95 * m + g
+    update = g + 0.95 * m
+    for x in matrices(update):
+        x.copy_(0.2 * math.sqrt(max(x.shape)) * orthogonalised(x))
+    return m, update
+
+
+def trajectory(c, spam, muon=False):
     steps = c.size("STEPS")
     shapes = {"w": (c.size("R"), c.size("C")), "b": (c.size("N"),)}
     lr, beta1, beta2 = c.number("lr", 0.01), c.number("beta1", 0.9), c.number("beta2", 0.999)
@@ -46,6 +64,11 @@ def trajectory(c, spam):
     theta = c.number("theta", 50) if spam else 0
     interval = c.integer("interval", 20) if spam else 0
     warmup = c.integer("warmup", 10) if spam else 0
+    first, count = (c.integer("first", 0), c.integer("matrices", 1)) if muon else (0, 1)
+
+    def matrices(w):
+        return ([w[:first]] if first else []) + list(w[first:].chunk(count))
+
     p = {name: c.draw(name, shape, 1.0) for name, shape in shapes.items()}
     m, v, vmax = ({name: torch.zeros(shape) for name, shape in shapes.items()} for _ in range(3))
     history, k, was_reset = [], 0, False
@@ -78,6 +101,10 @@ def trajectory(c, spam):
         if was_reset and 0 < k <= warmup:
             scale = max(1e-3, 0.5 * (1 - math.cos(math.pi * k / warmup)))
         for name in g:
+            if muon and name == "w":
+                m[name], step = muon_update(m[name], g[name], matrices)
+                p[name] = p[name] * (1 - lr * decay) - lr * step
+                continue
             m[name] = beta1 * m[name] + (1 - beta1) * g[name]
             v[name] = beta2 * v[name] + (1 - beta2) * g[name] ** 2
             second = v[name]
@@ -98,7 +125,8 @@ def trajectory(c, spam):
             log[key].append(float(value))
     for name in p:
         c.output(f"{name}.m", m[name], grad=False)
-        c.output(f"{name}.v", v[name], grad=False)
+        if not (muon and name == "w"):
+            c.output(f"{name}.v", v[name], grad=False)
         if amsgrad:
             c.output(f"{name}.vmax", vmax[name], grad=False)
     for key, values in log.items():
@@ -113,4 +141,8 @@ def adamwspam(c):
     trajectory(c, spam=True)
 
 
-OPS = {f.__name__: f for f in (global_norm, adamw, adamwspam)}
+def muon(c):
+    trajectory(c, spam=False, muon=True)
+
+
+OPS = {f.__name__: f for f in (global_norm, adamw, adamwspam, muon)}

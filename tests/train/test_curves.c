@@ -142,10 +142,16 @@ static void test_wsffn_from_small_weights(void **state) {
     hold_curve("wsffn-normal", FIRST_STEPS);
 }
 
+static void test_muon(void **state) {
+    (void)state;
+    hold_curve("muon-dot", STEPS);
+    hold_curve("muon-mla", STEPS);
+}
+
 static void test_every_curve_in_double(void **state) {
     (void)state;
-    static const char *const names[] = {"dot-gelu", "w2-swiglu", "wsffn",
-                                        "mla-none", "mla-topk",  "wsffn-normal"};
+    static const char *const names[] = {"dot-gelu", "w2-swiglu",    "wsffn",    "mla-none",
+                                        "mla-topk", "wsffn-normal", "muon-dot", "muon-mla"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         hold_double(names[i]);
 }
@@ -194,13 +200,10 @@ static int dump(const char *config, const char *path) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dot_gelu),
-        cmocka_unit_test(test_w2_swiglu),
-        cmocka_unit_test(test_wsffn),
-        cmocka_unit_test(test_mla_with_all_mechanisms),
-        cmocka_unit_test(test_mla_with_topk),
-        cmocka_unit_test(test_wsffn_from_small_weights),
-        cmocka_unit_test(test_every_curve_in_double),
+        cmocka_unit_test(test_dot_gelu),      cmocka_unit_test(test_w2_swiglu),
+        cmocka_unit_test(test_wsffn),         cmocka_unit_test(test_mla_with_all_mechanisms),
+        cmocka_unit_test(test_mla_with_topk), cmocka_unit_test(test_wsffn_from_small_weights),
+        cmocka_unit_test(test_muon),          cmocka_unit_test(test_every_curve_in_double),
     };
     if (argc == 4 && strcmp(argv[1], "--dump") == 0) return dump(argv[2], argv[3]);
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

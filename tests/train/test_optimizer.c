@@ -6,6 +6,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,10 +23,10 @@ typedef struct {
     weft_gradient *own; /* [weights]; NULL: none */
 } trainee;
 
-static void open_trainee(trainee *t, weft_dtype dtype) {
+static void open_trainee(trainee *t, int optimizer, weft_dtype dtype) {
     *t = (trainee){0};
     model_case_open(&t->c, "dot-learned");
-    t->c.config.optimizer = WEFT_OPTIMIZER_ADAMWSPAM;
+    t->c.config.optimizer = optimizer;
     model_run_open(&t->r, &t->c,
                    &(model_run_options){.dtype = dtype, .train = true, .grads = true});
     check(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
@@ -82,10 +83,10 @@ static void same_state(const trainee *a, const trainee *b) {
     }
 }
 
-static void compare_sources(weft_dtype dtype) {
+static void compare_sources(int optimizer, weft_dtype dtype) {
     trainee a, b;
-    open_trainee(&a, dtype);
-    open_trainee(&b, dtype);
+    open_trainee(&a, optimizer, dtype);
+    open_trainee(&b, optimizer, dtype);
     check(weft_optimizer_bind_session(a.o, &a.r.session));
     bind_own(&b);
     for (int step = 0; step < 3; step++) {
@@ -106,17 +107,19 @@ static void compare_sources(weft_dtype dtype) {
 
 static void test_own_gradients_step_as_a_sessions_do(void **state) {
     (void)state;
-    compare_sources(WEFT_F32);
-    compare_sources(WEFT_F64);
-    compare_sources(WEFT_BF16);
+    static const int optimizers[] = {WEFT_OPTIMIZER_ADAMWSPAM, WEFT_OPTIMIZER_MUON};
+    for (int i = 0; i < 2; i++) {
+        compare_sources(optimizers[i], WEFT_F32);
+        compare_sources(optimizers[i], WEFT_F64);
+        compare_sources(optimizers[i], WEFT_BF16);
+    }
 }
 
 /* Copying the named state and the weights is all that a resume needs. */
-static void test_copied_state_goes_on_with_equal_bits(void **state) {
-    (void)state;
+static void copy_state(int optimizer) {
     trainee a, b;
-    open_trainee(&a, WEFT_BF16);
-    open_trainee(&b, WEFT_BF16);
+    open_trainee(&a, optimizer, WEFT_BF16);
+    open_trainee(&b, optimizer, WEFT_BF16);
     check(weft_optimizer_bind_session(a.o, &a.r.session));
     check(weft_optimizer_bind_session(b.o, &b.r.session));
     for (int step = 0; step < 4; step++) {
@@ -140,10 +143,38 @@ static void test_copied_state_goes_on_with_equal_bits(void **state) {
     close_trainee(&b);
 }
 
+static void test_copied_state_goes_on_with_equal_bits(void **state) {
+    (void)state;
+    copy_state(WEFT_OPTIMIZER_ADAMWSPAM);
+    copy_state(WEFT_OPTIMIZER_MUON);
+}
+
+/* Muon's matrices have one moment; vectors, embeddings and the head have AdamW's two. */
+static void test_muon_is_for_the_matrices_of_layers(void **state) {
+    (void)state;
+    trainee t;
+    const weft_weight *list;
+    int64_t n;
+    open_trainee(&t, WEFT_OPTIMIZER_MUON, WEFT_F32);
+    check(weft_optimizer_state(t.o, &list, &n));
+    for (int64_t i = 0; i < t.r.model->n_weights; i++) {
+        const weft_weight *w = &t.r.model->weights[i];
+        char name[160];
+        bool there = false;
+        snprintf(name, sizeof name, "v.%s", w->name);
+        for (int64_t k = 0; k < n; k++)
+            there |= strcmp(list[k].name, name) == 0;
+        bool matrix = strncmp(w->name, "h.", 2) == 0 && strstr(w->name, ".weight") &&
+                      !strstr(w->name, ".ln_");
+        if (there == matrix) fail_msg("%s has %s second moments", w->name, there ? "" : "no");
+    }
+    close_trainee(&t);
+}
+
 static void test_a_step_without_gradients_is_an_error(void **state) {
     (void)state;
     trainee t;
-    open_trainee(&t, WEFT_F32);
+    open_trainee(&t, WEFT_OPTIMIZER_ADAMWSPAM, WEFT_F32);
     assert_int_equal(weft_optimizer_run(t.o, 1e-2), WEFT_EBUG);
     close_trainee(&t);
 }
@@ -152,6 +183,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_own_gradients_step_as_a_sessions_do),
         cmocka_unit_test(test_copied_state_goes_on_with_equal_bits),
+        cmocka_unit_test(test_muon_is_for_the_matrices_of_layers),
         cmocka_unit_test(test_a_step_without_gradients_is_an_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -108,7 +108,6 @@ static void test_any_number_of_ranks_in_bf16_too(void **state) {
 
 /* Weights of several chunks, each cut among ranks; spike clipping counts over all of them. */
 #define LARGER_MODEL "-o", "N_EMBD=32", "-o", "VOCAB_SIZE=3000", "-o", "BATCH_SIZE=13"
-#define SHARED_MODEL LARGER_MODEL, "-o", "OPTIMIZER=adamwspam"
 
 static void check_shared_by(const char *optimizer, const char *dtype, int ranks,
                             const char *shard) {
@@ -122,14 +121,17 @@ static void check_shared_by(const char *optimizer, const char *dtype, int ranks,
     keep(err, scratch_path("err"));
     snprintf(option, sizeof option, "SHARD=%s", shard);
     write_config(config, "embedded", "wsffn");
+    /* Muon's matrices are whole with one rank, and some of more chunks of the norm than one. */
+    const char *ffn = strcmp(optimizer, "OPTIMIZER=muon") == 0 ? "N_FFN=520" : "N_FFN=128";
     if (access(alone, F_OK) != 0)
         command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", dtype,
-                             "--peak-flops", "0", LARGER_MODEL, "-o", optimizer),
+                             "--peak-flops", "0", LARGER_MODEL, "-o", ffn, "-o", optimizer),
                          NULL);
-    int status = ranks_run(ranks,
-                           RUN("train", "--config", config, "--out", together, "--dtype", dtype,
-                               "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o", option),
-                           err);
+    int status =
+        ranks_run(ranks,
+                  RUN("train", "--config", config, "--out", together, "--dtype", dtype,
+                      "--peak-flops", "0", LARGER_MODEL, "-o", ffn, "-o", optimizer, "-o", option),
+                  err);
     if (status != 0) fail_msg("%d ranks ended on %d: %s", ranks, status, file_read(err, &n));
     train_same_end(alone, together);
     same_losses(alone, together);
@@ -145,16 +147,19 @@ static void test_shared_state_changes_no_bit(void **state) {
     check_shared("bf16", 4, "gradients");
     check_shared("f32", 2, "gradients");
     check_shared("f64", 3, "optimizer"); /* where the order of the norm's parts shows in its bits */
+    check_shared_by("OPTIMIZER=muon", "f64", 3, "optimizer");
+    check_shared_by("OPTIMIZER=muon", "bf16", 4, "gradients");
 }
 
 /* Every optimizer, type, way of sharing and number; dropout and the contrastive loss in all of them. */
 static void test_every_way_of_sharing_ends_on_the_same_bits(void **state) {
     (void)state;
-    static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=adamwspam"};
+    static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=adamwspam",
+                                             "OPTIMIZER=muon"};
     static const char *const types[] = {"f32", "bf16"};
     static const char *const shards[] = {"none", "optimizer", "gradients"};
     check_shared_by(optimizers[0], types[1], 3, shards[1]);
-    for (int o = 0; train_long() && o < 2; o++)
+    for (int o = 0; train_long() && o < 3; o++)
         for (int t = 0; t < 2; t++)
             for (int s = 0; s < 3; s++)
                 for (int p = 2; p <= RANKS_MOST; p++)
@@ -162,8 +167,7 @@ static void test_every_way_of_sharing_ends_on_the_same_bits(void **state) {
 }
 
 /* Each part of the run shares something else, at another number. */
-static void test_shared_state_resumes_at_another_number(void **state) {
-    (void)state;
+static void resume_by_parts(const char *optimizer) {
     static const struct {
         int ranks;
         const char *shard, *steps;
@@ -174,23 +178,30 @@ static void test_shared_state_resumes_at_another_number(void **state) {
     char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
     keep(config, scratch_path("parts.config"));
-    keep(alone, scratch_path("parts-alone"));
-    keep(out, scratch_path("parts-ranks"));
+    keep(alone, scratch_path("parts-alone-%s", optimizer));
+    keep(out, scratch_path("parts-ranks-%s", optimizer));
     keep(err, scratch_path("err"));
     write_config(config, "embedded", "wsffn");
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         assert_int_equal(
             ranks_run(parts[i].ranks,
                       RUN("train", "--config", config, "--out", out, "--resume", "--dtype", "bf16",
-                          "--peak-flops", "0", SHARED_MODEL, "-o", parts[i].shard, "-o",
-                          parts[i].steps, "-o", "EVAL_INTERVAL=1000"),
+                          "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o", parts[i].shard,
+                          "-o", parts[i].steps, "-o", "EVAL_INTERVAL=1000"),
                       err),
             0);
     command_succeeds(RUN("train", "--config", config, "--out", alone, "--dtype", "bf16",
-                         "--peak-flops", "0", SHARED_MODEL, "-o", "EVAL_INTERVAL=1000"),
+                         "--peak-flops", "0", LARGER_MODEL, "-o", optimizer, "-o",
+                         "EVAL_INTERVAL=1000"),
                      NULL);
     train_same_file(alone, out, "last/model.safetensors");
     train_same_file(alone, out, "last/optimizer.safetensors");
+}
+
+static void test_shared_state_resumes_at_another_number(void **state) {
+    (void)state;
+    resume_by_parts("OPTIMIZER=adamwspam");
+    resume_by_parts("OPTIMIZER=muon");
 }
 
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
