@@ -149,9 +149,6 @@ static void list_json(const weft_study *s, double seconds) {
     weft_args_print(all, 0);
 }
 
-/* What of a large product's rate a whole training run comes to, evaluation and saving included. */
-static const double SHARE_OF_PEAK = 0.3;
-
 /* Seconds that all runs take one after the other; NaN: nothing is known of the device's speed, or how
  * long variants run is measured. */
 static double seconds_of(const weft_study *s, double peak) {
@@ -163,7 +160,7 @@ static double seconds_of(const weft_study *s, double peak) {
         double tokens = (double)weft_study_tokens(s, i) * weft_study_variant_runs(s, i);
         flops += tokens * (p->account.forward_flops + p->account.backward_flops);
     }
-    return peak > 0 ? flops / (SHARE_OF_PEAK * peak) : NAN;
+    return peak > 0 ? flops / (BENCH_TRAINING_SHARE * peak) : NAN;
 }
 
 /* "about 12 minutes" */
