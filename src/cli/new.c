@@ -9,11 +9,13 @@
 #include "base/text.h"
 #include "cli/args.h"
 #include "cli/own_text.h"
+#include "cli/study.h"
 #include "config/kinds.h"
 #include "cpu/backend.h"
-#include "study/study.h"
+#include "supervise/launch.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,12 +39,12 @@ const char weft_help_new[] =
     "how long the study takes, how small a difference it can show, and the command that runs it. "
     "On a terminal, what no option says is asked for.\n";
 
-int weft_cmd_study(int argc, char **argv); /* study.c: it lists the study that was made */
-
 enum { ANSWER_ROOM = 1024, PARTS_MOST = 16, SEEDS_MOST = 1000, VARIANT_ROOM = 256 };
 
 /* How much the difference of two variants varied from seed to seed in studies of small models, in nats. */
 static const double USUAL_SPREAD = 0.02;
+/* What of a run's time its steps take; the rest is starting, evaluation and saving. */
+static const double SHARE_OF_STEPS = 0.7;
 
 #define ATTENTION_ROW(NUMBER, name, title, help) {"ATTENTION", #name, title},
 #define FFN_ROW(NUMBER, name, title, help) {"FFN", #name, title},
@@ -232,25 +234,39 @@ static weft_status write_study(const weft_config *c, const wishes *w, const char
     return status;
 }
 
-/* Steps so that the variants, of which some do more work than the first, share the time; and whether all of
- * them can be built. */
-static weft_status fit_steps(const char *path, weft_config *c) {
+/* Seconds that all runs take, by a short measurement of each variant; whether all of them can be built is seen
+ * before. */
+static weft_status measure(const weft_args *a, const wishes *w, weft_study *s, double *seconds) {
+    for (int i = 0; i < s->variants.n; i++)
+        if (*s->built[i].error)
+            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
+                             s->built[i].error);
+    int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    WEFT_TRY(weft_measure_variants(s, w->folder, threads));
+    *seconds = 0;
+    for (int i = 0; i < s->variants.n; i++)
+        *seconds +=
+            s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
+    return WEFT_OK;
+}
+
+/* So many steps that the time is enough, written and told. */
+static weft_status finish_study(const weft_args *a, const wishes *w, const char *path,
+                                weft_config *c) {
     weft_source source = {.file = path};
     weft_study *s;
-    double work = 0, first = 0;
+    double seconds = 0;
     WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_status status = WEFT_OK;
-    for (int i = 0; i < s->variants.n && status == WEFT_OK; i++) {
-        const weft_study_variant *v = &s->built[i];
-        double flops = v->account.forward_flops + v->account.backward_flops;
-        if (*v->error)
-            status = weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", v->variant->name, v->error);
-        work += flops / s->variants.n;
-        if (i == 0) first = flops;
-    }
+    weft_status status = measure(a, w, s, &seconds);
     weft_study_close(s);
     WEFT_TRY(status);
-    c->steps = (int64_t)fmax((double)c->steps * fmin(first / work, 1), 1);
+    double planned = (double)c->steps;
+    c->steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
+    weft_own_text_intervals(c);
+    WEFT_TRY(write_study(c, w, path));
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
+    weft_study_list(s, seconds * (double)c->steps / planned, a->json);
+    weft_study_close(s);
     return WEFT_OK;
 }
 
@@ -266,15 +282,15 @@ static weft_status make_study(const weft_args *a, wishes *w, char path[WEFT_PATH
     WEFT_TRY(weft_folder_make(w->folder));
     double runs = (double)(w->n * w->seeds);
     WEFT_TRY(weft_own_text_choose(a, a->repeated, a->n_repeated, data, w->minutes / runs, &c));
-    c.ra_mla_latent_dim = c.n_embd / 4;
+    for (int i = 0; i < w->n; i++)
+        if (strcmp(w->sets[i], "ATTENTION=mla") == 0) c.ra_mla_latent_dim = c.n_embd / 4;
     WEFT_TRY(weft_config_override(&c, w->sets[0], "--compare"));
     if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
     WEFT_TRY(weft_config_set(&c, "STUDY_VARIANTS", w->variants, "--compare"));
     c.study_seeds = w->seeds;
     c.study_spread = USUAL_SPREAD;
     WEFT_TRY(write_study(&c, w, path));
-    WEFT_TRY(fit_steps(path, &c));
-    return write_study(&c, w, path);
+    return finish_study(a, w, path, &c);
 }
 
 int weft_cmd_new(int argc, char **argv) {
@@ -301,11 +317,12 @@ int weft_cmd_new(int argc, char **argv) {
     if (usage) return usage;
     if (!asks) name_folder(&args, &w);
     if (w.out) snprintf(w.folder, sizeof w.folder, "%s", w.out);
+    if (args.json) weft_log_set_level(WEFT_LOG_WARN);
     if (make_study(&args, &w, path) != WEFT_OK) return weft_args_end(&args, WEFT_EINPUT);
-    char *list[] = {"study", "--config", path, "--list", args.json ? "--json" : NULL};
-    int status = weft_cmd_study(args.json ? 5 : 4, list);
-    if (!status && !args.json)
-        weft_log(WEFT_LOG_INFO, "next: weft study --config %s --out %s --minutes %g", path,
-                 weft_shown(w.folder), w.minutes);
-    return status;
+    fflush(stdout); /* the next line comes after it */
+    if (!args.json)
+        weft_log(WEFT_LOG_INFO, "next: %s study --config %s --out %s --minutes %g",
+                 weft_shown(program_invocation_name), weft_shown(path), weft_shown(w.folder),
+                 w.minutes);
+    return WEFT_EXIT_DONE;
 }

@@ -156,20 +156,24 @@ static int64_t at_least(int64_t value, int64_t least) {
     return value < least ? least : value;
 }
 
-/* A batch that leaves about a thousand steps, and the intervals that go with them. */
+void weft_own_text_intervals(weft_config *c) {
+    c->warmup_steps = c->steps / 20;
+    c->eval_interval = at_least(c->steps / 20, 1);
+    c->checkpoint_interval = c->eval_interval;
+    c->log_interval = at_least(c->steps / 200, 1);
+    c->sample_interval = at_least(c->steps / 5, 1);
+}
+
+/* A batch that leaves about a thousand steps, and what goes with them. */
 static void set_steps(const facts *f, choice *h) {
     weft_config *c = &h->config;
     double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
     c->batch_size = at_least(llround(step / (double)c->context), 1);
     int64_t tokens = c->batch_size * c->context;
     c->steps = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
-    c->warmup_steps = c->steps / 20;
-    c->eval_interval = at_least(c->steps / 20, 1);
-    c->checkpoint_interval = c->eval_interval;
-    c->log_interval = at_least(c->steps / 200, 1);
+    weft_own_text_intervals(c);
     int64_t batches = at_least(f->val / tokens, 1);
     c->eval_samples = batches < 20 ? batches : 20;
-    c->sample_interval = at_least(c->steps / 5, 1);
     if (c->sample_tokens > c->context - PROMPT_MOST)
         c->sample_tokens = at_least(c->context - PROMPT_MOST, 1);
     snprintf(c->sample_prompt, sizeof c->sample_prompt, "%s", f->prompt);

@@ -17,5 +17,7 @@ weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, 
  * its dataset by its whole path. Without any text it is the one that comes with weft, and `data` is not made. */
 weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, int n_paths,
                                  const char *data, double minutes, weft_config *c);
+/* Warm-up and intervals for its steps. */
+void weft_own_text_intervals(weft_config *c);
 
 #endif
