@@ -76,14 +76,19 @@ $(1)/%.cu.o: src/%.cu $(1)/flags $(1)/cuda-flags
 	$$(Q)$(CONFIG_NVCC) -ccbin $(2) $(CUDA_ARCH) -O3 -g -std=c++17 $(if $(filter-out 0 n no,$(WERROR)),-Werror all-warnings) -Xcompiler=-fPIC,-fvisibility=hidden,-Wall -DWEFT_CUDA_LIBRARIES='"$(CONFIG_CUDA)/lib64"' $(if $(findstring 90a,$(CUDA_ARCH)),-DWEFT_CUDA_9_0A) $(DEFINES) $(INCLUDES) -MD -MP -MF $$(@:.o=.d) -c $$< -o $$@
 endef
 
-# One short line a step; V=1 shows the commands themselves.
+# One short line a step; V=1 shows the commands themselves. Where there is no program yet, the line begins with
+# how far the build is and, once there is something to judge by, how long the rest will take.
 ifeq ($(V),1)
 Q :=
 say =
 else
 Q := @
-say = @printf '%-5s %s\n' '$(1)' '$(2)'
+say = @$(if $(TO_BUILD),$(eval BUILT += x)$(say_left)) printf '%-5s %s\n' '$(1)' '$(2)'
 endif
+BEGAN := $(shell date +%s)
+say_left = n=$(words $(BUILT)) all=$(TO_BUILD) passed=$$(($$(date +%s) - $(BEGAN))); [ $$n -lt $$all ] || n=$$all; \
+	[ $$passed -lt 5 ] && printf '[%3d%%] ' $$((100 * n / all)) || \
+	printf '[%3d%%, %2ds left] ' $$((100 * n / all)) $$((passed * (all - n) / n));
 
 # Machine code for the GPUs of this machine; where there is none, for Hopper (H100, H200), whose kernels
 # multiply by wgmma and copy by TMA. Code for any other architecture has the kernels by mma.sync and the
@@ -110,6 +115,11 @@ PARTS_OBJECTS := $(filter-out $(OBJ)/cli/%,$(PROGRAM_OBJECTS))
 LIB_SO := $(OUT)/libweft.so
 PROGRAM := $(OUT)/weft
 SONAME := libweft.so.$(VERSION_MAJOR)
+
+# How many objects are missing for the first program; of a goal that makes more than that, nothing is said.
+ifeq ($(wildcard $(PROGRAM))$(filter-out all build study,$(MAKECMDGOALS)),)
+TO_BUILD := $(words $(filter-out $(wildcard $(LIB_OBJECTS) $(PROGRAM_OBJECTS)),$(LIB_OBJECTS) $(PROGRAM_OBJECTS)))
+endif
 
 $(eval $(call compile_rules,$(OBJ),$(CC),$(COMPILE_FLAGS)))
 # Links follow their own stamp: the flags, and which objects there are, so that a source that goes

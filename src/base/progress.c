@@ -216,6 +216,10 @@ void weft_progress_update(weft_progress *p, int64_t done, const char *note) {
     show(p, weft_clock());
 }
 
+void weft_progress_set_total(weft_progress *p, int64_t total) {
+    if (p) p->total = total;
+}
+
 void weft_progress_end(weft_progress *p, bool summary) {
     if (!p) return;
     weft_log_status(NULL);

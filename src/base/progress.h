@@ -32,6 +32,9 @@ weft_progress *weft_progress_begin(const weft_progress_options *options);
  * clock when there is nothing to draw. */
 void weft_progress_update(weft_progress *p, int64_t done, const char *note);
 
+/* Another end than the one it began with. */
+void weft_progress_set_total(weft_progress *p, int64_t total);
+
 /* Takes the bar away. With `summary` a record says how much was done in what time. */
 void weft_progress_end(weft_progress *p, bool summary);
 

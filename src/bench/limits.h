@@ -23,6 +23,8 @@ double bench_limit_gbytes(bench_limits *l);
 /* The best of a few measurements of the first, in operations per second: what counts as full use of
  * the machine. 0: unknown. */
 double bench_peak_flops(weft_pool *pool, bool bf16);
+/* What of that a whole training run comes to, evaluation and saving included. */
+#define BENCH_TRAINING_SHARE 0.3
 
 /* 1e9 floating-point operations per second of a large matrix product on a backend, the median of a few;
  * 0: it could not be run there. */

@@ -27,6 +27,8 @@
 /* X(name, what follows the name in the usage line, summary in a few words) */
 #define COMMANDS(X)                                                                                \
     X(help, "[COMMAND|OPTION|config [WORD]]", "explain a command or an option of a config")        \
+    X(new, "[--text FILE] [--compare A,B] [--minutes M] [--seeds N] [--out DIR] [--json]",         \
+      "write a study that compares parts of a model")                                              \
     X(plan, "[--config FILE] [--variant NAME] [--json]",                                           \
       "what a config costs, before anything runs")                                                 \
     X(init, "[--config FILE] --out DIR [--seed N]", "write a fresh checkpoint")                    \

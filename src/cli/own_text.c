@@ -18,6 +18,8 @@
 #include "train/metrics.h"
 
 #include <ctype.h>
+#include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +40,6 @@ enum {
     SHARE_OF_MEMORY = 2 /* one part in so many may be used */
 };
 static const double VAL_SHARE = 0.05;
-static const double SHARE_OF_PEAK = 0.4;     /* of what a product reaches, a whole step does */
 static const double GPU_FLOPS = 1.5e14;      /* of a step, taken where there is a GPU */
 static const double SMALL_FLOPS_LEAST = 1e9; /* where nothing could be measured */
 
@@ -155,20 +156,24 @@ static int64_t at_least(int64_t value, int64_t least) {
     return value < least ? least : value;
 }
 
-/* A batch that leaves about a thousand steps, and the intervals that go with them. */
+void weft_own_text_intervals(weft_config *c) {
+    c->warmup_steps = c->steps / 20;
+    c->eval_interval = at_least(c->steps / 20, 1);
+    c->checkpoint_interval = c->eval_interval;
+    c->log_interval = at_least(c->steps / 200, 1);
+    c->sample_interval = at_least(c->steps / 5, 1);
+}
+
+/* A batch that leaves about a thousand steps, and what goes with them. */
 static void set_steps(const facts *f, choice *h) {
     weft_config *c = &h->config;
     double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
     c->batch_size = at_least(llround(step / (double)c->context), 1);
     int64_t tokens = c->batch_size * c->context;
     c->steps = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
-    c->warmup_steps = c->steps / 20;
-    c->eval_interval = at_least(c->steps / 20, 1);
-    c->checkpoint_interval = c->eval_interval;
-    c->log_interval = at_least(c->steps / 200, 1);
+    weft_own_text_intervals(c);
     int64_t batches = at_least(f->val / tokens, 1);
     c->eval_samples = batches < 20 ? batches : 20;
-    c->sample_interval = at_least(c->steps / 5, 1);
     if (c->sample_tokens > c->context - PROMPT_MOST)
         c->sample_tokens = at_least(c->context - PROMPT_MOST, 1);
     snprintf(c->sample_prompt, sizeof c->sample_prompt, "%s", f->prompt);
@@ -258,34 +263,75 @@ static weft_status write_own_config(const char *out, const facts *f, choice *h) 
     return weft_config_save(&h->config, path);
 }
 
+/* Shards of the texts in `data`; without any text the facts are those of the one that comes with weft, which
+ * goes on for ever. */
+static weft_status read_texts(const char *const *paths, int n, const char *data, weft_pool *pool,
+                              facts *f) {
+    f->vocab = 256;
+    f->train = f->val = INT32_MAX;
+    snprintf(f->prompt, sizeof f->prompt, "The ");
+    if (n == 0) return WEFT_OK;
+    WEFT_TRY(make_data(data));
+    find_prompt(paths[0], f->prompt);
+    return make_shards(paths, n, data, pool, f);
+}
+
+static weft_status choose(const char *const *paths, int n, const char *data, double minutes,
+                          weft_pool *pool, facts *f, choice *h) {
+    WEFT_TRY(read_texts(paths, n, data, pool, f));
+    double peak =
+        f->backend->remote ? GPU_FLOPS : BENCH_TRAINING_SHARE * bench_peak_flops(pool, false);
+    f->flops = 60 * minutes * fmax(peak, SMALL_FLOPS_LEAST);
+    WEFT_TRY(choose_size(f, h));
+    set_steps(f, h);
+    return WEFT_OK;
+}
+
 static weft_status prepare(const char *const *paths, int n, const char *out, double minutes,
                            weft_pool *pool, facts *f) {
     char data[WEFT_PATH_MAX];
     choice h;
     WEFT_TRY(weft_path(data, "%s/data", out));
-    WEFT_TRY(make_data(data));
-    WEFT_TRY(make_shards(paths, n, data, pool, f));
-    double peak = f->backend->remote ? GPU_FLOPS : SHARE_OF_PEAK * bench_peak_flops(pool, false);
-    f->flops = 60 * minutes * fmax(peak, SMALL_FLOPS_LEAST);
-    find_prompt(paths[0], f->prompt);
-    WEFT_TRY(choose_size(f, &h));
-    set_steps(f, &h);
+    WEFT_TRY(choose(paths, n, data, minutes, pool, f, &h));
     tell(out, f, &h, minutes);
     return write_own_config(out, f, &h);
 }
 
+/* The backend that the arguments ask for. */
+static weft_status open_backend(const weft_args *a, weft_pool **pool, facts *f) {
+    weft_config c;
+    weft_config_defaults(&c);
+    if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
+    WEFT_TRY(weft_args_backend(a, &c, &f->backend, pool));
+    f->threads = weft_pool_size(*pool);
+    return WEFT_OK;
+}
+
+weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, int n_paths,
+                                 const char *data, double minutes, weft_config *c) {
+    weft_pool *pool = NULL;
+    facts f = {0};
+    choice h;
+    char place[PATH_MAX] = "embedded";
+    WEFT_TRY(open_backend(a, &pool, &f));
+    weft_status status = choose(paths, n_paths, data, minutes, pool, &f, &h);
+    if (status == WEFT_OK && n_paths > 0 && !realpath(data, place))
+        status = weft_fail(WEFT_EIO, "%s: %s", data, strerror(errno));
+    if (status == WEFT_OK) status = weft_config_set(&h.config, "DATASET", place, data);
+    if (status == WEFT_OK) status = fit_memory(&f, &h.config);
+    *c = h.config;
+    weft_pool_destroy(pool);
+    return status;
+}
+
 weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
                                   const char *out, double minutes) {
-    weft_config c;
     weft_pool *pool = NULL;
     weft_metrics *hold = NULL;
     facts f = {0};
-    weft_config_defaults(&c);
-    if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
     WEFT_TRY(weft_folder_make(out));
     WEFT_TRY(weft_checkpoint_unused(out));
-    WEFT_TRY(weft_args_backend(a, &c, &f.backend, &pool));
-    f.threads = weft_pool_size(pool);
+    WEFT_TRY(open_backend(a, &pool, &f));
     /* From here on the folder is a run's, and this process's alone. */
     weft_status status = weft_metrics_hold(out, &hold);
     if (status == WEFT_OK) status = prepare(paths, n_paths, out, minutes, pool, &f);

@@ -13,4 +13,11 @@ enum { WEFT_OWN_TEXT_MINUTES = 10 };
 weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
                                   const char *out, double minutes);
 
+/* The same for a study whose runs may take `minutes` each: the shards go to `data`, and the config to *c, with
+ * its dataset by its whole path. Without any text it is the one that comes with weft, and `data` is not made. */
+weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, int n_paths,
+                                 const char *data, double minutes, weft_config *c);
+/* Warm-up and intervals for its steps. */
+void weft_own_text_intervals(weft_config *c);
+
 #endif

@@ -1,4 +1,5 @@
 /* weft study: every variant of a study, each run in a process of its own, then the report. */
+#include "cli/study.h"
 #include "base/files.h"
 #include "base/folders.h"
 #include "base/json.h"
@@ -36,7 +37,9 @@ const char weft_help_study[] =
     "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
     "  --restart RUN      start a failed run over, its folder set aside: VARIANT-lrR-seedN, or "
     "failed for all of them\n"
-    "  --minutes M        no run is started that would not be done in M minutes; the rest waits\n"
+    "  --minutes M        the study ends in M minutes: what then runs is stopped and saved; the "
+    "same "
+    "command goes on\n"
     "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each variant, and a job after "
     "them that joins their databases and writes the report; OPTIONS go to sbatch. A job has "
     "--threads processors (default: 4), the memory of the largest variant, and a GPU where DEVICE "
@@ -149,9 +152,6 @@ static void list_json(const weft_study *s, double seconds) {
     weft_args_print(all, 0);
 }
 
-/* What of a large product's rate a whole training run comes to, evaluation and saving included. */
-static const double SHARE_OF_PEAK = 0.3;
-
 /* Seconds that all runs take one after the other; NaN: nothing is known of the device's speed, or how
  * long variants run is measured. */
 static double seconds_of(const weft_study *s, double peak) {
@@ -163,7 +163,7 @@ static double seconds_of(const weft_study *s, double peak) {
         double tokens = (double)weft_study_tokens(s, i) * weft_study_variant_runs(s, i);
         flops += tokens * (p->account.forward_flops + p->account.backward_flops);
     }
-    return peak > 0 ? flops / (SHARE_OF_PEAK * peak) : NAN;
+    return peak > 0 ? flops / (BENCH_TRAINING_SHARE * peak) : NAN;
 }
 
 /* "about 12 minutes" */
@@ -220,6 +220,13 @@ static void list_table(const weft_study *s, double seconds) {
     if (!isfinite(seconds)) return;
     describe_time(seconds, time, sizeof time);
     printf("%s here, one run after the other\n", time);
+}
+
+void weft_study_list(const weft_study *s, double seconds, bool json) {
+    if (json)
+        list_json(s, seconds);
+    else
+        list_table(s, seconds);
 }
 
 static void print_result(const weft_study_result *r, const char *out) {
@@ -462,11 +469,7 @@ static weft_status study(const weft_args *args, const study_args *own, weft_stud
     weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
     if (status == WEFT_OK && own->list && !args->json) advise(s);
     if (status == WEFT_OK && own->list) {
-        double seconds = seconds_of(s, peak_flops(s, backend, pool));
-        if (args->json)
-            list_json(s, seconds);
-        else
-            list_table(s, seconds);
+        weft_study_list(s, seconds_of(s, peak_flops(s, backend, pool)), args->json);
     } else if (status == WEFT_OK && own->slurm) {
         status = submit_study(args, own, s);
     } else if (status == WEFT_OK) {

@@ -1,4 +1,5 @@
 /* weft train: one run, in a folder of its own. */
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/folders.h"
 #include "base/json.h"
@@ -27,7 +28,8 @@ const char weft_help_train[] =
     "  --text FILE        in place of --config: train on this text; repeatable. A tokenizer is "
     "learned from it, a twentieth of it is held out, and the model's size follows the text and the "
     "machine; all of it is in DIR/data and DIR/config\n"
-    "  --minutes M        with --text: about how long training may take; default: 10\n"
+    "  --minutes M        the run is over in M minutes, with as many of its steps as there is time "
+    "for; with --text, the model is chosen for them, default: 10\n"
     "  --variant NAME|N   a variant of the study, or 0 to 5 of the ablation; default: the first\n"
     "  --out DIR          the run's folder; without it, runs/ and the config's or text's name, "
     "with the variant's behind it\n"
@@ -285,7 +287,6 @@ static int find_config(weft_args *args, train_args *own) {
     bool texts = args->n_repeated > 0;
     if (args->config && texts)
         return weft_args_refuse(args, "--text makes a config of its own; leave --config out");
-    if (own->minutes_text && !texts) return weft_args_refuse(args, "--minutes goes with --text");
     if (texts && args->variant) return weft_args_refuse(args, "--variant goes with --config");
     if (!args->config && !texts && !(o->resume && o->out))
         return weft_args_refuse(args, "--config or --text is needed, or, to continue a run, "
@@ -316,6 +317,7 @@ static int find_from(const weft_args *args, train_args *own) {
 
 int weft_cmd_train(int argc, char **argv) {
     weft_args args;
+    double begun = weft_clock();
     train_args own = {.minutes = WEFT_OWN_TEXT_MINUTES};
     weft_train_options *o = &own.options;
     weft_train_result result;
@@ -335,6 +337,7 @@ int weft_cmd_train(int argc, char **argv) {
     if (!exit_status) exit_status = refuse_study(&args, o->out);
     if (!exit_status) exit_status = find_from(&args, &own);
     if (exit_status) return exit_status;
+    if (own.minutes_text || args.n_repeated) o->deadline = begun + 60 * own.minutes;
     weft_status status = weft_comm_open(&o->comm);
     if (status != WEFT_OK) return weft_args_end(&args, status);
     if (weft_comm_rank(o->comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);

@@ -214,6 +214,18 @@ static void write_sides(FILE *out, const weft_report_data *d, bool none, int all
     write_side(out, d, WEFT_WORSE, loss, begun ? "it" : object, all);
 }
 
+/* "; for A and B against C no difference was shown", or how many they are. */
+static void write_open(FILE *out, const weft_report_data *d, int n) {
+    fputs("; for ", out);
+    if (n > NAMES_MOST) fprintf(out, "%d others", n);
+    for (int i = 0, said = 0; n <= NAMES_MOST && i < d->n_variants; i++) {
+        if (!comes_out(d, i, WEFT_NO_DIFFERENCE)) continue;
+        fprintf(out, "%s%s", weft_say_between(said++, n), weft_variant_label(d, i));
+        write_baseline(out, d, i);
+    }
+    fputs(" no difference was shown", out);
+}
+
 static void write_outcome(FILE *out, const weft_report_data *d) {
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
@@ -227,7 +239,7 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
     bool none = better == 0 && all > 1 && !doubts;
     write_sides(out, d, none, all);
     if (open && (better || worse)) {
-        fprintf(out, "; for %d %s no difference was shown", open, open == 1 ? "other" : "others");
+        write_open(out, d, open);
     } else if (open) {
         if (!none) fprintf(out, "No difference in the %.100s was shown", d->score_name);
         fputs("; ", out);

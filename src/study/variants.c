@@ -210,11 +210,13 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
     return WEFT_OK;
 }
 
-/* Who is compared with whom. Going from a variant to its baseline must come to an end. */
+/* Who is compared with whom: a variant that does not say, with the first, unless the first is compared with
+ * it. Going from a variant to its baseline must come to an end. */
 static weft_status link_baselines(weft_variants *s, const char *where) {
     for (int i = 0; i < s->n; i++) {
         weft_variant *variant = &s->list[i];
-        variant->baseline = i == 0 ? -1 : 0;
+        bool root = i == 0 || strcmp(s->list[0].base, variant->name) == 0;
+        variant->baseline = root ? -1 : 0;
         if (!*variant->base) continue;
         variant->baseline = weft_variants_find(s, variant->base);
         if (variant->baseline < 0)

@@ -184,46 +184,10 @@ static weft_status start_job(supervisor *v, slot *s, weft_record_run *job) {
     return WEFT_OK;
 }
 
-/* Seconds that a run will take, by the slowest done run of its variant or, before there is one, by the
- * others' seconds an operation; 0: nothing is known. */
-static weft_status expect_seconds(supervisor *v, const weft_record_run *job, double *seconds) {
-    const weft_study_variant *p = &v->study->built[job->variant];
-    double work = (p->account.forward_flops + p->account.backward_flops) *
-                  (double)weft_study_tokens(v->study, job->variant);
-    double own = NAN, others = NAN;
-    sqlite3_stmt *rows = weft_database_ask(v->database,
-                                           "SELECT max(CASE WHEN r.variant = ? THEN seconds END),"
-                                           " max(seconds / (flops_per_token * tokens))"
-                                           " FROM runs r JOIN variants s USING (variant)"
-                                           " WHERE status = 'done' AND resumes = 0",
-                                           "i", (int64_t)job->variant);
-    if (weft_database_next(v->database, rows)) {
-        own = weft_column_number(rows, 0);
-        others = weft_column_number(rows, 1) * work;
-    }
-    *seconds = isfinite(own) ? own : isfinite(others) ? others : 0;
-    return weft_database_end(v->database, rows);
-}
-
-/* Whether the next run would not be done in the time given; then none is started any more. Where
- * nothing is known of the time, it is: the first run tells. */
-static weft_status is_too_late(supervisor *v, const weft_record_run *job, bool *late) {
-    double seconds = 0;
-    *late = v->result->late;
-    if (*late || v->options->seconds <= 0) return WEFT_OK;
-    WEFT_TRY(expect_seconds(v, job, &seconds));
-    *late = seconds > 0 && weft_clock() - v->begun + seconds > v->options->seconds;
-    v->result->late = *late;
-    return WEFT_OK;
-}
-
 static weft_status fill_slots(supervisor *v) {
     for (int i = 0; i < v->options->jobs && v->next < v->n_order && !v->told; i++) {
-        bool late;
         if (v->slots[i].job) continue;
         weft_record_run *job = v->order[v->next];
-        WEFT_TRY(is_too_late(v, job, &late));
-        if (late) return WEFT_OK;
         WEFT_TRY(check_room(v, checkpoint_bytes(v, job->variant), 1));
         WEFT_TRY(start_job(v, &v->slots[i], job));
         v->next++;
@@ -349,8 +313,10 @@ static weft_status run_jobs(supervisor *v) {
     while (v->next < v->n_order || v->active > 0) {
         int asked = weft_stop_asked();
         bool moved = false;
-        if (asked && !v->told) {
-            hand_on(v, asked);
+        bool over = v->options->seconds > 0 && weft_clock() - v->begun > v->options->seconds;
+        if ((asked || over) && !v->told) {
+            hand_on(v, asked ? asked : SIGTERM);
+            v->result->late |= over;
             weft_log(WEFT_LOG_INFO, "stopping: the runs finish their training step and save");
         }
         WEFT_TRY(fill_slots(v));
@@ -444,7 +410,7 @@ static void say_why(const supervisor *v, const weft_record_run *failed, FILE *ou
                 left > 0 || r->errors ? "; " : "", variants[rateless].name,
                 variants[v->study->rate_as[rateless]].name);
     if (left > 0 && r->signal) fputs("; stopped by a signal", out);
-    if (left > 0 && r->late) fputs("; the next would not end in time", out);
+    if (left > 0 && r->late) fputs("; the time is up", out);
     if (left > 0) fputs("; the same command goes on", out);
     if (r->failed > 0)
         fputs("; with --restart failed, runs that cannot go on begin anew, their folders set aside",

@@ -15,7 +15,8 @@ typedef struct {
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
     const char *restart; /* failed runs that begin anew (folder.h); NULL: none */
-    double seconds;      /* no run is started that would not be done by then; 0: no limit */
+    /* After so long what runs is stopped, to go on another time; 0: no limit. */
+    double seconds;
     /* Called once when nothing stands in the way of the first run; NULL: nothing is. */
     void (*begins)(const weft_study *s);
 } weft_study_options;
@@ -25,7 +26,7 @@ typedef struct {
     int done, diverged, failed, waiting;
     int errors; /* chosen variants that cannot be built */
     int signal; /* the one that ended it; 0: none */
-    bool late;  /* it ended because the next run would not have been done in time */
+    bool late;  /* it ended because its time was up */
     weft_repeats repeats;
     char why[WEFT_STUDY_LINE]; /* one line on what is not done; empty: all is */
 } weft_study_result;

@@ -45,14 +45,15 @@ typedef struct {
     weft_metrics *metrics;
     weft_progress *progress;
     weft_train_state state;
-    int64_t tokens;                     /* of a step */
-    double flops_per_token;             /* nominal, forward and backward */
-    double seconds, pending;            /* of training: all of this run, and since the last line */
-    int64_t steps, unlogged;            /* the same in steps */
-    int64_t saved;                      /* steps done when out/last was written; -1: not yet */
-    int64_t saved_best;                 /* the same of out/best, in this run */
-    int log;                            /* out/log; -1: none */
-    char resumed[WEFT_CHECKPOINT_NAME]; /* the checkpoint it goes on from; empty: it starts */
+    int64_t tokens;                      /* of a step */
+    double flops_per_token;              /* nominal, forward and backward */
+    double seconds, pending;             /* of training: all of this run, and since the last line */
+    int64_t steps, unlogged;             /* the same in steps */
+    int64_t saved;                       /* steps done when out/last was written; -1: not yet */
+    int64_t saved_best;                  /* the same of out/best, in this run */
+    double began, looked, pace, closing; /* for the deadline: see plan_end */
+    int log;                             /* out/log; -1: none */
+    char resumed[WEFT_CHECKPOINT_NAME];  /* the checkpoint it goes on from; empty: it starts */
 } trainer;
 
 static weft_status open_dataset(trainer *t) {
@@ -171,6 +172,7 @@ static weft_status prepare(trainer *t) {
 static weft_status keep_config(const trainer *t) {
     char path[WEFT_PATH_MAX];
     weft_config c = *t->config;
+    c.steps = t->model->config.steps;
     WEFT_TRY(weft_path(path, "%s/", t->options->out));
     size_t n = strlen(path);
     if (strncmp(c.dataset, path, n) == 0)
@@ -405,7 +407,7 @@ static weft_status evaluate(trainer *t, weft_metrics_row *row) {
     if (*r->metric) snprintf(metric, sizeof metric, ", %s %.4f", r->metric, r->metric_value);
     weft_log(WEFT_LOG_INFO, "step %lld: loss %.4f, val_loss %.4f%s", (long long)row->step,
              row->parts.loss, r->val_loss, metric);
-    if (t->config->eval_positions && row->step == t->config->steps)
+    if (t->config->eval_positions && row->step == t->model->config.steps)
         return weft_validation_positions(t->validation, r->positions, &r->n_positions);
     return WEFT_OK;
 }
@@ -463,9 +465,41 @@ static bool is_due(int64_t step, int64_t interval) {
     return step % interval == 0;
 }
 
+int64_t weft_train_last_step(int64_t done, int64_t planned, double left, double pace) {
+    if (!(left > 0)) return done < planned ? done : planned;
+    return pace > 0 ? (int64_t)fmin((double)planned, (double)done + left / pace) : planned;
+}
+
+static double read_clock(const trainer *t) {
+    return t->options->clock ? t->options->clock() : weft_clock();
+}
+
+/* After a step: which one is the last, if there is a deadline. The pace is the mean of the last steps with all that
+ * came between them, so that it follows a load that changes; time is kept for what comes after the last step,
+ * as long as that has taken so far; before it is known, a forward pass is taken for a third of a step. The plan changes with every step, and the learning rate, which falls with the
+ * part of the plan that is done, falls with the time that has passed. */
+static weft_status plan_end(trainer *t) {
+    enum { FIRST_STEPS = 5, MEAN_OF = 50 };
+    int64_t *steps = &t->model->config.steps;
+    if (!t->options->deadline) return WEFT_OK;
+    double now = read_clock(t), took = now - t->looked;
+    t->looked = now;
+    t->pace += (took - t->pace) / (double)(t->steps < MEAN_OF ? t->steps : MEAN_OF);
+    double guess = t->pace * (double)t->config->eval_samples / 3;
+    double closing =
+        t->closing > 0 ? t->closing : fmin(guess, (t->options->deadline - t->began) / 20);
+    double left = t->options->deadline - now - closing;
+    bool judges = t->steps >= FIRST_STEPS || left <= 0;
+    if (judges) *steps = weft_train_last_step(t->state.iteration, t->config->steps, left, t->pace);
+    WEFT_TRY(weft_comm_broadcast(t->comm, steps, sizeof *steps));
+    weft_progress_set_total(t->progress, *steps);
+    return WEFT_OK;
+}
+
 static weft_status run_steps(trainer *t) {
     const weft_config *c = t->config;
-    while (t->state.iteration < c->steps && t->result->end == WEFT_TRAIN_DONE) {
+    t->began = t->looked = read_clock(t);
+    while (t->state.iteration < t->model->config.steps && t->result->end == WEFT_TRAIN_DONE) {
         weft_metrics_row row;
         bool early = false; /* a signal that came while all was set up; all ranks leave then */
         if (t->steps == 0) WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &early));
@@ -476,7 +510,8 @@ static weft_status run_steps(trainer *t) {
             return WEFT_OK;
         }
         WEFT_TRY(train_step(t, &row));
-        bool last = row.step == c->steps;
+        WEFT_TRY(plan_end(t));
+        bool last = row.step == t->model->config.steps;
         bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
         bool told = row.events.spike || row.events.reset || t->state.skipped_row > 0;
         if (!diverged && (last || is_due(row.step, c->eval_interval))) WEFT_TRY(evaluate(t, &row));
@@ -493,6 +528,7 @@ static weft_status run_steps(trainer *t) {
         bool first = t->saved < 0 && t->saved_best >= 0;
         if (last || asked || first || is_due(row.step, c->checkpoint_interval))
             WEFT_TRY(save_last(t));
+        if (row.evaluated && !last) t->closing = fmax(t->closing, read_clock(t) - t->looked);
         if (!asked || last) continue;
         t->result->end = WEFT_TRAIN_STOPPED;
         snprintf(t->result->why, sizeof t->result->why,
@@ -501,6 +537,16 @@ static weft_status run_steps(trainer *t) {
                  keeps_last(t) ? "; saved, --resume goes on" : "; SAVE_CHECKPOINT is n");
     }
     return WEFT_OK;
+}
+
+/* A run that the deadline ended is done: its config says so, and so does a line. */
+static weft_status close_plan(const trainer *t) {
+    char done[WEFT_COUNT_ROOM], planned[WEFT_COUNT_ROOM];
+    int64_t steps = t->model->config.steps;
+    if (!t->leads || steps == t->config->steps || t->result->end != WEFT_TRAIN_DONE) return WEFT_OK;
+    weft_log(WEFT_LOG_INFO, "%s: the time allowed %s of %s steps", t->options->out,
+             weft_count_text(steps, done), weft_count_text(t->config->steps, planned));
+    return keep_config(t);
 }
 
 static void fill_result(trainer *t, double start) {
@@ -549,6 +595,7 @@ weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_p
     bool done = t.state.iteration >= c->steps;
     if (status == WEFT_OK && *t.resumed && (done || !options->resume_name)) status = save_last(&t);
     if (status == WEFT_OK) status = run_steps(&t);
+    if (status == WEFT_OK) status = close_plan(&t);
     if (status == WEFT_OK && t.leads && options->at_end && out->end == WEFT_TRAIN_DONE)
         status = options->at_end(options->context, t.model);
     fill_result(&t, start);

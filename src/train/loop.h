@@ -30,6 +30,10 @@ typedef struct {
     /* Called once on rank 0 when all steps are done, with the final weights; NULL: nothing is. */
     weft_status (*at_end)(void *context, const weft_model *m);
     void *context;
+    /* When the run is to be over, by `clock` (NULL: weft_clock); 0: when its steps are done. Where the time is too
+     * short for all of them it does fewer, and the learning rate falls towards the end that is expected. */
+    double deadline;
+    double (*clock)(void);
 } weft_train_options;
 
 typedef enum {
@@ -56,6 +60,10 @@ typedef struct {
     weft_position_loss positions[WEFT_POSITION_RANGES_MAX]; /* with EVAL_POSITIONS */
     int n_positions;
 } weft_train_result;
+
+/* The last step of a run that has done `done` of `planned` steps and has `left` seconds, at `pace` seconds a
+ * step: no later than planned, and at once where no time is left. */
+int64_t weft_train_last_step(int64_t done, int64_t planned, double left, double pace);
 
 /* What a run would say of its data and tokenizer, before anything else is done. `metric` is the
  * dataset's own; empty: none. */

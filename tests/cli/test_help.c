@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-static const char *const commands[] = {"help",     "plan",   "init",     "train",     "eval",
-                                       "generate", "serve",  "tokenize", "tokenizer", "bench",
-                                       "report",   "verify", "version"};
+static const char *const commands[] = {"help",  "new",      "plan",   "init",     "train",
+                                       "eval",  "generate", "serve",  "tokenize", "tokenizer",
+                                       "bench", "report",   "verify", "version"};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void expect_text(const char *const *arguments, const char *word) {

@@ -285,7 +285,7 @@ static void test_ranks_share_memory(void **state) {
     assert_true(llabs(integer(second, "sums") - 3 * parameters_here) <= 16);
     json_decref(object);
     command_fails(2, RUN("plan", "--config", "demo", "--ranks", "2"), SAYS("--ranks", "--variant"));
-    command_succeeds(RUN("plan", "--config", "demo", "--variant", "0", "--ranks", "2"), NULL);
+    command_succeeds(RUN("plan", "--config", "demo", "--variant", "rope", "--ranks", "2"), NULL);
 }
 
 int main(void) {

@@ -82,7 +82,7 @@ static double mean(const double *values, int count) {
     return sum / count;
 }
 
-/* The demo at half its rate. At its own, runs that differ in rounding part by 2 to 4% where the loss
+/* The RA-MLA ablation's baseline at half its rate. At its own, runs that differ in rounding part by 2 to 4% where the loss
  * falls steeply, and by no more than two seeds do: what parts them there is not the GPU. */
 static void test_bf16_tracks_the_cpu_in_f32(void **state) {
     (void)state;
@@ -93,15 +93,16 @@ static void test_bf16_tracks_the_cpu_in_f32(void **state) {
 #define TRACKED "LOG_INTERVAL=1", "LEARNING_RATE=1e-3", "MIN_LR=1e-4"
     snprintf(a, sizeof a, "%s", scratch_path("cpu"));
     snprintf(b, sizeof b, "%s", scratch_path("gpu"));
-    weft_train_result cpu = run(weft_cpu_backend(), "defconfigs/demo", a, steps, false,
+    weft_train_result cpu = run(weft_cpu_backend(), "defconfigs/ra-mla", a, steps, false,
                                 (const char *[]){TRACKED, NULL});
-    weft_train_result gpu = run(weft_cuda_backend(), "defconfigs/demo", b, steps, false,
+    weft_train_result gpu = run(weft_cuda_backend(), "defconfigs/ra-mla", b, steps, false,
                                 (const char *[]){TRACKED, "DTYPE=bf16", NULL});
     assert_int_equal(read_losses(a, want, STEPS), steps);
     assert_int_equal(read_losses(b, got, STEPS), steps);
     for (int i = 0, part = steps / PARTS; i < PARTS; i++)
         most = fmax(most, fabs(mean(got + i * part, part) / mean(want + i * part, part) - 1));
-    printf("note: %d steps of the demo, each tenth of the losses within %.2f%%: the last CPU f32 "
+    printf("note: %d steps of defconfigs/ra-mla, each tenth of the losses within %.2f%%: the last "
+           "CPU f32 "
            "%.4f, GPU bf16 %.4f; held out %.4f, %.4f\n",
            steps, 100 * most, mean(want + steps - steps / PARTS, steps / PARTS),
            mean(got + steps - steps / PARTS, steps / PARTS), cpu.val_loss, gpu.val_loss);
@@ -150,7 +151,8 @@ static void test_recomputed_layers_end_on_the_same_bits(void **state) {
     run(weft_cuda_backend(), config, a, 9, false, stored);
     run(weft_cuda_backend(), config, b, 9, false, again);
     train_same_end(a, b);
-    assert_true(planned_bytes("defconfigs/demo", again) < planned_bytes("defconfigs/demo", stored));
+    assert_true(planned_bytes("defconfigs/ra-mla", again) <
+                planned_bytes("defconfigs/ra-mla", stored));
 }
 
 /* What does not fit is refused before anything is taken, with what would. */

@@ -36,6 +36,7 @@ WRAPPER = """#!/bin/sh
 weft=%s
 case "$1 $*" in
     *--list*|*--help*) exec "$weft" "$@" ;;
+    "new "*) exec "$weft" "$@" --minutes 0.01 --device cpu ;;
     "train "*--text*) exec "$weft" "$@" --minutes 0.01 --device cpu -o STEPS=2 -o SAMPLE_PROMPT= ;;
     "train "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o SAMPLE_PROMPT= --peak-flops 0 ;;
     "study "*) exec "$weft" "$@" --device cpu -o STEPS=2 -o EVAL_SAMPLES=1 -o STUDY_SEEDS=2 -o SAMPLE_PROMPT= ;;
@@ -124,7 +125,7 @@ def make_root(weft, root):
 
 def write_configs(page, found, root):
     """The configs that a page tells to write."""
-    names = {"README.md": "my.config", "docs/guide/extending.md": "defconfigs/my-study", "docs/guide/studies.md": "my.config"}
+    names = {"docs/guide/extending.md": "defconfigs/my-study", "docs/guide/studies.md": "my.config"}
     for _, block in found:
         lines = [l.strip() for l in block]
         if page in names and sum(l.startswith("CONFIG_") for l in lines) > 4:

@@ -188,7 +188,7 @@ static void test_eight_bits_hardly_change_the_perplexity(void **state) {
         char run[512], best[560];
         snprintf(run, sizeof run, "%s", scratch_path("step%s", steps[i]));
         snprintf(best, sizeof best, "%s/best", run);
-        command_succeeds(RUN("train", "--config", "defconfigs/demo", "--variant", steps[i], "-o",
+        command_succeeds(RUN("train", "--config", "defconfigs/ra-mla", "--variant", steps[i], "-o",
                              "STEPS=150", "-o", "WARMUP_STEPS=20", "--out", run),
                          NULL);
         weft_model *m;

@@ -62,7 +62,7 @@ static void test_a_variant_that_is_better_is_named_with_its_gain(void **state) {
     three_seeds(db, 1, 1.9, 2.01, 2.09);
     three_seeds(db, 2, 1.9, 2.15, 2.25);
     expect_answer(db, "better",
-                  "Gate lowered the held-out loss by 4.8% (95% interval 3.6% to 5.9%); for 1 other "
+                  "Gate lowered the held-out loss by 4.8% (95% interval 3.6% to 5.9%); for Cross "
                   "no difference was shown.",
                   "");
 }
@@ -105,7 +105,7 @@ static void test_worse_alone_is_said(void **state) {
     expect_answer(
         db, "worse",
         "No variant lowered the held-out loss; Gate raised it by 4.8% (95% interval 3.6% to "
-        "5.9%); for 1 other no difference was shown.",
+        "5.9%); for Cross no difference was shown.",
         "");
 }
 
@@ -200,7 +200,7 @@ static void test_what_is_not_left_of_all_comparisons_is_not_named(void **state) 
     three_seeds(db, 2, 2.1, 2.19, 2.31);
     three_seeds(db, 3, 1.9, 2.15, 2.25);
     expect_answer(db, "chances",
-                  "Cross raised the held-out loss by 4.8% (95% interval 3.6% to 5.9%); for 1 other "
+                  "Cross raised the held-out loss by 4.8% (95% interval 3.6% to 5.9%); for Late "
                   "no difference was shown; for 1 other " IN_DOUBT,
                   NOT_LEFT);
     db = begin("holm", "val_loss");
@@ -297,7 +297,7 @@ static void test_a_rate_at_the_edge_of_the_sweep_is_said(void **state) {
                               0.1 * (variant == 1) - 0.001 * variant * seed,
                           "w");
     expect_answer(db, "edge",
-                  "Gate lowered the held-out loss by 4.6% (95% interval 4.5% to 4.7%); for 1 other "
+                  "Gate lowered the held-out loss by 4.6% (95% interval 4.5% to 4.7%); for Cross "
                   "no difference was shown.",
                   "Gate got a learning rate at the edge of those tried: a better one may lie "
                   "beyond it.");
@@ -387,7 +387,7 @@ static void test_comparisons_are_counted_together(void **state) {
     /* 0.034 is not left of three; the answer does not name Cross, the warning does. */
     assert_string_equal(
         json_string_value(json_object_get(study, "answer")),
-        "Gate lowered the held-out loss by 4.8% (95% interval 3.6% to 5.9%); for 2 others no "
+        "Gate lowered the held-out loss by 4.8% (95% interval 3.6% to 5.9%); for Late and Few no "
         "difference was shown; for 1 other a difference was seen that the warnings below put in "
         "doubt.");
     json_t *warning = json_array_get(json_object_get(study, "warnings"), 0);

@@ -193,7 +193,7 @@ static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state)
     (void)state;
     const char *run = scratch_path("run"), *tokens = scratch_path("held-out.npy");
     command_succeeds(RUN("train", "--config", "defconfigs/demo", "--out", run, "-o",
-                         "RA_MLA_ABLATION_STEPS=", "-o", "ATTENTION=mla", "-o", "N_LAYER=2", "-o",
+                         "STUDY_VARIANTS=", "-o", "ATTENTION=mla", "-o", "N_LAYER=2", "-o",
                          "N_EMBD=16", "-o", "N_HEAD=2", "-o", "CONTEXT=32", "-o",
                          "RA_MLA_LATENT_DIM=8", "-o", "RA_MLA_MLP_ATTN_GATE=y", "-o", "DROPOUT=0.5",
                          "-o", "STEPS=2", "-o", "EVAL_INTERVAL=2", "-o", "EVAL_SAMPLES=1", "-o",

@@ -60,7 +60,7 @@ static bool is_installed(void) {
 static void test_ready_studies_are_found_by_name(void **state) {
     (void)state;
     NEEDS_INSTALL();
-    expect_prints("cd \"$there\" && weft study --config demo --list --json", "108864");
+    expect_prints("cd \"$there\" && weft study --config demo --list --json", "116480");
     expect_prints("cd \"$there\" && weft plan --config w2-recall --json", "parameters");
     /* A file of that name in the working folder comes first. */
     expect_prints("mkdir -p \"$there/x\" && cd \"$there/x\" && echo 'CONFIG_N_EMBD=oops' > demo && "
@@ -132,7 +132,7 @@ static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
                   "/weft_");
     expect_prints("dpkg-deb -f \"$there\"/deb/weft_*.deb Depends", "libjansson");
     shell_prints("dpkg-deb -x \"$there\"/deb/weft_*.deb \"$there/unpacked\"");
-    expect_prints("cd / && \"$there/unpacked/usr/bin/weft\" study --config demo --list", "108,864");
+    expect_prints("cd / && \"$there/unpacked/usr/bin/weft\" study --config demo --list", "116,480");
     expect_prints("\"$there/unpacked/usr/share/weft/scripts/export\" --help", "--wandb");
     /* Where Debian's zsh looks. */
     expect_prints("ls \"$there/unpacked/usr/share/zsh/vendor-completions\"", "_weft");

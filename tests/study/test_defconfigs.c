@@ -31,7 +31,7 @@ static const char *const known[] = {"demo",          "gpt2-ra-mla-full",
                                     "needle",        "mup",
                                     "w2-micro",      "wsffn",
                                     "mix",           "long-context",
-                                    "reciprocal"};
+                                    "reciprocal",    "ra-mla"};
 
 static bool is_known(const char *name) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)

@@ -53,6 +53,12 @@ static void test_named_variants_are_read(void **state) {
     for (int i = 0; i < s.n; i++)
         assert_int_equal(s.list[i].repeats, -1);
     weft_variants_free(&s);
+    /* The first may have a baseline too, which then has none. */
+    static const int baselines[] = {1, -1, 0};
+    parse("rope vs learned; learned: POSITION=learned; w2: ATTENTION=w2", "", &s);
+    for (int i = 0; i < s.n; i++)
+        assert_int_equal(s.list[i].baseline, baselines[i]);
+    weft_variants_free(&s);
 }
 
 static void test_a_variant_has_a_label(void **state) {

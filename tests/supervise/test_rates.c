@@ -92,17 +92,23 @@ static void test_each_run_says_which_program_made_it_where(void **state) {
         runs);
 }
 
-/* After the first run its time is known, and there is no time for another; the same command without
- * the limit ends as a study that had none. */
-static void test_no_run_begins_that_would_not_end_in_time(void **state) {
+/* When the time is up, what runs is stopped, though no run before it told how long one takes; the same command
+ * without the limit ends as a study that had none. */
+static void test_a_study_ends_in_time(void **state) {
     (void)state;
-    const char *out = scratch_path("short");
+    const char *out = scratch_path("short"), *endless = scratch_path("endless");
     command_result r =
-        command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.0001"));
+        command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.001"));
     assert_int_equal(r.status, 1);
-    assert_non_null(strstr(r.err, "would not end in time"));
+    assert_non_null(strstr(r.err, "the time is up"));
     command_free(&r);
-    assert_int_equal(study_number(out, "SELECT count(*) FROM runs WHERE status = 'done'"), 1);
+    r = command_run(RUN("study", "--config", config, "--out", endless, "--minutes", "0.02", "-o",
+                        "STEPS=100000000", "-o", "EVAL_INTERVAL=100000000"));
+    assert_int_equal(r.status, 1);
+    assert_non_null(strstr(r.err, "the time is up"));
+    command_free(&r);
+    assert_int_equal(study_number(endless, "SELECT count(*) FROM runs WHERE status <> 'waiting'"),
+                     0);
     command_succeeds(RUN("study", "--config", config, "--out", out, APART), NULL);
     study_same(whole, out);
     command_fails(2, RUN("study", "--config", config, "--out", out, "--minutes", "0"),
@@ -233,7 +239,7 @@ int main(void) {
         cmocka_unit_test(test_a_seed_that_both_chooses_and_counts_is_refused),
         cmocka_unit_test(test_losses_by_position_add_up_to_the_whole),
         cmocka_unit_test(test_each_run_says_which_program_made_it_where),
-        cmocka_unit_test(test_no_run_begins_that_would_not_end_in_time),
+        cmocka_unit_test(test_a_study_ends_in_time),
         cmocka_unit_test(test_a_variant_may_take_over_anothers_rate),
         cmocka_unit_test(test_seeds_may_be_added),
         cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),

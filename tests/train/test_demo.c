@@ -53,10 +53,10 @@ static void test_demo_learns_more_than_pairs(void **state) {
     assert_true(loss > 0.1 && loss < baseline);
 }
 
-/* By whatever instructions the processor has for bf16. The first steps, to which it is trimmed, are those
+/* MLA, by whatever instructions the processor has for bf16. The first steps, to which it is trimmed, are those
  * where the loss falls most. Later on two runs that round differently differ by some percent, either way:
  * whole, it is the mean over random seeds, and what so few seeds leave open is not held against it. */
-static void test_demo_in_bf16_ends_near_f32(void **state) {
+static void test_bf16_ends_near_f32(void **state) {
     (void)state;
     static const char *const types[] = {"f32", "bf16"};
     int runs = train_long() ? SEEDS : 1;
@@ -68,7 +68,7 @@ static void test_demo_in_bf16_ends_near_f32(void **state) {
             snprintf(seed, sizeof seed, "%d", i + 1);
             snprintf(out, sizeof out, "%s", scratch_path("%s-%s", types[k], seed));
             const char *const *command =
-                RUN("train", "--config", "defconfigs/demo", "--out", out, "--dtype", types[k],
+                RUN("train", "--config", "defconfigs/ra-mla", "--out", out, "--dtype", types[k],
                     "--seed", seed, "-o", train_long() ? "STEPS=300" : "STEPS=60");
             mean[k] += (loss[k] = run_demo(command, out)) / runs;
         }
@@ -87,7 +87,7 @@ static void test_demo_in_bf16_ends_near_f32(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_demo_learns_more_than_pairs),
-        cmocka_unit_test(test_demo_in_bf16_ends_near_f32),
+        cmocka_unit_test(test_bf16_ends_near_f32),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

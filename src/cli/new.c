@@ -1,0 +1,328 @@
+/* weft new: a study from a few answers.
+ *
+ * Each part that is to be compared is a word of one option, so a part alone says which option it sets. The first
+ * goes into the config itself; each other one is a variant, the same model with that one option changed. Size
+ * and steps are those of `weft train --text`, for a run's share of the time. */
+#include "base/files.h"
+#include "base/folders.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "cli/args.h"
+#include "cli/own_text.h"
+#include "cli/study.h"
+#include "config/kinds.h"
+#include "cpu/backend.h"
+#include "supervise/launch.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+const char weft_help_new[] =
+    "  --text FILE        the text to train on; repeatable. Without it, English-like text that the "
+    "program makes itself\n"
+    "  --compare A,B,...  what to compare: dot, w2, mla or cosine (attentions); gelu, swiglu or "
+    "wsffn (feed-forwards); learned, rope, alibi, relative or none (positions); layernorm or "
+    "rmsnorm; or KEY=VALUE. The others are compared with the first; default: dot,w2\n"
+    "  --minutes M        about how long the study may take; default: 10\n"
+    "  --seeds N          random seeds per variant: more show smaller differences; default: 5\n"
+    "  --out DIR          a new folder for the study; default: the text's name, or my-study\n"
+    "  --device D         cpu, cuda or auto\n"
+    "  --threads N        default: one per processor\n"
+    "  --json             what 'weft study --list --json' prints of the study\n"
+    "\n"
+    "DIR/study is the study's file, DIR/data the text as tokens. Nothing is trained yet: it is "
+    "said "
+    "how long the study takes, how small a difference it can show, and the command that runs it. "
+    "On a terminal, what no option says is asked for.\n";
+
+enum { ANSWER_ROOM = 1024, PARTS_MOST = 16, SEEDS_MOST = 1000, VARIANT_ROOM = 256 };
+
+/* How much the difference of two variants varied from seed to seed in studies of small models, in nats. */
+static const double USUAL_SPREAD = 0.02;
+/* What of a run's time its steps take; the rest is starting, evaluation and saving. */
+static const double SHARE_OF_STEPS = 0.7;
+
+#define ATTENTION_ROW(NUMBER, name, title, help) {"ATTENTION", #name, title},
+#define FFN_ROW(NUMBER, name, title, help) {"FFN", #name, title},
+#define POSITION_ROW(NUMBER, name, title, help) {"POSITION", #name, title},
+
+typedef struct {
+    const char *key, *word, *title;
+} part;
+
+static const part parts[] = {
+    WEFT_ATTENTIONS(ATTENTION_ROW) WEFT_FFNS(FFN_ROW)
+        WEFT_POSITIONS(POSITION_ROW){"NORM", "layernorm", "LayerNorm"},
+    {"NORM", "rmsnorm", "RMSNorm"},
+};
+enum { N_PARTS = sizeof parts / sizeof parts[0] };
+
+typedef struct {
+    const char *compare, *minutes_text, *seeds_text, *out;
+    double minutes;
+    int64_t seeds;
+    char texts[ANSWER_ROOM], compared[ANSWER_ROOM], folder[ANSWER_ROOM];
+    char sets[PARTS_MOST][VARIANT_ROOM]; /* KEY=VALUE of each part */
+    int n;
+    char titles[ANSWER_ROOM]; /* "A, B and C" */
+    char variants[WEFT_TEXT_MAX];
+} wishes;
+
+static const part *find_part(const char *word) {
+    for (int i = 0; i < N_PARTS; i++)
+        if (strcasecmp(parts[i].word, word) == 0) return &parts[i];
+    return NULL;
+}
+
+static int refuse_part(const weft_args *a, const char *word) {
+    weft_nearest nearest = weft_nearest_slip(word);
+    for (int i = 0; i < N_PARTS; i++)
+        weft_nearest_offer(&nearest, parts[i].word);
+    if (*nearest.name)
+        return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
+                                nearest.name);
+    return weft_args_refuse(
+        a,
+        "--compare: '%s' is not known; 'weft help new' lists the words, and KEY=VALUE is any "
+        "option of a config",
+        word);
+}
+
+/* One part, as what it sets and as a variant: "w2 'W2 attention': ATTENTION=w2". */
+static int add_part(const weft_args *a, wishes *w, const char *word) {
+    const part *p = find_part(word);
+    const char *equals = strchr(word, '=');
+    char name[WEFT_VARIANT_NAME], label[VARIANT_ROOM] = "";
+    weft_config scratch;
+    if (!p && !equals) return refuse_part(a, word);
+    if (w->n == PARTS_MOST) return weft_args_refuse(a, "--compare: more than %d parts", PARTS_MOST);
+    char *sets = w->sets[w->n];
+    snprintf(sets, VARIANT_ROOM, "%s%s%s", p ? p->key : "", p ? "=" : "", p ? p->word : word);
+    for (int i = 0; i < w->n; i++)
+        if (strcmp(sets, w->sets[i]) == 0)
+            return weft_args_refuse(a, "--compare: '%s' is there twice", word);
+    weft_config_defaults(&scratch);
+    if (weft_config_override(&scratch, sets, "--compare") != WEFT_OK)
+        return weft_args_end(a, WEFT_EINPUT);
+    snprintf(name, sizeof name, "%s", p ? p->word : word);
+    for (char *at = name; *at; at++)
+        *at = isalnum((unsigned char)*at) || *at == '.' ? (char)tolower((unsigned char)*at) : '-';
+    snprintf(label, sizeof label, "%s", p ? p->title : word);
+    size_t at = strlen(w->variants), said = strlen(w->titles);
+    snprintf(w->variants + at, sizeof w->variants - at, "%s%s '%s'%s%s", w->n ? "; " : "", name,
+             label, w->n ? ": " : "", w->n ? sets : "");
+    snprintf(w->titles + said, sizeof w->titles - said, "%s%s", w->n ? ", " : "", label);
+    w->n++;
+    return WEFT_EXIT_DONE;
+}
+
+static int read_parts(const weft_args *a, wishes *w, const char *list) {
+    char words[ANSWER_ROOM], *at = words;
+    w->n = 0;
+    *w->variants = *w->titles = '\0';
+    snprintf(words, sizeof words, "%s", list);
+    for (char *word; (word = strsep(&at, ","));) {
+        while (isspace((unsigned char)*word))
+            word++;
+        word[strcspn(word, " \t")] = '\0';
+        if (*word && add_part(a, w, word)) return WEFT_EXIT_USAGE;
+    }
+    if (w->n > 1) return WEFT_EXIT_DONE;
+    return weft_args_refuse(a, "--compare needs two parts or more, such as dot,w2");
+}
+
+/* One answer; an empty one is the default. False: the terminal was closed. */
+static bool ask(const char *question, const char *fallback, char answer[ANSWER_ROOM]) {
+    fprintf(stderr, "%s [%s]: ", question, fallback);
+    if (!fgets(answer, ANSWER_ROOM, stdin)) return false;
+    answer[strcspn(answer, "\r\n")] = '\0';
+    if (!*weft_skip_blanks(answer)) snprintf(answer, ANSWER_ROOM, "%s", fallback);
+    return true;
+}
+
+/* A number that is asked for until it is one. */
+static bool ask_number(const weft_args *a, const char *question, const char *fallback,
+                       const weft_arg *o) {
+    char answer[ANSWER_ROOM];
+    do {
+        if (!ask(question, fallback, answer)) return false;
+    } while (weft_args_number(a, o, weft_skip_blanks(answer)));
+    return true;
+}
+
+static bool ask_text(weft_args *a, wishes *w) {
+    do {
+        if (!ask("Text to train on, a file", "the text that comes with weft", w->texts))
+            return false;
+        if (strcmp(w->texts, "the text that comes with weft") == 0) return true;
+    } while (weft_args_readable(a, w->texts, NULL));
+    a->repeated[a->n_repeated++] = w->texts;
+    return true;
+}
+
+static bool ask_parts(const weft_args *a, wishes *w) {
+    fputs("What can be compared, the others with the first:\n", stderr);
+    for (int i = 0; i < N_PARTS; i++)
+        fprintf(stderr, "%s%s",
+                i && parts[i].key == parts[i - 1].key ? ", "
+                : i                                   ? "\n  "
+                                                      : "  ",
+                parts[i].word);
+    fputs("\n", stderr);
+    do {
+        if (!ask("Compare", "dot,w2", w->compared)) return false;
+    } while (read_parts(a, w, w->compared));
+    w->compare = w->compared;
+    return true;
+}
+
+/* The text's name without its ending. */
+static void name_folder(const weft_args *a, wishes *w) {
+    const char *path = a->n_repeated ? a->repeated[0] : "my-study", *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path, *dot = strrchr(name, '.');
+    int length = dot && dot > name ? (int)(dot - name) : (int)strlen(name);
+    snprintf(w->folder, sizeof w->folder, "%.*s%s", length, name, a->n_repeated ? "-study" : "");
+}
+
+static int ask_all(weft_args *a, wishes *w, const weft_arg *minutes, const weft_arg *seeds) {
+    char answer[ANSWER_ROOM] = "";
+    bool open = a->n_repeated || ask_text(a, w);
+    open = open && (w->compare || ask_parts(a, w));
+    open = open && (w->minutes_text || ask_number(a, "Minutes it may take", "10", minutes));
+    open = open && (w->seeds_text || ask_number(a, "Random seeds per variant", "5", seeds));
+    name_folder(a, w);
+    open = open && (w->out || ask("Folder of the study", w->folder, answer));
+    if (!open) return weft_args_refuse(a, "no answer; nothing was made");
+    if (!w->out) snprintf(w->folder, sizeof w->folder, "%s", answer);
+    return WEFT_EXIT_DONE;
+}
+
+/* What differs from the defaults, below a few lines on what it is. */
+static weft_status write_study(const weft_config *c, const wishes *w, const char *path) {
+    weft_config plain;
+    char *lines[3] = {NULL, NULL, NULL}, *rest[2], *line, *same;
+    size_t bytes[3];
+    FILE *files[3];
+    weft_config_defaults(&plain);
+    bool ok = true;
+    for (int i = 0; i < 3; i++)
+        ok = (files[i] = open_memstream(&lines[i], &bytes[i])) && ok;
+    for (int i = 0; i < 2 && ok; i++) {
+        weft_config_write(i ? &plain : c, files[i]);
+        ok = fflush(files[i]) == 0;
+        rest[i] = lines[i];
+    }
+    if (ok)
+        fprintf(
+            files[2],
+            "# A comparison of %s, written by weft new.\n#\n"
+            "# 'weft help config' explains the options. STUDY_SPREAD is what differences between "
+            "small models\n# usually vary by from seed to seed.\n",
+            w->titles);
+    while (ok && (line = strsep(&rest[0], "\n")) && (same = strsep(&rest[1], "\n")))
+        if (strcmp(line, same) != 0) fprintf(files[2], "%s\n", line);
+    for (int i = 0; i < 3; i++)
+        if (files[i]) ok = fclose(files[i]) == 0 && ok;
+    weft_status status = ok ? weft_file_write(path, lines[2], bytes[2], NULL)
+                            : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    for (int i = 0; i < 3; i++)
+        free(lines[i]);
+    return status;
+}
+
+/* Seconds that all runs take, by a short measurement of each variant; whether all of them can be built is seen
+ * before. */
+static weft_status measure(const weft_args *a, const wishes *w, weft_study *s, double *seconds) {
+    for (int i = 0; i < s->variants.n; i++)
+        if (*s->built[i].error)
+            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
+                             s->built[i].error);
+    int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    WEFT_TRY(weft_measure_variants(s, w->folder, threads));
+    *seconds = 0;
+    for (int i = 0; i < s->variants.n; i++)
+        *seconds +=
+            s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
+    return WEFT_OK;
+}
+
+/* So many steps that the time is enough, written and told. */
+static weft_status finish_study(const weft_args *a, const wishes *w, const char *path,
+                                weft_config *c) {
+    weft_source source = {.file = path};
+    weft_study *s;
+    double seconds = 0;
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
+    weft_status status = measure(a, w, s, &seconds);
+    weft_study_close(s);
+    WEFT_TRY(status);
+    double planned = (double)c->steps;
+    c->steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
+    weft_own_text_intervals(c);
+    WEFT_TRY(write_study(c, w, path));
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
+    weft_study_list(s, seconds * (double)c->steps / planned, a->json);
+    weft_study_close(s);
+    return WEFT_OK;
+}
+
+static weft_status make_study(const weft_args *a, wishes *w, char path[WEFT_PATH_MAX]) {
+    char data[WEFT_PATH_MAX];
+    weft_config c;
+    weft_kind kind;
+    WEFT_TRY(weft_path(path, "%s/study", w->folder));
+    WEFT_TRY(weft_path(data, "%s/data", w->folder));
+    WEFT_TRY(weft_path_kind(w->folder, &kind));
+    if (kind != WEFT_KIND_NOTHING)
+        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", w->folder);
+    WEFT_TRY(weft_folder_make(w->folder));
+    double runs = (double)(w->n * w->seeds);
+    WEFT_TRY(weft_own_text_choose(a, a->repeated, a->n_repeated, data, w->minutes / runs, &c));
+    for (int i = 0; i < w->n; i++)
+        if (strcmp(w->sets[i], "ATTENTION=mla") == 0) c.ra_mla_latent_dim = c.n_embd / 4;
+    WEFT_TRY(weft_config_override(&c, w->sets[0], "--compare"));
+    if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
+    WEFT_TRY(weft_config_set(&c, "STUDY_VARIANTS", w->variants, "--compare"));
+    c.study_seeds = w->seeds;
+    c.study_spread = USUAL_SPREAD;
+    WEFT_TRY(write_study(&c, w, path));
+    return finish_study(a, w, path, &c);
+}
+
+int weft_cmd_new(int argc, char **argv) {
+    weft_args args;
+    static wishes w;
+    char path[WEFT_PATH_MAX];
+    const weft_arg own[] = {
+        {.name = "--text"},
+        {"--compare", .value = &w.compare},
+        {"--minutes", .value = &w.minutes_text, .real = &w.minutes, .min = 0.01, .max = 1e6},
+        {"--seeds", .value = &w.seeds_text, .number = &w.seeds, .min = 2, .max = SEEDS_MOST},
+        {"--out", .value = &w.out},
+        {0}};
+    w.minutes = WEFT_OWN_TEXT_MINUTES;
+    w.seeds = 5;
+    int usage =
+        weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, own, NULL, 0);
+    for (int i = 0; !usage && i < args.n_repeated; i++)
+        usage = weft_args_readable(&args, args.repeated[i], NULL);
+    if (!usage && w.compare) usage = read_parts(&args, &w, w.compare);
+    bool asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) && !args.json;
+    if (!usage && asks) usage = ask_all(&args, &w, &own[2], &own[3]);
+    if (!usage && !w.compare) usage = read_parts(&args, &w, "dot,w2");
+    if (usage) return usage;
+    if (!asks) name_folder(&args, &w);
+    if (w.out) snprintf(w.folder, sizeof w.folder, "%s", w.out);
+    if (args.json) weft_log_set_level(WEFT_LOG_WARN);
+    if (make_study(&args, &w, path) != WEFT_OK) return weft_args_end(&args, WEFT_EINPUT);
+    fflush(stdout); /* the next line comes after it */
+    if (!args.json)
+        weft_log(WEFT_LOG_INFO, "next: %s study --config %s --out %s --minutes %g",
+                 weft_shown(program_invocation_name), weft_shown(path), weft_shown(w.folder),
+                 w.minutes);
+    return WEFT_EXIT_DONE;
+}

@@ -1,0 +1,156 @@
+/* weft new: the study that it writes is the one that was asked for and can be run; on a terminal it asks. */
+#include "support/command.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { SENTENCES = 300, SCREEN_ROOM = 8192 };
+
+static const char *write_text(const char *name) {
+    const char *path = scratch_path("%s", name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < SENTENCES; i++)
+        fprintf(file, "The miller reads the %d letters.\n", i % 7);
+    fclose(file);
+    return path;
+}
+
+static json_t *variant_of(const json_t *list, size_t i) {
+    return json_array_get(json_object_get(list, "steps"), i);
+}
+
+static void expect_word(const json_t *object, const char *key, const char *word) {
+    assert_string_equal(json_string_value(json_object_get(object, key)), word);
+}
+
+static int64_t integer(const json_t *object, const char *key) {
+    return json_integer_value(json_object_get(object, key));
+}
+
+/* A part alone says which option it sets, and goes on top of the first one. */
+static void test_a_study_is_written(void **state) {
+    (void)state;
+    const char *out = scratch_path("mine");
+    char file[512];
+    snprintf(file, sizeof file, "%s/study", out);
+    json_t *list = command_json(RUN("new", "--json", "--text", write_text("book.txt"), "--compare",
+                                    "swiglu, W2,N_LAYER=1,mla", "--seeds", "3", "--minutes", "0.5",
+                                    "--device", "cpu", "--threads", "1", "--out", out));
+    static const char *const names[] = {"swiglu", "w2", "n-layer-1", "mla"};
+    static const char *const titles[] = {"SwiGLU", "W2 attention", "N_LAYER=1", "MLA"};
+    static const char *const sets[] = {"", "ATTENTION=w2", "N_LAYER=1", "ATTENTION=mla"};
+    for (size_t i = 0; i < 4; i++) {
+        const json_t *v = variant_of(list, i), *config = json_object_get(v, "config");
+        expect_word(v, "variant", names[i]);
+        expect_word(v, "title", titles[i]);
+        expect_word(v, "overrides", sets[i]);
+        expect_word(config, "ffn", "swiglu");
+        assert_int_equal(4 * integer(config, "ra_mla_latent_dim"), integer(config, "n_embd"));
+        if (i > 0) expect_word(v, "baseline", "swiglu");
+    }
+    assert_int_equal(integer(list, "runs"), 12);
+    /* What is shown with 80% power is so many times the spread that is taken, 0.02. */
+    const json_t *power = json_object_get(list, "power");
+    double times = json_number_value(json_object_get(power, "difference_in_spreads"));
+    double difference = json_number_value(json_object_get(power, "difference"));
+    assert_true(times > 0 && fabs(difference / times - 0.02) < 1e-9);
+    json_decref(list);
+    /* It stays where it is and is run from anywhere: the dataset has its whole path. */
+    char *text = file_read(file, NULL);
+    assert_non_null(strstr(text, "CONFIG_DATASET=\"/"));
+    assert_null(strstr(text, "CONFIG_ATTENTION"));
+    free(text);
+    command_succeeds(RUN("study", "--config", file, "--out", out, "--variants", "swiglu,w2", "-o",
+                         "STEPS=2", "-o", "WARMUP_STEPS=0", "-o", "EVAL_SAMPLES=1", "-o",
+                         "SAMPLE_PROMPT=", "-o", "STUDY_SEEDS=2", "--threads", "1"),
+                     NULL);
+    assert_int_equal(access(scratch_path("mine/report.html"), R_OK), 0);
+}
+
+/* By measuring, steps are taken off until the runs fit into the time: the least that would be planned otherwise,
+ * 50 steps, take longer than what these four runs have. The parts that are compared are the default's. */
+static void test_the_time_is_enough(void **state) {
+    (void)state;
+    json_t *list =
+        command_json(RUN("new", "--json", "--minutes", "0.01", "--seeds", "2", "--device", "cpu",
+                         "--threads", "1", "--out", scratch_path("short")));
+    const json_t *dot = variant_of(list, 0), *w2 = variant_of(list, 1);
+    expect_word(dot, "variant", "dot");
+    expect_word(w2, "variant", "w2");
+    assert_true(integer(dot, "iters") < 50);
+    assert_int_equal(integer(w2, "iters"), integer(dot, "iters"));
+    double seconds = json_number_value(json_object_get(list, "seconds"));
+    assert_true(seconds > 0 && (seconds <= 0.6 || integer(dot, "iters") == 1));
+    assert_int_not_equal(access(scratch_path("short/measure"), F_OK), 0);
+    json_decref(list);
+}
+
+/* The answers wait on the terminal: two wrong ones are asked for again, empty ones are the defaults. */
+static void test_a_terminal_is_asked(void **state) {
+    (void)state;
+    const char *text = write_text("asked.txt"), *out = scratch_path("asked");
+    char answers[1024], shown[SCREEN_ROOM] = "", file[512];
+    int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK), end = -1;
+    if (terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0)
+        end = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+    if (end < 0) {
+        printf("this system gives no terminal\n");
+        skip();
+    }
+    int n = snprintf(answers, sizeof answers, "no-such.txt\n%s\ndot,dott\ndot,mla\n\nmany\n4\n%s\n",
+                     text, out);
+    assert_int_equal(write(terminal, answers, (size_t)n), n);
+    shell_succeeds("$WEFT new --device cpu --threads 1 <%s 2>%s >%s", ptsname(terminal),
+                   ptsname(terminal), scratch_path("listed"));
+    assert_true(read(terminal, shown, sizeof shown - 1) > 0);
+    assert_non_null(strstr(shown, "Text to train on"));
+    assert_non_null(strstr(shown, "did you mean 'dot'?"));
+    assert_non_null(strstr(shown, "'many' must be a whole number"));
+    assert_non_null(strstr(shown, "asked-study]")); /* the folder that it would take */
+    assert_non_null(strstr(shown, " study --config "));
+    close(end);
+    close(terminal);
+    snprintf(file, sizeof file, "%s/study", out);
+    char *listed = file_read(scratch_path("listed"), NULL);
+    assert_non_null(strstr(listed, "8 runs"));
+    assert_non_null(strstr(listed, "4 seeds show a difference of"));
+    assert_non_null(strstr(listed, " here, one run after the other"));
+    free(listed);
+    listed = file_read(file, NULL);
+    assert_non_null(strstr(listed, "mla 'MLA': ATTENTION=mla"));
+    free(listed);
+}
+
+static void test_what_is_wrong_is_said(void **state) {
+    (void)state;
+    const char *out = scratch_path("wrong");
+    command_fails(2, RUN("new", "--compare", "dot", "--out", out), SAYS("--compare", "two"));
+    command_fails(2, RUN("new", "--compare", "dot,ropee", "--out", out), SAYS("ropee", "'rope'"));
+    command_fails(2, RUN("new", "--compare", "dot,dot", "--out", out), SAYS("dot", "twice"));
+    command_fails(2, RUN("new", "--compare", "dot,N_LAYR=3", "--out", out),
+                  SAYS("CONFIG_N_LAYR", "CONFIG_N_LAYER"));
+    command_fails(2, RUN("new", "--seeds", "1", "--out", out), SAYS("--seeds"));
+    command_fails(2, RUN("new", "--minutes", "0", "--out", out), SAYS("--minutes"));
+    command_fails(2, RUN("new", "--text", "no-such-text", "--out", out), SAYS("no-such-text"));
+    assert_int_not_equal(access(out, F_OK), 0); /* nothing was made */
+    command_fails(2, RUN("new", "--out", scratch_path("asked")), SAYS("asked", "already", "--out"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_study_is_written),
+        cmocka_unit_test(test_the_time_is_enough),
+        cmocka_unit_test(test_a_terminal_is_asked),
+        cmocka_unit_test(test_what_is_wrong_is_said),
+    };
+    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+}
