@@ -7,9 +7,7 @@
  * With N rows of D numbers the floor is N²D multiply-adds forward, twice that backward: a few
  * microseconds for 256 rows of 384, the largest model of the benchmarks, whose rows stay in the
  * caches. What is left are the waits between one kernel and the next; so several losses, a layer's
- * each, go through the kernels together, blockIdx.z the loss. Few rows of bf16 have kernels of their
- * own, on tensor cores (contrastive_tensor.cu). */
-#include "cuda/loss/contrastive.cuh"
+ * each, go through the kernels together, blockIdx.z the loss. */
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -24,6 +22,12 @@ enum {
     GROUPS = 4,        /* quarters of the block, which share out a chunk */
     EACH = 4,          /* a thread has EACH × EACH sums of its quarter */
     WEIGHTS = 1 << 20  /* weights in the workspace at a time, or TILE rows of them */
+};
+
+/* The largest score so far, and Σ of the others' exponentials beside it. A row's own score is mostly
+ * the largest and the rest tiny: 1 + rest would lose it, and log1p puts it back. */
+struct best_and_rest {
+    float top, rest;
 };
 
 struct contrast {
@@ -165,6 +169,16 @@ __device__ static inline void make_cosines(const contrast &k, int64_t i, int64_t
     share_sums(m, sums);
 }
 
+static __device__ inline best_and_rest join_scores(best_and_rest a, best_and_rest b) {
+    if (a.top < b.top) {
+        best_and_rest other = a;
+        a = b;
+        b = other;
+    }
+    if (b.top > -INFINITY) a.rest += (1 + b.rest) * expf(b.top - a.top);
+    return a;
+}
+
 /* Of a warp's lanes; the first one's result counts. */
 static __device__ inline best_and_rest join_lanes(best_and_rest all) {
 #pragma unroll
@@ -249,25 +263,6 @@ static contrast sizes_of(const weft_tensor *x) {
     return k;
 }
 
-static bool suits_tensor(const weft_tensor *x) {
-    weft_infonce_sizes s = weft_infonce_measure(x);
-    return x->dtype == WEFT_BF16 && contrast_suits_tensor(s.rows, s.width);
-}
-
-static contrast_rows rows_of(const contrast &k) {
-    contrast_rows r = {};
-    r.losses = k.losses, r.rows = k.rows, r.width = k.width;
-    r.inverse_tau = k.inverse_tau;
-    r.x = (const bf16 *)k.x.data;
-    r.norm = k.norm;
-    r.lse = k.lse;
-    r.loss = k.loss;
-    r.dy = k.dy;
-    r.factor = k.factor;
-    r.dx = (bf16 *)(void *)k.dx.data;
-    return r;
-}
-
 static int64_t infonce_workspace(const weft_node *n, int) {
     contrast k = sizes_of(n->in[0]);
     return place_forward(&k, NULL);
@@ -290,13 +285,9 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     k.factor = attr->factor / (double)k.rows;
     unsigned tiles = (unsigned)ceil_div(k.rows, TILE);
     unsigned losses = (unsigned)k.losses, rows = (unsigned)(k.losses * k.rows);
-    if (suits_tensor(n->in[0])) {
-        contrast_losses(stream_of(x), rows_of(k));
-    } else {
-        normalise_rows<<<rows, BLOCK, 0, stream_of(x)>>>(k, true);
-        score_tiles<<<dim3(tiles, tiles, losses), BLOCK, 0, stream_of(x)>>>(k);
-        join_tiles<<<(unsigned)ceil_div(rows, BLOCK / 32), BLOCK, 0, stream_of(x)>>>(k);
-    }
+    normalise_rows<<<rows, BLOCK, 0, stream_of(x)>>>(k, true);
+    score_tiles<<<dim3(tiles, tiles, losses), BLOCK, 0, stream_of(x)>>>(k);
+    join_tiles<<<(unsigned)ceil_div(rows, BLOCK / 32), BLOCK, 0, stream_of(x)>>>(k);
     sum_losses<<<1, BLOCK, 0, stream_of(x)>>>(k, y);
     return launched(n);
 }
@@ -376,10 +367,6 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
     k.dx = any_of(x, n->out[0]);
     k.factor = attr->factor / ((double)k.rows * attr->tau);
-    if (suits_tensor(n->in[WEFT_INFONCE_BACK_X])) {
-        contrast_gradients(stream_of(x), rows_of(k));
-        return launched(n);
-    }
     int64_t band = band_of(&k);
     unsigned tiles = (unsigned)ceil_div(k.rows, TILE), losses = (unsigned)k.losses;
     normalise_rows<<<(unsigned)(k.losses * k.rows), BLOCK, 0, stream_of(x)>>>(k, false);
