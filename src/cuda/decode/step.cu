@@ -256,20 +256,14 @@ static weft_status choose_runs(cuda_step *s) {
     return asked ? weft_step_runs_read(asked, p->run_keys, &p->short_positions) : WEFT_OK;
 }
 
-static bool is_off(const char *name) {
-    const char *set = getenv(name);
-    return set && strcmp(set, "0") == 0;
-}
-
 /* How blocks work together. Flags are the fewer rows', and of models without pairs of columns. */
 static void choose_form(cuda_step *s) {
     const weft_step_form *f = &s->form;
     int64_t deepest = max_i64(f->hidden, f->heads * f->dv);
-    s->sums_whole = deepest <= step_shape<1>::PANEL && !is_off("WEFT_CUDA_STEP_WHOLE");
-    bool flags = s->sums_whole && !f->rotated && !f->gated && !is_off("WEFT_CUDA_STEP_FLAGS");
-    s->flagged = flags ? (int)STEP_FLAGGED : 0;
+    s->sums_whole = deepest <= step_shape<1>::PANEL;
+    s->flagged = s->sums_whole && !f->rotated && !f->gated ? (int)STEP_FLAGGED : 0;
     s->flags = 1;
-    s->early = !is_off("WEFT_CUDA_STEP_KEYS_EARLY");
+    s->overlaps = weft_cuda_device()->code >= 90;
 }
 
 static weft_status open_step(const weft_step_model *m, void **step) {
@@ -278,8 +272,6 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     s->grid = weft_cuda_device()->multiprocessors;
     weft_status status = choose_runs(s);
     choose_form(s);
-    const char *early = getenv("WEFT_CUDA_STEP_EARLY");
-    s->overlaps = weft_cuda_device()->code >= 90 && !(early && early[0] == '0');
     describe(s, m);
     if (status == WEFT_OK)
         status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
@@ -383,8 +375,7 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     p.told = s->told + p.buffer * STEP_ROWS;
     p.told_step = s->told_step + p.buffer;
     bool many = rows->count > 16 || !s->sums_whole;
-    p.whole = s->sums_whole && !many;
-    p.early = !many && s->early;
+    p.whole = !many;
     p.flagged = p.whole && rows->count <= s->flagged;
     p.flags = s->flags;
     if (p.flagged) s->flags += (unsigned)p.n_phases;

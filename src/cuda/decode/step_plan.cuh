@@ -36,7 +36,6 @@ struct cuda_step {
     step_kernel few, many;   /* up to 16 rows, and up to 64 */
     step_order whole, split; /* of blocks that sum all of a depth, and of those that have parts */
     bool sums_whole;         /* up to 16 rows */
-    bool early;              /* those ask for keys ahead of a barrier */
     int flagged;             /* rows whose numbers travel with flags, at most */
     unsigned flags;          /* the next step's first */
     int grid, few_bytes, many_bytes;

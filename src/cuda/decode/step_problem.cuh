@@ -53,9 +53,8 @@ struct step_problem {
     bool joins_late;              /* attention's runs are joined where they are read: all rows
                       have few */
     bool whole; /* up to 16 rows: a block sums all of a product's depth and makes the norms that it
-                     needs */
+                     needs; attention's first keys are asked for ahead of the barrier before it */
     bool flagged; /* the stream and the feed-forward's numbers go from block to block with flags */
-    bool early;   /* attention's first keys are asked for ahead of the barrier before it */
     unsigned flags; /* of this step: the first flag */
     int width, hidden, heads, kv_heads, group, dqk, dv, vocab;
     int dqk_bits, dv_bits; /* dqk and dv are powers of two */

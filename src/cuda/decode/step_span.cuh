@@ -122,7 +122,7 @@ __device__ static inline void step_begin_early(const step_problem &p, const step
     else
         begun.item =
             step_next_run(p, (int)(threadIdx.x / 32 * gridDim.x + blockIdx.x), items, begun.t);
-    begun.fetched = p.early && begun.item < items && begun.t.end <= p.settled[begun.t.r];
+    begun.fetched = p.whole && begun.item < items && begun.t.end <= p.settled[begun.t.r];
     if (!begun.fetched) return;
     constexpr int UNITS = spans ? (int)STEP_SPAN_UNITS : step_units<MT, DQ, DV>::COUNT;
     step_fetch_first<MT, DQ, DV, UNITS, JOINT>(p, f, begun.t, ring);
