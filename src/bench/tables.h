@@ -1,7 +1,6 @@
 /* The tables of `weft bench` and what they are made of: what all of them are told, measurements, lines and
  * JSON. */
-#ifndef WEFT_BENCH_TABLES_H
-#define WEFT_BENCH_TABLES_H
+#pragma once
 
 #include "bench/variants.h"
 
@@ -98,5 +97,3 @@ void bench_cell_if(bench_table *t, bool known, const char *format, ...)
 
 /* Writes the object, which it takes over; NULL: there was no memory for it. */
 weft_status bench_write_json(FILE *to, json_t *all);
-
-#endif

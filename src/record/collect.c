@@ -7,7 +7,6 @@
 #include "base/text.h"
 #include "base/version.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,11 +8,8 @@
 #include "report/sections.h"
 #include "study/study.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 

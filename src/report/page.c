@@ -14,14 +14,11 @@
 #include "base/text.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 WEFT_EMBED("weft_charts_script", "src/report/charts.js");
 WEFT_EMBED("weft_charts_style", "src/report/charts.css");

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static weft_report_section *const sections[] = {
     weft_report_answer,      weft_report_verdicts,  weft_report_curves,    weft_report_fronts,

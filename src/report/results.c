@@ -3,7 +3,6 @@
 #include "study/variants.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
