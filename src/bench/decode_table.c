@@ -179,19 +179,6 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     return status;
 }
 
-/* A row's decoder: pages in the order of the tokens, all filled. */
-static weft_status open_decoder(const bench *b, const weft_model *m, int64_t context, int64_t batch,
-                                weft_decoder **d) {
-    int64_t table = weft_cached_table_pages(context);
-    weft_decoder_limits limits = {batch, batch * table, context, table};
-    WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, d));
-    WEFT_TRY(weft_decoder_fill(*d));
-    for (int64_t s = 0; s < batch; s++)
-        for (int64_t p = 0; p < table; p++)
-            weft_decoder_table(*d, (int32_t)s)[p] = (int32_t)(s * table + p);
-    return WEFT_OK;
-}
-
 /* Seconds to the first token of a prompt, the better of two. */
 static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
                                  double *seconds) {
@@ -267,7 +254,13 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
     int64_t memory = b->backend->memory ? b->backend->memory() : 0;
     if (memory && r->bytes > memory - memory / 4)
         return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
-    WEFT_TRY(open_decoder(b, m, context, batch, &d));
+    int64_t table = weft_cached_table_pages(context);
+    weft_decoder_limits limits = {batch, batch * table, context, table};
+    WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, &d));
+    WEFT_TRY(weft_decoder_fill(d));
+    for (int64_t s = 0; s < batch; s++)
+        for (int64_t p = 0; p < table; p++)
+            weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
     double before = read_rate(b);
     weft_status status = weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
                              ? measure_sampled(b, d, context, batch, r)

@@ -247,16 +247,6 @@ static weft_status write_json(bench *b, const machine_limits *limits) {
     return bench_write_json(b->opt.setup.json, all);
 }
 
-static machine_limits measure_limits(bench_limits *l) {
-    machine_limits best = {0};
-    for (int i = 0; i < 6; i++) {
-        best.gflops = fmax(best.gflops, bench_limit_gflops(l, false));
-        best.bf16_gflops = fmax(best.bf16_gflops, bench_limit_gflops(l, true));
-        best.gbytes = fmax(best.gbytes, bench_limit_gbytes(l));
-    }
-    return best;
-}
-
 static void print_head(const bench *b, const machine_limits *limits) {
     FILE *to = b->opt.setup.table;
     if (!to) return;
@@ -282,7 +272,12 @@ static weft_status run(bench *b) {
     if (b->opt.setup.peer)
         b->peer = bench_peer_start(b->opt.setup.peer, weft_pool_size(b->pool), b->peer_name,
                                    sizeof b->peer_name);
-    machine_limits limits = measure_limits(b->limits);
+    machine_limits limits = {0};
+    for (int i = 0; i < 6; i++) {
+        limits.gflops = fmax(limits.gflops, bench_limit_gflops(b->limits, false));
+        limits.bf16_gflops = fmax(limits.bf16_gflops, bench_limit_gflops(b->limits, true));
+        limits.gbytes = fmax(limits.gbytes, bench_limit_gbytes(b->limits));
+    }
     print_head(b, &limits);
     bench_table_start(&b->table, b->opt.setup.table,
                       "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"

@@ -1,6 +1,7 @@
 /* The peer's process. It ends by itself when its standard input does, so nothing is left behind when
  * the benchmark is interrupted. */
 #include "bench/peer.h"
+#include "base/getter.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -106,13 +107,8 @@ json_t *bench_peer_ask(bench_peer *p, json_t *request) {
     return NULL;
 }
 
-const char *bench_peer_error(const bench_peer *p) {
-    return p->error;
-}
-
-bool bench_peer_gone(const bench_peer *p) {
-    return p->gone;
-}
+WEFT_GETTER(const char *, bench_peer_error, bench_peer, error)
+WEFT_GETTER(bool, bench_peer_gone, bench_peer, gone)
 
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
     json_t *reply = bench_peer_ask(p, json_pack("{s:s, s:i}", "do", "run", "repeats", repeats));

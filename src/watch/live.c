@@ -73,20 +73,6 @@ WEFT_EMBED("weft_live_body", "src/watch/live.html");
 WEFT_EMBED("weft_live_script", "src/watch/live.js");
 WEFT_EMBED("weft_live_style", "src/watch/live.css");
 
-static char *make_page(void) {
-    extern const char weft_live_body[], weft_live_script[], weft_live_style[];
-    char *text;
-    int n = asprintf(&text,
-                     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-                     "<link rel=\"icon\" href=\"data:,\">\n"
-                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
-                     "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
-                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
-                     weft_live_script);
-    return n < 0 ? NULL : text;
-}
-
 static void tell_if_full(weft_live *w) {
     w->full = weft_watched_is_full(w->runs);
     if (w->full)
@@ -373,7 +359,17 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     w->runs = runs;
     pthread_mutex_init(&w->lock, NULL);
     weft_http_condition(&w->news);
-    w->page = make_page();
+    extern const char weft_live_body[], weft_live_script[], weft_live_style[];
+    char *text;
+    int n = asprintf(&text,
+                     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                     "<link rel=\"icon\" href=\"data:,\">\n"
+                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
+                     "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
+                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
+                     weft_live_script);
+    w->page = n < 0 ? NULL : text;
     w->gpus = weft_gpus_open();
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);
