@@ -141,17 +141,12 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
     double ratio = m->peer ? peers / seconds : 0;
     const char *pass = backward ? "forward+backward" : "forward";
     bool bytes = row->traffic[0] > 0;
-    bench_cell(&b->table, "%s", row->group);
-    bench_cell(&b->table, "%s", row->label);
-    bench_cell(&b->table, "%s", backward ? "fwd+bwd" : "fwd");
-    bench_cell(&b->table, "%.3f", 1e3 * seconds / m->runs);
-    bench_cell(&b->table, "%.0f%%", 100 * bench_spread(&m->ours));
-    bench_cell(&b->table, "%.1f %s", rate, bytes ? "GB/s   " : "GFLOP/s");
-    bench_cell(&b->table, "%.0f%%", 100 * part);
-    bench_cell_if(&b->table, m->peer, "%.3f", 1e3 * peers / m->runs);
-    bench_cell_if(&b->table, m->peer, "%.0f%%", 100 * bench_spread(&m->peers));
-    bench_cell_if(&b->table, m->peer, "%.2f", ratio);
-    bench_cell_if(&b->table, m->peer, "%s", m->form);
+    bench_cells(&b->table, "%s|%s|%s|%.3f|%.0f%%|%.1f %s|%.0f%%|%.3f|%.0f%%|%.2f|%s", row->group,
+                row->label, backward ? "fwd+bwd" : "fwd", 1e3 * seconds / m->runs,
+                100 * bench_spread(&m->ours), rate, bytes ? "GB/s   " : "GFLOP/s", 100 * part,
+                m->peer ? 1e3 * peers / m->runs : NAN,
+                m->peer ? 100 * bench_spread(&m->peers) : NAN, m->peer ? ratio : NAN,
+                m->peer ? m->form : "-");
     json_t *j = json_pack("{s:s, s:s, s:s, s:o, s:f, s:f, s:i, s:f, s:s, s:f}", "group", row->group,
                           "row", row->label, "pass", pass, "sizes", bench_row_sizes(row), "seconds",
                           seconds / m->runs, "spread", bench_spread(&m->ours), "samples",
@@ -221,10 +216,8 @@ static weft_status report_memory(bench *b) {
         int64_t bytes[3];
         for (int k = 0; k < 3; k++) {
             WEFT_TRY(plan_memory(b, row, tokens[k], &bytes[k]));
-            bench_cell(&b->table, "%s", row->op);
-            bench_cell(&b->table, "%lld", (long long)tokens[k]);
-            bench_cell(&b->table, "%.1f", 1e-6 * (double)bytes[k]);
-            bench_cell(&b->table, "%.0f", (double)bytes[k] / (double)tokens[k]);
+            bench_cells(&b->table, "%s|%lld|%.1f|%.0f", row->op, (long long)tokens[k],
+                        1e-6 * (double)bytes[k], (double)bytes[k] / (double)tokens[k]);
             json_array_append_new(b->memory, json_pack("{s:s, s:I, s:I}", "op", row->op, "tokens",
                                                        (json_int_t)tokens[k], "arena_bytes",
                                                        (json_int_t)bytes[k]));

@@ -2,6 +2,7 @@
  * the benchmark is interrupted. */
 #include "bench/peer.h"
 #include "base/getter.h"
+#include "base/json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -85,12 +86,9 @@ void bench_peer_stop(bench_peer *p) {
 }
 
 static json_t *read_reply(bench_peer *p) {
-    char *line = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
     size_t size = 0;
-    json_t *reply = NULL;
-    if (getline(&line, &size, p->from) > 0) reply = json_loads(line, 0, NULL);
-    free(line);
-    return reply;
+    return getline(&line, &size, p->from) > 0 ? json_loads(line, 0, NULL) : NULL;
 }
 
 json_t *bench_peer_ask(bench_peer *p, json_t *request) {

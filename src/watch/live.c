@@ -102,14 +102,11 @@ static void let_go(news *n) {
 }
 
 static news *compose_news(weft_live *w, int64_t after) {
-    news *n = calloc(1, sizeof *n);
+    WEFT_AUTO_FREE news *n = calloc(1, sizeof *n);
     char *text = n ? weft_json_line(weft_watched_news(w->runs, after)) : NULL;
-    if (text) {
-        *n = (news){text, after, weft_watched_version(w->runs), 1};
-        return n;
-    }
-    free(n);
-    return NULL;
+    if (!text) return NULL;
+    *n = (news){text, after, weft_watched_version(w->runs), 1};
+    return weft_steal(&n);
 }
 
 /* What is new after a change, for one more user. NULL: nothing, or no memory. */
@@ -162,10 +159,9 @@ static void compose(stream *s) {
         s->version = w->version > 0 ? w->version : 1;
         s->quiet = 0;
     }
-    char *machine =
+    WEFT_AUTO_FREE char *machine =
         w->gpus ? weft_json_line(json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus))) : NULL;
     if (machine && asprintf(&s->tail, "event: machine\ndata: %s\n\n", machine) < 0) s->tail = NULL;
-    free(machine);
     if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
     s->looks = w->looks;
 }
