@@ -1,7 +1,6 @@
 /* What the files of the public API share. Each public function checks what it is given, says what
  * is wrong, and hands over to the layer below, which may then take its arguments for granted. */
-#ifndef WEFT_API_API_H
-#define WEFT_API_API_H
+#pragma once
 
 #include "core/graph.h"
 #include "model/session.h"
@@ -81,5 +80,3 @@ typedef struct {
 bool weft_api_note(weft_graph *g, weft_block_list which, weft_tensor *t, const char *name,
                    bool wants_grad);
 void weft_api_lists_free(weft_api_lists *lists);
-
-#endif

@@ -118,16 +118,6 @@ static const struct {
 
 enum { ORDERS = 6, BOUND_MAX = ORDERS * WEFT_API_TENSORS_MAX };
 
-static weft_status make_function(weft_block *b) {
-    const weft_tensor *bound[BOUND_MAX];
-    for (int i = 0; i < ORDERS; i++)
-        b->n_bound += append_entries(list_of(b, bound_order[i].list), bound_order[i].gradients,
-                                     bound + b->n_bound);
-    WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
-                                  &b->function));
-    return weft_function_prepare(b->function);
-}
-
 static weft_status make_block(weft_block *b, weft_describe describe, void *context) {
     WEFT_TRY(weft_graph_create(&b->graph));
     b->lists = calloc(1, sizeof *b->lists);
@@ -141,7 +131,13 @@ static weft_status make_block(weft_block *b, weft_describe describe, void *conte
     WEFT_TRY(own_outputs(b));
     WEFT_TRY(differentiate(b));
     WEFT_TRY(own_gradients(b));
-    return make_function(b);
+    const weft_tensor *bound[BOUND_MAX];
+    for (int i = 0; i < ORDERS; i++)
+        b->n_bound += append_entries(list_of(b, bound_order[i].list), bound_order[i].gradients,
+                                     bound + b->n_bound);
+    WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
+                                  &b->function));
+    return weft_function_prepare(b->function);
 }
 
 static void destroy_block(weft_block *b) {

@@ -41,16 +41,6 @@ typedef struct {
     const weft_step_tensor *tensors;
 } wish;
 
-static weft_status check_groups(const weft_step_group *groups, int n) {
-    for (int i = 0; i < n; i++)
-        if (groups[i].size != sizeof *groups)
-            return weft_fail(WEFT_EINPUT,
-                             "weft_step_open: size of group %d is %zu, but it must be "
-                             "sizeof(weft_step_group)",
-                             i, groups[i].size);
-    return WEFT_OK;
-}
-
 static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_groups) {
     for (int i = 0; i < n; i++) {
         const weft_step_tensor *t = &tensors[i];
@@ -212,7 +202,12 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
         (w.dtype != WEFT_F32 && (w.dtype != WEFT_F64 || engine->backend->remote)))
         return weft_fail(WEFT_EINPUT, "%s: type '%s' is neither f32 nor, on the CPU, f64", __func__,
                          type);
-    WEFT_TRY(check_groups(groups, n_groups));
+    for (int i = 0; i < n_groups; i++)
+        if (groups[i].size != sizeof *groups)
+            return weft_fail(WEFT_EINPUT,
+                             "weft_step_open: size of group %d is %zu, but it must be "
+                             "sizeof(weft_step_group)",
+                             i, groups[i].size);
     WEFT_TRY(check_tensors(tensors, n_tensors, n_groups));
     WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);

@@ -6,8 +6,7 @@
  * which no other program sets: the mark of a file that weft made; a folder has the mark of folders.h. One with the mark that nobody holds was
  * left by a kill, and whoever next writes NAME removes it; a file of the user's that happens to have such a
  * name stays. Process numbers do not decide: other containers and machines have the same ones. */
-#ifndef WEFT_BASE_BESIDE_H
-#define WEFT_BASE_BESIDE_H
+#pragma once
 
 #include "base/files.h"
 #include "base/folders.h"
@@ -74,5 +73,3 @@ weft_status weft_new_folder_drop(weft_new_folder *f, weft_status status);
 /* Exchanges the names of two folders; by way of the name `old`, which nothing has, where the system cannot
  * do it in one step. */
 weft_status weft_folder_exchange(const char *fresh, const char *name, const char *old);
-
-#endif

@@ -1,6 +1,5 @@
 /* Sums and products of sizes that end at the largest number instead of going past it. */
-#ifndef WEFT_BASE_BOUNDED_H
-#define WEFT_BASE_BOUNDED_H
+#pragma once
 
 #include <stdint.h>
 
@@ -14,5 +13,3 @@ static inline int64_t weft_bounded_product(int64_t a, int64_t b) {
     int64_t product;
     return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
-
-#endif

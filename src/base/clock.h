@@ -1,9 +1,7 @@
 /* The one clock, and signs of life. */
-#ifndef WEFT_BASE_CLOCK_H
-#define WEFT_BASE_CLOCK_H
+#pragma once
 
 #include <stdatomic.h>
-#include <stdint.h>
 #include <time.h>
 
 /* Seconds that only go forward. */
@@ -21,5 +19,3 @@ extern atomic_uint_least64_t weft_beats;
 static inline void weft_beat(void) {
     atomic_fetch_add_explicit(&weft_beats, 1, memory_order_relaxed);
 }
-
-#endif

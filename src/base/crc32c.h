@@ -1,6 +1,5 @@
 /* The Castagnoli checksum: of checkpoints' files, and of the records of event files. */
-#ifndef WEFT_BASE_CRC32C_H
-#define WEFT_BASE_CRC32C_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,5 +8,3 @@
 uint32_t weft_crc32c(uint32_t crc, const void *data, size_t bytes);
 /* The same without the processor's instruction for it. */
 uint32_t weft_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
-
-#endif

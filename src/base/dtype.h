@@ -1,6 +1,5 @@
 /* The types of numbers in tensors and files. */
-#ifndef WEFT_BASE_DTYPE_H
-#define WEFT_BASE_DTYPE_H
+#pragma once
 
 #include "base/error.h"
 
@@ -32,5 +31,3 @@ static inline uint16_t weft_float_to_bf16(float value) {
     if ((v.u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((v.u >> 16) | 0x40u);
     return (uint16_t)((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
 }
-
-#endif

@@ -5,8 +5,7 @@
  *
  * The text ends on a zero. Paths are from the repository's root, where every build runs; mk/build.mk
  * makes the object anew when such a file changes. */
-#ifndef WEFT_BASE_EMBED_H
-#define WEFT_BASE_EMBED_H
+#pragma once
 
 #define WEFT_EMBED(name, path)                                                                     \
     __asm__(".pushsection .rodata\n"                                                               \
@@ -17,5 +16,3 @@
             ".byte 0\n"                                                                            \
             ".size " name ", . - " name "\n"                                                       \
             ".popsection\n")
-
-#endif

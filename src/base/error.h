@@ -1,6 +1,5 @@
 /* Errors as values: a status is returned, its message waits in weft_error_message(). */
-#ifndef WEFT_BASE_ERROR_H
-#define WEFT_BASE_ERROR_H
+#pragma once
 
 #include <weft/weft.h>
 
@@ -16,5 +15,3 @@ weft_status weft_fail(weft_status status, const char *format, ...)
         weft_status try_status_ = (call);                                                          \
         if (try_status_ != WEFT_OK) return try_status_;                                            \
     } while (0)
-
-#endif

@@ -5,8 +5,7 @@
  * was not there, synced, renamed, and its folder synced; what is in its place and is no plain file (a
  * pipe, a device, a link) is refused rather than waited for or written through. Folders are in
  * folders.h. */
-#ifndef WEFT_BASE_FILES_H
-#define WEFT_BASE_FILES_H
+#pragma once
 
 #include "base/error.h"
 
@@ -87,5 +86,3 @@ weft_status weft_file_vacant(const char *path, bool force);
 
 /* All three. `sum` may be NULL. */
 weft_status weft_file_write(const char *path, const void *data, size_t bytes, weft_sum *sum);
-
-#endif

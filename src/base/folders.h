@@ -4,8 +4,7 @@
  * Removing asks for the mark, never follows a link, neither to the folder nor inside it, and takes
  * the mark away last, so that what a kill leaves half removed is still marked. A folder without the
  * mark is refused, but for an empty one, of which nothing can be lost. */
-#ifndef WEFT_BASE_FOLDERS_H
-#define WEFT_BASE_FOLDERS_H
+#pragma once
 
 #include "base/files.h"
 
@@ -65,5 +64,3 @@ weft_status weft_below_stream(int root, const char *path, FILE **out);
 weft_status weft_below_read(int root, const char *path, size_t most, char **out, size_t *bytes);
 /* Whether there is a plain file, and what stat says of it. */
 bool weft_below_look(int root, const char *path, struct stat *out);
-
-#endif

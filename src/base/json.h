@@ -1,6 +1,5 @@
 /* Numbers and texts to JSON and back. JSON has no NaN and no infinity: they are null. */
-#ifndef WEFT_BASE_JSON_H
-#define WEFT_BASE_JSON_H
+#pragma once
 
 #include "base/files.h"
 #include "base/scope.h"
@@ -35,5 +34,3 @@ json_t *weft_json_whole(double value);
 json_t *weft_json_text(const char *text);
 /* The number under a key; NaN: there is none, or it is no number. */
 double weft_json_number_of(const json_t *object, const char *key);
-
-#endif

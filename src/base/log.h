@@ -6,8 +6,7 @@
  *
  * On a terminal there can be a status line below the records, which the progress bar draws
  * (progress.h): a record is then written above it. */
-#ifndef WEFT_BASE_LOG_H
-#define WEFT_BASE_LOG_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -33,5 +32,3 @@ int weft_log_status_width(void);
 /* Draws `text` (one line, at most that many columns) as the status line, in place of the one
  * before; what is between its first [ and ] is coloured where colours are; NULL takes it away. Does nothing where there can be none. */
 void weft_log_status(const char *text);
-
-#endif

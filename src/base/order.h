@@ -1,7 +1,6 @@
 /* The order of numbers, for qsort. The operators say of a NaN that it is neither below nor above nor equal,
  * which is no order: what a sort then leaves depends on where the NaN stood. Here it comes last. */
-#ifndef WEFT_BASE_ORDER_H
-#define WEFT_BASE_ORDER_H
+#pragma once
 
 #include <math.h>
 
@@ -15,5 +14,3 @@ static inline int weft_order(double a, double b) {
 static inline int weft_order_doubles(const void *a, const void *b) {
     return weft_order(*(const double *)a, *(const double *)b);
 }
-
-#endif

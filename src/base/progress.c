@@ -166,16 +166,6 @@ static void draw_bar(const weft_progress *p, double now, int width) {
     weft_log_status(line);
 }
 
-static void write_line(weft_progress *p, double now) {
-    char place[TEXT_MAX + 32], rate[RATE_MAX];
-    describe_place(p, place, sizeof place);
-    char speed[TEXT_MAX + 24], left[32];
-    describe_speed(p, now, speed, sizeof speed);
-    describe_left(p, now, left, sizeof left);
-    join(rate, sizeof rate, (const char *const[]){speed, left, p->note}, 3);
-    weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
-}
-
 static void show(weft_progress *p, double now) {
     int width = weft_log_status_width();
     int tenth = (int)(10 * fraction(p));
@@ -186,7 +176,13 @@ static void show(weft_progress *p, double now) {
         /* The end is told by the summary. */
         bool at_tenth = tenth > p->tenth && tenth < 10;
         if (!at_tenth && now - p->shown < p->seconds) return;
-        write_line(p, now);
+        char place[TEXT_MAX + 32], rate[RATE_MAX];
+        describe_place(p, place, sizeof place);
+        char speed[TEXT_MAX + 24], left[32];
+        describe_speed(p, now, speed, sizeof speed);
+        describe_left(p, now, left, sizeof left);
+        join(rate, sizeof rate, (const char *const[]){speed, left, p->note}, 3);
+        weft_log(WEFT_LOG_INFO, "%s %s %s", p->label, place, rate);
         p->tenth = tenth;
     }
     p->shown = now;

@@ -9,8 +9,7 @@
  * left; log records appear above it. Elsewhere it is a log record of level info at each tenth of
  * the way and after every `seconds`. Above that level there is neither. One at a time; its calls
  * come from one thread. */
-#ifndef WEFT_BASE_PROGRESS_H
-#define WEFT_BASE_PROGRESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ void weft_progress_set_total(weft_progress *p, int64_t total);
 
 /* Takes the bar away. With `summary` a record says how much was done in what time. */
 void weft_progress_end(weft_progress *p, bool summary);
-
-#endif

@@ -6,8 +6,7 @@
  * site), where `site` hashes the name of the tensor or of the place in the model, `sequence` is
  * the sequence's place in the whole batch (0 where there is none), and `index` counts the
  * elements within it. */
-#ifndef WEFT_BASE_RANDOM_H
-#define WEFT_BASE_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -70,5 +69,3 @@ void weft_random_normal_at(uint64_t seed, uint32_t iteration, uint32_t site, int
                            int64_t n, double *out);
 void weft_random_uniform_at(uint64_t seed, uint32_t iteration, uint32_t site, int64_t first,
                             int64_t n, double *out);
-
-#endif

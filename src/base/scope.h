@@ -6,8 +6,7 @@
  *
  * frees the text behind a failure and behind the end alike. WEFT_AUTO(end) calls `end` with the variable's
  * address. What is to live on is taken out of its scope: *out = weft_steal(&text). */
-#ifndef WEFT_BASE_SCOPE_H
-#define WEFT_BASE_SCOPE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdio.h>
@@ -57,5 +56,3 @@ static inline pthread_mutex_t *weft_lock(pthread_mutex_t *mutex) {
 static inline void weft_end_lock(pthread_mutex_t **mutex) {
     pthread_mutex_unlock(*mutex);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * A terminal obeys what it is shown. A name with an escape sequence in it could clear the screen,
  * hide a line or answer in the user's place, so what is not weft's own text is shown escaped: control
  * characters, those that turn the direction of writing, and bytes that are no UTF-8 as \xNN. */
-#ifndef WEFT_BASE_TEXT_H
-#define WEFT_BASE_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -85,5 +84,3 @@ static inline bool weft_grow_list(void *list, int64_t *room, int64_t want, size_
     *room = 2 * want;
     return true;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Which source this build was made from. The version itself is in the public header. */
-#ifndef WEFT_BASE_VERSION_H
-#define WEFT_BASE_VERSION_H
+#pragma once
 
 #include <stddef.h>
 
@@ -12,5 +11,3 @@ const char *weft_git_commit(void);
 
 /* "x86_64 Linux 6.1.0, 16 processors". */
 void weft_machine_text(char *text, size_t room);
-
-#endif

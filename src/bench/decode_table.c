@@ -7,6 +7,7 @@
  * them would take longer than all the rest. Time to the first token of a prompt stands beside the
  * training forward pass over as many tokens. */
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/version.h"
 #include "bench/peer.h"
 #include "bench/tables.h"
@@ -18,6 +19,7 @@
 #include "model/kinds.h"
 #include "model/session.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,7 +156,7 @@ static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, i
 static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int64_t batch,
                                  int64_t vocab, result *r) {
     weft_decoder_row rows[WEFT_DECODER_ROWS];
-    float *logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
+    WEFT_AUTO_FREE float *logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
     if (!logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
     bench_samples samples = {0};
     weft_status status = WEFT_OK;
@@ -175,21 +177,7 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     r->step = bench_median(&samples);
     r->spread = bench_spread(&samples);
     bench_samples_free(&samples);
-    free(logits);
     return status;
-}
-
-/* A row's decoder: pages in the order of the tokens, all filled. */
-static weft_status open_decoder(const bench *b, const weft_model *m, int64_t context, int64_t batch,
-                                weft_decoder **d) {
-    int64_t table = weft_cached_table_pages(context);
-    weft_decoder_limits limits = {batch, batch * table, context, table};
-    WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, d));
-    WEFT_TRY(weft_decoder_fill(*d));
-    for (int64_t s = 0; s < batch; s++)
-        for (int64_t p = 0; p < table; p++)
-            weft_decoder_table(*d, (int32_t)s)[p] = (int32_t)(s * table + p);
-    return WEFT_OK;
 }
 
 /* Seconds to the first token of a prompt, the better of two. */
@@ -242,7 +230,7 @@ static weft_status measure_whole(const bench *b, const weft_model *m, int64_t ti
 static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t batch) {
     if (!b->peer) return 0;
     bool narrow = weft_config_dtype(c) == WEFT_BF16 || c->weight_dtype == WEFT_WEIGHT_BF16;
-    json_t *reply = bench_peer_ask(
+    WEFT_AUTO_DECREF json_t *reply = bench_peer_ask(
         b->peer, json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s}", "do",
                            "decode", "attention", weft_config_word(c, WEFT_OPTION(attention)),
                            "layers", (json_int_t)c->n_layer, "heads", (json_int_t)c->n_head,
@@ -254,9 +242,7 @@ static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t 
         fprintf(stderr, "%s, context %lld, batch %lld: %s\n",
                 weft_config_word(c, WEFT_OPTION(attention)), (long long)context, (long long)batch,
                 bench_peer_error(b->peer));
-    double seconds = json_number_value(json_object_get(reply, "seconds"));
-    json_decref(reply);
-    return seconds;
+    return json_number_value(json_object_get(reply, "seconds"));
 }
 
 static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
@@ -267,7 +253,13 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
     int64_t memory = b->backend->memory ? b->backend->memory() : 0;
     if (memory && r->bytes > memory - memory / 4)
         return weft_fail(WEFT_ENOMEM, "caches of %.1f GiB", (double)r->bytes / 0x1p30);
-    WEFT_TRY(open_decoder(b, m, context, batch, &d));
+    int64_t table = weft_cached_table_pages(context);
+    weft_decoder_limits limits = {batch, batch * table, context, table};
+    WEFT_TRY(weft_decoder_open(m, b->backend, b->pool, &limits, &d));
+    WEFT_TRY(weft_decoder_fill(d));
+    for (int64_t s = 0; s < batch; s++)
+        for (int64_t p = 0; p < table; p++)
+            weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
     double before = read_rate(b);
     weft_status status = weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
                              ? measure_sampled(b, d, context, batch, r)
@@ -282,27 +274,19 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
 
 static void print_row(bench *b, const char *variant, int64_t context, int64_t batch,
                       const result *r) {
-    bench_table *t = &b->table;
-    double tokens = (double)batch;
-    bench_cell(t, "%s", variant);
-    bench_cell(t, "%lld", (long long)context);
-    bench_cell(t, "%lld", (long long)batch);
-    bench_cell(t, "%.1f", tokens / r->step);
-    bench_cell(t, "%.0f%%", 100 * r->spread);
-    bench_cell(t, b->opt->cuda ? "%.3f" : "%.1f", 1e3 * r->step);
-    bench_cell(t, b->opt->cuda ? "%.3f" : "%.1f", 1e3 * r->floor);
-    bench_cell(t, "%.0f%%", 100 * r->floor / r->step);
-    bench_cell(t, "%lld", (long long)r->token_bytes);
-    bench_cell(t, "%.1f", (double)r->bytes / 0x1p20);
-    bench_cell(t, "%.1f", (double)r->weights / 0x1p20);
-    bench_cell(t, "%.1f", 1e-9 * r->rate);
-    bench_cell_if(t, r->first > 0, "%.0f", 1e3 * r->first);
-    bench_cell_if(t, r->first > 0 && r->whole > 0, "%.2f", r->whole / r->first);
-    bench_cell_if(t, r->peer > 0, "%.1f", tokens / r->peer);
-    bench_cell_if(t, r->peer > 0, "%.2f", r->peer / r->step);
-    if (!b->opt->cuda) return;
-    bench_cell_if(t, r->phases, "%lld", (long long)r->phases);
-    bench_cell_if(t, r->phases && r->phase > 0, "%.3f", 1e3 * (double)r->phases * r->phase);
+    int digits = b->opt->cuda ? 3 : 1;
+    double tokens = (double)batch, first = r->first > 0 ? r->first : NAN,
+           peer = r->peer > 0 ? r->peer : NAN;
+    bench_cells(&b->table,
+                "%s|%lld|%lld|%.1f|%.0f%%|%.*f|%.*f|%.0f%%|%lld|%.1f|%.1f|%.1f|%.0f|%.2f|%.1f|%.2f",
+                variant, (long long)context, (long long)batch, tokens / r->step, 100 * r->spread,
+                digits, 1e3 * r->step, digits, 1e3 * r->floor, 100 * r->floor / r->step,
+                (long long)r->token_bytes, (double)r->bytes / 0x1p20, (double)r->weights / 0x1p20,
+                1e-9 * r->rate, 1e3 * first, r->whole > 0 ? r->whole / first : NAN, tokens / peer,
+                peer / r->step);
+    double phases = r->phases ? (double)r->phases : NAN;
+    if (b->opt->cuda)
+        bench_cells(&b->table, "%.0f|%.3f", phases, r->phase > 0 ? 1e3 * phases * r->phase : NAN);
 }
 
 static void add_json(bench *b, const char *variant, const weft_config *c, int64_t context,

@@ -1,4 +1,5 @@
 #include "bench/limits.h"
+#include "base/scope.h"
 
 #include "base/clock.h"
 #include "bench/op_rows.h"
@@ -35,30 +36,27 @@ static int64_t count_rounds(bool bf16) {
     }
 }
 
+WEFT_ENDED_BY(bench_limits_destroy, bench_limits)
+
 weft_status bench_limits_create(weft_pool *pool, bool copies, bench_limits **out) {
     *out = NULL;
     if (!weft_cpu_backend()) return WEFT_EMISSING;
-    bench_limits *l = calloc(1, sizeof *l);
+    WEFT_AUTO(bench_limits_destroy_at) bench_limits *l = calloc(1, sizeof *l);
     if (!l) return weft_fail(WEFT_ENOMEM, "limits: no memory");
     l->pool = pool;
     l->rates = calloc((size_t)weft_pool_size(pool), sizeof *l->rates);
-    if (!l->rates) {
-        bench_limits_destroy(l);
-        return weft_fail(WEFT_ENOMEM, "limits: no memory");
-    }
+    if (!l->rates) return weft_fail(WEFT_ENOMEM, "limits: no memory");
     l->rounds[false] = count_rounds(false);
     l->rounds[true] = count_rounds(true);
     if (copies) {
         l->from = malloc((size_t)PIECE * PIECES);
         l->to = malloc((size_t)PIECE * PIECES);
-        if (!l->from || !l->to) {
-            bench_limits_destroy(l);
+        if (!l->from || !l->to)
             return weft_fail(WEFT_ENOMEM, "limits: no memory for the large copy");
-        }
         memset(l->from, 1, (size_t)PIECE * PIECES);
         memset(l->to, 2, (size_t)PIECE * PIECES);
     }
-    *out = l;
+    *out = weft_steal(&l);
     return WEFT_OK;
 }
 

@@ -1,7 +1,6 @@
 /* What this machine can do at most, so that a rate can be told as a part of it: multiply-adds in
  * registers alone for what computes, a copy for what moves memory; on a GPU a large matrix product. */
-#ifndef WEFT_BENCH_LIMITS_H
-#define WEFT_BENCH_LIMITS_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -29,5 +28,3 @@ double bench_peak_flops(weft_pool *pool, bool bf16);
 /* 1e9 floating-point operations per second of a large matrix product on a backend, the median of a few;
  * 0: it could not be run there. */
 double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool bf16);
-
-#endif

@@ -3,6 +3,7 @@
  * and longer sequences. A row of decoding runs through as many weights as no cache holds, since a
  * model's next token finds none of them there either. */
 #include "bench/op_rows.h"
+#include "base/scope.h"
 
 #include "ops/arith.h"
 #include "ops/attention.h"
@@ -332,50 +333,33 @@ static float leaf_value(const bench_leaf *leaf, int64_t i) {
     return noise(leaf->salt, (uint32_t)i) * leaf->scale + leaf->shift;
 }
 
-static void fill_reals(const bench_leaf *leaf, float *to, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = leaf_value(leaf, i);
-}
-
-static void fill_halves(const bench_leaf *leaf, uint16_t *to, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = weft_float_to_bf16(leaf_value(leaf, i));
-}
-
-/* Integers from 0 to below the leaf's scale. */
-static void fill_integers(const bench_leaf *leaf, int32_t *to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        int32_t value = (int32_t)((noise(leaf->salt, (uint32_t)i) + 1) * (0.5f * leaf->scale));
-        to[i] = (float)value < leaf->scale ? value : (int32_t)leaf->scale - 1;
-    }
-}
-
 weft_status bench_graph_fill(const bench_graph *g, weft_exec *x) {
     for (int i = 0; i < g->leaves; i++) {
         const bench_leaf *leaf = &g->leaf[i];
         int64_t count = weft_tensor_count(leaf->tensor);
-        void *values = malloc((size_t)weft_tensor_bytes(leaf->tensor));
+        WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(leaf->tensor));
         if (!values) return weft_fail(WEFT_ENOMEM, "no memory for the values of a row");
-        if (leaf->tensor->dtype == WEFT_I32)
-            fill_integers(leaf, values, count);
-        else if (leaf->tensor->dtype == WEFT_BF16)
-            fill_halves(leaf, values, count);
-        else
-            fill_reals(leaf, values, count);
-        weft_status status = weft_exec_write(x, leaf->tensor, values);
-        free(values);
-        if (status) return status;
+        for (int64_t k = 0; k < count; k++) {
+            if (leaf->tensor->dtype == WEFT_I32) { /* from 0 to below the leaf's scale */
+                int32_t value =
+                    (int32_t)((noise(leaf->salt, (uint32_t)k) + 1) * (0.5f * leaf->scale));
+                ((int32_t *)values)[k] =
+                    (float)value < leaf->scale ? value : (int32_t)leaf->scale - 1;
+            } else if (leaf->tensor->dtype == WEFT_BF16) {
+                ((uint16_t *)values)[k] = weft_float_to_bf16(leaf_value(leaf, k));
+            } else {
+                ((float *)values)[k] = leaf_value(leaf, k);
+            }
+        }
+        WEFT_TRY(weft_exec_write(x, leaf->tensor, values));
     }
     return WEFT_OK;
 }
 
 static double rms_of(weft_exec *x, const weft_tensor *t) {
     int64_t count = weft_tensor_count(t);
-    void *values = malloc((size_t)weft_tensor_bytes(t));
-    if (!values || weft_exec_read(x, t, values)) {
-        free(values);
-        return NAN;
-    }
+    WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(t));
+    if (!values || weft_exec_read(x, t, values)) return NAN;
     const float *reals = values;
     const uint16_t *halves = values;
     double sum = 0;
@@ -383,7 +367,6 @@ static double rms_of(weft_exec *x, const weft_tensor *t) {
         double value = (double)(t->dtype == WEFT_BF16 ? weft_bf16_to_float(halves[i]) : reals[i]);
         sum += value * value;
     }
-    free(values);
     return sqrt(sum / (double)count);
 }
 

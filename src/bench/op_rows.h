@@ -1,6 +1,5 @@
 /* The rows of the operations' table: what is built, with which sizes, and what the peer calls it. */
-#ifndef WEFT_BENCH_OP_ROWS_H
-#define WEFT_BENCH_OP_ROWS_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -68,5 +67,3 @@ weft_status bench_graph_fill(const bench_graph *g, weft_exec *x);
 
 /* The root mean squares of the outputs, then of the gradients; returns how many. */
 int bench_graph_rms(const bench_graph *g, weft_exec *x, double *rms);
-
-#endif

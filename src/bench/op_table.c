@@ -141,17 +141,12 @@ static void report_row(bench *b, const bench_row *row, bool backward, const meas
     double ratio = m->peer ? peers / seconds : 0;
     const char *pass = backward ? "forward+backward" : "forward";
     bool bytes = row->traffic[0] > 0;
-    bench_cell(&b->table, "%s", row->group);
-    bench_cell(&b->table, "%s", row->label);
-    bench_cell(&b->table, "%s", backward ? "fwd+bwd" : "fwd");
-    bench_cell(&b->table, "%.3f", 1e3 * seconds / m->runs);
-    bench_cell(&b->table, "%.0f%%", 100 * bench_spread(&m->ours));
-    bench_cell(&b->table, "%.1f %s", rate, bytes ? "GB/s   " : "GFLOP/s");
-    bench_cell(&b->table, "%.0f%%", 100 * part);
-    bench_cell_if(&b->table, m->peer, "%.3f", 1e3 * peers / m->runs);
-    bench_cell_if(&b->table, m->peer, "%.0f%%", 100 * bench_spread(&m->peers));
-    bench_cell_if(&b->table, m->peer, "%.2f", ratio);
-    bench_cell_if(&b->table, m->peer, "%s", m->form);
+    bench_cells(&b->table, "%s|%s|%s|%.3f|%.0f%%|%.1f %s|%.0f%%|%.3f|%.0f%%|%.2f|%s", row->group,
+                row->label, backward ? "fwd+bwd" : "fwd", 1e3 * seconds / m->runs,
+                100 * bench_spread(&m->ours), rate, bytes ? "GB/s   " : "GFLOP/s", 100 * part,
+                m->peer ? 1e3 * peers / m->runs : NAN,
+                m->peer ? 100 * bench_spread(&m->peers) : NAN, m->peer ? ratio : NAN,
+                m->peer ? m->form : "-");
     json_t *j = json_pack("{s:s, s:s, s:s, s:o, s:f, s:f, s:i, s:f, s:s, s:f}", "group", row->group,
                           "row", row->label, "pass", pass, "sizes", bench_row_sizes(row), "seconds",
                           seconds / m->runs, "spread", bench_spread(&m->ours), "samples",
@@ -221,10 +216,8 @@ static weft_status report_memory(bench *b) {
         int64_t bytes[3];
         for (int k = 0; k < 3; k++) {
             WEFT_TRY(plan_memory(b, row, tokens[k], &bytes[k]));
-            bench_cell(&b->table, "%s", row->op);
-            bench_cell(&b->table, "%lld", (long long)tokens[k]);
-            bench_cell(&b->table, "%.1f", 1e-6 * (double)bytes[k]);
-            bench_cell(&b->table, "%.0f", (double)bytes[k] / (double)tokens[k]);
+            bench_cells(&b->table, "%s|%lld|%.1f|%.0f", row->op, (long long)tokens[k],
+                        1e-6 * (double)bytes[k], (double)bytes[k] / (double)tokens[k]);
             json_array_append_new(b->memory, json_pack("{s:s, s:I, s:I}", "op", row->op, "tokens",
                                                        (json_int_t)tokens[k], "arena_bytes",
                                                        (json_int_t)bytes[k]));
@@ -245,16 +238,6 @@ static weft_status write_json(bench *b, const machine_limits *limits) {
         b->peer_name, "quick", (int)b->opt.quick, "limits", "gflops", limits->gflops, "bf16_gflops",
         limits->bf16_gflops, "gbytes", limits->gbytes, "rows", b->rows, "memory", b->memory);
     return bench_write_json(b->opt.setup.json, all);
-}
-
-static machine_limits measure_limits(bench_limits *l) {
-    machine_limits best = {0};
-    for (int i = 0; i < 6; i++) {
-        best.gflops = fmax(best.gflops, bench_limit_gflops(l, false));
-        best.bf16_gflops = fmax(best.bf16_gflops, bench_limit_gflops(l, true));
-        best.gbytes = fmax(best.gbytes, bench_limit_gbytes(l));
-    }
-    return best;
 }
 
 static void print_head(const bench *b, const machine_limits *limits) {
@@ -282,7 +265,12 @@ static weft_status run(bench *b) {
     if (b->opt.setup.peer)
         b->peer = bench_peer_start(b->opt.setup.peer, weft_pool_size(b->pool), b->peer_name,
                                    sizeof b->peer_name);
-    machine_limits limits = measure_limits(b->limits);
+    machine_limits limits = {0};
+    for (int i = 0; i < 6; i++) {
+        limits.gflops = fmax(limits.gflops, bench_limit_gflops(b->limits, false));
+        limits.bf16_gflops = fmax(limits.bf16_gflops, bench_limit_gflops(b->limits, true));
+        limits.gbytes = fmax(limits.gbytes, bench_limit_gbytes(b->limits));
+    }
     print_head(b, &limits);
     bench_table_start(&b->table, b->opt.setup.table,
                       "operation:-13|row:-23|pass:-7|ms:9|±:4|rate:14|of limit:8|PyTorch ms:10|±:4|"

@@ -1,6 +1,8 @@
 /* The peer's process. It ends by itself when its standard input does, so nothing is left behind when
  * the benchmark is interrupted. */
 #include "bench/peer.h"
+#include "base/getter.h"
+#include "base/json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -84,12 +86,9 @@ void bench_peer_stop(bench_peer *p) {
 }
 
 static json_t *read_reply(bench_peer *p) {
-    char *line = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
     size_t size = 0;
-    json_t *reply = NULL;
-    if (getline(&line, &size, p->from) > 0) reply = json_loads(line, 0, NULL);
-    free(line);
-    return reply;
+    return getline(&line, &size, p->from) > 0 ? json_loads(line, 0, NULL) : NULL;
 }
 
 json_t *bench_peer_ask(bench_peer *p, json_t *request) {
@@ -106,13 +105,8 @@ json_t *bench_peer_ask(bench_peer *p, json_t *request) {
     return NULL;
 }
 
-const char *bench_peer_error(const bench_peer *p) {
-    return p->error;
-}
-
-bool bench_peer_gone(const bench_peer *p) {
-    return p->gone;
-}
+WEFT_GETTER(const char *, bench_peer_error, bench_peer, error)
+WEFT_GETTER(bool, bench_peer_gone, bench_peer, gone)
 
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to) {
     json_t *reply = bench_peer_ask(p, json_pack("{s:s, s:i}", "do", "run", "repeats", repeats));

@@ -1,7 +1,6 @@
 /* A peer: another program that is measured in the same run, one JSON request per line, one JSON reply
  * a line. bench/peer.py and bench/peer_train.py say what they can be asked. */
-#ifndef WEFT_BENCH_PEER_H
-#define WEFT_BENCH_PEER_H
+#pragma once
 
 #include "bench/tables.h"
 
@@ -22,5 +21,3 @@ bool bench_peer_gone(const bench_peer *p);
 
 /* Has what was prepared run `repeats` times and adds the times. False on an error. */
 bool bench_peer_run(bench_peer *p, int repeats, bench_samples *to);
-
-#endif

@@ -77,13 +77,14 @@ void bench_table_start(bench_table *t, FILE *to, const char *columns) {
     if (to) fputc('\n', to);
 }
 
-void bench_cell_if(bench_table *t, bool known, const char *format, ...) {
-    char text[128] = "-";
+void bench_cells(bench_table *t, const char *format, ...) {
+    char text[512], *rest = text, *cell;
     va_list args;
     va_start(args, format);
-    if (known) vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    put_cell(t, text);
+    while ((cell = strsep(&rest, "|")))
+        put_cell(t, strncmp(cell + (*cell == '-'), "nan", 3) == 0 ? "-" : cell);
 }
 
 weft_status bench_write_json(FILE *to, json_t *all) {

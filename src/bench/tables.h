@@ -1,7 +1,6 @@
 /* The tables of `weft bench` and what they are made of: what all of them are told, measurements, lines and
  * JSON. */
-#ifndef WEFT_BENCH_TABLES_H
-#define WEFT_BENCH_TABLES_H
+#pragma once
 
 #include "bench/variants.h"
 
@@ -91,12 +90,9 @@ typedef struct {
 /* Prints the titles and a rule below them: "variant:-14|context:7" has two columns of these widths. */
 void bench_table_start(bench_table *t, FILE *to, const char *columns);
 
-/* The next cell of the current line, as printf; the last ends it. One that is not `known` says "-". */
-#define bench_cell(t, ...) bench_cell_if(t, true, __VA_ARGS__)
-void bench_cell_if(bench_table *t, bool known, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* The next cells of the current line, as printf with '|' between them; the last ends it. One that is not
+ * a number says "-". */
+void bench_cells(bench_table *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Writes the object, which it takes over; NULL: there was no memory for it. */
 weft_status bench_write_json(FILE *to, json_t *all);
-
-#endif

@@ -1,7 +1,6 @@
 /* One row of the training table: whole training steps of a config (forward, backward, clipping,
  * AdamW), and what they took. */
-#ifndef WEFT_BENCH_TRAIN_ROW_H
-#define WEFT_BENCH_TRAIN_ROW_H
+#pragma once
 
 #include "bench/peer.h"
 #include "config/config.h"
@@ -34,5 +33,3 @@ typedef struct {
  *   peer_error                 one line on why the peer has no numbers
  *   peer_gone                  whether its process has ended */
 json_t *bench_train_run(const bench_train_job *job);
-
-#endif

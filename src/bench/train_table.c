@@ -6,6 +6,7 @@
 #include "cuda/backend.h"
 #include "model/account.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,22 +99,17 @@ static double peer_ratio(const row *r) {
 }
 
 static void print_row(bench *b, const row *r) {
-    bench_table *t = &b->table;
-    double seconds = number(r, "seconds"), peak = number(r, "peak_bytes");
+    double seconds = number(r, "seconds"), limit = number(r, "of_limit");
     double plan = (double)r->account.training_bytes, ratio = peer_ratio(r);
-    bench_cell(t, "%s", r->variant->label);
-    bench_cell(t, "%.2f", 1e-6 * (double)r->account.parameters);
-    bench_cell(t, "%.0f", step_tokens(r) / seconds);
-    bench_cell(t, "%.0f%%", 100 * number(r, "spread"));
-    bench_cell(t, "%.1f", 1e-9 * r->account.built_flops * step_tokens(r) / seconds);
-    bench_cell_if(t, number(r, "of_limit") > 0, "%.0f%%", 100 * number(r, "of_limit"));
-    bench_cell(t, "%.1f", 1e-6 * plan);
-    bench_cell_if(t, peak > 0, "%.1f", 1e-6 * peak);
-    bench_cell_if(t, peak > 0, "%.3f", peak / plan);
-    bench_cell_if(t, ratio > 0, "%.0f", step_tokens(r) / number(r, "peer_seconds"));
-    bench_cell_if(t, ratio > 0, "%.0f%%", 100 * number(r, "peer_spread"));
-    bench_cell_if(t, ratio > 0, "%s", json_string_value(json_object_get(r->result, "peer_form")));
-    bench_cell_if(t, ratio > 0, "%.2f", ratio);
+    double peak = number(r, "peak_bytes") > 0 ? number(r, "peak_bytes") : NAN;
+    const char *form = json_string_value(json_object_get(r->result, "peer_form"));
+    bench_cells(&b->table, "%s|%.2f|%.0f|%.0f%%|%.1f|%.0f%%|%.1f|%.1f|%.3f|%.0f|%.0f%%|%s|%.2f",
+                r->variant->label, 1e-6 * (double)r->account.parameters, step_tokens(r) / seconds,
+                100 * number(r, "spread"), 1e-9 * r->account.built_flops * step_tokens(r) / seconds,
+                limit > 0 ? 100 * limit : NAN, 1e-6 * plan, 1e-6 * peak, peak / plan,
+                ratio > 0 ? step_tokens(r) / number(r, "peer_seconds") : NAN,
+                ratio > 0 ? 100 * number(r, "peer_spread") : NAN, ratio > 0 && form ? form : "-",
+                ratio > 0 ? ratio : NAN);
 }
 
 static void check_row(bench *b, const row *r) {

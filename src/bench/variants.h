@@ -1,6 +1,5 @@
 /* The variants that training is measured for, and the shapes they are measured at. */
-#ifndef WEFT_BENCH_VARIANTS_H
-#define WEFT_BENCH_VARIANTS_H
+#pragma once
 
 #include "config/config.h"
 
@@ -37,5 +36,3 @@ typedef struct {
 /* The checked config of a variant. */
 weft_status bench_variant_config(const bench_variant *v, const bench_config_source *from,
                                  weft_config *c);
-
-#endif

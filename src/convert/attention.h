@@ -1,6 +1,5 @@
 /* Another attention in place of dot's, with weights made from its own. */
-#ifndef WEFT_CONVERT_ATTENTION_H
-#define WEFT_CONVERT_ATTENTION_H
+#pragma once
 
 #include "model/model.h"
 
@@ -25,5 +24,3 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
  * for a little noise, without which they would have no gradient. The scores are dot's but for
  * −‖k‖²/(2√D spread²), one number per key. */
 weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed, weft_model **out);
-
-#endif

@@ -5,8 +5,7 @@
  * hf_config.c turns one config into the other; hf_weights.c has the one list of which tensor is which,
  * and reads and writes the files by it. What a folder asks for and weft does
  * not compute is refused by its key: a model is read whole or not at all. */
-#ifndef WEFT_CONVERT_HF_H
-#define WEFT_CONVERT_HF_H
+#pragma once
 
 #include "data/tokenizer.h"
 #include "model/folder.h"
@@ -34,5 +33,3 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out)
 /* Publishes a folder, with what it may replace (model/folder.h). `t` NULL: without a tokenizer. */
 weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
                           weft_may_replace may);
-
-#endif

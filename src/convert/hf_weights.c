@@ -385,16 +385,6 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     return status;
 }
 
-static weft_status write_config(const weft_model *m, const weft_tokenizer *t, const char *path,
-                                weft_hf_family *family, weft_sum *sum) {
-    static const char *const types[] = {
-        [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
-    json_t *root;
-    WEFT_TRY(weft_hf_config_write(&m->config, t ? weft_tokenizer_end(t) : -1, family, &root));
-    json_object_set_new(root, "torch_dtype", json_string(types[m->dtype]));
-    return weft_json_write(path, root, sum);
-}
-
 typedef struct {
     const weft_model *model;
     const weft_tokenizer *tokenizer;
@@ -405,7 +395,13 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     char path[WEFT_PATH_MAX];
     weft_hf_family family;
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
-    WEFT_TRY(write_config(p->model, p->tokenizer, path, &family, &sums[WEFT_PART_CONFIG]));
+    static const char *const types[] = {
+        [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
+    json_t *root;
+    WEFT_TRY(weft_hf_config_write(
+        &p->model->config, p->tokenizer ? weft_tokenizer_end(p->tokenizer) : -1, &family, &root));
+    json_object_set_new(root, "torch_dtype", json_string(types[p->model->dtype]));
+    WEFT_TRY(weft_json_write(path, root, &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
     WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));

@@ -1,7 +1,6 @@
 /* What a model does on a text: its loss, the second moments of what its attention reads, and how far
  * another model's attention is from it. */
-#ifndef WEFT_CONVERT_MEASURE_H
-#define WEFT_CONVERT_MEASURE_H
+#pragma once
 
 #include "data/tokenizer.h"
 #include "model/session.h"
@@ -37,5 +36,3 @@ weft_status weft_windows_moments(const weft_model *m, weft_backing place, const 
  * (the same) to 1 (none in common), in the mean over heads and tokens of the first windows. */
 weft_status weft_windows_apart(const weft_model *a, const weft_model *b, weft_backing place,
                                const weft_windows *text, double *apart);
-
-#endif

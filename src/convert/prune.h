@@ -6,8 +6,7 @@
  * is left computes what the whole model does with the removed units' outputs at zero, to the last
  * rounding; but routes of cross-token, which are made of all heads' weights, are made of the heads that
  * are left. */
-#ifndef WEFT_CONVERT_PRUNE_H
-#define WEFT_CONVERT_PRUNE_H
+#pragma once
 
 #include "core/safetensors.h"
 #include "model/model.h"
@@ -48,5 +47,3 @@ weft_status weft_prune_units(const weft_config *c, weft_prune_what what, bool sp
 weft_status weft_prune(const weft_model *m, const weft_prune_options *options, weft_model **out,
                        weft_pruned *did);
 void weft_pruned_free(weft_pruned *did);
-
-#endif

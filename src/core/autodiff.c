@@ -16,7 +16,6 @@
 #include "core/graph_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct {
     weft_graph *g;

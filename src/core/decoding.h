@@ -10,8 +10,7 @@
  * host. The rows of a run are written on the device, the graph is repeated there, and the likeliest token
  * of each row is sampled there, where the next run finds it. The sums are those of weft_exec_run, bit for
  * bit. */
-#ifndef WEFT_CORE_DECODING_H
-#define WEFT_CORE_DECODING_H
+#pragma once
 
 #include "core/exec.h"
 #include "core/rope_law.h"
@@ -129,5 +128,3 @@ void weft_step_pack(const float *w, int64_t columns, int64_t depth, uint16_t *ou
 weft_status weft_step_runs_read(const char *text, int runs[2], int *positions);
 
 void weft_step_model_free(weft_step_model *m);
-
-#endif

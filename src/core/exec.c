@@ -1,6 +1,7 @@
 /* Walking a planned graph. Everything is looked up when the executor is made (addresses, kernels,
  * workspaces), so that a run allocates nothing and only calls kernels. */
 #include "core/exec.h"
+#include "base/getter.h"
 #include "base/scope.h"
 
 #include "base/clock.h"
@@ -244,9 +245,10 @@ weft_status weft_exec_read(weft_exec *x, const weft_tensor *t, void *to) {
     return x->backend->download(to, x->data[t->id], weft_tensor_bytes(t));
 }
 
-const weft_plan *weft_exec_plan(const weft_exec *x) {
-    return x->plan;
-}
+WEFT_GETTER(const weft_plan *, weft_exec_plan, weft_exec, plan)
+WEFT_GETTER(weft_pool *, weft_exec_pool, weft_exec, pool)
+WEFT_GETTER(const weft_graph *, weft_exec_graph, weft_exec, g)
+WEFT_GETTER(void *, weft_exec_state, weft_exec, state)
 
 void *weft_data(const weft_exec *x, const weft_tensor *t) {
     return t ? x->data[t->id] : NULL;
@@ -257,24 +259,12 @@ void *weft_workspace(const weft_exec *x, const weft_node *n) {
     return offset < 0 ? NULL : x->arena + offset;
 }
 
-weft_pool *weft_exec_pool(const weft_exec *x) {
-    return x->pool;
-}
-
 const weft_run *weft_exec_current_run(const weft_exec *x) {
     return &x->run;
 }
 
-const weft_graph *weft_exec_graph(const weft_exec *x) {
-    return x->g;
-}
-
 const weft_kernel *weft_exec_kernel(const weft_exec *x, int64_t node) {
     return x->kernels[node];
-}
-
-void *weft_exec_state(const weft_exec *x) {
-    return x->state;
 }
 
 bool weft_exec_profiled(const weft_exec *x) {

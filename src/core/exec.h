@@ -5,8 +5,7 @@
  *     weft_exec_run(exec, &(weft_run){.seed = 1});  no allocation inside
  *     weft_exec_read(exec, loss, &value);
  */
-#ifndef WEFT_CORE_EXEC_H
-#define WEFT_CORE_EXEC_H
+#pragma once
 
 #include "core/graph.h"
 #include "core/plan.h"
@@ -136,5 +135,3 @@ weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node
 /* Runs the kernels of nodes first .. last - 1. */
 weft_status weft_exec_walk_part(weft_exec *x, int64_t first, int64_t last);
 void weft_exec_timed(weft_exec *x, const double *seconds);
-
-#endif

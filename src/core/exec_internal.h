@@ -1,7 +1,6 @@
 /* The executor's own fields, and its profile: exec.c makes one that owns its memory, function.c those
  * of calls over memory that is another's. */
-#ifndef WEFT_CORE_EXEC_INTERNAL_H
-#define WEFT_CORE_EXEC_INTERNAL_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -46,5 +45,3 @@ weft_status weft_exec_find_kernels(const weft_graph *g, const weft_backend *back
 
 /* Nodes first to last - 1, timed for x->profile; with the last node of the graph a run is over. */
 weft_status weft_exec_walk_timed(weft_exec *x, int64_t first, int64_t last);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Calls may come from any thread, also at the same time where the backend's kernels run on a device;
  * on the CPU the caller sees to it that one call at a time uses the pool. */
-#ifndef WEFT_CORE_FUNCTION_H
-#define WEFT_CORE_FUNCTION_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -73,5 +72,3 @@ weft_status weft_function_check(weft_function *f);
 /* Runs both passes once on memory of its own, so that whatever is chosen or loaded once is before a
  * call needs it. Nothing to do on the CPU. */
 weft_status weft_function_prepare(weft_function *f);
-
-#endif

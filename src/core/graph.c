@@ -1,5 +1,6 @@
 /* Building a graph: memory, tensors, nodes, views. Backward is in autodiff.c. */
 #include "core/graph.h"
+#include "base/getter.h"
 #include "base/text.h"
 
 #include "core/graph_internal.h"
@@ -339,16 +340,11 @@ weft_tensor *weft_reshape(weft_graph *g, weft_tensor *t, int ndim, const int64_t
     return view;
 }
 
-int64_t weft_graph_node_count(const weft_graph *g) {
-    return g->n_nodes;
-}
+WEFT_GETTER(int64_t, weft_graph_node_count, weft_graph, n_nodes)
+WEFT_GETTER(int64_t, weft_graph_tensor_count, weft_graph, n_tensors)
 
 const weft_node *weft_graph_node(const weft_graph *g, int64_t i) {
     return g->nodes[i];
-}
-
-int64_t weft_graph_tensor_count(const weft_graph *g) {
-    return g->n_tensors;
 }
 
 weft_tensor *weft_graph_tensor_at(const weft_graph *g, int64_t i) {

@@ -7,8 +7,7 @@
  * Building does not need a check after every call: the first error is kept in the graph, a failed
  * call returns NULL, a NULL where a tensor is required makes the next call fail quietly, and
  * weft_graph_status gives the first error at the end. */
-#ifndef WEFT_CORE_GRAPH_H
-#define WEFT_CORE_GRAPH_H
+#pragma once
 
 #include "base/dtype.h"
 
@@ -184,5 +183,3 @@ weft_status weft_graph_fail(weft_graph *g, const char *format, ...)
 /* For operations: memory that lives as long as the graph; zeroed. NULL (and the graph's error
  * set) when there is none. */
 void *weft_graph_alloc(weft_graph *g, size_t bytes);
-
-#endif

@@ -1,6 +1,5 @@
 /* The graph's own fields, for the files of the core that build and rewrite it. */
-#ifndef WEFT_CORE_GRAPH_INTERNAL_H
-#define WEFT_CORE_GRAPH_INTERNAL_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -39,5 +38,3 @@ weft_status weft_graph_node_push(weft_graph *g, weft_node *n);
 /* A tensor without a name, in the list of tensors. */
 weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dtype, int ndim,
                                    const int64_t *shape);
-
-#endif

@@ -3,8 +3,7 @@
  * A GPU call whose addresses are those of an earlier one may repeat what that did. This remembers a
  * bounded number of lists; where one more comes, the one that was found longest ago is forgotten, and
  * what was kept for it is dropped. For one thread at a time. */
-#ifndef WEFT_CORE_LRU_H
-#define WEFT_CORE_LRU_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ void weft_lru_destroy(weft_lru *r);
 
 /* The entry of a list, a new one where it is not known; valid until the next call. */
 weft_lru_entry *weft_lru_find(weft_lru *r, const void *const *addresses);
-
-#endif

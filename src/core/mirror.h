@@ -4,8 +4,7 @@
  * Whoever is about to use one side asks for it (weft_mirror_use), and says afterwards if it changed
  * it (weft_mirror_wrote); what is newer is copied over only then. Where the backend's memory is the
  * host's there is no copy, and none of this does anything. */
-#ifndef WEFT_CORE_MIRROR_H
-#define WEFT_CORE_MIRROR_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -33,5 +32,3 @@ weft_status weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, vo
 
 /* How often the host's side was changed: whether another has written since one looked. */
 int64_t weft_mirror_writes(weft_mirror *m);
-
-#endif

@@ -233,7 +233,13 @@ static weft_status copy_offsets(planner *p) {
     return WEFT_OK;
 }
 
-static weft_status check_limit(const planner *p) {
+static weft_status make_plan(planner *p) {
+    find_last_reads(p);
+    WEFT_TRY(place_tensors(p));
+    WEFT_TRY(assign_regions(p));
+    WEFT_TRY(assign_offsets(p));
+    WEFT_TRY(sum_up(p));
+    WEFT_TRY(copy_offsets(p));
     int64_t limit = p->options->memory_limit;
     if (limit == 0 && p->backend && p->backend->memory) limit = p->backend->memory();
     if (limit == 0 || p->plan->arena_bytes <= limit) return WEFT_OK;
@@ -242,16 +248,6 @@ static weft_status check_limit(const planner *p) {
                      "plan: the graph needs %.2f GiB, but %.2f GiB are there; take a smaller "
                      "batch, or recompute segments",
                      (double)p->plan->arena_bytes / gib, (double)limit / gib);
-}
-
-static weft_status make_plan(planner *p) {
-    find_last_reads(p);
-    WEFT_TRY(place_tensors(p));
-    WEFT_TRY(assign_regions(p));
-    WEFT_TRY(assign_offsets(p));
-    WEFT_TRY(sum_up(p));
-    WEFT_TRY(copy_offsets(p));
-    return check_limit(p);
 }
 
 weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,

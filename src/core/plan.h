@@ -4,8 +4,7 @@
  * the last that reads it. Tensors whose lives do not overlap share bytes; an operation that allows
  * it writes its output over an input that nobody reads again; a node's workspace lives for that
  * node alone. The arena's size is the exact peak, known before a run. */
-#ifndef WEFT_CORE_PLAN_H
-#define WEFT_CORE_PLAN_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -67,5 +66,3 @@ void weft_space_close(weft_space *s);
 /* Takes the lowest `bytes` in a row that nobody has in any moment from `first` to `last`. */
 weft_status weft_space_take(weft_space *s, int64_t first, int64_t last, int64_t bytes,
                             int64_t *offset);
-
-#endif

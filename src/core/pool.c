@@ -8,6 +8,7 @@
  * between seeing the ticket and taking from it, and a run cannot change while it has tasks left. With
  * several nodes there is a ticket for each: threads take from their own first. */
 #include "core/pool.h"
+#include "base/getter.h"
 #include "base/scope.h"
 
 #include "base/clock.h"
@@ -223,9 +224,7 @@ void weft_pool_destroy(weft_pool *pool) {
     free(pool);
 }
 
-int weft_pool_size(const weft_pool *pool) {
-    return pool->size;
-}
+WEFT_GETTER(int, weft_pool_size, weft_pool, size)
 
 /* Tasks first to end - 1, no more than a ticket counts. */
 static void pool_run_some(weft_pool *pool, int64_t first, int64_t end, weft_task task,

@@ -9,8 +9,7 @@
  * the nodes by their numbers: the first to node 0, the last to the last. A node whose tasks are done
  * takes those of others. So what belongs to a task is mostly used on one node, run after run, and
  * memory that is first written there (weft_pool_zero) lies there. */
-#ifndef WEFT_CORE_POOL_H
-#define WEFT_CORE_POOL_H
+#pragma once
 
 #include "core/topology.h"
 
@@ -38,5 +37,3 @@ void weft_pool_run(weft_pool *pool, int64_t tasks, weft_task task, void *context
  * system puts a page where it is first written. On one node, with no pool, or in a fork of the process
  * that made the pool, it is memset. */
 void weft_pool_zero(weft_pool *pool, void *memory, int64_t bytes);
-
-#endif

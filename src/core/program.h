@@ -12,8 +12,7 @@
  * is complete and planned as it is. Blocks, and the optimizer's step over the caller's memory, are
  * differentiated first, and function.h asks for a plan that is cut between the passes.
  * docs/internals/engine.md has the table of who leaves out what, and why. */
-#ifndef WEFT_CORE_PROGRAM_H
-#define WEFT_CORE_PROGRAM_H
+#pragma once
 
 #include "core/plan.h"
 #include "core/rewrite.h"
@@ -43,5 +42,3 @@ weft_status weft_program_differentiate(weft_graph *g, const weft_program_options
  * to hand to weft_exec_create. */
 weft_status weft_program_make(weft_graph *g, const weft_backend *backend, int threads,
                               const weft_program_options *options, weft_plan **out);
-
-#endif

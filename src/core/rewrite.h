@@ -12,8 +12,7 @@
  *
  * weft_graph_rewrite walks over the nodes once, in order, and tries at each the rules of its
  * operation in the order of the table; after one has changed something the next node's turn comes. */
-#ifndef WEFT_CORE_REWRITE_H
-#define WEFT_CORE_REWRITE_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -79,5 +78,3 @@ void weft_rewrite_place(weft_rewrite *r, weft_node *n, const weft_node *dropped)
 void weft_rewrite_move_before(weft_rewrite *r, weft_node *n, const weft_node *other);
 /* Has the rules tried at this node too, right after the one that says so. */
 void weft_rewrite_again(weft_rewrite *r, weft_node *n);
-
-#endif

@@ -11,8 +11,7 @@
  *            multiplied by the amplitude
  *
  * Under nvcc the functions are the device's and the host's; everything is computed in double. */
-#ifndef WEFT_CORE_ROPE_LAW_H
-#define WEFT_CORE_ROPE_LAW_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -75,5 +74,3 @@ ROPE_FUNCTION double weft_rope_rate(const weft_rope_law *law, int64_t i, int64_t
     double share = weft_rope_share(law, i, width, rate);
     return rate * share + rate / law->factor * (1 - share);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* Long rows of f32 in a backend's memory that is not the host's: what adding gradients over micro-batches
  * and ranks needs there. Calls of one queue are done in their order, beside whatever else the device
  * does; executors' runs are over when they return. */
-#ifndef WEFT_CORE_ROWS_H
-#define WEFT_CORE_ROWS_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -24,5 +23,3 @@ typedef struct weft_row_backend {
     void *(*pin)(int64_t bytes);
     void (*unpin)(void *memory);
 } weft_row_backend;
-
-#endif

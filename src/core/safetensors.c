@@ -6,6 +6,7 @@
  * and the last at the end of the file. So there are no overlaps and no holes in which something
  * could hide, and every byte of the file is accounted for. */
 #include "core/safetensors.h"
+#include "base/getter.h"
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -14,13 +15,11 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "safetensors are little endian");
 
@@ -302,9 +301,7 @@ void weft_safetensors_close(weft_safetensors *file) {
     free(file);
 }
 
-int64_t weft_safetensors_count(const weft_safetensors *file) {
-    return file->count;
-}
+WEFT_GETTER(int64_t, weft_safetensors_count, weft_safetensors, count)
 
 const weft_safetensor *weft_safetensors_at(const weft_safetensors *file, int64_t i) {
     return &file->tensors[i];

@@ -4,8 +4,7 @@
  * shape and place, and the arrays one after the other. Reading checks all of it before anything is
  * handed out: whoever holds an open file can use every pointer and size in it. An error is one line
  * that names the file and the tensor. */
-#ifndef WEFT_CORE_SAFETENSORS_H
-#define WEFT_CORE_SAFETENSORS_H
+#pragma once
 
 #include "base/files.h"
 #include "core/graph.h"
@@ -70,5 +69,3 @@ int64_t weft_file_dtype_size(weft_file_dtype dtype);
 const char *weft_file_dtype_name(weft_file_dtype dtype);
 /* The file's type for a tensor's. */
 weft_file_dtype weft_file_dtype_of(weft_dtype dtype);
-
-#endif

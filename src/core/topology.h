@@ -3,8 +3,7 @@
  * A node is a part of the machine with processors and memory of its own, mostly a socket; another
  * node's memory is farther away. What Linux says under /sys/devices/system is read once; where it
  * says nothing, every processor is a core and all are on one node. */
-#ifndef WEFT_CORE_TOPOLOGY_H
-#define WEFT_CORE_TOPOLOGY_H
+#pragma once
 
 #include "base/error.h"
 
@@ -59,5 +58,3 @@ weft_pin weft_pin_choose(weft_pin wish, int threads, const weft_topology *t);
 
 /* The processors for a thread: those of its core, or of its node. */
 void weft_pin_place(weft_pin pin, int thread, const weft_topology *t, cpu_set_t *out);
-
-#endif

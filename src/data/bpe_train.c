@@ -6,6 +6,7 @@
  *
  * Words are put in order before training, so the order of the texts does not matter. */
 #include "data/bpe_train.h"
+#include "base/getter.h"
 #include "base/scope.h"
 
 #include "base/text.h"
@@ -90,9 +91,7 @@ void weft_bpe_trainer_close(weft_bpe_trainer *b) {
     free(b);
 }
 
-int64_t weft_bpe_trainer_words(const weft_bpe_trainer *b) {
-    return b->n_words;
-}
+WEFT_GETTER(int64_t, weft_bpe_trainer_words, weft_bpe_trainer, n_words)
 
 static int64_t word_slot(const weft_bpe_trainer *b, const char *text, size_t n) {
     int64_t mask = b->n_slots - 1;

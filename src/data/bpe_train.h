@@ -1,7 +1,6 @@
 /* A byte-level BPE of one's own: count the pieces of a text, then join the most frequent pair of
  * tokens, again and again. The same texts give the same tokenizer, in whatever order they come. */
-#ifndef WEFT_DATA_BPE_TRAIN_H
-#define WEFT_DATA_BPE_TRAIN_H
+#pragma once
 
 #include "data/tokenizer.h"
 
@@ -23,5 +22,3 @@ int64_t weft_bpe_trainer_words(const weft_bpe_trainer *b);
 weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
                                  void (*watch)(void *context, int64_t tokens), void *context,
                                  weft_tokenizer **out);
-
-#endif

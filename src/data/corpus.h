@@ -10,8 +10,7 @@
  *
  * Tokens are bytes (ASCII, in fact): the vocabulary is 256, that of the byte tokenizer, and there
  * is no end-of-text token; the title's line begins a document. */
-#ifndef WEFT_DATA_CORPUS_H
-#define WEFT_DATA_CORPUS_H
+#pragma once
 
 #include "data/random_stream.h"
 
@@ -29,5 +28,3 @@ int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
  * of a longer one. */
 void weft_corpus_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
                       int32_t *targets);
-
-#endif

@@ -9,8 +9,7 @@
  *     q the quotation      t the things of the list with "a"      e the same with "the"
  *     b a remark in brackets           1, 2, 3 numbers, of which 1 + 2 = 3
  * Only the hero has a pronoun, and the object's noun stands for nothing else in the document. */
-#ifndef WEFT_DATA_CORPUS_WORDS_H
-#define WEFT_DATA_CORPUS_WORDS_H
+#pragma once
 
 #define COUNT(array) ((uint32_t)(sizeof(array) / sizeof *(array)))
 
@@ -132,5 +131,3 @@ static const char *const WROTE[] = {"In your last letter you wrote: \"$q.\" ",
 static const char *const WROTE_AGAIN[] = {"I shall not forget it: \"$q.\" ",
                                           "So, dear $F, \"$q,\" as they say. ",
                                           "Please write it on the wall for me: \"$q.\" "};
-
-#endif

@@ -1,5 +1,6 @@
 /* The datasets behind one name: each kind is a file of its own, and this one tells them apart. */
 #include "data/dataset.h"
+#include "base/getter.h"
 
 #include "data/corpus.h"
 #include "data/shards.h"
@@ -53,13 +54,8 @@ void weft_dataset_close(weft_dataset *d) {
     free(d);
 }
 
-const char *weft_dataset_name(const weft_dataset *d) {
-    return d->name;
-}
-
-int64_t weft_dataset_vocab(const weft_dataset *d) {
-    return d->vocab;
-}
+WEFT_GETTER(const char *, weft_dataset_name, weft_dataset, name)
+WEFT_GETTER(int64_t, weft_dataset_vocab, weft_dataset, vocab)
 
 int64_t weft_dataset_tokens(const weft_dataset *d, weft_split split) {
     return d->kind == SHARDS ? weft_shards_tokens(d->shards, split) : -1;

@@ -1,7 +1,6 @@
 /* Where sequences come from. A sequence is a pure function of (seed, iteration, place in the
  * batch): there is no epoch state to lose, and any thread may ask for any sequence in any order. */
-#ifndef WEFT_DATA_DATASET_H
-#define WEFT_DATA_DATASET_H
+#pragma once
 
 #include "base/error.h"
 #include "config/config.h"
@@ -38,5 +37,3 @@ const char *weft_dataset_metric(const weft_dataset *d);
 weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t seed,
                               uint32_t iteration, uint32_t sequence, int64_t time, int32_t *tokens,
                               int32_t *targets, uint8_t *scored);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * Batches come in the one order that training asks for them, (iteration, part) counting up, and a
  * batch is a pure function of that place; so the bytes are the same with a worker and without. */
-#ifndef WEFT_DATA_PREFETCH_H
-#define WEFT_DATA_PREFETCH_H
+#pragma once
 
 #include "data/dataset.h"
 
@@ -45,5 +44,3 @@ weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch);
 
 /* Ends the worker, at most one sequence later, and frees everything; NULL is allowed. */
 void weft_prefetch_close(weft_prefetch *p);
-
-#endif

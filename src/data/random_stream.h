@@ -3,8 +3,7 @@
  * The words are Philox's for (seed, iteration, place in the batch) at a site that the dataset and
  * the split name. The splits differ in the counter, so that no training seed, not even one equal
  * to the validation's key, ever draws what validation does. */
-#ifndef WEFT_DATA_RANDOM_STREAM_H
-#define WEFT_DATA_RANDOM_STREAM_H
+#pragma once
 
 #include "base/random.h"
 #include "data/dataset.h"
@@ -49,5 +48,3 @@ static inline uint32_t weft_random_stream_word(weft_random_stream *s) {
 static inline uint32_t weft_random_stream_below(weft_random_stream *s, uint32_t n) {
     return (uint32_t)((uint64_t)weft_random_stream_word(s) * n >> 32);
 }
-
-#endif

@@ -1,6 +1,7 @@
 /* Writing of token shards. A shard is a stream until its tokens are counted; then the header, left
  * empty before, is written over. Tokens are little-endian words in a file, whatever the machine. */
 #include "data/shard_write.h"
+#include "base/getter.h"
 #include "base/scope.h"
 
 #include "base/folders.h"
@@ -167,13 +168,8 @@ weft_status weft_shard_writer_put(weft_shard_writer *w, const int32_t *tokens, i
     return WEFT_OK;
 }
 
-int64_t weft_shard_writer_tokens(const weft_shard_writer *w) {
-    return w->tokens;
-}
-
-int64_t weft_shard_writer_shards(const weft_shard_writer *w) {
-    return w->shards;
-}
+WEFT_GETTER(int64_t, weft_shard_writer_tokens, weft_shard_writer, tokens)
+WEFT_GETTER(int64_t, weft_shard_writer_shards, weft_shard_writer, shards)
 
 static weft_status place(weft_shard_writer *w) {
     char from[WEFT_PATH_MAX], to[WEFT_PATH_MAX];

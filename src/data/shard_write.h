@@ -3,12 +3,10 @@
  *
  * Everything is written beside, under names that nobody takes for a shard; commit puts all of them
  * in place. Whatever ends the program before leaves no shard. */
-#ifndef WEFT_DATA_SHARD_WRITE_H
-#define WEFT_DATA_SHARD_WRITE_H
+#pragma once
 
 #include "base/error.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 
 enum { WEFT_SHARD_TOKENS = 100 * 1000 * 1000 }; /* of a shard, unless told otherwise */
@@ -26,5 +24,3 @@ int64_t weft_shard_writer_shards(const weft_shard_writer *w);
 weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n);
 /* Frees it; what was not committed is removed. */
 void weft_shard_writer_close(weft_shard_writer *w);
-
-#endif

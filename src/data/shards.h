@@ -5,8 +5,7 @@
  * token is checked when it is used. A sequence is a window of time + 1 tokens, its start drawn
  * uniformly over all the positions, of all the shards of the split, where such a window fits; no
  * window crosses from one shard to the next. */
-#ifndef WEFT_DATA_SHARDS_H
-#define WEFT_DATA_SHARDS_H
+#pragma once
 
 #include "data/random_stream.h"
 
@@ -28,5 +27,3 @@ weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc);
 /* Fills tokens[time] and targets[time], the tokens one later. */
 weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets);
-
-#endif

@@ -76,18 +76,6 @@ static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint3
     } while (*a == *b || (t->above[*a] >> *b & 1) != yes);
 }
 
-static int32_t draw_query(weft_random_stream *random, const tree *t, int32_t query[QUERY_TOKENS]) {
-    uint32_t kind = weft_random_stream_below(random, 4), a, b;
-    if (kind == 0)
-        draw_pair(random, t, true, &b, &a);
-    else
-        draw_pair(random, t, kind >= 2, &a, &b);
-    query[0] = WEFT_ENTAILMENT_QUERY;
-    query[1] = t->label[a];
-    query[2] = t->label[b];
-    return query[3] = kind >= 2 ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO;
-}
-
 weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
                                  int32_t *targets, uint8_t *scored) {
     if (time < WEFT_ENTAILMENT_TIME)
@@ -112,7 +100,15 @@ weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int
     }
     while (at < time) {
         int32_t query[QUERY_TOKENS];
-        int32_t answer = draw_query(&random, &t, query);
+        uint32_t kind = weft_random_stream_below(&random, 4), a, b;
+        if (kind == 0)
+            draw_pair(&random, &t, true, &b, &a);
+        else
+            draw_pair(&random, &t, kind >= 2, &a, &b);
+        query[0] = WEFT_ENTAILMENT_QUERY;
+        query[1] = t.label[a];
+        query[2] = t.label[b];
+        int32_t answer = query[3] = kind >= 2 ? WEFT_ENTAILMENT_YES : WEFT_ENTAILMENT_NO;
         if (at + 2 < time) {
             targets[at + 2] = answer;
             if (scored) scored[at + 2] = 1;

@@ -19,8 +19,7 @@
  * Needle: a pass key of five digits stands twice in a line somewhere in embedded text (corpus.h), and the
  * sequence ends with the question for it and the answer. Tokens are bytes. All of the text is a
  * target; the five digits of the answer are scored, so guessing has an accuracy of 0.1. */
-#ifndef WEFT_DATA_TASKS_H
-#define WEFT_DATA_TASKS_H
+#pragma once
 
 #include "data/random_stream.h"
 
@@ -56,5 +55,3 @@ weft_status weft_needle_fill(const weft_sequence_place *p, int64_t time, int32_t
                              int32_t *targets, uint8_t *scored);
 weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
                                  int32_t *targets, uint8_t *scored);
-
-#endif

@@ -1,7 +1,6 @@
 /* What is done with texts from files and standard input: a tokenizer is learned from them, and they
  * become token shards. Both show a progress bar. */
-#ifndef WEFT_DATA_TEXTS_H
-#define WEFT_DATA_TEXTS_H
+#pragma once
 
 #include "core/pool.h"
 #include "data/tokenizer.h"
@@ -27,5 +26,3 @@ typedef struct {
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out);
-
-#endif

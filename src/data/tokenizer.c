@@ -1,13 +1,13 @@
 /* A tokenizer's tables: the vocabulary with its index, the merges, the tokens found in a text as
  * they stand; how they are filled, looked up, decoded and saved. All are arrays and open-addressed
  * hash tables that the tokenizer owns; after opening nothing changes them. */
+#include "base/getter.h"
 #include "base/json.h"
 #include "base/scope.h"
 #include "data/tokenizer_internal.h"
 
 #include "base/text.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -199,22 +199,14 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     return WEFT_OK;
 }
 
-const char *weft_tokenizer_name(const weft_tokenizer *t) {
-    return t->name;
-}
-
-int64_t weft_tokenizer_vocab(const weft_tokenizer *t) {
-    return t->vocab;
-}
+WEFT_GETTER(const char *, weft_tokenizer_name, weft_tokenizer, name)
+WEFT_GETTER(int64_t, weft_tokenizer_vocab, weft_tokenizer, vocab)
+WEFT_GETTER(int32_t, weft_tokenizer_end, weft_tokenizer, end)
 
 int32_t weft_tokenizer_special(const weft_tokenizer *t, const char *text) {
     for (int i = 0; i < t->n_added; i++)
         if (t->added[i].special && strcmp(t->added[i].text, text) == 0) return t->added[i].id;
     return -1;
-}
-
-int32_t weft_tokenizer_end(const weft_tokenizer *t) {
-    return t->end;
 }
 
 const char *weft_tokenizer_token(const weft_tokenizer *t, int32_t token, int32_t *bytes) {

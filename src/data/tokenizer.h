@@ -8,8 +8,7 @@
  *
  * A tokenizer is read-only once it is open and may be shared by threads. An encoder belongs to one
  * thread: it holds the memory of encoding and the words it has met. */
-#ifndef WEFT_DATA_TOKENIZER_H
-#define WEFT_DATA_TOKENIZER_H
+#pragma once
 
 #include "base/files.h"
 
@@ -60,5 +59,3 @@ enum { WEFT_ENCODE_MAX = 1 << 30 }; /* bytes of one text */
  * so that nobody's text can end another's. */
 weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
                         const int32_t **tokens, int64_t *count);
-
-#endif

@@ -2,6 +2,7 @@
  * the last file, which moves to the front for the next batch. Nothing is mapped, so a file that
  * shrinks meanwhile is a short text and not a crash. */
 #include "data/tokenizer_input.h"
+#include "base/getter.h"
 
 #include "base/json.h"
 
@@ -68,9 +69,7 @@ void weft_input_close(weft_input *in) {
     free(in);
 }
 
-int64_t weft_input_total(const weft_input *in) {
-    return in->total;
-}
+WEFT_GETTER(int64_t, weft_input_total, weft_input, total)
 
 static const char *path_now(const weft_input *in) {
     return in->o.paths[in->next - 1];

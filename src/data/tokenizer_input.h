@@ -4,8 +4,7 @@
  * that. With a field's name the files are JSON lines, a document each. A share of the text can be
  * kept apart for validation: of a plain file its end, from a line's start on; of JSON lines, one in
  * so many. */
-#ifndef WEFT_DATA_TOKENIZER_INPUT_H
-#define WEFT_DATA_TOKENIZER_INPUT_H
+#pragma once
 
 #include "base/error.h"
 
@@ -49,5 +48,3 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
  * is where a line is parsed, so call it in the tasks. A blank line has no text. */
 weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, char **keep,
                             const char **text, size_t *bytes);
-
-#endif

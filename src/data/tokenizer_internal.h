@@ -1,7 +1,6 @@
 /* What the files of the tokenizer share: its tables, the steps that cut a text into pieces, and the
  * functions that fill and use them. Nobody else includes this but the trainer (bpe_train.c). */
-#ifndef WEFT_DATA_TOKENIZER_INTERNAL_H
-#define WEFT_DATA_TOKENIZER_INTERNAL_H
+#pragma once
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "data/tokenizer.h"
@@ -142,5 +141,3 @@ static inline const weft_merge *weft_find_merge(const weft_tokenizer *t, int32_t
         if (m->pair == pair) return m;
     }
 }
-
-#endif

@@ -8,7 +8,6 @@
 #include "data/tokenizer_internal.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* Tokens from a file: a NumPy array, or a token shard. Files are not trusted. */
-#ifndef WEFT_DATA_TOKENS_H
-#define WEFT_DATA_TOKENS_H
+#pragma once
 
 #include "base/error.h"
 
@@ -37,5 +36,3 @@ typedef struct {
 /* Reads a .npy of int32 or int64 with one or two dimensions, or a shard, told apart by their first bytes. */
 weft_status weft_tokens_read(const char *path, weft_tokens *out);
 void weft_tokens_free(weft_tokens *t);
-
-#endif

@@ -3,6 +3,7 @@
  * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only.
  * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
+#include "base/getter.h"
 #include "base/scope.h"
 
 #include "core/decoding.h"
@@ -404,9 +405,8 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
     return count ? read_logits(g, count, logits) : WEFT_OK;
 }
 
-int64_t weft_decoder_state_bytes(const weft_decoder *d) {
-    return d->state_bytes;
-}
+WEFT_GETTER(int64_t, weft_decoder_state_bytes, weft_decoder, state_bytes)
+WEFT_GETTER(int64_t, weft_decoder_page_bytes, weft_decoder, page_bytes)
 
 weft_status weft_decoder_save(const weft_decoder *d, int32_t slot, void *to) {
     char *at = to;
@@ -440,10 +440,6 @@ weft_status weft_decoder_fill(weft_decoder *d) {
             memset(d->states[i].data, 0x3c, (size_t)d->states[i].bytes);
     }
     return WEFT_OK;
-}
-
-int64_t weft_decoder_page_bytes(const weft_decoder *d) {
-    return d->page_bytes;
 }
 
 int64_t weft_decoder_weight_bytes(const weft_decoder *d) {

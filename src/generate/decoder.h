@@ -1,8 +1,7 @@
 /* A model ready to run rows of tokens over caches: weights in WEIGHT_DTYPE, the memory of pages and
  * of what sequences keep beside them, and a graph for each number of rows that is asked for. Which
  * page holds what is the caller's business (generator.h). */
-#ifndef WEFT_GENERATE_DECODER_H
-#define WEFT_GENERATE_DECODER_H
+#pragma once
 
 #include "model/cached.h"
 #include "model/model.h"
@@ -63,5 +62,3 @@ weft_status weft_decoder_fill(weft_decoder *d);
 /* Bytes of the pages, and of the weights that a run of one row reads. */
 int64_t weft_decoder_page_bytes(const weft_decoder *d);
 int64_t weft_decoder_weight_bytes(const weft_decoder *d);
-
-#endif

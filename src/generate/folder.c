@@ -1,6 +1,7 @@
 /* Folders for generation. */
 #include "generate/folder.h"
 #include "base/files.h"
+#include "base/scope.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
@@ -42,18 +43,21 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
         path);
 }
 
+WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
+
 weft_status weft_generation_tokenizer(const char *folder, const weft_config *c,
                                       weft_tokenizer **out) {
     char path[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
     WEFT_TRY(find_file(folder, "tokenizer.json", path, &there));
-    WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, out));
-    if (weft_tokenizer_vocab(*out) <= c->vocab_size) return WEFT_OK;
-    weft_status status = weft_fail(
-        WEFT_EINPUT, "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's",
-        folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
-    weft_tokenizer_close(*out);
-    *out = NULL;
-    return status;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    WEFT_TRY(weft_tokenizer_open(there ? path : c->tokenizer, &t));
+    if (weft_tokenizer_vocab(t) > c->vocab_size)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: its tokenizer has %lld tokens, but the model knows %lld; it is another's", folder,
+            (long long)weft_tokenizer_vocab(t), (long long)c->vocab_size);
+    *out = weft_steal(&t);
+    return WEFT_OK;
 }

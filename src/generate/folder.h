@@ -1,6 +1,5 @@
 /* What generation needs of a folder: the checkpoint in it and its tokenizer. */
-#ifndef WEFT_GENERATE_FOLDER_H
-#define WEFT_GENERATE_FOLDER_H
+#pragma once
 
 #include "config/config.h"
 #include "data/tokenizer.h"
@@ -15,5 +14,3 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
  * model's. */
 weft_status weft_generation_tokenizer(const char *folder, const weft_config *c,
                                       weft_tokenizer **out);
-
-#endif

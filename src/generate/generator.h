@@ -19,8 +19,7 @@
  * pages were shared or not, whether it was set back or not, at any number of threads.
  *
  * Not for several threads at a time: who has several holds a lock around each call. */
-#ifndef WEFT_GENERATE_GENERATOR_H
-#define WEFT_GENERATE_GENERATOR_H
+#pragma once
 
 #include "core/exec.h"
 #include "generate/sample.h"
@@ -104,5 +103,3 @@ typedef struct {
 } weft_generator_stats;
 
 void weft_generator_count(const weft_generator *g, weft_generator_stats *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* A generator's own state, for the files that it is written in: generator.c, admission.c and token.c. */
-#ifndef WEFT_GENERATE_GENERATOR_INTERNAL_H
-#define WEFT_GENERATE_GENERATOR_INTERNAL_H
+#pragma once
 
 #include "generate/decoder.h"
 #include "generate/generator.h"
@@ -76,5 +75,3 @@ void generator_give_back(weft_generator *g, sequence *s);
 void generator_set_back(weft_generator *g, sequence *s);
 /* The end of the part of a prompt that is computed in whole blocks. */
 int64_t generator_block_end(const sequence *s);
-
-#endif

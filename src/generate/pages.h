@@ -8,8 +8,7 @@
  *
  * What a sequence keeps beside its pages (running sums, last queries) is a function of all its tokens
  * so far, so a sealed page may carry a copy of it as it was at the page's end. */
-#ifndef WEFT_GENERATE_PAGES_H
-#define WEFT_GENERATE_PAGES_H
+#pragma once
 
 #include "base/error.h"
 #include "ops/cache.h"
@@ -39,5 +38,3 @@ typedef struct {
     int64_t count, held, kept; /* kept: sealed, held by none */
 } weft_pages_counts;
 weft_pages_counts weft_pages_count(const weft_pages *p);
-
-#endif

@@ -1,7 +1,6 @@
 /* From logits to a token. A draw is a pure function of the logits, the sampling parameters, the seed
  * and the token's number: there is no state beside the list of tokens so far. */
-#ifndef WEFT_GENERATE_SAMPLE_H
-#define WEFT_GENERATE_SAMPLE_H
+#pragma once
 
 #include "base/error.h"
 
@@ -45,5 +44,3 @@ size_t weft_sample_room(int64_t vocab);
  * Where a logit is not a number, neither is out->logprob. */
 void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
                  const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * A token may end in the middle of a character, and text that looks like the beginning of a stop
  * string may turn out to be one: both are held back until it is clear what they are. */
-#ifndef WEFT_GENERATE_TEXT_H
-#define WEFT_GENERATE_TEXT_H
+#pragma once
 
 #include "data/tokenizer.h"
 
@@ -27,5 +26,3 @@ weft_status weft_stream_put(weft_stream *s, int32_t token, const char **text, si
                             bool *stopped);
 /* What was held back, when no more tokens come: an unfinished character becomes U+FFFD. */
 weft_status weft_stream_end(weft_stream *s, const char **text, size_t *bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* A model's weights as generation reads them: in WEIGHT_DTYPE, and with the matrices that are formed
  * once (cached.h). What is not changed stays the model's own memory. */
-#ifndef WEFT_GENERATE_WEIGHTS_H
-#define WEFT_GENERATE_WEIGHTS_H
+#pragma once
 
 #include "model/cached.h"
 #include "model/model.h"
@@ -25,5 +24,3 @@ void weft_generation_weights_apply(const weft_generation_weights *w, weft_graph 
 void *weft_generation_weights_at(const weft_generation_weights *w, const char *name);
 /* Bytes of all that a run of one row reads: all but the tables of which it reads a row. */
 int64_t weft_generation_weights_bytes(const weft_generation_weights *w);
-
-#endif

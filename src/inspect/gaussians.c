@@ -9,7 +9,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const double TAU_EPS = 1e-6, OVERLAP_EPS = 1e-4;
 

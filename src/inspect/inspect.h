@@ -3,8 +3,7 @@
  * One forward pass a window keeps what each layer made (weft_build.scores, .inside); everything here is
  * computed from that in double, by the plain formulas. What a model does not have is NaN, or 0 of
  * them. */
-#ifndef WEFT_INSPECT_INSPECT_H
-#define WEFT_INSPECT_INSPECT_H
+#pragma once
 
 #include "convert/measure.h"
 
@@ -96,5 +95,3 @@ void weft_inspection_facts(const weft_inspection *i, json_t *facts);
 
 /* Inspects a model on the first held-out sequences of its dataset, and adds what is found. */
 weft_status weft_inspect_held_out(const weft_model *m, weft_backing place, json_t *facts);
-
-#endif

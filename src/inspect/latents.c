@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 weft_status weft_look_gates(const weft_session *s, int64_t layer, weft_layer_look *out,
                             weft_layer_sums *sums) {

@@ -1,7 +1,6 @@
 /* Between the files of this folder: each looks at one thing in what a session kept of one window, and adds
  * it up over windows. */
-#ifndef WEFT_INSPECT_LOOK_H
-#define WEFT_INSPECT_LOOK_H
+#pragma once
 
 #include "inspect/inspect.h"
 
@@ -59,5 +58,3 @@ weft_status weft_finish_z(const weft_model *m, int64_t layer, int64_t windows, w
 
 weft_status weft_look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
                                 weft_inspection *out);
-
-#endif

@@ -5,9 +5,7 @@
 #include "report/inside.h"
 #include "train/samples.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { MAP_LAYERS = 3, MAP_HEADS = 16 };
 

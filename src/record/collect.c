@@ -7,7 +7,6 @@
 #include "base/text.h"
 #include "base/version.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,20 +151,6 @@ static weft_status add_fact(weft_database *d, int64_t run, const char *name, con
     return weft_database_run(d, sql, "isd", run, name, json_number_value(value));
 }
 
-/* What the run says of itself in result.json. */
-static weft_status take_facts(weft_database *d, const summary *u, const weft_ending *e) {
-    char path[WEFT_PATH_MAX];
-    const char *name;
-    json_t *value;
-    WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
-    WEFT_AUTO_DECREF json_t *result = weft_json_file(path, RESULT_MOST);
-    WEFT_TRY(weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run));
-    json_object_foreach(json_object_get(result, "facts"), name, value) {
-        if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
-    }
-    return WEFT_OK;
-}
-
 static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
                             const char *weights) {
     char path[WEFT_PATH_MAX];
@@ -179,7 +164,14 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     if (!e->diverged && u->last != u->iters)
         return weft_fail(WEFT_EINPUT, "%s: ends at step %lld of %lld", path, (long long)u->last,
                          (long long)u->iters);
-    WEFT_TRY(take_facts(d, u, e));
+    const char *name;
+    json_t *value;
+    WEFT_TRY(weft_path(path, "%s/result.json", e->folder));
+    WEFT_AUTO_DECREF json_t *result = weft_json_file(path, RESULT_MOST);
+    WEFT_TRY(weft_database_run(d, "DELETE FROM facts WHERE run = ?", "i", u->job->run));
+    json_object_foreach(json_object_get(result, "facts"), name, value) {
+        if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
+    }
     return write_result(d, u, e, weights);
 }
 
@@ -285,17 +277,6 @@ static void add_dataset(json_t *facts, const weft_config *c, const weft_train_re
     if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
 }
 
-/* loss_at_64_255: the held-out loss of positions 64 to 255. */
-static void add_positions(json_t *facts, const weft_train_result *r) {
-    for (int i = 0; i < r->n_positions; i++) {
-        const weft_position_loss *p = &r->positions[i];
-        char name[64];
-        snprintf(name, sizeof name, "loss_at_%lld_%lld", (long long)p->first,
-                 (long long)p->last - 1);
-        if (isfinite(p->loss)) json_object_set_new(facts, name, json_real(p->loss));
-    }
-}
-
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
     char machine[512];
     weft_machine_text(machine, sizeof machine);
@@ -305,6 +286,12 @@ json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_t
     if (r->device_bytes > 0)
         json_object_set_new(facts, "device_bytes", json_integer(r->device_bytes));
     add_dataset(facts, c, r);
-    add_positions(facts, r);
+    for (int i = 0; i < r->n_positions; i++) {
+        const weft_position_loss *p = &r->positions[i];
+        char name[64];
+        snprintf(name, sizeof name, "loss_at_%lld_%lld", (long long)p->first,
+                 (long long)p->last - 1);
+        if (isfinite(p->loss)) json_object_set_new(facts, name, json_real(p->loss));
+    }
     return facts;
 }

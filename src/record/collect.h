@@ -1,8 +1,7 @@
 /* What a finished run left in its folder, into the database: metrics, events, result, in one
  * transaction. All but the time comes from metrics.jsonl and the weights, so a run that was cut off
  * and resumed, even after its last step, is told the same. */
-#ifndef WEFT_RECORD_COLLECT_H
-#define WEFT_RECORD_COLLECT_H
+#pragma once
 
 #include "record/record.h"
 #include "train/loop.h"
@@ -39,5 +38,3 @@ double weft_collect_rate(const char *folder);
  * words. A dataset's folder may have a manifest.json, as scripts/corpus writes it: its hash and its packages are
  * facts of every run on it. NULL: no memory. */
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r);
-
-#endif

@@ -1,5 +1,6 @@
 /* Opening, with all that is looked at before a row is read, and SQLite behind statuses. */
 #include "record/database.h"
+#include "base/getter.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
@@ -66,9 +67,7 @@ void weft_database_close(weft_database *d) {
     free(d);
 }
 
-const char *weft_database_path(const weft_database *d) {
-    return d->path;
-}
+WEFT_GETTER(const char *, weft_database_path, weft_database, path)
 
 weft_status weft_database_script(weft_database *d, const char *sql) {
     start_time(d);
@@ -374,16 +373,6 @@ static weft_status check_tables(weft_database *d, int64_t version) {
     return *what ? refuse(d, what) : WEFT_OK;
 }
 
-static weft_status check_whole(weft_database *d) {
-    sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
-    if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
-        weft_database_break(d, weft_fail(WEFT_EINPUT,
-                                         "%s: damaged (%.200s); move it away, or take another "
-                                         "folder",
-                                         d->path, weft_column_text(rows, 0)));
-    return weft_database_end(d, rows);
-}
-
 /* All that is there is looked at before any of it is read. */
 static weft_status check_all(weft_database *d, bool *fresh) {
     const weft_schema *s = d->schema;
@@ -400,7 +389,13 @@ static weft_status check_all(weft_database *d, bool *fresh) {
             "use the weft that made it, or take another folder",
             d->path, (long long)version, s->oldest, s->newest);
     WEFT_TRY(check_tables(d, version));
-    WEFT_TRY(check_whole(d));
+    sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
+    if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
+        weft_database_break(d, weft_fail(WEFT_EINPUT,
+                                         "%s: damaged (%.200s); move it away, or take another "
+                                         "folder",
+                                         d->path, weft_column_text(rows, 0)));
+    WEFT_TRY(weft_database_end(d, rows));
     if (version < s->newest) {
         d->older = &s->versions[version - s->oldest];
         WEFT_TRY(weft_database_script(d, d->older->read));

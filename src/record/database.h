@@ -10,8 +10,7 @@
  *
  * A database keeps SQLite's rollback journal and full syncing, so a transaction is there whole or not at
  * all after a kill at any moment, and a database at rest is one file. */
-#ifndef WEFT_RECORD_DATABASE_H
-#define WEFT_RECORD_DATABASE_H
+#pragma once
 
 #include "base/error.h"
 #include "base/scope.h"
@@ -129,5 +128,3 @@ double weft_column_number(sqlite3_stmt *rows, int column);
 
 /* Now, as ISO 8601 in UTC with milliseconds. */
 void weft_time_now(char text[WEFT_TIME_ROOM]);
-
-#endif

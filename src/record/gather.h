@@ -1,8 +1,7 @@
 /* Databases out of several places: a folder of runs that no study made as one, so that everything that is told
  * of a study can be told of them; and databases of one study that were made on several machines, or one after
  * the other, as one. */
-#ifndef WEFT_RECORD_GATHER_H
-#define WEFT_RECORD_GATHER_H
+#pragma once
 
 #include "record/database.h"
 
@@ -25,5 +24,3 @@ typedef struct {
  * on which machine made it. */
 weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *say,
                        weft_merged *result);
-
-#endif

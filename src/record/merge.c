@@ -89,21 +89,6 @@ static weft_status match_study(weft_database *d, const char *path) {
     return weft_database_end(d, rows);
 }
 
-static weft_status match_variants(weft_database *d, const char *path) {
-    sqlite3_stmt *rows =
-        weft_database_ask(d,
-                          "SELECT a.name FROM main.variants a JOIN part.variants b USING (variant)"
-                          " WHERE a.name IS NOT b.name OR (a.error IS NULL AND b.error IS NULL AND"
-                          " (a.overrides IS NOT b.overrides OR a.iters IS NOT b.iters OR"
-                          " a.parameters IS NOT b.parameters))",
-                          "");
-    if (weft_database_next(d, rows))
-        weft_database_break(d, weft_fail(WEFT_EINPUT,
-                                         "%s: variant '%s' has other settings than in the first",
-                                         path, weft_column_text(rows, 0)));
-    return weft_database_end(d, rows);
-}
-
 /* A run of one number must be the same run, and one that ended twice must have ended alike. */
 static weft_status refuse_contradictions(weft_database *d, const char *path) {
     sqlite3_stmt *rows = weft_database_ask(
@@ -127,7 +112,18 @@ static weft_status refuse_contradictions(weft_database *d, const char *path) {
 /* The runs to take: what ended there and not here, and what is not here at all. */
 static weft_status take_part(weft_database *d, const char *path) {
     WEFT_TRY(match_study(d, path));
-    WEFT_TRY(match_variants(d, path));
+    sqlite3_stmt *rows =
+        weft_database_ask(d,
+                          "SELECT a.name FROM main.variants a JOIN part.variants b USING (variant)"
+                          " WHERE a.name IS NOT b.name OR (a.error IS NULL AND b.error IS NULL AND"
+                          " (a.overrides IS NOT b.overrides OR a.iters IS NOT b.iters OR"
+                          " a.parameters IS NOT b.parameters))",
+                          "");
+    if (weft_database_next(d, rows))
+        weft_database_break(d, weft_fail(WEFT_EINPUT,
+                                         "%s: variant '%s' has other settings than in the first",
+                                         path, weft_column_text(rows, 0)));
+    WEFT_TRY(weft_database_end(d, rows));
     WEFT_TRY(refuse_contradictions(d, path));
     return weft_database_script(
         d, "INSERT INTO main.variants SELECT * FROM part.variants WHERE variant NOT IN"

@@ -277,17 +277,6 @@ static weft_status match_config(weft_database *d, const weft_study *s, const cha
                      weft_database_path(d), o->key, was, is);
 }
 
-/* Variants as the database has them: taken over (equal time), then compared. */
-static weft_status load_seconds(weft_database *d, weft_study *s) {
-    sqlite3_stmt *rows = weft_database_ask(d, "SELECT variant, seconds_per_iter FROM variants", "");
-    while (weft_database_next(d, rows)) {
-        int64_t variant = sqlite3_column_int64(rows, 0);
-        if (variant < s->variants.n)
-            s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
-    }
-    return weft_database_end(d, rows);
-}
-
 static weft_status match_variant(const weft_database *d, const weft_study *s, int64_t variant,
                                  const char *name, const char *sets, bool built) {
     char now[SETS_ROOM];
@@ -384,7 +373,13 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
         weft_database_break(d, match_config(d, s, weft_column_text(rows, 0), &seeds));
     WEFT_TRY(weft_database_end(d, rows));
     if (s->base.study_equal == WEFT_EQUAL_TIME) {
-        WEFT_TRY(load_seconds(d, s));
+        rows = weft_database_ask(d, "SELECT variant, seconds_per_iter FROM variants", "");
+        while (weft_database_next(d, rows)) {
+            int64_t variant = sqlite3_column_int64(rows, 0);
+            if (variant < s->variants.n)
+                s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
+        }
+        WEFT_TRY(weft_database_end(d, rows));
         refuse_unmeasured(s);
         WEFT_TRY(weft_equal_time(s));
     }

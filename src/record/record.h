@@ -1,7 +1,6 @@
 /* A study in its database: made in one transaction before the first run, matched against the config
  * at every later start, and kept up to date run by run. */
-#ifndef WEFT_RECORD_RECORD_H
-#define WEFT_RECORD_RECORD_H
+#pragma once
 
 #include "record/database.h"
 #include "study/study.h"
@@ -102,5 +101,3 @@ typedef struct {
 } weft_repeats;
 weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char *folder,
                                weft_repeats *out);
-
-#endif

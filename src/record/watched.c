@@ -1,6 +1,7 @@
 /* The tree of runs. Everything in it is read by base/folders.h: a tree may be anybody's, and what lies
  * in it leads nowhere else. */
 #include "record/watched.h"
+#include "base/getter.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
@@ -219,13 +220,6 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
     weft_names_free(&names);
 }
 
-static void walk_all(weft_watched *w) {
-    for (int i = 0; i < w->n_roots; i++) {
-        WEFT_AUTO_CLOSE int root = -1;
-        if (weft_below_root(w->roots[i], &root) == WEFT_OK) walk(w, i, root, w->roots[i], 0);
-    }
-}
-
 static json_t *option_json(const weft_config *c, const weft_option *o) {
     char value[WEFT_TEXT_MAX];
     bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
@@ -319,19 +313,6 @@ static void look_at_run(weft_watched *w, run *r) {
     r->status = status;
 }
 
-static void count_runs(study *s, weft_database *d) {
-    static const char *const names[] = {"waiting", "running", "done"};
-    memset(s->count, 0, sizeof s->count);
-    sqlite3_stmt *rows = weft_database_ask(d, "SELECT status FROM runs", "");
-    while (weft_database_next(d, rows)) {
-        int at = 0;
-        while (at < 3 && strcmp(weft_column_text(rows, 0), names[at]) != 0)
-            at++;
-        s->count[at]++;
-    }
-    weft_database_end(d, rows);
-}
-
 static void set_title(weft_watched *w, const char *folder, const char *title) {
     for (int i = 0; i < w->n_runs; i++) {
         run *r = &w->runs[i];
@@ -362,7 +343,16 @@ static void read_study(weft_watched *w, study *s) {
         weft_database_enter(&weft_runs_schema, w->roots[s->at.root], path, WEFT_DATABASE_READ,
                             database_seconds, &d, &fresh) != WEFT_OK)
         return;
-    count_runs(s, d);
+    static const char *const names[] = {"waiting", "running", "done"};
+    memset(s->count, 0, sizeof s->count);
+    sqlite3_stmt *rows = weft_database_ask(d, "SELECT status FROM runs", "");
+    while (weft_database_next(d, rows)) {
+        int at = 0;
+        while (at < 3 && strcmp(weft_column_text(rows, 0), names[at]) != 0)
+            at++;
+        s->count[at]++;
+    }
+    weft_database_end(d, rows);
     name_runs(w, s, d);
     weft_database_close(d);
 }
@@ -380,7 +370,10 @@ bool weft_watched_look(weft_watched *w) {
     double now = weft_clock();
     bool all = true;
     if (w->walked == 0 || now - w->walked >= walk_seconds) {
-        walk_all(w);
+        for (int i = 0; i < w->n_roots; i++) {
+            WEFT_AUTO_CLOSE int root = -1;
+            if (weft_below_root(w->roots[i], &root) == WEFT_OK) walk(w, i, root, w->roots[i], 0);
+        }
         w->walked = now;
     }
     w->budget = LOOK_MOST;
@@ -397,9 +390,9 @@ bool weft_watched_look(weft_watched *w) {
     return all;
 }
 
-int64_t weft_watched_version(const weft_watched *w) {
-    return w->version;
-}
+WEFT_GETTER(int64_t, weft_watched_version, weft_watched, version)
+WEFT_GETTER(int, weft_watched_count, weft_watched, n_runs)
+WEFT_GETTER(bool, weft_watched_is_full, weft_watched, full)
 
 static double seconds_left(const run *r, const weft_watched_row *last) {
     double rate = last->value[WEFT_ROW_TOKENS_PER_S],
@@ -455,14 +448,6 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
                              studies, "runs", runs);
     if (news && after == 0) json_object_set_new(news, "defaults", defaults_json(w));
     return news;
-}
-
-int weft_watched_count(const weft_watched *w) {
-    return w->n_runs;
-}
-
-bool weft_watched_is_full(const weft_watched *w) {
-    return w->full;
 }
 
 static bool is_run(const weft_watched *w, int64_t id) {

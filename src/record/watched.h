@@ -5,8 +5,7 @@
  * are read. No link in those folders is followed. Every change has a number, so that several readers can each be told what is new to them.
  * Nothing is written but notes and tags, into a database of their own (below), and nothing is
  * locked: a run never waits for whoever watches it. */
-#ifndef WEFT_RECORD_WATCHED_H
-#define WEFT_RECORD_WATCHED_H
+#pragma once
 
 #include "base/error.h"
 
@@ -69,5 +68,3 @@ void weft_notes_close(weft_notes *n);
 void weft_notes_get(weft_notes *n, const char *run, char **note, char **tags);
 /* WEFT_EINPUT: a text is too long, or the database is not weft's. */
 weft_status weft_notes_set(weft_notes *n, const char *run, const char *note, const char *tags);
-
-#endif

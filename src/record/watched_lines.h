@@ -4,8 +4,7 @@
  * Where they are more, every second is forgotten, then every second of those that are left; of the lines
  * that follow as many are kept as of those before. One look reads a bounded number of bytes, so that
  * whoever asks meanwhile waits for a moment and not for a file. */
-#ifndef WEFT_RECORD_WATCHED_LINES_H
-#define WEFT_RECORD_WATCHED_LINES_H
+#pragma once
 
 #include "base/error.h"
 
@@ -61,5 +60,3 @@ bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, i
                              int64_t *budget);
 /* Those that came after a change, [[step, loss, ..], ..]; the last of them always. */
 json_t *weft_watched_lines_json(const weft_watched_lines *l, int64_t after);
-
-#endif

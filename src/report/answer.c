@@ -396,18 +396,6 @@ int weft_report_baseline(const weft_report_data *d) {
     return base;
 }
 
-static void say_question(weft_page *p, const weft_report_data *d) {
-    int base = weft_report_baseline(d);
-    if (*d->question)
-        weft_page_line(p, "question", "%s", d->question);
-    else if (base >= 0)
-        weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
-                       d->higher_is_better ? "higher" : "lower", d->score_name,
-                       weft_variant_label(d, base));
-    else if (d->n_variants > 1)
-        weft_page_line(p, "question", "How does each variant compare with its baseline?");
-}
-
 bool weft_report_is_repeat(const weft_report_data *d, int variant) {
     return d->variants[variant].repeats >= 0;
 }
@@ -420,8 +408,11 @@ static const char *say_variants(const weft_report_data *d) {
     return weft_say("%s (and %s as a check)", variants, weft_say_plural(repeats, "repeat"));
 }
 
-/* When, with what and where, in one line. */
-static void say_facts(weft_page *p, const weft_report_data *d) {
+weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
+    WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
+    WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
+    json_t *caveat;
+    size_t i;
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
@@ -429,15 +420,15 @@ static void say_facts(weft_page *p, const weft_report_data *d) {
                    *d->machine ? ", " : "", d->machine, say_variants(d),
                    weft_say_plural(d->n_seeds, "seed"),
                    weft_say_plural(d->n_rates, "learning rate"), count_finished(d), d->n_runs);
-}
-
-weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
-    WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
-    WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
-    json_t *caveat;
-    size_t i;
-    say_facts(p, d);
-    say_question(p, d);
+    int base = weft_report_baseline(d);
+    if (*d->question)
+        weft_page_line(p, "question", "%s", d->question);
+    else if (base >= 0)
+        weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
+                       d->higher_is_better ? "higher" : "lower", d->score_name,
+                       weft_variant_label(d, base));
+    else if (d->n_variants > 1)
+        weft_page_line(p, "question", "How does each variant compare with its baseline?");
     weft_page_line(p, "answer", "%s", sentence ? sentence : "");
     json_array_foreach(caveats, i, caveat) {
         weft_page_line(p, "caveat", "%s", json_string_value(caveat));

@@ -2,7 +2,6 @@
 #include "report/plot.h"
 
 #include <math.h>
-#include <string.h>
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]))
 #define MINUS "\xe2\x88\x92"

@@ -223,12 +223,13 @@ static bool any_difference(const weft_report_data *d, const curve *curves) {
 }
 
 static weft_status put_subject(weft_page *p, const weft_report_data *d, const subject *of) {
-    curve *curves = calloc((size_t)d->n_variants + 1, sizeof *curves);
-    weft_status status = curves ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+    WEFT_AUTO_FREE curve *curves = calloc((size_t)d->n_variants + 1, sizeof *curves);
+    if (!curves) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+    weft_status status = WEFT_OK;
     /* Repeats' lines would lie upon those they repeat. */
     for (int i = 0; status == WEFT_OK && i < d->n_variants; i++)
         if (d->variants[i].repeats < 0) status = read_curve(d, i, of->column, &curves[i]);
-    json_t *lines = status == WEFT_OK ? lines_json(d, curves) : NULL;
+    WEFT_AUTO_DECREF json_t *lines = status == WEFT_OK ? lines_json(d, curves) : NULL;
     picture plain = {0}, difference = {0};
     if (status == WEFT_OK) status = make_picture(d, curves, lines, of, false, &plain);
     if (status == WEFT_OK) status = make_picture(d, curves, lines, of, true, &difference);
@@ -242,10 +243,8 @@ static weft_status put_subject(weft_page *p, const weft_report_data *d, const su
             (weft_plot[]){plain.plot, difference.plot}, any_difference(d, curves) ? 2 : 1);
     free(plain.series);
     free(difference.series);
-    json_decref(lines);
-    for (int i = 0; curves && i < d->n_variants; i++)
+    for (int i = 0; i < d->n_variants; i++)
         free(curves[i].runs);
-    free(curves);
     return status;
 }
 

@@ -1,8 +1,7 @@
 /* A study as its database tells it, and what follows: each variant's learning rate, its mean score,
  * its comparison with its baseline. The report's sections print this and look up nothing
  * themselves but curves. */
-#ifndef WEFT_REPORT_DATA_H
-#define WEFT_REPORT_DATA_H
+#pragma once
 
 #include "base/error.h"
 #include "record/database.h"
@@ -143,5 +142,3 @@ typedef struct {
 } weft_report_repeat;
 weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
                                   weft_report_repeat *out);
-
-#endif

@@ -8,8 +8,7 @@
  *
  * What a model does not have is missing, or null in its place. The object may be of another's making: what is
  * not of this form is not drawn. */
-#ifndef WEFT_REPORT_INSIDE_H
-#define WEFT_REPORT_INSIDE_H
+#pragma once
 
 #include "report/page.h"
 
@@ -39,5 +38,3 @@ bool weft_inside_has_latent(const json_t *inside, const char *name);
  * what is read aloud, layers and heads are numbered from `first`. */
 int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const char *name,
                          int first, int style, int most);
-
-#endif

@@ -303,28 +303,23 @@ static void print_fit(FILE *out, const json_t *rows, const char *x, const weft_l
 
 weft_status weft_listing_fit(const char *const *paths, int n, const char *x, const char *variants,
                              FILE *out, json_t **object) {
-    json_t *rows = json_array();
+    WEFT_AUTO_DECREF json_t *rows = json_array();
     weft_line line = {0};
-    weft_status status = check_x(x);
-    for (int i = 0; status == WEFT_OK && i < n; i++) {
-        weft_report_data d;
-        status = weft_report_read(paths[i], &d);
-        if (status != WEFT_OK) break;
-        status = add_study(rows, &d, x, variants);
-        weft_report_free(&d);
+    WEFT_TRY(check_x(x));
+    for (int i = 0; i < n; i++) {
+        WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+        WEFT_TRY(weft_report_read(paths[i], &d));
+        WEFT_TRY(add_study(rows, &d, x, variants));
     }
-    if (status == WEFT_OK) status = fit_rows(rows, &line);
-    if (status == WEFT_OK && !isfinite(line.slope))
-        status = weft_fail(WEFT_EINPUT,
-                           "--fit %s: finished runs with at least two values of it are needed", x);
-    if (status == WEFT_OK && out) print_fit(out, rows, x, &line);
-    if (status == WEFT_OK && object) {
-        *object = json_pack("{s:s, s:f, s:f, s:o, s:o, s:o, s:O}", "x", x, "factor", exp(line.at),
-                            "power", line.slope, "low", weft_json_number(line.low), "high",
-                            weft_json_number(line.high), "spread", weft_json_number(line.spread),
-                            "runs", rows);
-        if (!*object) status = weft_fail(WEFT_ENOMEM, "runs: no memory");
-    }
-    json_decref(rows);
-    return status;
+    WEFT_TRY(fit_rows(rows, &line));
+    if (!isfinite(line.slope))
+        return weft_fail(WEFT_EINPUT,
+                         "--fit %s: finished runs with at least two values of it are needed", x);
+    if (out) print_fit(out, rows, x, &line);
+    if (!object) return WEFT_OK;
+    *object = json_pack("{s:s, s:f, s:f, s:o, s:o, s:o, s:O}", "x", x, "factor", exp(line.at),
+                        "power", line.slope, "low", weft_json_number(line.low), "high",
+                        weft_json_number(line.high), "spread", weft_json_number(line.spread),
+                        "runs", rows);
+    return *object ? WEFT_OK : weft_fail(WEFT_ENOMEM, "runs: no memory");
 }

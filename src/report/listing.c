@@ -7,11 +7,8 @@
 #include "record/gather.h"
 #include "study/study.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static void print_number(FILE *out, int width, int digits, double value) {
     if (isfinite(value))

@@ -8,7 +8,6 @@
 #include "report/sections.h"
 #include "study/study.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -80,21 +79,6 @@ static void print_interval(FILE *out, const json_t *object) {
                 weft_json_number_of(object, "high"));
 }
 
-static void print_positions(FILE *out, const json_t *list) {
-    const json_t *row;
-    size_t i;
-    json_array_foreach(list, i, row) {
-        char range[64];
-        long long first = json_integer_value(json_object_get(row, "first"));
-        long long last = json_integer_value(json_object_get(row, "last"));
-        snprintf(range, sizeof range, first == last ? "position %lld" : "positions %lld to %lld",
-                 first, last);
-        print_pair(out, range, row);
-        print_interval(out, row);
-        fprintf(out, "\n");
-    }
-}
-
 static void print_comparison(FILE *out, const json_t *object) {
     const json_t *row;
     const char *key;
@@ -129,7 +113,16 @@ static void print_comparison(FILE *out, const json_t *object) {
     const char *why = text_of(object, "why");
     fprintf(out, "%s against %s: %s%s%s\n", text_of(object, "b"), text_of(object, "a"),
             text_of(object, "verdict"), *why ? "; " : "", why);
-    print_positions(out, json_object_get(object, "loss_by_position"));
+    json_array_foreach(json_object_get(object, "loss_by_position"), i, row) {
+        char range[64];
+        long long first = json_integer_value(json_object_get(row, "first"));
+        long long last = json_integer_value(json_object_get(row, "last"));
+        snprintf(range, sizeof range, first == last ? "position %lld" : "positions %lld to %lld",
+                 first, last);
+        print_pair(out, range, row);
+        print_interval(out, row);
+        fprintf(out, "\n");
+    }
 }
 
 /* The loss by position, where the runs' records have it. */

@@ -14,14 +14,11 @@
 #include "base/text.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 WEFT_EMBED("weft_charts_script", "src/report/charts.js");
 WEFT_EMBED("weft_charts_style", "src/report/charts.css");
@@ -419,16 +416,6 @@ weft_status weft_page_vacant(const char *folder, bool force) {
     return check_place(folder, "report.md", page, &text);
 }
 
-static weft_status pictures_vacant(const weft_page *p, const char *folder, bool force) {
-    char name[32];
-    bool ours;
-    for (int i = 0; p->svgs && p->svgs[i] && !force; i++) {
-        snprintf(name, sizeof name, "report-%d.svg", i + 1);
-        WEFT_TRY(check_place(folder, name, false, &ours));
-    }
-    return WEFT_OK;
-}
-
 /* A picture by itself brings what the page's style gives it there. */
 static weft_status put_svg(weft_new_file *file, const char *svg) {
     static const char head[] = "<svg xmlns=\"http://www.w3.org/2000/svg\" ",
@@ -456,23 +443,6 @@ static weft_status write_pictures(const weft_page *p, const char *folder) {
         WEFT_TRY(weft_new_file_end(&file, put_svg(&file, p->svgs[i])));
     }
     return WEFT_OK;
-}
-
-/* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
- * report, and a full disk costs no old one. */
-static weft_status write_both(const weft_page *p, const char *folder) {
-    char path[WEFT_PATH_MAX];
-    weft_new_file first, second;
-    WEFT_TRY(weft_path(path, "%s/report.html", folder));
-    WEFT_TRY(weft_new_file_begin(&first, path));
-    weft_status status = weft_path(path, "%s/report.md", folder);
-    if (status == WEFT_OK) status = weft_new_file_begin(&second, path);
-    if (status != WEFT_OK) return weft_new_file_end(&first, status);
-    status = weft_new_file_put(&first, p->html_text, (int64_t)p->html_size);
-    if (status == WEFT_OK) status = weft_new_file_put(&second, p->md_text, (int64_t)p->md_size);
-    if (status == WEFT_OK) status = write_pictures(p, folder);
-    status = weft_new_file_end(&first, status);
-    return weft_new_file_end(&second, status);
 }
 
 /* Data, then the script that draws it. */
@@ -515,6 +485,24 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     WEFT_TRY(finish(p));
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_TRY(weft_page_vacant(folder, force));
-    WEFT_TRY(pictures_vacant(p, folder, force));
-    return write_both(p, folder);
+    char name[32];
+    bool ours;
+    for (int i = 0; p->svgs && p->svgs[i] && !force; i++) {
+        snprintf(name, sizeof name, "report-%d.svg", i + 1);
+        WEFT_TRY(check_place(folder, name, false, &ours));
+    }
+    /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a
+     * report, and a full disk costs no old one. */
+    char path[WEFT_PATH_MAX];
+    weft_new_file first, second;
+    WEFT_TRY(weft_path(path, "%s/report.html", folder));
+    WEFT_TRY(weft_new_file_begin(&first, path));
+    weft_status status = weft_path(path, "%s/report.md", folder);
+    if (status == WEFT_OK) status = weft_new_file_begin(&second, path);
+    if (status != WEFT_OK) return weft_new_file_end(&first, status);
+    status = weft_new_file_put(&first, p->html_text, (int64_t)p->html_size);
+    if (status == WEFT_OK) status = weft_new_file_put(&second, p->md_text, (int64_t)p->md_size);
+    if (status == WEFT_OK) status = write_pictures(p, folder);
+    status = weft_new_file_end(&first, status);
+    return weft_new_file_end(&second, status);
 }

@@ -1,8 +1,7 @@
 /* A page that is written twice at once, as HTML and as Markdown: headings, paragraphs, lists, tables,
  * pictures. Callers give plain text; whatever is in it, it comes out as text in both. A list, a table or a group of
  * pictures ends where something else begins. */
-#ifndef WEFT_REPORT_PAGE_H
-#define WEFT_REPORT_PAGE_H
+#pragma once
 
 #include "base/error.h"
 
@@ -94,5 +93,3 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text);
 void weft_page_escape_html(FILE *out, const char *text);
 /* The text in JSON, without what HTML would show as a blank or U+FFFD. */
 json_t *weft_page_json(const char *text);
-
-#endif

@@ -301,16 +301,6 @@ static void open_table(weft_page *p, const weft_report_range *r, int n) {
     }
 }
 
-static void put_losses(weft_page *p, const weft_report_data *d, const weft_report_range *r, int n) {
-    open_table(p, r, n);
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!has_positions(d, i, r, n)) continue;
-        weft_page_cell(p, "%s", weft_variant_label(d, i));
-        for (int k = 0; k < n; k++)
-            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, r[k].name)));
-    }
-}
-
 /* Differences with their intervals; nothing where no variant has a baseline that has them too. */
 static weft_status put_differences(weft_page *p, const weft_report_data *d,
                                    const weft_report_range *r, int n) {
@@ -377,6 +367,12 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
         "The held-out loss of the tokens at each position of a sequence, the mean over "
         "seeds: a later token has more to look back at.");
     WEFT_TRY(put_picture(p, d, ranges, n));
-    put_losses(p, d, ranges, n);
+    open_table(p, ranges, n);
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!has_positions(d, i, ranges, n)) continue;
+        weft_page_cell(p, "%s", weft_variant_label(d, i));
+        for (int k = 0; k < n; k++)
+            weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, ranges[k].name)));
+    }
     return put_differences(p, d, ranges, n);
 }

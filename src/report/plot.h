@@ -1,7 +1,6 @@
 /* Static pictures as SVG: what a page shows where scripts are off, and in Markdown; and grids of squares, which
  * need no script. Colours, markers, ticks and units are those of charts.js. */
-#ifndef WEFT_REPORT_PLOT_H
-#define WEFT_REPORT_PLOT_H
+#pragma once
 
 #include "base/error.h"
 
@@ -110,5 +109,3 @@ char *weft_heat_svg(const weft_heat *heat);
  * memory. */
 char *weft_attention_picture(const json_t *rows, const json_t *sigma, size_t time, int style,
                              const char *title);
-
-#endif

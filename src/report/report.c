@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static weft_report_section *const sections[] = {
     weft_report_answer,      weft_report_verdicts,  weft_report_curves,    weft_report_fronts,
@@ -96,7 +95,7 @@ static json_t *variant_json(const weft_report_data *d, int variant) {
         "overrides", weft_json_text(s->overrides), "learning_rate", weft_json_number(s->rate),
         "score", weft_json_number(s->mean), "sd", weft_json_number(s->sd), "seeds", s->done, "runs",
         s->runs, "leaks", s->leaks, "error", *s->error ? weft_json_text(s->error) : json_null());
-    json_t *cost = json_pack(
+    WEFT_AUTO_DECREF json_t *cost = json_pack(
         "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "iters", weft_json_whole(s->iters),
         "tokens", weft_json_whole(s->tokens), "parameters", weft_json_whole(s->parameters),
         "flops_per_token", weft_json_number(s->flops), "memory_bytes", weft_json_whole(s->memory),
@@ -104,7 +103,6 @@ static json_t *variant_json(const weft_report_data *d, int variant) {
         weft_json_number(s->speed), "cache_bytes_per_token", weft_json_whole(s->cache_bytes),
         "seconds", weft_json_number(s->seconds));
     json_object_update(object, cost);
-    json_decref(cost);
     json_object_set_new(object, "loss_by_position", positions_json(d, variant));
     json_object_set_new(object, "inside", weft_report_inside_json(d, variant));
     return object;

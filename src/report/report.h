@@ -2,8 +2,7 @@
  *
  * The report is report.html, one file that opens offline, and report.md, the same words and
  * tables without the pictures. docs/guide/studies.md tells what is in it. */
-#ifndef WEFT_REPORT_REPORT_H
-#define WEFT_REPORT_REPORT_H
+#pragma once
 
 #include "base/error.h"
 
@@ -53,5 +52,3 @@ weft_status weft_listing_fit(const char *const *paths, int n, const char *x, con
 /* Whether two databases have the same `contents`, which program wrote them apart; what differs is
  * written to `out`, the first few rows of it. */
 weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same);
-
-#endif

@@ -3,7 +3,6 @@
 #include "study/variants.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
@@ -108,7 +107,11 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "Stated beforehand: %s", power);
 }
 
-static void say_score(weft_page *p, const weft_report_data *d) {
+weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
+    if (weft_report_count(d, weft_report_is_compared) == 0) return WEFT_OK;
+    weft_page_heading(
+        p, "Verdicts",
+        "Each variant of the study against its baseline, from runs with the same seeds.");
     if (strcmp(d->score, "metric") == 0)
         weft_page_say(p, "The score is the dataset's own %s. Higher is better.", d->score_name);
     else if (strcmp(d->score, "train_loss") == 0)
@@ -119,14 +122,6 @@ static void say_score(weft_page *p, const weft_report_data *d) {
     else
         weft_page_say(p, "The score is the held-out loss after the last training step: the "
                          "cross-entropy on text that was not trained on. Lower is better.");
-}
-
-weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
-    if (weft_report_count(d, weft_report_is_compared) == 0) return WEFT_OK;
-    weft_page_heading(
-        p, "Verdicts",
-        "Each variant of the study against its baseline, from runs with the same seeds.");
-    say_score(p, d);
     if (d->nothing_learned)
         weft_page_say(p,
                       "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
@@ -283,19 +278,6 @@ static const char *say_result(const weft_report_repeat *r) {
     return "not compared: both must finish";
 }
 
-static void repeat_row(weft_page *p, const weft_report_data *d, const weft_report_repeat *r) {
-    const weft_report_run *first = r->first, *run = r->run;
-    weft_page_cells(p, d->variants[run->variant].name,
-                    d->variants[d->variants[run->variant].repeats].name);
-    weft_page_cell(p, "%lld", (long long)run->seed);
-    weft_page_cell(p, "%g", run->rate);
-    weft_page_cell(p, "%s", say_result(r));
-    weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
-                   first && *first->weights ? first->weights : "–");
-    weft_page_cells(p, r->rows >= 0 ? weft_say("%lld", (long long)r->rows) : "–",
-                    weft_say_times(run), weft_say_times(first), r->detail);
-}
-
 weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
     int counts[3] = {0}, n = 0, anew = 0;
     for (int i = 0; i < d->n_runs; i++)
@@ -312,7 +294,16 @@ weft_status weft_report_repeats(weft_page *p, const weft_report_data *d) {
         WEFT_TRY(weft_report_repeat_of(d, &d->runs[i], &r));
         counts[r.result]++;
         anew += r.first && *r.run->started && strcmp(r.run->started, r.first->started) != 0;
-        repeat_row(p, d, &r);
+        const weft_report_run *first = r.first, *run = r.run;
+        weft_page_cells(p, d->variants[run->variant].name,
+                        d->variants[d->variants[run->variant].repeats].name);
+        weft_page_cell(p, "%lld", (long long)run->seed);
+        weft_page_cell(p, "%g", run->rate);
+        weft_page_cell(p, "%s", say_result(&r));
+        weft_page_cell(p, "%.12s / %.12s", *run->weights ? run->weights : "–",
+                       first && *first->weights ? first->weights : "–");
+        weft_page_cells(p, r.rows >= 0 ? weft_say("%lld", (long long)r.rows) : "–",
+                        weft_say_times(run), weft_say_times(first), r.detail);
     }
     weft_page_say(
         p,

@@ -1,7 +1,6 @@
 /* The parts of a report, in the order in which they stand. Each prints what it has to say of a
  * study, and nothing where there is nothing to say. */
-#ifndef WEFT_REPORT_SECTIONS_H
-#define WEFT_REPORT_SECTIONS_H
+#pragma once
 
 #include "report/data.h"
 #include "report/page.h"
@@ -110,5 +109,3 @@ void weft_report_holm(weft_report_data *d);
 /* Both as sentences below the verdicts; and "common" of the report's JSON. */
 void weft_report_say_together(weft_page *p, const weft_report_data *d);
 json_t *weft_report_common_json(const weft_report_data *d);
-
-#endif

@@ -100,17 +100,6 @@ static void add_name(FILE *out, const weft_report_data *d, int variant, bool *an
     *any = true;
 }
 
-static void write_holm(FILE *out, const weft_report_data *d) {
-    bool any = false;
-    for (int i = 0; i < d->n_variants; i++) {
-        if (!d->variants[i].left) continue;
-        if (!any) fputs("these are left: ", out);
-        add_name(out, d, i, &any);
-    }
-    if (!any) fputs("none is left", out);
-    fputs(".", out);
-}
-
 static void write_common(FILE *out, const weft_report_data *d, const common *c) {
     bool any = false;
     fprintf(out,
@@ -128,7 +117,14 @@ void weft_report_say_together(weft_page *p, const weft_report_data *d) {
     common spread;
     if (weft_report_comparisons(d) < 2) return;
     fputs("Counted together by Holm's method, ", p->words);
-    write_holm(p->words, d);
+    bool any = false;
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!d->variants[i].left) continue;
+        if (!any) fputs("these are left: ", p->words);
+        add_name(p->words, d, i, &any);
+    }
+    if (!any) fputs("none is left", p->words);
+    fputs(".", p->words);
     if (find_common(d, &spread)) write_common(p->words, d, &spread);
     weft_page_say(p, "%s", weft_page_words(p));
 }

@@ -92,7 +92,7 @@ static void *watch(void *context) {
 weft_status weft_connections_open(double seconds, void (*gone)(void *context, weft_job *j),
                                   void *context, weft_connections **out) {
     *out = NULL;
-    weft_connections *all = calloc(1, sizeof *all);
+    WEFT_AUTO_FREE weft_connections *all = calloc(1, sizeof *all);
     if (!all) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     all->seconds = seconds;
     all->gone = gone;
@@ -103,10 +103,9 @@ weft_status weft_connections_open(double seconds, void (*gone)(void *context, we
     if (error) {
         pthread_cond_destroy(&all->news);
         pthread_mutex_destroy(&all->lock);
-        free(all);
         return weft_fail(WEFT_EIO, "serve: cannot start a thread: %s", strerror(error));
     }
-    *out = all;
+    *out = weft_steal(&all);
     return WEFT_OK;
 }
 

@@ -6,8 +6,7 @@
  * few times a second, since nothing else reads from it then. What is found is told in two ways: a
  * connection that took too long is shut down, so that whoever reads from it sees its end; of a client
  * that has gone, `gone` is called with its job. */
-#ifndef WEFT_SERVE_CONNECTIONS_H
-#define WEFT_SERVE_CONNECTIONS_H
+#pragma once
 
 #include "serve/job.h"
 
@@ -41,5 +40,3 @@ void weft_connection_end(weft_connections *all, weft_connection *c);
 
 /* How many there are, and on how many of them an answer is being made or sent. */
 void weft_connections_count(weft_connections *all, int64_t *open, int64_t *busy);
-
-#endif

@@ -1,7 +1,6 @@
 /* What the servers of weft have in common: where they listen, whom they take for this machine, whose key
  * they take, and what a page of theirs may do. */
-#ifndef WEFT_SERVE_HTTP_H
-#define WEFT_SERVE_HTTP_H
+#pragma once
 
 #include "base/error.h"
 
@@ -31,5 +30,3 @@ void weft_http_wait(pthread_cond_t *c, pthread_mutex_t *lock, const bool *closin
 
 /* libmicrohttpd's own messages, into the log for debugging. */
 void weft_http_log(void *context, const char *format, va_list list);
-
-#endif

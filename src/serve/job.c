@@ -107,24 +107,19 @@ struct weft_answer {
 };
 
 weft_answer *weft_answer_open(weft_job *j, const weft_tokenizer *t, const char *model) {
-    weft_answer *a = calloc(1, sizeof *a);
-    progress *sent = calloc((size_t)j->n_choices, sizeof *sent);
-    if (!a || !sent) {
-        free(a);
-        free(sent);
-        return NULL;
-    }
+    WEFT_AUTO_FREE weft_answer *a = calloc(1, sizeof *a);
+    if (a) a->sent = calloc((size_t)j->n_choices, sizeof *a->sent);
+    if (!a || !a->sent) return NULL;
     weft_job_hold(j);
     a->job = j;
     a->tokenizer = t;
     a->model = model;
     a->created = (int64_t)time(NULL);
-    a->sent = sent;
     uint64_t words[2] = {0};
     if (getrandom(words, sizeof words, GRND_NONBLOCK) < 0) words[0] = (uint64_t)time(NULL);
     snprintf(a->id, 48, "%s-%016llx%016llx", j->request.endpoint == WEFT_CHAT ? "chatcmpl" : "cmpl",
              (unsigned long long)words[0], (unsigned long long)words[1]);
-    return a;
+    return weft_steal(&a);
 }
 
 void weft_answer_close(weft_answer *a) {
@@ -310,9 +305,8 @@ static void put_event(const weft_answer *a, FILE *to, json_t *choice, json_t *us
     if (choice) json_array_append_new(list, choice);
     json_object_set_new(object, "choices", list);
     if (a->job->request.include_usage) json_object_set_new(object, "usage", used);
-    char *text = weft_json_line(object);
+    WEFT_AUTO_FREE char *text = weft_json_line(object);
     fprintf(to, "data: %s\n\n", text ? text : "{}");
-    free(text);
 }
 
 static void put_choice(weft_answer *a, FILE *to, int64_t i) {
@@ -330,7 +324,7 @@ static void put_choice(weft_answer *a, FILE *to, int64_t i) {
 
 char *weft_answer_events(weft_answer *a, bool *ended) {
     const weft_job *j = a->job;
-    char *text = NULL, *error;
+    char *text = NULL;
     size_t bytes = 0;
     FILE *to = open_memstream(&text, &bytes);
     if (!to) return NULL;
@@ -339,9 +333,8 @@ char *weft_answer_events(weft_answer *a, bool *ended) {
     if (j->finished && !a->ended) {
         a->ended = true;
         if (j->failure.status) {
-            error = weft_refusal_json(&j->failure);
+            WEFT_AUTO_FREE char *error = weft_refusal_json(&j->failure);
             fprintf(to, "data: %s\n\n", error ? error : "{\"error\":{}}");
-            free(error);
         } else {
             if (j->request.include_usage) put_event(a, to, NULL, usage(j));
             fputs("data: [DONE]\n\n", to);

@@ -5,8 +5,7 @@
  *
  * What is under the lock is said below; the rest is written before the worker sees the job and only
  * read afterwards, or the worker's alone. */
-#ifndef WEFT_SERVE_JOB_H
-#define WEFT_SERVE_JOB_H
+#pragma once
 
 #include "generate/text.h"
 #include "serve/request.h"
@@ -97,5 +96,3 @@ char *weft_answer_whole(const weft_answer *a);
  * last ones are among them. Of a job that failed they end with an error in place of [DONE]. With the
  * job's lock held. */
 char *weft_answer_events(weft_answer *a, bool *ended);
-
-#endif

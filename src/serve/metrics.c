@@ -93,16 +93,6 @@ static void print_histogram(FILE *to, const char *name, const char *help, const 
             name, h->sum, name, (long long)sum);
 }
 
-static void print_requests(FILE *to, const weft_server_metrics *m) {
-    head(to, "weft_requests_total", "counter",
-         "Requests by path and HTTP status; 499: the client went away first.");
-    for (int path = 0; path < WEFT_PATHS; path++)
-        for (int status = 0; status < STATUSES; status++)
-            if (m->requests[path][status])
-                fprintf(to, "weft_requests_total{path=\"%s\",status=\"%d\"} %lld\n",
-                        path_names[path], status, (long long)m->requests[path][status]);
-}
-
 /* Backslash, quote and line end are escaped in a label. */
 static void print_info(FILE *to, const char *model) {
     head(to, "weft_info", "gauge", "The program and its model.");
@@ -149,7 +139,13 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     if (!to) return NULL;
     print_info(to, now->model);
     pthread_mutex_lock(&m->lock);
-    print_requests(to, m);
+    head(to, "weft_requests_total", "counter",
+         "Requests by path and HTTP status; 499: the client went away first.");
+    for (int path = 0; path < WEFT_PATHS; path++)
+        for (int status = 0; status < STATUSES; status++)
+            if (m->requests[path][status])
+                fprintf(to, "weft_requests_total{path=\"%s\",status=\"%d\"} %lld\n",
+                        path_names[path], status, (long long)m->requests[path][status]);
     print_histogram(to, "weft_request_seconds", "Seconds from a request's arrival to its end.",
                     &m->seconds);
     print_histogram(to, "weft_first_token_seconds",

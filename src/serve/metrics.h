@@ -1,6 +1,5 @@
 /* What the server counts, in the text format of Prometheus. Any thread may count. */
-#ifndef WEFT_SERVE_METRICS_H
-#define WEFT_SERVE_METRICS_H
+#pragma once
 
 #include "base/error.h"
 #include "generate/generator.h"
@@ -42,5 +41,3 @@ typedef struct {
 
 /* All as text, malloc'd; NULL: no memory. */
 char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now);
-
-#endif

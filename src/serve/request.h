@@ -4,8 +4,7 @@
  * every member must be known, of its type and in its range. What OpenAI's interface has and this
  * server does not is refused by name, unless its value asks for nothing. This file knows nothing of
  * HTTP and of the model, and can be called on any bytes. */
-#ifndef WEFT_SERVE_REQUEST_H
-#define WEFT_SERVE_REQUEST_H
+#pragma once
 
 #include "generate/sample.h"
 
@@ -78,5 +77,3 @@ typedef struct {
 bool weft_request_parse(const char *body, size_t bytes, weft_endpoint endpoint,
                         const weft_request_limits *limits, weft_request *out, weft_refusal *why);
 void weft_request_free(weft_request *r);
-
-#endif

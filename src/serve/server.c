@@ -205,19 +205,6 @@ static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, co
     return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
 }
 
-static enum MHD_Result receive_body(exchange *x, const char *data, size_t bytes) {
-    size_t most = (size_t)x->server->options.body_bytes;
-    if (!x->refusal.status && x->bytes + bytes > most) refuse_large(x);
-    if (x->refusal.status) {
-        x->discarded += bytes;
-        return x->discarded > DISCARD_MOST ? MHD_NO : MHD_YES;
-    }
-    if (!weft_grow(&x->body, &x->room, x->bytes + bytes)) return MHD_NO;
-    memcpy(x->body + x->bytes, data, bytes);
-    x->bytes += bytes;
-    return MHD_YES;
-}
-
 static enum MHD_Result send_models(exchange *x, bool one) {
     const weft_server *s = x->server;
     json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object", "model",
@@ -422,7 +409,16 @@ static enum MHD_Result receive(void *server, struct MHD_Connection *c, const cha
     if (*upload_bytes) {
         size_t bytes = *upload_bytes;
         *upload_bytes = 0;
-        return receive_body(x, upload, bytes);
+        size_t most = (size_t)x->server->options.body_bytes;
+        if (!x->refusal.status && x->bytes + bytes > most) refuse_large(x);
+        if (x->refusal.status) {
+            x->discarded += bytes;
+            return x->discarded > DISCARD_MOST ? MHD_NO : MHD_YES;
+        }
+        if (!weft_grow(&x->body, &x->room, x->bytes + bytes)) return MHD_NO;
+        memcpy(x->body + x->bytes, upload, bytes);
+        x->bytes += bytes;
+        return MHD_YES;
     }
     return x->begun ? answer_job(x) : begin(x, url);
 }

@@ -3,8 +3,7 @@
  * One thread speaks HTTP with all clients (epoll), one makes text (worker.h), one watches for clients
  * that are slow or gone (connections.h). A connection whose answer is being made is suspended and
  * costs nothing until the worker has something for it. */
-#ifndef WEFT_SERVE_SERVER_H
-#define WEFT_SERVE_SERVER_H
+#pragma once
 
 #include "data/tokenizer.h"
 #include "generate/generator.h"
@@ -39,5 +38,3 @@ void weft_server_drain(weft_server *s);
 int64_t weft_server_busy(weft_server *s);
 /* Ends everything at once. */
 void weft_server_close(weft_server *s);
-
-#endif

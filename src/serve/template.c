@@ -2,6 +2,7 @@
  * encoded in one go from one special token to the next, so that it becomes the tokens it would have
  * anywhere else. */
 #include "serve/template.h"
+#include "base/getter.h"
 #include "base/scope.h"
 
 #include "base/text.h"
@@ -140,9 +141,7 @@ void weft_template_close(weft_template *m) {
     free(m);
 }
 
-const char *weft_template_stop(const weft_template *m) {
-    return m->stop;
-}
+WEFT_GETTER(const char *, weft_template_stop, weft_template, stop)
 
 /* A prompt as it is put together. */
 typedef struct {

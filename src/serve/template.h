@@ -7,8 +7,7 @@
  *
  * Names of special tokens in the template become these tokens; in what people wrote they are text
  * like any other, so nobody can write what the template would. */
-#ifndef WEFT_SERVE_TEMPLATE_H
-#define WEFT_SERVE_TEMPLATE_H
+#pragma once
 
 #include "data/tokenizer.h"
 #include "serve/request.h"
@@ -25,5 +24,3 @@ weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
                                  int64_t *n_tokens);
 /* What ends an answer; NULL: nothing but the model. */
 const char *weft_template_stop(const weft_template *m);
-
-#endif

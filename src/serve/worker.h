@@ -3,8 +3,7 @@
  * Jobs come in at any time and run side by side (continuous batching, generator.h). There is room
  * for the sequences that run and for a queue of those that wait; what is beyond is refused, to be
  * sent again later. The generator belongs to this thread while the worker is open. */
-#ifndef WEFT_SERVE_WORKER_H
-#define WEFT_SERVE_WORKER_H
+#pragma once
 
 #include "generate/generator.h"
 #include "serve/job.h"
@@ -36,5 +35,3 @@ void weft_worker_cancel(weft_worker *w, weft_job *j);
 
 /* As of the last step. */
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued);
-
-#endif

@@ -1,7 +1,6 @@
 /* The GPUs of this machine as their driver tells of them: power, clock, memory. By NVIDIA's management
  * library (NVML), where the driver has brought it; nothing is linked against it. */
-#ifndef WEFT_WATCH_GPU_H
-#define WEFT_WATCH_GPU_H
+#pragma once
 
 #include <jansson.h>
 
@@ -13,5 +12,3 @@ void weft_gpus_close(weft_gpus *g);
 
 /* [{"name", "watts", "mhz", "used_bytes", "bytes", "percent"}], null where the driver does not say. */
 json_t *weft_gpus_json(const weft_gpus *g);
-
-#endif

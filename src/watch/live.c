@@ -78,20 +78,6 @@ WEFT_EMBED("weft_live_body", "src/watch/live.html");
 WEFT_EMBED("weft_live_script", "src/watch/live.js");
 WEFT_EMBED("weft_live_style", "src/watch/live.css");
 
-static char *make_page(void) {
-    extern const char weft_live_body[], weft_live_script[], weft_live_style[];
-    char *text;
-    int n = asprintf(&text,
-                     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-                     "<link rel=\"icon\" href=\"data:,\">\n"
-                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
-                     "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
-                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
-                     weft_live_script);
-    return n < 0 ? NULL : text;
-}
-
 static void tell_if_full(weft_live *w) {
     w->full = weft_watched_is_full(w->runs);
     if (w->full)
@@ -121,14 +107,11 @@ static void let_go(news *n) {
 }
 
 static news *compose_news(weft_live *w, int64_t after) {
-    news *n = calloc(1, sizeof *n);
+    WEFT_AUTO_FREE news *n = calloc(1, sizeof *n);
     char *text = n ? weft_json_line(weft_watched_news(w->runs, after)) : NULL;
-    if (text) {
-        *n = (news){text, after, weft_watched_version(w->runs), 1};
-        return n;
-    }
-    free(n);
-    return NULL;
+    if (!text) return NULL;
+    *n = (news){text, after, weft_watched_version(w->runs), 1};
+    return weft_steal(&n);
 }
 
 /* What is new after a change, for one more user. NULL: nothing, or no memory. */
@@ -181,10 +164,9 @@ static void compose(stream *s) {
         s->version = w->version > 0 ? w->version : 1;
         s->quiet = 0;
     }
-    char *machine =
+    WEFT_AUTO_FREE char *machine =
         w->gpus ? weft_json_line(json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus))) : NULL;
     if (machine && asprintf(&s->tail, "event: machine\ndata: %s\n\n", machine) < 0) s->tail = NULL;
-    free(machine);
     if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
     s->looks = w->looks;
 }
@@ -399,7 +381,17 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     w->runs = runs;
     pthread_mutex_init(&w->lock, NULL);
     weft_http_condition(&w->news);
-    w->page = make_page();
+    extern const char weft_live_body[], weft_live_script[], weft_live_style[];
+    char *text;
+    int n = asprintf(&text,
+                     "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+                     "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+                     "<link rel=\"icon\" href=\"data:,\">\n"
+                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
+                     "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
+                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
+                     weft_live_script);
+    w->page = n < 0 ? NULL : text;
     w->gpus = weft_gpus_open();
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);

@@ -9,8 +9,7 @@
  *
  * It is for this machine: names that others gave lead nowhere (see http.h), and a note is taken from
  * the page alone. */
-#ifndef WEFT_WATCH_LIVE_H
-#define WEFT_WATCH_LIVE_H
+#pragma once
 
 #include "record/watched.h"
 
@@ -28,5 +27,3 @@ int weft_live_port(const weft_live *w);
 /* How many runs there were when it began. */
 int weft_live_found(const weft_live *w);
 void weft_live_close(weft_live *w);
-
-#endif
