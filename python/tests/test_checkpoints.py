@@ -193,3 +193,10 @@ def test_the_write_ups_language_model():
     changed[:, 5:] = 1
     assert torch.allclose(model(changed)[:, :5], logits[:, :5], atol=1e-6)
     assert FFN(24, 36)(torch.randn(2, 3, 24)).shape == RMSNorm(24)(torch.randn(2, 3, 24)).shape
+
+
+@pytest.mark.parametrize("preset", ("gpt2", "w2", "wsffn", "ra-mla", "modern"))
+def test_a_preset_has_all_its_tensors(preset):
+    with weft.Model(**SIZES, PRESET=preset) as model:
+        names = sorted(model.names())
+    assert sorted(name for name, _ in LanguageModel(**SIZES, PRESET=preset).named_parameters()) == names
