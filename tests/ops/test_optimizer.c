@@ -25,8 +25,9 @@ enum { TENSORS = 2, PARTS = 6, MOST_VALUES = 4096 };
 #ifdef ON_GPU
 #define test_backend weft_cuda_backend
 enum { LAST_DTYPE = WEFT_F32, MUON_DTYPE = WEFT_BF16 };
-/* Of bf16 products: a step moves by a two hundredth, and is off by a hundredth of that. */
-static const double MUON_TOLERANCE = 5e-3;
+/* The reference with X, A and B rounded to bf16 strays by 6e-3 where the rate and the decay are high, and
+ * by 1e-3 elsewhere. */
+static const double MUON_TOLERANCE = 1.5e-2;
 #else
 #define test_backend weft_cpu_backend
 enum { LAST_DTYPE = WEFT_F64, MUON_DTYPE = WEFT_F32 };
