@@ -138,8 +138,7 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     for (int i = 0; i < tensors; i++) {
         weft_muon_parts parts = matrices_of(&w->tensors[i]);
         if (w->tensors[i].group == group && w->tensors[i].columns)
-            weft_muon(g, control, &slots[i], &parts, o->momentum,
-                      w->step->engine->backend->remote ? WEFT_BF16 : w->dtype);
+            weft_muon(g, control, &slots[i], &parts, o->momentum, w->step->engine->backend->remote);
     }
     const weft_tensor *all[GROUP_BOUND] = {lr, state, control, cut};
     memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);

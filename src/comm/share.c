@@ -135,10 +135,23 @@ weft_span weft_cut_bucket(const weft_cut *c, int64_t bucket) {
     return (weft_span){first, left < bucket_blocks(c) ? left : bucket_blocks(c)};
 }
 
+/* The first block of a bucket that the rank owns, or one behind it. */
+static int64_t piece_begin(const weft_cut *c, weft_span bucket, int rank) {
+    int64_t low = bucket.first, high = bucket.first + bucket.count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (weft_cut_owner(c, middle) < rank)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 weft_span weft_cut_piece(const weft_cut *c, int64_t bucket, int rank) {
     weft_span all = weft_cut_bucket(c, bucket);
-    int64_t begin = all.count * rank / c->size, end = all.count * (rank + 1) / c->size;
-    return (weft_span){all.first + begin, end - begin};
+    int64_t begin = piece_begin(c, all, rank);
+    return (weft_span){begin, piece_begin(c, all, rank + 1) - begin};
 }
 
 weft_span weft_cut_numbers(const weft_cut *c, weft_span b) {
@@ -150,9 +163,10 @@ int64_t weft_cut_bucket_of(const weft_cut *c, int64_t block) {
 }
 
 int weft_cut_owner(const weft_cut *c, int64_t block) {
-    weft_span all = weft_cut_bucket(c, weft_cut_bucket_of(c, block));
-    /* The last rank whose piece begins at the block or before it. */
-    return (int)(((block - all.first + 1) * c->size - 1) / all.count);
+    weft_span all = weft_cut_numbers(c, weft_cut_bucket(c, weft_cut_bucket_of(c, block)));
+    /* The rank in whose part of the bucket's numbers the block's middle lies. */
+    int64_t twice = c->borders[block] + c->borders[block + 1] - 2 * all.first;
+    return (int)(twice * c->size / (2 * all.count));
 }
 
 int64_t weft_cut_largest(const weft_cut *c) {

@@ -68,10 +68,10 @@ int weft_tree_depth(int64_t leaves);
 void weft_numbers_add(void *to, const void *from, int64_t n, bool is_double, bool add);
 void weft_numbers_scale(void *data, double factor, int64_t n, bool is_double);
 
-/* A row is a list of blocks; neighbouring blocks make a bucket, and the blocks of a bucket are shared
- * out evenly: each rank owns one piece of each bucket. So a bucket can go on its way while the rest of
+/* A row is a list of blocks; neighbouring blocks make a bucket, and the numbers of a bucket are shared
+ * out as evenly as whole blocks allow: each rank owns one piece of each bucket. So a bucket can go on its way while the rest of
  * the row is still being made, and what a rank owns is the same however long the row is. Blocks are
- * never cut; those of an optimizer's gradient are the chunks that its norm is added up in. */
+ * never cut; those of an optimizer's gradient are the chunks that its norm is added up in, or matrices. */
 enum {
     WEFT_CUT_BUCKETS =
         32,             /* of a row, so that some leave while others are made; more where pieces */

@@ -107,7 +107,7 @@ static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) 
 
 /* A weight that Muon updates, with memory of its own for nothing but what the update makes. */
 static void append_muon(weft_graph *g, weft_tensor *control, const weft_tensor *weight,
-                        const weft_muon_parts *parts, weft_dtype products) {
+                        const weft_muon_parts *parts, bool narrow) {
     char name[128];
     weft_tensor *of[3];
     for (int i = 0; i < 3; i++) {
@@ -116,7 +116,7 @@ static void append_muon(weft_graph *g, weft_tensor *control, const weft_tensor *
                                   weight->shape);
     }
     weft_adam_slot slot = {.param = of[0], .grad = of[1], .m = of[2]};
-    weft_muon(g, control, &slot, parts, WEFT_MUON_MOMENTUM, products);
+    weft_muon(g, control, &slot, parts, WEFT_MUON_MOMENTUM, narrow);
 }
 
 /* The arena of the optimizer's step: Muon's products; AdamW makes nothing that lasts. */
@@ -135,7 +135,7 @@ static weft_status account_update(const weft_config *c, const weft_model_graph *
     for (int64_t i = 0; control && i < m->n_parameters; i++) {
         const weft_tensor *t = m->parameters[i].tensor;
         weft_muon_parts parts = weft_muon_matrices(c, t->name, t->ndim, t->shape);
-        if (parts.n) append_muon(g, control, t, &parts, backend->remote ? WEFT_BF16 : real);
+        if (parts.n) append_muon(g, control, t, &parts, backend->remote);
     }
     weft_status status = weft_graph_status(g);
     if (status == WEFT_OK) status = weft_program_make(g, backend, threads, &options, &plan);

@@ -275,9 +275,6 @@ static weft_status muon_direction_infer(weft_graph *g, weft_node *n) {
     if (!(attr->momentum >= 0 && attr->momentum < 1))
         return weft_graph_fail(g, "muon: the momentum is %g, but it must be at least 0 and below 1",
                                attr->momentum);
-    if (attr->dtype != m->dtype && (attr->dtype != WEFT_BF16 || m->dtype != WEFT_F32))
-        return weft_graph_fail(g, "muon: products are of %s beside %s",
-                               weft_dtype_name(attr->dtype), weft_tensor_describe(m));
     for (int i = 0; i < attr->parts.n; i++) {
         const weft_matrices *p = &attr->parts.part[i];
         weft_node_output(g, n, i, attr->dtype, 3, (int64_t[]){p->count, p->rows, p->columns});
@@ -323,8 +320,9 @@ static weft_tensor *orthogonalise(weft_graph *g, weft_tensor *z) {
 }
 
 void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slot,
-               const weft_muon_parts *parts, double momentum, weft_dtype dtype) {
-    weft_muon_attr attr = {.parts = *parts, .momentum = momentum, .dtype = dtype};
+               const weft_muon_parts *parts, double momentum, bool narrow) {
+    weft_muon_attr attr = {.parts = *parts, .momentum = momentum};
+    if (slot->m) attr.dtype = narrow && slot->m->dtype == WEFT_F32 ? WEFT_BF16 : slot->m->dtype;
     weft_tensor *in[] = {control, slot->grad, slot->m};
     weft_node *n =
         weft_graph_append(g, &weft_op_muon_direction, in, 3, 3, parts->n, &attr, sizeof attr);

@@ -120,10 +120,10 @@ typedef struct {
 #define WEFT_MUON_MOMENTUM 0.95
 
 /* Updates one parameter of matrices, which fill it: its slot with m alone, and a gradient. Each is
- * orthogonalised on its own, by products of `dtype`, bf16 or the parameter's. Behind weft_adam_control, whose
+ * orthogonalised on its own, with `narrow` by bf16 products where the parameter is f32. Behind weft_adam_control, whose
  * clipping, rate and decay it takes; its moments' factors are AdamW's alone. */
 void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slot,
-               const weft_muon_parts *parts, double momentum, weft_dtype dtype);
+               const weft_muon_parts *parts, double momentum, bool narrow);
 
 /* For kernels. muon_direction: control, gradient, m → Ĝ/(‖Ĝ‖ + ε) of each part, [count, rows, columns].
  * muon_step: control, parameter, copy, given, the parts' X; attributes as those of the direction. */

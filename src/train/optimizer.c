@@ -231,7 +231,6 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
 
 /* The updates: AdamW's together, then matrix by matrix, whose temporaries so share memory. */
 static void append_updates(weft_optimizer *o, const weft_adam_slot *slots, weft_adam_slot *others) {
-    weft_dtype products = o->backend->remote ? WEFT_BF16 : o->dtype;
     int n = 0, at = 0;
     for (int64_t i = 0; i < o->n_slots; i++) {
         if (!o->bound[i].data) continue;
@@ -243,7 +242,8 @@ static void append_updates(weft_optimizer *o, const weft_adam_slot *slots, weft_
         if (!o->bound[i].data) continue;
         weft_muon_parts parts = weft_optimizer_matrices(o, o->slots[i].part.weight);
         if (parts.n)
-            weft_muon(o->graph, o->control, &slots[at], &parts, WEFT_MUON_MOMENTUM, products);
+            weft_muon(o->graph, o->control, &slots[at], &parts, WEFT_MUON_MOMENTUM,
+                      o->backend->remote);
         at++;
     }
 }

@@ -19,10 +19,11 @@ static int64_t norm_chunks(int64_t count) {
     return (count + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
 }
 
-/* How many numbers of a weight are one block: all where they are matrices for Muon, which wants them
+/* How many numbers of a weight are one block: all where ranks share Muon's state, which has matrices
  * whole. */
 static int64_t block_length(const weft_model *m, const weft_weight *w) {
-    bool whole = weft_muon_matrices(&m->config, w->name, w->ndim, w->shape).n > 0;
+    bool whole = m->config.shard != WEFT_SHARD_NONE &&
+                 weft_muon_matrices(&m->config, w->name, w->ndim, w->shape).n > 0;
     return whole ? w->count : WEFT_NORM_CHUNK;
 }
 
@@ -60,7 +61,14 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     }
     out->cut = (weft_cut){.borders = out->borders, .size = weft_comm_size(comm)};
     list_chunks(out);
-    return WEFT_OK;
+    int64_t largest = weft_cut_largest(&out->cut) * (int64_t)weft_dtype_size(out->dtype);
+    if (largest <= INT32_MAX) return WEFT_OK;
+    weft_partition_free(out);
+    return weft_fail(
+        WEFT_EINPUT,
+        "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; take "
+        "CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
+        (long long)largest);
 }
 
 void weft_partition_free(weft_partition *s) {

@@ -24,14 +24,16 @@ enum { TENSORS = 2, PARTS = 6, MOST_VALUES = 4096 };
 
 #ifdef ON_GPU
 #define test_backend weft_cuda_backend
-enum { LAST_DTYPE = WEFT_F32, MUON_DTYPE = WEFT_BF16 };
-/* Of bf16 products: a step moves by a two hundredth, and is off by a hundredth of that. */
-static const double MUON_TOLERANCE = 5e-3;
+enum { LAST_DTYPE = WEFT_F32, NARROW = true };
 #else
 #define test_backend weft_cpu_backend
-enum { LAST_DTYPE = WEFT_F64, MUON_DTYPE = WEFT_F32 };
-static const double MUON_TOLERANCE = 1e-4;
+enum { LAST_DTYPE = WEFT_F64, NARROW = false };
 #endif
+
+/* Of Muon in f32. The reference with X, A and B rounded to bf16 strays by 6e-3 where the rate and the decay
+ * are high, and by 1e-3 elsewhere. */
+static const double MUON_TOLERANCE = 1e-4, NARROW_TOLERANCE = 1.5e-2;
+static bool narrow_products = NARROW;
 
 static const char *const tensor_names[TENSORS] = {"w", "b"};
 
@@ -116,9 +118,7 @@ static void build_graph(trainer *t) {
     weft_muon_parts parts = parts_of(line);
     int muon = uses_muon(line);
     t->cut = weft_adamw(g, t->control, t->slot + muon, TENSORS - muon);
-    if (muon)
-        weft_muon(g, t->control, t->slot, &parts, WEFT_MUON_MOMENTUM,
-                  t->dtype == WEFT_F64 ? WEFT_F64 : MUON_DTYPE);
+    if (muon) weft_muon(g, t->control, t->slot, &parts, WEFT_MUON_MOMENTUM, narrow_products);
 }
 
 /* Writes and reads a tensor's values as doubles. */
@@ -328,8 +328,9 @@ static void follow_all(weft_dtype dtype, double tolerance) {
         comparison c = follow_trajectory(kept, &lines[i], dtype);
         worst = fmax(worst, c.worst);
         followed++;
-        if (c.worst <= (uses_muon(&lines[i]) && dtype == WEFT_F32 ? MUON_TOLERANCE : tolerance))
-            continue;
+        bool muon = uses_muon(&lines[i]) && dtype == WEFT_F32;
+        double own = narrow_products ? NARROW_TOLERANCE : MUON_TOLERANCE;
+        if (c.worst <= (muon ? own : tolerance)) continue;
         print_error("%s: %s is off by %.2e of its largest value\n", lines[i].text, c.where,
                     c.worst);
         failed++;
@@ -352,6 +353,14 @@ static void test_trajectories_are_the_references_in_f64(void **state) {
 static void test_trajectories_are_the_references_in_f32(void **state) {
     (void)state;
     follow_all(WEFT_F32, 1e-5);
+}
+
+/* As on a GPU. */
+static void test_products_in_bf16_stay_near(void **state) {
+    (void)state;
+    narrow_products = true;
+    follow_all(WEFT_F32, 1e-5);
+    narrow_products = NARROW;
 }
 
 /* The lines of the table that the tests below run, one after the other. */
@@ -505,6 +514,7 @@ int main(void) {
         cmocka_unit_test(test_trajectories_are_the_references_in_f64),
 #endif
         cmocka_unit_test(test_trajectories_are_the_references_in_f32),
+        cmocka_unit_test(test_products_in_bf16_stay_near),
         cmocka_unit_test(test_a_copied_state_continues_with_the_same_bits),
         cmocka_unit_test(test_bf16_gradients_and_copies_follow_the_rounded_values),
         cmocka_unit_test(test_a_gradient_that_is_not_finite_skips_the_step),
