@@ -13,9 +13,9 @@ STUDY_OPTIONS = $(foreach v,$(OVERRIDES),-o $(call quoted,$(v:CONFIG_%=%)=$(valu
 
 # Which config is in force, and how long it takes, is the first thing that plain make says, unless it is to
 # be silent.
-ifeq ($(MAKE_RESTARTS)$(findstring s,$(firstword -$(MAKEFLAGS))),)
+ifeq ($(MAKE_RESTARTS)$(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),)
 ifneq ($(filter all study,$(or $(MAKECMDGOALS),all)),)
-$(info weft: $(if $(wildcard $(PROGRAM)),,builds first; then )the study of $(if $(wildcard .config),.config; without that file it is the demo's,defconfigs/demo; make defconfig-NAME chooses another))
+$(info weft: $(if $(wildcard $(PROGRAM)),,first the build, then )the study of $(if $(wildcard .config),.config; without that file it is the demo's,defconfigs/demo; make defconfig-NAME chooses another))
 $(if $(wildcard $(PROGRAM) .config),,$(info weft: the report comes in about three minutes on two cores))
 endif
 endif

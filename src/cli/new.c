@@ -270,17 +270,11 @@ static weft_status finish_study(const weft_args *a, const wishes *w, const char 
     return WEFT_OK;
 }
 
-static weft_status make_study(const weft_args *a, wishes *w, char path[WEFT_PATH_MAX]) {
+static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
     char data[WEFT_PATH_MAX];
     weft_config c;
-    weft_kind kind;
-    WEFT_TRY(weft_path(path, "%s/study", w->folder));
-    WEFT_TRY(weft_path(data, "%s/data", w->folder));
-    WEFT_TRY(weft_path_kind(w->folder, &kind));
-    if (kind != WEFT_KIND_NOTHING)
-        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", w->folder);
-    WEFT_TRY(weft_folder_make(w->folder));
     double runs = (double)(w->n * w->seeds);
+    WEFT_TRY(weft_path(data, "%s/data", w->folder));
     WEFT_TRY(weft_own_text_choose(a, a->repeated, a->n_repeated, data, w->minutes / runs, &c));
     for (int i = 0; i < w->n; i++)
         if (strcmp(w->sets[i], "ATTENTION=mla") == 0) c.ra_mla_latent_dim = c.n_embd / 4;
@@ -291,6 +285,22 @@ static weft_status make_study(const weft_args *a, wishes *w, char path[WEFT_PATH
     c.study_spread = USUAL_SPREAD;
     WEFT_TRY(write_study(&c, w, path));
     return finish_study(a, w, path, &c);
+}
+
+/* In a folder that was not there, and is not there where it fails. */
+static weft_status make_study(const weft_args *a, const wishes *w, char path[WEFT_PATH_MAX]) {
+    weft_kind kind;
+    char message[WEFT_STUDY_LINE];
+    WEFT_TRY(weft_path(path, "%s/study", w->folder));
+    WEFT_TRY(weft_path_kind(w->folder, &kind));
+    if (kind != WEFT_KIND_NOTHING)
+        return weft_fail(WEFT_EINPUT, "%s is there already; take another --out", w->folder);
+    WEFT_TRY(weft_folder_make(w->folder));
+    weft_status status = fill_folder(a, w, path);
+    if (status == WEFT_OK) return WEFT_OK;
+    snprintf(message, sizeof message, "%s", weft_error_message());
+    if (weft_folder_mark(w->folder) == WEFT_OK) weft_folder_remove(w->folder);
+    return weft_fail(status, "%s", message);
 }
 
 int weft_cmd_new(int argc, char **argv) {
@@ -318,7 +328,8 @@ int weft_cmd_new(int argc, char **argv) {
     if (!asks) name_folder(&args, &w);
     if (w.out) snprintf(w.folder, sizeof w.folder, "%s", w.out);
     if (args.json) weft_log_set_level(WEFT_LOG_WARN);
-    if (make_study(&args, &w, path) != WEFT_OK) return weft_args_end(&args, WEFT_EINPUT);
+    weft_status status = make_study(&args, &w, path);
+    if (status != WEFT_OK) return weft_args_end(&args, status);
     fflush(stdout); /* the next line comes after it */
     if (!args.json)
         weft_log(WEFT_LOG_INFO, "next: %s study --config %s --out %s --minutes %g",

@@ -141,7 +141,12 @@ static void test_what_is_wrong_is_said(void **state) {
     command_fails(2, RUN("new", "--seeds", "1", "--out", out), SAYS("--seeds"));
     command_fails(2, RUN("new", "--minutes", "0", "--out", out), SAYS("--minutes"));
     command_fails(2, RUN("new", "--text", "no-such-text", "--out", out), SAYS("no-such-text"));
-    assert_int_not_equal(access(out, F_OK), 0); /* nothing was made */
+    const char *tiny = scratch_path("tiny.txt");
+    file_write(tiny, "too short", 9);
+    command_fails(2, RUN("new", "--text", tiny, "--out", out), SAYS("tiny.txt", "too little"));
+    command_fails(2, RUN("new", "--compare", "dot,N_HEAD=3", "--minutes", "0.01", "--out", out),
+                  SAYS("'n-head-3' cannot be built"));
+    assert_int_not_equal(access(out, F_OK), 0); /* nothing was made, or it is gone */
     command_fails(2, RUN("new", "--out", scratch_path("asked")), SAYS("asked", "already", "--out"));
 }
 

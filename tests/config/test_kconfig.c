@@ -354,6 +354,11 @@ static void test_command_line_values_reach_the_study(void **state) {
     out = said("out");
     assert_string_equal(out, "study\n--config\ndefconfigs/demo\n--jobs\n3\n");
     free(out);
+    /* Without -s, which study it is comes first. */
+    expect_done(shell("make SETUP=no BUILD=b -o build study PROGRAM=./said"));
+    out = said("out");
+    assert_int_equal(strncmp(out, "weft: the study of defconfigs/demo; ", 36), 0);
+    free(out);
 }
 
 static void test_the_environment_sets_no_option(void **state) {
