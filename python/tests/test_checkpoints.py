@@ -223,6 +223,8 @@ def test_a_tokenizer_is_kept_or_missed(tmp_path, monkeypatch):
         assert not os.path.exists("lost")
     with pytest.raises((weft.InputError, OSError), match="tokenizer.json"):
         model.tokenizer
+
+
 @pytest.mark.parametrize("preset", ("gpt2", "w2", "wsffn", "ra-mla", "modern"))
 def test_a_preset_has_all_its_tensors(preset):
     with weft.Model(**SIZES, PRESET=preset) as model:
