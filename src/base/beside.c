@@ -156,15 +156,6 @@ static weft_status failed(const char *path) {
     return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-/* Removes what is worth nothing; the message stays the one of `status`. */
-static weft_status discard(const weft_new_folder *f, weft_status status) {
-    char message[2048];
-    snprintf(message, sizeof message, "%s", weft_error_message());
-    weft_beside_mark(f->held);
-    weft_status removed = weft_folder_remove(f->beside);
-    return status == WEFT_OK ? removed : weft_fail(status, "%s", message);
-}
-
 /* The path without slashes at its end. A name is needed: "." and ".." can be given to nothing else. */
 static weft_status take_path(const char *path, char out[WEFT_PATH_MAX]) {
     WEFT_TRY(weft_path(out, "%s", path));
@@ -281,7 +272,13 @@ weft_status weft_new_folder_end(weft_new_folder *f, weft_status status, weft_may
 }
 
 weft_status weft_new_folder_drop(weft_new_folder *f, weft_status status) {
-    if (f->beside[0]) status = discard(f, status);
+    if (f->beside[0]) { /* the message stays the one of `status` */
+        char message[2048];
+        snprintf(message, sizeof message, "%s", weft_error_message());
+        weft_beside_mark(f->held);
+        weft_status removed = weft_folder_remove(f->beside);
+        status = status == WEFT_OK ? removed : weft_fail(status, "%s", message);
+    }
     if (f->held >= 0) close(f->held);
     f->held = -1;
     return status;
