@@ -247,14 +247,6 @@ int weft_block_count(const weft_block *block, weft_block_list list) {
     return block && is_list(list) ? list_of(block, list)->n : 0;
 }
 
-/* The number of an entry in the list of bound tensors. */
-static int bound_number(const weft_block *b, weft_block_list which, int i) {
-    int number = i;
-    for (int k = 0; k < (int)which; k++)
-        number += b->lists->list[k].n;
-    return number;
-}
-
 weft_status weft_block_tensor(const weft_block *block, weft_block_list list, int i,
                               weft_block_info *out, size_t size) {
     API_NEED(block, out);
@@ -263,14 +255,17 @@ weft_status weft_block_tensor(const weft_block *block, weft_block_list list, int
                          (int)list);
     const weft_api_entry *e = &list_of(block, list)->entries[i];
     const weft_tensor *t = e->tensor;
+    int bound = i; /* its number in the list of bound tensors */
+    for (int k = 0; k < (int)list; k++)
+        bound += block->lists->list[k].n;
     weft_block_info info = {.name = e->name,
                             .type = weft_dtype_name(t->dtype),
                             .ndim = t->ndim,
                             .count = weft_tensor_count(t),
                             .bytes = weft_tensor_bytes(t),
                             .gradient = e->grad != NULL,
-                            .read_back = weft_function_uses(block->function, WEFT_HALF_BACKWARD,
-                                                            bound_number(block, list, i))};
+                            .read_back =
+                                weft_function_uses(block->function, WEFT_HALF_BACKWARD, bound)};
     for (int d = 0; d < 4; d++)
         info.shape[d] = d < t->ndim ? t->shape[d] : 1;
     memcpy(out, &info, size < sizeof info ? size : sizeof info);

@@ -41,15 +41,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char status[STATUS_MAX + 1]; /* under the lock; empty: none is drawn */
 static int copy = -1;               /* under the lock */
 
-static bool is_set(const char *name) {
-    const char *value = getenv(name);
-    return value && *value;
-}
-
 static void read_environment(void) {
-    const char *term = getenv("TERM"), *level = getenv("WEFT_LOG"), *time = getenv("WEFT_LOG_TIME");
+    const char *term = getenv("TERM"), *level = getenv("WEFT_LOG"), *time = getenv("WEFT_LOG_TIME"),
+               *plain = getenv("NO_COLOR");
     terminal = isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
-    colours = terminal && !is_set("NO_COLOR");
+    colours = terminal && !(plain && *plain);
     times = time && *time && strcmp(time, "0") != 0;
     if (!level || !*level) return;
     for (int i = 0; i < LEVELS; i++) {

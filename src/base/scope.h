@@ -47,7 +47,8 @@ static inline void weft_end_stream(FILE **stream) {
 }
 
 /* Holds a mutex to the end of the scope; once in a scope. */
-#define WEFT_LOCK(mutex) WEFT_AUTO(weft_end_lock) pthread_mutex_t *locked_ = weft_lock(mutex)
+#define WEFT_LOCK(mutex)                                                                           \
+    WEFT_AUTO(weft_end_lock) __attribute__((unused)) pthread_mutex_t *locked_ = weft_lock(mutex)
 static inline pthread_mutex_t *weft_lock(pthread_mutex_t *mutex) {
     pthread_mutex_lock(mutex);
     return mutex;

@@ -37,11 +37,6 @@ typedef struct {
     int least, most;     /* rounds */
 } budget;
 
-static budget row_budget(const bench *b, const bench_row *row) {
-    if (b->opt.quick) return (budget){0.02, row->longer ? 2.0 : 0.8, 3, 9};
-    return (budget){0.05, row->longer ? 8.0 : 4.0, 5, 25};
-}
-
 typedef struct {
     bench_samples ours, peers, limit; /* limit: a part of a second for 1e9 units */
     bool peer;
@@ -94,7 +89,8 @@ static bool prepare_peer(bench *b, const bench_row *row, const bench_graph *g, w
 }
 
 static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x, measured *m) {
-    budget limit = row_budget(b, row);
+    budget limit = b->opt.quick ? (budget){0.02, row->longer ? 2.0 : 0.8, 3, 9}
+                                : (budget){0.05, row->longer ? 8.0 : 4.0, 5, 25};
     bench_samples first = {0}, first_peer = {0};
     weft_status status = run_ours(x, 2, &first);
     if (m->peer) m->peer = bench_peer_run(b->peer, 1, &first_peer);

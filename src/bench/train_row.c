@@ -274,14 +274,6 @@ static weft_status measure_speed(const bench_train_job *job, training *t, bench_
     return status;
 }
 
-/* Steps that are not measured: what is compared with the peer, or one to warm up where more than one
- * is measured. */
-static int unmeasured_steps(const bench_train_job *job, bool remote) {
-    if (remote) return GPU_UNMEASURED;
-    if (job->peer) return CHECKED_STEPS;
-    return job->steps > 1 ? 1 : 0;
-}
-
 /* What went by since `start`, which is then now. */
 static void note_time(json_t *out, const char *key, double *start) {
     double now = weft_clock();
@@ -304,7 +296,9 @@ static weft_status measure_row(const bench_train_job *job, training *t, bench_li
     WEFT_TRY(open_training(job->config, t));
     trim_memory(); /* what drawing the weights took in passing */
     note_time(out, "open_seconds", &start);
-    for (int i = 0; i < unmeasured_steps(job, remote); i++) {
+    /* What is compared with the peer, or one to warm up where more than one is measured. */
+    int unmeasured = remote ? GPU_UNMEASURED : job->peer ? CHECKED_STEPS : job->steps > 1;
+    for (int i = 0; i < unmeasured; i++) {
         WEFT_TRY(train_step(t));
         if (i == 0) note_time(out, "first_step_seconds", &start);
     }

@@ -289,13 +289,6 @@ static weft_status check_all_taken(const weight_files *f, const weft_config *c,
     return WEFT_OK;
 }
 
-/* Models saved without their head have no prefix. */
-static const char *prefix_of(const weight_files *f, weft_hf_family family) {
-    if (family == WEFT_HF_GPT2)
-        return find_tensor(f, "transformer.wte.weight") ? "transformer." : "";
-    return find_tensor(f, "embed_tokens.weight") ? "" : "model.";
-}
-
 static void close_files(weight_files *f) {
     for (int i = 0; i < f->n; i++)
         weft_safetensors_close(f->list[i]);
@@ -306,8 +299,12 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     WEFT_AUTO(close_files) weight_files files = {0};
     int64_t n = 0;
     WEFT_TRY(open_files(folder, &files));
-    WEFT_AUTO_FREE hf_piece *pieces =
-        list_pieces(&m->config, family, prefix_of(&files, family), &n);
+    /* Models saved without their head have no prefix. */
+    const char *prefix = family == WEFT_HF_GPT2
+                             ? find_tensor(&files, "transformer.wte.weight") ? "transformer." : ""
+                         : find_tensor(&files, "embed_tokens.weight") ? ""
+                                                                      : "model.";
+    WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefix, &n);
     if (!pieces) return WEFT_ENOMEM;
     for (int64_t i = 0; i < n; i++)
         WEFT_TRY(check_piece(&files, &pieces[i]));

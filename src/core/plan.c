@@ -82,19 +82,14 @@ static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     return p->buffer_of[from->id];
 }
 
-static int64_t last_alive(const planner *p, const weft_tensor *t, int64_t made) {
-    if (t->keep || p->options->no_reuse) return p->n_nodes;
-    int64_t read = p->last_read[t->id];
-    return read > made ? read : made;
-}
-
 static weft_status place_outputs(planner *p, const weft_node *n) {
     WEFT_AUTO_FREE bool *taken = calloc((size_t)n->n_in + 1, sizeof *taken);
     if (!taken) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int o = 0; o < n->n_out; o++) {
         const weft_tensor *t = n->out[o];
         if (!t || (p->bound && p->bound[t->id])) continue;
-        int64_t last = last_alive(p, t, n->index);
+        int64_t last = p->last_read[t->id] > n->index ? p->last_read[t->id] : n->index;
+        if (t->keep || p->options->no_reuse) last = p->n_nodes;
         int64_t buffer = take_over(p, n, o, taken);
         if (buffer < 0)
             buffer = add_buffer(p, weft_tensor_bytes(t), n->index, last);

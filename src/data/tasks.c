@@ -36,12 +36,6 @@ typedef struct {
     uint32_t order[NODES_MAX]; /* of the edges, each named by its child */
 } tree;
 
-/* About half of the sequence is the tree's, yet a query fits behind it. */
-static uint32_t count_nodes(int64_t time) {
-    int64_t nodes = 1 + time / 2 / EDGE_TOKENS;
-    return (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes);
-}
-
 /* Distinct labels, the first `count` of a shuffle. */
 static void draw_labels(weft_random_stream *random, tree *t) {
     int32_t labels[WEFT_ENTAILMENT_LABELS];
@@ -87,7 +81,9 @@ weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int
                                weft_random_site("data.entailment.val")};
     weft_random_stream random = weft_random_stream_at(p, sites, 0);
     tree t;
-    draw_tree(&random, count_nodes(time), &t);
+    /* About half of the sequence is the tree's, yet a query fits behind it. */
+    int64_t nodes = 1 + time / 2 / EDGE_TOKENS;
+    draw_tree(&random, (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes), &t);
     int64_t at = 0;
     for (uint32_t i = 0; i + 1 < t.count; i++) {
         tokens[at++] = WEFT_ENTAILMENT_EDGE;

@@ -132,11 +132,6 @@ static weft_status add_unit(weft_input *in, size_t end, bool val) {
     return WEFT_OK;
 }
 
-/* Document n of JSON lines is held out when the share of n+1 documents is one more than of n. */
-static bool is_held_out(const weft_input *in, int64_t n) {
-    return floor((double)(n + 1) * in->o.val_share) > floor((double)n * in->o.val_share);
-}
-
 static weft_status cut_lines(weft_input *in) {
     while (in->start < in->used) {
         const char *from = in->buffer + in->seen;
@@ -148,8 +143,9 @@ static weft_status cut_lines(weft_input *in) {
         size_t stop = end ? (size_t)(end - in->buffer) + 1 : in->used;
         in->line++;
         in->starts = true;
-        bool val = is_held_out(in, in->documents++) || in->in_val;
-        WEFT_TRY(add_unit(in, stop, val));
+        /* Document n is held out when the share of n+1 documents is one more than of n. */
+        double n = (double)in->documents++, share = in->o.val_share;
+        WEFT_TRY(add_unit(in, stop, floor((n + 1) * share) > floor(n * share) || in->in_val));
         in->seen = stop;
     }
     return WEFT_OK;

@@ -243,14 +243,6 @@ static weft_status open_step(weft_decoder *d) {
     return status;
 }
 
-/* Lets graphs follow each other where there is no step of one launch. */
-static weft_status open_sampler(weft_decoder *d, const row_graph *first) {
-    if (d->step || !d->there) return WEFT_OK;
-    WEFT_TRY(d->backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
-    if (d->sampler) d->samplers = d->backend->samplers;
-    return WEFT_OK;
-}
-
 WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
@@ -272,7 +264,11 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
         return refuse_cache(d);
     WEFT_TRY(open_graph(d, 1, 1, &first));
     WEFT_TRY(open_step(d));
-    WEFT_TRY(open_sampler(d, first));
+    /* Graphs follow each other where there is no step of one launch. */
+    if (!d->step && d->there)
+        WEFT_TRY(
+            backend->samplers->open(first->exec, d->there, d->limits.table_pages, &d->sampler));
+    if (d->sampler) d->samplers = backend->samplers;
     *out = weft_steal(&d);
     return WEFT_OK;
 }

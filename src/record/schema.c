@@ -213,22 +213,18 @@ static weft_status check_column(weft_database *d, const rule *r, const char *col
     return weft_database_end(d, rows);
 }
 
-static weft_status check_rule(weft_database *d, const rule *r) {
-    char columns[128], *rest = columns, *column;
-    snprintf(columns, sizeof columns, "%s", r->columns);
-    while ((column = strsep(&rest, " ")))
-        WEFT_TRY(check_column(d, r, column));
-    return WEFT_OK;
-}
-
 static weft_status check_values(weft_database *d) {
     int64_t studies;
     WEFT_TRY(weft_database_number(d, 0, &studies, "SELECT count(*) FROM study", ""));
     if (studies != 1)
         return weft_fail(WEFT_EINPUT, "%s: holds no study yet; 'weft study' puts it there",
                          weft_database_path(d));
-    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++)
-        WEFT_TRY(check_rule(d, &rules[i]));
+    for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
+        char columns[128], *rest = columns, *column;
+        snprintf(columns, sizeof columns, "%s", rules[i].columns);
+        while ((column = strsep(&rest, " ")))
+            WEFT_TRY(check_column(d, &rules[i], column));
+    }
     return WEFT_OK;
 }
 

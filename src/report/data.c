@@ -45,15 +45,8 @@ static int64_t column_integer(sqlite3_stmt *s, int column) {
     return sqlite3_column_type(s, column) == SQLITE_NULL ? -1 : sqlite3_column_int64(s, column);
 }
 
-/* Runs a query; `take` is called with each row. */
+/* Takes a row of a query. */
 typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
-
-static weft_status read_rows(weft_report_data *d, const char *sql, take_row *take) {
-    sqlite3_stmt *s = weft_database_ask(d->database, sql, "");
-    while (weft_database_next(d->database, s))
-        weft_database_break(d->database, take(d, s));
-    return weft_database_end(d->database, s);
-}
 
 /* Room for one more at the end of a list, zeroed; false: no memory, and the list is as it was. */
 static bool grow(void *list, int n, size_t size) {
@@ -474,8 +467,12 @@ static weft_status draw_conclusions(weft_report_data *d) {
 static weft_status read_all(weft_report_data *d) {
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
-    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++)
-        WEFT_TRY(read_rows(d, reads[i].sql, reads[i].take));
+    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
+        sqlite3_stmt *s = weft_database_ask(d->database, reads[i].sql, "");
+        while (weft_database_next(d->database, s))
+            weft_database_break(d->database, reads[i].take(d, s));
+        WEFT_TRY(weft_database_end(d->database, s));
+    }
     return draw_conclusions(d);
 }
 

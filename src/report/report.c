@@ -13,22 +13,18 @@ static weft_report_section *const sections[] = {
     weft_report_samples,     weft_report_attention, weft_report_sweep,     weft_report_trouble,
     weft_report_differences, weft_report_equality,  weft_report_repeats,   weft_report_environment};
 
-/* A page of one study has its name in the window's title. */
-static weft_status open_page(weft_page *p, const weft_report_data *first, int n) {
-    WEFT_TRY(weft_page_open(p, n == 1 ? weft_say("%.200s: a study by weft", first->name)
-                                      : weft_say("weft: %d studies", n)));
-    if (n > 1) weft_page_title(p, 1, weft_say("%d studies", n));
-    p->level = n > 1 ? 3 : 2;
-    return WEFT_OK;
-}
-
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
     WEFT_AUTO(weft_page_free) weft_page page = {0};
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_report_free) weft_report_data d = {0};
         WEFT_TRY(weft_report_read(databases[i], &d));
-        if (i == 0) WEFT_TRY(open_page(&page, &d, n));
+        if (i == 0) { /* a page of one study has its name in the window's title */
+            WEFT_TRY(weft_page_open(&page, n == 1 ? weft_say("%.200s: a study by weft", d.name)
+                                                  : weft_say("weft: %d studies", n)));
+            if (n > 1) weft_page_title(&page, 1, weft_say("%d studies", n));
+            page.level = n > 1 ? 3 : 2;
+        }
         weft_page_title(&page, n > 1 ? 2 : 1, weft_say("Study %.180s", d.name));
         for (size_t k = 0; k < sizeof sections / sizeof sections[0]; k++)
             WEFT_TRY(sections[k](&page, &d));

@@ -122,12 +122,6 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     return WEFT_OK;
 }
 
-static json_t *read_map(const char *folder, const weft_report_run *run) {
-    char path[WEFT_PATH_MAX];
-    int n = snprintf(path, sizeof path, "%s/%s/attention.json", folder, run->folder);
-    return n < WEFT_PATH_MAX ? weft_json_file(path, FILE_MOST) : NULL;
-}
-
 static void put_variant(weft_page *p, const weft_report_data *d, int variant, const json_t *map) {
     size_t time = json_array_size(json_object_get(map, "tokens")), l;
     json_t *layer;
@@ -147,7 +141,10 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
     find_folder(d, folder);
     for (int variant = 0; variant < d->n_variants; variant++) {
         const weft_report_run *run = weft_report_first_run(d, variant);
-        json_t *map = run ? read_map(folder, run) : NULL;
+        char path[WEFT_PATH_MAX];
+        WEFT_AUTO_DECREF json_t *map = NULL;
+        if (run && weft_path(path, "%s/%s/attention.json", folder, run->folder) == WEFT_OK)
+            map = weft_json_file(path, FILE_MOST);
         if (map && !open)
             weft_page_fold(p, "What attention looks at",
                            "Each variant's heads of the first and the last layer, over the text "
@@ -155,7 +152,6 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
                            "token is at the top left. (The pictures are in report.html.)");
         open = open || map;
         if (map) put_variant(p, d, variant, map);
-        json_decref(map);
     }
     return WEFT_OK;
 }

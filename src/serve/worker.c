@@ -112,14 +112,6 @@ static void start_job(weft_worker *w, weft_job *j) {
     drop_job(w, j, &why);
 }
 
-/* Why a job ends in the middle: memory may be there again later, numbers will not. */
-static void refuse_rest(weft_status status, weft_refusal *why) {
-    bool again = status == WEFT_ENOMEM;
-    weft_log(WEFT_LOG_ERROR, "serve: a request was ended: %s", weft_error_message());
-    weft_refuse(why, again ? 503 : 500, NULL, NULL, "%s%s", weft_error_message(),
-                again ? "; try again later" : "");
-}
-
 /* What there is for a job after a step; false: it is over. */
 static bool tend_job(weft_worker *w, weft_job *j, double now) {
     weft_status status = WEFT_OK;
@@ -148,10 +140,14 @@ static bool tend_job(weft_worker *w, weft_job *j, double now) {
     pthread_mutex_unlock(&j->lock);
     if (before == 0 && after > 0) weft_server_metrics_first_token(w->metrics, now - j->submitted);
     if (status == WEFT_OK && done < j->n_choices) return true;
-    if (status == WEFT_OK)
+    if (status == WEFT_OK) {
         weft_server_metrics_job(w->metrics, now - j->submitted);
-    else
-        refuse_rest(status, &why);
+    } else { /* memory may be there again later, numbers will not */
+        bool again = status == WEFT_ENOMEM;
+        weft_log(WEFT_LOG_ERROR, "serve: a request was ended: %s", weft_error_message());
+        weft_refuse(&why, again ? 503 : 500, NULL, NULL, "%s%s", weft_error_message(),
+                    again ? "; try again later" : "");
+    }
     drop_job(w, j, status == WEFT_OK ? NULL : &why);
     return false;
 }

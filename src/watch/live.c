@@ -78,13 +78,6 @@ WEFT_EMBED("weft_live_body", "src/watch/live.html");
 WEFT_EMBED("weft_live_script", "src/watch/live.js");
 WEFT_EMBED("weft_live_style", "src/watch/live.css");
 
-static void tell_if_full(weft_live *w) {
-    w->full = weft_watched_is_full(w->runs);
-    if (w->full)
-        weft_log(WEFT_LOG_WARN, "watch: there are more runs than are shown, the first %d",
-                 weft_watched_count(w->runs));
-}
-
 static void *look(void *context) {
     weft_live *w = context;
     WEFT_LOCK(&w->lock);
@@ -92,7 +85,9 @@ static void *look(void *context) {
         bool all = weft_watched_look(w->runs);
         w->version = weft_watched_version(w->runs);
         w->looks++;
-        if (!w->full) tell_if_full(w);
+        if (!w->full && (w->full = weft_watched_is_full(w->runs)))
+            weft_log(WEFT_LOG_WARN, "watch: there are more runs than are shown, the first %d",
+                     weft_watched_count(w->runs));
         pthread_cond_broadcast(&w->news);
         weft_http_wait(&w->news, &w->lock, &w->closing, all ? LOOK_MS : PAUSE_MS);
     }
