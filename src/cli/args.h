@@ -1,7 +1,6 @@
 /* Options of the commands. A command lists what it takes; parsing, errors and the options that all
  * commands share are here. */
-#ifndef WEFT_CLI_ARGS_H
-#define WEFT_CLI_ARGS_H
+#pragma once
 
 #include "config/config.h"
 #include "core/exec.h"
@@ -102,5 +101,3 @@ void weft_args_print(json_t *object, size_t flags);
 /* The backend and pool for the config's device; CUDA where it is missing says so. */
 weft_status weft_args_backend(const weft_args *a, const weft_config *c,
                               const weft_backend **backend, weft_pool **pool);
-
-#endif

@@ -1,6 +1,5 @@
 /* The checkpoints that commands open, and those that they write. */
-#ifndef WEFT_CLI_CHECKPOINT_H
-#define WEFT_CLI_CHECKPOINT_H
+#pragma once
 
 #include "cli/args.h"
 #include "generate/folder.h"
@@ -39,5 +38,3 @@ weft_status weft_new_model_write(const char *folder, bool force, const weft_mode
                                  const weft_tokenizer *t);
 /* What --force allows to be replaced, and what is allowed without it: nothing. */
 weft_may_replace weft_new_model_may(bool force);
-
-#endif

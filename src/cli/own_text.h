@@ -1,6 +1,5 @@
 /* Training on a text of one's own with nothing else said: `weft train --text FILE`. */
-#ifndef WEFT_CLI_OWN_TEXT_H
-#define WEFT_CLI_OWN_TEXT_H
+#pragma once
 
 #include "cli/args.h"
 
@@ -19,5 +18,3 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
                                  const char *data, double minutes, weft_config *c);
 /* Warm-up and intervals for its steps. */
 void weft_own_text_intervals(weft_config *c);
-
-#endif

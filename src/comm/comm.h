@@ -9,8 +9,7 @@
  * seconds (30; 0: any time), or that reports an error ends all: each writes one line that says which
  * rank and why, and leaves with status 1, wherever its working thread is. Checkpoints are whole at
  * every moment, so the next start resumes. */
-#ifndef WEFT_COMM_COMM_H
-#define WEFT_COMM_COMM_H
+#pragma once
 
 #include "base/error.h"
 
@@ -106,5 +105,3 @@ weft_status weft_comm_any(weft_comm *c, bool own, bool *any);
 weft_status weft_comm_agree(weft_comm *c, weft_status own);
 /* The same text on all ranks, else every rank fails with "NAME differs: rank R has ..., rank 0 ...". */
 weft_status weft_comm_same(weft_comm *c, const char *name, const char *text);
-
-#endif

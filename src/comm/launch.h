@@ -6,8 +6,7 @@
  * knows only a table of them in plain C types, and loads on a machine without MPI. NCCL, messages
  * between GPUs that do not pass through the host, is called in the same way (libweft-nccl.so,
  * nccl/shim.c), and the shim opens libnccl.so.2 itself; MPI starts the ranks and brings them the id. */
-#ifndef WEFT_COMM_LAUNCH_H
-#define WEFT_COMM_LAUNCH_H
+#pragma once
 
 #include "base/error.h"
 
@@ -77,5 +76,3 @@ weft_status weft_launch_look(bool *several);
 weft_status weft_launch_open(const weft_mpi **out);
 /* The same of libweft-nccl.so, which is not needed: WEFT_NCCL names NCCL's own library. */
 weft_status weft_launch_nccl(const weft_nccl **out);
-
-#endif

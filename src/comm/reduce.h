@@ -15,8 +15,7 @@
  *     weft_reduce_look(r);               now and then: others wait for what this rank adds
  *     weft_reduce_end(r);                those that were not sent yet, and waits for all
  */
-#ifndef WEFT_COMM_REDUCE_H
-#define WEFT_COMM_REDUCE_H
+#pragma once
 
 #include "comm/comm.h"
 #include "comm/share.h"
@@ -75,5 +74,3 @@ void *weft_device_reduce_queue(const weft_device_reduce *r);
 void weft_device_reduce_begin(weft_device_reduce *r, double factor);
 weft_status weft_device_reduce_send(weft_device_reduce *r, int64_t bucket);
 weft_status weft_device_reduce_end(weft_device_reduce *r);
-
-#endif

@@ -6,8 +6,7 @@
  * makes the largest nodes that lie in it; those of all ranks, in order, are the `held` nodes, and what
  * is left to add is the list of `merges` above them. So the sum has the same bits, whoever holds the
  * leaves. */
-#ifndef WEFT_COMM_SHARE_H
-#define WEFT_COMM_SHARE_H
+#pragma once
 
 #include "base/error.h"
 
@@ -97,5 +96,3 @@ int64_t weft_cut_bucket_of(const weft_cut *c, int64_t block);
 int weft_cut_owner(const weft_cut *c, int64_t block);
 /* The most numbers that a piece has. */
 int64_t weft_cut_largest(const weft_cut *c);
-
-#endif

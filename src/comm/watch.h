@@ -1,7 +1,6 @@
 /* Watching over ranks: who is alive, and who has to be told that one is not. All but what is said
  * otherwise is called by the thread that talks (comm.c). */
-#ifndef WEFT_COMM_WATCH_H
-#define WEFT_COMM_WATCH_H
+#pragma once
 
 #include "base/error.h"
 #include "comm/launch.h"
@@ -44,5 +43,3 @@ void weft_watch_resign(weft_watch *w, const char *why);
 void weft_watch_leave(weft_watch *w);
 /* "rank 2 (host, pid 4242)". */
 void weft_watch_describe(const weft_watch *w, int rank, char *text, size_t room);
-
-#endif

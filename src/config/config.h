@@ -2,8 +2,7 @@
  * checkpoint's config.json; checked as a whole before anything is built.
  *
  * options.def defines the options; this header makes the struct and the numbers of words. */
-#ifndef WEFT_CONFIG_CONFIG_H
-#define WEFT_CONFIG_CONFIG_H
+#pragma once
 
 #include "base/dtype.h"
 #include "base/error.h"
@@ -145,5 +144,3 @@ int64_t weft_config_micro_batch(const weft_config *c); /* sequences in one graph
 int64_t weft_config_micro_batches(const weft_config *c);
 weft_dtype weft_config_dtype(const weft_config *c);
 bool weft_config_leaks(const weft_config *c); /* a token can see later ones by a mechanism */
-
-#endif

@@ -6,8 +6,7 @@
  *
  * WEFT_ATTENTION_NUMBER (WEFT_FFN_..., WEFT_POSITION_...) is its number and `name` its word in a
  * config. `title` names it in reports; `help` completes "name: ...". */
-#ifndef WEFT_CONFIG_KINDS_H
-#define WEFT_CONFIG_KINDS_H
+#pragma once
 
 #define WEFT_ATTENTIONS(KIND)                                                                      \
     KIND(DOT, dot, "dot-product attention", "the scaled product of query and key")                 \
@@ -27,5 +26,3 @@
     KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, of a slope per head")                      \
     KIND(RELATIVE, relative, "relative positions", "a learned bias per distance")                  \
     KIND(NONE, none, "no positions", "the model does not know the order")
-
-#endif

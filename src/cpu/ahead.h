@@ -1,8 +1,7 @@
 /* Asking for weights before they are read, by products of one row, which wait for memory and for little
  * else. The prefetchers of x86-64's processors mostly stop at the end of a page of 4 KiB, where each of
  * the product's streams would begin anew; those of Arm's cores were seen to keep up. */
-#ifndef WEFT_CPU_AHEAD_H
-#define WEFT_CPU_AHEAD_H
+#pragma once
 
 enum {
 #if defined(__SSE2__)
@@ -20,5 +19,3 @@ enum {
 static inline void ask_for(const char *at) {
     __builtin_prefetch(at + ASKED_AHEAD);
 }
-
-#endif

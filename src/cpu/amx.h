@@ -1,7 +1,6 @@
 /* AMX's eight tiles, all of one shape: 16 rows of 64 bytes. For files that are compiled for AVX-512; who
  * calls these has asked weft_cpu_matrix() for WEFT_MATRIX_AMX. */
-#ifndef WEFT_CPU_AMX_H
-#define WEFT_CPU_AMX_H
+#pragma once
 
 #include "cpu/vec.h"
 
@@ -26,5 +25,3 @@ __attribute__((target("amx-tile"))) static void amx_begin(void) {
 __attribute__((target("amx-tile"))) static void amx_end(void) {
     _tile_release();
 }
-
-#endif

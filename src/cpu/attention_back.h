@@ -1,7 +1,6 @@
 /* What the two backward passes of attention share: the node's tensors, how the work is divided, and the
  * numbers of the heads. */
-#ifndef WEFT_CPU_ATTENTION_BACK_H
-#define WEFT_CPU_ATTENTION_BACK_H
+#pragma once
 
 #include "cpu/attention_tile.h"
 
@@ -135,5 +134,3 @@ static inline void sum_head_numbers(const back_problem *g) {
         if (g->dlog_tau) g->dlog_tau[h] = (real)sum[2];
     }
 }
-
-#endif

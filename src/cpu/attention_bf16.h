@@ -4,8 +4,7 @@
  * The operands are copied as they are into the panels that the products' kernels read (panel_form.h).
  * Scores, softmax and every sum are float; the weights and the gradients of the scores are rounded to
  * bf16 where they become operands. A tile of scores lies as [query][key], keys in the vectors' lanes. */
-#ifndef WEFT_CPU_ATTENTION_BF16_H
-#define WEFT_CPU_ATTENTION_BF16_H
+#pragma once
 
 #include "cpu/attention_exp.h"
 #include "cpu/attention_tile.h"
@@ -79,7 +78,5 @@ static ALWAYS_INLINE vreal vround(uint16_t *to, vreal v) {
     memcpy(to, &half, sizeof half);
     return (vreal)(bits << 16);
 }
-
-#endif
 
 #endif

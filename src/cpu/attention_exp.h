@@ -8,8 +8,7 @@
  * Horner's rule, and each coefficient loaded where it is added to, which costs less than a copy.
  *
  * Elsewhere the functions do nothing, and their callers' loops do all the work. */
-#ifndef WEFT_CPU_ATTENTION_EXP_H
-#define WEFT_CPU_ATTENTION_EXP_H
+#pragma once
 
 #include "cpu/attention_tile.h"
 
@@ -206,7 +205,5 @@ static inline int64_t softmax_back_many(const real *p, const real *ds, int64_t r
     (void)p, (void)ds, (void)rows, (void)columns, (void)numbers, (void)column, (void)number;
     return 0;
 }
-
-#endif
 
 #endif

@@ -10,8 +10,7 @@
  * keys; the sums walk the columns of dV, dK and dQ and hold P or dS. So the sums lie in panels of
  * columns as well, [column / TILE_N][row][TILE_N]. What a product walks through comes from the further
  * caches: while a block is worked on, the next one's is asked for. */
-#ifndef WEFT_CPU_ATTENTION_PAIR_H
-#define WEFT_CPU_ATTENTION_PAIR_H
+#pragma once
 
 #include "cpu/attention_exp.h"
 #include "cpu/attention_tile.h"
@@ -394,5 +393,3 @@ static void work_pair(pair_task *t) {
     }
     if (band) add_band_gradients(t);
 }
-
-#endif

@@ -14,8 +14,7 @@
  *
  * Packing widens bf16 and fills up the last panel with zeros, so the products
  * need no edges. */
-#ifndef WEFT_CPU_ATTENTION_TILE_H
-#define WEFT_CPU_ATTENTION_TILE_H
+#pragma once
 
 #include "cpu/kernel.h"
 #include "cpu/vec.h"
@@ -334,5 +333,3 @@ static inline vreal viota(void) {
         v[i] = (real)i;
     return v;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* The CPU backend. */
-#ifndef WEFT_CPU_BACKEND_H
-#define WEFT_CPU_BACKEND_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -19,5 +18,3 @@ const char *weft_cpu_isa_at(int i, bool *runs);
  * product's rate is measured against. Returns how many floating-point operations they were. bf16: by its
  * instructions for bf16; 0 where it has none. */
 double weft_cpu_work(bool bf16, int64_t rounds);
-
-#endif

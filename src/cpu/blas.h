@@ -2,8 +2,7 @@
  *
  * The library must work on one thread, since the pool shares out the tiles of a product and their
  * cut, not the library's mood, decides the order of the sums. */
-#ifndef WEFT_CPU_BLAS_H
-#define WEFT_CPU_BLAS_H
+#pragma once
 
 #include "base/error.h"
 
@@ -31,5 +30,3 @@ void weft_blas_sgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float al
 void weft_blas_dgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, double alpha,
                      const double *a, int64_t lda, const double *b, int64_t ldb, double beta,
                      double *c, int64_t ldc);
-
-#endif

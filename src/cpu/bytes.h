@@ -9,8 +9,7 @@
  * Each is a vector of partial sums: `start` with the 64 bytes of x, `add` the products of x and w, and
  * `four` makes four such vectors four numbers. Code that is the same for all of them is a header that is
  * included once for each, as BYTES(name), each function compiled for BYTES_TARGET. */
-#ifndef WEFT_CPU_BYTES_H
-#define WEFT_CPU_BYTES_H
+#pragma once
 
 #include "cpu/matrix.h"
 #include "cpu/vec.h"
@@ -126,6 +125,4 @@ static ALWAYS_INLINE int_four vnni_four(const vnni_sums *s) {
 }
 
 #endif
-#endif
-
 #endif

@@ -9,8 +9,7 @@
  *
  * Queries have 8 bits beside bytes, and weights times their values' scales 16, as two bytes: 256 high +
  * low. Sums of their products are exact. */
-#ifndef WEFT_CPU_CACHE_ATTENTION_AMX_H
-#define WEFT_CPU_CACHE_ATTENTION_AMX_H
+#pragma once
 
 #include "cpu/amx.h"
 
@@ -251,5 +250,3 @@ static const attend_way amx_tiles = {.queries = amx_queries,
                                      .finish = amx_finish,
                                      .begin = amx_begin,
                                      .end = amx_end};
-
-#endif

@@ -17,8 +17,7 @@
  * Keys are taken by fours or eights that begin at multiples of that. Scores of keys outside of the row's
  * are written too, and never read; their weights are zeros, and bf16 values of such keys are not touched:
  * they might not be numbers. */
-#ifndef WEFT_CPU_CACHE_ATTENTION_ARM_H
-#define WEFT_CPU_CACHE_ATTENTION_ARM_H
+#pragma once
 
 #include "cpu/bytes.h"
 #include "cpu/cache_attention_task.h"
@@ -621,5 +620,3 @@ static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) 
     if (group > 1 && weft_cpu_tiles_i8()) return &i8_tiles;
     return weft_cpu_dots_i8() ? &i8_dots : NULL;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Attention over pages of any kind in plain vector code: keys and values are widened as they are
  * read. A score has VLEN chains over its columns, a value's column one chain over the keys. */
-#ifndef WEFT_CPU_CACHE_ATTENTION_PLAIN_H
-#define WEFT_CPU_CACHE_ATTENTION_PLAIN_H
+#pragma once
 
 #include "cpu/cached.h"
 
@@ -170,5 +169,3 @@ static void plain_add(const plain_shape *p, const real *weights, const char *fro
     else
         plain_add_kind(p, weights, from, scale, count, sums, step, CACHED_I8);
 }
-
-#endif

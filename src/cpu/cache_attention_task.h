@@ -1,8 +1,7 @@
 /* What a run of attention over pages works on, the scratch of a thread, and a task: one row, one block
  * of keys, some key heads. Scores and weights of a block stand where their keys stand in it, from
  * `first - base` on. */
-#ifndef WEFT_CPU_CACHE_ATTENTION_TASK_H
-#define WEFT_CPU_CACHE_ATTENTION_TASK_H
+#pragma once
 
 #include "cpu/cached.h"
 
@@ -168,5 +167,3 @@ static inline int64_t out_step(const attend_run *a) {
 static inline real *out_of(const block_task *b, int64_t g) {
     return b->out + g * b->a->group * out_step(b->a);
 }
-
-#endif

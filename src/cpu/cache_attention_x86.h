@@ -9,8 +9,7 @@
  *
  * Values of two keys are taken side by side, their columns interleaved: a vector of them has four columns
  * of every eight. So sums of 2 NARROW_STEP columns are two vectors, the first fours and the second ones. */
-#ifndef WEFT_CPU_CACHE_ATTENTION_X86_H
-#define WEFT_CPU_CACHE_ATTENTION_X86_H
+#pragma once
 
 #include "cpu/bytes.h"
 #include "cpu/cache_attention_task.h"
@@ -391,5 +390,3 @@ static const attend_way *narrow_way(const weft_cache_part *part, int64_t group) 
 #endif
     return group == 1 ? &madd_alone : &madd_shared;
 }
-
-#endif

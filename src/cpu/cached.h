@@ -1,7 +1,6 @@
 /* Reading pages of a cache: where a token lies, and its numbers as vectors of `real`, whatever they
  * are stored as. Of i8 the scale is left to the reader, who puts it on a sum once. */
-#ifndef WEFT_CPU_CACHED_H
-#define WEFT_CPU_CACHED_H
+#pragma once
 
 #include "cpu/vec.h"
 #include "ops/cache.h"
@@ -95,5 +94,3 @@ static ALWAYS_INLINE vreal load_cached(const void *data, int64_t i, int64_t n,
 static inline int64_t kind_bytes(cached_kind kind) {
     return kind == CACHED_I8 ? 1 : kind == CACHED_BF16 ? 2 : (int64_t)sizeof(real);
 }
-
-#endif

@@ -2,8 +2,7 @@
  * chunk into tiles that fit the first cache, through which bf16 is widened and rounded. Where the
  * cuts lie follows from the shape alone, so results do not depend on the number of
  * threads, and sums over chunks are taken in the order of the chunks. */
-#ifndef WEFT_CPU_CHUNKS_H
-#define WEFT_CPU_CHUNKS_H
+#pragma once
 
 #include "cpu/vec.h"
 
@@ -170,5 +169,3 @@ static inline real dot_reals(const real *a, const real *b, int64_t n) {
     if (i < n) s1 += vload_part(a + i, n - i) * vload_part(b + i, n - i);
     return vsum((s0 + s1) + (s2 + s3));
 }
-
-#endif

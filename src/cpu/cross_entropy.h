@@ -1,8 +1,7 @@
 /* What the loss and its gradient share: the three products of the logits' matrix, and the weights
  * of its rows. The matrix is l [rows, V] = x wᵀ, or the part of it that is in hand: some of the
  * rows, or a chunk of the vocabulary. */
-#ifndef WEFT_CPU_CROSS_ENTROPY_H
-#define WEFT_CPU_CROSS_ENTROPY_H
+#pragma once
 
 #include "cpu/gemm.h"
 #include "cpu/matrix.h"
@@ -118,5 +117,3 @@ static inline real row_penalty(entropy_upstream s, int32_t target) {
 static inline real row_weight(entropy_upstream s, int32_t target, real lse) {
     return row_penalty(s, target) + s.d_z * lse;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* The gradient of a Gaussian's vector, for gaussian_back and for attention, which has it in hand where
  * queries or keys are Gaussians. */
-#ifndef WEFT_CPU_GAUSSIAN_BACK_H
-#define WEFT_CPU_GAUSSIAN_BACK_H
+#pragma once
 
 #include "cpu/chunks.h"
 
@@ -42,5 +41,3 @@ static inline void join_gradients(bool deviations, const real *y, const real *dy
     else
         apply(mean_back_vector, 2, in, 1, out, len, &twice);
 }
-
-#endif

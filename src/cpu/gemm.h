@@ -6,8 +6,7 @@
  *
  * The result's bits follow from the sizes and types alone: they depend neither on the number of
  * threads nor on who runs which tile. */
-#ifndef WEFT_CPU_GEMM_H
-#define WEFT_CPU_GEMM_H
+#pragma once
 
 #include "cpu/kernel.h"
 #include "ops/linear.h"
@@ -153,5 +152,3 @@ void KERNEL(panels_copy_rows)(weft_pool *pool, const gemm_product *p, void *to);
 void KERNEL(panels_copy_columns)(weft_pool *pool, const gemm_product *p, void *to);
 void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
                              const void *columns, real *c, int64_t ldc);
-
-#endif

@@ -7,8 +7,7 @@
  *
  * Names that cross files are wrapped: KERNEL(norm) is weft_cpu_norm_avx2_32 in one of the
  * compilations. table.c lists them all. */
-#ifndef WEFT_CPU_KERNEL_H
-#define WEFT_CPU_KERNEL_H
+#pragma once
 
 #include "core/exec.h"
 #include "core/plan.h"
@@ -91,5 +90,3 @@ static inline int64_t tasks_together(int64_t tasks, int threads) {
 static inline int64_t real_bytes(int64_t n) {
     return weft_arena_bytes(n * (int64_t)sizeof(real));
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* Instructions that multiply bf16 numbers and sum in float, where the processor has them. They are
  * asked for at run time: the kernels that use them are compiled for them function by function. */
-#ifndef WEFT_CPU_MATRIX_H
-#define WEFT_CPU_MATRIX_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -27,5 +26,3 @@ weft_matrix weft_cpu_matrix(void);
  * SMMLA, 2 × 8 by 8 × 2. Neither where WEFT_CPU names a set without matrix instructions. */
 bool weft_cpu_dots_i8(void);
 bool weft_cpu_tiles_i8(void);
-
-#endif

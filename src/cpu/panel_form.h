@@ -5,8 +5,7 @@
  * A panel is `rows` rows of a or `columns` columns of b. Its terms come in groups: the terms of a group
  * lie side by side for each row, and the rows follow one another, so a panel of k terms is
  * [k / group][rows][group]. Behind the last term and the last row are zeros. */
-#ifndef WEFT_CPU_PANEL_FORM_H
-#define WEFT_CPU_PANEL_FORM_H
+#pragma once
 
 #include "cpu/gemm.h"
 
@@ -46,5 +45,3 @@ extern const panel_form KERNEL(panel_real);
 /* Both operands bf16, by the processor's matrix or dot-product instructions: panel_bf16.c. NULL where
  * it has none. */
 const panel_form *KERNEL(panel_bf16)(void);
-
-#endif

@@ -5,8 +5,7 @@
  * passes by, one vector per step, and is read where it lies. The dot product of a pair adds up in
  * the same order from either side, and what follows is one compiled function, so the forward and
  * the backward pass find the same weights bit for bit. */
-#ifndef WEFT_CPU_ROUTING_TILE_H
-#define WEFT_CPU_ROUTING_TILE_H
+#pragma once
 
 #include "cpu/attention_tile.h"
 #include "ops/routing.h"
@@ -64,5 +63,3 @@ void route_product(const weft_exec *x, const real *weights, int64_t steps, int64
 static inline int64_t route_start(const attention_problem *p, int64_t b) {
     return p->a->causal ? start_of(p, b) : p->a->keys;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * A register takes four numbers of every fourth vector, one lane of 128 bits for each, so that four
  * registers hold all of them. Transposed lane by lane, each then holds one number of every vector, in
  * their order. */
-#ifndef WEFT_CPU_TRANSPOSE_H
-#define WEFT_CPU_TRANSPOSE_H
+#pragma once
 
 #if defined(__AVX512F__)
 
@@ -65,7 +64,5 @@ static inline __attribute__((always_inline)) void transpose_six(const char *from
     _mm256_mask_storeu_ps(to + 2 * step, six, _mm256_shuffle_ps(b, d, 0x44));
     _mm256_mask_storeu_ps(to + 3 * step, six, _mm256_shuffle_ps(b, d, 0xee));
 }
-
-#endif
 
 #endif

@@ -3,8 +3,7 @@
  *
  * The tail of a row goes through the same vector code (vload_part, vstore_part), so that an
  * element's value does not depend on where in a row it stands. */
-#ifndef WEFT_CPU_VEC_H
-#define WEFT_CPU_VEC_H
+#pragma once
 
 #include "cpu/kernel.h"
 
@@ -432,5 +431,3 @@ static inline void vgelu_back(real *out, const real *dy, const real *x, int64_t 
 static inline vreal vsoftplus(vreal x) {
     return vmax(x, vset(0)) + vlog1p_unit(vexp(-vabs(x)));
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* The CUDA backend: one GPU of this machine. */
-#ifndef WEFT_CUDA_BACKEND_H
-#define WEFT_CUDA_BACKEND_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -29,5 +28,3 @@ int64_t weft_cuda_bytes_taken(void);
 /* Bytes per second at which a large buffer in the GPU's memory is read, the best of a few reads; 0 where
  * there is no GPU, or no memory for the buffer. */
 double weft_cuda_read_rate(void);
-
-#endif

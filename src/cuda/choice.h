@@ -3,8 +3,7 @@
  *
  * The kernels' launches ask here, so that what `weft plan` says and what runs are one decision. It is
  * host C and needs no GPU: a build without CUDA decides as for an H200 (device.h). */
-#ifndef WEFT_CUDA_CHOICE_H
-#define WEFT_CUDA_CHOICE_H
+#pragma once
 
 #include "core/exec.h"
 #include "ops/routing.h"
@@ -51,5 +50,3 @@ bool weft_cuda_choose(const weft_node *n, weft_cuda_choice *out);
 
 /* Warns of the graph's nodes that get the slow kernel, in one line for each kind in a process. */
 void weft_cuda_warn_slow(const weft_graph *g);
-
-#endif

@@ -3,8 +3,7 @@
  * trigger_dependents, after which it may start whenever there is room; wait_for_primary comes ahead of
  * the first read or write of memory that the one before has anything to do with. Code for architectures
  * before 9.0 has neither, and is launched as usual. */
-#ifndef WEFT_CUDA_DEPENDENT_LAUNCH_CUH
-#define WEFT_CUDA_DEPENDENT_LAUNCH_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -93,5 +92,3 @@ static void launch_following(bool follows, cudaStream_t stream, dim3 grid, unsig
     config.numAttrs = follows ? 1 : 0;
     cudaLaunchKernelEx(&config, kernel, arguments...);
 }
-
-#endif

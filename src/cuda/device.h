@@ -4,8 +4,7 @@
  * these facts. A plan and the run that it is for must therefore know the same ones. Before the GPU
  * is opened they are those of the GPU that it would be (weft_cuda_planner asks in a process of its
  * own), and where there is none, those of an H200. */
-#ifndef WEFT_CUDA_DEVICE_H
-#define WEFT_CUDA_DEVICE_H
+#pragma once
 
 #include "base/error.h"
 
@@ -44,5 +43,3 @@ int weft_cuda_device_number(void);
 /* Bytes of its memory: all, and those that were free when it was opened. */
 int64_t weft_cuda_device_memory(void);
 int64_t weft_cuda_device_free_at_start(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* Functions of one number, written once for all kernels. They go by the hardware's power of two and
  * inverse, one instruction each and exact to 2 ulp: with the library's, kernels that are bound by
  * memory would wait for arithmetic. What is too small for a normal number is 0. */
-#ifndef WEFT_CUDA_FUNCTIONS_CUH
-#define WEFT_CUDA_FUNCTIONS_CUH
+#pragma once
 
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
@@ -59,5 +58,3 @@ __device__ static inline float slope_at(float sigma) {
     float series = sigma * fmaf(sigma, fmaf(sigma, 1.0f / 6, -0.5f), 1.0f);
     return sigma < 0.03125f ? series : 1.0f - power_of_two(sigma * -LOG2E);
 }
-
-#endif

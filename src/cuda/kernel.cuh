@@ -27,8 +27,7 @@
  * Values are stored as f32 or bf16 and computed in float. Sums run in an order that the shape
  * alone fixes: no atomics on floating-point numbers. A node with a f64 tensor never gets here.
  * The operations' own headers are C: include them inside extern "C". */
-#ifndef WEFT_CUDA_KERNEL_CUH
-#define WEFT_CUDA_KERNEL_CUH
+#pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -336,5 +335,3 @@ static inline int32_t read_i32(const weft_exec *x, const weft_tensor *t, int64_t
     cudaMemcpy(&value, data_of<int32_t>(x, t) + i, sizeof value, cudaMemcpyDeviceToHost);
     return value;
 }
-
-#endif

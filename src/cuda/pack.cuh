@@ -6,8 +6,7 @@
  * compiled kernel so serves f32, bf16 and any mix of the two. Whole packs at a multiple of 16
  * bytes, which is every one where a row's width is a multiple of eight, are read and written 16
  * bytes at a time; others element by element. */
-#ifndef WEFT_CUDA_PACK_CUH
-#define WEFT_CUDA_PACK_CUH
+#pragma once
 
 #include "cuda/dependent_launch.cuh"
 
@@ -267,5 +266,3 @@ __device__ static inline double block_sum_double(double v, double *shared) {
     __syncthreads();
     return v;
 }
-
-#endif

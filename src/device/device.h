@@ -1,6 +1,5 @@
 /* Where a config's work is done. */
-#ifndef WEFT_DEVICE_DEVICE_H
-#define WEFT_DEVICE_DEVICE_H
+#pragma once
 
 #include "config/config.h"
 #include "core/exec.h"
@@ -11,5 +10,3 @@ weft_status weft_device_open(int64_t device, weft_dtype dtype, const weft_backen
 
 /* The same for plans, which need no GPU: where none can be used, `cuda` is planned as for an H200. */
 weft_status weft_device_plan(int64_t device, weft_dtype dtype, const weft_backend **out);
-
-#endif

@@ -1,6 +1,5 @@
 /* What a finished model can do beyond its held-out loss. */
-#ifndef WEFT_EVAL_EVAL_H
-#define WEFT_EVAL_EVAL_H
+#pragma once
 
 #include "base/files.h"
 #include "core/exec.h"
@@ -62,5 +61,3 @@ typedef struct {
 weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                        const weft_backend *backend, weft_pool *pool, const char *path,
                        const char *details, weft_suite_score *out);
-
-#endif

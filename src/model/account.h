@@ -1,6 +1,5 @@
 /* What a config costs, before anything runs: parameters, operations, memory, cache. */
-#ifndef WEFT_MODEL_ACCOUNT_H
-#define WEFT_MODEL_ACCOUNT_H
+#pragma once
 
 #include "config/config.h"
 #include "core/exec.h"
@@ -79,5 +78,3 @@ weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, con
 
 /* Whether a step goes forward twice: see train/step.c. */
 bool weft_config_two_phases(const weft_config *c);
-
-#endif

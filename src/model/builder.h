@@ -13,8 +13,7 @@
  * weft_attend_whole builds these for whole sequences: training and evaluation. A graph of generation,
  * whose rows find the tokens before them in a cache, gives another weft_attend to weft_model_build
  * (weft_build.attend) and has every kind and every mechanism from the same description. */
-#ifndef WEFT_MODEL_BUILDER_H
-#define WEFT_MODEL_BUILDER_H
+#pragma once
 
 #include "config/config.h"
 #include "core/rope_law.h"
@@ -203,5 +202,3 @@ void build_layer(builder *b, weft_tensor **x, weft_tensor **branch);
 
 /* Adds what the layer before sent to c^K. */
 weft_tensor *build_receive(builder *b, weft_tensor *latent);
-
-#endif

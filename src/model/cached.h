@@ -1,8 +1,7 @@
 /* A model's graph for generation: rows of tokens that find what came before them in a cache
  * (ops/cache.h). The same description of the model as for training, with another way to attend
  * (builder.h). */
-#ifndef WEFT_MODEL_CACHED_H
-#define WEFT_MODEL_CACHED_H
+#pragma once
 
 #include "model/transformer.h"
 #include "ops/cache.h"
@@ -67,5 +66,3 @@ int64_t weft_cached_token_bytes(const weft_config *c, weft_dtype dtype);
 weft_dtype weft_cached_dtype(const weft_config *c, weft_dtype dtype);
 /* Bytes that all layers keep of a sequence beside that, its context being CONTEXT. */
 int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype);
-
-#endif

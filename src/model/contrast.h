@@ -1,8 +1,7 @@
 /* WsFFN's contrastive loss over the contexts of all micro-batches of a step: the first of its two
  * phases (train/step.c). The contexts are small beside what made them, [layers, B · n_head, z] of a
  * micro-batch, so they are gathered in the host's memory. */
-#ifndef WEFT_MODEL_CONTRAST_H
-#define WEFT_MODEL_CONTRAST_H
+#pragma once
 
 #include "model/session.h"
 
@@ -29,5 +28,3 @@ weft_status weft_contrast_compare(weft_contrast *c, double *loss);
 /* Then, for each: the gradient at its contexts goes to a session built with WEFT_CONTRAST_GIVEN, times
  * the number of micro-batches, since their gradients are averaged. */
 weft_status weft_contrast_give(weft_contrast *c, int64_t part, weft_session *to);
-
-#endif

@@ -1,6 +1,5 @@
 /* Evaluating a checkpoint on tokens from a file. */
-#ifndef WEFT_MODEL_EVALUATE_H
-#define WEFT_MODEL_EVALUATE_H
+#pragma once
 
 #include "core/exec.h"
 #include "data/tokenizer.h"
@@ -26,5 +25,3 @@ typedef struct {
  * windows of the block size are averaged by their tokens. */
 weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                           const weft_evaluation *what, weft_evaluated *out);
-
-#endif

@@ -3,8 +3,7 @@
  * A folder is weft's where it holds nothing but a model's files (a checkpoint's, and model.config), and
  * weft's mark, or, as versions before made it, a state.json or a config.json of weft's, or an optimizer's
  * state. Only such a folder is replaced, and always whole. */
-#ifndef WEFT_MODEL_FOLDER_H
-#define WEFT_MODEL_FOLDER_H
+#pragma once
 
 #include "base/beside.h"
 #include "base/files.h"
@@ -76,5 +75,3 @@ weft_status weft_state_verify(const char *folder);
 weft_status weft_model_check_sums(const char *folder);
 /* Checks that optimizer.safetensors belongs to the model: that the folder says so. */
 weft_status weft_model_check_optimizer(const char *folder);
-
-#endif

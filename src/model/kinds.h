@@ -1,8 +1,7 @@
 /* The table of kinds. An attention, a feed-forward or a position is one file, which defines
  * `weft_attention_NAME`, `weft_ffn_NAME` or `weft_position_NAME`, and one line in config/kinds.h.
  * Nothing else in the program asks which kind a config has: it asks the kind. */
-#ifndef WEFT_MODEL_KINDS_H
-#define WEFT_MODEL_KINDS_H
+#pragma once
 
 #include "config/config.h"
 #include "config/kinds.h"
@@ -86,5 +85,3 @@ const char *weft_attention_title(const weft_config *c);
 
 /* weft_config_check, and what the config's kinds refuse. */
 weft_status weft_model_check(const weft_config *c, const char *where);
-
-#endif

@@ -1,8 +1,7 @@
 /* A model's weights: their names, shapes and memory, apart from any graph. Graphs for other shapes
  * and purposes (training, evaluation, decoding) are built from the same config and bound to the
  * same memory. */
-#ifndef WEFT_MODEL_MODEL_H
-#define WEFT_MODEL_MODEL_H
+#pragma once
 
 #include "base/files.h"
 #include "config/config.h"
@@ -80,5 +79,3 @@ weft_status weft_model_read_config(const char *folder, weft_config *c);
 /* Numbers of a weight as doubles, whatever its type, and back. */
 void weft_weight_read(const weft_weight *w, double *out);
 void weft_weight_write(weft_weight *w, const double *values);
-
-#endif

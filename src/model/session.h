@@ -1,6 +1,5 @@
 /* A model built for a shape and ready to run: graph, bindings, executor in one. */
-#ifndef WEFT_MODEL_SESSION_H
-#define WEFT_MODEL_SESSION_H
+#pragma once
 
 #include "core/exec.h"
 #include "model/model.h"
@@ -45,5 +44,3 @@ weft_status weft_session_scores(const weft_session *s, int64_t layer, double *ou
 
 /* A row of n > 0 scores becomes its weights, in place: their softmax, in double. */
 void weft_scores_softmax(double *row, int64_t n);
-
-#endif

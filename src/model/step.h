@@ -1,6 +1,5 @@
 /* A model as a step of one launch (core/decoding.h). */
-#ifndef WEFT_MODEL_STEP_H
-#define WEFT_MODEL_STEP_H
+#pragma once
 
 #include "core/decoding.h"
 #include "model/model.h"
@@ -25,5 +24,3 @@ int64_t weft_step_count(const weft_step_source *s, const char *name); /* 0: ther
 weft_status weft_step_read(const weft_step_source *s, const char *name, float *out);
 /* The same where it is there; otherwise `out` stays as it is. */
 weft_status weft_step_read_optional(const weft_step_source *s, const char *name, float *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* The whole model as a graph: one description, built for a shape and a purpose. */
-#ifndef WEFT_MODEL_TRANSFORMER_H
-#define WEFT_MODEL_TRANSFORMER_H
+#pragma once
 
 #include "config/config.h"
 #include "core/plan.h"
@@ -149,5 +148,3 @@ typedef struct {
 weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
                                   const weft_part_form *form, weft_graph *g, weft_model_part *out);
 void weft_model_part_free(weft_model_part *part);
-
-#endif

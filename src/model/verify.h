@@ -1,6 +1,5 @@
 /* The self-check: each block of the system, small, on this machine. */
-#ifndef WEFT_MODEL_VERIFY_H
-#define WEFT_MODEL_VERIFY_H
+#pragma once
 
 #include "core/exec.h"
 
@@ -24,5 +23,3 @@ const char *weft_verify_what(int block);
  * weft_error_message(). */
 weft_status weft_verify_run(int block, weft_verify_check check, const weft_backend *backend,
                             weft_pool *pool);
-
-#endif

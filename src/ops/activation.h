@@ -1,6 +1,5 @@
 /* Activations: functions of one element, and the gate that mixes a head's output. */
-#ifndef WEFT_OPS_ACTIVATION_H
-#define WEFT_OPS_ACTIVATION_H
+#pragma once
 
 #include "core/graph.h"
 #include "ops/list.h"
@@ -53,5 +52,3 @@ typedef struct {
     double p;
     uint32_t site;
 } weft_dropout_attr;
-
-#endif

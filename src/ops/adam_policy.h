@@ -3,8 +3,7 @@
  *
  * Include it with ADAM_REAL defined as the type of the vectors' elements. Under nvcc the functions are
  * the device's; everything is computed in double. */
-#ifndef WEFT_OPS_ADAM_POLICY_H
-#define WEFT_OPS_ADAM_POLICY_H
+#pragma once
 
 #include "ops/optimizer.h"
 
@@ -102,5 +101,3 @@ ADAM_FUNCTION void adam_control_step(const weft_adam_options *o, ADAM_REAL norm,
         state[WEFT_ADAM_SKIPS] += 1;
     }
 }
-
-#endif

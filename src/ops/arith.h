@@ -1,6 +1,5 @@
 /* Plain arithmetic: constants, sums, scalings, conversions, and sums of products. */
-#ifndef WEFT_OPS_ARITH_H
-#define WEFT_OPS_ARITH_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -49,5 +48,3 @@ typedef struct {
 typedef struct {
     int64_t start;
 } weft_row_squares_attr;
-
-#endif

@@ -5,8 +5,7 @@
  *     p_i· = softmax_j(s_ij)          o_i = Σ_j p_ij v_j
  *
  * Tiled: only o and the rows' logsumexp are kept, never a T × S matrix. */
-#ifndef WEFT_OPS_ATTENTION_H
-#define WEFT_OPS_ATTENTION_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -95,5 +94,3 @@ enum {
     WEFT_ATTN_BACK_INPUTS = WEFT_ATTN_BACK_FIRST + WEFT_ATTN_INPUTS,
     WEFT_ATTN_BACK_OUTPUTS = WEFT_ATTN_REL + 1
 };
-
-#endif

@@ -8,8 +8,7 @@
  *
  * No sum crosses rows, and sums over keys are cut at absolute positions (blocks of WEFT_KEY_BLOCK):
  * a row's bits depend on its sequence alone, not on the batch, the pages' places or the threads. */
-#ifndef WEFT_OPS_CACHE_H
-#define WEFT_OPS_CACHE_H
+#pragma once
 
 #include "core/graph.h"
 #include "core/rope_law.h"
@@ -138,5 +137,3 @@ typedef struct {
     double threshold;
     bool normalize;
 } weft_cache_gather_attr;
-
-#endif

@@ -1,7 +1,6 @@
 /* What the files that define operations share: how a node is appended, common rules of shapes and
  * memory, and checks. */
-#ifndef WEFT_OPS_DEFINE_H
-#define WEFT_OPS_DEFINE_H
+#pragma once
 
 #include "ops/list.h"
 
@@ -72,5 +71,3 @@ weft_status weft_check_stat(weft_graph *g, const weft_node *n, const char *what,
 
 /* The type of row statistics and losses beside `t`: f64 beside f64, else f32. */
 weft_dtype weft_stat_dtype(const weft_tensor *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* Token and position embedding. */
-#ifndef WEFT_OPS_EMBEDDING_H
-#define WEFT_OPS_EMBEDDING_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -25,5 +24,3 @@ typedef struct {
 } weft_embed_back_attr;
 
 enum { WEFT_EMBED_BACK_DY, WEFT_EMBED_BACK_IDS, WEFT_EMBED_BACK_ADDEND, WEFT_EMBED_BACK_INPUTS };
-
-#endif

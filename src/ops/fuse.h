@@ -39,8 +39,7 @@
  * Only where nobody else reads the product. It stays in its place in the list where its addend is
  * made before it; else it waits for it, if what it reads is no larger than what it makes: memory does
  * not grow by that. */
-#ifndef WEFT_OPS_FUSE_H
-#define WEFT_OPS_FUSE_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -48,5 +47,3 @@
  * before the gradient is made, and for the backward pass after: the forward pass is then the same with
  * and without a gradient. */
 weft_status weft_fuse(weft_graph *g);
-
-#endif

@@ -1,7 +1,6 @@
 /* SwiGLU's products with the gate between them: what gated_linear and gated_linear_back do, and how
  * they come apart into the nodes that they stand for. fuse.h makes them of those. */
-#ifndef WEFT_OPS_GATED_H
-#define WEFT_OPS_GATED_H
+#pragma once
 
 #include "core/graph.h"
 #include "ops/linear.h"
@@ -47,5 +46,3 @@ void weft_gated_silu_mul(const weft_node *n, weft_gated_part *part);
  * it. */
 void weft_gated_back_product(const weft_node *n, weft_gated_part *part);
 void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part);
-
-#endif

@@ -1,7 +1,6 @@
 /* Gaussians as vectors: what turns the distance or the overlap of two of them into a dot product.
  * x [B, T, H, 2D]: each head has D means, then D raw deviations ρ. */
-#ifndef WEFT_OPS_GAUSSIAN_H
-#define WEFT_OPS_GAUSSIAN_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -25,5 +24,3 @@ typedef struct {
 
 /* Both are NULL on an error. */
 weft_overlap weft_overlap_scale(weft_graph *g, weft_tensor *x);
-
-#endif

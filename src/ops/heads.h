@@ -1,7 +1,6 @@
 /* Between what a head has and what heads share: one vector for all of them, and rows pooled or
  * spread head by head. */
-#ifndef WEFT_OPS_HEADS_H
-#define WEFT_OPS_HEADS_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -38,5 +37,3 @@ weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n);
 typedef struct {
     const bool *wanted;
 } weft_unstack_attr;
-
-#endif

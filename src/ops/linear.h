@@ -1,7 +1,6 @@
 /* Matrix products: linear layers, plain, batched and grouped products. One node does them all,
  * `matmul`; its gradients are matmul nodes again. */
-#ifndef WEFT_OPS_LINEAR_H
-#define WEFT_OPS_LINEAR_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -116,5 +115,3 @@ weft_tensor *weft_bias_back(weft_graph *g, weft_tensor *dy, weft_dtype dtype);
 typedef struct {
     weft_dtype dtype; /* of db */
 } weft_bias_back_attr;
-
-#endif

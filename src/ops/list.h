@@ -1,8 +1,7 @@
 /* Every operation, one line each: the order gives WEFT_OP_... its number and is not stored
  * anywhere, so it may change. A family's file in src/ops defines `weft_op_NAME`; the file of the
  * same name in src/cpu, and in a folder of src/cuda, has its kernels. */
-#ifndef WEFT_OPS_LIST_H
-#define WEFT_OPS_LIST_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -130,5 +129,3 @@ WEFT_OPS(WEFT_OP_DECLARE)
 typedef struct {
     bool first, second;
 } weft_wanted;
-
-#endif

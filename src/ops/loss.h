@@ -1,6 +1,5 @@
 /* Linear, softmax, cross-entropy and z-loss in one, without ever holding the logits. */
-#ifndef WEFT_OPS_LOSS_H
-#define WEFT_OPS_LOSS_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -85,5 +84,3 @@ enum {
     WEFT_INFONCE_BACK_NORM,
     WEFT_INFONCE_BACK_INPUTS
 };
-
-#endif

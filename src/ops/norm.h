@@ -1,6 +1,5 @@
 /* LayerNorm and RMSNorm, with the residual add that comes before them. */
-#ifndef WEFT_OPS_NORM_H
-#define WEFT_OPS_NORM_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -79,5 +78,3 @@ weft_tensor *weft_unit(weft_graph *g, weft_tensor *x, int64_t heads);
 typedef struct {
     int64_t heads;
 } weft_unit_attr;
-
-#endif

@@ -9,8 +9,7 @@
  * at a value, and copying those tensors is a complete resume. Plain AdamW and AdamWSPAM are the
  * same operations with other options; Muon updates matrices behind the same norm and control
  * (weft_muon). The formulas are in optimizer.c. */
-#ifndef WEFT_OPS_OPTIMIZER_H
-#define WEFT_OPS_OPTIMIZER_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -148,5 +147,3 @@ enum {
     WEFT_SLOT_GIVEN,
     WEFT_SLOT_SIZE
 };
-
-#endif

@@ -1,6 +1,5 @@
 /* Rotary positions: pairs of a head's columns rotated by an angle that grows with the position. */
-#ifndef WEFT_OPS_ROPE_H
-#define WEFT_OPS_ROPE_H
+#pragma once
 
 #include "core/graph.h"
 #include "core/rope_law.h"
@@ -21,5 +20,3 @@ typedef struct {
     weft_rope_law law;
     bool inverse; /* by the opposite angle: the gradient */
 } weft_rope_attr;
-
-#endif

@@ -11,8 +11,7 @@
  *     weft_route_dense                           all weights, or those above a share of the row's
  *                                                root mean square
  */
-#ifndef WEFT_OPS_ROUTING_H
-#define WEFT_OPS_ROUTING_H
+#pragma once
 
 #include "ops/attention.h"
 
@@ -94,5 +93,3 @@ typedef struct {
 static inline weft_tensor *weft_gather_input(const weft_node *n, int which) {
     return n->in[which == 0 ? WEFT_GATHER_H : WEFT_GATHER_SECOND];
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Means over time, and moments. */
-#ifndef WEFT_OPS_TIME_H
-#define WEFT_OPS_TIME_H
+#pragma once
 
 #include "core/graph.h"
 
@@ -30,5 +29,3 @@ enum {
 typedef struct {
     int64_t time; /* T */
 } weft_time_attr;
-
-#endif

@@ -1,7 +1,6 @@
 /* What a few numbers allow to be said: mean, spread, Student's t, and the verdict on one variant
  * against another from the differences seed by seed. */
-#ifndef WEFT_STUDY_STATISTICS_H
-#define WEFT_STUDY_STATISTICS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,5 +63,3 @@ typedef struct {
     double at, slope, low, high, spread;
 } weft_line;
 weft_line weft_line_fit(const double *x, const double *y, int n);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * What a variant cannot do (a mix that makes no sense, data that is not there) is found here and kept
  * as the variant's error; the other variants are none the worse for it. */
-#ifndef WEFT_STUDY_STUDY_H
-#define WEFT_STUDY_STUDY_H
+#pragma once
 
 #include "model/account.h"
 #include "study/variants.h"
@@ -84,5 +83,3 @@ weft_status weft_equal_iters(weft_study *s);
 weft_status weft_equal_time(weft_study *s);
 /* N_FFN must be a multiple of this for a config: 8, z-heads, and what per_head_scalar needs. */
 int64_t weft_equal_unit(const weft_config *c);
-
-#endif

@@ -3,8 +3,7 @@
  * A config gets its values from the defaults, the file, the variant, the overrides of the command line,
  * later over earlier. So a variant is kept as what it sets, and a variant's config is read anew from its
  * source, not patched. */
-#ifndef WEFT_STUDY_VARIANTS_H
-#define WEFT_STUDY_VARIANTS_H
+#pragma once
 
 #include "config/config.h"
 
@@ -90,5 +89,3 @@ weft_status weft_source_read(const weft_source *s, const weft_variant *variant, 
 /* A study's name from its config's file: the last part of the path, letters that a variant's name may
  * not have left out; "study" for .config and where nothing is left. */
 void weft_study_name(const char *file, char *name, size_t room);
-
-#endif

@@ -1,7 +1,6 @@
 /* A study's folder: holding it against a second study, how much room it has, and what stays in the folders
  * of its runs. */
-#ifndef WEFT_SUPERVISE_FOLDER_H
-#define WEFT_SUPERVISE_FOLDER_H
+#pragma once
 
 #include "record/record.h"
 
@@ -22,5 +21,3 @@ weft_status weft_restart(weft_database *d, const char *out, const weft_record_ru
 bool weft_weights_stay(const weft_study *s, const weft_record_run *job);
 /* Removes the checkpoints of a run that is done. What is not weft's stays. */
 weft_status weft_weights_remove(const char *folder);
-
-#endif

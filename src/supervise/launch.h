@@ -3,8 +3,7 @@
  *
  * The child leads a process group, so a Ctrl-C at the terminal reaches the study alone, which hands
  * it on once. Where the system can, a child whose study is killed is killed with it. */
-#ifndef WEFT_SUPERVISE_LAUNCH_H
-#define WEFT_SUPERVISE_LAUNCH_H
+#pragma once
 
 #include "study/study.h"
 
@@ -45,5 +44,3 @@ weft_status weft_measure_variants(weft_study *s, const char *folder, int threads
 
 /* Sleeps for a moment that grows with how long the wait has been: 5 ms to a quarter second. */
 void weft_pause(double waited);
-
-#endif

@@ -5,8 +5,7 @@
  *     DIR/runs.db, report.html, report.md      all of them, made by the last job
  *
  * Jobs share nothing but the file system. The same command again continues what is not done. */
-#ifndef WEFT_SUPERVISE_SLURM_H
-#define WEFT_SUPERVISE_SLURM_H
+#pragma once
 
 #include "study/study.h"
 
@@ -30,5 +29,3 @@ typedef struct {
 /* Submits. Memory is asked for by what the largest variant needs. WEFT_EMISSING: there is no sbatch. */
 weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *options,
                               weft_slurm_jobs *out);
-
-#endif

@@ -1,6 +1,5 @@
 /* Running a study: a process per run, some at a time, until all are ended or somebody asks to stop. */
-#ifndef WEFT_SUPERVISE_SUPERVISE_H
-#define WEFT_SUPERVISE_SUPERVISE_H
+#pragma once
 
 #include "record/record.h"
 #include "study/study.h"
@@ -37,5 +36,3 @@ typedef struct {
  * room, a database that cannot be written) ends the runs in the same way. */
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,
                            weft_study_result *out);
-
-#endif

@@ -15,8 +15,7 @@
  *
  * Nothing else is removed. A folder by one of these names that weft did not make, or a link, ends a
  * run before its first step with a line that says so. */
-#ifndef WEFT_TRAIN_CHECKPOINT_H
-#define WEFT_TRAIN_CHECKPOINT_H
+#pragma once
 
 #include "base/folders.h"
 #include "data/tokenizer.h"
@@ -110,5 +109,3 @@ weft_status weft_checkpoint_remove(const char *path);
 
 /* RUN/.saved says that RUN/last was written once, so that one that is missing was lost. */
 weft_status weft_checkpoint_note_saved(const char *run);
-
-#endif

@@ -18,8 +18,7 @@
  *         weft_gradients_add(g);
  *     weft_gradients_mean(g);            the optimizer may run
  */
-#ifndef WEFT_TRAIN_GRADIENTS_H
-#define WEFT_TRAIN_GRADIENTS_H
+#pragma once
 
 #include "train/optimizer.h"
 
@@ -49,5 +48,3 @@ bool weft_gradients_are_dealt(const weft_gradients *g);
 /* After the mean: where a weight's lies in the backend's memory; data NULL: zeros. Not where ranks share
  * it. */
 weft_gradient weft_gradients_of(const weft_gradients *g, int64_t weight);
-
-#endif

@@ -3,8 +3,7 @@
  * Everything that a step depends on (step.c) is in the config, the number of the step, the weights and
  * the optimizer's tensors; so the same config gives the same bits, whatever the number of threads and
  * however often the run was killed and resumed. */
-#ifndef WEFT_TRAIN_LOOP_H
-#define WEFT_TRAIN_LOOP_H
+#pragma once
 
 #include "comm/comm.h"
 #include "core/exec.h"
@@ -72,5 +71,3 @@ weft_status weft_train_check(const weft_config *c, char *metric, size_t room);
 /* Runs it. An error (data that cannot be read, a full disk) leaves the last checkpoint as it was. */
 weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,
                        const weft_train_options *options, weft_train_result *out);
-
-#endif

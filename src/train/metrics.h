@@ -1,7 +1,6 @@
 /* What a run says of itself as it goes: RUN/metrics.jsonl, a line a logged step, and the same
  * numbers in an event file for TensorBoard. */
-#ifndef WEFT_TRAIN_METRICS_H
-#define WEFT_TRAIN_METRICS_H
+#pragma once
 
 #include "base/files.h"
 #include "model/session.h"
@@ -83,5 +82,3 @@ weft_status weft_events_add(weft_events *e, int64_t step, double time, const wef
 /* What was added is on the disk after this. */
 weft_status weft_events_sync(weft_events *e);
 void weft_events_close(weft_events *e);
-
-#endif

@@ -14,8 +14,7 @@
  *
  * All of the state is in named tensors (weft_optimizer_state): written and read back they make a
  * resume that is exact to the bit. */
-#ifndef WEFT_TRAIN_OPTIMIZER_H
-#define WEFT_TRAIN_OPTIMIZER_H
+#pragma once
 
 #include "comm/comm.h"
 #include "comm/share.h"
@@ -126,5 +125,3 @@ weft_status weft_optimizer_give_out(weft_optimizer *o);
 /* For whoever binds by turns: a mark of what is bound, 0 after each bind until it is set. */
 void weft_optimizer_mark(weft_optimizer *o, uint64_t mark);
 uint64_t weft_optimizer_marked(const weft_optimizer *o);
-
-#endif

@@ -1,7 +1,6 @@
 /* The optimizer's own struct, for the files that it is made of: optimizer.c, and optimizer_shard.c with
  * what is more to do where ranks share its state. */
-#ifndef WEFT_TRAIN_OPTIMIZER_INTERNAL_H
-#define WEFT_TRAIN_OPTIMIZER_INTERNAL_H
+#pragma once
 
 #include "core/safetensors.h"
 #include "train/optimizer.h"
@@ -89,5 +88,3 @@ typedef struct {
     void *tensor; /* the last one */
 } weft_optimizer_collector;
 weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, const void **data);
-
-#endif

@@ -2,8 +2,7 @@
  * on a line of samples.jsonl in the run's folder, {"step", "prompt", "text"}, and the log. The same
  * random seed every time, so that texts differ by what was learned between them. With the last one goes
  * what the model attends to in it: the attention map below. */
-#ifndef WEFT_TRAIN_SAMPLES_H
-#define WEFT_TRAIN_SAMPLES_H
+#pragma once
 
 #include "core/exec.h"
 #include "data/tokenizer.h"
@@ -44,5 +43,3 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
 weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64_t heads,
                                      json_t *layers);
 json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens, int64_t count);
-
-#endif

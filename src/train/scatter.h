@@ -12,8 +12,7 @@
  *         weft_reduce_send(reduce, bucket);      its gradients are made; the same order on all ranks
  *         weft_scatter_end(s);              the buckets that were not sent, and waits for all
  */
-#ifndef WEFT_TRAIN_SCATTER_H
-#define WEFT_TRAIN_SCATTER_H
+#pragma once
 
 #include "comm/reduce.h"
 #include "train/optimizer.h"
@@ -43,5 +42,3 @@ weft_status weft_scatter_end(weft_scatter *s);
 /* After the last round: the mean of what this rank owns (weft_partition_owned), in the backend's memory;
  * the place stays the same. */
 void *weft_scatter_mean(const weft_scatter *s);
-
-#endif

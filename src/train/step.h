@@ -6,8 +6,7 @@
  * mean of their means; but each has its own number of targets, so the sum of its cross-entropies is
  * divided by the step's number of targets, shared out evenly: an input of the graph. So MICRO_BATCH
  * decides about time and memory, and changes what is trained no more than the order of a sum does. */
-#ifndef WEFT_TRAIN_STEP_H
-#define WEFT_TRAIN_STEP_H
+#pragma once
 
 #include "comm/comm.h"
 #include "data/dataset.h"
@@ -58,5 +57,3 @@ weft_status weft_find_bad_weight(const weft_model *m, const char **name);
  * falls reaches MIN_LR in the last step, and never rises where that is above LEARNING_RATE.
  * DECAY_LR=n: constant. */
 double weft_schedule_rate(const weft_config *c, int64_t step);
-
-#endif

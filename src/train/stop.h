@@ -1,8 +1,7 @@
 /* Being asked to stop: SIGINT, SIGTERM, SIGUSR1, which mpirun hands on, and SIGHUP unless it is
  * ignored (nohup). The first one asks the run to finish its step and save; the second ends the
  * program at once. */
-#ifndef WEFT_TRAIN_STOP_H
-#define WEFT_TRAIN_STOP_H
+#pragma once
 
 /* Takes the signals over until weft_stop_remove, and lets writing past a file-size limit fail
  * as an error in place of a signal. One at a time in a process. */
@@ -11,5 +10,3 @@ void weft_stop_remove(void);
 
 /* The signal that came; 0: none. */
 int weft_stop_asked(void);
-
-#endif

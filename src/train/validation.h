@@ -1,6 +1,5 @@
 /* The held-out loss: cross-entropy alone, the mean over a set of sequences that never changes. */
-#ifndef WEFT_TRAIN_VALIDATION_H
-#define WEFT_TRAIN_VALIDATION_H
+#pragma once
 
 #include "comm/comm.h"
 #include "data/dataset.h"
@@ -44,5 +43,3 @@ enum { WEFT_POSITION_RANGES_MAX = 32 };
 /* By ranges that begin at 0, 1, 4, 16, 64 and 256, and double from there on. Returns how many
  * there are in `out`, which has room for WEFT_POSITION_RANGES_MAX. */
 weft_status weft_validation_positions(weft_validation *v, weft_position_loss *out, int *count);
-
-#endif

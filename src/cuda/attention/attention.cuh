@@ -3,8 +3,7 @@
  * plain.cu solves every problem; forward.cu and backward.cu those
  * that tensor cores can (attention_fits_flash), much faster. attention.cu makes the problem from a
  * node and chooses. ops/attention.h says what is computed. */
-#ifndef WEFT_CUDA_ATTENTION_ATTENTION_CUH
-#define WEFT_CUDA_ATTENTION_ATTENTION_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -127,5 +126,3 @@ void flash_backward(const attention_problem &p, const attention_gradients &g, cu
 /* The gradient of y [B, T, H, 2D] in `dx` to that of the Gaussians that y was made of, in place; dn
  * [B, H, T]: of their squares; NULL: none. */
 void gaussian_finish_gradient(weft_exec *x, const weft_tensor *y, const weft_tensor *dx, float *dn);
-
-#endif

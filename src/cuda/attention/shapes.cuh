@@ -10,8 +10,7 @@
  * queries; or, where the sums of 64 rows are more than a warpgroup's registers hold (SPLIT), of 64 rows,
  * of which each warpgroup makes the weights of half the columns of a tile, exchanges them in shared
  * memory, and adds up half of the result's columns. */
-#ifndef WEFT_CUDA_ATTENTION_SHAPES_CUH
-#define WEFT_CUDA_ATTENTION_SHAPES_CUH
+#pragma once
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/tensor/tile.cuh"
@@ -159,5 +158,3 @@ template <typename F> static inline void with_widths(const attention_problem &p,
     WEFT_CUDA_ATTENTION_WIDTHS(FIRST_THAT_HOLDS)
 #undef FIRST_THAT_HOLDS
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* What the tensor cores' attention kernels share: the grid's order, a block's place, biases of scores, and
  * of the backward pass its workspace (backward.cu says how its kernels go together). */
-#ifndef WEFT_CUDA_ATTENTION_TILES_CUH
-#define WEFT_CUDA_ATTENTION_TILES_CUH
+#pragma once
 
 #include "cuda/attention/shapes.cuh"
 #include "cuda/functions.cuh"
@@ -211,5 +210,3 @@ void flash_backward_dq(const attention_problem &p, const attention_gradients &g,
 void flash_backward_distances(const attention_problem &p, const attention_gradients &g,
                               const flash_workspace &w, cudaStream_t stream);
 int flash_distances(const attention_problem &p);
-
-#endif

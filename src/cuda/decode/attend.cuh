@@ -1,7 +1,6 @@
 /* What the kernels of attention over a cache share (cache_attention.cu): the problem, a block's place, and
  * the way from raw products to weights. */
-#ifndef WEFT_CUDA_DECODE_ATTEND_CUH
-#define WEFT_CUDA_DECODE_ATTEND_CUH
+#pragma once
 
 #include "cuda/decode/cached.cuh"
 #include "cuda/functions.cuh"
@@ -130,5 +129,3 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
         }
     }
 }
-
-#endif

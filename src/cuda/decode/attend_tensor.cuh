@@ -4,8 +4,7 @@
  * read their one latent once; of a key head with one query head 15 rows are empty, which costs nothing
  * where memory decides. Keys and values go from their pages straight to registers, 16 bytes a lane: which
  * of a step's numbers meet in an instruction is free as long as both factors agree (few_rows.cuh). */
-#ifndef WEFT_CUDA_DECODE_ATTEND_TENSOR_CUH
-#define WEFT_CUDA_DECODE_ATTEND_TENSOR_CUH
+#pragma once
 
 #include "cuda/decode/attend.cuh"
 #include "cuda/products/few_rows.cuh"
@@ -212,5 +211,3 @@ static inline bool suits_tensor(const attend_problem &a, bool q_is_bf16) {
            !copies_keys(a) && !a.squares && !a.band && a.dqk % VECTOR == 0 && a.dv % VECTOR == 0 &&
            a.q_columns % VECTOR == 0 && tensor_bytes(a) <= weft_cuda_device()->shared_memory;
 }
-
-#endif

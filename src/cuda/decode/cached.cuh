@@ -1,7 +1,6 @@
 /* Reading pages of a cache (ops/cache.h) on the GPU: where a token lies, and its numbers as floats,
  * whatever they are stored as. Of i8 the scale is left to the reader, who puts it on a sum once. */
-#ifndef WEFT_CUDA_DECODE_CACHED_CUH
-#define WEFT_CUDA_DECODE_CACHED_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -114,5 +113,3 @@ template <typename F> static inline void with_kind(cached_kind k, F f) {
     else
         f(kind<CACHED_F32>());
 }
-
-#endif

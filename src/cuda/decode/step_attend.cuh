@@ -1,6 +1,5 @@
 /* Attention of a step (step_kernel.cuh): runs of keys, a warp each, and their joining. */
-#ifndef WEFT_CUDA_DECODE_STEP_ATTEND_CUH
-#define WEFT_CUDA_DECODE_STEP_ATTEND_CUH
+#pragma once
 
 #include "cuda/decode/step_problem.cuh"
 
@@ -541,5 +540,3 @@ __device__ static void step_join(const step_problem &p) {
                 step_join_few(p, r, head % p.heads, column, runs);
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* The instructions that a step's kernel (step_kernel.cuh) is written with. */
-#ifndef WEFT_CUDA_DECODE_STEP_DEVICE_CUH
-#define WEFT_CUDA_DECODE_STEP_DEVICE_CUH
+#pragma once
 
 #include "cuda/functions.cuh"
 #include "cuda/kernel.cuh"
@@ -215,5 +214,3 @@ __device__ static inline long long step_clock() {
 __device__ static inline void step_fence_host() {
     __threadfence_system();
 }
-
-#endif

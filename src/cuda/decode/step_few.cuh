@@ -7,8 +7,7 @@
  * feed-forward's numbers travel with flags: a block that needs them looks at them until they are there,
  * and no barrier comes between. Barriers are left around attention, which lie between two uses of the
  * same place. */
-#ifndef WEFT_CUDA_DECODE_STEP_FEW_CUH
-#define WEFT_CUDA_DECODE_STEP_FEW_CUH
+#pragma once
 
 #include "cuda/decode/step_product.cuh"
 
@@ -324,5 +323,3 @@ __device__ static void step_product(const step_problem &p, const step_phase &f, 
         if (i + step < all) __syncthreads();
     }
 }
-
-#endif

@@ -3,8 +3,7 @@
  * There are so many columns that each warp has tiles of its own and multiplies all of their depth: no
  * sums meet across warps, and no warp waits for another. Up to STEP_HEAD_TILES tiles are summed at
  * once, beside each other; groups of them are dealt out to all blocks first, then to their warps. */
-#ifndef WEFT_CUDA_DECODE_STEP_HEAD_CUH
-#define WEFT_CUDA_DECODE_STEP_HEAD_CUH
+#pragma once
 
 #include "cuda/decode/step_few.cuh"
 
@@ -137,5 +136,3 @@ __device__ static void step_head(const step_problem &p, const step_phase &f, ste
         atomicMax(p.sampled + p.buffer * STEP_ROWS + m.thread, m.best[m.thread]);
     step_mark(p, m.phase, 4);
 }
-
-#endif

@@ -22,8 +22,7 @@
  * positions, how long they are follows from the row's own position, and they
  * are joined in order. So a row has the same bits whatever other rows there
  * are. */
-#ifndef WEFT_CUDA_DECODE_STEP_KERNEL_CUH
-#define WEFT_CUDA_DECODE_STEP_KERNEL_CUH
+#pragma once
 
 #include "cuda/decode/step_head.cuh"
 #include "cuda/decode/step_span.cuh"
@@ -247,5 +246,3 @@ __device__ static void step_run_phases(const step_problem &p, char *memory) {
     }
     step_tell(p, arrived, (int *)m.sums);
 }
-
-#endif

@@ -4,8 +4,7 @@
  * The kernel's blocks read their weights as one stream (step_product.cuh), so what is laid out here walks
  * through phases, items and pieces just as the kernel does. There are two orders: that of blocks which
  * have a part of a product's depth, and that of blocks which sum all of it (step_few.cuh). */
-#ifndef WEFT_CUDA_DECODE_STEP_PLAN_CUH
-#define WEFT_CUDA_DECODE_STEP_PLAN_CUH
+#pragma once
 
 #include "cuda/decode/step_kernel.cuh"
 
@@ -286,5 +285,3 @@ static weft_status add_phases(cuda_step *s, const weft_step_model *m) {
     return place(s, s->phases.data(), (int64_t)(s->phases.size() * sizeof(step_phase)),
                  (void **)&s->problem.phases);
 }
-
-#endif

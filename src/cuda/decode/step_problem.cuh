@@ -1,7 +1,6 @@
 /* What the phases of a step share (step_kernel.cuh): the problem, its phases, and how a block divides its
  * shared memory. */
-#ifndef WEFT_CUDA_DECODE_STEP_PROBLEM_CUH
-#define WEFT_CUDA_DECODE_STEP_PROBLEM_CUH
+#pragma once
 
 #include "cuda/decode/step_device.cuh"
 
@@ -177,5 +176,3 @@ __device__ static inline char *step_page(const step_problem &p, char *pages, lon
     int page = __ldg(p.pages + (long long)p.slot[r] * p.table_pages + j / 16 % p.table_pages);
     return pages + page * bytes;
 }
-
-#endif

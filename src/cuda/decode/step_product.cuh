@@ -1,7 +1,6 @@
 /* Products of a step (step_kernel.cuh): weights on their way, the rows that they are multiplied with, and
  * what becomes of the sums. */
-#ifndef WEFT_CUDA_DECODE_STEP_PRODUCT_CUH
-#define WEFT_CUDA_DECODE_STEP_PRODUCT_CUH
+#pragma once
 
 #include "cuda/decode/step_attend.cuh"
 
@@ -361,5 +360,3 @@ step_sum_stages(const step_problem &p, const step_phase &f, const step_item &t, 
         }
     }
 }
-
-#endif

@@ -4,8 +4,7 @@
  * The span's leaves are dealt out to the warps in turn, each warp sums its own, and the warps' sums are
  * added in order. With many rows the first keys of the block's next span are on their way meanwhile:
  * the sums then have memory beside the ring. */
-#ifndef WEFT_CUDA_DECODE_STEP_SPAN_CUH
-#define WEFT_CUDA_DECODE_STEP_SPAN_CUH
+#pragma once
 
 #include "cuda/decode/step_attend.cuh"
 
@@ -127,5 +126,3 @@ __device__ static inline void step_begin_early(const step_problem &p, const step
     constexpr int UNITS = spans ? (int)STEP_SPAN_UNITS : step_units<MT, DQ, DV>::COUNT;
     step_fetch_first<MT, DQ, DV, UNITS, JOINT>(p, f, begun.t, ring);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* What both directions of the norms start from: see norm.cu. */
-#ifndef WEFT_CUDA_NORM_NORM_CUH
-#define WEFT_CUDA_NORM_NORM_CUH
+#pragma once
 
 #include "cuda/pack.cuh"
 
@@ -159,5 +158,3 @@ static void launch_rest(weft_exec *x, const weft_node *n, const weft_tensor *row
 static int row_threads(int64_t width) {
     return (int)min_i64(THREADS, ceil_div(ceil_div(width, VECTOR), 32) * 32);
 }
-
-#endif

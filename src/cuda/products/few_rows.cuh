@@ -14,8 +14,7 @@
  * In generation b does not change: it is requested before the kernel ahead has ended.
  *
  * `finish(g, row, column, sum)` is given to them and ends a sum of matrix g. */
-#ifndef WEFT_CUDA_PRODUCTS_FEW_ROWS_CUH
-#define WEFT_CUDA_PRODUCTS_FEW_ROWS_CUH
+#pragma once
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/products/gemm.cuh"
@@ -360,5 +359,3 @@ static void run_few_together(cudaStream_t stream, const cuda_gemm *p, int n, con
                          narrow ? few_rows_together<1, 1, F> : few_rows_together<HALVES, 4, F>, t);
     });
 }
-
-#endif

@@ -10,8 +10,7 @@
  * for a shape and kept (algorithms.cu); only algorithms whose sums have a fixed order are taken, so
  * a product's bits are the same every time. f32 means f32: TF32 is used only with
  * WEFT_CUDA_TF32=1. */
-#ifndef WEFT_CUDA_PRODUCTS_GEMM_CUH
-#define WEFT_CUDA_PRODUCTS_GEMM_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -64,5 +63,3 @@ weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace
 enum { GEMM_TOGETHER = 4 };
 bool gemm_joins(const cuda_gemm *p);
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n);
-
-#endif

@@ -7,8 +7,7 @@
  * tiles of 256 rows and 128 columns of c, one after another; producer warps load the factors by TMA, two
  * consumer warpgroups multiply by wgmma and leave each tile in shared memory, and two more do the
  * epilogue, and all that goes with it to and from memory, while the next tile is multiplied. */
-#ifndef WEFT_CUDA_PRODUCTS_GEMM_FUSED_CUH
-#define WEFT_CUDA_PRODUCTS_GEMM_FUSED_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -60,5 +59,3 @@ int64_t fused_bands(int64_t m);
 
 /* Launches it. */
 weft_status fused_launch(cudaStream_t stream, const fused_product *p);
-
-#endif

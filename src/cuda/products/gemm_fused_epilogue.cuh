@@ -2,8 +2,7 @@
  * rounded sums from shared memory by pieces of eight columns, with what goes with it from memory, and
  * write what becomes of it. A thread keeps its columns over a tile, so that column sums are registers
  * until its end. */
-#ifndef WEFT_CUDA_PRODUCTS_GEMM_FUSED_EPILOGUE_CUH
-#define WEFT_CUDA_PRODUCTS_GEMM_FUSED_EPILOGUE_CUH
+#pragma once
 
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm_fused.cuh"
@@ -301,7 +300,5 @@ __device__ static inline void finish_all(const tile_problem &p, char *start, uin
         }
     }
 }
-
-#endif
 
 #endif

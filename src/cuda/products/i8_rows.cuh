@@ -6,8 +6,7 @@
  * Floor: the weight's bytes once; it is read for I8_AT_ONCE rows at a time.
  *
  * `finish(g, row, column, sum)` ends a sum. */
-#ifndef WEFT_CUDA_PRODUCTS_I8_ROWS_CUH
-#define WEFT_CUDA_PRODUCTS_I8_ROWS_CUH
+#pragma once
 
 #include "cuda/products/gemm.cuh"
 
@@ -126,5 +125,3 @@ static void run_i8_rows(cudaStream_t stream, const cuda_gemm *p, char *workspace
     dim3 grid((unsigned)ceil_div(p->n, I8_WARPS), (unsigned)ceil_div(p->m, I8_AT_ONCE));
     i8_multiply<<<grid, I8_WARPS * 32, 0, stream>>>(f, finish);
 }
-
-#endif

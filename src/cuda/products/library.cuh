@@ -1,6 +1,5 @@
 /* Products by cuBLASLt: the library itself, which of its algorithms does a product, and the call. */
-#ifndef WEFT_CUDA_PRODUCTS_LIBRARY_CUH
-#define WEFT_CUDA_PRODUCTS_LIBRARY_CUH
+#pragma once
 
 #include "cuda/products/gemm.cuh"
 
@@ -88,5 +87,3 @@ static inline int64_t gemm_values(const cuda_gemm_matrix *x, int64_t batch, int6
  * for it, and nothing was launched. */
 weft_status library_run(cudaStream_t stream, const cuda_gemm *p, void *workspace,
                         int64_t workspace_bytes, bool *found);
-
-#endif

@@ -7,8 +7,7 @@
  * Floor: a and b once, a microsecond or two; the launches are most of it.
  *
  * `finish(g, row, column, sum)` ends a sum. */
-#ifndef WEFT_CUDA_PRODUCTS_SLIM_CUH
-#define WEFT_CUDA_PRODUCTS_SLIM_CUH
+#pragma once
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/products/gemm.cuh"
@@ -161,5 +160,3 @@ static void slim_run(cudaStream_t stream, const slim_product *p, float alpha, fl
                      dim3((unsigned)ceil_div(p->m * p->n, 32)), SLIM_ADD_WARPS * 32, 0, slim_add<F>,
                      *p, (int)slim_bands(p), alpha, (const float *)sums, finish);
 }
-
-#endif

@@ -9,8 +9,7 @@
  * What the caches hold decides the time. The panels of a sequence of 1,024 rows fit into a
  * multiprocessor's own cache each, so its blocks take one panel after another; longer ones are shared
  * by a team of multiprocessors, so many that the panels of all teams stay in the L2 cache. */
-#ifndef WEFT_CUDA_ROUTING_PANEL_CUH
-#define WEFT_CUDA_ROUTING_PANEL_CUH
+#pragma once
 
 #include "cuda/routing/routing.cuh"
 
@@ -266,5 +265,3 @@ bool weft_cuda_fits_shared(const weft_node *n, const entry_lists *l);
 
 /* Makes the sums. */
 void weft_cuda_sum_shared(weft_exec *x, const weft_node *n, const entry_lists *l);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * A pair's weight is made by one function, with its roundings spelled out, wherever it is needed; so
  * the forward and the backward pass find the same weights bit for bit and keep the same columns. */
-#ifndef WEFT_CUDA_ROUTING_ROUTING_CUH
-#define WEFT_CUDA_ROUTING_ROUTING_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -122,5 +121,3 @@ __device__ static inline float route_weight(const route_problem &p, int64_t b, i
     }
     return p.use_max || p.heads == 1 ? total : __fmul_rn(total, 1.0f / (float)p.heads);
 }
-
-#endif

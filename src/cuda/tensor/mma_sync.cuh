@@ -1,8 +1,7 @@
 /* The products of tile.cuh by mma.sync, an instruction of a warp that has its operands in
  * registers: what GPUs other than Hopper have, and on Hopper some seven tenths of wgmma's speed. It
  * is done when it returns, so there is nothing to wait for. */
-#ifndef WEFT_CUDA_TENSOR_MMA_SYNC_CUH
-#define WEFT_CUDA_TENSOR_MMA_SYNC_CUH
+#pragma once
 
 __device__ static inline void begin_products() {
 }
@@ -108,5 +107,3 @@ __device__ static inline void store_weights(uint32_t tile, int column0,
             asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(w[k][e]) : "memory");
         }
 }
-
-#endif

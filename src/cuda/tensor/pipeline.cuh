@@ -5,8 +5,7 @@
  * A barrier counts arrivals, and bytes where it is told how many to expect; its `phase` counts how
  * often it was complete before, and the parity of that is what is waited for. A producer
  * that waits for room which is free at the start waits for the phase before: wait_phase(at, phase + 1). */
-#ifndef WEFT_CUDA_TENSOR_PIPELINE_CUH
-#define WEFT_CUDA_TENSOR_PIPELINE_CUH
+#pragma once
 
 #include "cuda/tensor/tile.cuh"
 
@@ -77,7 +76,5 @@ template <int STAGES> struct pipeline_state {
         if (++stage == STAGES) stage = 0, phase++;
     }
 };
-
-#endif
 
 #endif

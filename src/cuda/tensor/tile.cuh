@@ -21,8 +21,7 @@
  * A product runs while the program goes on. begin_products comes before the first of some that are
  * started together, end_products after the last; wait_products<M> waits until at most M such groups
  * run. Until then their C and W must not be touched. */
-#ifndef WEFT_CUDA_TENSOR_TILE_CUH
-#define WEFT_CUDA_TENSOR_TILE_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -148,6 +147,4 @@ __device__ static inline void load_fragments(uint32_t (&w)[D / 16][4], uint32_t 
 #include "cuda/tensor/mma_sync.cuh"
 #else
 #include "cuda/tensor/wgmma.cuh"
-#endif
-
 #endif

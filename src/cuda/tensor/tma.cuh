@@ -16,8 +16,7 @@
  *     wait_stores()            after the last of them
  *
  * go the other way, through a tile that nothing else needs any more. */
-#ifndef WEFT_CUDA_TENSOR_TMA_CUH
-#define WEFT_CUDA_TENSOR_TMA_CUH
+#pragma once
 
 #include "cuda/attention/attention.cuh"
 #include "cuda/tensor/pipeline.cuh"
@@ -171,7 +170,5 @@ __device__ static inline void tma_store(const row_source &to, uint32_t tile, int
 __device__ static inline void wait_stores() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-
-#endif
 
 #endif

@@ -1,8 +1,7 @@
 /* Tensor maps: tensors as TMA sees them. The driver makes the maps on the host; a kernel gets them with
  * its other arguments, so a captured graph has them too. Elements are bf16; a box's rows are swizzled
  * as tiles are (tile.cuh): over 128 bytes where it is 64 columns wide, over 64 where 32. */
-#ifndef WEFT_CUDA_TENSOR_TMA_MAP_CUH
-#define WEFT_CUDA_TENSOR_TMA_MAP_CUH
+#pragma once
 
 #include "cuda/kernel.cuh"
 
@@ -19,5 +18,3 @@ bool make_tensor_map(CUtensorMap *map, const void *data, int dimensions, const c
 /* Of a matrix whose rows are ld elements apart. */
 bool make_matrix_map(CUtensorMap *map, const bf16 *data, int64_t rows, int64_t columns, int64_t ld,
                      int box_rows, int box_columns);
-
-#endif

@@ -4,8 +4,7 @@
  * A matrix in shared memory is told by a descriptor: where it starts, how it is swizzled, the
  * distance from eight rows to the next eight (`stride`) and, where it is read by columns, from one
  * panel to the next (`leading`); all in units of 16 bytes. */
-#ifndef WEFT_CUDA_TENSOR_WGMMA_CUH
-#define WEFT_CUDA_TENSOR_WGMMA_CUH
+#pragma once
 
 template <int ROWS, int D> __device__ static inline uint64_t describe_tile(uint32_t at) {
     using panel = tile_panel<D>;
@@ -199,5 +198,3 @@ __device__ static inline void store_weights(uint32_t tile, int column0,
     for (int k = 0; k < N / 16; k++)
         store_matrices(tile + tile_place<64, D>(row, column0 / 8 + 2 * k + lane / 16), w[k]);
 }
-
-#endif
