@@ -38,13 +38,6 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     return check_one_type(g, "w", n->in[WEFT_NORM_W], "w_next", next);
 }
 
-weft_norm_group weft_norm_group_of(const weft_norm_attr *attr, const weft_tensor *x, int group) {
-    int64_t rows = weft_tensor_rows(x);
-    if (!attr->heads) return (weft_norm_group){group ? 0 : rows, 1, 0, 1};
-    int64_t period = x->shape[x->ndim - 2], count = group ? attr->next : attr->heads;
-    return (weft_norm_group){rows / period * count, period, group ? attr->heads : 0, count};
-}
-
 static weft_status norm_infer(weft_graph *g, weft_node *n) {
     const weft_norm_attr *attr = n->attr;
     const weft_tensor *x = n->in[WEFT_NORM_X], *r = n->in[WEFT_NORM_R];

@@ -40,7 +40,17 @@ enum { WEFT_NORM_GROUPS = 2 };
 typedef struct {
     int64_t rows, period, first, count; /* rows: in all */
 } weft_norm_group;
-weft_norm_group weft_norm_group_of(const weft_norm_attr *attr, const weft_tensor *x, int group);
+static inline weft_norm_group weft_norm_group_of(const weft_norm_attr *attr, const weft_tensor *x,
+                                                 int group) {
+    int64_t rows = weft_tensor_rows(x);
+    weft_norm_group own = {group ? 0 : rows, 1, 0, 1};
+    if (!attr->heads) return own;
+    own.period = x->shape[x->ndim - 2];
+    own.first = group ? attr->heads : 0;
+    own.count = group ? attr->next : attr->heads;
+    own.rows = rows / own.period * own.count;
+    return own;
+}
 
 enum { WEFT_NORM_X, WEFT_NORM_W, WEFT_NORM_B, WEFT_NORM_R, WEFT_NORM_W_NEXT, WEFT_NORM_INPUTS };
 /* MEAN (LayerNorm) and RSTD are a row's numbers, of the statistics' type. */

@@ -35,6 +35,14 @@ weft_pool *weft_exec_pool(const weft_exec *x) {
     return (weft_pool *)&x->pool;
 }
 
+size_t weft_dtype_size(weft_dtype dtype) {
+    return dtype == WEFT_F64 ? 8 : dtype == WEFT_F32 ? 4 : 2;
+}
+
+int64_t weft_tensor_count(const weft_tensor *t) {
+    return weft_tensor_rows(t) * weft_tensor_width(t);
+}
+
 int64_t weft_tensor_width(const weft_tensor *t) {
     return t->shape[t->ndim - 1];
 }
