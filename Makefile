@@ -12,7 +12,7 @@
 #   mk/study.mk    configs and the study
 #   mk/install.mk  install and uninstall
 #
-# Variables a user may set: BUILD, CC, CFLAGS, CPPFLAGS, LDFLAGS, BLAS, DEPS, SAN, WERROR, ISAS, T,
+# Variables a user may set: BUILD, CC, CFLAGS, CPPFLAGS, LDFLAGS, DEPS, SAN, WERROR, ISAS, T,
 # JOBS, OUT, CONFIG_KEY, PREFIX, DESTDIR, PYTHON, SETUP. docs/guide/building.md tells what each one does.
 
 ifneq (4.2,$(firstword $(sort $(MAKE_VERSION) 4.2)))

@@ -10,7 +10,7 @@ CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu src/cuda/*/*
 
 # Under src/cpu everything is a kernel, compiled once for each instruction set and real type, but
 # for these, compiled once.
-CPU_PLAIN := backend blas
+CPU_PLAIN := backend
 KERNEL_SOURCES := $(filter-out $(CPU_PLAIN:%=src/cpu/%.c),$(filter src/cpu/%.c,$(LIB_SOURCES)))
 PLAIN_SOURCES := $(filter-out $(KERNEL_SOURCES),$(LIB_SOURCES))
 VARIANTS := $(foreach i,$(ISAS),$(i).32 $(i).64)

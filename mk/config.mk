@@ -21,7 +21,7 @@ STUDY_GOALS := all study test test-long
 ifneq ($(or $(filter-out $(PLAIN_GOALS),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all)),)
 
 # The configuration follows from these; when one changes it is made anew.
-CONFIG_KEY := $(strip CC=$(CC) BLAS=$(BLAS) DEPS=$(DEPS) PKG_CONFIG=$(PKG_CONFIG) NVCC=$(NVCC) CUDA=$(CUDA) \
+CONFIG_KEY := $(strip CC=$(CC) DEPS=$(DEPS) PKG_CONFIG=$(PKG_CONFIG) NVCC=$(NVCC) CUDA=$(CUDA) \
 	PKG_CONFIG_PATH=$(PKG_CONFIG_PATH) PKG_CONFIG_LIBDIR=$(PKG_CONFIG_LIBDIR) \
 	cuda=$(if $(wildcard src/cuda/*.cu),y))
 CONFIG_NEEDS := build $(if $(filter $(STUDY_GOALS),$(or $(MAKECMDGOALS),all)),study) \
@@ -40,7 +40,7 @@ $(CONFIG): FORCE
 endif
 endif
 
-export CC NVCC PKG_CONFIG BLAS DEPS
+export CC NVCC PKG_CONFIG DEPS
 
 # SETUP=no: look, and install nothing.
 $(CONFIG): scripts/setup scripts/detect scripts/probe | $(BUILD)/

@@ -5,7 +5,7 @@
 
 # CONFIG_KEY=value on make's command line is an option of this run's config, and the program checks
 # it. Names that the build itself sets are not options, nor is anything from the environment.
-BUILD_CONFIGS := $(addprefix CONFIG_,ARCH TOOLS BLAS DEFINES CFLAGS LDFLAGS LIBS PROGRAM_LIBS REQUIRES \
+BUILD_CONFIGS := $(addprefix CONFIG_,ARCH TOOLS DEFINES CFLAGS LDFLAGS LIBS PROGRAM_LIBS REQUIRES \
 	LIBS_PRIVATE NVCC CUDA KEY NEEDS)
 OVERRIDES := $(sort $(foreach v,$(filter-out $(BUILD_CONFIGS),$(filter CONFIG_%,$(.VARIABLES))),\
 	$(if $(filter command,$(firstword $(origin $(v)))),$(v))))

@@ -7,7 +7,6 @@
 #include "bench/peer.h"
 #include "core/program.h"
 #include "cpu/backend.h"
-#include "cpu/blas.h"
 
 #include <math.h>
 #include <string.h>
@@ -229,17 +228,17 @@ typedef struct {
 
 static weft_status write_json(bench *b, const machine_limits *limits) {
     json_t *all = json_pack(
-        "{s:s, s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f, s:f}, s:O, s:O}", "version", weft_version(),
-        "isa", weft_cpu_isa(), "blas", weft_blas_name(), "threads", weft_pool_size(b->pool), "peer",
-        b->peer_name, "quick", (int)b->opt.quick, "limits", "gflops", limits->gflops, "bf16_gflops",
-        limits->bf16_gflops, "gbytes", limits->gbytes, "rows", b->rows, "memory", b->memory);
+        "{s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f, s:f}, s:O, s:O}", "version", weft_version(), "isa",
+        weft_cpu_isa(), "threads", weft_pool_size(b->pool), "peer", b->peer_name, "quick",
+        (int)b->opt.quick, "limits", "gflops", limits->gflops, "bf16_gflops", limits->bf16_gflops,
+        "gbytes", limits->gbytes, "rows", b->rows, "memory", b->memory);
     return bench_write_json(b->opt.setup.json, all);
 }
 
 static void print_head(const bench *b, const machine_limits *limits) {
     FILE *to = b->opt.setup.table;
     if (!to) return;
-    fprintf(to, "weft %s, %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), weft_blas_name(),
+    fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(),
             weft_pool_size(b->pool));
     fprintf(to,
             "limits of %s on all threads: %.1f GFLOP/s in f32 and %.1f in bf16 (multiply-adds in "

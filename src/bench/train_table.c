@@ -2,7 +2,6 @@
  * nothing; then each row runs in a process of its own (bench/train_row.h). */
 #include "bench/train_row.h"
 #include "cpu/backend.h"
-#include "cpu/blas.h"
 #include "cuda/backend.h"
 #include "model/account.h"
 
@@ -77,8 +76,7 @@ static void print_head(const bench *b) {
     FILE *to = b->opt->setup.table;
     const weft_config *c = &b->rows[0].config;
     if (!to) return;
-    fprintf(to, "weft %s, %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), weft_blas_name(),
-            b->threads);
+    fprintf(to, "weft %s, %s, threads: %d\n", weft_version(), weft_cpu_isa(), b->threads);
     fprintf(to,
             "a training step: %lld layers, %lld wide, %lld heads, %lld tokens × %lld, vocabulary "
             "%lld, %s\n",
@@ -207,14 +205,14 @@ static weft_status write_json(const bench *b) {
     json_t *rows = json_array();
     for (int i = 0; i < b->count; i++)
         json_array_append_new(rows, row_json(&b->rows[i]));
-    json_t *all = json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:o}", "version",
-        weft_version(), "isa", weft_cpu_isa(), "blas", weft_blas_name(), "threads", b->threads,
-        "steps", b->steps, "peer", b->peer ? json_string(b->peer_name) : json_null(), "shape",
-        "layers", (json_int_t)c->n_layer, "width", (json_int_t)c->n_embd, "heads",
-        (json_int_t)c->n_head, "tokens", (json_int_t)c->context, "batch",
-        (json_int_t)weft_config_micro_batch(c), "vocabulary", (json_int_t)c->vocab_size, "dtype",
-        weft_dtype_name(weft_config_dtype(c)), "rows", rows);
+    json_t *all =
+        json_pack("{s:s, s:s, s:i, s:i, s:o, s:{s:I, s:I, s:I, s:I, s:I, s:I, s:s}, s:o}",
+                  "version", weft_version(), "isa", weft_cpu_isa(), "threads", b->threads, "steps",
+                  b->steps, "peer", b->peer ? json_string(b->peer_name) : json_null(), "shape",
+                  "layers", (json_int_t)c->n_layer, "width", (json_int_t)c->n_embd, "heads",
+                  (json_int_t)c->n_head, "tokens", (json_int_t)c->context, "batch",
+                  (json_int_t)weft_config_micro_batch(c), "vocabulary", (json_int_t)c->vocab_size,
+                  "dtype", weft_dtype_name(weft_config_dtype(c)), "rows", rows);
     return bench_write_json(b->opt->setup.json, all);
 }
 

@@ -21,7 +21,6 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "config/config.h"
-#include "cpu/blas.h"
 #include "weft/weft.h"
 
 /* X(name, what follows the name in the usage line, summary in a few words) */
@@ -283,16 +282,6 @@ int weft_cmd_help(int argc, char **argv) {
     return EXIT_DONE;
 }
 
-#if defined(WEFT_BLAS_OPENBLAS)
-#define BLAS_NAME "openblas"
-#elif defined(WEFT_BLAS_BLIS)
-#define BLAS_NAME "blis"
-#elif defined(WEFT_BLAS_MKL)
-#define BLAS_NAME "mkl"
-#else
-#error "no WEFT_BLAS_* is defined: the build looks for OpenBLAS, BLIS and MKL"
-#endif
-
 /* What may be left out of a build, and whether it was. */
 static const struct {
     const char *name;
@@ -325,15 +314,13 @@ int weft_cmd_version(int argc, char **argv) {
         return EXIT_USAGE;
     }
     if (json) {
-        printf("{\"version\": \"%s\", \"commit\": \"%s\", \"blas\": \"%s\"", weft_version(),
-               weft_git_commit(), BLAS_NAME);
+        printf("{\"version\": \"%s\", \"commit\": \"%s\"", weft_version(), weft_git_commit());
         for (size_t i = 0; i < N_PARTS; i++)
             printf(", \"%s\": %s", parts[i].name, parts[i].built ? "true" : "false");
         puts("}");
         return EXIT_DONE;
     }
-    printf("weft %s\n%-8s %s\n%-8s %s\n", weft_version(), "commit", weft_git_commit(), "blas",
-           BLAS_NAME);
+    printf("weft %s\n%-8s %s\n", weft_version(), "commit", weft_git_commit());
     for (size_t i = 0; i < N_PARTS; i++)
         printf("%-8s %s\n", parts[i].name, parts[i].built ? "yes" : "left out");
     return EXIT_DONE;
@@ -355,17 +342,8 @@ static void hold_streams(void) {
             _exit(EXIT_FAILED);
 }
 
-/* The library's threads would hold up the end of the program. */
-static void check_room(void) {
-    if (weft_blas_check_room() == WEFT_OK) return;
-    fprintf(stderr, "weft: %s\n", weft_error_message());
-    fflush(stderr);
-    _exit(EXIT_FAILED);
-}
-
 int main(int argc, char **argv) {
     hold_streams();
-    check_room();
     signal(SIGXFSZ, SIG_IGN); /* past a limit of file size, writing fails with an error */
     if (argc < 2) {
         print_commands(stderr);

@@ -2,7 +2,6 @@
  * float or double table by the node's types. */
 #include "cpu/backend.h"
 
-#include "cpu/blas.h"
 #include "cpu/matrix.h"
 #include "ops/list.h"
 
@@ -119,15 +118,10 @@ static void choose_instruction_set(void) {
         bool named = !held_to_it || strcmp(asked, sets[i].name) == 0;
         if (named && (!sets[i].runs || sets[i].runs())) chosen = &sets[i];
     }
-    if (!chosen) {
-        snprintf(chosen_message, sizeof chosen_message,
-                 "WEFT_CPU=%s: not in this build, or this processor does not run it", asked);
-        chosen_status = WEFT_EINPUT;
-        return;
-    }
-    chosen_status = weft_blas_init();
-    if (chosen_status != WEFT_OK)
-        snprintf(chosen_message, sizeof chosen_message, "%s", weft_error_message());
+    if (chosen) return;
+    snprintf(chosen_message, sizeof chosen_message,
+             "WEFT_CPU=%s: not in this build, or this processor does not run it", asked);
+    chosen_status = WEFT_EINPUT;
 }
 
 static bool is_double(const weft_node *n) {

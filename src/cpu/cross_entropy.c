@@ -83,11 +83,9 @@ static void keep_row(gemm_matrix to, const real *l, int64_t n) {
 static void measure_tile(void *context, int64_t task, int thread) {
     const entropy_work *w = context;
     entropy_tile t = tile_of(&w->in_hand, &w->cut, task);
-    char *scratch = w->scratch + thread * w->scratch_bytes;
-    real *tile = (real *)scratch;
+    real *tile = (real *)(w->scratch + thread * w->scratch_bytes);
     int64_t ld = tile_ld(&w->cut), first = w->piece * w->cut.tile_n + t.place.column;
-    KERNEL(gemm_one_tile)
-    (&w->in_hand, t.place, w->rows, w->columns, tile, ld, scratch + tile_bytes(&w->cut));
+    KERNEL(gemm_one_tile)(&w->in_hand, t.place, w->rows, w->columns, tile, ld);
     for (int64_t i = 0; i < t.place.m; i++) {
         int64_t row = t.place.row + i, cell = (w->piece + t.piece) * w->part.rows + row;
         real *l = tile + i * ld;
@@ -168,7 +166,7 @@ static int64_t words_in_hand(const gemm_product *logits, const gemm_cut *cut) {
 static void measure_part(weft_pool *pool, entropy_work *w) {
     w->logits = product_logits(w->x, w->n, w->part);
     w->cut = KERNEL(gemm_tiles)(&w->logits);
-    w->scratch_bytes = tile_bytes(&w->cut) + KERNEL(gemm_tile_bytes)(&w->logits);
+    w->scratch_bytes = tile_bytes(&w->cut);
     int64_t words = words_in_hand(&w->logits, &w->cut), all = w->part.words;
     KERNEL(gemm_copy_rows)(pool, &w->logits, w->rows);
     for (int64_t word = 0; word < all; word += words) {
@@ -268,7 +266,7 @@ static entropy_layout lay_out_part(const weft_node *n, int64_t rows, int threads
     if (has_gradients(n)) at.columns += weft_arena_bytes(rows * part.words * kept_size(n));
     at.product_space = at.columns;
     at.scratch = at.columns + KERNEL(gemm_columns_bytes)(&in_hand);
-    at.bytes = at.scratch + threads * (tile_bytes(&cut) + KERNEL(gemm_tile_bytes)(&logits));
+    at.bytes = at.scratch + threads * tile_bytes(&cut);
     if (has_gradients(n))
         at.bytes = max_i64(at.bytes, at.product_space + products_bytes(n, part, threads));
     return at;

@@ -27,18 +27,16 @@ typedef struct {
     gemm_cut cut;
     real *l;              /* [N, words of the part] */
     char *rows, *columns; /* x and words as the product's kernel reads them */
-    char *scratch;        /* [threads][scratch_bytes] */
-    int64_t scratch_bytes;
 } back_work;
 
 /* Logits of a tile, then their gradient in the same place. */
 static void differentiate_tile(void *context, int64_t task, int thread) {
+    (void)thread;
     const back_work *w = context;
     gemm_place at = tile_of(&w->logits, &w->cut, task).place;
     int64_t ld = w->part.words;
     real *tile = w->l + at.row * ld + at.column;
-    KERNEL(gemm_one_tile)
-    (&w->logits, at, w->rows, w->columns, tile, ld, w->scratch + thread * w->scratch_bytes);
+    KERNEL(gemm_one_tile)(&w->logits, at, w->rows, w->columns, tile, ld);
     for (int64_t i = 0; i < at.m; i++) {
         int64_t row = at.row + i, j = 0;
         int32_t target = w->targets[row];
@@ -55,7 +53,7 @@ static void differentiate_tile(void *context, int64_t task, int thread) {
 }
 
 /* The workspace: logits [N, chunk], the copy of x, dx [N, E] where the output is bf16, then what a step
- * at a time needs: the words' copy and the threads' scratch, or a product's own. */
+ * at a time needs: the words' copy, or a product's own. */
 typedef struct {
     int64_t words; /* of a chunk; the last may be narrower */
     int64_t rows, dx, rest, bytes;
@@ -78,7 +76,7 @@ static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
     gemm_product logits = product_logits(NULL, n, part);
     gemm_product dx = product_dx(NULL, n, part, l, dx_sums(NULL, n, NULL, 0), true);
     gemm_product dw = product_dw(NULL, n, part, l, rows_of(NULL, n->in[WEFT_CE_W], 0), false);
-    int64_t most = KERNEL(gemm_columns_bytes)(&logits) + threads * KERNEL(gemm_tile_bytes)(&logits);
+    int64_t most = KERNEL(gemm_columns_bytes)(&logits);
     most = max_i64(most, KERNEL(gemm_workspace)(&dx, threads));
     return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
 }
@@ -143,9 +141,7 @@ static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
     gemm_matrix l = {.data = w->l, .ld = w->part.words};
     w->logits = product_logits(w->x, w->n, w->part);
     w->cut = KERNEL(gemm_tiles)(&w->logits);
-    w->scratch_bytes = KERNEL(gemm_tile_bytes)(&w->logits);
     char *space = w->columns;
-    w->scratch = space + KERNEL(gemm_columns_bytes)(&w->logits);
     if (w->part.word == 0) KERNEL(gemm_copy_rows)(pool, &w->logits, w->rows);
     KERNEL(gemm_copy_columns)(pool, &w->logits, w->columns);
     weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);

@@ -15,13 +15,6 @@
  * the same way for every number of rows: a row's bits are those it has alone. */
 enum { GEMM_FEW_ROWS = WEFT_FEW_ROWS };
 
-/* Whether panels.c does the products and not the library: where its kernel is the faster one. */
-#if WEFT_REAL == 32 && (defined(__aarch64__) || defined(__AVX2__))
-#define GEMM_PANELS 1
-#else
-#define GEMM_PANELS 0
-#endif
-
 /* A matrix where it lies: `data` real, or bf16. */
 typedef struct {
     void *data;
@@ -54,15 +47,11 @@ int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads);
 /* Runs the product. `workspace` is aligned to WEFT_ARENA_ALIGN. */
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace);
 
-/* The cut of an [m, n] result with sums over k: tiles of tile_m × tile_n, `rows` × `columns` of
- * them, the last of each direction perhaps smaller; sums in `splits` pieces of split_k, added in
- * order. */
+/* The cut of an [m, n] result: tiles of tile_m × tile_n, `rows` × `columns` of them, the last of each
+ * direction perhaps smaller. */
 typedef struct {
     int64_t tile_m, tile_n, rows, columns;
-    int64_t split_k, splits;
 } gemm_cut;
-
-gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k);
 
 /* The same product tile by tile, for tasks that go on with a tile's sums while they have them in their
  * caches. The operands are copied before that, once, by all threads:
@@ -70,7 +59,7 @@ gemm_cut KERNEL(gemm_cut)(int64_t batch, int64_t m, int64_t n, int64_t k);
  *     gemm_cut cut = KERNEL(gemm_tiles)(&p);
  *     KERNEL(gemm_copy_rows)(pool, &p, rows);
  *     KERNEL(gemm_copy_columns)(pool, &p, columns);
- *     KERNEL(gemm_one_tile)(&p, place, rows, columns, c, ldc, scratch);   in a task
+ *     KERNEL(gemm_one_tile)(&p, place, rows, columns, c, ldc);   in a task
  *
  * The tiles follow from the sizes and types alone; sums are not split. A product of some of the
  * columns, from a tile's first one on, may be taken at a time, with the rows that were copied already.
@@ -82,11 +71,10 @@ typedef struct {
 gemm_cut KERNEL(gemm_tiles)(const gemm_product *p);
 int64_t KERNEL(gemm_rows_bytes)(const gemm_product *p);
 int64_t KERNEL(gemm_columns_bytes)(const gemm_product *p);
-int64_t KERNEL(gemm_tile_bytes)(const gemm_product *p); /* scratch of a thread */
 void KERNEL(gemm_copy_rows)(weft_pool *pool, const gemm_product *p, void *to);
 void KERNEL(gemm_copy_columns)(weft_pool *pool, const gemm_product *p, void *to);
 void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
-                           const void *columns, real *c, int64_t ldc, void *scratch);
+                           const void *columns, real *c, int64_t ldc);
 
 /* A part of a matrix: the same memory from row and column on, of matrix g of the batch. */
 static inline gemm_matrix gemm_part(gemm_matrix x, int64_t g, int64_t row, int64_t column) {
@@ -142,13 +130,6 @@ int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p);
 void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(i8_rows_workspace)(const gemm_product *p);
 
-/* Many rows by a kernel of our own, where GEMM_PANELS: panels.c. */
+/* Many rows: panels.c. */
 void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads);
-gemm_cut KERNEL(panels_tiles)(const gemm_product *p);
-int64_t KERNEL(panels_rows_bytes)(const gemm_product *p);
-int64_t KERNEL(panels_columns_bytes)(const gemm_product *p);
-void KERNEL(panels_copy_rows)(weft_pool *pool, const gemm_product *p, void *to);
-void KERNEL(panels_copy_columns)(weft_pool *pool, const gemm_product *p, void *to);
-void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
-                             const void *columns, real *c, int64_t ldc);

@@ -1,10 +1,15 @@
 /* Panels of reals: one product for every type of operand, since bf16 is widened as it is copied. The
- * block of results fills the registers: 12 × 8 on NEON, 6 × 64 on AVX-512, 4 × 24 on AVX2. */
+ * block of results fills the registers: 12 × 8 on NEON, 6 × 64 on AVX-512, 4 × 24 on AVX2, and 4 × 3
+ * vectors elsewhere; of doubles half as many columns. */
 #include "cpu/panel_form.h"
 #include "cpu/transpose.h"
 #include "cpu/vec.h"
 
-#if GEMM_PANELS
+#if defined(__aarch64__) && WEFT_REAL == 32
+#define ASSEMBLY 1
+#else
+#define ASSEMBLY 0
+#endif
 
 enum {
 #if defined(__AVX512F__)
@@ -16,7 +21,7 @@ enum {
     COPY = 20,
     READ = 8,
     SHARE_ROWS = 0,
-#elif defined(__AVX2__)
+#elif !ASSEMBLY
     ROWS = 4, /* 12 of 16 registers, and 3 for b */
     WIDE = 3,
     BAND = 96,
@@ -82,7 +87,7 @@ static ALWAYS_INLINE void transpose_four(const void *data, int64_t at, int64_t l
     store_four(to + 3 * step, __builtin_shufflevector(b, d, 2, 3, 6, 7));
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && WEFT_REAL == 32
 
 /* LINE terms of a whole panel. */
 static ALWAYS_INLINE void transpose_line(const real *from, int64_t ld, real *to,
@@ -103,7 +108,7 @@ static ALWAYS_INLINE void transpose_line(const real *from, int64_t ld, real *to,
 static ALWAYS_INLINE void pack_along(gemm_matrix x, int64_t count, int64_t k, real *to,
                                      const int64_t width, const bool bf16) {
     int64_t d = 0;
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && WEFT_REAL == 32
     if (count == width && !bf16)
         for (; d + LINE <= k; d += LINE)
             transpose_line((const real *)x.data + d, x.ld, to + d * width, width);
@@ -168,7 +173,7 @@ static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, v
         pack(x, across, count, k, to, COLUMNS, false);
 }
 
-#if defined(__aarch64__)
+#if ASSEMBLY
 
 /* In assembly: a compiler's loop runs at nine tenths of the multiply-adds' rate, this one at nineteen
  * twentieths. The operands of a term are read while the term before is multiplied, which takes all
@@ -340,9 +345,7 @@ const panel_form KERNEL(panel_real) = {
     .pack_rows = pack_rows,
     .pack_columns = pack_columns,
     .multiply = multiply_panels,
-#if !defined(__aarch64__)
+#if !ASSEMBLY
     .multiply_rows = multiply_rows,
 #endif
 };
-
-#endif

@@ -1,4 +1,4 @@
-/* Matrix products by kernels of our own, where they are faster than the library's (GEMM_PANELS).
+/* Matrix products of more than a few rows.
  *
  * The inner kernel holds a block of results in registers and runs through some hundred terms of their
  * sums. It reads its operands as panels: a panel of a is a few of its rows, a panel of b a few of its
@@ -13,8 +13,6 @@
  * terms, the blocks' sums added in order, wherever it lies: so its bits follow from its row, its column
  * and k alone, and the cut into tasks is free to follow the number of threads. */
 #include "cpu/panel_form.h"
-
-#if GEMM_PANELS
 
 enum {
     LINE = 64,               /* bytes of a cache line */
@@ -488,10 +486,9 @@ void KERNEL(panels)(weft_pool *pool, const gemm_product *p, void *workspace) {
     }
 }
 
-gemm_cut KERNEL(panels_tiles)(const gemm_product *p) {
+gemm_cut KERNEL(gemm_tiles)(const gemm_product *p) {
     const panel_form *f = choose_form(p);
-    gemm_cut cut = {.split_k = p->k, .splits = 1};
-    cut.rows = ceil_div(p->m, f->band * f->rows);
+    gemm_cut cut = {.rows = ceil_div(p->m, f->band * f->rows)};
     cut.tile_m = round_up(ceil_div(p->m, cut.rows), f->rows);
     cut.rows = ceil_div(p->m, cut.tile_m);
     int64_t step = f->chunk ? f->chunk : f->columns;
@@ -543,29 +540,29 @@ static void copy_operand(weft_pool *pool, panel_copy *c) {
     weft_pool_run(pool, parts * ceil_div(c->p->k, c->form->depth), copy_part, c);
 }
 
-int64_t KERNEL(panels_rows_bytes)(const gemm_product *p) {
+int64_t KERNEL(gemm_rows_bytes)(const gemm_product *p) {
     panel_copy c = {.p = p, .form = choose_form(p)};
     return weft_arena_bytes(copy_bytes(&c, p->k));
 }
 
-int64_t KERNEL(panels_columns_bytes)(const gemm_product *p) {
+int64_t KERNEL(gemm_columns_bytes)(const gemm_product *p) {
     panel_copy c = {.p = p, .form = choose_form(p), .columns = true};
     return weft_arena_bytes(copy_bytes(&c, p->k));
 }
 
-void KERNEL(panels_copy_rows)(weft_pool *pool, const gemm_product *p, void *to) {
+void KERNEL(gemm_copy_rows)(weft_pool *pool, const gemm_product *p, void *to) {
     panel_copy c = {.p = p, .form = choose_form(p), .to = to};
     copy_operand(pool, &c);
 }
 
-void KERNEL(panels_copy_columns)(weft_pool *pool, const gemm_product *p, void *to) {
+void KERNEL(gemm_copy_columns)(weft_pool *pool, const gemm_product *p, void *to) {
     panel_copy c = {.p = p, .form = choose_form(p), .to = to, .columns = true};
     copy_operand(pool, &c);
 }
 
 /* As multiply_chunks goes through a band. */
-void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
-                             const void *columns, real *c, int64_t ldc) {
+void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
+                           const void *columns, real *c, int64_t ldc) {
     const panel_form *f = choose_form(p);
     int64_t chunk = f->chunk ? f->chunk : at.n, m_step = f->by_rows ? f->rows : at.m;
     int64_t a_rows = round_up(p->m, f->rows), b_columns = round_up(p->n, f->columns);
@@ -585,5 +582,3 @@ void KERNEL(panels_one_tile)(const gemm_product *p, gemm_place at, const void *r
         }
     if (f->end) f->end();
 }
-
-#endif

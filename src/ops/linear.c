@@ -102,7 +102,7 @@ static bool sizes_fit(const weft_matmul_attr *attr, const weft_tensor *a, const 
     return weft_matmul_measure(attr, a, b).k == inner_b;
 }
 
-/* CBLAS counts rows, columns and the distance of rows in 32 bits. */
+/* Kernels may count rows, columns and the distance of rows in 32 bits. */
 static bool sides_fit(weft_matmul_sizes size) {
     int64_t most = INT32_MAX / size.groups;
     return size.m <= most && size.n <= most && size.k <= most;

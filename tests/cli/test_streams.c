@@ -141,7 +141,6 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-/* OpenBLAS asks for its buffers again and again where there is no room for them. */
 static void test_a_limit_of_address_space_ends_with_a_line(void **state) {
     (void)state;
     const char *faults = getenv("WEFT_FAULTS");

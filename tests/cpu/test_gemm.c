@@ -3,7 +3,6 @@
 #include "base/random.h"
 #include "core/exec.h"
 #include "cpu/backend.h"
-#include "cpu/blas.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/fuse.h"
@@ -346,23 +345,6 @@ static void test_bf16_results_are_rounded_to_nearest_even(void **state) {
     drop(&b);
 }
 
-static void test_the_library_keeps_to_addresses_and_threads(void **state) {
-    (void)state;
-    assert_int_equal(weft_blas_init(), WEFT_OK);
-    assert_true(strlen(weft_blas_name()) > 0);
-    enum { M = 70, N = 90, K = 130, SHIFTS = 4 };
-    static _Alignas(64) float a[M * K + 64], b[K * N + 64], c[2][M * N];
-    for (int shift = 0; shift < SHIFTS; shift++) {
-        float *a_at = a + 16 * shift, *b_at = b + 16 * shift;
-        for (int i = 0; i < M * K; i++)
-            a_at[i] = (float)(i % 97) / 97 - 0.5f;
-        for (int i = 0; i < K * N; i++)
-            b_at[i] = (float)(i % 89) / 89 - 0.5f;
-        weft_blas_sgemm(false, false, M, N, K, 1, a_at, K, b_at, N, 0, c[shift > 0], N);
-        if (shift > 0) assert_memory_equal(c[0], c[1], sizeof c[0]);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_are_plain_sums),
@@ -370,7 +352,6 @@ int main(void) {
         cmocka_unit_test(test_a_row_of_few_has_the_bits_it_has_alone),
         cmocka_unit_test(test_rows_that_are_alone_may_be_many),
         cmocka_unit_test(test_bf16_results_are_rounded_to_nearest_even),
-        cmocka_unit_test(test_the_library_keeps_to_addresses_and_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -199,7 +199,7 @@ class Attack(session.Session):
     def __init__(self, options):
         super().__init__(options)
         self.kept, self.mutator = pathlib.Path(options.keep), Mutator(self.dice)
-        self.environment = dict(os.environ, WEFT_CUDA_DEVICE="none", NO_COLOR="1", HOME=str(self.top), OPENBLAS_NUM_THREADS="1")
+        self.environment = dict(os.environ, WEFT_CUDA_DEVICE="none", NO_COLOR="1", HOME=str(self.top))
         self.environment.setdefault("ASAN_OPTIONS", "allocator_may_return_null=1:detect_leaks=0:detect_stack_use_after_return=1")
         self.environment.setdefault("UBSAN_OPTIONS", "print_stacktrace=1")
         self.server = None

@@ -50,16 +50,6 @@ int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
     (void)p;
     return 0;
 }
-void weft_blas_sgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-                     int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-/* NOLINTBEGIN(readability-non-const-parameter): as the BLAS has them */
-void weft_blas_sgemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
-                     int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
-    (void)ta, (void)tb, (void)m, (void)n, (void)k, (void)alpha, (void)a, (void)lda, (void)b;
-    (void)ldb, (void)beta, (void)c, (void)ldc;
-    abort();
-}
-/* NOLINTEND(readability-non-const-parameter) */
 
 enum { GAP = 3, GUARD = 64, GUARD_BYTE = 0x5a };
 
@@ -222,7 +212,7 @@ static bool tiles_agree(const gemm_product *p) {
                          .column = i % cut.columns * cut.tile_n};
         at.m = min_i64(cut.tile_m, p->m - at.row);
         at.n = min_i64(cut.tile_n, p->n - at.column);
-        KERNEL(gemm_one_tile)(p, at, copies, copies + rows, tile, cut.tile_n, NULL);
+        KERNEL(gemm_one_tile)(p, at, copies, copies + rows, tile, cut.tile_n);
         for (int64_t r = 0; r < at.m; r++)
             agree = agree &&
                     memcmp(tile + r * cut.tile_n, gemm_part(p->c, 0, at.row + r, at.column).data,
