@@ -12,12 +12,13 @@
  * addresses are in it; what lies there is read when it runs, and so are the run's numbers. */
 #include <cuda_runtime.h>
 
+#include <map>
 #include <stdlib.h>
 #include <string.h>
+#include <vector>
 
 extern "C" {
 #include "core/function.h"
-#include "core/lru.h"
 #include "cuda/choice.h"
 #include "ops/attention.h"
 #include "ops/list.h"
@@ -33,14 +34,21 @@ static const unsigned long long NO_FAULT = ~0ULL;
  * as many were made as are kept, for more to be made. */
 enum { GRAPHS_KEPT = 256, SEEN_BEFORE = 2, LEAST_LAUNCHES = 4 };
 
+/* A list of addresses that came lately. */
+typedef struct {
+    cudaGraphExec_t graph; /* NULL: none yet */
+    int64_t seen, last;    /* how often it came, and in which search the last time */
+} call_entry;
+
 /* Of one call at a time. The first is what kernels look into. */
 typedef struct {
     weft_cuda_state state;
-    unsigned long long *fault;  /* host, pinned */
-    bool warned;                /* of slow kernels */
-    bool replays;               /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
-    cudaStream_t recording;     /* NULL: nothing was captured yet */
-    weft_lru *lru[2];           /* by pass: graphs; NULL: none was called yet */
+    unsigned long long *fault; /* host, pinned */
+    bool warned;               /* of slow kernels */
+    bool replays;              /* false: WEFT_CUDA_GRAPH=0, or no graph could be made */
+    cudaStream_t recording;    /* NULL: nothing was captured yet */
+    std::map<std::vector<const void *>, call_entry> entries[2]; /* by pass, GRAPHS_KEPT at most */
+    int64_t searches;
     int64_t captures, launches; /* of graphs */
 } call_state;
 
@@ -55,13 +63,12 @@ static __global__ void end_call(const weft_cuda_run *run, volatile unsigned long
 }
 
 static weft_status open_call(void **state) {
-    call_state *s = (call_state *)calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "cuda: no memory");
+    call_state *s = new call_state();
     weft_status status =
         check_cuda(cudaHostAlloc((void **)&s->fault, sizeof *s->fault, cudaHostAllocMapped),
                    "no pinned memory");
     if (status != WEFT_OK) {
-        free(s);
+        delete s;
         return status;
     }
     *s->fault = NO_FAULT;
@@ -71,13 +78,18 @@ static weft_status open_call(void **state) {
     return WEFT_OK;
 }
 
+static void drop_graph(const call_entry &entry) {
+    if (entry.graph) cudaGraphExecDestroy(entry.graph);
+}
+
 static void close_call(void *state) {
     call_state *s = (call_state *)state;
-    weft_lru_destroy(s->lru[0]);
-    weft_lru_destroy(s->lru[1]);
+    for (auto &entries : s->entries)
+        for (auto &known : entries)
+            drop_graph(known.second);
     if (s->recording) cudaStreamDestroy(s->recording);
     cudaFreeHost(s->fault);
-    free(s);
+    delete s;
 }
 
 /* Whether a node draws random numbers or may meet a value that it cannot use. Attention may meet a bad
@@ -102,10 +114,6 @@ static bool reads_run(const weft_exec *x, int64_t first, int64_t last) {
     return false;
 }
 
-static void drop_graph(void *graph) {
-    cudaGraphExecDestroy((cudaGraphExec_t)graph);
-}
-
 static bool is_captured(cudaStream_t stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &status) == cudaSuccess)
@@ -114,12 +122,24 @@ static bool is_captured(cudaStream_t stream) {
     return true;
 }
 
-/* The entry of a call's addresses; NULL: it is not remembered. */
-static weft_lru_entry *find_entry(call_state *s, const weft_call_start *call) {
-    weft_lru **lru = &s->lru[call->first > 0];
+/* The entry of a call's addresses; NULL: it is not remembered. Where there is no room, those that were
+ * found longest ago are forgotten. */
+static call_entry *find_entry(call_state *s, const weft_call_start *call) {
+    auto &entries = s->entries[call->first > 0];
     if (!s->replays || is_captured((cudaStream_t)call->stream)) return NULL;
-    if (!*lru) *lru = weft_lru_create(GRAPHS_KEPT, call->n_addresses, drop_graph);
-    return *lru ? weft_lru_find(*lru, call->addresses) : NULL;
+    std::vector<const void *> key(call->addresses, call->addresses + call->n_addresses);
+    auto found = entries.find(key);
+    if (found == entries.end() && entries.size() >= GRAPHS_KEPT) {
+        auto oldest = entries.begin();
+        for (auto at = entries.begin(); at != entries.end(); ++at)
+            if (at->second.last < oldest->second.last) oldest = at;
+        drop_graph(oldest->second);
+        entries.erase(oldest);
+    }
+    call_entry *entry = found != entries.end() ? &found->second : &entries[key];
+    entry->seen++;
+    entry->last = ++s->searches;
+    return entry;
 }
 
 /* Captures a call's kernels. Other threads may capture or allocate meanwhile: what is done here is none
@@ -144,7 +164,7 @@ static cudaError_t capture_kernels(weft_exec *x, call_state *s, const weft_call_
 
 /* Where it cannot be done, calls go on kernel by kernel. */
 static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
-                       weft_lru_entry *entry) {
+                       call_entry *entry) {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     cudaGraphExec_t graph = NULL;
     cudaThreadExchangeStreamCaptureMode(&mode);
@@ -155,7 +175,7 @@ static void make_graph(weft_exec *x, call_state *s, const weft_call_start *call,
         s->replays = false;
         return;
     }
-    entry->kept = graph;
+    entry->graph = graph;
     s->captures++;
 }
 
@@ -165,11 +185,11 @@ static bool graphs_pay(const call_state *s) {
 }
 
 static cudaGraphExec_t find_graph(weft_exec *x, call_state *s, const weft_call_start *call) {
-    weft_lru_entry *entry = find_entry(s, call);
+    call_entry *entry = find_entry(s, call);
     if (!entry) return NULL;
-    if (!entry->kept && entry->seen >= SEEN_BEFORE && graphs_pay(s)) make_graph(x, s, call, entry);
-    if (entry->kept) s->launches++;
-    return (cudaGraphExec_t)entry->kept;
+    if (!entry->graph && entry->seen >= SEEN_BEFORE && graphs_pay(s)) make_graph(x, s, call, entry);
+    if (entry->graph) s->launches++;
+    return entry->graph;
 }
 
 static weft_status start_kernels(weft_exec *x, call_state *s, const weft_call_start *call,
