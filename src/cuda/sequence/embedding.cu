@@ -21,8 +21,7 @@ enum {
     TILE = 1024, /* tokens of a block of the sort, a thread each */
     WARPS = 8,   /* rows of the table a block sums */
     STRIP = 32 * VECTOR,
-    STRIPS = 3, /* that a warp sums at a time, of rows of whole packs */
-    LONG = 32   /* a row of more tokens than this is summed by the whole block */
+    LONG = 32 /* a row of more tokens than this is summed by the whole block */
 };
 
 struct lookup {
@@ -203,22 +202,24 @@ static __global__ void find_rows(int64_t count, int64_t rows, const int32_t *key
 }
 
 /* What a row's tokens are added to: zeros where nothing is there. */
+template <bool WHOLE>
 __device__ static inline void start_sum(any_tensor addend, int64_t at, int n,
                                         float (&sum)[VECTOR]) {
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         sum[j] = 0;
-    if (addend.data) load_pack(addend, at, n, sum);
+    if (addend.data) widen_of<WHOLE>(fetch_of<WHOLE>(addend, at, n), addend, sum);
 }
 
 /* Adds the tokens from, from + step, ... below `end`. */
+template <bool WHOLE>
 __device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, int32_t from,
                                          int32_t end, int step, int64_t width, int64_t column,
                                          int n, float (&sum)[VECTOR]) {
 #pragma unroll 4
     for (int32_t i = from; i < end; i += step) {
         float v[VECTOR];
-        load_pack(dy, tokens[i] * width + column, n, v);
+        widen_of<WHOLE>(fetch_of<WHOLE>(dy, tokens[i] * width + column, n), dy, v);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             sum[j] += v[j];
@@ -227,6 +228,7 @@ __device__ static inline void sum_tokens(any_tensor dy, const int32_t *tokens, i
 
 /* A warp a row and strip of columns; then the whole block for the long rows among its own, the
  * warps taking tokens in turn and their sums added in order. */
+template <bool WHOLE>
 static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const int32_t *tokens,
                                       int64_t rows, int64_t width, any_tensor addend,
                                       any_tensor dw) {
@@ -235,16 +237,20 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
     int64_t base = (int64_t)blockIdx.x * WARPS, row = base + warp;
     int64_t column = (int64_t)blockIdx.y * STRIP + lane * VECTOR;
     int n = pack_length(width, column);
+    int32_t begin = row < rows ? first[row] : 0, end = row < rows ? first[row + 1] : 0;
+    bool stays = begin == end && addend.data == dw.data; /* nothing comes to what is there */
     float sum[VECTOR];
-    if (row < rows && n > 0 && first[row + 1] - first[row] <= LONG) {
-        start_sum(addend, row * width + column, n, sum);
-        sum_tokens(dy, tokens, first[row], first[row + 1], 1, width, column, n, sum);
-        store_pack(dw, row * width + column, n, sum);
+    if (row < rows && n > 0 && end - begin <= LONG && !stays) {
+        start_sum<WHOLE>(addend, row * width + column, n, sum);
+        sum_tokens<WHOLE>(dy, tokens, begin, end, 1, width, column, n, sum);
+        store_of<WHOLE>(dw, row * width + column, n, sum);
     }
     for (row = base; row < min_i64(base + WARPS, rows); row++) {
-        if (first[row + 1] - first[row] <= LONG) continue;
-        start_sum(warp == 0 ? addend : any_tensor{}, row * width + column, n, sum);
-        sum_tokens(dy, tokens, first[row] + warp, first[row + 1], WARPS, width, column, n, sum);
+        begin = first[row], end = first[row + 1];
+        if (end - begin <= LONG) continue;
+        if (n == 0) end = begin;
+        start_sum<WHOLE>(warp == 0 && n > 0 ? addend : any_tensor{}, row * width + column, n, sum);
+        sum_tokens<WHOLE>(dy, tokens, begin + warp, end, WARPS, width, column, n, sum);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             shared[warp][j * 32 + lane] = sum[j];
@@ -254,88 +260,7 @@ static __global__ void sum_token_rows(any_tensor dy, const int32_t *first, const
 #pragma unroll
                 for (int j = 0; j < VECTOR; j++)
                     sum[j] += shared[w][j * 32 + lane];
-            store_pack(dw, row * width + column, n, sum);
-        }
-        __syncthreads();
-    }
-}
-
-/* The same for rows of whole packs, dy and dw of one type: a warp has STRIPS strips of its row, so
- * that it looks up a token once for all of them. */
-template <typename T>
-__device__ static inline void sum_whole_tokens(const T *dy, const int32_t *tokens, int32_t from,
-                                               int32_t end, int step, int64_t width, int64_t column,
-                                               float (&sum)[STRIPS][VECTOR]) {
-#pragma unroll 2
-    for (int32_t i = from; i < end; i += step) {
-        const T *row = dy + tokens[i] * width + column;
-#pragma unroll
-        for (int s = 0; s < STRIPS; s++) {
-            if (column + s * STRIP >= width) continue;
-            float v[VECTOR];
-            load_vector(row + s * STRIP, v);
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                sum[s][j] += v[j];
-        }
-    }
-}
-
-/* A lane's strips of a row that ends at `end`; addend NULL: zeros. */
-template <typename T>
-__device__ static inline void start_whole_row(const T *addend, int64_t at, int64_t end,
-                                              float (&sum)[STRIPS][VECTOR]) {
-#pragma unroll
-    for (int s = 0; s < STRIPS; s++) {
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            sum[s][j] = 0;
-        if (addend && at + s * STRIP < end) load_vector(addend + at + s * STRIP, sum[s]);
-    }
-}
-
-template <typename T>
-__device__ static inline void store_whole_row(T *dw, int64_t at, int64_t end,
-                                              const float (&sum)[STRIPS][VECTOR]) {
-#pragma unroll
-    for (int s = 0; s < STRIPS; s++)
-        if (at + s * STRIP < end) store_vector(dw + at + s * STRIP, sum[s]);
-}
-
-template <typename T>
-static __global__ void __launch_bounds__(WARPS * 32)
-    sum_whole_rows(const T *dy, const int32_t *first, const int32_t *tokens, int64_t rows,
-                   int64_t width, const T *addend, T *dw) {
-    __shared__ float shared[WARPS][STRIPS * STRIP];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int64_t base = (int64_t)blockIdx.x * WARPS, row = base + warp;
-    int64_t column = (int64_t)blockIdx.y * STRIPS * STRIP + lane * VECTOR;
-    float sum[STRIPS][VECTOR];
-    int32_t begin = row < rows ? first[row] : 0, end = row < rows ? first[row + 1] : 0;
-    bool stays = begin == end && addend == dw; /* nothing comes to what is there */
-    if (row < rows && end - begin <= LONG && !stays) {
-        start_whole_row(addend, row * width + column, (row + 1) * width, sum);
-        sum_whole_tokens(dy, tokens, begin, end, 1, width, column, sum);
-        store_whole_row(dw, row * width + column, (row + 1) * width, sum);
-    }
-    for (row = base; row < min_i64(base + WARPS, rows); row++) {
-        if (first[row + 1] - first[row] <= LONG) continue;
-        start_whole_row(warp == 0 ? addend : NULL, row * width + column, (row + 1) * width, sum);
-        sum_whole_tokens(dy, tokens, first[row] + warp, first[row + 1], WARPS, width, column, sum);
-#pragma unroll
-        for (int s = 0; s < STRIPS; s++)
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                shared[warp][(s * VECTOR + j) * 32 + lane] = sum[s][j];
-        __syncthreads();
-        if (warp == 0) {
-#pragma unroll
-            for (int s = 0; s < STRIPS; s++)
-#pragma unroll
-                for (int j = 0; j < VECTOR; j++)
-                    for (int w = 1; w < WARPS; w++)
-                        sum[s][j] += shared[w][(s * VECTOR + j) * 32 + lane];
-            store_whole_row(dw, row * width + column, (row + 1) * width, sum);
+            store_of<WHOLE>(dw, row * width + column, n, sum);
         }
         __syncthreads();
     }
@@ -389,26 +314,18 @@ static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
     find_rows<<<pack_grid(o.rows + 1), PACK_THREADS, 0, stream_of(x)>>>(o.count, o.rows, o.keys,
                                                                         first);
     dim3 grid((unsigned)ceil_div(o.rows, WARPS), (unsigned)ceil_div(width, STRIP));
-    if (width % VECTOR == 0 && n->in[0]->dtype == n->out[0]->dtype) {
-        grid.y = (unsigned)ceil_div(width, STRIPS * STRIP);
-        with_type(n->out[0], [&](auto tag) {
-            using T = decltype(tag);
-            sum_whole_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(
-                (const T *)data_of<T>(x, n->in[0]), first, o.tokens, o.rows, width,
-                (const T *)data_of<T>(x, addend), data_of<T>(x, n->out[0]));
-        });
-    } else {
-        sum_token_rows<<<grid, WARPS * 32, 0, stream_of(x)>>>(any_of(x, n->in[0]), first, o.tokens,
-                                                              o.rows, width, any_of(x, addend),
-                                                              any_of(x, n->out[0]));
-    }
+    any_tensor dy = any_of(x, n->in[0]), sum = any_of(x, addend), dw = any_of(x, n->out[0]);
+    with_flag(are_whole(width, dy, sum, dw), [&](auto whole) {
+        sum_token_rows<decltype(whole)::value>
+            <<<grid, WARPS * 32, 0, stream_of(x)>>>(dy, first, o.tokens, o.rows, width, sum, dw);
+    });
     return launched(n);
 }
 
 CUDA_KERNEL(embed_back, embed_back_run, embed_back_workspace)
 
 /* A thread a pack of the table's rows, over the sequences in order. Floor: dy's bytes, the table's. */
-static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
+template <bool WHOLE> static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
     int64_t packs = ceil_div(k.width, VECTOR), row = quotient(thread_index(), packs);
     if (row >= k.rows) return;
     int64_t column = (thread_index() - row * packs) * VECTOR;
@@ -419,32 +336,12 @@ static __global__ void sum_positions(lookup k, any_tensor dy, int64_t batch) {
         int64_t t = row - k.offset - (k.start ? k.start[b] : 0);
         if (t < 0 || t >= k.length) continue;
         float v[VECTOR];
-        load_pack(dy, (b * k.length + t) * k.width + column, n, v);
+        widen_of<WHOLE>(fetch_of<WHOLE>(dy, (b * k.length + t) * k.width + column, n), dy, v);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             sum[j] += v[j];
     }
-    store_pack(k.y, row * k.width + column, n, sum);
-}
-
-/* The same where all sequences start alike, for whole packs of one type. */
-template <typename T>
-static __global__ void sum_whole_positions(lookup k, const T *dy, T *dw, int64_t batch) {
-    int64_t packs = k.width / VECTOR, row = quotient(thread_index(), packs), t = row - k.offset;
-    if (row >= k.rows) return;
-    int64_t column = (thread_index() - row * packs) * VECTOR;
-    float sum[VECTOR] = {0};
-    if (t >= 0 && t < k.length) {
-#pragma unroll 8
-        for (int64_t b = 0; b < batch; b++) {
-            float v[VECTOR];
-            load_vector(dy + (b * k.length + t) * k.width + column, v);
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                sum[j] += v[j];
-        }
-    }
-    store_vector(dw + row * k.width + column, sum);
+    store_of<WHOLE>(k.y, row * k.width + column, n, sum);
 }
 
 static weft_status position_back_run(weft_exec *x, const weft_node *n) {
@@ -458,14 +355,10 @@ static weft_status position_back_run(weft_exec *x, const weft_node *n) {
     k.start = data_of<int32_t>(x, n->in[1]);
     k.y = any_of(x, n->out[0]);
     unsigned blocks = pack_grid(k.rows * ceil_div(k.width, VECTOR));
-    if (!k.start && k.width % VECTOR == 0 && dy->dtype == n->out[0]->dtype)
-        with_type(dy, [&](auto tag) {
-            using T = decltype(tag);
-            sum_whole_positions<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(
-                k, (const T *)data_of<T>(x, dy), data_of<T>(x, n->out[0]), dy->shape[0]);
-        });
-    else
-        sum_positions<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, any_of(x, dy), dy->shape[0]);
+    with_flag(are_whole(k.width, any_of(x, dy), k.y), [&](auto whole) {
+        sum_positions<decltype(whole)::value>
+            <<<blocks, PACK_THREADS, 0, stream_of(x)>>>(k, any_of(x, dy), dy->shape[0]);
+    });
     return launched(n);
 }
 
