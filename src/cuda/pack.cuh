@@ -124,7 +124,7 @@ static inline unsigned pack_grid(int64_t items) {
  * writes. Floor: each input's and output's bytes once. */
 template <int N> struct tensor_list { any_tensor t[N]; };
 
-template <int IN, int OUT, class F>
+template <int IN, int OUT, class F, bool WHOLE = false>
 static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_list<OUT> out, F f) {
     int64_t at = thread_index() * VECTOR;
     int n = pack_length(count, at);
@@ -134,10 +134,10 @@ static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_li
     float x[IN][VECTOR], y[OUT][VECTOR];
 #pragma unroll
     for (int k = 0; k < IN; k++)
-        packs[k] = fetch_pack(in.t[k], at, n);
+        packs[k] = fetch_of<WHOLE>(in.t[k], at, n);
 #pragma unroll
     for (int k = 0; k < IN; k++)
-        widen_pack(packs[k], in.t[k].is_bf16, x[k]);
+        widen_of<WHOLE>(packs[k], in.t[k], x[k]);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         float from[IN], to[OUT];
@@ -151,51 +151,10 @@ static __global__ void map_elements(int64_t count, tensor_list<IN> in, tensor_li
     }
 #pragma unroll
     for (int k = 0; k < OUT; k++)
-        if (out.t[k].data) store_pack(out.t[k], at, n, y[k]);
+        if (out.t[k].data) store_of<WHOLE>(out.t[k], at, n, y[k]);
 }
 
-/* The same where all are bf16 and whole packs: a thread has several on their way at a time, and
- * nothing to ask. */
-enum { PACKS_AHEAD = 2 };
-
-template <int IN, int OUT, class F>
-static __global__ void __launch_bounds__(PACK_THREADS)
-    map_packs(int64_t packs, tensor_list<IN> in, tensor_list<OUT> out, F f) {
-    int64_t first = (int64_t)blockIdx.x * (PACKS_AHEAD * PACK_THREADS) + threadIdx.x;
-    uint4 x[PACKS_AHEAD][IN] = {};
-    follow_primary();
-#pragma unroll
-    for (int a = 0; a < PACKS_AHEAD; a++)
-#pragma unroll
-        for (int k = 0; k < IN; k++)
-            if (first + a * PACK_THREADS < packs)
-                x[a][k] = ((const uint4 *)in.t[k].data)[first + a * PACK_THREADS];
-#pragma unroll
-    for (int a = 0; a < PACKS_AHEAD; a++) {
-        float from[IN][VECTOR], to[OUT][VECTOR];
-#pragma unroll
-        for (int k = 0; k < IN; k++)
-            widen_words(x[a][k], from[k]);
-#pragma unroll
-        for (int i = 0; i < VECTOR; i++) {
-            float one[IN], made[OUT];
-#pragma unroll
-            for (int k = 0; k < IN; k++)
-                one[k] = from[k][i];
-            f(one, made);
-#pragma unroll
-            for (int k = 0; k < OUT; k++)
-                to[k][i] = made[k];
-        }
-#pragma unroll
-        for (int k = 0; k < OUT; k++)
-            if (first + a * PACK_THREADS < packs && out.t[k].data)
-                store_vector((bf16 *)(void *)out.t[k].data + (first + a * PACK_THREADS) * VECTOR,
-                             to[k]);
-    }
-}
-
-/* Either of them over a node's inputs first, first + 1, ... and outputs 0, 1, ... */
+/* Over a node's inputs first, first + 1, ... and outputs 0, 1, ... */
 template <int IN, int OUT, class F>
 static inline weft_status run_elements(weft_exec *x, const weft_node *n, int first, F f) {
     tensor_list<IN> in;
@@ -212,13 +171,11 @@ static inline weft_status run_elements(weft_exec *x, const weft_node *n, int fir
         count = weft_tensor_count(n->out[k]);
         whole = whole && out.t[k].is_bf16;
     }
-    int64_t packs = ceil_div(count, VECTOR);
-    if (whole && count % VECTOR == 0)
-        launch_following(follows(x), stream_of(x), dim3(pack_grid(ceil_div(packs, PACKS_AHEAD))),
-                         PACK_THREADS, 0, map_packs<IN, OUT, F>, packs, in, out, f);
-    else
-        launch_following(follows(x), stream_of(x), dim3(pack_grid(packs)), PACK_THREADS, 0,
-                         map_elements<IN, OUT, F>, count, in, out, f);
+    with_flag(whole && count % VECTOR == 0, [&](auto flag) {
+        launch_following(follows(x), stream_of(x), dim3(pack_grid(ceil_div(count, VECTOR))),
+                         PACK_THREADS, 0, map_elements<IN, OUT, F, decltype(flag)::value>, count,
+                         in, out, f);
+    });
     return launched(n);
 }
 
