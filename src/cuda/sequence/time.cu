@@ -66,39 +66,23 @@ static weft_status run_scan(weft_exec *x, const weft_node *n, bool back) {
 CUDA_KERNEL_CALLS(running_mean, run_scan(x, n, false))
 CUDA_KERNEL_CALLS(running_mean_back, run_scan(x, n, true))
 
-/* A thread's share of a pack of columns: every SLICES-th token. Whole packs are read several tokens
- * ahead. */
-template <typename T>
-__device__ static inline void sum_slice(const T *x, int64_t tokens, int64_t width, int n,
-                                        float (&sum)[VECTOR]) {
-    if (n == VECTOR && width % VECTOR == 0) {
-#pragma unroll 8
-        for (int64_t t = threadIdx.y; t < tokens; t += SLICES) {
-            float v[VECTOR];
-            load_vector(x + t * width, v);
-#pragma unroll
-            for (int j = 0; j < VECTOR; j++)
-                sum[j] += v[j];
-        }
-        return;
-    }
-    for (int64_t t = threadIdx.y; t < tokens; t += SLICES)
-#pragma unroll
-        for (int j = 0; j < VECTOR; j++)
-            if (j < n) sum[j] += to_float(x[t * width + j]);
-}
-
-/* y [B, 1, N]: a block has PACKS packs of columns of a sequence; its slices are added in order. */
+/* y [B, 1, N]: a block has PACKS packs of columns of a sequence, a thread every SLICES-th token of a pack;
+ * the slices are added in order. */
+template <bool WHOLE>
 static __global__ void __launch_bounds__(PACKS *SLICES) sum_over_time(time_args k, double terms) {
     __shared__ float shared[SLICES][PACKS * VECTOR];
     int64_t first = (int64_t)blockIdx.y * PACKS * VECTOR, column = first + threadIdx.x * VECTOR;
     int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
     int n = pack_length(k.width, column);
     float sum[VECTOR] = {0};
-    if (k.x.is_bf16)
-        sum_slice((const bf16 *)k.x.data + base, k.time, k.width, n, sum);
-    else
-        sum_slice((const float *)k.x.data + base, k.time, k.width, n, sum);
+#pragma unroll 8
+    for (int64_t t = threadIdx.y; n > 0 && t < k.time; t += SLICES) {
+        float v[VECTOR];
+        widen_of<WHOLE>(fetch_of<WHOLE>(k.x, base + t * k.width, n), k.x, v);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++)
+            sum[j] += v[j];
+    }
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         shared[threadIdx.y][threadIdx.x * VECTOR + j] = sum[j];
@@ -117,7 +101,10 @@ static void launch_sums(const weft_exec *x, const weft_tensor *in, const weft_te
                         int64_t terms) {
     time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, out)};
     dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, PACKS * VECTOR));
-    sum_over_time<<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
+    with_flag(are_whole(k.width, k.x, k.x), [&](auto whole) {
+        sum_over_time<decltype(whole)::value>
+            <<<grid, dim3(PACKS, SLICES), 0, stream_of(x)>>>(k, (double)terms);
+    });
 }
 
 static weft_status time_mean_run(weft_exec *x, const weft_node *n) {
