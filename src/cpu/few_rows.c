@@ -337,42 +337,41 @@ static void share_columns(weft_pool *pool, few_run *f) {
     weft_pool_run(pool, p->batch * f->pieces * f->tasks, run_columns, f);
 }
 
-int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
-    return p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
-}
-
-void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
-    few_run f = {.p = p, .x = p->a};
-    if (p->a.bf16) {
-        real *to = workspace;
-        f.x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
-        for (int64_t g = 0; g < p->batch; g++)
-            for (int64_t r = 0; r < p->m; r++, to += p->k)
-                gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
-    }
-    share_columns(pool, &f);
-}
-
 static int64_t padded(int64_t k) {
     return ceil_div(k, PAIR_LINE) * PAIR_LINE;
 }
 
-bool KERNEL(bf16_rows_runs)(const gemm_product *p) {
-    return HAS_BFDOT && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS && !p->ta &&
+static bool goes_by_pairs(const gemm_product *p) {
+    return HAS_BFDOT && p->tb && p->b.bf16 && p->batch == 1 && p->m <= GEMM_FEW_ROWS &&
            weft_cpu_matrix() == WEFT_MATRIX_BFMMLA;
 }
 
-int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p) {
+static int64_t pair_bytes(const gemm_product *p) {
     return 2 * p->m * padded(p->k) * (int64_t)sizeof(uint16_t);
 }
 
-void KERNEL(bf16_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
-    few_run f = {.p = p, .x = p->a, .high = workspace, .ld = padded(p->k)};
-    f.low = f.high + p->m * f.ld;
-    memset(workspace, 0, (size_t)KERNEL(bf16_rows_workspace)(p));
+int64_t KERNEL(few_rows_workspace)(const gemm_product *p) {
+    int64_t widened = p->a.bf16 ? real_bytes(p->batch * p->m * p->k) : 0;
+    return max_i64(widened, goes_by_pairs(p) ? pair_bytes(p) : 0);
+}
+
+static void widen_rows(few_run *f, real *to) {
+    const gemm_product *p = f->p;
+    f->x = (gemm_matrix){.data = to, .ld = p->k, .stride = p->m * p->k};
+    for (int64_t g = 0; g < p->batch; g++)
+        for (int64_t r = 0; r < p->m; r++, to += p->k)
+            gemm_widen(to, gemm_part(p->a, g, r, 0).data, p->k);
+}
+
+static void split_rows(few_run *f, uint16_t *to) {
+    const gemm_product *p = f->p;
+    f->ld = padded(p->k);
+    f->high = to;
+    f->low = to + p->m * f->ld;
+    memset(to, 0, (size_t)pair_bytes(p));
     for (int64_t row = 0; row < p->m; row++) {
         gemm_matrix from = gemm_part(p->a, 0, row, 0);
-        uint16_t *high = f.high + row * f.ld, *low = f.low + row * f.ld;
+        uint16_t *high = f->high + row * f->ld, *low = f->low + row * f->ld;
         for (int64_t i = 0; i < p->k; i++) {
             float x = from.bf16 ? weft_bf16_to_float(((const uint16_t *)from.data)[i])
                                 : (float)((const real *)from.data)[i];
@@ -380,5 +379,13 @@ void KERNEL(bf16_rows)(weft_pool *pool, const gemm_product *p, void *workspace) 
             low[i] = weft_float_to_bf16(x - weft_bf16_to_float(high[i]));
         }
     }
+}
+
+void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
+    few_run f = {.p = p, .x = p->a};
+    if (goes_by_pairs(p))
+        split_rows(&f, workspace);
+    else if (p->a.bf16)
+        widen_rows(&f, workspace);
     share_columns(pool, &f);
 }

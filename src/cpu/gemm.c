@@ -20,10 +20,7 @@ static bool is_few_rows(const gemm_product *p) {
 }
 
 int64_t KERNEL(gemm_workspace)(const gemm_product *p, int threads) {
-    if (is_few_rows(p))
-        return max_i64(KERNEL(few_rows_workspace)(p),
-                       KERNEL(bf16_rows_runs)(p) ? KERNEL(bf16_rows_workspace)(p) : 0);
-    return KERNEL(panels_workspace)(p, threads);
+    return is_few_rows(p) ? KERNEL(few_rows_workspace)(p) : KERNEL(panels_workspace)(p, threads);
 }
 
 static void add_values(real *to, gemm_matrix x, int64_t at, int64_t n) {
@@ -182,9 +179,7 @@ static gemm_product start_from_addend(weft_pool *pool, const gemm_product *p) {
 
 void KERNEL(gemm)(weft_pool *pool, const gemm_product *p, void *workspace) {
     gemm_product q = start_from_addend(pool, p);
-    if (KERNEL(bf16_rows_runs)(&q))
-        KERNEL(bf16_rows)(pool, &q, workspace);
-    else if (is_few_rows(&q))
+    if (is_few_rows(&q))
         KERNEL(few_rows)(pool, &q, workspace);
     else
         KERNEL(panels)(pool, &q, workspace);

@@ -121,11 +121,6 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(few_rows_workspace)(const gemm_product *p);
 
-/* Few rows with b bf16, where the processor has an instruction for it: few_rows.c. */
-bool KERNEL(bf16_rows_runs)(const gemm_product *p);
-void KERNEL(bf16_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
-int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p);
-
 /* Any number of rows with b i8: i8_rows.c. */
 void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace);
 int64_t KERNEL(i8_rows_workspace)(const gemm_product *p);

@@ -150,14 +150,15 @@ static int check_few(int64_t m, int64_t n, int64_t k, bool tb, bool bf16) {
     p.a = (gemm_matrix){.data = x, .ld = k};
     p.b = (gemm_matrix){.data = bf16 ? (void *)half : w, .ld = tb ? k : n, .bf16 = bf16};
     p.c = (gemm_matrix){.data = y, .ld = n};
-    /* As gemm.c chooses; BFDOT keeps 16 bits of x. */
-    bool dots = KERNEL(bf16_rows_runs)(&p);
-    void *workspace = room((size_t)KERNEL(bf16_rows_workspace)(&p));
-    (dots ? KERNEL(bf16_rows) : KERNEL(few_rows))(&(weft_pool){3}, &p, workspace);
+    /* BFDOT keeps 16 bits of x, and needs room for them; else x, which is f32, is read as it lies. */
+    int64_t bytes = KERNEL(few_rows_workspace)(&p);
+    bool dots = bytes > 0;
+    void *workspace = room((size_t)bytes);
+    KERNEL(few_rows)(&(weft_pool){3}, &p, workspace);
     p.m = 1;
     p.a.data = x + (m - 1) * k;
     p.c.data = alone;
-    (dots ? KERNEL(bf16_rows) : KERNEL(few_rows))(&(weft_pool){1}, &p, workspace);
+    KERNEL(few_rows)(&(weft_pool){1}, &p, workspace);
     int wrong = memcmp(alone, y + (m - 1) * n, (size_t)n * sizeof *y) != 0;
     for (int64_t i = 0; i < m * n; i++) {
         double sum = 0, size = 1;

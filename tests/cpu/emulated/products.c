@@ -30,18 +30,6 @@ weft_matrix weft_cpu_matrix(void) {
 }
 
 /* What of the library these products do not reach. */
-bool KERNEL(bf16_rows_runs)(const gemm_product *p) {
-    (void)p;
-    return false;
-}
-void KERNEL(bf16_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
-    (void)pool, (void)p, (void)workspace;
-    abort();
-}
-int64_t KERNEL(bf16_rows_workspace)(const gemm_product *p) {
-    (void)p;
-    return 0;
-}
 void KERNEL(few_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     (void)pool, (void)p, (void)workspace;
     abort();
