@@ -14,6 +14,7 @@
 #include "serve/http.h"
 #include "watch/gpu.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <microhttpd.h>
 #include <pthread.h>
@@ -338,12 +339,15 @@ static void end_request(void *context, struct MHD_Connection *c, void **own,
     *own = NULL;
 }
 
-/* Half of the files that may be open are left for what is looked at. */
+/* Of the files that may still be opened, half are left for what is looked at. */
 static unsigned most_connections(void) {
     struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur / 2 > CONNECTIONS_MOST)
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur > 4 * CONNECTIONS_MOST)
         return CONNECTIONS_MOST;
-    return (unsigned)files.rlim_cur / 2;
+    unsigned left = 0;
+    for (int file = 0; file < (int)files.rlim_cur; file++)
+        left += fcntl(file, F_GETFD) < 0;
+    return left / 2 < CONNECTIONS_MOST ? left / 2 : CONNECTIONS_MOST;
 }
 
 static weft_status start_daemon(weft_live *w) {

@@ -154,6 +154,8 @@ int client_connect(int port) {
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (s < 0) return -1;
+    struct timeval patience = {.tv_sec = (time_t)(120 * command_patience())};
+    setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience); /* a test does not hang */
     if (connect(s, (struct sockaddr *)&to, sizeof to) == 0) return s;
     close(s);
     return -1;
