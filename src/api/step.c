@@ -41,31 +41,6 @@ typedef struct {
     const weft_step_tensor *tensors;
 } wish;
 
-static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_groups) {
-    for (int i = 0; i < n; i++) {
-        const weft_step_tensor *t = &tensors[i];
-        if (t->size != sizeof *t)
-            return weft_fail(WEFT_EINPUT,
-                             "weft_step_open: size of tensor %d is %zu, but it must be "
-                             "sizeof(weft_step_tensor)",
-                             i, t->size);
-        if (t->count < 1 || t->group < 0 || t->group >= n_groups)
-            return weft_fail(
-                WEFT_EINPUT,
-                "weft_step_open: tensor %d has %lld numbers and group %d; there are %d "
-                "groups, and one number is the least",
-                i, (long long)t->count, t->group, n_groups);
-        if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
-            t->first_rows < 0 || t->first_rows > INT32_MAX)
-            return weft_fail(
-                WEFT_EINPUT,
-                "weft_step_open: tensor %d has matrices of %lld columns and of %lld and "
-                "%lld rows; 0 to 2^31 - 1 can be",
-                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
-    }
-    return WEFT_OK;
-}
-
 /* The matrices of a tensor; AdamW's have none. */
 static weft_muon_parts matrices_of(const weft_step_tensor *t) {
     weft_muon_parts parts = {0};
@@ -207,7 +182,27 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
                              "weft_step_open: size of group %d is %zu, but it must be "
                              "sizeof(weft_step_group)",
                              i, groups[i].size);
-    WEFT_TRY(check_tensors(tensors, n_tensors, n_groups));
+    for (int i = 0; i < n_tensors; i++) {
+        const weft_step_tensor *t = &tensors[i];
+        if (t->size != sizeof *t)
+            return weft_fail(WEFT_EINPUT,
+                             "weft_step_open: size of tensor %d is %zu, but it must be "
+                             "sizeof(weft_step_tensor)",
+                             i, t->size);
+        if (t->count < 1 || t->group < 0 || t->group >= n_groups)
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_step_open: tensor %d has %lld numbers and group %d; there are %d "
+                "groups, and one number is the least",
+                i, (long long)t->count, t->group, n_groups);
+        if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
+            t->first_rows < 0 || t->first_rows > INT32_MAX)
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_step_open: tensor %d has matrices of %lld columns and of %lld and "
+                "%lld rows; 0 to 2^31 - 1 can be",
+                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
+    }
     WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};

@@ -134,16 +134,6 @@ static void add_option_setting(weft_args *a, int place, const char *key, const c
     add_setting(a, a->setting_text[place], where);
 }
 
-static void list_settings(weft_args *a) {
-    char seed[32];
-    snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
-    for (int i = 0; i < a->n_overrides; i++)
-        add_setting(a, a->overrides[i], "-o");
-    if (a->seed >= 0) add_option_setting(a, 0, "SEED", seed, "--seed");
-    if (a->dtype) add_option_setting(a, 1, "DTYPE", a->dtype, "--dtype");
-    if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
-}
-
 static int add_override(weft_args *a, const char *text) {
     if (a->n_overrides == ARGS_OVERRIDES_MAX)
         return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
@@ -234,36 +224,6 @@ static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
     return true;
 }
 
-/* A word where none belongs is most often a value without its option. */
-static int refuse_word(const weft_args *a, const weft_arg *own, const char *word) {
-    char room[WEFT_PATH_MAX];
-    const char *option = NULL, *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
-    if (!strchr(key, '='))
-        return weft_args_refuse(a, "unexpected argument '%s'; did you mean '-o %s=%s'?",
-                                weft_shown(word), weft_shown(key), weft_shown(word));
-    for (const weft_arg *o = own; o && o->name && !option; o++)
-        if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
-    if (!option && !a->config && access(find_study(word, room), F_OK) == 0) option = "--config";
-    if (option)
-        return weft_args_refuse(a, "unexpected argument '%s'; did you mean '%s %s'?",
-                                weft_shown(word), option, weft_shown(word));
-    return weft_args_refuse(a, "unexpected argument '%s'; see 'weft help %s'", weft_shown(word),
-                            a->command);
-}
-
-/* The config by its name or path; a name that nothing has is told apart from a path here, where both are
- * known. */
-static int find_config(weft_args *a) {
-    static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
-    char nearest[WEFT_PATH_MAX];
-    a->config = find_study(a->config, found);
-    if (!is_no_study(a->config, nearest)) return WEFT_EXIT_DONE;
-    return weft_args_refuse(
-        a, "--config %s: No such file, and no study of that name comes with weft%s%s%s",
-        weft_shown(a->config), *nearest ? "; did you mean '" : "", weft_shown(nearest),
-        *nearest ? "'?" : "");
-}
-
 int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const weft_arg *own,
                     const char **words, int n_words) {
     *a = (weft_args){.command = argv[0], .seed = -1};
@@ -276,15 +236,46 @@ int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const w
         } else if (a->n_words < n_words) {
             words[a->n_words++] = argv[i];
         } else {
-            return refuse_word(a, own, argv[i]);
+            /* A word where none belongs is most often a value without its option. */
+            const char *word = argv[i];
+            char room[WEFT_PATH_MAX];
+            const char *option = NULL,
+                       *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
+            if (!strchr(key, '='))
+                return weft_args_refuse(a, "unexpected argument '%s'; did you mean '-o %s=%s'?",
+                                        weft_shown(word), weft_shown(key), weft_shown(word));
+            for (const weft_arg *o = own; o && o->name && !option; o++)
+                if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
+            if (!option && !a->config && access(find_study(word, room), F_OK) == 0)
+                option = "--config";
+            if (option)
+                return weft_args_refuse(a, "unexpected argument '%s'; did you mean '%s %s'?",
+                                        weft_shown(word), option, weft_shown(word));
+            return weft_args_refuse(a, "unexpected argument '%s'; see 'weft help %s'",
+                                    weft_shown(word), a->command);
         }
     }
     for (const weft_arg *o = own; o && o->name; o++)
         if (o->rule == WEFT_ARG_NEEDED && !*o->value)
             return weft_args_refuse(a, "%s is needed; see 'weft help %s'", o->name, a->command);
     a->threads = (int)k.threads;
-    list_settings(a);
-    return find_config(a);
+    char seed[32];
+    snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
+    for (int i = 0; i < a->n_overrides; i++)
+        add_setting(a, a->overrides[i], "-o");
+    if (a->seed >= 0) add_option_setting(a, 0, "SEED", seed, "--seed");
+    if (a->dtype) add_option_setting(a, 1, "DTYPE", a->dtype, "--dtype");
+    if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
+    /* The config by its name or path; a name that nothing has is told apart from a path here, where both are
+     * known. */
+    static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
+    char nearest[WEFT_PATH_MAX];
+    a->config = find_study(a->config, found);
+    if (!is_no_study(a->config, nearest)) return WEFT_EXIT_DONE;
+    return weft_args_refuse(
+        a, "--config %s: No such file, and no study of that name comes with weft%s%s%s",
+        weft_shown(a->config), *nearest ? "; did you mean '" : "", weft_shown(nearest),
+        *nearest ? "'?" : "");
 }
 
 int weft_args_no_config(const weft_args *a) {

@@ -173,17 +173,6 @@ static weft_status change_attention(const weft_args *args, const conversion *v,
     return status;
 }
 
-static void print_change(const change *did, int64_t layers) {
-    if (did->errors) printf("layer  keys lost  values lost\n");
-    for (int64_t l = 0; did->errors && l < layers; l++)
-        printf("%5lld  %8.2f%%  %10.2f%%\n", (long long)l, 100 * did->errors[l].keys,
-               100 * did->errors[l].values);
-    if (did->apart) printf("layer  attention moved\n");
-    for (int64_t l = 0; did->apart && l < layers; l++)
-        printf("%5lld  %14.3f%%\n", (long long)l, 100 * did->apart[l]);
-    if (!isnan(did->before)) printf("loss   %.4f before, %.4f after\n", did->before, did->after);
-}
-
 static void add_change(json_t *object, const change *did, int64_t layers) {
     json_t *list = json_array();
     for (int64_t l = 0; did->errors && l < layers; l++)
@@ -202,7 +191,15 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
     int64_t layers = m->config.n_layer;
     long long parameters = (long long)weft_model_parameter_count(m);
     if (!args->json) {
-        print_change(did, layers);
+        if (did->errors) printf("layer  keys lost  values lost\n");
+        for (int64_t l = 0; did->errors && l < layers; l++)
+            printf("%5lld  %8.2f%%  %10.2f%%\n", (long long)l, 100 * did->errors[l].keys,
+                   100 * did->errors[l].values);
+        if (did->apart) printf("layer  attention moved\n");
+        for (int64_t l = 0; did->apart && l < layers; l++)
+            printf("%5lld  %14.3f%%\n", (long long)l, 100 * did->apart[l]);
+        if (!isnan(did->before))
+            printf("loss   %.4f before, %.4f after\n", did->before, did->after);
         fflush(stdout);
         fprintf(stderr, "%s: %s, %lld parameters%s\n", v->out,
                 v->to_hf ? "Hugging Face's layout" : "a checkpoint", parameters,

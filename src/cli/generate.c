@@ -173,13 +173,6 @@ static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool
     return WEFT_OK;
 }
 
-static weft_status keep_token(sample_text *s, const weft_sampled *token) {
-    if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof *token))
-        return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
-    s->tokens[s->n_tokens++] = *token;
-    return WEFT_OK;
-}
-
 /* Takes what a sequence has made. */
 static weft_status take_tokens(const generation *g, sample_text *s, double start, bool shown) {
     const char *text;
@@ -191,7 +184,9 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
            (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
-            WEFT_TRY(keep_token(s, &token));
+            if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
+                return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
+            s->tokens[s->n_tokens++] = token;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
             WEFT_TRY(add_text(s, text, bytes, shown));
             if (!stopped) continue;

@@ -250,26 +250,6 @@ static weft_status measure(const weft_args *a, const wishes *w, weft_study *s, d
     return WEFT_OK;
 }
 
-/* So many steps that the time is enough, written and told. */
-static weft_status finish_study(const weft_args *a, const wishes *w, const char *path,
-                                weft_config *c) {
-    weft_source source = {.file = path};
-    weft_study *s;
-    double seconds = 0;
-    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_status status = measure(a, w, s, &seconds);
-    weft_study_close(s);
-    WEFT_TRY(status);
-    double planned = (double)c->steps;
-    c->steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
-    weft_own_text_intervals(c);
-    WEFT_TRY(write_study(c, w, path));
-    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_study_list(s, seconds * (double)c->steps / planned, a->json);
-    weft_study_close(s);
-    return WEFT_OK;
-}
-
 static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
     char data[WEFT_PATH_MAX];
     weft_config c;
@@ -284,7 +264,22 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     c.study_seeds = w->seeds;
     c.study_spread = USUAL_SPREAD;
     WEFT_TRY(write_study(&c, w, path));
-    return finish_study(a, w, path, &c);
+    /* So many steps that the time is enough, written and told. */
+    weft_source source = {.file = path};
+    weft_study *s;
+    double seconds = 0;
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
+    weft_status status = measure(a, w, s, &seconds);
+    weft_study_close(s);
+    WEFT_TRY(status);
+    double planned = (double)c.steps;
+    c.steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
+    weft_own_text_intervals(&c);
+    WEFT_TRY(write_study(&c, w, path));
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
+    weft_study_list(s, seconds * (double)c.steps / planned, a->json);
+    weft_study_close(s);
+    return WEFT_OK;
 }
 
 /* In a folder that was not there, and is not there where it fails. */

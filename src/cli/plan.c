@@ -24,7 +24,8 @@ const char weft_help_plan[] =
     "Nothing is run and no memory is taken: parameters, operations and memory are read off the "
     "graph that training would build. Operations are nominal: those of the formulas as written, a "
     "causal score counted once, backward twice forward. With --device cuda it also says which "
-    "kernels attention and routing get: those on the tensor cores are fast; for the others it names "
+    "kernels attention and routing get: those on the tensor cores are fast; for the others it "
+    "names "
     "the option and the nearest values that are. What STUDY_EQUAL changes is in 'weft study "
     "--list'.\n";
 
@@ -85,26 +86,6 @@ static void print_table(const weft_account *a) {
     printf("  per layer         %14s bytes\n", weft_count_text(a->cache_bytes_layer, count));
     if (a->cache_bytes_sequence > 0)
         printf("  and per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence, count));
-}
-
-static void print_fit(const weft_fit *f, const weft_backend *backend) {
-    printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
-           backend->name, mib(f->needed));
-    if (f->there == 0 && strcmp(backend->name, "cuda") == 0)
-        printf("  there is no GPU here: planned as for an NVIDIA H200\n");
-    else if (weft_fit_check(f, backend) == WEFT_OK)
-        printf("  fits into         %14.1f MiB\n", mib(f->there));
-    else
-        printf("  does not fit: %s\n", weft_error_message());
-}
-
-static void add_fit(json_t *object, const weft_fit *f, const weft_backend *backend) {
-    json_object_set_new(object, "device",
-                        json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name, "fits",
-                                  f->there == 0 || f->needed <= f->there, "needed_bytes",
-                                  (json_int_t)f->needed, "free_bytes", (json_int_t)f->there,
-                                  "micro_batch", (json_int_t)f->micro_batch, "micro_batch_bytes",
-                                  (json_int_t)f->would_need));
 }
 
 /* Which kernels the GPU runs: one row for layers that follow each other and get the same. */
@@ -237,17 +218,6 @@ static weft_status account_variant(const weft_args *args, const char *variant,
     return weft_account_make(&c, backend, threads, out);
 }
 
-static void print_variants(const weft_variants *variants, const weft_account *accounts) {
-    int width = 7;
-    for (int i = 0; i < variants->n; i++)
-        if ((int)strlen(variants->list[i].name) > width)
-            width = (int)strlen(variants->list[i].name);
-    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
-           "training MiB", "kept/tok/layer", "cache B/token");
-    for (int i = 0; i < variants->n; i++)
-        print_variants_row(width, &variants->list[i], &accounts[i]);
-}
-
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
 static json_t *variants_json(const weft_config *base, const weft_variants *variants,
                              const weft_account *accounts) {
@@ -278,7 +248,14 @@ static weft_status plan_variants(const weft_args *args, const weft_config *base,
         json_object_set_new(all, "steps", variants_json(base, variants, accounts));
         weft_args_print(all, 0);
     } else if (status == WEFT_OK) {
-        print_variants(variants, accounts);
+        int width = 7;
+        for (int i = 0; i < variants->n; i++)
+            if ((int)strlen(variants->list[i].name) > width)
+                width = (int)strlen(variants->list[i].name);
+        printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
+               "training MiB", "kept/tok/layer", "cache B/token");
+        for (int i = 0; i < variants->n; i++)
+            print_variants_row(width, &variants->list[i], &accounts[i]);
     }
     free(accounts);
     return status;
@@ -332,13 +309,26 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     if (on_gpu) WEFT_TRY(weft_account_nodes(&c, list_kernel, &kernels));
     if (args->json) {
         json_t *object = to_json(&a);
-        add_fit(object, &fit, backend);
+        json_object_set_new(object, "device",
+                            json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name,
+                                      "fits", fit.there == 0 || fit.needed <= fit.there,
+                                      "needed_bytes", (json_int_t)fit.needed, "free_bytes",
+                                      (json_int_t)fit.there, "micro_batch",
+                                      (json_int_t)fit.micro_batch, "micro_batch_bytes",
+                                      (json_int_t)fit.would_need));
         if (on_gpu) add_kernels(object, &kernels);
         if (ranks) add_ranks(object, bytes, ranks);
         weft_args_print(object, 0);
     } else {
         print_table(&a);
-        print_fit(&fit, backend);
+        printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
+               backend->name, mib(fit.needed));
+        if (fit.there == 0 && strcmp(backend->name, "cuda") == 0)
+            printf("  there is no GPU here: planned as for an NVIDIA H200\n");
+        else if (weft_fit_check(&fit, backend) == WEFT_OK)
+            printf("  fits into         %14.1f MiB\n", mib(fit.there));
+        else
+            printf("  does not fit: %s\n", weft_error_message());
         if (on_gpu) print_kernels(&kernels);
         if (ranks) print_ranks(bytes, ranks);
     }

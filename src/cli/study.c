@@ -375,16 +375,6 @@ static void stop_page(pid_t pid) {
 }
 
 #ifdef WEFT_HAVE_MICROHTTPD
-/* In the child; does not return. It ends with the study, whatever ends that. */
-static void become(const char *folder, int out) {
-    char *words[] = {"weft", "watch", (char *)(uintptr_t)folder, "--port", "0", "--json", NULL};
-    int nothing = open("/dev/null", O_RDWR);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || dup2(nothing, 2) < 0) _exit(127);
-    execv("/proc/self/exe", words);
-    _exit(127);
-}
 
 /* The port of its line; 0: none came. */
 static int read_port(int from) {
@@ -403,7 +393,17 @@ static pid_t start_page(const char *folder) {
     if (!isatty(STDERR_FILENO) || (wish && strcmp(wish, "no") == 0)) return 0;
     if (weft_folder_make(folder) != WEFT_OK || pipe2(ends, O_CLOEXEC) != 0) return 0;
     pid_t pid = fork();
-    if (pid == 0) become(folder, ends[1]);
+    if (pid == 0) {
+        /* In the child; does not return. It ends with the study, whatever ends that. */
+        char *words[] = {"weft", "watch", (char *)(uintptr_t)folder, "--port", "0", "--json", NULL};
+        int nothing = open("/dev/null", O_RDWR);
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(ends[1], 1) < 0 || dup2(nothing, 2) < 0)
+            _exit(127);
+        execv("/proc/self/exe", words);
+        _exit(127);
+    }
     close(ends[1]);
     int port = pid > 0 ? read_port(ends[0]) : 0;
     close(ends[0]);

@@ -109,19 +109,6 @@ static void warn_idle(const weft_config *const *configs, int n, const char *wher
              options[first].depends, one ? "it" : "them");
 }
 
-static void warn_all_idle(const weft_config *const *configs, int n, const char *where) {
-    int count;
-    const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++) {
-        bool told = false;
-        if (!is_idle(configs, n, &options[i], i, count)) continue;
-        for (int k = 0; k < i && !told; k++)
-            told = strcmp(options[k].depends, options[i].depends) == 0 &&
-                   is_idle(configs, n, &options[k], k, count);
-        if (!told) warn_idle(configs, n, where, i);
-    }
-}
-
 /* A reset begins a warm-up; the next one comes before that has ended. */
 static bool is_endless_warmup(const weft_config *c) {
     return c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_periodic_reset && c->spam_warmup &&
@@ -143,6 +130,15 @@ static void warn_endless_warmup(const weft_config *const *configs, int n, const 
 
 void weft_config_advise(const weft_config *const *configs, int n, const char *where) {
     if (n < 1) return;
-    warn_all_idle(configs, n, where);
+    int count;
+    const weft_option *options = weft_options(&count);
+    for (int i = 0; i < count; i++) {
+        bool told = false;
+        if (!is_idle(configs, n, &options[i], i, count)) continue;
+        for (int k = 0; k < i && !told; k++)
+            told = strcmp(options[k].depends, options[i].depends) == 0 &&
+                   is_idle(configs, n, &options[k], k, count);
+        if (!told) warn_idle(configs, n, where, i);
+    }
     warn_endless_warmup(configs, n, where);
 }

@@ -66,8 +66,15 @@ static weft_status remove_part(const char *dir, const char *name) {
     return unlink(path) == 0 ? WEFT_OK : weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
 }
 
-/* Refuses a folder that has such shards; removes what an interrupted run left. */
-static weft_status check_folder(const char *dir, const char *name) {
+weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
+                                   int64_t shard_tokens, weft_shard_writer **out) {
+    *out = NULL;
+    if (strlen(dir) + strlen(name) + 32 > WEFT_PATH_MAX)
+        return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", dir);
+    if (shard_tokens < 1 || shard_tokens > INT32_MAX)
+        return weft_fail(WEFT_EINPUT, "a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
+                         (long long)shard_tokens);
+    /* Refuses a folder that has such shards; removes what an interrupted run left. */
     struct stat there;
     WEFT_AUTO(weft_names_free) weft_names list = {0};
     if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
@@ -86,18 +93,6 @@ static weft_status check_folder(const char *dir, const char *name) {
     }
     for (int i = 0; i < list.n; i++)
         if (is_part(list.list[i], name)) WEFT_TRY(remove_part(dir, list.list[i]));
-    return WEFT_OK;
-}
-
-weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
-                                   int64_t shard_tokens, weft_shard_writer **out) {
-    *out = NULL;
-    if (strlen(dir) + strlen(name) + 32 > WEFT_PATH_MAX)
-        return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", dir);
-    if (shard_tokens < 1 || shard_tokens > INT32_MAX)
-        return weft_fail(WEFT_EINPUT, "a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
-                         (long long)shard_tokens);
-    WEFT_TRY(check_folder(dir, name));
     weft_shard_writer *w = calloc(1, sizeof *w);
     if (w) {
         w->dir = strdup(dir);

@@ -61,25 +61,6 @@ static bool is_shard_of(const char *name, const char *split) {
     return false;
 }
 
-static weft_status check_header(shard *s) {
-    uint32_t count = weft_shard_u32(s->map + 8);
-    s->size = weft_shard_width(s->map);
-    if (!s->size)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
-            weft_shard_u32(s->map), weft_shard_u32(s->map + 4));
-    int64_t has = (s->bytes - HEADER_BYTES) / s->size;
-    if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
-        (s->bytes - HEADER_BYTES) % s->size)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
-                         "make it again with weft tokenize",
-                         s->path, count, (long long)s->bytes, (long long)has);
-    s->count = count;
-    return WEFT_OK;
-}
-
 static weft_status map_shard(shard *s) {
     WEFT_AUTO_CLOSE int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat is;
@@ -99,7 +80,22 @@ static weft_status map_shard(shard *s) {
     s->bytes = is.st_size;
     s->device = is.st_dev;
     s->inode = is.st_ino;
-    return check_header(s);
+    uint32_t count = weft_shard_u32(s->map + 8);
+    s->size = weft_shard_width(s->map);
+    if (!s->size)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
+            weft_shard_u32(s->map), weft_shard_u32(s->map + 4));
+    int64_t has = (s->bytes - HEADER_BYTES) / s->size;
+    if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
+        (s->bytes - HEADER_BYTES) % s->size)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
+                         "make it again with weft tokenize",
+                         s->path, count, (long long)s->bytes, (long long)has);
+    s->count = count;
+    return WEFT_OK;
 }
 
 static weft_status add_shard(shard_list *list, const char *folder, const char *name) {

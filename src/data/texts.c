@@ -210,17 +210,6 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
 }
 
-static void close_job(job *j) {
-    for (int i = 0; j->encoders && i < weft_pool_size(j->pool); i++)
-        weft_encoder_close(j->encoders[i]);
-    free(j->encoders);
-    free(j->results);
-    weft_shard_writer_close(j->writers[0]);
-    weft_shard_writer_close(j->writers[1]);
-    if (j->folder >= 0) close(j->folder);
-    weft_input_close(j->input);
-}
-
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out) {
@@ -240,6 +229,13 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
                                 .shards = weft_shard_writer_shards(j.writers[0]) +
                                           weft_shard_writer_shards(j.writers[1]),
                                 .seconds = took};
-    close_job(&j);
+    for (int i = 0; j.encoders && i < weft_pool_size(j.pool); i++)
+        weft_encoder_close(j.encoders[i]);
+    free(j.encoders);
+    free(j.results);
+    weft_shard_writer_close(j.writers[0]);
+    weft_shard_writer_close(j.writers[1]);
+    if (j.folder >= 0) close(j.folder);
+    weft_input_close(j.input);
     return status;
 }

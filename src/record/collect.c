@@ -66,35 +66,6 @@ static weft_status add_events(weft_database *d, summary *u, const json_t *line, 
     return add_event(d, u, step, "skipped", "%.0f so far", (double)skipped);
 }
 
-static void sum_up(summary *u, const json_t *line, int64_t step) {
-    double rate = weft_json_number_of(line, "tokens_per_s"),
-           val = weft_json_number_of(line, "val_loss");
-    double cross_entropy = weft_json_number_of(line, "cross_entropy");
-    const weft_config *c = &u->study->built[u->job->variant].config;
-    if (rate > 0) u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
-    u->val_loss = val;
-    if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
-    if (step > u->iters - u->study->base.study_tail) {
-        u->tail_sum += cross_entropy;
-        u->tail_lines++;
-    }
-    u->last = step;
-}
-
-static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
-    const json_t *at = json_object_get(line, "step");
-    if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
-    int64_t step = (int64_t)json_integer_value(at);
-    if (step < u->last || step > u->iters)
-        return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
-                         (long long)step, (long long)u->last, (long long)u->iters);
-    u->metric_value = metric_of(line, u->metric);
-    WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
-    WEFT_TRY(add_events(d, u, line, step));
-    sum_up(u, line, step);
-    return WEFT_OK;
-}
-
 static weft_status read_lines(weft_database *d, summary *u, const char *path) {
     WEFT_AUTO_FREE char *text = NULL;
     WEFT_AUTO_FCLOSE FILE *file = NULL;
@@ -105,7 +76,28 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
         json_error_t error;
         WEFT_AUTO_DECREF json_t *line = weft_json_read(text, (size_t)n, 0, &error);
         if (!line) return weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
-        WEFT_TRY(add_line(d, u, line));
+        const json_t *at = json_object_get(line, "step");
+        if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
+        int64_t step = (int64_t)json_integer_value(at);
+        if (step < u->last || step > u->iters)
+            return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
+                             (long long)step, (long long)u->last, (long long)u->iters);
+        u->metric_value = metric_of(line, u->metric);
+        WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
+        WEFT_TRY(add_events(d, u, line, step));
+        double rate = weft_json_number_of(line, "tokens_per_s"),
+               val = weft_json_number_of(line, "val_loss");
+        double cross_entropy = weft_json_number_of(line, "cross_entropy");
+        const weft_config *c = &u->study->built[u->job->variant].config;
+        if (rate > 0)
+            u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
+        u->val_loss = val;
+        if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
+        if (step > u->iters - u->study->base.study_tail) {
+            u->tail_sum += cross_entropy;
+            u->tail_lines++;
+        }
+        u->last = step;
     }
     return WEFT_OK;
 }
@@ -118,27 +110,6 @@ static double score_of(const summary *u) {
     int64_t score = u->study->base.study_score;
     if (score == WEFT_STUDY_SCORE_TRAIN_LOSS) return train_loss_of(u);
     return score == WEFT_STUDY_SCORE_METRIC ? u->metric_value : u->val_loss;
-}
-
-static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,
-                                const char *weights) {
-    char now[WEFT_TIME_ROOM];
-    const weft_config *c = &u->study->built[u->job->variant].config;
-    double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
-    bool metric = *u->metric != '\0';
-    weft_time_now(now);
-    /* A run that diverged has losses on its way, but no result. */
-    double none = e->diverged ? NAN : 0;
-    return weft_database_run(
-        d,
-        "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
-        " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
-        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
-        " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
-        u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
-        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
-        u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
 static weft_status add_fact(weft_database *d, int64_t run, const char *name, const json_t *value) {
@@ -172,7 +143,23 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     json_object_foreach(json_object_get(result, "facts"), name, value) {
         if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
     }
-    return write_result(d, u, e, weights);
+    char now[WEFT_TIME_ROOM];
+    const weft_config *c = &u->study->built[u->job->variant].config;
+    double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
+    bool metric = *u->metric != '\0';
+    weft_time_now(now);
+    /* A run that diverged has losses on its way, but no result. */
+    double none = e->diverged ? NAN : 0;
+    return weft_database_run(
+        d,
+        "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
+        " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
+        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
+        " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
+        u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
+        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
+        u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
 weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_record_run *job,

@@ -118,17 +118,6 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
                              json);
 }
 
-/* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
-static weft_status insert_runs(weft_database *d, const weft_study *s, int variant) {
-    int seeds = (int)s->base.study_seeds;
-    bool chooses = weft_study_chooses(s);
-    if (s->rate_as[variant] >= 0) return WEFT_OK;
-    for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
-        for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
-            WEFT_TRY(insert_run(d, s, variant, rate, k));
-    return WEFT_OK;
-}
-
 /* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
  * a score. The smaller of equals. */
 static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
@@ -206,7 +195,14 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
         p->seconds_per_iter, (int64_t)variant));
     if (weft_config_leaks(&p->config))
         WEFT_TRY(weft_record_event(d, -1, variant, "leaks", p->variant->name));
-    return insert_runs(d, s, variant);
+    /* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
+    int seeds = (int)s->base.study_seeds;
+    bool chooses = weft_study_chooses(s);
+    if (s->rate_as[variant] >= 0) return WEFT_OK;
+    for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
+        for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
+            WEFT_TRY(insert_run(d, s, variant, rate, k));
+    return WEFT_OK;
 }
 
 weft_status weft_record_create(weft_database *d, const weft_study *s,
@@ -301,34 +297,6 @@ static weft_status match_variants(weft_database *d, const weft_study *s) {
     return weft_database_end(d, rows);
 }
 
-/* Equal time: a variant that could not be built when the others were measured has no seconds. */
-static void refuse_unmeasured(weft_study *s) {
-    for (int i = 0; i < s->variants.n; i++)
-        if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
-            snprintf(s->built[i].error, sizeof s->built[i].error,
-                     "variant '%s' was not measured with the others, so its time cannot be held "
-                     "equal; take another --out",
-                     s->variants.list[i].name);
-}
-
-/* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
- * way: they are negative in between. */
-static weft_status renumber(weft_database *d, const weft_study *s, int64_t before) {
-    static const char *const tables[] = {"runs", "metrics", "events", "facts"};
-    int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
-    char sql[160];
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
-        snprintf(sql, sizeof sql,
-                 "UPDATE %s SET run = -((run - 1) / ? * ? + (run - 1) %% ?"
-                 " + ((run - 1) %% ? >= ?) * ? + 1)",
-                 tables[i]);
-        WEFT_TRY(weft_database_run(d, sql, "iiiiii", old, row, old, old, before, more));
-        snprintf(sql, sizeof sql, "UPDATE %s SET run = -run", tables[i]);
-        WEFT_TRY(weft_database_script(d, sql));
-    }
-    return WEFT_OK;
-}
-
 /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
 static weft_status insert_more(weft_database *d, const weft_study *s, int variant, int64_t before) {
     for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
@@ -345,7 +313,20 @@ static weft_status insert_more(weft_database *d, const weft_study *s, int varian
 }
 
 static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
-    WEFT_TRY(renumber(d, s, before));
+    /* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
+     * way: they are negative in between. */
+    static const char *const tables[] = {"runs", "metrics", "events", "facts"};
+    int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
+    char sql[160];
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) {
+        snprintf(sql, sizeof sql,
+                 "UPDATE %s SET run = -((run - 1) / ? * ? + (run - 1) %% ?"
+                 " + ((run - 1) %% ? >= ?) * ? + 1)",
+                 tables[i]);
+        WEFT_TRY(weft_database_run(d, sql, "iiiiii", old, row, old, old, before, more));
+        snprintf(sql, sizeof sql, "UPDATE %s SET run = -run", tables[i]);
+        WEFT_TRY(weft_database_script(d, sql));
+    }
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
     char seeds[LIST_ROOM];
@@ -380,7 +361,14 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
                 s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
         }
         WEFT_TRY(weft_database_end(d, rows));
-        refuse_unmeasured(s);
+        /* Equal time: a variant that could not be built when the others were measured has no seconds. */
+        for (int i = 0; i < s->variants.n; i++)
+            if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
+                snprintf(
+                    s->built[i].error, sizeof s->built[i].error,
+                    "variant '%s' was not measured with the others, so its time cannot be held "
+                    "equal; take another --out",
+                    s->variants.list[i].name);
         WEFT_TRY(weft_equal_time(s));
     }
     WEFT_TRY(match_variants(d, s));

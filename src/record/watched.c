@@ -84,25 +84,6 @@ struct weft_watched {
     weft_config *config, *plain; /* room for one, and the defaults */
 };
 
-/* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
- * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
- * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
- * that starts. Where there is no list, nothing is held. */
-static void read_locks(locks *l) {
-    char line[256];
-    FILE *file = fopen("/proc/locks", "r");
-    l->n = 0;
-    while (file && fgets(line, sizeof line, file)) {
-        unsigned long long number;
-        char kind[16], how[16], what[16];
-        if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
-            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0 &&
-            weft_grow_list(&l->list, &l->room, l->n + 1, sizeof *l->list))
-            l->list[l->n++] = number;
-    }
-    if (file) fclose(file);
-}
-
 static bool is_locked(const locks *l, uint64_t number) {
     for (int64_t i = 0; i < l->n; i++)
         if (l->list[i] == number) return true;
@@ -377,7 +358,22 @@ bool weft_watched_look(weft_watched *w) {
         w->walked = now;
     }
     w->budget = LOOK_MOST;
-    read_locks(&w->held);
+    /* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
+     * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
+     * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
+     * that starts. Where there is no list, nothing is held. */
+    char line[256];
+    FILE *file = fopen("/proc/locks", "r");
+    w->held.n = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        unsigned long long number;
+        char kind[16], how[16], what[16];
+        if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
+            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0 &&
+            weft_grow_list(&w->held.list, &w->held.room, w->held.n + 1, sizeof *w->held.list))
+            w->held.list[w->held.n++] = number;
+    }
+    if (file) fclose(file);
     for (int i = 0; i < w->n_studies; i++)
         look_at_study(w, &w->studies[i]);
     /* Each time another is the first, so that a long file does not take the bytes of all looks. */

@@ -27,22 +27,21 @@ static bool is_evaluation(const weft_watched_row *r) {
     return isfinite(r->value[WEFT_ROW_VAL_LOSS]);
 }
 
-/* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they
- * are few. */
-static void thin_rows(weft_watched_lines *l) {
-    int64_t kept = 0, evaluations = 0;
-    for (int64_t i = 0; i < l->n; i++)
-        evaluations += is_evaluation(&l->rows[i]);
-    l->sparse = evaluations >= ROWS_MOST / 4;
-    for (int64_t i = 0; i < l->n; i++)
-        if (i % 2 == 0 || (is_evaluation(&l->rows[i]) && !l->sparse)) l->rows[kept++] = l->rows[i];
-    l->n = kept;
-    l->every *= 2;
-}
-
 static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
     if (l->n_read++ % l->every != 0 && (l->sparse || !is_evaluation(row))) return;
-    if (l->n == ROWS_MOST) thin_rows(l);
+    if (l->n == ROWS_MOST) {
+        /* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they
+         * are few. */
+        int64_t kept = 0, evaluations = 0;
+        for (int64_t i = 0; i < l->n; i++)
+            evaluations += is_evaluation(&l->rows[i]);
+        l->sparse = evaluations >= ROWS_MOST / 4;
+        for (int64_t i = 0; i < l->n; i++)
+            if (i % 2 == 0 || (is_evaluation(&l->rows[i]) && !l->sparse))
+                l->rows[kept++] = l->rows[i];
+        l->n = kept;
+        l->every *= 2;
+    }
     if (weft_grow_list(&l->rows, &l->room, l->n + 1, sizeof *l->rows)) l->rows[l->n++] = *row;
 }
 

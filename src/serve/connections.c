@@ -65,17 +65,6 @@ static void find_gone(weft_connections *all) {
     }
 }
 
-static void end_slow(weft_connections *all) {
-    double now = weft_clock();
-    for (weft_connection *c = all->first; c; c = c->next) {
-        if (now < c->deadline) continue;
-        shutdown(c->socket, SHUT_RDWR);
-        if (c->job && !c->told) all->gone(all->context, c->job);
-        c->told = true;
-        c->deadline = now + all->seconds;
-    }
-}
-
 static void *watch(void *context) {
     weft_connections *all = context;
     WEFT_LOCK(&all->lock);
@@ -83,7 +72,14 @@ static void *watch(void *context) {
         while (!all->first && !all->closing)
             pthread_cond_wait(&all->news, &all->lock);
         find_gone(all);
-        end_slow(all);
+        double now = weft_clock();
+        for (weft_connection *c = all->first; c; c = c->next) {
+            if (now < c->deadline) continue;
+            shutdown(c->socket, SHUT_RDWR);
+            if (c->job && !c->told) all->gone(all->context, c->job);
+            c->told = true;
+            c->deadline = now + all->seconds;
+        }
         weft_http_wait(&all->news, &all->lock, &all->closing, LOOK_MS);
     }
     return NULL;

@@ -345,15 +345,6 @@ static ssize_t read_events(void *context, uint64_t position, char *to, size_t mo
     return (ssize_t)bytes;
 }
 
-static enum MHD_Result send_events(exchange *x) {
-    struct MHD_Response *r =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
-    if (!r) return MHD_NO;
-    MHD_add_response_header(r, "Cache-Control", "no-cache");
-    MHD_add_response_header(r, "X-Accel-Buffering", "no");
-    return queue(x, 200, "text/event-stream; charset=utf-8", r);
-}
-
 /* Answers as soon as there is something to say: all of it, or the first of the events. So a job that
  * fails at once fails with its own status. */
 static enum MHD_Result answer_job(exchange *x) {
@@ -374,7 +365,14 @@ static enum MHD_Result answer_job(exchange *x) {
     if (!ready) return MHD_YES;
     if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
     if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
-    if (j->request.stream) return send_events(x);
+    if (j->request.stream) {
+        struct MHD_Response *r =
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
+        if (!r) return MHD_NO;
+        MHD_add_response_header(r, "Cache-Control", "no-cache");
+        MHD_add_response_header(r, "X-Accel-Buffering", "no");
+        return queue(x, 200, "text/event-stream; charset=utf-8", r);
+    }
     return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
 }
 

@@ -32,17 +32,6 @@ static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "chat template: no memory");
 }
 
-static void replace_escapes(char *text) {
-    char *to = text;
-    for (const char *from = text; *from; from++) {
-        char next = *from == '\\' ? from[1] : 0;
-        bool known = next == 'n' || next == 't' || next == '\\';
-        if (known) from++;
-        *to++ = !known ? *from : next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
-    }
-    *to = 0;
-}
-
 /* The longest special token whose name begins here; -1: none. */
 static int32_t find_special(const weft_tokenizer *t, const char *at, size_t *length) {
     char name[SPECIAL_LETTERS + 1];
@@ -127,7 +116,14 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
     if (!m) return no_memory();
     m->text = strdup(text);
     if (!m->text) return no_memory();
-    replace_escapes(m->text);
+    char *to = m->text;
+    for (const char *from = m->text; *from; from++) {
+        char next = *from == '\\' ? from[1] : 0;
+        bool known = next == 'n' || next == 't' || next == '\\';
+        if (known) from++;
+        *to++ = !known ? *from : next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
+    }
+    *to = 0;
     WEFT_TRY(cut_pieces(m, t));
     WEFT_TRY(find_stop(m));
     *out = weft_steal(&m);

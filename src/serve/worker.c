@@ -173,29 +173,24 @@ static void fail_jobs(weft_worker *w, int status, const char *message) {
     }
 }
 
-/* Waits until there is something to do; the jobs that came in, or NULL. False: the end. */
-static bool take_incoming(weft_worker *w, weft_job **out) {
-    pthread_mutex_lock(&w->lock);
-    weft_generator_count(w->generator, &w->stats);
-    w->ready = true;
-    pthread_cond_signal(&w->begun);
-    while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
-        pthread_cond_wait(&w->news, &w->lock);
-    *out = w->incoming;
-    w->incoming = NULL;
-    w->incoming_end = &w->incoming;
-    w->nudged = false;
-    bool stopping = w->stopping;
-    pthread_mutex_unlock(&w->lock);
-    return !stopping;
-}
-
 static void *run(void *context) {
     weft_worker *w = context;
     weft_job *incoming;
     bool goes_on;
     do {
-        goes_on = take_incoming(w, &incoming);
+        /* Waits until there is something to do. */
+        pthread_mutex_lock(&w->lock);
+        weft_generator_count(w->generator, &w->stats);
+        w->ready = true;
+        pthread_cond_signal(&w->begun);
+        while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
+            pthread_cond_wait(&w->news, &w->lock);
+        incoming = w->incoming;
+        w->incoming = NULL;
+        w->incoming_end = &w->incoming;
+        w->nudged = false;
+        goes_on = !w->stopping;
+        pthread_mutex_unlock(&w->lock);
         while (incoming) {
             weft_job *j = incoming;
             incoming = j->next;

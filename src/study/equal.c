@@ -102,12 +102,6 @@ static int64_t round_iters(double iters) {
     return (int64_t)whole;
 }
 
-static void set_iters(weft_study_variant *p, int64_t iters) {
-    p->counted = iters != p->config.steps;
-    p->config.steps = iters;
-    p->iters = iters;
-}
-
 /* What one iteration costs, in what is held equal. */
 static double iter_cost(const weft_study *s, int variant) {
     const weft_study_variant *p = &s->built[variant];
@@ -127,7 +121,10 @@ static weft_status scale_iters(weft_study *s) {
         if (!(cost > 0) || !(whole > 0))
             return weft_fail(WEFT_EBUG, "study: variant '%s' has no cost to be held equal",
                              s->variants.list[i].name);
-        set_iters(&s->built[i], round_iters(whole / cost));
+        int64_t iters = round_iters(whole / cost);
+        s->built[i].counted = iters != s->built[i].config.steps;
+        s->built[i].config.steps = iters;
+        s->built[i].iters = iters;
     }
     return WEFT_OK;
 }

@@ -78,38 +78,34 @@ static weft_status check_range(const axis *a, const char *text, const char *wher
     return WEFT_OK;
 }
 
-static weft_status add_value(axis *a, const char *from, size_t n, const char *where) {
-    weft_config scratch;
-    char value[WEFT_SWEEP_VALUE];
-    weft_config_defaults(&scratch);
-    snprintf(value, sizeof value, "%.*s", (int)n, from);
-    if (n == 0 || n >= sizeof value)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s: a value is expected between commas, not '%s'",
-                         where, a->option->key, value);
-    WEFT_TRY(weft_config_set(&scratch, a->option->key, value, where));
-    /* As the config would write it, so that 1e-3 and 0.001 are one value. */
-    weft_config_format(&scratch, a->option, value, sizeof value);
-    for (int i = 0; i < a->n; i++)
-        if (strcmp(a->values[i], value) == 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes %s twice", where, a->option->key,
-                             value);
-    if (a->n == VALUES_MAX)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes more than %d values", where,
-                         a->option->key, VALUES_MAX);
-    char(*values)[WEFT_SWEEP_VALUE] = realloc(a->values, (size_t)(a->n + 1) * sizeof *values);
-    if (!values) return no_memory();
-    a->values = values;
-    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
-    memcpy(values[a->n++], value, sizeof value);
-    return WEFT_OK;
-}
-
 /* What stands behind KEY=. */
 static weft_status read_values(axis *a, const char *text, const char *where) {
     if (read_range(text, a)) return check_range(a, text, where);
     for (;;) {
         size_t n = strcspn(text, ",");
-        WEFT_TRY(add_value(a, text, n, where));
+        weft_config scratch;
+        char value[WEFT_SWEEP_VALUE];
+        weft_config_defaults(&scratch);
+        snprintf(value, sizeof value, "%.*s", (int)n, text);
+        if (n == 0 || n >= sizeof value)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_%s: a value is expected between commas, not '%s'", where,
+                             a->option->key, value);
+        WEFT_TRY(weft_config_set(&scratch, a->option->key, value, where));
+        /* As the config would write it, so that 1e-3 and 0.001 are one value. */
+        weft_config_format(&scratch, a->option, value, sizeof value);
+        for (int i = 0; i < a->n; i++)
+            if (strcmp(a->values[i], value) == 0)
+                return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes %s twice", where, a->option->key,
+                                 value);
+        if (a->n == VALUES_MAX)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes more than %d values", where,
+                             a->option->key, VALUES_MAX);
+        char(*values)[WEFT_SWEEP_VALUE] = realloc(a->values, (size_t)(a->n + 1) * sizeof *values);
+        if (!values) return no_memory();
+        a->values = values;
+        /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
+        memcpy(values[a->n++], value, sizeof value);
         if (!text[n]) return WEFT_OK;
         text += n + 1;
     }
@@ -159,14 +155,6 @@ static weft_status read_axes(const char *text, const char *where, axis *axes, in
                              where, at);
         at = weft_skip_blanks(at);
     }
-}
-
-/* How many points the grid has; 0: one axis is a range. More than INT_MAX counts as that. */
-static int grid_size(const axis *axes, int n) {
-    double size = 1;
-    for (int i = 0; i < n; i++)
-        size *= axes[i].n;
-    return size < 1e9 ? (int)size : 1000000000;
 }
 
 static void grid_point(const axis *axes, int n, int number, weft_sweep_point *out) {
@@ -223,7 +211,11 @@ static weft_status draw_points(const axis *axes, int points, uint64_t seed, cons
 
 static weft_status make_points(const axis *axes, int points, int most, uint64_t seed,
                                const char *where, weft_sweep *out) {
-    int grid = grid_size(axes, out->axes);
+    /* How many points the grid has; 0: one axis is a range. More than INT_MAX counts as that. */
+    double size = 1;
+    for (int i = 0; i < out->axes; i++)
+        size *= axes[i].n;
+    int grid = size < 1e9 ? (int)size : 1000000000;
     if (grid == 0 && points == 0)
         return weft_fail(WEFT_EINPUT,
                          "%s has a range; say how many points to draw: "

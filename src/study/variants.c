@@ -110,16 +110,6 @@ static weft_status read_name(const char **at, const char *where, const char *aft
     return WEFT_OK;
 }
 
-static weft_status read_set(weft_variant *variant, const char *word, const char *where) {
-    const char *equals = strchr(word, '=');
-    char key[128];
-    if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
-        return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", where, word);
-    snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
-    WEFT_TRY(check_key(variant, key, where));
-    return add_set(variant, weft_option_find(key)->key, equals + 1);
-}
-
 /* A variant's label in quotes, where one stands at *at. */
 static weft_status read_label(const char **at, const char *where, weft_variant *v) {
     char word[WORD_ROOM];
@@ -166,21 +156,6 @@ bool weft_variant_labelled(const char *title, const char *name, const char *sets
     return *title && strcmp(title, name) != 0 && !described;
 }
 
-/* Where a label is another's too, the name tells them apart. */
-static void part_labels(weft_variants *s) {
-    bool same[WEFT_VARIANTS_MAX] = {false};
-    for (int i = 0; i < s->n; i++)
-        for (int k = 0; k < s->n; k++)
-            if (i != k && strcmp(s->list[i].title, s->list[k].title) == 0) same[i] = true;
-    for (int i = 0; i < s->n; i++) {
-        char label[WEFT_VARIANT_TITLE];
-        if (!same[i]) continue;
-        snprintf(label, sizeof label, "%.*s (%s)", WEFT_VARIANT_TITLE - WEFT_VARIANT_NAME - 4,
-                 s->list[i].title, s->list[i].name);
-        memcpy(s->list[i].title, label, sizeof label);
-    }
-}
-
 /* NAME ["LABEL"] [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
 static weft_status read_variant(weft_variants *s, const char **text, const char *where) {
     char name[WEFT_VARIANT_NAME], here[800], word[WORD_ROOM];
@@ -202,7 +177,13 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
     if (*at == ':') {
         for (at = weft_skip_blanks(at + 1); *at && *at != ';'; at = weft_skip_blanks(at)) {
             at = next_word(at, ";", word);
-            WEFT_TRY(read_set(variant, word, here));
+            const char *equals = strchr(word, '=');
+            char key[128];
+            if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
+                return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", here, word);
+            snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
+            WEFT_TRY(check_key(variant, key, here));
+            WEFT_TRY(add_set(variant, weft_option_find(key)->key, equals + 1));
         }
     }
     if (!labelled) describe_sets(variant);
@@ -242,7 +223,18 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
     snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_VARIANTS", where);
     while (*at)
         WEFT_TRY(read_variant(s, &at, here));
-    part_labels(s);
+    /* Where a label is another's too, the name tells them apart. */
+    bool same[WEFT_VARIANTS_MAX] = {false};
+    for (int i = 0; i < s->n; i++)
+        for (int k = 0; k < s->n; k++)
+            if (i != k && strcmp(s->list[i].title, s->list[k].title) == 0) same[i] = true;
+    for (int i = 0; i < s->n; i++) {
+        char label[WEFT_VARIANT_TITLE];
+        if (!same[i]) continue;
+        snprintf(label, sizeof label, "%.*s (%s)", WEFT_VARIANT_TITLE - WEFT_VARIANT_NAME - 4,
+                 s->list[i].title, s->list[i].name);
+        memcpy(s->list[i].title, label, sizeof label);
+    }
     return link_baselines(s, here);
 }
 

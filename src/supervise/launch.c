@@ -131,22 +131,6 @@ void weft_pause(double waited) {
     nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
 }
 
-/* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
-static weft_status start_on(const char *gpu, const char *const *words, const char *out,
-                            const char *log, pid_t *pid) {
-    const char *own = getenv("WEFT_CUDA_DEVICE");
-    char *before = own ? strdup(own) : NULL;
-    if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
-    if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
-    weft_status status = start_process(words, out, log, pid);
-    if (gpu && before)
-        setenv("WEFT_CUDA_DEVICE", before, 1);
-    else if (gpu)
-        unsetenv("WEFT_CUDA_DEVICE");
-    free(before);
-    return status;
-}
-
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid) {
     char config[WEFT_PATH_MAX], result[WEFT_PATH_MAX], log[WEFT_PATH_MAX], count[16], peak[40];
@@ -161,23 +145,18 @@ weft_status weft_launch(const weft_config *c, const char *folder,
                            "--resume", "--json",   "--threads", count,   "--peak-flops",
                            peak,       NULL,       NULL};
     if (options->save_last) words[11] = "--save-last";
-    return start_on(options->gpu, words, result, log, pid);
-}
-
-/* Waits for a measuring process; a signal is handed on. */
-static weft_status wait_measured(pid_t pid, weft_process_end *end) {
-    double begun = weft_clock();
-    bool told = false;
-    while (!weft_process_ended(pid, false, end)) {
-        int asked = weft_stop_asked();
-        if (asked && !told) kill(pid, asked);
-        told = told || asked;
-        weft_pause(weft_clock() - begun);
-    }
-    return told
-               ? weft_fail(WEFT_EIO, "stopped by a signal while variants were measured; nothing is "
-                                     "kept, the same command starts anew")
-               : WEFT_OK;
+    /* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
+    const char *gpu = options->gpu, *own = getenv("WEFT_CUDA_DEVICE");
+    char *before = own ? strdup(own) : NULL;
+    if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
+    weft_status status = start_process(words, result, log, pid);
+    if (gpu && before)
+        setenv("WEFT_CUDA_DEVICE", before, 1);
+    else if (gpu)
+        unsetenv("WEFT_CUDA_DEVICE");
+    free(before);
+    return status;
 }
 
 /* One process of so many iterations; seconds of an iteration, the median. */
@@ -195,7 +174,18 @@ static weft_status measure_once(weft_study *s, int variant, const char *folder, 
     c.log_interval = 1;
     c.save_checkpoint = false;
     WEFT_TRY(weft_launch(&c, folder, &(weft_launch_options){.threads = threads}, &pid));
-    WEFT_TRY(wait_measured(pid, &end));
+    /* Waits for a measuring process; a signal is handed on. */
+    double begun = weft_clock();
+    bool told = false;
+    while (!weft_process_ended(pid, false, &end)) {
+        int asked = weft_stop_asked();
+        if (asked && !told) kill(pid, asked);
+        told = told || asked;
+        weft_pause(weft_clock() - begun);
+    }
+    if (told)
+        return weft_fail(WEFT_EIO, "stopped by a signal while variants were measured; nothing is "
+                                   "kept, the same command starts anew");
     double rate = weft_collect_rate(folder);
     if (end.status == 0 && rate > 0) {
         p->seconds_per_iter = (double)weft_study_iter_tokens(&c) / rate;

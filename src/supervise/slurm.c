@@ -44,26 +44,6 @@ static bool is_chosen(const weft_study *s, const weft_slurm_options *o, int i) {
     return !*s->built[i].error && (!o->variants || o->variants[i]);
 }
 
-/* MiB of the largest variant, with room for what a plan does not count. */
-static weft_status count_memory(const weft_study *s, const weft_slurm_options *o, int64_t *mib) {
-    int64_t most = 0;
-    for (int i = 0; i < s->variants.n; i++) {
-        weft_rank_bytes bytes;
-        if (!is_chosen(s, o, i)) continue;
-        WEFT_TRY(weft_account_rank(&s->built[i].config, o->host, o->cpus, 1, &bytes));
-        if (bytes.all > most) most = bytes.all;
-    }
-    *mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;
-    return WEFT_OK;
-}
-
-static weft_status own_program(char path[WEFT_PATH_MAX]) {
-    ssize_t n = readlink("/proc/self/exe", path, WEFT_PATH_MAX - 1);
-    if (n <= 0) return weft_fail(WEFT_EIO, "the program's own file is not known");
-    path[n] = 0;
-    return WEFT_OK;
-}
-
 static void put_variants(FILE *out, const job *j) {
     for (int i = 0; i < j->study->variants.n; i++)
         if (is_chosen(j->study, j->o, i)) fprintf(out, "%s\n", j->study->variants.list[i].name);
@@ -178,8 +158,18 @@ weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
     job j = {.study = s, .o = o, .program = program, .array = out->array};
     WEFT_TRY(check_folder(o->out));
     WEFT_TRY(weft_database_place(o->out));
-    WEFT_TRY(own_program(program));
-    WEFT_TRY(count_memory(s, o, &j.mib));
+    ssize_t n = readlink("/proc/self/exe", program, WEFT_PATH_MAX - 1);
+    if (n <= 0) return weft_fail(WEFT_EIO, "the program's own file is not known");
+    program[n] = 0;
+    /* MiB of the largest variant, with room for what a plan does not count. */
+    int64_t most = 0;
+    for (int i = 0; i < s->variants.n; i++) {
+        weft_rank_bytes bytes;
+        if (!is_chosen(s, o, i)) continue;
+        WEFT_TRY(weft_account_rank(&s->built[i].config, o->host, o->cpus, 1, &bytes));
+        if (bytes.all > most) most = bytes.all;
+    }
+    j.mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;
     for (int i = 0; i < s->variants.n; i++)
         j.jobs += is_chosen(s, o, i);
     if (j.jobs == 0) return weft_fail(WEFT_EINPUT, "study: no variant to submit");
