@@ -99,6 +99,7 @@ static const struct {
 enum { ORDERS = 6, BOUND_MAX = ORDERS * WEFT_API_TENSORS_MAX };
 
 static void destroy_block(weft_block *b) {
+    if (!b) return;
     weft_function_destroy(b->function);
     weft_api_lists_free(b->lists);
     weft_graph_destroy(b->graph);
@@ -142,13 +143,11 @@ static weft_block *drop_oldest(weft_engine *engine) {
     return b;
 }
 
-static void end_block(weft_block **b) {
-    if (*b) destroy_block(*b);
-}
+WEFT_ENDED_BY(destroy_block, weft_block)
 
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
                              void *context, int purpose, weft_block **out) {
-    WEFT_AUTO(end_block) weft_block *b = calloc(1, sizeof *b);
+    WEFT_AUTO(destroy_block_at) weft_block *b = calloc(1, sizeof *b);
     if (!b) return weft_fail(WEFT_ENOMEM, "block: no memory");
     b->engine = engine;
     b->purpose = purpose;
@@ -214,7 +213,7 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
             engine->blocks = b;
             weft_block *old = drop_oldest(engine);
             pthread_mutex_unlock(&engine->lock);
-            if (old) destroy_block(old);
+            destroy_block(old);
         }
     }
     return status;

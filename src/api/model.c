@@ -83,31 +83,24 @@ weft_status weft_api_vouched(weft_status status, const char *folder) {
 
 WEFT_ENDED_BY(weft_model_destroy, weft_model)
 
-static weft_status open_checkpoint(const char *path, const weft_config *c, weft_model **out) {
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
-    WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
-    WEFT_TRY(weft_model_load(path, weft_config_dtype(c), &m));
-    WEFT_TRY(check_same_tensors(m, c, path));
-    m->config = *c;
-    *out = weft_steal(&m);
-    return WEFT_OK;
-}
-
-static weft_status open_fresh(const weft_config *c, weft_model **out) {
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
-    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &m));
-    WEFT_TRY(weft_model_start(m, (uint64_t)c->seed));
-    *out = weft_steal(&m);
-    return WEFT_OK;
-}
-
 weft_status weft_model_open(const char *path, const char *const *overrides, weft_model **out) {
     API_NEED(out);
     *out = NULL;
     weft_config c;
     bool is_folder;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
-    return is_folder ? open_checkpoint(path, &c, out) : open_fresh(&c, out);
+    if (is_folder) {
+        WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
+        WEFT_TRY(weft_model_load(path, weft_config_dtype(&c), &m));
+        WEFT_TRY(check_same_tensors(m, &c, path));
+        m->config = c;
+    } else {
+        WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
+        WEFT_TRY(weft_model_start(m, (uint64_t)c.seed));
+    }
+    *out = weft_steal(&m);
+    return WEFT_OK;
 }
 
 void weft_model_close(weft_model *model) {

@@ -91,18 +91,6 @@ int weft_args_refuse(const weft_args *a, const char *format, ...) {
     return WEFT_EXIT_USAGE;
 }
 
-/* `given` may have "=value" behind the option. */
-static int refuse_unknown(const weft_args *a, const known_options *k, const char *given) {
-    char word[OPTION_LETTERS];
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(given, "="), given);
-    weft_nearest nearest = weft_nearest_slip(word);
-    for (int i = 0; i < k->n; i++)
-        weft_nearest_offer(&nearest, k->list[i].name);
-    if (*nearest.name)
-        return weft_args_refuse(a, "unknown option '%s'; did you mean '%s'?", word, nearest.name);
-    return weft_args_refuse(a, "unknown option '%s'; 'weft help %s' lists them", word, a->command);
-}
-
 static int missing_value(const weft_args *a, const char *option) {
     return weft_args_refuse(a, "%s needs a value", option);
 }
@@ -134,20 +122,30 @@ static void add_option_setting(weft_args *a, int place, const char *key, const c
     add_setting(a, a->setting_text[place], where);
 }
 
-static int add_override(weft_args *a, const char *text) {
-    if (a->n_overrides == ARGS_OVERRIDES_MAX)
-        return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
-    a->overrides[a->n_overrides++] = text;
-    return WEFT_EXIT_DONE;
-}
-
 /* One option at argv[*i]; moves *i past its value. */
 static int take_option(weft_args *a, const known_options *k, int argc, char **argv, int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
-    if (k->overrides && strcmp(word, "-o") == 0)
-        return *i + 1 < argc ? add_override(a, argv[++*i]) : missing_value(a, "-o");
+    if (k->overrides && strcmp(word, "-o") == 0) {
+        if (*i + 1 == argc) return missing_value(a, "-o");
+        if (a->n_overrides == ARGS_OVERRIDES_MAX)
+            return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
+        a->overrides[a->n_overrides++] = argv[++*i];
+        return WEFT_EXIT_DONE;
+    }
     const weft_arg *o = find_option(k, word);
-    if (!o) return refuse_unknown(a, k, word);
+    if (!o) {
+        /* Without the "=value" that it may have behind it. */
+        char bare[OPTION_LETTERS];
+        snprintf(bare, sizeof bare, "%.*s", (int)strcspn(word, "="), word);
+        weft_nearest nearest = weft_nearest_slip(bare);
+        for (int n = 0; n < k->n; n++)
+            weft_nearest_offer(&nearest, k->list[n].name);
+        if (*nearest.name)
+            return weft_args_refuse(a, "unknown option '%s'; did you mean '%s'?", bare,
+                                    nearest.name);
+        return weft_args_refuse(a, "unknown option '%s'; 'weft help %s' lists them", bare,
+                                a->command);
+    }
     if (o->flag) {
         if (equals && !(o->value && equals[1]))
             return weft_args_refuse(a, "%s takes no value", o->name);

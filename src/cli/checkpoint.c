@@ -9,16 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static weft_status open_tokenizer(weft_loaded_for purpose, weft_loaded *l) {
-    char path[WEFT_PATH_MAX];
-    bool there = purpose != WEFT_LOADED_MODEL;
-    WEFT_TRY(weft_path(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]));
-    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(path, &there));
-    if (there) WEFT_TRY(weft_generation_tokenizer(l->folder, &l->config, &l->tokenizer));
-    return purpose == WEFT_LOADED_GENERATION ? weft_encoder_open(l->tokenizer, &l->encoder)
-                                             : WEFT_OK;
-}
-
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded_for purpose, weft_loaded *out) {
     *out = (weft_loaded){0};
@@ -29,7 +19,13 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
     WEFT_TRY(weft_model_check(c, out->folder));
-    WEFT_TRY(open_tokenizer(purpose, out));
+    char file[WEFT_PATH_MAX];
+    bool there = purpose != WEFT_LOADED_MODEL;
+    WEFT_TRY(weft_path(file, "%s/%s", out->folder, weft_parts[WEFT_PART_TOKENIZER]));
+    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(file, &there));
+    if (there) WEFT_TRY(weft_generation_tokenizer(out->folder, &out->config, &out->tokenizer));
+    if (purpose == WEFT_LOADED_GENERATION)
+        WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
     if (purpose == WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
     return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);

@@ -249,26 +249,6 @@ static int find_checkpoint(const weft_args *args, eval_job *job) {
     return WEFT_EXIT_DONE;
 }
 
-static weft_status score_suite(eval_job *job, const weft_loaded *l) {
-    WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
-    return weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
-                      &job->score);
-}
-
-static weft_status find_needles(eval_job *job, const weft_loaded *l) {
-    WEFT_TRY(check_output(job->details, l->folder, &job->what));
-    /* A quarter, a half and the whole of the context, where the key's line and question fit. */
-    for (int64_t part = 4; part >= 1 && !job->needle.lengths; part /= 2)
-        if (l->config.context / part >= WEFT_NEEDLE_TIME || part == 1)
-            job->hidden.lengths[job->hidden.n_lengths++] = l->config.context / part;
-    return weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden, &job->answers);
-}
-
-static weft_status evaluate(eval_job *job, const weft_loaded *l) {
-    job->what.tokenizer = l->tokenizer;
-    return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
-}
-
 static weft_status run_job(const weft_args *args, eval_job *job, weft_loaded *l) {
     bool text = job->suite || job->needle.on || job->what.text;
     WEFT_TRY(check_output(job->what.logits, job->folder, &job->what));
@@ -276,9 +256,22 @@ static weft_status run_job(const weft_args *args, eval_job *job, weft_loaded *l)
     WEFT_TRY(check_output(job->what.scores, job->folder, &job->what));
     WEFT_TRY(weft_loaded_open(args, job->folder, job->unchecked,
                               text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
-    return job->needle.on ? find_needles(job, l)
-           : job->suite   ? score_suite(job, l)
-                          : evaluate(job, l);
+    if (job->needle.on) {
+        WEFT_TRY(check_output(job->details, l->folder, &job->what));
+        /* A quarter, a half and the whole of the context, where the key's line and question fit. */
+        for (int64_t part = 4; part >= 1 && !job->needle.lengths; part /= 2)
+            if (l->config.context / part >= WEFT_NEEDLE_TIME || part == 1)
+                job->hidden.lengths[job->hidden.n_lengths++] = l->config.context / part;
+        return weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden,
+                           &job->answers);
+    }
+    if (job->suite) {
+        WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
+        return weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
+                          &job->score);
+    }
+    job->what.tokenizer = l->tokenizer;
+    return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
 }
 
 int weft_cmd_eval(int argc, char **argv) {

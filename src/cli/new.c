@@ -12,7 +12,7 @@
 #include "cli/study.h"
 #include "config/kinds.h"
 #include "cpu/backend.h"
-#include "supervise/launch.h"
+#include "supervise/supervise.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -72,33 +72,27 @@ typedef struct {
     char variants[WEFT_TEXT_MAX];
 } wishes;
 
-static const part *find_part(const char *word) {
-    for (int i = 0; i < N_PARTS; i++)
-        if (strcasecmp(parts[i].word, word) == 0) return &parts[i];
-    return NULL;
-}
-
-static int refuse_part(const weft_args *a, const char *word) {
-    weft_nearest nearest = weft_nearest_slip(word);
-    for (int i = 0; i < N_PARTS; i++)
-        weft_nearest_offer(&nearest, parts[i].word);
-    if (*nearest.name)
-        return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
-                                nearest.name);
-    return weft_args_refuse(
-        a,
-        "--compare: '%s' is not known; 'weft help new' lists the words, and KEY=VALUE is any "
-        "option of a config",
-        word);
-}
-
 /* One part, as what it sets and as a variant: "w2 'W2 attention': ATTENTION=w2". */
 static int add_part(const weft_args *a, wishes *w, const char *word) {
-    const part *p = find_part(word);
+    const part *p = NULL;
+    for (int i = 0; i < N_PARTS; i++)
+        if (strcasecmp(parts[i].word, word) == 0) p = &parts[i];
     const char *equals = strchr(word, '=');
     char name[WEFT_VARIANT_NAME], label[VARIANT_ROOM] = "";
     weft_config scratch;
-    if (!p && !equals) return refuse_part(a, word);
+    if (!p && !equals) {
+        weft_nearest nearest = weft_nearest_slip(word);
+        for (int i = 0; i < N_PARTS; i++)
+            weft_nearest_offer(&nearest, parts[i].word);
+        if (*nearest.name)
+            return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
+                                    nearest.name);
+        return weft_args_refuse(
+            a,
+            "--compare: '%s' is not known; 'weft help new' lists the words, and KEY=VALUE is any "
+            "option of a config",
+            word);
+    }
     if (w->n == PARTS_MOST) return weft_args_refuse(a, "--compare: more than %d parts", PARTS_MOST);
     char *sets = w->sets[w->n];
     snprintf(sets, VARIANT_ROOM, "%s%s%s", p ? p->key : "", p ? "=" : "", p ? p->word : word);

@@ -5,12 +5,14 @@
  * its parameters, and it has no more than a few parameters for each token of the text. Steps follow
  * from the time, up to a number of passes over the text after which little is left to learn. */
 #include "cli/own_text.h"
+#include "cli/checkpoint.h"
 
 #include "base/folders.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
-#include "data/shard_write.h"
+#include "data/shards.h"
 #include "data/texts.h"
 #include "device/device.h"
 #include "model/account.h"
@@ -69,14 +71,6 @@ typedef struct {
         tokens; /* tokens: that it is trained on, passes over the text included */
 } choice;
 
-/* A power of two, so that the same text gives the same vocabulary whatever is added to it. */
-static int64_t choose_vocab(int64_t bytes) {
-    int64_t vocab = 512;
-    while (vocab < VOCAB_MOST && 2 * vocab * BYTES_PER_TOKEN <= bytes)
-        vocab *= 2;
-    return vocab;
-}
-
 /* The first words of a text that are plain letters, for samples to begin with. */
 static void find_prompt(const char *path, char *out) {
     char line[256];
@@ -95,13 +89,6 @@ static void find_prompt(const char *path, char *out) {
         if (whole) snprintf(out, PROMPT_MOST + 1, "%.*s", (int)(cut - from), line + from);
     }
     if (file) fclose(file);
-}
-
-static int64_t bytes_of(const char *const *paths, int n) {
-    int64_t all = 0, one;
-    for (int i = 0; i < n; i++)
-        if (weft_file_size(paths[i], &one) == WEFT_OK) all += one;
-    return all;
 }
 
 static double learning_rate(int64_t width) {
@@ -163,15 +150,6 @@ static weft_status fit_memory(const facts *f, weft_config *c) {
     }
 }
 
-static weft_status make_tokenizer(const weft_input_options *input, int64_t bytes,
-                                  weft_tokenizer **out) {
-    int64_t words;
-    if (bytes < BYTES_ONLY) return weft_tokenizer_open("bytes", out);
-    weft_input_options whole = *input;
-    whole.cuttable = true;
-    return weft_texts_learn(&whole, choose_vocab(bytes), 2, out, &words);
-}
-
 /* Shards of the texts in `data`; without any text the facts are those of the one that comes with weft, which
  * goes on for ever. */
 static weft_status read_texts(const char *const *paths, int n, const char *data, weft_pool *pool,
@@ -185,16 +163,22 @@ static weft_status read_texts(const char *const *paths, int n, const char *data,
     WEFT_TRY(weft_folder_make_marked(data));
     find_prompt(paths[0], f->prompt);
     weft_input_options input = {.paths = paths, .n_paths = n, .val_share = VAL_SHARE};
-    weft_tokenizer *t = NULL;
-    weft_texts_sum sum = {0};
-    weft_status status = make_tokenizer(&input, bytes_of(paths, n), &t);
-    if (status == WEFT_OK)
-        status = weft_texts_tokenize(&input, t, pool, data, WEFT_SHARD_TOKENS, &sum);
+    weft_input_options whole = input;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    weft_texts_sum sum;
+    int64_t bytes = 0, one, words, vocab = 512;
+    for (int i = 0; i < n; i++)
+        if (weft_file_size(paths[i], &one) == WEFT_OK) bytes += one;
+    /* A power of two, so that the same text gives the same vocabulary whatever is added to it. */
+    while (vocab < VOCAB_MOST && 2 * vocab * BYTES_PER_TOKEN <= bytes)
+        vocab *= 2;
+    whole.cuttable = true;
+    WEFT_TRY(bytes < BYTES_ONLY ? weft_tokenizer_open("bytes", &t)
+                                : weft_texts_learn(&whole, vocab, 2, &t, &words));
+    WEFT_TRY(weft_texts_tokenize(&input, t, pool, data, WEFT_SHARD_TOKENS, &sum));
     f->train = sum.tokens[0];
     f->val = sum.tokens[1];
-    if (status == WEFT_OK) f->vocab = weft_tokenizer_vocab(t);
-    weft_tokenizer_close(t);
-    WEFT_TRY(status);
+    f->vocab = weft_tokenizer_vocab(t);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
     return weft_fail(
         WEFT_EINPUT,

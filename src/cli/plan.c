@@ -1,4 +1,5 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its variants. */
+#include "base/scope.h"
 #include "base/text.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
@@ -200,24 +201,6 @@ static json_t *to_json(const weft_account *a) {
         (json_int_t)a->cache_bytes_sequence);
 }
 
-static void print_variants_row(int width, const weft_variant *v, const weft_account *a) {
-    const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
-    char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
-    printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, v->name,
-           weft_count_text(a->parameters, parameters), (a->forward_flops + a->backward_flops) / 1e6,
-           mib(a->training_bytes), a->kept_per_token_layer,
-           weft_count_text(a->cache_bytes_token, cache), *label ? "  " : "", weft_shown(label));
-}
-
-static weft_status account_variant(const weft_args *args, const char *variant,
-                                   const weft_backend *backend, int threads, weft_account *out) {
-    weft_args one = *args;
-    weft_config c;
-    one.variant = variant;
-    WEFT_TRY(weft_args_config(&one, &c));
-    return weft_account_make(&c, backend, threads, out);
-}
-
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
 static json_t *variants_json(const weft_config *base, const weft_variants *variants,
                              const weft_account *accounts) {
@@ -239,26 +222,40 @@ static json_t *variants_json(const weft_config *base, const weft_variants *varia
 static weft_status plan_variants(const weft_args *args, const weft_config *base,
                                  const weft_account *first, const weft_variants *variants,
                                  const weft_backend *backend, int threads) {
-    weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
-    weft_status status = accounts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int i = 0; status == WEFT_OK && i < variants->n; i++)
-        status = account_variant(args, variants->list[i].name, backend, threads, &accounts[i]);
-    if (status == WEFT_OK && args->json) {
+    WEFT_AUTO_FREE weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
+    if (!accounts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int i = 0; i < variants->n; i++) {
+        weft_args one = *args;
+        weft_config c;
+        one.variant = variants->list[i].name;
+        WEFT_TRY(weft_args_config(&one, &c));
+        WEFT_TRY(weft_account_make(&c, backend, threads, &accounts[i]));
+    }
+    if (args->json) {
         json_t *all = to_json(first);
         json_object_set_new(all, "steps", variants_json(base, variants, accounts));
         weft_args_print(all, 0);
-    } else if (status == WEFT_OK) {
+    } else {
         int width = 7;
         for (int i = 0; i < variants->n; i++)
             if ((int)strlen(variants->list[i].name) > width)
                 width = (int)strlen(variants->list[i].name);
         printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
                "training MiB", "kept/tok/layer", "cache B/token");
-        for (int i = 0; i < variants->n; i++)
-            print_variants_row(width, &variants->list[i], &accounts[i]);
+        for (int i = 0; i < variants->n; i++) {
+            const char *label = strcmp(variants->list[i].title, variants->list[i].name) != 0
+                                    ? variants->list[i].title
+                                    : "";
+            char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
+            printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, variants->list[i].name,
+                   weft_count_text(accounts[i].parameters, parameters),
+                   (accounts[i].forward_flops + accounts[i].backward_flops) / 1e6,
+                   mib(accounts[i].training_bytes), accounts[i].kept_per_token_layer,
+                   weft_count_text(accounts[i].cache_bytes_token, cache), *label ? "  " : "",
+                   weft_shown(label));
+        }
     }
-    free(accounts);
-    return status;
+    return WEFT_OK;
 }
 
 /* A build without CUDA still answers: parameters and operations are the same, and memory but for the
@@ -279,7 +276,7 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     const weft_backend *backend;
     weft_pool *pool;
     weft_account a;
-    weft_variants variants;
+    WEFT_AUTO(weft_variants_free) weft_variants variants = {0};
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
@@ -295,9 +292,7 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
                 "picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
-        weft_status status = plan_variants(args, &c, &a, &variants, counted, threads);
-        weft_variants_free(&variants);
-        return status;
+        return plan_variants(args, &c, &a, &variants, counted, threads);
     }
     weft_fit fit;
     weft_rank_bytes bytes[SHARDS];

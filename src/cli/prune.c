@@ -1,6 +1,7 @@
 /* weft prune: a smaller model from a trained one. */
 #include "convert/prune.h"
 #include "base/json.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
 #include "inspect/inspect.h"
@@ -52,6 +53,13 @@ typedef struct {
     int64_t before, after;          /* parameters */
     double loss_before, loss_after; /* NaN without a text */
 } prune_result;
+
+WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
+
+static void end_result(prune_result *r) {
+    weft_model_destroy(r->model);
+    weft_pruned_free(&r->did);
+}
 
 static const char *const whats[] = {"heads", "ffn", "z-heads", "cross"};
 static const char *const bys[] = {"magnitude", "state", "gate"};
@@ -123,34 +131,22 @@ static weft_status open_state(const char *folder, bool unchecked, weft_safetenso
     return weft_safetensors_open(path, out);
 }
 
-static weft_status read_text(const prune_job *job, const weft_loaded *l, weft_windows *text) {
-    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
-    if (!job->text) return WEFT_OK;
-    return weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), text);
-}
-
 static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
                          prune_result *r) {
     weft_backing place = {l->backend, l->pool};
-    weft_safetensors *state = NULL;
-    double *given = NULL;
-    weft_status status = WEFT_OK;
-    if (strcmp(job->by_text, "state") == 0) status = open_state(l->folder, job->unchecked, &state);
-    if (status == WEFT_OK && strcmp(job->by_text, "gate") == 0)
-        status = measure_gates(l->model, place, text, &given);
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *state = NULL;
+    WEFT_AUTO_FREE double *given = NULL;
+    if (strcmp(job->by_text, "state") == 0) WEFT_TRY(open_state(l->folder, job->unchecked, &state));
+    if (strcmp(job->by_text, "gate") == 0) WEFT_TRY(measure_gates(l->model, place, text, &given));
     weft_prune_options options = {.what = job->what,
                                   .keep = job->keep,
                                   .sparse = job->sparse,
                                   .given = given,
                                   .state = state};
-    if (status == WEFT_OK) status = weft_prune(l->model, &options, &r->model, &r->did);
-    if (state) weft_safetensors_close(state);
-    free(given);
-    if (status == WEFT_OK && job->text)
-        status = weft_windows_loss(l->model, place, text, &r->loss_before);
-    if (status == WEFT_OK && job->text)
-        status = weft_windows_loss(r->model, place, text, &r->loss_after);
-    return status;
+    WEFT_TRY(weft_prune(l->model, &options, &r->model, &r->did));
+    if (!job->text) return WEFT_OK;
+    WEFT_TRY(weft_windows_loss(l->model, place, text, &r->loss_before));
+    return weft_windows_loss(r->model, place, text, &r->loss_after);
 }
 
 static void print_text(const prune_job *job, const prune_result *r) {
@@ -192,26 +188,23 @@ static void print_json(const prune_job *job, const prune_result *r) {
 }
 
 static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded *l) {
-    weft_windows text = {0};
-    prune_result r = {.loss_before = NAN, .loss_after = NAN};
+    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+    WEFT_AUTO(end_result) prune_result r = {.loss_before = NAN, .loss_after = NAN};
     WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
                               job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
-    weft_status status = read_text(job, l, &text);
-    if (status == WEFT_OK) status = prune(job, l, &text, &r);
-    if (status == WEFT_OK)
-        status = weft_new_model_write(job->out, job->force, r.model, l->tokenizer);
-    if (status == WEFT_OK) {
-        r.before = weft_model_parameter_count(l->model);
-        r.after = weft_model_parameter_count(r.model);
-        if (a->json)
-            print_json(job, &r);
-        else
-            print_text(job, &r);
-    }
-    weft_model_destroy(r.model);
-    weft_pruned_free(&r.did);
-    weft_windows_free(&text);
-    return status;
+    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
+    if (job->text)
+        WEFT_TRY(
+            weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), &text));
+    WEFT_TRY(prune(job, l, &text, &r));
+    WEFT_TRY(weft_new_model_write(job->out, job->force, r.model, l->tokenizer));
+    r.before = weft_model_parameter_count(l->model);
+    r.after = weft_model_parameter_count(r.model);
+    if (a->json)
+        print_json(job, &r);
+    else
+        print_text(job, &r);
+    return WEFT_OK;
 }
 
 int weft_cmd_prune(int argc, char **argv) {

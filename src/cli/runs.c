@@ -128,15 +128,6 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
     return WEFT_OK;
 }
 
-/* `merge` as the first word is taken out of them. */
-static void take_merge(int *argc, char **argv, runs_args *own) {
-    if (*argc < 2 || strcmp(argv[1], "merge") != 0) return;
-    own->merge = true;
-    for (int k = 1; k + 1 < *argc; k++)
-        argv[k] = argv[k + 1];
-    --*argc;
-}
-
 /* --compare has two values; the second is taken out of the words. */
 static int take_compare(int *argc, char **argv, runs_args *own) {
     for (int i = 1; i < *argc; i++) {
@@ -182,7 +173,10 @@ int weft_cmd_runs(int argc, char **argv) {
         {"--diff", .value = &own.diff},         {"--force", .flag = &own.force},
         {"--out", .value = &own.out},           {"--fit", .value = &own.fit},
         {"--variants", .value = &own.variants}, {0}};
-    take_merge(&argc, argv, &own);
+    own.merge = argc > 1 && strcmp(argv[1], "merge") == 0;
+    if (own.merge) argv[1] = argv[0]; /* the word is taken out of them */
+    argc -= own.merge;
+    argv += own.merge;
     int usage = take_compare(&argc, argv, &own);
     if (!usage)
         usage = weft_args_parse(&args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST);

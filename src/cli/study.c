@@ -4,6 +4,7 @@
 #include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "cli/args.h"
@@ -12,7 +13,6 @@
 #include "cuda/backend.h"
 #include "report/report.h"
 #include "study/statistics.h"
-#include "supervise/slurm.h"
 #include "supervise/supervise.h"
 #include "train/stop.h"
 
@@ -76,7 +76,7 @@ typedef struct {
     double minutes;
 } study_args;
 
-/* "a,b" as a choice among the variants; *chosen is NULL for all. */
+/* "a,b" as a choice among the variants, to be freed after a failure too; NULL: all. */
 static weft_status choose_variants(const weft_study *s, const char *text, bool **chosen) {
     *chosen = NULL;
     if (!text) return WEFT_OK;
@@ -87,11 +87,7 @@ static weft_status choose_variants(const weft_study *s, const char *text, bool *
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
         int at = weft_variants_find(&s->variants, name);
-        if (at < 0) {
-            free(*chosen);
-            *chosen = NULL;
-            return weft_fail(WEFT_EINPUT, "--variants: %s", weft_error_message());
-        }
+        if (at < 0) return weft_fail(WEFT_EINPUT, "--variants: %s", weft_error_message());
         (*chosen)[at] = true;
         text += n + (text[n] == ',');
     }
@@ -280,7 +276,7 @@ static const char **job_words(int argc, char **argv) {
 
 static weft_status submit_study(const weft_args *args, const study_args *own, const weft_study *s) {
     char name[OUT_ROOM];
-    bool *chosen;
+    WEFT_AUTO_FREE bool *chosen = NULL;
     weft_slurm_jobs jobs;
     if (s->base.study_equal == WEFT_EQUAL_TIME)
         return weft_fail(WEFT_EINPUT, "study: STUDY_EQUAL=\"time\" is measured on one machine; "
@@ -297,9 +293,7 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
                             .cpus = args->threads ? args->threads : SLURM_CPUS,
                             .host = weft_cpu_backend(),
                             .gpu = s->base.device == WEFT_DEVICE_CUDA};
-    weft_status status = weft_slurm_submit(s, &o, &jobs);
-    free(chosen);
-    WEFT_TRY(status);
+    WEFT_TRY(weft_slurm_submit(s, &o, &jobs));
     if (args->json)
         printf("{\"out\": \"%s\", \"jobs\": %d, \"array\": %s, \"gather\": %s}\n", o.out, jobs.jobs,
                jobs.array, jobs.gather);
@@ -331,23 +325,6 @@ static const char *title_of(const json_t *variants, const char *name, bool *firs
     return name;
 }
 
-/* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
-static void tell_verdict(const json_t *variants, const json_t *verdict) {
-    bool first = false, any;
-    char number[96] = "", against[WEFT_TEXT_MAX] = "";
-    double mean = weft_json_number_of(verdict, "difference");
-    double low = weft_json_number_of(verdict, "low"), high = weft_json_number_of(verdict, "high");
-    const char *baseline = title_of(variants, text_of(verdict, "baseline"), &first);
-    if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
-    if (isfinite(mean) && isfinite(low) && isfinite(high))
-        snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
-    else if (isfinite(mean))
-        snprintf(number, sizeof number, ", %+.4f", mean);
-    weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
-             weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against,
-             text_of(verdict, "verdict"), number);
-}
-
 /* What the study says, as its report does: a line for each comparison, and the answer. */
 static void tell_verdicts(const char *database) {
     json_t *report = NULL, *verdict;
@@ -357,8 +334,24 @@ static void tell_verdicts(const char *database) {
     json_array_foreach(json_object_get(one, "verdicts"), i, verdict) {
         /* A repeat says what its original said, unless that is the baseline. */
         const char *original = text_of(verdict, "repeat_of");
-        if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0)
-            tell_verdict(json_object_get(one, "steps"), verdict);
+        if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0) {
+            /* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
+            const json_t *variants = json_object_get(one, "steps");
+            bool first = false, any;
+            char number[96] = "", against[WEFT_TEXT_MAX] = "";
+            double mean = weft_json_number_of(verdict, "difference");
+            double low = weft_json_number_of(verdict, "low"),
+                   high = weft_json_number_of(verdict, "high");
+            const char *baseline = title_of(variants, text_of(verdict, "baseline"), &first);
+            if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
+            if (isfinite(mean) && isfinite(low) && isfinite(high))
+                snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
+            else if (isfinite(mean))
+                snprintf(number, sizeof number, ", %+.4f", mean);
+            weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
+                     weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against,
+                     text_of(verdict, "verdict"), number);
+        }
     }
     const char *answer = text_of(one, "answer");
     if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);
@@ -423,7 +416,7 @@ static pid_t start_page(const char *folder) {
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[WEFT_PATH_MAX];
-    bool *chosen;
+    WEFT_AUTO_FREE bool *chosen = NULL;
     snprintf(name, sizeof name, "runs/%s", s->name);
     weft_study_options o = {.out = own->out ? own->out : name,
                             .jobs = (int)own->jobs,
@@ -443,7 +436,6 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     pid_t page = status == WEFT_OK && !args->json ? start_page(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
     stop_page(page);
-    free(chosen);
     WEFT_TRY(status);
     WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
     bool stopped = r->signal && r->waiting > 0;
@@ -501,14 +493,6 @@ static int read_gpus(const weft_args *a, study_args *own) {
     return WEFT_EXIT_DONE;
 }
 
-/* Ranks would each run the whole study, in one folder. */
-static int refuse_ranks(const weft_args *a) {
-    bool several = false;
-    if (weft_launch_look(&several) == WEFT_OK && !several) return WEFT_EXIT_DONE;
-    return weft_args_refuse(a, "a study starts its runs itself: without mpirun or srun; --jobs, "
-                               "--gpus or --slurm run several at a time");
-}
-
 int weft_cmd_study(int argc, char **argv) {
     weft_args args;
     study_args own = {.jobs = 1};
@@ -530,8 +514,12 @@ int weft_cmd_study(int argc, char **argv) {
         usage = weft_args_refuse(&args, "--config is needed; see 'weft help study'");
     if (!usage) usage = weft_args_readable(&args, args.config, NULL);
     if (!usage) usage = read_gpus(&args, &own);
-    if (!usage) usage = refuse_ranks(&args);
     if (usage) return usage;
+    bool several = false; /* ranks would each run the whole study, in one folder */
+    if (weft_launch_look(&several) != WEFT_OK || several)
+        return weft_args_refuse(&args,
+                                "a study starts its runs itself: without mpirun or srun; --jobs, "
+                                "--gpus or --slurm run several at a time");
     own.words = job_words(argc, argv);
     weft_status status =
         own.words ? study(&args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");

@@ -2,8 +2,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/args.h"
-#include "data/bpe_train.h"
-#include "data/shard_write.h"
+#include "data/shards.h"
 #include "data/texts.h"
 
 #include <stdlib.h>

@@ -10,8 +10,8 @@
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
-#include "record/collect.h"
 #include "inspect/inspect.h"
+#include "record/record.h"
 #include "train/loop.h"
 #include "train/stop.h"
 

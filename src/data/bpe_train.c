@@ -5,9 +5,9 @@
  * the top.
  *
  * Words are put in order before training, so the order of the texts does not matter. */
-#include "data/bpe_train.h"
 #include "base/getter.h"
 #include "base/scope.h"
+#include "data/texts.h"
 
 #include "base/text.h"
 #include "data/tokenizer_internal.h"

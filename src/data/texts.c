@@ -6,8 +6,7 @@
 #include "base/folders.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "data/bpe_train.h"
-#include "data/shard_write.h"
+#include "data/shards.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* Reading metrics.jsonl and result.json, and the facts that the latter gets. */
-#include "record/collect.h"
+#include "record/record.h"
 
 #include "base/files.h"
 #include "base/json.h"
@@ -251,28 +251,24 @@ static char *list_packages(const json_t *manifest) {
     return weft_memory_end(out, &text);
 }
 
-static void add_dataset(json_t *facts, const weft_config *c, const weft_train_result *r) {
-    char path[WEFT_PATH_MAX];
-    if (r->train_tokens > 0)
-        json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
-    if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
-    if (weft_path(path, "%s/manifest.json", c->dataset) != WEFT_OK) return;
-    WEFT_AUTO_DECREF json_t *manifest = weft_json_file(path, MANIFEST_MOST);
-    json_t *hash = json_object_get(manifest, "hash");
-    if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
-    WEFT_AUTO_FREE char *packages = list_packages(manifest);
-    if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
-}
-
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
-    char machine[512];
+    char machine[512], path[WEFT_PATH_MAX];
     weft_machine_text(machine, sizeof machine);
     json_t *facts = json_pack("{s:s, s:s, s:s}", "commit", weft_git_commit(), "machine", machine,
                               "device", device);
     if (!facts) return NULL;
     if (r->device_bytes > 0)
         json_object_set_new(facts, "device_bytes", json_integer(r->device_bytes));
-    add_dataset(facts, c, r);
+    if (r->train_tokens > 0)
+        json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
+    if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
+    if (weft_path(path, "%s/manifest.json", c->dataset) == WEFT_OK) {
+        WEFT_AUTO_DECREF json_t *manifest = weft_json_file(path, MANIFEST_MOST);
+        WEFT_AUTO_FREE char *packages = list_packages(manifest);
+        json_t *hash = json_object_get(manifest, "hash");
+        if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
+        if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
+    }
     for (int i = 0; i < r->n_positions; i++) {
         const weft_position_loss *p = &r->positions[i];
         char name[64];

@@ -6,7 +6,6 @@
 #include "base/json.h"
 #include "record/record.h"
 #include "record/watched.h"
-#include "record/watched_lines.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -152,19 +151,16 @@ static const char *status_name(const char *status) {
     return "waiting";
 }
 
-/* As a study names its runs' folders: in runs/, and without a folder of their own. */
-static void name_folder(const char *run, char out[FOLDER_ROOM]) {
-    snprintf(out, FOLDER_ROOM, "runs/%s%.140s", *run == '.' ? "_" : "", run);
-    for (char *at = out + 5; *at; at++)
-        if (*at == '/') *at = '_';
-}
-
 static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
                               double seconds) {
     const char *status = status_name(json_string_value(json_object_get(run, "status")));
     bool done = strcmp(status, "done") == 0;
     char folder[FOLDER_ROOM];
-    name_folder(json_string_value(json_object_get(run, "name")), folder);
+    /* As a study names its runs' folders: in runs/, and without a folder of their own. */
+    const char *name = json_string_value(json_object_get(run, "name"));
+    snprintf(folder, FOLDER_ROOM, "runs/%s%.140s", *name == '.' ? "_" : "", name);
+    for (char *at = folder + 5; *at; at++)
+        if (*at == '/') *at = '_';
     WEFT_AUTO_FREE char *config = weft_record_config_json(g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");

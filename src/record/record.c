@@ -287,31 +287,6 @@ static weft_status match_variant(const weft_database *d, const weft_study *s, in
                      weft_database_path(d), name, sets, now);
 }
 
-static weft_status match_variants(weft_database *d, const weft_study *s) {
-    sqlite3_stmt *rows = weft_database_ask(
-        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
-    while (weft_database_next(d, rows))
-        weft_database_break(d, match_variant(d, s, sqlite3_column_int64(rows, 0),
-                                             weft_column_text(rows, 1), weft_column_text(rows, 2),
-                                             sqlite3_column_int(rows, 3)));
-    return weft_database_end(d, rows);
-}
-
-/* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
-static weft_status insert_more(weft_database *d, const weft_study *s, int variant, int64_t before) {
-    for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
-        int64_t there;
-        WEFT_TRY(weft_database_number(d, 0, &there,
-                                      "SELECT count(*) FROM runs WHERE variant = ?"
-                                      " AND learning_rate = ? AND seed = ?",
-                                      "idi", (int64_t)variant, weft_study_rate(s, variant, rate),
-                                      weft_study_seed(s, 0)));
-        for (int64_t k = before; there && k < s->base.study_seeds; k++)
-            WEFT_TRY(insert_run(d, s, variant, rate, (int)k));
-    }
-    return WEFT_OK;
-}
-
 static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
     /* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
      * way: they are negative in between. */
@@ -328,23 +303,24 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
         WEFT_TRY(weft_database_script(d, sql));
     }
     for (int i = 0; i < s->variants.n; i++)
-        if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
+        if (!*s->built[i].error) {
+            /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
+            for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
+                int64_t there;
+                WEFT_TRY(weft_database_number(d, 0, &there,
+                                              "SELECT count(*) FROM runs WHERE variant = ?"
+                                              " AND learning_rate = ? AND seed = ?",
+                                              "idi", (int64_t)i, weft_study_rate(s, i, rate),
+                                              weft_study_seed(s, 0)));
+                for (int64_t k = before; there && k < s->base.study_seeds; k++)
+                    WEFT_TRY(insert_run(d, s, i, rate, (int)k));
+            }
+        }
     char seeds[LIST_ROOM];
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
     weft_study_seeds_text(s, seeds, LIST_ROOM);
     return weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
-}
-
-static weft_status grow(weft_database *d, const weft_study *s, int64_t before) {
-    if (before == s->base.study_seeds) return WEFT_OK;
-    if (before < 1)
-        return weft_fail(WEFT_EINPUT, "%s: its study has no seeds", weft_database_path(d));
-    WEFT_TRY(weft_database_begin(d));
-    WEFT_TRY(weft_database_finish(d, add_seeds(d, s, before)));
-    weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
-             (long long)before, (long long)s->base.study_seeds);
-    return WEFT_OK;
 }
 
 weft_status weft_record_match(weft_database *d, weft_study *s) {
@@ -371,9 +347,22 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
                     s->variants.list[i].name);
         WEFT_TRY(weft_equal_time(s));
     }
-    WEFT_TRY(match_variants(d, s));
+    sqlite3_stmt *named = weft_database_ask(
+        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
+    while (weft_database_next(d, named))
+        weft_database_break(d, match_variant(d, s, sqlite3_column_int64(named, 0),
+                                             weft_column_text(named, 1), weft_column_text(named, 2),
+                                             sqlite3_column_int(named, 3)));
+    WEFT_TRY(weft_database_end(d, named));
     WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
-    WEFT_TRY(grow(d, s, seeds));
+    if (seeds < 1)
+        return weft_fail(WEFT_EINPUT, "%s: its study has no seeds", weft_database_path(d));
+    if (seeds != s->base.study_seeds) {
+        WEFT_TRY(weft_database_begin(d));
+        WEFT_TRY(weft_database_finish(d, add_seeds(d, s, seeds)));
+        weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
+                 (long long)seeds, (long long)s->base.study_seeds);
+    }
     weft_record_runs jobs;
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
     weft_record_runs_free(&jobs);
@@ -419,12 +408,6 @@ weft_status weft_record_renew(weft_database *d, const weft_study *s) {
     return weft_database_finish(d, renew_all(d, s));
 }
 
-static weft_run_status status_of(const char *name) {
-    for (int i = 0; i < STATUSES; i++)
-        if (strcmp(status_names[i], name) == 0) return (weft_run_status)i;
-    return WEFT_RUN_WAITING;
-}
-
 /* A row's run as the study would have made it, by its number; what else the row says of it must be
  * the same. */
 static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
@@ -449,27 +432,25 @@ static weft_status check_job(const weft_database *d, const weft_study *s, sqlite
                      weft_database_path(d), (long long)run, weft_column_text(rows, 4));
 }
 
-static weft_status add_job(const weft_database *d, const weft_study *s, weft_record_runs *j,
-                           sqlite3_stmt *rows) {
-    weft_record_run job;
-    WEFT_TRY(check_job(d, s, rows, &job));
-    weft_record_run *list = realloc(j->list, (size_t)(j->n + 1) * sizeof *list);
-    if (!list) return no_memory();
-    j->list = list;
-    job.status = status_of(weft_column_text(rows, 5));
-    job.begun = sqlite3_column_int(rows, 6);
-    list[j->n++] = job;
-    return WEFT_OK;
-}
-
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out) {
     *out = (weft_record_runs){0};
     sqlite3_stmt *rows = weft_database_ask(d,
                                            "SELECT run, variant, learning_rate, seed, folder,"
                                            " status, started IS NOT NULL FROM runs ORDER BY run",
                                            "");
-    while (weft_database_next(d, rows))
-        weft_database_break(d, add_job(d, s, out, rows));
+    while (weft_database_next(d, rows)) {
+        weft_record_run job, *list = realloc(out->list, (size_t)(out->n + 1) * sizeof *list);
+        if (list) out->list = list;
+        weft_status good = list ? check_job(d, s, rows, &job) : no_memory();
+        weft_database_break(d, good);
+        if (good != WEFT_OK) continue;
+        job.status = WEFT_RUN_WAITING;
+        for (int i = 0; i < STATUSES; i++)
+            if (strcmp(status_names[i], weft_column_text(rows, 5)) == 0)
+                job.status = (weft_run_status)i;
+        job.begun = sqlite3_column_int(rows, 6);
+        list[out->n++] = job;
+    }
     weft_status status = weft_database_end(d, rows);
     if (status != WEFT_OK) weft_record_runs_free(out);
     return status;

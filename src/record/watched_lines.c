@@ -1,6 +1,6 @@
 /* Lines, some of which are kept. */
-#include "record/watched_lines.h"
 #include "base/text.h"
+#include "record/watched.h"
 
 #include "base/folders.h"
 #include "base/json.h"

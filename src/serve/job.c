@@ -77,18 +77,6 @@ void weft_job_finish(weft_job *j, const weft_refusal *failure) {
     weft_job_wake(j);
 }
 
-weft_job_usage weft_job_count(const weft_job *j) {
-    weft_job_usage sum = {0};
-    for (int64_t i = 0; i < j->n_prompts; i++)
-        sum.prompt += j->prompts[i].count;
-    for (int64_t i = 0; i < j->n_choices; i++) {
-        sum.made += j->choices[i].made;
-        /* A prompt's tokens are counted once, so are those that were found. */
-        if (i % j->request.n == 0) sum.shared += j->choices[i].shared;
-    }
-    return sum;
-}
-
 /* How far a choice was sent. */
 typedef struct {
     size_t bytes;
@@ -212,12 +200,19 @@ static json_t *token_ids(const weft_choice *c, int64_t from) {
     return list;
 }
 
+/* Tokens of all prompts, of all texts, and those of prompts that were not computed again. */
 static json_t *usage(const weft_job *j) {
-    weft_job_usage u = weft_job_count(j);
-    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
-                     "completion_tokens", (json_int_t)u.made, "total_tokens",
-                     (json_int_t)(u.prompt + u.made), "prompt_tokens_details", "cached_tokens",
-                     (json_int_t)u.shared);
+    json_int_t prompt = 0, made = 0, shared = 0;
+    for (int64_t i = 0; i < j->n_prompts; i++)
+        prompt += j->prompts[i].count;
+    for (int64_t i = 0; i < j->n_choices; i++) {
+        made += j->choices[i].made;
+        /* A prompt's tokens are counted once, so are those that were found. */
+        if (i % j->request.n == 0) shared += j->choices[i].shared;
+    }
+    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens", made,
+                     "total_tokens", prompt + made, "prompt_tokens_details", "cached_tokens",
+                     shared);
 }
 
 static json_t *head(const weft_answer *a, const char *object) {

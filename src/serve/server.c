@@ -188,23 +188,6 @@ static bool check_head(exchange *x, const char *url, const char *method) {
     return true;
 }
 
-static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, const char *url,
-                                    const char *method, void **out) {
-    exchange *x = calloc(1, sizeof *x);
-    if (!x) return MHD_NO;
-    *out = x;
-    x->server = s;
-    x->mhd = c;
-    x->connection = weft_connection_of(c);
-    x->start = weft_clock();
-    if (!x->connection) return MHD_NO;
-    if (check_head(x, url, method)) return MHD_YES;
-    /* A client that waits for leave to send its body gets the refusal in place of it. */
-    const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
-    bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
-    return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
-}
-
 static enum MHD_Result send_models(exchange *x, bool one) {
     const weft_server *s = x->server;
     json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object", "model",
@@ -403,7 +386,21 @@ static enum MHD_Result receive(void *server, struct MHD_Connection *c, const cha
                                size_t *upload_bytes, void **out) {
     (void)version;
     exchange *x = *out;
-    if (!x) return receive_head(server, c, url, method, out);
+    if (!x) {
+        x = calloc(1, sizeof *x);
+        if (!x) return MHD_NO;
+        *out = x;
+        x->server = server;
+        x->mhd = c;
+        x->connection = weft_connection_of(c);
+        x->start = weft_clock();
+        if (!x->connection) return MHD_NO;
+        if (check_head(x, url, method)) return MHD_YES;
+        /* A client that waits for leave to send its body gets the refusal in place of it. */
+        const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
+        bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
+        return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
+    }
     if (*upload_bytes) {
         size_t bytes = *upload_bytes;
         *upload_bytes = 0;

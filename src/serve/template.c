@@ -88,10 +88,6 @@ static weft_status cut_pieces(weft_template *m, const weft_tokenizer *t) {
                                   "\"{role}: {content}\\n\"");
 }
 
-static bool is_blank(char c) {
-    return c == ' ' || c == '\t' || c == '\n';
-}
-
 /* What follows the content up to {role}, without blanks at its end unless it is nothing else. */
 static weft_status find_stop(weft_template *m) {
     size_t from = 0, end = 0, all;
@@ -100,7 +96,7 @@ static weft_status find_stop(weft_template *m) {
         end = m->pieces[i].from + m->pieces[i].bytes;
     }
     all = end;
-    while (end > from && is_blank(m->text[end - 1]))
+    while (end > from && strchr(" \t\n", m->text[end - 1]))
         end--;
     if (end == from) end = all;
     if (end == from) return WEFT_OK;

@@ -87,22 +87,20 @@ static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     weft_job_release(j);
 }
 
-static weft_status start_choice(weft_worker *w, weft_job *j, int64_t i) {
-    weft_choice *c = j->choices + i;
-    const weft_job_prompt *p = j->prompts + c->prompt;
-    weft_sampling sampling = j->request.sampling;
-    sampling.sample = (uint32_t)(i % j->request.n);
-    sampling.end_token = j->end_token;
-    sampling.token_only = !j->request.logprobs;
-    WEFT_TRY(weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream));
-    return weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
-}
-
 static void start_job(weft_worker *w, weft_job *j) {
     weft_status status = WEFT_OK;
     weft_refusal why;
-    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++)
-        status = start_choice(w, j, i);
+    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++) {
+        weft_choice *c = j->choices + i;
+        const weft_job_prompt *p = j->prompts + c->prompt;
+        weft_sampling sampling = j->request.sampling;
+        sampling.sample = (uint32_t)(i % j->request.n);
+        sampling.end_token = j->end_token;
+        sampling.token_only = !j->request.logprobs;
+        status = weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream);
+        if (status == WEFT_OK)
+            status = weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
+    }
     if (status == WEFT_OK) {
         j->next = w->jobs;
         w->jobs = j;

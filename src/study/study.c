@@ -113,18 +113,6 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
     }
 }
 
-/* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
-static weft_status check_rate_seed(const weft_study *s) {
-    int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
-    if (!weft_study_chooses(s) || seed < first || seed >= first + s->base.study_seeds)
-        return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
-                     "%lld; take another",
-                     s->where, (long long)seed, (long long)first,
-                     (long long)(first + s->base.study_seeds - 1));
-}
-
 /* `why` NULL: the last error's words. */
 static weft_status refuse_rate_as(const weft_study *s, const char *why) {
     char last[WEFT_STUDY_LINE];
@@ -229,7 +217,14 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
         s->rates[s->n_rates++] = rate;
         at = *end ? end + 1 : end;
     }
-    WEFT_TRY(check_rate_seed(s));
+    /* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
+    int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
+    if (weft_study_chooses(s) && seed >= first && seed < first + s->base.study_seeds)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
+                         "%lld; take another",
+                         s->where, (long long)seed, (long long)first,
+                         (long long)(first + s->base.study_seeds - 1));
     WEFT_TRY(parse_rate_as(s));
     WEFT_TRY(check_yardstick(s));
     for (int i = 0; i < s->variants.n; i++)

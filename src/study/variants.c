@@ -191,32 +191,6 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
     return WEFT_OK;
 }
 
-/* Who is compared with whom: a variant that does not say, with the first, unless the first is compared with
- * it. Going from a variant to its baseline must come to an end. */
-static weft_status link_baselines(weft_variants *s, const char *where) {
-    for (int i = 0; i < s->n; i++) {
-        weft_variant *variant = &s->list[i];
-        bool root = i == 0 || strcmp(s->list[0].base, variant->name) == 0;
-        variant->baseline = root ? -1 : 0;
-        if (!*variant->base) continue;
-        variant->baseline = weft_variants_find(s, variant->base);
-        if (variant->baseline < 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", where, variant->name,
-                             variant->base, weft_error_message());
-    }
-    for (int i = 0; i < s->n; i++) {
-        int at = i, hops = 0;
-        while (at >= 0 && hops <= s->n) {
-            at = s->list[at].baseline;
-            hops++;
-        }
-        if (at >= 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", where,
-                             s->list[i].name, s->list[i].base);
-    }
-    return WEFT_OK;
-}
-
 static weft_status parse_named(const weft_config *base, const char *where, weft_variants *s) {
     const char *at = weft_skip_blanks(base->study_variants);
     char here[700];
@@ -235,7 +209,29 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
                  s->list[i].title, s->list[i].name);
         memcpy(s->list[i].title, label, sizeof label);
     }
-    return link_baselines(s, here);
+    /* Who is compared with whom: a variant that does not say, with the first, unless the first is compared with
+     * it. Going from a variant to its baseline must come to an end. */
+    for (int i = 0; i < s->n; i++) {
+        weft_variant *variant = &s->list[i];
+        bool root = i == 0 || strcmp(s->list[0].base, variant->name) == 0;
+        variant->baseline = root ? -1 : 0;
+        if (!*variant->base) continue;
+        variant->baseline = weft_variants_find(s, variant->base);
+        if (variant->baseline < 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", here, variant->name,
+                             variant->base, weft_error_message());
+    }
+    for (int i = 0; i < s->n; i++) {
+        int place = i, hops = 0;
+        while (place >= 0 && hops <= s->n) {
+            place = s->list[place].baseline;
+            hops++;
+        }
+        if (place >= 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", here,
+                             s->list[i].name, s->list[i].base);
+    }
+    return WEFT_OK;
 }
 
 /* Step `number` of the ablation: the three switches, and the RA-MLA write-up's words for it. */
@@ -304,29 +300,23 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
     return add_variant(s, name, where, &variant);
 }
 
-/* "NAME-VALUE-VALUE", or the values alone where the study has one variant. */
-static weft_status name_point(const weft_variant *variant, bool alone,
-                              const weft_sweep_point *point, int axes, const char *where,
-                              char name[WEFT_VARIANT_NAME]) {
-    char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
-    int n = snprintf(all, sizeof all, "%s", alone ? "" : variant->name);
-    for (int i = 0; i < axes; i++)
-        n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? "-" : "", point->text[i]);
-    for (int i = 0; i < n; i++)
-        if (!is_name_letter(all[i])) all[i] = '_';
-    if (n >= WEFT_VARIANT_NAME)
-        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
-                         where, all, WEFT_VARIANT_NAME - 1);
-    memcpy(name, all, (size_t)n + 1);
-    return WEFT_OK;
-}
-
 static weft_status add_point(weft_variants *out, const weft_variant *variant, bool alone,
                              const weft_sweep *sweep, int p, const char *where) {
     const weft_sweep_point *point = &sweep->points[p];
     char name[WEFT_VARIANT_NAME], title[WEFT_VARIANT_TITLE] = "";
     weft_variant *made;
-    WEFT_TRY(name_point(variant, alone, point, sweep->axes, where, name));
+    /* "NAME-VALUE-VALUE", or the values alone where the study has one variant. */
+    char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
+    int used = snprintf(all, sizeof all, "%s", alone ? "" : variant->name);
+    for (int i = 0; i < sweep->axes; i++)
+        used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", used ? "-" : "",
+                         point->text[i]);
+    for (int i = 0; i < used; i++)
+        if (!is_name_letter(all[i])) all[i] = '_';
+    if (used >= WEFT_VARIANT_NAME)
+        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
+                         where, all, WEFT_VARIANT_NAME - 1);
+    memcpy(name, all, (size_t)used + 1);
     WEFT_TRY(add_variant(out, name, where, &made));
     for (int i = 0; i < variant->n_sets; i++) {
         char *equals = strchr(variant->sets[i], '=');

@@ -2,12 +2,12 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "supervise/launch.h"
+#include "supervise/supervise.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
 #include "base/log.h"
-#include "record/collect.h"
+#include "record/record.h"
 #include "train/stop.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* Two scripts and two calls of sbatch. */
-#include "supervise/slurm.h"
+#include "supervise/supervise.h"
 
 #include "base/files.h"
 #include "base/folders.h"

@@ -8,9 +8,7 @@
 #include "base/log.h"
 #include "base/order.h"
 #include "base/progress.h"
-#include "record/collect.h"
-#include "supervise/folder.h"
-#include "supervise/launch.h"
+#include "record/record.h"
 #include "train/stop.h"
 
 #include <math.h>
@@ -307,13 +305,6 @@ static weft_status run_jobs(supervisor *v) {
     return WEFT_OK;
 }
 
-static int64_t all_iters(const supervisor *v) {
-    int64_t iters = v->iters_done;
-    for (int i = 0; i < v->n_order; i++)
-        iters += v->study->built[v->order[i]->variant].iters;
-    return iters;
-}
-
 /* Runs that choose a learning rate make others, so it goes on until there are no new ones. */
 static weft_status supervise(supervisor *v) {
     int added;
@@ -323,8 +314,11 @@ static weft_status supervise(supervisor *v) {
         WEFT_TRY(line_up(v));
         if (v->options->begins && !v->announced) v->options->begins(v->study);
         v->announced = true;
+        int64_t iters = v->iters_done;
+        for (int i = 0; i < v->n_order; i++)
+            iters += v->study->built[v->order[i]->variant].iters;
         v->progress = weft_progress_begin(&(weft_progress_options){
-            .label = "study", .unit = "iterations", .total = all_iters(v), .done = v->iters_done});
+            .label = "study", .unit = "iterations", .total = iters, .done = v->iters_done});
         weft_status status = run_jobs(v);
         if (status != WEFT_OK && v->active > 0) {
             char message[2 * LINE_ROOM];
