@@ -130,15 +130,6 @@ typedef struct {
     const char *tokenizer;
 } saved_parts;
 
-static weft_status copy_tokenizer(const char *from, const char *folder, weft_sum *sum) {
-    char path[WEFT_API_PATH];
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes;
-    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
-    WEFT_TRY(weft_file_read(from, SIZE_MAX, &text, &bytes));
-    return weft_file_write(path, text, bytes, sum);
-}
-
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const saved_parts *p = context;
     char path[WEFT_API_PATH];
@@ -146,8 +137,12 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (p->optimizer)
         WEFT_TRY(weft_optimizer_write(p->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
-    return p->tokenizer ? copy_tokenizer(p->tokenizer, folder, &sums[WEFT_PART_TOKENIZER])
-                        : WEFT_OK;
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes;
+    if (!p->tokenizer) return WEFT_OK;
+    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_TRY(weft_file_read(p->tokenizer, SIZE_MAX, &text, &bytes));
+    return weft_file_write(path, text, bytes, &sums[WEFT_PART_TOKENIZER]);
 }
 
 weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimizer *optimizer,

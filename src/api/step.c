@@ -119,10 +119,12 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);
 }
 
-/* `chosen` has room for all. */
-static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot *chosen,
-                            weft_tensor **grads) {
+static weft_status build(const wish *w) {
     weft_step *s = w->step;
+    size_t n = (size_t)s->n_tensors;
+    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
+    WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
+    if (!slots || !grads) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
     for (int i = 0; i < s->n_tensors; i++) {
         slots[i] = describe_slot(w, i);
         grads[i] = slots[i].grad;
@@ -133,18 +135,9 @@ static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot
         bool any = false;
         for (int i = 0; i < s->n_tensors; i++)
             any |= w->tensors[i].group == group;
-        if (any) describe_group(w, group, norm, slots, chosen);
+        if (any) describe_group(w, group, norm, slots, slots + n);
     }
-    return weft_graph_status(s->graph);
-}
-
-static weft_status build(const wish *w) {
-    weft_step *s = w->step;
-    size_t n = (size_t)s->n_tensors;
-    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
-    WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
-    if (!slots || !grads) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
-    WEFT_TRY(describe(w, slots, slots + n, grads));
+    WEFT_TRY(weft_graph_status(s->graph));
     return weft_program_differentiate(s->graph, &(weft_program_options){.n_losses = 0});
 }
 

@@ -197,18 +197,6 @@ static const char *find_study(const char *name, char room[WEFT_PATH_MAX]) {
     return name;
 }
 
-static void offer_all(const char *folder, weft_nearest *to, char nearest[WEFT_PATH_MAX]) {
-    DIR *list = opendir(folder);
-    for (struct dirent *e; list && (e = readdir(list));) {
-        if (*e->d_name == '.') continue;
-        weft_nearest_offer(to, e->d_name);
-        if (to->name != e->d_name) continue;
-        snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
-        to->name = nearest;
-    }
-    if (list) closedir(list);
-}
-
 /* Whether `name` is a plain word that is neither a file here nor one of these studies; the study whose name
  * is nearest to it is then in `nearest`, "" where none is near. */
 static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
@@ -217,8 +205,17 @@ static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
     if (!may_be_name(name) || !find_program(program)) return false;
     weft_nearest to = weft_nearest_slip(name);
     for (int i = 0; i < N_BESIDE; i++)
-        if (snprintf(folder, sizeof folder, "%s/%s", program, beside[i]) < (int)sizeof folder)
-            offer_all(folder, &to, nearest);
+        if (snprintf(folder, sizeof folder, "%s/%s", program, beside[i]) < (int)sizeof folder) {
+            DIR *list = opendir(folder);
+            for (struct dirent *e; list && (e = readdir(list));) {
+                if (*e->d_name == '.') continue;
+                weft_nearest_offer(&to, e->d_name);
+                if (to.name != e->d_name) continue;
+                snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
+                to.name = nearest;
+            }
+            if (list) closedir(list);
+        }
     return true;
 }
 

@@ -38,35 +38,6 @@ void weft_loaded_close(weft_loaded *l) {
     weft_tokenizer_close(l->tokenizer);
 }
 
-/* The options that make the model, and DTYPE, as a config that training takes. */
-static weft_status write_model_config(const weft_config *c, const char *folder) {
-    char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX], *text = NULL;
-    size_t bytes = 0;
-    weft_config defaults;
-    int count;
-    const weft_option *options = weft_options(&count);
-    weft_config_defaults(&defaults);
-    WEFT_TRY(weft_path(path, "%s/model.config", folder));
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
-        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
-        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
-        weft_config_format(c, o, value, sizeof value);
-        weft_config_format(&defaults, o, usual, sizeof usual);
-        if (strcmp(value, usual) == 0) continue;
-        fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
-    }
-    if (fclose(out) != 0) {
-        free(text);
-        return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    }
-    weft_status status = weft_file_write(path, text, bytes, NULL);
-    free(text);
-    return status;
-}
-
 typedef struct {
     const weft_model *model;
     const weft_tokenizer *tokenizer;
@@ -76,7 +47,28 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     const made_parts *p = context;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    WEFT_TRY(write_model_config(&p->model->config, folder));
+    /* The options that make the model, and DTYPE, as a config that training takes. */
+    char config[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes = 0;
+    weft_config defaults;
+    int count;
+    const weft_option *options = weft_options(&count);
+    weft_config_defaults(&defaults);
+    WEFT_TRY(weft_path(config, "%s/model.config", folder));
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
+    for (int i = 0; i < count; i++) {
+        const weft_option *o = &options[i];
+        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
+        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
+        weft_config_format(&p->model->config, o, value, sizeof value);
+        weft_config_format(&defaults, o, usual, sizeof usual);
+        if (strcmp(value, usual) == 0) continue;
+        fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
+    }
+    if (fclose(out) != 0) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
+    WEFT_TRY(weft_file_write(config, text, bytes, NULL));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
                         : WEFT_OK;

@@ -59,19 +59,13 @@ typedef struct {
 enum { TRIALS = 10, LENGTH_MOST = 1 << 24, ITEM_ROOM = 32 };
 static const double usual_depths[] = {0, 0.25, 0.5, 0.75, 1};
 
-/* The next item of a list "a,b,c" at *at, which moves on; false: there is none. */
-static bool next_item(const char **at, char item[ITEM_ROOM]) {
-    if (!**at) return false;
-    size_t n = strcspn(*at, ",");
-    snprintf(item, ITEM_ROOM, "%.*s", (int)n, *at);
-    *at += n + ((*at)[n] == ',');
-    return true;
-}
-
 /* A list of at most WEFT_NEEDLE_CELLS numbers of the option o, which says where the first goes. */
 static int read_list(const weft_args *a, weft_arg o, const char *list, int *n) {
     char item[ITEM_ROOM];
-    for (*n = 0; next_item(&list, item); ++*n) {
+    for (*n = 0; *list; ++*n) {
+        size_t letters = strcspn(list, ",");
+        snprintf(item, ITEM_ROOM, "%.*s", (int)letters, list);
+        list += letters + (list[letters] == ',');
         if (*n == WEFT_NEEDLE_CELLS)
             return weft_args_refuse(a, "%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
         int status = weft_args_number(a, &o, item);

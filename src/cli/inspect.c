@@ -60,22 +60,6 @@ static weft_status read_windows(const inspect_job *job, const weft_loaded *l, we
     return weft_windows_read(job->text, l->tokenizer, time, most, out);
 }
 
-static weft_status show(const weft_args *a, const inspect_job *job, const weft_loaded *l,
-                        weft_backing place, const weft_windows *text, const weft_inspection *i) {
-    char title[256];
-    snprintf(title, sizeof title, "Inside %.200s", job->model);
-    if (job->out)
-        WEFT_TRY(weft_inspection_page(i, l->model, place, text, l->tokenizer, title, job->out,
-                                      job->force));
-    if (!a->json) {
-        weft_inspection_print(i, stdout);
-        if (job->out) printf("\npictures: %s\n", weft_shown(job->out));
-        return WEFT_OK;
-    }
-    weft_args_print(weft_inspection_json(i), 0);
-    return WEFT_OK;
-}
-
 static weft_status inspect(const weft_args *a, const inspect_job *job, weft_loaded *l) {
     WEFT_AUTO(weft_windows_free) weft_windows text = {0};
     WEFT_AUTO(weft_inspection_free) weft_inspection found = {0};
@@ -85,7 +69,18 @@ static weft_status inspect(const weft_args *a, const inspect_job *job, weft_load
     weft_backing place = {l->backend, l->pool};
     WEFT_TRY(read_windows(job, l, &text));
     WEFT_TRY(weft_inspect(l->model, place, &text, !job->no_gradients, &found));
-    return show(a, job, l, place, &text, &found);
+    char title[256];
+    snprintf(title, sizeof title, "Inside %.200s", job->model);
+    if (job->out)
+        WEFT_TRY(weft_inspection_page(&found, l->model, place, &text, l->tokenizer, title, job->out,
+                                      job->force));
+    if (!a->json) {
+        weft_inspection_print(&found, stdout);
+        if (job->out) printf("\npictures: %s\n", weft_shown(job->out));
+        return WEFT_OK;
+    }
+    weft_args_print(weft_inspection_json(&found), 0);
+    return WEFT_OK;
 }
 
 int weft_cmd_inspect(int argc, char **argv) {

@@ -127,25 +127,6 @@ static bool help_foreign(const char *key) {
     return instead;
 }
 
-/* `weft help config`: a page that is no command's. */
-static int help_config(int argc, char **argv) {
-    const char *word = argc > 2 ? argv[2] : NULL;
-    if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
-        fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
-                argv[argc - 1]);
-        return EXIT_USAGE;
-    }
-    if (word && strcmp(word, "--kconfig") == 0) {
-        weft_config_write_kconfig(stdout);
-        return EXIT_DONE;
-    }
-    if (weft_config_write_help(stdout, word)) return EXIT_DONE;
-    if (help_foreign(word)) return EXIT_DONE;
-    fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
-            word);
-    return EXIT_USAGE;
-}
-
 enum { WIDTH = 79, BODY = 21, USAGE = 7 };
 
 typedef struct {
@@ -155,11 +136,6 @@ typedef struct {
     bool open;       /* a paragraph or an option is being written */
     bool fresh;      /* and none of its words yet */
 } filler;
-
-/* Columns of `length` bytes: characters of UTF-8. */
-static int columns(const char *text, size_t length) {
-    return weft_utf8_count(text, length);
-}
 
 static void indent(filler *f, int column) {
     for (; f->column < column; f->column++)
@@ -187,7 +163,7 @@ static void add_words(filler *f, const char *text, size_t length) {
     for (size_t at = strspn(text, " "); at < length; at += strspn(text + at, " ")) {
         size_t n = strcspn(text + at, " \n");
         const char *word = text + at;
-        int wide = columns(word, n);
+        int wide = weft_utf8_count(word, n);
         if (f->fresh) {
             indent(f, f->first);
         } else if (f->column + 1 + wide > WIDTH) {
@@ -226,7 +202,7 @@ static void print_filled(FILE *to, const char *text) {
             while (head > 0 && text[head - 1] == ' ')
                 head--;
             fwrite(text, 1, head, f.to);
-            f.column = columns(text, head);
+            f.column = weft_utf8_count(text, head);
             begin(&f, BODY, BODY);
             if (f.column >= BODY) break_line(&f); /* what it does begins on a line of its own */
             if (named) add_words(&f, text + BODY, length - BODY);
@@ -253,7 +229,24 @@ static int help_command(const command *c) {
 }
 
 int weft_cmd_help(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "config") == 0) return help_config(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "config") == 0) {
+        /* `weft help config`: a page that is no command's. */
+        const char *word = argc > 2 ? argv[2] : NULL;
+        if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
+            fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
+                    argv[argc - 1]);
+            return EXIT_USAGE;
+        }
+        if (word && strcmp(word, "--kconfig") == 0) {
+            weft_config_write_kconfig(stdout);
+            return EXIT_DONE;
+        }
+        if (weft_config_write_help(stdout, word)) return EXIT_DONE;
+        if (help_foreign(word)) return EXIT_DONE;
+        fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
+                word);
+        return EXIT_USAGE;
+    }
     if (argc > 2) {
         fprintf(stderr, "weft help: one command at a time, not also '%s'\n", argv[2]);
         return EXIT_USAGE;

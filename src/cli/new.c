@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "cli/args.h"
 #include "cli/own_text.h"
-#include "cli/study.h"
 #include "config/kinds.h"
 #include "cpu/backend.h"
 #include "supervise/supervise.h"
@@ -228,22 +227,6 @@ static weft_status write_study(const weft_config *c, const wishes *w, const char
     return status;
 }
 
-/* Seconds that all runs take, by a short measurement of each variant; whether all of them can be built is seen
- * before. */
-static weft_status measure(const weft_args *a, const wishes *w, weft_study *s, double *seconds) {
-    for (int i = 0; i < s->variants.n; i++)
-        if (*s->built[i].error)
-            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
-                             s->built[i].error);
-    int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    WEFT_TRY(weft_measure_variants(s, w->folder, threads));
-    *seconds = 0;
-    for (int i = 0; i < s->variants.n; i++)
-        *seconds +=
-            s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
-    return WEFT_OK;
-}
-
 static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
     char data[WEFT_PATH_MAX];
     weft_config c;
@@ -260,19 +243,24 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     WEFT_TRY(write_study(&c, w, path));
     /* So many steps that the time is enough, written and told. */
     weft_source source = {.file = path};
-    weft_study *s;
-    double seconds = 0;
+    WEFT_AUTO(weft_study_close_at) weft_study *s = NULL, *timed = NULL;
+    double seconds = 0; /* that all runs take, by a short measurement of each variant */
     WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_status status = measure(a, w, s, &seconds);
-    weft_study_close(s);
-    WEFT_TRY(status);
+    for (int i = 0; i < s->variants.n; i++)
+        if (*s->built[i].error)
+            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
+                             s->built[i].error);
+    int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    WEFT_TRY(weft_measure_variants(s, w->folder, threads));
+    for (int i = 0; i < s->variants.n; i++)
+        seconds +=
+            s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
     double planned = (double)c.steps;
     c.steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
     weft_own_text_intervals(&c);
     WEFT_TRY(write_study(&c, w, path));
-    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_study_list(s, seconds * (double)c.steps / planned, a->json);
-    weft_study_close(s);
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &timed));
+    weft_study_list(timed, seconds * (double)c.steps / planned, a->json);
     return WEFT_OK;
 }
 

@@ -147,24 +147,6 @@ static void add_kernels(json_t *object, const kernel_list *k) {
 enum { SHARDS = 3 };
 static const char *const shard_names[SHARDS] = {"none", "optimizer", "gradients"};
 
-static weft_status account_ranks(const weft_config *c, const weft_backend *backend, int threads,
-                                 int ranks, weft_rank_bytes out[SHARDS]) {
-    for (int i = 0; i < SHARDS; i++) {
-        weft_config one = *c;
-        one.shard = i;
-        WEFT_TRY(weft_account_rank(&one, backend, threads, ranks, &out[i]));
-    }
-    return WEFT_OK;
-}
-
-static void print_ranks(const weft_rank_bytes list[SHARDS], int ranks) {
-    printf("one of %d ranks, MiB   weights  optimizer       sums      arena        all\n", ranks);
-    for (int i = 0; i < SHARDS; i++)
-        printf("  SHARD=%-12s %9.1f %10.1f %10.1f %10.1f %10.1f\n", shard_names[i],
-               mib(list[i].weights), mib(list[i].optimizer), mib(list[i].sums), mib(list[i].arena),
-               mib(list[i].all));
-}
-
 static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ranks) {
     json_t *all = json_pack("{s:i}", "ranks", ranks);
     for (int i = 0; i < SHARDS; i++)
@@ -298,7 +280,11 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     weft_rank_bytes bytes[SHARDS];
     int several = ranks > 1 ? ranks : 1;
     WEFT_TRY(weft_account_fit(&c, backend, threads, several, &fit));
-    if (ranks) WEFT_TRY(account_ranks(&c, backend, threads, ranks, bytes));
+    for (int i = 0; ranks && i < SHARDS; i++) {
+        weft_config one = c;
+        one.shard = i;
+        WEFT_TRY(weft_account_rank(&one, backend, threads, ranks, &bytes[i]));
+    }
     bool on_gpu = c.device == WEFT_DEVICE_CUDA || strcmp(backend->name, "cuda") == 0;
     kernel_list kernels = {.layer = -1};
     if (on_gpu) WEFT_TRY(weft_account_nodes(&c, list_kernel, &kernels));
@@ -325,7 +311,14 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
         else
             printf("  does not fit: %s\n", weft_error_message());
         if (on_gpu) print_kernels(&kernels);
-        if (ranks) print_ranks(bytes, ranks);
+        if (ranks) {
+            printf("one of %d ranks, MiB   weights  optimizer       sums      arena        all\n",
+                   ranks);
+            for (int i = 0; i < SHARDS; i++)
+                printf("  SHARD=%-12s %9.1f %10.1f %10.1f %10.1f %10.1f\n", shard_names[i],
+                       mib(bytes[i].weights), mib(bytes[i].optimizer), mib(bytes[i].sums),
+                       mib(bytes[i].arena), mib(bytes[i].all));
+        }
     }
     return WEFT_OK;
 }

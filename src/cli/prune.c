@@ -91,25 +91,6 @@ static int check_arguments(const weft_args *a, prune_job *job) {
     return status;
 }
 
-/* The mean gate of each unit: [layers, units]; the first layer has none. */
-static weft_status measure_gates(const weft_model *m, weft_backing place, const weft_windows *text,
-                                 double **out) {
-    const weft_config *c = &m->config;
-    int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
-    weft_inspection i;
-    *out = NULL;
-    if (!c->attn_gate)
-        return weft_fail(WEFT_EINPUT, "--by gate: the model has no gates "
-                                      "(CONFIG_RA_MLA_MLP_ATTN_GATE); --by magnitude and --by "
-                                      "state need none");
-    WEFT_TRY(weft_inspect(m, place, text, false, &i));
-    *out = calloc((size_t)(c->n_layer * units), sizeof **out);
-    for (int64_t k = 0; *out && k < c->n_layer * c->n_head; k++)
-        (*out)[k / group] += i.layers[k / c->n_head].heads[k % c->n_head].gate / (double)group;
-    weft_inspection_free(&i);
-    return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "prune: no memory");
-}
-
 /* An optimizer's state of another model would rank by what has nothing to do with the weights. */
 static weft_status check_state(const char *folder) {
     weft_status status = weft_model_check_optimizer(folder);
@@ -117,27 +98,41 @@ static weft_status check_state(const char *folder) {
     return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
 }
 
-static weft_status open_state(const char *folder, bool unchecked, weft_safetensors **out) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/optimizer.safetensors", folder));
-    bool there;
-    WEFT_TRY(weft_path_there(path, &there));
-    if (!there)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: is not there, and --by state reads it; a run's checkpoints have it. "
-                         "--by magnitude needs none",
-                         path);
-    if (!unchecked) WEFT_TRY(check_state(folder));
-    return weft_safetensors_open(path, out);
-}
-
 static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
                          prune_result *r) {
     weft_backing place = {l->backend, l->pool};
     WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *state = NULL;
     WEFT_AUTO_FREE double *given = NULL;
-    if (strcmp(job->by_text, "state") == 0) WEFT_TRY(open_state(l->folder, job->unchecked, &state));
-    if (strcmp(job->by_text, "gate") == 0) WEFT_TRY(measure_gates(l->model, place, text, &given));
+    if (strcmp(job->by_text, "state") == 0) {
+        char file[WEFT_PATH_MAX];
+        bool there;
+        WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
+        WEFT_TRY(weft_path_there(file, &there));
+        if (!there)
+            return weft_fail(
+                WEFT_EINPUT,
+                "%s: is not there, and --by state reads it; a run's checkpoints have it. "
+                "--by magnitude needs none",
+                file);
+        if (!job->unchecked) WEFT_TRY(check_state(l->folder));
+        WEFT_TRY(weft_safetensors_open(file, &state));
+    }
+    if (strcmp(job->by_text, "gate") == 0) {
+        /* The mean gate of each unit: [layers, units]; the first layer has none. */
+        const weft_config *c = &l->model->config;
+        int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
+        weft_inspection i;
+        if (!c->attn_gate)
+            return weft_fail(WEFT_EINPUT, "--by gate: the model has no gates "
+                                          "(CONFIG_RA_MLA_MLP_ATTN_GATE); --by magnitude and --by "
+                                          "state need none");
+        WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
+        given = calloc((size_t)(c->n_layer * units), sizeof *given);
+        for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
+            given[k / group] += i.layers[k / c->n_head].heads[k % c->n_head].gate / (double)group;
+        weft_inspection_free(&i);
+        if (!given) return weft_fail(WEFT_ENOMEM, "prune: no memory");
+    }
     weft_prune_options options = {.what = job->what,
                                   .keep = job->keep,
                                   .sparse = job->sparse,

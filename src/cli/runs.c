@@ -90,22 +90,6 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
     return weft_new_file_end(&f, status);
 }
 
-static weft_status compare(const weft_args *args, const runs_args *own) {
-    json_t *object = NULL;
-    WEFT_TRY(weft_listing_compare(own->paths[0], own->a, own->b, args->json ? NULL : stdout,
-                                  args->json ? &object : NULL));
-    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
-    return WEFT_OK;
-}
-
-static weft_status fit(const weft_args *args, const runs_args *own) {
-    json_t *object = NULL;
-    WEFT_TRY(weft_listing_fit(own->paths, own->n, own->fit, own->variants,
-                              args->json ? NULL : stdout, args->json ? &object : NULL));
-    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
-    return WEFT_OK;
-}
-
 static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
     WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
     if (args->json)
@@ -189,8 +173,16 @@ int weft_cmd_runs(int argc, char **argv) {
     if (own.merge) status = merge(&args, &own);
     if (own.csv) status = write_csv(&own, own.csv, false);
     if (status == WEFT_OK && own.metrics_csv) status = write_csv(&own, own.metrics_csv, true);
-    if (status == WEFT_OK && own.a) status = compare(&args, &own);
-    if (status == WEFT_OK && own.fit) status = fit(&args, &own);
+    FILE *text = args.json ? NULL : stdout;
+    json_t *compared = NULL, *fitted = NULL;
+    if (status == WEFT_OK && own.a)
+        status =
+            weft_listing_compare(own.paths[0], own.a, own.b, text, args.json ? &compared : NULL);
+    if (compared) weft_args_print(compared, JSON_ENSURE_ASCII);
+    if (status == WEFT_OK && own.fit)
+        status = weft_listing_fit(own.paths, own.n, own.fit, own.variants, text,
+                                  args.json ? &fitted : NULL);
+    if (fitted) weft_args_print(fitted, JSON_ENSURE_ASCII);
     if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
     if (status == WEFT_OK && listed) status = list_runs(&args, &own);
     return status == WEFT_OK && !same ? WEFT_EXIT_FAILED : weft_args_end(&args, status);

@@ -107,20 +107,6 @@ static weft_status find_name(serving *s) {
     return WEFT_OK;
 }
 
-/* Connections are files to the system, which often allows fewer than it could. */
-static void allow_files(int64_t connections) {
-    struct rlimit limit;
-    rlim_t want = (rlim_t)connections + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want) return;
-    limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_cur < want)
-        weft_log(WEFT_LOG_WARN,
-                 "serve: the system allows %lld files, so fewer than the %lld "
-                 "connections of --connections",
-                 (long long)limit.rlim_cur, (long long)connections);
-}
-
 static weft_status open_all(serving *s) {
     weft_loaded *l = &s->loaded;
     WEFT_TRY(weft_server_available());
@@ -153,7 +139,18 @@ static weft_status open_all(serving *s) {
                  "end there",
                  (long long)s->cache_mib, (long long)stats.context, (long long)wanted);
     s->options.chat_template = l->config.chat_template;
-    allow_files(s->options.connections);
+    /* Connections are files to the system, which often allows fewer than it could. */
+    struct rlimit limit;
+    rlim_t want = (rlim_t)s->options.connections + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < want) {
+        limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        if (limit.rlim_cur < want)
+            weft_log(WEFT_LOG_WARN,
+                     "serve: the system allows %lld files, so fewer than the %lld "
+                     "connections of --connections",
+                     (long long)limit.rlim_cur, (long long)s->options.connections);
+    }
     WEFT_TRY(weft_server_open(&s->options, s->generator, l->tokenizer, l->encoder, &s->server));
     if (!s->key && !weft_http_is_local(s->options.host))
         weft_log(WEFT_LOG_WARN,

@@ -1,5 +1,4 @@
 /* weft study: every variant of a study, each run in a process of its own, then the report. */
-#include "cli/study.h"
 #include "base/files.h"
 #include "base/folders.h"
 #include "base/json.h"
@@ -8,6 +7,8 @@
 #include "base/text.h"
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "cli/checkpoint.h"
+#include "cli/own_text.h"
 #include "comm/launch.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
@@ -225,18 +226,6 @@ void weft_study_list(const weft_study *s, double seconds, bool json) {
         list_table(s, seconds);
 }
 
-static void print_result(const weft_study_result *r, const char *out) {
-    char database[OUT_ROOM + 16], report[OUT_ROOM + 16];
-    snprintf(database, sizeof database, "%s/runs.db", out);
-    snprintf(report, sizeof report, "%s/report.html", out);
-    json_t *object = json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", out, "database",
-        database, "report", report, "runs", r->runs, "done", r->done, "diverged", r->diverged,
-        "failed", r->failed, "waiting", r->waiting, "errors", r->errors, "equal", r->repeats.equal,
-        "unequal", r->repeats.unequal, "why", *r->why ? json_string(r->why) : json_null());
-    weft_args_print(object, 0);
-}
-
 static void advise(const weft_study *s) {
     const weft_config **configs = calloc((size_t)s->variants.n, sizeof *configs);
     for (int i = 0; configs && i < s->variants.n; i++)
@@ -442,7 +431,17 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     if (!stopped) status = weft_report_write(database, o.out);
     if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);
     WEFT_TRY(status);
-    if (args->json) print_result(r, o.out);
+    if (args->json) {
+        char report[OUT_ROOM + 16];
+        snprintf(report, sizeof report, "%s/report.html", o.out);
+        json_t *object =
+            json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", o.out,
+                      "database", database, "report", report, "runs", r->runs, "done", r->done,
+                      "diverged", r->diverged, "failed", r->failed, "waiting", r->waiting, "errors",
+                      r->errors, "equal", r->repeats.equal, "unequal", r->repeats.unequal, "why",
+                      *r->why ? json_string(r->why) : json_null());
+        weft_args_print(object, 0);
+    }
     if (args->json || stopped) return WEFT_OK;
     tell_verdicts(database);
     weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
@@ -453,24 +452,21 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
 static weft_status study(const weft_args *args, const study_args *own, weft_study_result *r) {
     weft_source source = weft_args_source(args);
     const weft_backend *backend;
-    weft_pool *pool;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     weft_config c;
-    weft_study *s = NULL;
+    WEFT_AUTO(weft_study_close_at) weft_study *s = NULL;
     WEFT_TRY(weft_source_read(&source, NULL, &c));
     WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
-    weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
-    if (status == WEFT_OK && own->list && !args->json) advise(s);
-    if (status == WEFT_OK && own->list) {
+    WEFT_TRY(weft_study_open(&source, backend, weft_pool_size(pool), &s));
+    if (own->list && !args->json) advise(s);
+    if (own->list) {
         weft_study_list(s, seconds_of(s, peak_flops(s, backend, pool)), args->json);
-    } else if (status == WEFT_OK && own->slurm) {
-        status = submit_study(args, own, s);
-    } else if (status == WEFT_OK) {
-        weft_stop_install();
-        status = run_study(args, own, s, backend, &pool, r);
-        weft_stop_remove();
+        return WEFT_OK;
     }
-    weft_study_close(s);
-    weft_pool_destroy(pool);
+    if (own->slurm) return submit_study(args, own, s);
+    weft_stop_install();
+    weft_status status = run_study(args, own, s, backend, &pool, r);
+    weft_stop_remove();
     return status;
 }
 

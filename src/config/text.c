@@ -102,12 +102,6 @@ void weft_config_write_kconfig(FILE *out) {
     if (*group) fprintf(out, "\nendmenu\n");
 }
 
-/* Whether a word, in either case, is in an option's key or its help. */
-static bool is_about(const weft_option *o, const char *word) {
-    return !word || strcasestr(o->key, word) || strcasestr(o->help, word) ||
-           (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
-}
-
 /* The key with its default, what it does, its range or words, and when it matters. */
 static void write_option(FILE *out, int indent, const weft_option *o) {
     char deeper[16];
@@ -141,7 +135,9 @@ bool weft_config_write_help(FILE *out, const char *word) {
     const char *group = "";
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
-        if (!is_about(o, word)) continue;
+        bool about = !word || strcasestr(o->key, word) || strcasestr(o->help, word) ||
+                     (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
+        if (!about) continue;
         if (strcmp(group, o->group) != 0) {
             fprintf(out, "%s%s\n", *group ? "\n" : "", o->group);
             group = o->group;

@@ -131,20 +131,19 @@ static weft_status take_name(weft_shards *s, const char *name) {
                          "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
                          "it again into a new folder, or remove its parts",
                          s->folder, name);
-    for (int split = 0; split < 2; split++)
-        if (is_shard_of(name, SPLIT_NAMES[split])) {
-            const char *inside = s->folder;
-            shard *grown =
-                realloc(s->splits[split].all, (size_t)(s->splits[split].count + 1) * sizeof *grown);
-            if (grown) s->splits[split].all = grown;
-            size_t room = strlen(inside) + strlen(name) + 2;
-            char *path = grown ? malloc(room) : NULL;
-            if (!path)
-                return weft_fail(WEFT_ENOMEM, "%s: no memory for the names of its shards", inside);
-            snprintf(path, room, "%s/%s", inside, name);
-            s->splits[split].all[s->splits[split].count++] = (shard){.path = path};
-            return WEFT_OK;
-        }
+    for (int split = 0; split < 2; split++) {
+        shard_list *list = &s->splits[split];
+        if (!is_shard_of(name, SPLIT_NAMES[split])) continue;
+        shard *grown = realloc(list->all, (size_t)(list->count + 1) * sizeof *grown);
+        if (grown) list->all = grown;
+        size_t room = strlen(s->folder) + n + 2;
+        char *path = grown ? malloc(room) : NULL;
+        if (!path)
+            return weft_fail(WEFT_ENOMEM, "%s: no memory for the names of its shards", s->folder);
+        snprintf(path, room, "%s/%s", s->folder, name);
+        list->all[list->count++] = (shard){.path = path};
+        return WEFT_OK;
+    }
     return WEFT_OK;
 }
 
@@ -222,22 +221,6 @@ int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
     return s->splits[split].tokens;
 }
 
-static weft_status sum_shard(const shard *s, int64_t stride, unsigned char *block, uint32_t *crc) {
-    const char *slash = strrchr(s->path, '/');
-    WEFT_AUTO_CLOSE int fd = -1;
-    *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);
-    *crc = weft_crc32c(*crc, &s->bytes, sizeof s->bytes);
-    WEFT_TRY(weft_file_open(s->path, &fd));
-    for (int64_t at = 0; at < s->bytes; at += stride) {
-        ssize_t n = pread(fd, block, SUM_BLOCK, (off_t)at);
-        if (n <= 0)
-            return weft_fail(WEFT_EIO, "%s: %s", s->path,
-                             n < 0 ? strerror(errno) : "is shorter than it was");
-        *crc = weft_crc32c(*crc, block, (size_t)n);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     int64_t bytes = 0;
     *crc = 0;
@@ -248,19 +231,22 @@ weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     WEFT_AUTO_FREE unsigned char *block = malloc(SUM_BLOCK);
     if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
     for (int split = 0; split < 2; split++)
-        for (int64_t i = 0; i < s->splits[split].count; i++)
-            WEFT_TRY(sum_shard(&s->splits[split].all[i], stride, block, crc));
+        for (int64_t i = 0; i < s->splits[split].count; i++) {
+            const shard *one = &s->splits[split].all[i];
+            const char *slash = strrchr(one->path, '/');
+            WEFT_AUTO_CLOSE int fd = -1;
+            *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);
+            *crc = weft_crc32c(*crc, &one->bytes, sizeof one->bytes);
+            WEFT_TRY(weft_file_open(one->path, &fd));
+            for (int64_t at = 0; at < one->bytes; at += stride) {
+                ssize_t n = pread(fd, block, SUM_BLOCK, (off_t)at);
+                if (n <= 0)
+                    return weft_fail(WEFT_EIO, "%s: %s", one->path,
+                                     n < 0 ? strerror(errno) : "is shorter than it was");
+                *crc = weft_crc32c(*crc, block, (size_t)n);
+            }
+        }
     return WEFT_OK;
-}
-
-/* Another file of that name is no matter: the map is of the old one. */
-static weft_status check_length(const shard *s) {
-    struct stat is;
-    if (stat(s->path, &is) != 0 || is.st_dev != s->device || is.st_ino != s->inode ||
-        is.st_size >= s->bytes)
-        return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: cut from %lld to %lld bytes while in use", s->path,
-                     (long long)s->bytes, (long long)is.st_size);
 }
 
 /* The shard and the position in it of the window that is `at`-th of all. */
@@ -291,7 +277,11 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     uint64_t high = weft_random_stream_word(&random), low = weft_random_stream_word(&random);
     int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
     const shard *from = find_window(list, time, &at);
-    WEFT_TRY(check_length(from));
+    struct stat is; /* another file of that name is no matter: the map is of the old one */
+    if (stat(from->path, &is) == 0 && is.st_dev == from->device && is.st_ino == from->inode &&
+        is.st_size < from->bytes)
+        return weft_fail(WEFT_EIO, "%s: cut from %lld to %lld bytes while in use", from->path,
+                         (long long)from->bytes, (long long)is.st_size);
     for (int64_t t = 0; t <= time; t++) {
         uint32_t token = read_token(from, at + t);
         if (token >= s->vocab)
@@ -366,27 +356,23 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
             return weft_fail(WEFT_EINPUT, "%s: has shards already (%s)%s; name another folder", dir,
                              is, parts ? ", not all of them: a command was cut off here" : "");
     }
-    for (int i = 0; i < list.n; i++)
-        if (is_part(list.list[i], name)) {
-            /* Removes what an interrupted run left: by its name a part of a shard, and by its first bytes too. Of
-         * an empty file nothing is lost. */
-            char part_path[WEFT_PATH_MAX];
-            unsigned char head[8] = {0};
-            WEFT_AUTO_CLOSE int fd = -1;
-            WEFT_TRY(weft_path(part_path, "%s/%s", dir, list.list[i]));
-            WEFT_TRY(weft_file_open(part_path, &fd));
-            ssize_t got = read(fd, head, sizeof head);
-            if (got < 0) return weft_fail(WEFT_EIO, "%s: %s", part_path, strerror(errno));
-            if (got > 0 && !weft_shard_width(head))
-                return weft_fail(
-                    WEFT_EINPUT,
-                    "%s: is not a part of a shard that weft began; move it away, or name "
-                    "another folder",
-                    part_path);
-            WEFT_TRY(unlink(part_path) == 0
-                         ? WEFT_OK
-                         : weft_fail(WEFT_EIO, "%s: %s", part_path, strerror(errno)));
-        }
+    for (int i = 0; i < list.n; i++) {
+        char path[WEFT_PATH_MAX];
+        unsigned char head[8] = {0};
+        WEFT_AUTO_CLOSE int fd = -1;
+        if (!is_part(list.list[i], name)) continue;
+        /* By its name a part of a shard, and by its first bytes too. Of an empty file nothing is lost. */
+        WEFT_TRY(weft_path(path, "%s/%s", dir, list.list[i]));
+        WEFT_TRY(weft_file_open(path, &fd));
+        ssize_t got = read(fd, head, sizeof head);
+        if (got > 0 && !weft_shard_width(head))
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is not a part of a shard that weft began; move it away, or name "
+                             "another folder",
+                             path);
+        if (got < 0 || unlink(path) != 0)
+            return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    }
     weft_shard_writer *w = calloc(1, sizeof *w);
     if (w) {
         w->dir = strdup(dir);

@@ -477,20 +477,16 @@ weft_status weft_database_open_or_new(const char *path, weft_database **out, boo
 /* SQLite takes a file for "" whose name it removes as soon as it is open. */
 weft_status weft_database_scratch(const char *path, weft_database **out) {
     *out = NULL;
-    weft_database *d = calloc(1, sizeof *d);
+    WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     d->schema = &weft_runs_schema;
     d->seconds = runs_seconds;
     d->entered = true;
-    weft_status status = weft_path(d->path, "%s", path);
-    if (status == WEFT_OK) status = open_file(d, WEFT_DATABASE_MAKE, false);
-    if (status == WEFT_OK) {
-        arm(d);
-        *out = d;
-    } else {
-        weft_database_close(d);
-    }
-    return status;
+    WEFT_TRY(weft_path(d->path, "%s", path));
+    WEFT_TRY(open_file(d, WEFT_DATABASE_MAKE, false));
+    arm(d);
+    *out = weft_steal(&d);
+    return WEFT_OK;
 }
 
 weft_status weft_database_place(const char *folder) {

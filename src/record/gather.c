@@ -40,17 +40,6 @@ static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "runs: no memory to gather them");
 }
 
-/* "runs/gate-lr0.002-seed1" is variant "gate". */
-static void name_variant(const char *run, char out[NAME_ROOM]) {
-    snprintf(out, NAME_ROOM, "%s", run);
-    for (int i = 0; i < 2; i++) {
-        char *dash = strrchr(out, '-');
-        bool seed = dash && strncmp(dash, "-seed", 5) == 0,
-             rate = dash && strncmp(dash, "-lr", 3) == 0;
-        if (dash && dash > out && (seed || rate)) *dash = '\0';
-    }
-}
-
 static char *key_of(const json_t *options) {
     json_t *rest = json_copy((json_t *)(uintptr_t)options);
     json_object_del(rest, "SEED");
@@ -129,7 +118,12 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     }
     group *one = &grown[*out];
     *one = (group){.key = key, .of = json_incref(options)};
-    name_variant(name, one->name);
+    snprintf(one->name, sizeof one->name, "%s", name);
+    for (int i = 0; i < 2; i++) { /* "runs/gate-lr0.002-seed1" is variant "gate" */
+        char *dash = strrchr(one->name, '-');
+        bool tail = dash && (strncmp(dash, "-seed", 5) == 0 || strncmp(dash, "-lr", 3) == 0);
+        if (tail && dash > one->name) *dash = '\0';
+    }
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
     g->n_groups++;
     take_place(g, *out);

@@ -69,26 +69,6 @@ static weft_status compare_configs(const char *ours, const char *theirs, const c
                      path, o->key, b, a);
 }
 
-/* A run of one number must be the same run, and one that ended twice must have ended alike. */
-static weft_status refuse_contradictions(weft_database *d, const char *path) {
-    sqlite3_stmt *rows = weft_database_ask(
-        d,
-        "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
-        " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND (a.score IS NOT b.score"
-        " OR a.weights IS NOT b.weights OR a.status <> b.status))",
-        "");
-    if (weft_database_next(d, rows))
-        weft_database_break(
-            d, weft_fail(WEFT_EINPUT,
-                         sqlite3_column_int(rows, 1)
-                             ? "%s: %s has the number of another run there; merge only studies "
-                               "of one config"
-                             : "%s: %s ended with another result than in an earlier one; merge "
-                               "only one of the two",
-                         path, weft_column_text(rows, 0)));
-    return weft_database_end(d, rows);
-}
-
 /* The runs to take: what ended there and not here, and what is not here at all. */
 static weft_status take_part(weft_database *d, const char *path) {
     sqlite3_stmt *studies = weft_database_ask(
@@ -120,7 +100,23 @@ static weft_status take_part(weft_database *d, const char *path) {
                                          "%s: variant '%s' has other settings than in the first",
                                          path, weft_column_text(rows, 0)));
     WEFT_TRY(weft_database_end(d, rows));
-    WEFT_TRY(refuse_contradictions(d, path));
+    /* A run of one number must be the same run, and one that ended twice must have ended alike. */
+    sqlite3_stmt *twice = weft_database_ask(
+        d,
+        "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
+        " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND (a.score IS NOT b.score"
+        " OR a.weights IS NOT b.weights OR a.status <> b.status))",
+        "");
+    if (weft_database_next(d, twice))
+        weft_database_break(
+            d, weft_fail(WEFT_EINPUT,
+                         sqlite3_column_int(twice, 1)
+                             ? "%s: %s has the number of another run there; merge only studies "
+                               "of one config"
+                             : "%s: %s ended with another result than in an earlier one; merge "
+                               "only one of the two",
+                         path, weft_column_text(twice, 0)));
+    WEFT_TRY(weft_database_end(d, twice));
     return weft_database_script(
         d, "INSERT INTO main.variants SELECT * FROM part.variants WHERE variant NOT IN"
            " (SELECT variant FROM main.variants);"

@@ -59,28 +59,21 @@ static void add_line(weft_watched_lines *l, const json_t *line, int64_t version)
     l->last = row;
 }
 
-/* The lines of a block that are whole; the bytes that they take. */
-static size_t take_block(const char *block, size_t bytes, bool *skipping, weft_line_taker take,
-                         void *context) {
-    size_t at = 0;
-    for (const char *end; at < bytes && (end = memchr(block + at, '\n', bytes - at));) {
-        size_t n = (size_t)(end - block) - at + 1;
-        json_t *object = *skipping ? NULL : weft_json_read(block + at, n, 0, NULL);
-        if (object) take(context, object);
-        json_decref(object);
-        *skipping = false;
-        at += n;
-    }
-    return at;
-}
-
 weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget,
                               weft_line_taker take, void *context) {
     char *block = malloc(LINE_MOST);
     ssize_t n = 0;
     if (!block) return weft_fail(WEFT_ENOMEM, "metrics.jsonl: no memory to read it");
     while (*budget > 0 && (n = pread(file, block, LINE_MOST, (off_t)place->read)) > 0) {
-        size_t taken = take_block(block, (size_t)n, &place->skipping, take, context);
+        size_t bytes = (size_t)n, taken = 0; /* by the lines of the block that are whole */
+        for (const char *end; (end = memchr(block + taken, '\n', bytes - taken));) {
+            size_t length = (size_t)(end - block) - taken + 1;
+            WEFT_AUTO_DECREF json_t *object =
+                place->skipping ? NULL : weft_json_read(block + taken, length, 0, NULL);
+            if (object) take(context, object);
+            place->skipping = false;
+            taken += length;
+        }
         if (taken == 0 && n < LINE_MOST && !place->skipping) break;
         if (taken == 0) {
             place->skipping = true;

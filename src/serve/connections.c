@@ -142,19 +142,6 @@ static weft_connection *add_connection(weft_connections *all, int socket) {
     return c;
 }
 
-static void remove_connection(weft_connections *all, weft_connection *c) {
-    pthread_mutex_lock(&all->lock);
-    let_go(all, c);
-    if (c->before)
-        c->before->next = c->next;
-    else
-        all->first = c->next;
-    if (c->next) c->next->before = c->before;
-    all->count--;
-    pthread_mutex_unlock(&all->lock);
-    free(c);
-}
-
 void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
                            enum MHD_ConnectionNotificationCode what) {
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -162,7 +149,18 @@ void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
             MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
         *own = info ? add_connection(all, info->connect_fd) : NULL;
     } else if (*own) {
-        remove_connection(all, *own);
+        weft_connections *of = all;
+        weft_connection *gone = *own;
+        pthread_mutex_lock(&of->lock);
+        let_go(of, gone);
+        if (gone->before)
+            gone->before->next = gone->next;
+        else
+            of->first = gone->next;
+        if (gone->next) gone->next->before = gone->before;
+        of->count--;
+        pthread_mutex_unlock(&of->lock);
+        free(gone);
         *own = NULL;
     }
 }

@@ -188,24 +188,6 @@ static bool check_head(exchange *x, const char *url, const char *method) {
     return true;
 }
 
-static enum MHD_Result send_models(exchange *x, bool one) {
-    const weft_server *s = x->server;
-    json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object", "model",
-                              "created", (json_int_t)s->started, "owned_by", "weft", "context",
-                              (json_int_t)s->model.context);
-    if (!one) model = json_pack("{s:s, s:[o]}", "object", "list", "data", model);
-    return send_text(x, 200, json_media, weft_json_line(model), false);
-}
-
-static enum MHD_Result send_metrics(exchange *x) {
-    weft_server_metrics_now now = {.model = x->server->options.name};
-    int64_t busy;
-    weft_worker_count(x->server->worker, &now.generator, &now.queued);
-    weft_connections_count(x->server->connections, &now.connections, &busy);
-    return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
-                     weft_server_metrics_text(x->server->metrics, &now), false);
-}
-
 /* A prompt's tokens into the job. */
 static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
     const weft_generator_stats *model = &x->server->model;
@@ -372,10 +354,23 @@ static enum MHD_Result begin(exchange *x, const char *url) {
         if (atomic_load(&x->server->draining))
             return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
         return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
-    case WEFT_PATH_METRICS:
-        return send_metrics(x);
-    case WEFT_PATH_MODELS:
-        return send_models(x, strcmp(url, "/v1/models") != 0);
+    case WEFT_PATH_METRICS: {
+        weft_server_metrics_now now = {.model = x->server->options.name};
+        int64_t busy;
+        weft_worker_count(x->server->worker, &now.generator, &now.queued);
+        weft_connections_count(x->server->connections, &now.connections, &busy);
+        return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
+                         weft_server_metrics_text(x->server->metrics, &now), false);
+    }
+    case WEFT_PATH_MODELS: {
+        const weft_server *s = x->server;
+        json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object",
+                                  "model", "created", (json_int_t)s->started, "owned_by", "weft",
+                                  "context", (json_int_t)s->model.context);
+        if (strcmp(url, "/v1/models") == 0)
+            model = json_pack("{s:s, s:[o]}", "object", "list", "data", model);
+        return send_text(x, 200, json_media, weft_json_line(model), false);
+    }
     default:
         return start_job(x) ? answer_job(x) : send_refusal(x, &x->refusal);
     }

@@ -264,28 +264,6 @@ static weft_status add_ablation(weft_variants *s, const weft_config *base, int n
     return WEFT_OK;
 }
 
-static weft_status parse_ablation(const weft_config *base, const char *where, weft_variants *s) {
-    const char *at = weft_skip_blanks(base->ra_mla_ablation_steps);
-    char here[700];
-    snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
-    while (*at) {
-        char *end;
-        long number = strtol(at, &end, 10);
-        const char *next = weft_skip_blanks(end);
-        if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
-            return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas", here,
-                             base->ra_mla_ablation_steps);
-        WEFT_TRY(add_ablation(s, base, (int)number, here));
-        at = weft_skip_blanks(*next ? next + 1 : next);
-    }
-    /* 4 and 5 are 2 and 3 again, where these are run too. */
-    for (int i = 0; i < s->n; i++)
-        for (int k = 0; k < s->n; k++)
-            if (s->list[i].name[0] >= '4' && s->list[k].name[0] == s->list[i].name[0] - 2)
-                s->list[i].repeats = k;
-    return WEFT_OK;
-}
-
 static weft_status parse_variants(const weft_config *base, const char *where, const char *name,
                                   weft_variants *s) {
     weft_variant *variant;
@@ -295,7 +273,27 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
             "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_VARIANTS are both "
             "set; empty one of them",
             where, base->ra_mla_ablation_steps);
-    if (*weft_skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
+    if (*weft_skip_blanks(base->ra_mla_ablation_steps)) {
+        const char *at = weft_skip_blanks(base->ra_mla_ablation_steps);
+        char here[700];
+        snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
+        while (*at) {
+            char *end;
+            long number = strtol(at, &end, 10);
+            const char *next = weft_skip_blanks(end);
+            if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
+                return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas",
+                                 here, base->ra_mla_ablation_steps);
+            WEFT_TRY(add_ablation(s, base, (int)number, here));
+            at = weft_skip_blanks(*next ? next + 1 : next);
+        }
+        /* 4 and 5 are 2 and 3 again, where these are run too. */
+        for (int i = 0; i < s->n; i++)
+            for (int k = 0; k < s->n; k++)
+                if (s->list[i].name[0] >= '4' && s->list[k].name[0] == s->list[i].name[0] - 2)
+                    s->list[i].repeats = k;
+        return WEFT_OK;
+    }
     if (*weft_skip_blanks(base->study_variants)) return parse_named(base, where, s);
     return add_variant(s, name, where, &variant);
 }

@@ -340,24 +340,19 @@ static weft_status supervise(supervisor *v) {
     return weft_repeats_check(v->database, v->study, v->options->out, &v->result->repeats);
 }
 
-/* A chosen variant that has no run because the variant whose rate it takes over has chosen none yet; -1: there is
- * none. */
-static int find_rateless(const supervisor *v) {
-    for (int i = 0; i < v->study->variants.n; i++) {
+/* One line on what is missing: how many, and the first reason of a run and of a variant. */
+static void say_why(const supervisor *v, const weft_record_run *failed, FILE *out) {
+    const weft_study_result *r = v->result;
+    int left = r->failed + r->waiting, rateless = -1, wrong = 0;
+    const weft_variant *variants = v->study->variants.list;
+    /* A chosen variant that has no run because the variant whose rate it takes over has chosen none yet. */
+    for (int i = 0; rateless < 0 && i < v->study->variants.n; i++) {
         int runs = 0;
         for (int k = 0; k < v->jobs.n; k++)
             runs += v->jobs.list[k].variant == i;
         if (is_chosen(v, i) && v->study->rate_as[i] >= 0 && !*v->study->built[i].error && !runs)
-            return i;
+            rateless = i;
     }
-    return -1;
-}
-
-/* One line on what is missing: how many, and the first reason of a run and of a variant. */
-static void say_why(const supervisor *v, const weft_record_run *failed, FILE *out) {
-    const weft_study_result *r = v->result;
-    int left = r->failed + r->waiting, rateless = find_rateless(v), wrong = 0;
-    const weft_variant *variants = v->study->variants.list;
     if (left > 0)
         fprintf(out, "%d of %d runs %s not done", left, r->runs, left == 1 ? "is" : "are");
     if (failed) fprintf(out, " (see %.200s/log)", failed->folder);
