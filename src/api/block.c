@@ -55,26 +55,6 @@ static weft_status own_outputs(weft_block *b) {
     return WEFT_OK;
 }
 
-/* The gradient of Σ ⟨output, its gradient⟩. */
-static weft_status differentiate(weft_block *b) {
-    weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
-    weft_tensor *losses[WEFT_API_TENSORS_MAX], *dlosses[WEFT_API_TENSORS_MAX];
-    int n = 0;
-    for (int i = 0; i < outputs->n && b->lists->gradient; i++) {
-        weft_api_entry *e = &outputs->entries[i];
-        if (!e->tensor->needs_grad || e->tensor->dtype == WEFT_I32) continue;
-        char name[256];
-        const weft_tensor *t = e->tensor;
-        snprintf(name, sizeof name, "gradient of %s", e->name);
-        e->grad = weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
-        losses[n] = e->tensor;
-        dlosses[n++] = e->grad;
-    }
-    WEFT_TRY(weft_graph_status(b->graph));
-    return weft_program_differentiate(
-        b->graph, &(weft_program_options){.n_losses = n, .losses = losses, .dlosses = dlosses});
-}
-
 /* The gradients of inputs and weights, each a tensor that the backward pass makes for it alone; zeros
  * where nothing depends on it. */
 static weft_status own_gradients(weft_block *b) {
@@ -118,29 +98,8 @@ static const struct {
 
 enum { ORDERS = 6, BOUND_MAX = ORDERS * WEFT_API_TENSORS_MAX };
 
-static weft_status make_block(weft_block *b, weft_describe describe, void *context) {
-    WEFT_TRY(weft_graph_create(&b->graph));
-    b->lists = calloc(1, sizeof *b->lists);
-    if (!b->lists) return weft_fail(WEFT_ENOMEM, "block: no memory");
-    b->lists->gradient = (b->purpose & WEFT_BLOCK_GRADIENT) != 0;
-    b->graph->constant = !b->lists->gradient;
-    b->graph->owner = b->lists;
-    weft_status status = describe(context, b->graph);
-    WEFT_TRY(weft_graph_status(b->graph));
-    WEFT_TRY(status);
-    WEFT_TRY(own_outputs(b));
-    WEFT_TRY(differentiate(b));
-    WEFT_TRY(own_gradients(b));
-    const weft_tensor *bound[BOUND_MAX];
-    for (int i = 0; i < ORDERS; i++)
-        b->n_bound += append_entries(list_of(b, bound_order[i].list), bound_order[i].gradients,
-                                     bound + b->n_bound);
-    WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
-                                  &b->function));
-    return weft_function_prepare(b->function);
-}
-
 static void destroy_block(weft_block *b) {
+    if (!b) return;
     weft_function_destroy(b->function);
     weft_api_lists_free(b->lists);
     weft_graph_destroy(b->graph);
@@ -184,29 +143,52 @@ static weft_block *drop_oldest(weft_engine *engine) {
     return b;
 }
 
-static void keep_block(weft_engine *engine, weft_block *b) {
-    pthread_mutex_lock(&engine->lock);
-    b->next = engine->blocks;
-    engine->blocks = b;
-    weft_block *old = drop_oldest(engine);
-    pthread_mutex_unlock(&engine->lock);
-    if (old) destroy_block(old);
-}
-
-static void end_block(weft_block **b) {
-    if (*b) destroy_block(*b);
-}
+WEFT_ENDED_BY(destroy_block, weft_block)
 
 static weft_status new_block(weft_engine *engine, const char *key, weft_describe describe,
                              void *context, int purpose, weft_block **out) {
-    WEFT_AUTO(end_block) weft_block *b = calloc(1, sizeof *b);
+    WEFT_AUTO(destroy_block_at) weft_block *b = calloc(1, sizeof *b);
     if (!b) return weft_fail(WEFT_ENOMEM, "block: no memory");
     b->engine = engine;
     b->purpose = purpose;
     b->opened = 1;
     b->key = key ? strdup(key) : NULL;
     if (key && !b->key) return weft_fail(WEFT_ENOMEM, "block: no memory");
-    WEFT_TRY(make_block(b, describe, context));
+    WEFT_TRY(weft_graph_create(&b->graph));
+    b->lists = calloc(1, sizeof *b->lists);
+    if (!b->lists) return weft_fail(WEFT_ENOMEM, "block: no memory");
+    b->lists->gradient = (b->purpose & WEFT_BLOCK_GRADIENT) != 0;
+    b->graph->constant = !b->lists->gradient;
+    b->graph->owner = b->lists;
+    weft_status status = describe(context, b->graph);
+    WEFT_TRY(weft_graph_status(b->graph));
+    WEFT_TRY(status);
+    WEFT_TRY(own_outputs(b));
+    /* The gradient of Σ ⟨output, its gradient⟩. */
+    weft_api_list *outputs = list_of(b, WEFT_BLOCK_OUTPUTS);
+    weft_tensor *losses[WEFT_API_TENSORS_MAX], *dlosses[WEFT_API_TENSORS_MAX];
+    int n = 0;
+    for (int i = 0; i < outputs->n && b->lists->gradient; i++) {
+        weft_api_entry *e = &outputs->entries[i];
+        if (!e->tensor->needs_grad || e->tensor->dtype == WEFT_I32) continue;
+        char name[256];
+        const weft_tensor *t = e->tensor;
+        snprintf(name, sizeof name, "gradient of %s", e->name);
+        e->grad = weft_graph_tensor(b->graph, WEFT_ROLE_INPUT, name, t->dtype, t->ndim, t->shape);
+        losses[n] = e->tensor;
+        dlosses[n++] = e->grad;
+    }
+    WEFT_TRY(weft_graph_status(b->graph));
+    WEFT_TRY(weft_program_differentiate(
+        b->graph, &(weft_program_options){.n_losses = n, .losses = losses, .dlosses = dlosses}));
+    WEFT_TRY(own_gradients(b));
+    const weft_tensor *bound[BOUND_MAX];
+    for (int i = 0; i < ORDERS; i++)
+        b->n_bound += append_entries(list_of(b, bound_order[i].list), bound_order[i].gradients,
+                                     bound + b->n_bound);
+    WEFT_TRY(weft_function_create(b->graph, b->engine->backend, b->engine->pool, bound, b->n_bound,
+                                  &b->function));
+    WEFT_TRY(weft_function_prepare(b->function));
     *out = weft_steal(&b);
     return WEFT_OK;
 }
@@ -224,7 +206,15 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
     *out = find_block(engine, key, purpose);
     if (!*out) {
         status = new_block(engine, key, describe, context, purpose, out);
-        if (status == WEFT_OK) keep_block(engine, *out);
+        if (status == WEFT_OK) {
+            weft_block *b = *out;
+            pthread_mutex_lock(&engine->lock);
+            b->next = engine->blocks;
+            engine->blocks = b;
+            weft_block *old = drop_oldest(engine);
+            pthread_mutex_unlock(&engine->lock);
+            destroy_block(old);
+        }
     }
     return status;
 }
@@ -359,29 +349,25 @@ static weft_status find_part(const char *name, weft_part_kind *out) {
     return weft_fail(WEFT_EINPUT, "part '%s': it must be attention, ffn or layer", name);
 }
 
-static weft_status note_part(weft_graph *g, const weft_model_part *part) {
-    bool ok = true;
-    for (int i = 0; ok && i < part->n_inputs; i++)
-        ok = weft_api_note(g, WEFT_BLOCK_INPUTS, part->inputs[i].tensor, part->inputs[i].name,
-                           part->inputs[i].tensor->needs_grad);
-    for (int64_t i = 0; ok && i < part->model.n_parameters; i++) {
-        weft_tensor *t = part->model.parameters[i].tensor;
-        ok = weft_api_note(g, WEFT_BLOCK_WEIGHTS, t,
-                           strncmp(t->name, "h.0.", 4) == 0 ? t->name + 4 : t->name, t->needs_grad);
-    }
-    for (int i = 0; ok && i < part->n_outputs; i++)
-        ok = weft_api_note(g, WEFT_BLOCK_OUTPUTS, part->outputs[i].tensor, part->outputs[i].name,
-                           false);
-    return weft_graph_status(g);
-}
-
 static weft_status describe_part(void *context, weft_graph *g) {
     const part_wish *w = context;
     weft_model_part part;
     weft_part_form form = w->form;
     form.gradient = ((const weft_api_lists *)g->owner)->gradient;
     WEFT_TRY(weft_model_build_part(&w->config, &w->build, &form, g, &part));
-    weft_status status = note_part(g, &part);
+    bool ok = true;
+    for (int i = 0; ok && i < part.n_inputs; i++)
+        ok = weft_api_note(g, WEFT_BLOCK_INPUTS, part.inputs[i].tensor, part.inputs[i].name,
+                           part.inputs[i].tensor->needs_grad);
+    for (int64_t i = 0; ok && i < part.model.n_parameters; i++) {
+        weft_tensor *t = part.model.parameters[i].tensor;
+        ok = weft_api_note(g, WEFT_BLOCK_WEIGHTS, t,
+                           strncmp(t->name, "h.0.", 4) == 0 ? t->name + 4 : t->name, t->needs_grad);
+    }
+    for (int i = 0; ok && i < part.n_outputs; i++)
+        ok = weft_api_note(g, WEFT_BLOCK_OUTPUTS, part.outputs[i].tensor, part.outputs[i].name,
+                           false);
+    weft_status status = weft_graph_status(g);
     weft_model_part_free(&part);
     return status;
 }

@@ -61,16 +61,6 @@ const char *weft_engine_device(const weft_engine *engine) {
     return engine ? engine->backend->name : NULL;
 }
 
-/* As many as an engine of that number would have. */
-static weft_status count_threads(int *threads) {
-    weft_pool *pool;
-    if (*threads > 0) return WEFT_OK;
-    WEFT_TRY(weft_pool_create(0, &pool));
-    *threads = weft_pool_size(pool);
-    weft_pool_destroy(pool);
-    return WEFT_OK;
-}
-
 weft_status weft_estimate(const char *path, const char *const *overrides, int threads,
                           weft_cost *out, size_t size) {
     API_NEED(out);
@@ -82,7 +72,12 @@ weft_status weft_estimate(const char *path, const char *const *overrides, int th
     weft_account a;
     bool is_folder;
     WEFT_TRY(check_threads(__func__, threads));
-    WEFT_TRY(count_threads(&threads));
+    if (threads == 0) { /* as many as an engine of that number would have */
+        weft_pool *pool;
+        WEFT_TRY(weft_pool_create(0, &pool));
+        threads = weft_pool_size(pool);
+        weft_pool_destroy(pool);
+    }
     WEFT_TRY(choose_backend(NULL, &backend));
     WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
     WEFT_TRY(weft_account_make(&c, backend, threads, &a));

@@ -34,16 +34,6 @@ void weft_generation_close(weft_generation *generation) {
     free(generation);
 }
 
-/* The value of "KEY=VALUE" if it is that key's. */
-static bool read_number(const char *option, const char *key, double *value, bool *good) {
-    size_t length = strlen(key);
-    if (strncmp(option, key, length) != 0 || option[length] != '=') return false;
-    char *end;
-    *value = strtod(option + length + 1, &end);
-    *good = end != option + length + 1 && !*end;
-    return true;
-}
-
 static weft_status read_option(const char *option, weft_sampling *s) {
     double top_k = (double)s->top_k, seed = (double)s->seed, sample = (double)s->sample;
     double max_tokens = (double)s->max_tokens, end_token = (double)s->end_token;
@@ -59,16 +49,19 @@ static weft_status read_option(const char *option, weft_sampling *s) {
                 {"sample", &sample},
                 {"max_tokens", &max_tokens},
                 {"end_token", &end_token}};
-    bool good = false;
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (!read_number(option, keys[i].key, keys[i].value, &good)) continue;
+        size_t length = strlen(keys[i].key);
+        const char *text = option + length + 1;
+        char *end;
+        if (strncmp(option, keys[i].key, length) != 0 || option[length] != '=') continue;
+        *keys[i].value = strtod(text, &end);
         bool fits = top_k >= 0 && top_k < 0x1p31 && seed >= 0 && seed < 0x1p53 && sample >= 0 &&
                     sample < 0x1p31 && max_tokens >= 1 && max_tokens < 0x1p31 && end_token >= -1 &&
                     end_token < 0x1p31;
         const double counts[] = {top_k, seed, sample, max_tokens, end_token};
         for (int k = 0; k < 5; k++)
             fits = fits && counts[k] == trunc(counts[k]);
-        if (!good || !fits)
+        if (end == text || *end || !fits)
             return weft_fail(WEFT_EINPUT,
                              "weft_generation_add: '%s' is out of range, or no whole number where "
                              "one is wanted",

@@ -83,31 +83,24 @@ weft_status weft_api_vouched(weft_status status, const char *folder) {
 
 WEFT_ENDED_BY(weft_model_destroy, weft_model)
 
-static weft_status open_checkpoint(const char *path, const weft_config *c, weft_model **out) {
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
-    WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
-    WEFT_TRY(weft_model_load(path, weft_config_dtype(c), &m));
-    WEFT_TRY(check_same_tensors(m, c, path));
-    m->config = *c;
-    *out = weft_steal(&m);
-    return WEFT_OK;
-}
-
-static weft_status open_fresh(const weft_config *c, weft_model **out) {
-    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
-    WEFT_TRY(weft_model_create(c, weft_config_dtype(c), &m));
-    WEFT_TRY(weft_model_start(m, (uint64_t)c->seed));
-    *out = weft_steal(&m);
-    return WEFT_OK;
-}
-
 weft_status weft_model_open(const char *path, const char *const *overrides, weft_model **out) {
     API_NEED(out);
     *out = NULL;
     weft_config c;
     bool is_folder;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_TRY(weft_api_config(path, overrides, &c, &is_folder));
-    return is_folder ? open_checkpoint(path, &c, out) : open_fresh(&c, out);
+    if (is_folder) {
+        WEFT_TRY(weft_api_vouched(weft_model_check_sums(path), path));
+        WEFT_TRY(weft_model_load(path, weft_config_dtype(&c), &m));
+        WEFT_TRY(check_same_tensors(m, &c, path));
+        m->config = c;
+    } else {
+        WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
+        WEFT_TRY(weft_model_start(m, (uint64_t)c.seed));
+    }
+    *out = weft_steal(&m);
+    return WEFT_OK;
 }
 
 void weft_model_close(weft_model *model) {
@@ -137,15 +130,6 @@ typedef struct {
     const char *tokenizer;
 } saved_parts;
 
-static weft_status copy_tokenizer(const char *from, const char *folder, weft_sum *sum) {
-    char path[WEFT_API_PATH];
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes;
-    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
-    WEFT_TRY(weft_file_read(from, SIZE_MAX, &text, &bytes));
-    return weft_file_write(path, text, bytes, sum);
-}
-
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const saved_parts *p = context;
     char path[WEFT_API_PATH];
@@ -153,8 +137,12 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (p->optimizer)
         WEFT_TRY(weft_optimizer_write(p->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
-    return p->tokenizer ? copy_tokenizer(p->tokenizer, folder, &sums[WEFT_PART_TOKENIZER])
-                        : WEFT_OK;
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes;
+    if (!p->tokenizer) return WEFT_OK;
+    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_TRY(weft_file_read(p->tokenizer, SIZE_MAX, &text, &bytes));
+    return weft_file_write(path, text, bytes, &sums[WEFT_PART_TOKENIZER]);
 }
 
 weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimizer *optimizer,

@@ -11,40 +11,6 @@
 
 enum { ALL_PURPOSES = WEFT_PASS_TRAIN | WEFT_PASS_LOGITS | WEFT_PASS_RECOMPUTE };
 
-static weft_status check_shape(const char *caller, int64_t batch, int64_t time, int purpose) {
-    if (batch < 1 || time < 1 || batch > INT32_MAX / time)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a batch of %lld times %lld tokens; both must be at least 1, and "
-                         "together below 2^31",
-                         caller, (long long)batch, (long long)time);
-    if (purpose & ~ALL_PURPOSES)
-        return weft_fail(WEFT_EINPUT, "%s: purpose %d is not a sum of WEFT_PASS_...", caller,
-                         purpose);
-    if ((purpose & WEFT_PASS_RECOMPUTE) && !(purpose & WEFT_PASS_TRAIN))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
-            "nothing is made again",
-            caller);
-    return WEFT_OK;
-}
-
-static weft_status open_session(weft_pass *p, const weft_engine *engine, const weft_model *m) {
-    weft_build build = {.batch = p->batch,
-                        .time = p->time,
-                        .dtype = m->dtype,
-                        .train = p->purpose & WEFT_PASS_TRAIN,
-                        .logits = p->purpose & WEFT_PASS_LOGITS,
-                        .recompute = p->purpose & WEFT_PASS_RECOMPUTE};
-    int64_t count = p->batch * p->time;
-    p->no_targets = malloc((size_t)count * sizeof *p->no_targets);
-    if (!p->no_targets) return weft_fail(WEFT_ENOMEM, "weft_pass_open: no memory");
-    for (int64_t i = 0; i < count; i++)
-        p->no_targets[i] = -1;
-    return weft_session_open(m, engine->backend, engine->pool, &build, build.train, false,
-                             &p->session);
-}
-
 WEFT_ENDED_BY(weft_pass_close, weft_pass)
 
 weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch, int64_t time,
@@ -53,14 +19,39 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
     API_NEED(out);
     *out = NULL;
     API_NEED(engine, model);
-    WEFT_TRY(check_shape(__func__, batch, time, purpose));
+    if (batch < 1 || time < 1 || batch > INT32_MAX / time)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a batch of %lld times %lld tokens; both must be at least 1, and "
+                         "together below 2^31",
+                         __func__, (long long)batch, (long long)time);
+    if (purpose & ~ALL_PURPOSES)
+        return weft_fail(WEFT_EINPUT, "%s: purpose %d is not a sum of WEFT_PASS_...", __func__,
+                         purpose);
+    if ((purpose & WEFT_PASS_RECOMPUTE) && !(purpose & WEFT_PASS_TRAIN))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
+            "nothing is made again",
+            __func__);
     WEFT_AUTO(weft_pass_close_at) weft_pass *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     p->serial = 1 + atomic_fetch_add(&serials, 1);
     p->batch = batch;
     p->time = time;
     p->purpose = purpose;
-    WEFT_TRY(open_session(p, engine, model));
+    weft_build build = {.batch = p->batch,
+                        .time = p->time,
+                        .dtype = model->dtype,
+                        .train = p->purpose & WEFT_PASS_TRAIN,
+                        .logits = p->purpose & WEFT_PASS_LOGITS,
+                        .recompute = p->purpose & WEFT_PASS_RECOMPUTE};
+    int64_t count = p->batch * p->time;
+    p->no_targets = malloc((size_t)count * sizeof *p->no_targets);
+    if (!p->no_targets) return weft_fail(WEFT_ENOMEM, "weft_pass_open: no memory");
+    for (int64_t i = 0; i < count; i++)
+        p->no_targets[i] = -1;
+    WEFT_TRY(weft_session_open(model, engine->backend, engine->pool, &build, build.train, false,
+                               &p->session));
     *out = weft_steal(&p);
     return WEFT_OK;
 }

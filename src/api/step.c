@@ -41,31 +41,6 @@ typedef struct {
     const weft_step_tensor *tensors;
 } wish;
 
-static weft_status check_tensors(const weft_step_tensor *tensors, int n, int n_groups) {
-    for (int i = 0; i < n; i++) {
-        const weft_step_tensor *t = &tensors[i];
-        if (t->size != sizeof *t)
-            return weft_fail(WEFT_EINPUT,
-                             "weft_step_open: size of tensor %d is %zu, but it must be "
-                             "sizeof(weft_step_tensor)",
-                             i, t->size);
-        if (t->count < 1 || t->group < 0 || t->group >= n_groups)
-            return weft_fail(
-                WEFT_EINPUT,
-                "weft_step_open: tensor %d has %lld numbers and group %d; there are %d "
-                "groups, and one number is the least",
-                i, (long long)t->count, t->group, n_groups);
-        if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
-            t->first_rows < 0 || t->first_rows > INT32_MAX)
-            return weft_fail(
-                WEFT_EINPUT,
-                "weft_step_open: tensor %d has matrices of %lld columns and of %lld and "
-                "%lld rows; 0 to 2^31 - 1 can be",
-                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
-    }
-    return WEFT_OK;
-}
-
 /* The matrices of a tensor; AdamW's have none. */
 static weft_muon_parts matrices_of(const weft_step_tensor *t) {
     weft_muon_parts parts = {0};
@@ -144,10 +119,12 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);
 }
 
-/* `chosen` has room for all. */
-static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot *chosen,
-                            weft_tensor **grads) {
+static weft_status build(const wish *w) {
     weft_step *s = w->step;
+    size_t n = (size_t)s->n_tensors;
+    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
+    WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
+    if (!slots || !grads) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
     for (int i = 0; i < s->n_tensors; i++) {
         slots[i] = describe_slot(w, i);
         grads[i] = slots[i].grad;
@@ -158,18 +135,9 @@ static weft_status describe(const wish *w, weft_adam_slot *slots, weft_adam_slot
         bool any = false;
         for (int i = 0; i < s->n_tensors; i++)
             any |= w->tensors[i].group == group;
-        if (any) describe_group(w, group, norm, slots, chosen);
+        if (any) describe_group(w, group, norm, slots, slots + n);
     }
-    return weft_graph_status(s->graph);
-}
-
-static weft_status build(const wish *w) {
-    weft_step *s = w->step;
-    size_t n = (size_t)s->n_tensors;
-    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * n, sizeof *slots);
-    WEFT_AUTO_FREE weft_tensor **grads = calloc(n, sizeof *grads);
-    if (!slots || !grads) return weft_fail(WEFT_ENOMEM, "weft_step_open: no memory");
-    WEFT_TRY(describe(w, slots, slots + n, grads));
+    WEFT_TRY(weft_graph_status(s->graph));
     return weft_program_differentiate(s->graph, &(weft_program_options){.n_losses = 0});
 }
 
@@ -207,7 +175,27 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
                              "weft_step_open: size of group %d is %zu, but it must be "
                              "sizeof(weft_step_group)",
                              i, groups[i].size);
-    WEFT_TRY(check_tensors(tensors, n_tensors, n_groups));
+    for (int i = 0; i < n_tensors; i++) {
+        const weft_step_tensor *t = &tensors[i];
+        if (t->size != sizeof *t)
+            return weft_fail(WEFT_EINPUT,
+                             "weft_step_open: size of tensor %d is %zu, but it must be "
+                             "sizeof(weft_step_tensor)",
+                             i, t->size);
+        if (t->count < 1 || t->group < 0 || t->group >= n_groups)
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_step_open: tensor %d has %lld numbers and group %d; there are %d "
+                "groups, and one number is the least",
+                i, (long long)t->count, t->group, n_groups);
+        if (t->columns < 0 || t->columns > INT32_MAX || t->rows < 0 || t->rows > INT32_MAX ||
+            t->first_rows < 0 || t->first_rows > INT32_MAX)
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_step_open: tensor %d has matrices of %lld columns and of %lld and "
+                "%lld rows; 0 to 2^31 - 1 can be",
+                i, (long long)t->columns, (long long)t->first_rows, (long long)t->rows);
+    }
     WEFT_AUTO(weft_step_close_at) weft_step *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     *s = (weft_step){.engine = engine, .n_groups = n_groups, .n_tensors = n_tensors};

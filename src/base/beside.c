@@ -251,9 +251,20 @@ weft_status weft_folder_exchange(const char *fresh, const char *name, const char
     return rename(old, fresh) == 0 ? WEFT_OK : failed(old);
 }
 
-/* NAME is one that may be removed: marked, so that it is what a kill left if one comes now, and held, so
- * that nobody takes it for that. */
-static weft_status replace(weft_new_folder *f) {
+static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
+    WEFT_TRY(weft_folder_sync(f->beside));
+    WEFT_TRY(weft_new_folder_room(f->path, may));
+    weft_beside_unmark(f->held);
+    /* This replaces nothing but an empty folder, whatever came there meanwhile. */
+    if (rename(f->beside, f->path) == 0) {
+        f->beside[0] = '\0';
+        return weft_folder_sync_above(f->path);
+    }
+    if (errno != ENOTEMPTY && errno != EEXIST) return failed(f->path);
+    if (!may) return refuse(f->path);
+    WEFT_TRY(may(f->path));
+    /* NAME is one that may be removed: marked, so that it is what a kill left if one comes now, and held, so
+     * that nobody takes it for that. */
     char old[WEFT_PATH_MAX];
     size_t n = strlen(f->beside) - strlen(WEFT_BESIDE_TAIL);
     WEFT_TRY(weft_path(old, "%.*s%s", (int)n, f->beside, WEFT_BESIDE_OLD));
@@ -269,21 +280,6 @@ static weft_status replace(weft_new_folder *f) {
     if (named)
         f->beside[0] = '\0'; /* whatever is left of it is the old one, for the next to remove */
     return status;
-}
-
-static weft_status take_name(weft_new_folder *f, weft_may_replace may) {
-    WEFT_TRY(weft_folder_sync(f->beside));
-    WEFT_TRY(weft_new_folder_room(f->path, may));
-    weft_beside_unmark(f->held);
-    /* This replaces nothing but an empty folder, whatever came there meanwhile. */
-    if (rename(f->beside, f->path) == 0) {
-        f->beside[0] = '\0';
-        return weft_folder_sync_above(f->path);
-    }
-    if (errno != ENOTEMPTY && errno != EEXIST) return failed(f->path);
-    if (!may) return refuse(f->path);
-    WEFT_TRY(may(f->path));
-    return replace(f);
 }
 
 weft_status weft_new_folder_end(weft_new_folder *f, weft_status status, weft_may_replace may) {

@@ -235,18 +235,13 @@ weft_status weft_file_take_name(const char *beside, const char *path) {
     return weft_fail(WEFT_EIO, "%s: cannot be written: %s", path, strerror(errno));
 }
 
-static weft_status take_name(weft_new_file *f) {
+/* Syncs, renames, closes, syncs the folder. Closing lets go of the lock, so the name comes before it. */
+static weft_status settle(weft_new_file *f) {
+    if (fsync(f->descriptor) != 0) return write_failed(f);
     int taken = f->once ? take_free_name(f->beside, f->path) : rename(f->beside, f->path);
     if (taken != 0 && f->once && errno == EEXIST) return refuse_name(f->path);
     if (taken != 0) return write_failed(f);
     f->beside[0] = '\0';
-    return WEFT_OK;
-}
-
-/* Syncs, renames, closes, syncs the folder. Closing lets go of the lock, so the name comes before it. */
-static weft_status settle(weft_new_file *f) {
-    if (fsync(f->descriptor) != 0) return write_failed(f);
-    WEFT_TRY(take_name(f));
     weft_beside_unmark(f->descriptor);
     int closed = close(f->descriptor);
     f->descriptor = -1;

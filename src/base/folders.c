@@ -128,17 +128,11 @@ static weft_status read_entries(int folder, const char *path, weft_names *out) {
         close(folder);
         return status;
     }
-    for (;;) {
-        errno = 0;
-        const struct dirent *entry = readdir(entries);
-        if (!entry) {
-            if (errno) status = failed(path);
-            break;
-        }
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        status = add_name(out, entry->d_name, path);
-        if (status != WEFT_OK) break;
-    }
+    const struct dirent *entry;
+    for (errno = 0; status == WEFT_OK && (entry = readdir(entries)); errno = 0)
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
+            status = add_name(out, entry->d_name, path);
+    if (status == WEFT_OK && errno) status = failed(path);
     closedir(entries);
     if (status != WEFT_OK) weft_names_free(out);
     if (out->n > 1) qsort(out->list, (size_t)out->n, sizeof *out->list, compare_names);
@@ -185,18 +179,6 @@ static weft_status empty_folder(int folder, const char *path, int depth) {
     return remove_entry(folder, path, WEFT_FOLDER_MARK, depth);
 }
 
-static weft_status may_remove(int folder, const char *path) {
-    WEFT_AUTO(weft_names_free) weft_names names = {0};
-    bool marked;
-    WEFT_TRY(look_for_mark(folder, path, &marked));
-    if (marked) return WEFT_OK;
-    WEFT_TRY(weft_folder_list_open(folder, path, &names));
-    if (names.n == 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: weft did not make this folder and does not remove it; move it away",
-                     path);
-}
-
 weft_status weft_folder_remove(const char *path) {
     weft_kind kind;
     WEFT_TRY(weft_path_kind(path, &kind));
@@ -206,7 +188,14 @@ weft_status weft_folder_remove(const char *path) {
                          weft_kind_name(kind));
     WEFT_AUTO_CLOSE int folder = open(path, OPEN_FOLDER);
     if (folder < 0) return failed(path);
-    WEFT_TRY(may_remove(folder, path));
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
+    bool marked;
+    WEFT_TRY(look_for_mark(folder, path, &marked));
+    if (!marked) WEFT_TRY(weft_folder_list_open(folder, path, &names));
+    if (names.n > 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: weft did not make this folder and does not remove it; move it away",
+                         path);
     WEFT_TRY(empty_folder(folder, path, 0));
     return rmdir(path) == 0 || errno == ENOENT ? WEFT_OK : failed(path);
 }

@@ -91,18 +91,6 @@ int weft_args_refuse(const weft_args *a, const char *format, ...) {
     return WEFT_EXIT_USAGE;
 }
 
-/* `given` may have "=value" behind the option. */
-static int refuse_unknown(const weft_args *a, const known_options *k, const char *given) {
-    char word[OPTION_LETTERS];
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(given, "="), given);
-    weft_nearest nearest = weft_nearest_slip(word);
-    for (int i = 0; i < k->n; i++)
-        weft_nearest_offer(&nearest, k->list[i].name);
-    if (*nearest.name)
-        return weft_args_refuse(a, "unknown option '%s'; did you mean '%s'?", word, nearest.name);
-    return weft_args_refuse(a, "unknown option '%s'; 'weft help %s' lists them", word, a->command);
-}
-
 static int missing_value(const weft_args *a, const char *option) {
     return weft_args_refuse(a, "%s needs a value", option);
 }
@@ -134,30 +122,30 @@ static void add_option_setting(weft_args *a, int place, const char *key, const c
     add_setting(a, a->setting_text[place], where);
 }
 
-static void list_settings(weft_args *a) {
-    char seed[32];
-    snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
-    for (int i = 0; i < a->n_overrides; i++)
-        add_setting(a, a->overrides[i], "-o");
-    if (a->seed >= 0) add_option_setting(a, 0, "SEED", seed, "--seed");
-    if (a->dtype) add_option_setting(a, 1, "DTYPE", a->dtype, "--dtype");
-    if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
-}
-
-static int add_override(weft_args *a, const char *text) {
-    if (a->n_overrides == ARGS_OVERRIDES_MAX)
-        return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
-    a->overrides[a->n_overrides++] = text;
-    return WEFT_EXIT_DONE;
-}
-
 /* One option at argv[*i]; moves *i past its value. */
 static int take_option(weft_args *a, const known_options *k, int argc, char **argv, int *i) {
     const char *word = argv[*i], *equals = strchr(word, '=');
-    if (k->overrides && strcmp(word, "-o") == 0)
-        return *i + 1 < argc ? add_override(a, argv[++*i]) : missing_value(a, "-o");
+    if (k->overrides && strcmp(word, "-o") == 0) {
+        if (*i + 1 == argc) return missing_value(a, "-o");
+        if (a->n_overrides == ARGS_OVERRIDES_MAX)
+            return weft_args_refuse(a, "more than %d overrides", ARGS_OVERRIDES_MAX);
+        a->overrides[a->n_overrides++] = argv[++*i];
+        return WEFT_EXIT_DONE;
+    }
     const weft_arg *o = find_option(k, word);
-    if (!o) return refuse_unknown(a, k, word);
+    if (!o) {
+        /* Without the "=value" that it may have behind it. */
+        char bare[OPTION_LETTERS];
+        snprintf(bare, sizeof bare, "%.*s", (int)strcspn(word, "="), word);
+        weft_nearest nearest = weft_nearest_slip(bare);
+        for (int n = 0; n < k->n; n++)
+            weft_nearest_offer(&nearest, k->list[n].name);
+        if (*nearest.name)
+            return weft_args_refuse(a, "unknown option '%s'; did you mean '%s'?", bare,
+                                    nearest.name);
+        return weft_args_refuse(a, "unknown option '%s'; 'weft help %s' lists them", bare,
+                                a->command);
+    }
     if (o->flag) {
         if (equals && !(o->value && equals[1]))
             return weft_args_refuse(a, "%s takes no value", o->name);
@@ -209,18 +197,6 @@ static const char *find_study(const char *name, char room[WEFT_PATH_MAX]) {
     return name;
 }
 
-static void offer_all(const char *folder, weft_nearest *to, char nearest[WEFT_PATH_MAX]) {
-    DIR *list = opendir(folder);
-    for (struct dirent *e; list && (e = readdir(list));) {
-        if (*e->d_name == '.') continue;
-        weft_nearest_offer(to, e->d_name);
-        if (to->name != e->d_name) continue;
-        snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
-        to->name = nearest;
-    }
-    if (list) closedir(list);
-}
-
 /* Whether `name` is a plain word that is neither a file here nor one of these studies; the study whose name
  * is nearest to it is then in `nearest`, "" where none is near. */
 static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
@@ -229,39 +205,18 @@ static bool is_no_study(const char *name, char nearest[WEFT_PATH_MAX]) {
     if (!may_be_name(name) || !find_program(program)) return false;
     weft_nearest to = weft_nearest_slip(name);
     for (int i = 0; i < N_BESIDE; i++)
-        if (snprintf(folder, sizeof folder, "%s/%s", program, beside[i]) < (int)sizeof folder)
-            offer_all(folder, &to, nearest);
+        if (snprintf(folder, sizeof folder, "%s/%s", program, beside[i]) < (int)sizeof folder) {
+            DIR *list = opendir(folder);
+            for (struct dirent *e; list && (e = readdir(list));) {
+                if (*e->d_name == '.') continue;
+                weft_nearest_offer(&to, e->d_name);
+                if (to.name != e->d_name) continue;
+                snprintf(nearest, WEFT_PATH_MAX, "%s", e->d_name); /* the entry does not last */
+                to.name = nearest;
+            }
+            if (list) closedir(list);
+        }
     return true;
-}
-
-/* A word where none belongs is most often a value without its option. */
-static int refuse_word(const weft_args *a, const weft_arg *own, const char *word) {
-    char room[WEFT_PATH_MAX];
-    const char *option = NULL, *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
-    if (!strchr(key, '='))
-        return weft_args_refuse(a, "unexpected argument '%s'; did you mean '-o %s=%s'?",
-                                weft_shown(word), weft_shown(key), weft_shown(word));
-    for (const weft_arg *o = own; o && o->name && !option; o++)
-        if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
-    if (!option && !a->config && access(find_study(word, room), F_OK) == 0) option = "--config";
-    if (option)
-        return weft_args_refuse(a, "unexpected argument '%s'; did you mean '%s %s'?",
-                                weft_shown(word), option, weft_shown(word));
-    return weft_args_refuse(a, "unexpected argument '%s'; see 'weft help %s'", weft_shown(word),
-                            a->command);
-}
-
-/* The config by its name or path; a name that nothing has is told apart from a path here, where both are
- * known. */
-static int find_config(weft_args *a) {
-    static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
-    char nearest[WEFT_PATH_MAX];
-    a->config = find_study(a->config, found);
-    if (!is_no_study(a->config, nearest)) return WEFT_EXIT_DONE;
-    return weft_args_refuse(
-        a, "--config %s: No such file, and no study of that name comes with weft%s%s%s",
-        weft_shown(a->config), *nearest ? "; did you mean '" : "", weft_shown(nearest),
-        *nearest ? "'?" : "");
 }
 
 int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const weft_arg *own,
@@ -276,15 +231,46 @@ int weft_args_parse(weft_args *a, int argc, char **argv, unsigned taken, const w
         } else if (a->n_words < n_words) {
             words[a->n_words++] = argv[i];
         } else {
-            return refuse_word(a, own, argv[i]);
+            /* A word where none belongs is most often a value without its option. */
+            const char *word = argv[i];
+            char room[WEFT_PATH_MAX];
+            const char *option = NULL,
+                       *key = a->n_overrides ? a->overrides[a->n_overrides - 1] : "=";
+            if (!strchr(key, '='))
+                return weft_args_refuse(a, "unexpected argument '%s'; did you mean '-o %s=%s'?",
+                                        weft_shown(word), weft_shown(key), weft_shown(word));
+            for (const weft_arg *o = own; o && o->name && !option; o++)
+                if (o->rule == WEFT_ARG_NEEDED && !*o->value) option = o->name;
+            if (!option && !a->config && access(find_study(word, room), F_OK) == 0)
+                option = "--config";
+            if (option)
+                return weft_args_refuse(a, "unexpected argument '%s'; did you mean '%s %s'?",
+                                        weft_shown(word), option, weft_shown(word));
+            return weft_args_refuse(a, "unexpected argument '%s'; see 'weft help %s'",
+                                    weft_shown(word), a->command);
         }
     }
     for (const weft_arg *o = own; o && o->name; o++)
         if (o->rule == WEFT_ARG_NEEDED && !*o->value)
             return weft_args_refuse(a, "%s is needed; see 'weft help %s'", o->name, a->command);
     a->threads = (int)k.threads;
-    list_settings(a);
-    return find_config(a);
+    char seed[32];
+    snprintf(seed, sizeof seed, "%lld", (long long)a->seed);
+    for (int i = 0; i < a->n_overrides; i++)
+        add_setting(a, a->overrides[i], "-o");
+    if (a->seed >= 0) add_option_setting(a, 0, "SEED", seed, "--seed");
+    if (a->dtype) add_option_setting(a, 1, "DTYPE", a->dtype, "--dtype");
+    if (a->device) add_option_setting(a, 2, "DEVICE", a->device, "--device");
+    /* The config by its name or path; a name that nothing has is told apart from a path here, where both are
+     * known. */
+    static char found[WEFT_PATH_MAX]; /* outlives `a`, which may be copied */
+    char nearest[WEFT_PATH_MAX];
+    a->config = find_study(a->config, found);
+    if (!is_no_study(a->config, nearest)) return WEFT_EXIT_DONE;
+    return weft_args_refuse(
+        a, "--config %s: No such file, and no study of that name comes with weft%s%s%s",
+        weft_shown(a->config), *nearest ? "; did you mean '" : "", weft_shown(nearest),
+        *nearest ? "'?" : "");
 }
 
 int weft_args_no_config(const weft_args *a) {

@@ -9,16 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static weft_status open_tokenizer(weft_loaded_for purpose, weft_loaded *l) {
-    char path[WEFT_PATH_MAX];
-    bool there = purpose != WEFT_LOADED_MODEL;
-    WEFT_TRY(weft_path(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]));
-    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(path, &there));
-    if (there) WEFT_TRY(weft_generation_tokenizer(l->folder, &l->config, &l->tokenizer));
-    return purpose == WEFT_LOADED_GENERATION ? weft_encoder_open(l->tokenizer, &l->encoder)
-                                             : WEFT_OK;
-}
-
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded_for purpose, weft_loaded *out) {
     *out = (weft_loaded){0};
@@ -29,7 +19,13 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
     WEFT_TRY(weft_model_check(c, out->folder));
-    WEFT_TRY(open_tokenizer(purpose, out));
+    char file[WEFT_PATH_MAX];
+    bool there = purpose != WEFT_LOADED_MODEL;
+    WEFT_TRY(weft_path(file, "%s/%s", out->folder, weft_parts[WEFT_PART_TOKENIZER]));
+    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(file, &there));
+    if (there) WEFT_TRY(weft_generation_tokenizer(out->folder, &out->config, &out->tokenizer));
+    if (purpose == WEFT_LOADED_GENERATION)
+        WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
     if (purpose == WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
     return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
@@ -42,35 +38,6 @@ void weft_loaded_close(weft_loaded *l) {
     weft_tokenizer_close(l->tokenizer);
 }
 
-/* The options that make the model, and DTYPE, as a config that training takes. */
-static weft_status write_model_config(const weft_config *c, const char *folder) {
-    char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX], *text = NULL;
-    size_t bytes = 0;
-    weft_config defaults;
-    int count;
-    const weft_option *options = weft_options(&count);
-    weft_config_defaults(&defaults);
-    WEFT_TRY(weft_path(path, "%s/model.config", folder));
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
-        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
-        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
-        weft_config_format(c, o, value, sizeof value);
-        weft_config_format(&defaults, o, usual, sizeof usual);
-        if (strcmp(value, usual) == 0) continue;
-        fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
-    }
-    if (fclose(out) != 0) {
-        free(text);
-        return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    }
-    weft_status status = weft_file_write(path, text, bytes, NULL);
-    free(text);
-    return status;
-}
-
 typedef struct {
     const weft_model *model;
     const weft_tokenizer *tokenizer;
@@ -80,7 +47,28 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     const made_parts *p = context;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    WEFT_TRY(write_model_config(&p->model->config, folder));
+    /* The options that make the model, and DTYPE, as a config that training takes. */
+    char config[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes = 0;
+    weft_config defaults;
+    int count;
+    const weft_option *options = weft_options(&count);
+    weft_config_defaults(&defaults);
+    WEFT_TRY(weft_path(config, "%s/model.config", folder));
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
+    for (int i = 0; i < count; i++) {
+        const weft_option *o = &options[i];
+        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
+        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
+        weft_config_format(&p->model->config, o, value, sizeof value);
+        weft_config_format(&defaults, o, usual, sizeof usual);
+        if (strcmp(value, usual) == 0) continue;
+        fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
+    }
+    if (fclose(out) != 0) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
+    WEFT_TRY(weft_file_write(config, text, bytes, NULL));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
                         : WEFT_OK;

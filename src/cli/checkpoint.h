@@ -1,10 +1,15 @@
 /* The checkpoints that commands open, and those that they write. */
 #pragma once
 
+#include "base/scope.h"
 #include "cli/args.h"
 #include "generate/folder.h"
-#include "model/model.h"
 #include "model/folder.h"
+#include "model/model.h"
+
+WEFT_ENDED_BY(weft_model_destroy, weft_model)
+WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
+WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
 
 /* A checkpoint that is ready to run. */
 typedef struct {

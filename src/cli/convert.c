@@ -1,5 +1,6 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
+#include "base/scope.h"
 #include "cli/checkpoint.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
@@ -52,13 +53,18 @@ typedef struct {
     double before, after;      /* losses on the text; NaN: none given */
 } change;
 
+static void end_change(change *did) {
+    free(did->errors);
+    free(did->apart);
+}
+
 static weft_status find_file(const char *folder, const char *name, bool *there) {
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     return weft_path_there(path, there);
 }
 
-/* The tokenizer of a folder; NULL where it has none. */
+/* The tokenizer of a folder, to be closed after a failure too; NULL where it has none. */
 static weft_status open_tokenizer(const conversion *v, const char *folder, const weft_config *c,
                                   weft_tokenizer **out) {
     static const char *const names[] = {"tokenizer.json", "vocab.bpe", "merges.txt"};
@@ -79,13 +85,10 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         return weft_fail(status, "%s. --no-tokenizer converts the weights alone",
                          weft_error_message());
     if (weft_tokenizer_vocab(*out) <= c->vocab_size) return WEFT_OK;
-    status = weft_fail(WEFT_EINPUT,
-                       "%s: its tokenizer has %lld tokens, but the model knows %lld; it is "
-                       "another's. --no-tokenizer converts the weights alone",
-                       folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
-    weft_tokenizer_close(*out);
-    *out = NULL;
-    return status;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: its tokenizer has %lld tokens, but the model knows %lld; it is "
+                     "another's. --no-tokenizer converts the weights alone",
+                     folder, (long long)weft_tokenizer_vocab(*out), (long long)c->vocab_size);
 }
 
 /* The model of either layout, and the folder that it was found in. */
@@ -111,33 +114,27 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
 static weft_status read_text(const conversion *v, const weft_model *m, const weft_tokenizer *t,
                              weft_windows *text) {
     int64_t time = m->config.context < TEXT_TIME ? m->config.context : TEXT_TIME;
-    weft_tokenizer *own = NULL;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *own = NULL;
     if (!v->text) return weft_windows_random(m->config.vocab_size, time, 2, text);
     if (!t) WEFT_TRY(weft_tokenizer_open(m->config.tokenizer, &own));
-    weft_status status = WEFT_OK;
-    if (weft_tokenizer_vocab(t ? t : own) > m->config.vocab_size)
-        status = weft_fail(WEFT_EINPUT,
-                           "--text: the tokenizer has %lld tokens, but the model knows "
-                           "%lld; its own belongs beside it as tokenizer.json",
-                           (long long)weft_tokenizer_vocab(t ? t : own),
-                           (long long)m->config.vocab_size);
-    if (status == WEFT_OK)
-        status = weft_windows_read(v->text, t ? t : own, time, TEXT_TOKENS, text);
-    weft_tokenizer_close(own);
-    return status;
+    if (!t) t = own;
+    if (weft_tokenizer_vocab(t) > m->config.vocab_size)
+        return weft_fail(WEFT_EINPUT,
+                         "--text: the tokenizer has %lld tokens, but the model knows "
+                         "%lld; its own belongs beside it as tokenizer.json",
+                         (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
+    return weft_windows_read(v->text, t, time, TEXT_TOKENS, text);
 }
 
 static weft_status to_mla(const conversion *v, const weft_model *m, weft_backing place,
                           const weft_windows *text, weft_model **out, change *did) {
     weft_mla_options options = {.latent = v->latent, .joint = v->joint};
-    double *moments = NULL;
+    WEFT_AUTO_FREE double *moments = NULL;
     did->errors = calloc((size_t)m->config.n_layer, sizeof *did->errors);
     if (!did->errors) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     if (v->text) WEFT_TRY(weft_windows_moments(m, place, text, &moments));
     options.moments = moments;
-    weft_status status = weft_convert_to_mla(m, &options, out, did->errors);
-    free(moments);
-    return status;
+    return weft_convert_to_mla(m, &options, out, did->errors);
 }
 
 static weft_status to_w2(const conversion *v, const weft_model *m, weft_backing place,
@@ -152,49 +149,19 @@ static weft_status to_w2(const conversion *v, const weft_model *m, weft_backing 
 static weft_status change_attention(const weft_args *args, const conversion *v,
                                     const weft_tokenizer *t, weft_model **m, change *did) {
     weft_backing place = {0};
-    weft_windows text = {0};
-    weft_model *changed = NULL;
-    weft_status status = weft_args_backend(args, &(*m)->config, &place.backend, &place.pool);
-    if (status == WEFT_OK) status = read_text(v, *m, t, &text);
-    if (status == WEFT_OK)
-        status = v->to_mla ? to_mla(v, *m, place, &text, &changed, did)
-                           : to_w2(v, *m, place, &text, &changed, did);
-    if (status == WEFT_OK && v->text) status = weft_windows_loss(*m, place, &text, &did->before);
-    if (status == WEFT_OK && v->text)
-        status = weft_windows_loss(changed, place, &text, &did->after);
-    weft_windows_free(&text);
-    weft_pool_destroy(place.pool);
-    if (status == WEFT_OK) {
-        weft_model_destroy(*m);
-        *m = changed;
-    } else {
-        weft_model_destroy(changed);
-    }
-    return status;
-}
-
-static void print_change(const change *did, int64_t layers) {
-    if (did->errors) printf("layer  keys lost  values lost\n");
-    for (int64_t l = 0; did->errors && l < layers; l++)
-        printf("%5lld  %8.2f%%  %10.2f%%\n", (long long)l, 100 * did->errors[l].keys,
-               100 * did->errors[l].values);
-    if (did->apart) printf("layer  attention moved\n");
-    for (int64_t l = 0; did->apart && l < layers; l++)
-        printf("%5lld  %14.3f%%\n", (long long)l, 100 * did->apart[l]);
-    if (!isnan(did->before)) printf("loss   %.4f before, %.4f after\n", did->before, did->after);
-}
-
-static void add_change(json_t *object, const change *did, int64_t layers) {
-    json_t *list = json_array();
-    for (int64_t l = 0; did->errors && l < layers; l++)
-        json_array_append_new(list,
-                              json_pack("{s:o, s:o}", "keys", weft_json_number(did->errors[l].keys),
-                                        "values", weft_json_number(did->errors[l].values)));
-    for (int64_t l = 0; did->apart && l < layers; l++)
-        json_array_append_new(list, json_pack("{s:o}", "moved", weft_json_number(did->apart[l])));
-    json_object_set_new(object, "layers", list);
-    json_object_set_new(object, "loss_before", weft_json_number(did->before));
-    json_object_set_new(object, "loss_after", weft_json_number(did->after));
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
+    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+    WEFT_AUTO(weft_model_destroy_at) weft_model *changed = NULL;
+    WEFT_TRY(weft_args_backend(args, &(*m)->config, &place.backend, &pool));
+    place.pool = pool;
+    WEFT_TRY(read_text(v, *m, t, &text));
+    WEFT_TRY(v->to_mla ? to_mla(v, *m, place, &text, &changed, did)
+                       : to_w2(v, *m, place, &text, &changed, did));
+    if (v->text) WEFT_TRY(weft_windows_loss(*m, place, &text, &did->before));
+    if (v->text) WEFT_TRY(weft_windows_loss(changed, place, &text, &did->after));
+    weft_model_destroy(*m);
+    *m = weft_steal(&changed);
+    return WEFT_OK;
 }
 
 static void print_result(const weft_args *args, const conversion *v, const weft_model *m,
@@ -202,7 +169,15 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
     int64_t layers = m->config.n_layer;
     long long parameters = (long long)weft_model_parameter_count(m);
     if (!args->json) {
-        print_change(did, layers);
+        if (did->errors) printf("layer  keys lost  values lost\n");
+        for (int64_t l = 0; did->errors && l < layers; l++)
+            printf("%5lld  %8.2f%%  %10.2f%%\n", (long long)l, 100 * did->errors[l].keys,
+                   100 * did->errors[l].values);
+        if (did->apart) printf("layer  attention moved\n");
+        for (int64_t l = 0; did->apart && l < layers; l++)
+            printf("%5lld  %14.3f%%\n", (long long)l, 100 * did->apart[l]);
+        if (!isnan(did->before))
+            printf("loss   %.4f before, %.4f after\n", did->before, did->after);
         fflush(stdout);
         fprintf(stderr, "%s: %s, %lld parameters%s\n", v->out,
                 v->to_hf ? "Hugging Face's layout" : "a checkpoint", parameters,
@@ -213,48 +188,49 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
         json_pack("{s:s, s:s, s:s, s:I, s:b}", "out", v->out, "from",
                   theirs ? "huggingface" : "weft", "to", v->to_hf ? "huggingface" : "weft",
                   "parameters", (json_int_t)parameters, "tokenizer", t != NULL);
-    if (did->errors || did->apart) add_change(object, did, layers);
+    if (did->errors || did->apart) {
+        json_t *list = json_array();
+        for (int64_t l = 0; did->errors && l < layers; l++)
+            json_array_append_new(list, json_pack("{s:o, s:o}", "keys",
+                                                  weft_json_number(did->errors[l].keys), "values",
+                                                  weft_json_number(did->errors[l].values)));
+        for (int64_t l = 0; did->apart && l < layers; l++)
+            json_array_append_new(list,
+                                  json_pack("{s:o}", "moved", weft_json_number(did->apart[l])));
+        json_object_set_new(object, "layers", list);
+        json_object_set_new(object, "loss_before", weft_json_number(did->before));
+        json_object_set_new(object, "loss_after", weft_json_number(did->after));
+    }
     weft_args_print(object, 0);
-}
-
-/* Whether they have a model for it, before anything is written. */
-static weft_status check_theirs(const weft_config *c) {
-    weft_hf_family family;
-    json_t *config;
-    WEFT_TRY(weft_hf_config_write(c, -1, &family, &config));
-    json_decref(config);
-    return WEFT_OK;
 }
 
 static weft_status convert(const weft_args *args, const conversion *v) {
     char folder[WEFT_FOLDER_PATH];
-    weft_model *m = NULL;
-    weft_tokenizer *t = NULL;
-    change did = {.before = NAN, .after = NAN};
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    WEFT_AUTO(end_change) change did = {.before = NAN, .after = NAN};
     bool theirs = weft_hf_is_folder(v->model), changes = v->to_mla || v->to_w2;
     if (!theirs && weft_generation_folder(v->model, folder) != WEFT_OK)
         return weft_fail(WEFT_EINPUT,
                          "%s: no model (config.json and model.safetensors) there, of weft's or in "
                          "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",
                          v->model);
-    weft_status status = read_model(args, v, theirs, folder, &m);
-    if (status == WEFT_OK && !theirs && !v->to_hf && !changes)
-        status = weft_fail(WEFT_EINPUT,
-                           "%s is a checkpoint of weft's already; --to-hf, --to-mla and --to-w2 "
-                           "make something else of it",
-                           v->model);
-    if (status == WEFT_OK) status = open_tokenizer(v, folder, &m->config, &t);
-    if (status == WEFT_OK && changes) status = change_attention(args, v, t, &m, &did);
-    if (status == WEFT_OK && v->to_hf) status = check_theirs(&m->config);
-    if (status == WEFT_OK)
-        status = v->to_hf ? weft_hf_write(m, t, v->out, weft_new_model_may(v->force))
-                          : weft_new_model_write(v->out, v->force, m, t);
-    if (status == WEFT_OK) print_result(args, v, m, theirs, t, &did);
-    free(did.errors);
-    free(did.apart);
-    weft_tokenizer_close(t);
-    weft_model_destroy(m);
-    return status;
+    WEFT_TRY(read_model(args, v, theirs, folder, &m));
+    if (!theirs && !v->to_hf && !changes)
+        return weft_fail(WEFT_EINPUT,
+                         "%s is a checkpoint of weft's already; --to-hf, --to-mla and --to-w2 "
+                         "make something else of it",
+                         v->model);
+    WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
+    if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
+    /* Whether they have a model for it, before anything is written. */
+    weft_hf_family family;
+    WEFT_AUTO_DECREF json_t *config = NULL;
+    if (v->to_hf) WEFT_TRY(weft_hf_config_write(&m->config, -1, &family, &config));
+    WEFT_TRY(v->to_hf ? weft_hf_write(m, t, v->out, weft_new_model_may(v->force))
+                      : weft_new_model_write(v->out, v->force, m, t));
+    print_result(args, v, m, theirs, t, &did);
+    return WEFT_OK;
 }
 
 static int wrong(const weft_args *args, const char *what) {

@@ -4,10 +4,10 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/args.h"
-#include "generate/folder.h"
-#include "model/account.h"
 #include "cli/checkpoint.h"
 #include "data/tasks.h"
+#include "generate/folder.h"
+#include "model/account.h"
 #include "model/evaluate.h"
 
 #include <math.h>
@@ -59,19 +59,13 @@ typedef struct {
 enum { TRIALS = 10, LENGTH_MOST = 1 << 24, ITEM_ROOM = 32 };
 static const double usual_depths[] = {0, 0.25, 0.5, 0.75, 1};
 
-/* The next item of a list "a,b,c" at *at, which moves on; false: there is none. */
-static bool next_item(const char **at, char item[ITEM_ROOM]) {
-    if (!**at) return false;
-    size_t n = strcspn(*at, ",");
-    snprintf(item, ITEM_ROOM, "%.*s", (int)n, *at);
-    *at += n + ((*at)[n] == ',');
-    return true;
-}
-
 /* A list of at most WEFT_NEEDLE_CELLS numbers of the option o, which says where the first goes. */
 static int read_list(const weft_args *a, weft_arg o, const char *list, int *n) {
     char item[ITEM_ROOM];
-    for (*n = 0; next_item(&list, item); ++*n) {
+    for (*n = 0; *list; ++*n) {
+        size_t letters = strcspn(list, ",");
+        snprintf(item, ITEM_ROOM, "%.*s", (int)letters, list);
+        list += letters + (list[letters] == ',');
         if (*n == WEFT_NEEDLE_CELLS)
             return weft_args_refuse(a, "%s has more than %d items", o.name, WEFT_NEEDLE_CELLS);
         int status = weft_args_number(a, &o, item);
@@ -93,35 +87,24 @@ static int read_needle_lists(const weft_args *a, const needle_args *given, weft_
     return status;
 }
 
-/* A quarter, a half and the whole of the context, where the key's line and question fit. */
-static void usual_lengths(int64_t block, weft_needle_options *out) {
-    for (int64_t part = 4; part >= 1; part /= 2)
-        if (block / part >= WEFT_NEEDLE_TIME || part == 1)
-            out->lengths[out->n_lengths++] = block / part;
-}
-
-static void print_needle_table(const weft_needle_options *o, const weft_needle_score *s) {
-    char count[WEFT_COUNT_ROOM];
-    printf("answers that are right, of %lld each\n   depth", (long long)o->trials);
-    for (int i = 0; i < o->n_lengths; i++)
-        printf(" %10s", weft_count_text(o->lengths[i], count));
-    printf("  tokens\n");
-    for (int d = 0; d < o->n_depths; d++) {
-        printf("%8.3g", o->depths[d]);
-        for (int i = 0; i < o->n_lengths; i++)
-            printf(" %9.1f%%", 100 * s->cells[i][d].right);
-        printf("\n");
-    }
-    printf("   cache");
-    for (int i = 0; i < o->n_lengths; i++)
-        printf(" %10s", weft_count_text(s->cache_bytes[i], count));
-    printf("  bytes\n");
-}
-
 static void print_needles(const weft_args *a, const weft_needle_options *o,
                           const weft_needle_score *s) {
     if (!a->json) {
-        print_needle_table(o, s);
+        char count[WEFT_COUNT_ROOM];
+        printf("answers that are right, of %lld each\n   depth", (long long)o->trials);
+        for (int i = 0; i < o->n_lengths; i++)
+            printf(" %10s", weft_count_text(o->lengths[i], count));
+        printf("  tokens\n");
+        for (int d = 0; d < o->n_depths; d++) {
+            printf("%8.3g", o->depths[d]);
+            for (int i = 0; i < o->n_lengths; i++)
+                printf(" %9.1f%%", 100 * s->cells[i][d].right);
+            printf("\n");
+        }
+        printf("   cache");
+        for (int i = 0; i < o->n_lengths; i++)
+            printf(" %10s", weft_count_text(s->cache_bytes[i], count));
+        printf("  bytes\n");
         return;
     }
     json_t *cells = json_array(), *caches = json_array();
@@ -231,12 +214,6 @@ static weft_status check_output(const char *out, const char *folder, const weft_
                      out);
 }
 
-static weft_status check_outputs(const char *folder, const weft_evaluation *what) {
-    WEFT_TRY(check_output(what->logits, folder, what));
-    WEFT_TRY(check_output(what->grads, folder, what));
-    return check_output(what->scores, folder, what);
-}
-
 /* What is to be read off a model, and what it comes to. */
 typedef struct {
     const char *folder, *suite, *details;
@@ -266,31 +243,29 @@ static int find_checkpoint(const weft_args *args, eval_job *job) {
     return WEFT_EXIT_DONE;
 }
 
-static weft_status score_suite(eval_job *job, const weft_loaded *l) {
-    WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
-    return weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
-                      &job->score);
-}
-
-static weft_status find_needles(eval_job *job, const weft_loaded *l) {
-    WEFT_TRY(check_output(job->details, l->folder, &job->what));
-    if (!job->needle.lengths) usual_lengths(l->config.context, &job->hidden);
-    return weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden, &job->answers);
-}
-
-static weft_status evaluate(eval_job *job, const weft_loaded *l) {
-    job->what.tokenizer = l->tokenizer;
-    return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
-}
-
 static weft_status run_job(const weft_args *args, eval_job *job, weft_loaded *l) {
     bool text = job->suite || job->needle.on || job->what.text;
-    WEFT_TRY(check_outputs(job->folder, &job->what));
+    WEFT_TRY(check_output(job->what.logits, job->folder, &job->what));
+    WEFT_TRY(check_output(job->what.grads, job->folder, &job->what));
+    WEFT_TRY(check_output(job->what.scores, job->folder, &job->what));
     WEFT_TRY(weft_loaded_open(args, job->folder, job->unchecked,
                               text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
-    return job->needle.on ? find_needles(job, l)
-           : job->suite   ? score_suite(job, l)
-                          : evaluate(job, l);
+    if (job->needle.on) {
+        WEFT_TRY(check_output(job->details, l->folder, &job->what));
+        /* A quarter, a half and the whole of the context, where the key's line and question fit. */
+        for (int64_t part = 4; part >= 1 && !job->needle.lengths; part /= 2)
+            if (l->config.context / part >= WEFT_NEEDLE_TIME || part == 1)
+                job->hidden.lengths[job->hidden.n_lengths++] = l->config.context / part;
+        return weft_needle(l->model, l->tokenizer, l->backend, l->pool, &job->hidden,
+                           &job->answers);
+    }
+    if (job->suite) {
+        WEFT_TRY(check_output(job->details, l->folder, &(weft_evaluation){.tokens = job->suite}));
+        return weft_suite(l->model, l->tokenizer, l->backend, l->pool, job->suite, job->details,
+                          &job->score);
+    }
+    job->what.tokenizer = l->tokenizer;
+    return weft_evaluate(l->model, l->backend, l->pool, &job->what, &job->found);
 }
 
 int weft_cmd_eval(int argc, char **argv) {

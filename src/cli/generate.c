@@ -1,6 +1,7 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
 #include "generate/generator.h"
@@ -173,13 +174,6 @@ static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool
     return WEFT_OK;
 }
 
-static weft_status keep_token(sample_text *s, const weft_sampled *token) {
-    if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof *token))
-        return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
-    s->tokens[s->n_tokens++] = *token;
-    return WEFT_OK;
-}
-
 /* Takes what a sequence has made. */
 static weft_status take_tokens(const generation *g, sample_text *s, double start, bool shown) {
     const char *text;
@@ -191,7 +185,9 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
            (take = weft_generator_take(g->generator, s->id, &token)) != WEFT_TAKE_WAIT) {
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
-            WEFT_TRY(keep_token(s, &token));
+            if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
+                return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
+            s->tokens[s->n_tokens++] = token;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
             WEFT_TRY(add_text(s, text, bytes, shown));
             if (!stopped) continue;
@@ -212,10 +208,6 @@ static bool broke_off(const sample_text *s) {
     return strcmp(s->finish, "error") == 0;
 }
 
-static bool broke_at_once(const sample_text *s) {
-    return broke_off(s) && s->n_tokens == 0;
-}
-
 /* Runs until every sample is done; the first that is not done is shown as it comes, and those behind
  * it when their turn comes. */
 static weft_status run_samples(const generation *g, sample_text *samples, double start, bool show) {
@@ -225,7 +217,7 @@ static weft_status run_samples(const generation *g, sample_text *samples, double
         for (int64_t i = 0; i < n; i++)
             WEFT_TRY(take_tokens(g, samples + i, start, show && i == shown));
         while (shown < n && samples[shown].done) {
-            if (show && (n > 1 || !broke_at_once(samples))) show_text("\n", 1);
+            if (show && (n > 1 || samples->n_tokens > 0 || !broke_off(samples))) show_text("\n", 1);
             if (++shown == n || !show) continue;
             printf("--- %lld\n", (long long)shown + 1);
             show_text(samples[shown].text ? samples[shown].text : "", samples[shown].bytes);
@@ -358,21 +350,18 @@ static weft_status generate_once(generation *g) {
 static weft_status answer(generation *g, int64_t *id, const char *line, size_t bytes) {
     const int32_t *tokens;
     int64_t count;
-    sample_text s = {.id = *id};
+    WEFT_AUTO(close_sample) sample_text s = {.id = *id};
     WEFT_TRY(
         weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, line, bytes, &tokens, &count));
     WEFT_TRY(open_sample(g, &s));
     double start = weft_clock();
-    weft_status status =
-        *id < 0 ? weft_generator_add(g->generator, tokens, count, &g->sampling, id)
-                : weft_generator_extend(g->generator, *id, tokens, count, &g->sampling);
+    WEFT_TRY(*id < 0 ? weft_generator_add(g->generator, tokens, count, &g->sampling, id)
+                     : weft_generator_extend(g->generator, *id, tokens, count, &g->sampling));
     s.id = *id;
-    if (status == WEFT_OK) status = run_samples(g, &s, start, true);
+    WEFT_TRY(run_samples(g, &s, start, true));
     speed v = measure(&s, 1, count, start);
-    if (status == WEFT_OK) print_speed(&v);
-    if (status == WEFT_OK) status = check_samples(g, &s);
-    close_sample(&s);
-    return status;
+    print_speed(&v);
+    return check_samples(g, &s);
 }
 
 static weft_status converse(generation *g) {

@@ -1,6 +1,7 @@
 /* weft inspect: what a model's mechanisms do on a text. */
-#include "base/text.h"
 #include "inspect/inspect.h"
+#include "base/scope.h"
+#include "base/text.h"
 #include "cli/checkpoint.h"
 
 #include <stdlib.h>
@@ -59,36 +60,27 @@ static weft_status read_windows(const inspect_job *job, const weft_loaded *l, we
     return weft_windows_read(job->text, l->tokenizer, time, most, out);
 }
 
-static weft_status show(const weft_args *a, const inspect_job *job, const weft_loaded *l,
-                        weft_backing place, const weft_windows *text, const weft_inspection *i) {
-    char title[256];
-    snprintf(title, sizeof title, "Inside %.200s", job->model);
-    if (job->out)
-        WEFT_TRY(weft_inspection_page(i, l->model, place, text, l->tokenizer, title, job->out,
-                                      job->force));
-    if (!a->json) {
-        weft_inspection_print(i, stdout);
-        if (job->out) printf("\npictures: %s\n", weft_shown(job->out));
-        return WEFT_OK;
-    }
-    weft_args_print(weft_inspection_json(i), 0);
-    return WEFT_OK;
-}
-
 static weft_status inspect(const weft_args *a, const inspect_job *job, weft_loaded *l) {
-    weft_windows text = {0};
-    weft_inspection found = {0};
+    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+    WEFT_AUTO(weft_inspection_free) weft_inspection found = {0};
     WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
                               job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_MODEL, l));
     l->model->config.dropout = 0;
     weft_backing place = {l->backend, l->pool};
-    weft_status status = read_windows(job, l, &text);
-    if (status == WEFT_OK)
-        status = weft_inspect(l->model, place, &text, !job->no_gradients, &found);
-    if (status == WEFT_OK) status = show(a, job, l, place, &text, &found);
-    weft_inspection_free(&found);
-    weft_windows_free(&text);
-    return status;
+    WEFT_TRY(read_windows(job, l, &text));
+    WEFT_TRY(weft_inspect(l->model, place, &text, !job->no_gradients, &found));
+    char title[256];
+    snprintf(title, sizeof title, "Inside %.200s", job->model);
+    if (job->out)
+        WEFT_TRY(weft_inspection_page(&found, l->model, place, &text, l->tokenizer, title, job->out,
+                                      job->force));
+    if (!a->json) {
+        weft_inspection_print(&found, stdout);
+        if (job->out) printf("\npictures: %s\n", weft_shown(job->out));
+        return WEFT_OK;
+    }
+    weft_args_print(weft_inspection_json(&found), 0);
+    return WEFT_OK;
 }
 
 int weft_cmd_inspect(int argc, char **argv) {

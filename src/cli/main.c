@@ -127,25 +127,6 @@ static bool help_foreign(const char *key) {
     return instead;
 }
 
-/* `weft help config`: a page that is no command's. */
-static int help_config(int argc, char **argv) {
-    const char *word = argc > 2 ? argv[2] : NULL;
-    if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
-        fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
-                argv[argc - 1]);
-        return EXIT_USAGE;
-    }
-    if (word && strcmp(word, "--kconfig") == 0) {
-        weft_config_write_kconfig(stdout);
-        return EXIT_DONE;
-    }
-    if (weft_config_write_help(stdout, word)) return EXIT_DONE;
-    if (help_foreign(word)) return EXIT_DONE;
-    fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
-            word);
-    return EXIT_USAGE;
-}
-
 enum { WIDTH = 79, BODY = 21, USAGE = 7 };
 
 typedef struct {
@@ -155,11 +136,6 @@ typedef struct {
     bool open;       /* a paragraph or an option is being written */
     bool fresh;      /* and none of its words yet */
 } filler;
-
-/* Columns of `length` bytes: characters of UTF-8. */
-static int columns(const char *text, size_t length) {
-    return weft_utf8_count(text, length);
-}
 
 static void indent(filler *f, int column) {
     for (; f->column < column; f->column++)
@@ -183,61 +159,23 @@ static void break_line(filler *f) {
     f->column = 0;
 }
 
-static void add_word(filler *f, const char *word, size_t n) {
-    int wide = columns(word, n);
-    if (f->fresh) {
-        indent(f, f->first);
-    } else if (f->column + 1 + wide > WIDTH) {
-        break_line(f);
-        indent(f, f->hang);
-    } else {
-        indent(f, f->column + 1);
-    }
-    fwrite(word, 1, n, f->to);
-    f->column += wide;
-    f->fresh = false;
-}
-
 static void add_words(filler *f, const char *text, size_t length) {
     for (size_t at = strspn(text, " "); at < length; at += strspn(text + at, " ")) {
         size_t n = strcspn(text + at, " \n");
-        add_word(f, text + at, n);
+        const char *word = text + at;
+        int wide = weft_utf8_count(word, n);
+        if (f->fresh) {
+            indent(f, f->first);
+        } else if (f->column + 1 + wide > WIDTH) {
+            break_line(f);
+            indent(f, f->hang);
+        } else {
+            indent(f, f->column + 1);
+        }
+        fwrite(word, 1, n, f->to);
+        f->column += wide;
+        f->fresh = false;
         at += n;
-    }
-}
-
-static void begin_option(filler *f, const char *line, size_t length) {
-    bool named = length > BODY && line[BODY - 1] == ' ' && line[BODY] != ' ';
-    size_t head = named ? BODY - 1 : length;
-    while (head > 0 && line[head - 1] == ' ')
-        head--;
-    fwrite(line, 1, head, f->to);
-    f->column = columns(line, head);
-    begin(f, BODY, BODY);
-    if (f->column >= BODY) break_line(f); /* what it does begins on a line of its own */
-    if (named) add_words(f, line + BODY, length - BODY);
-}
-
-static void add_line(filler *f, const char *line, size_t length) {
-    size_t blanks = strspn(line, " ");
-    bool option =
-        blanks == 2 &&
-        (line[2] == '-' || (length > BODY && line[BODY - 1] == ' ' && line[BODY - 2] == ' '));
-    if (length == 0) {
-        end(f);
-        fputc('\n', f->to);
-    } else if (f->open && f->hang == BODY && blanks >= BODY - 1) {
-        add_words(f, line, length);
-    } else if (option) {
-        end(f);
-        begin_option(f, line, length);
-    } else if (blanks == 0) {
-        if (f->hang == BODY) end(f);
-        if (!f->open) begin(f, 0, strncmp(line, "usage: ", USAGE) == 0 ? USAGE : 0);
-        add_words(f, line, length);
-    } else {
-        end(f);
-        fprintf(f->to, "%.*s\n", (int)length, line);
     }
 }
 
@@ -248,7 +186,34 @@ static void print_filled(FILE *to, const char *text) {
     filler f = {.to = to};
     while (*text) {
         size_t length = strcspn(text, "\n");
-        add_line(&f, text, length);
+        size_t blanks = strspn(text, " ");
+        bool option =
+            blanks == 2 &&
+            (text[2] == '-' || (length > BODY && text[BODY - 1] == ' ' && text[BODY - 2] == ' '));
+        if (length == 0) {
+            end(&f);
+            fputc('\n', f.to);
+        } else if (f.open && f.hang == BODY && blanks >= BODY - 1) {
+            add_words(&f, text, length);
+        } else if (option) {
+            end(&f);
+            bool named = length > BODY && text[BODY - 1] == ' ' && text[BODY] != ' ';
+            size_t head = named ? BODY - 1 : length;
+            while (head > 0 && text[head - 1] == ' ')
+                head--;
+            fwrite(text, 1, head, f.to);
+            f.column = weft_utf8_count(text, head);
+            begin(&f, BODY, BODY);
+            if (f.column >= BODY) break_line(&f); /* what it does begins on a line of its own */
+            if (named) add_words(&f, text + BODY, length - BODY);
+        } else if (blanks == 0) {
+            if (f.hang == BODY) end(&f);
+            if (!f.open) begin(&f, 0, strncmp(text, "usage: ", USAGE) == 0 ? USAGE : 0);
+            add_words(&f, text, length);
+        } else {
+            end(&f);
+            fprintf(f.to, "%.*s\n", (int)length, text);
+        }
         text += length + (text[length] == '\n');
     }
     end(&f);
@@ -264,7 +229,24 @@ static int help_command(const command *c) {
 }
 
 int weft_cmd_help(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "config") == 0) return help_config(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "config") == 0) {
+        /* `weft help config`: a page that is no command's. */
+        const char *word = argc > 2 ? argv[2] : NULL;
+        if (argc > 3 || (word && word[0] == '-' && strcmp(word, "--kconfig") != 0)) {
+            fprintf(stderr, "weft help config: takes one word or --kconfig, not '%s'\n",
+                    argv[argc - 1]);
+            return EXIT_USAGE;
+        }
+        if (word && strcmp(word, "--kconfig") == 0) {
+            weft_config_write_kconfig(stdout);
+            return EXIT_DONE;
+        }
+        if (weft_config_write_help(stdout, word)) return EXIT_DONE;
+        if (help_foreign(word)) return EXIT_DONE;
+        fprintf(stderr, "weft help config: no option is about '%s'; 'weft help config' lists all\n",
+                word);
+        return EXIT_USAGE;
+    }
     if (argc > 2) {
         fprintf(stderr, "weft help: one command at a time, not also '%s'\n", argv[2]);
         return EXIT_USAGE;

@@ -9,10 +9,9 @@
 #include "base/text.h"
 #include "cli/args.h"
 #include "cli/own_text.h"
-#include "cli/study.h"
 #include "config/kinds.h"
 #include "cpu/backend.h"
-#include "supervise/launch.h"
+#include "supervise/supervise.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -72,33 +71,27 @@ typedef struct {
     char variants[WEFT_TEXT_MAX];
 } wishes;
 
-static const part *find_part(const char *word) {
-    for (int i = 0; i < N_PARTS; i++)
-        if (strcasecmp(parts[i].word, word) == 0) return &parts[i];
-    return NULL;
-}
-
-static int refuse_part(const weft_args *a, const char *word) {
-    weft_nearest nearest = weft_nearest_slip(word);
-    for (int i = 0; i < N_PARTS; i++)
-        weft_nearest_offer(&nearest, parts[i].word);
-    if (*nearest.name)
-        return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
-                                nearest.name);
-    return weft_args_refuse(
-        a,
-        "--compare: '%s' is not known; 'weft help new' lists the words, and KEY=VALUE is any "
-        "option of a config",
-        word);
-}
-
 /* One part, as what it sets and as a variant: "w2 'W2 attention': ATTENTION=w2". */
 static int add_part(const weft_args *a, wishes *w, const char *word) {
-    const part *p = find_part(word);
+    const part *p = NULL;
+    for (int i = 0; i < N_PARTS; i++)
+        if (strcasecmp(parts[i].word, word) == 0) p = &parts[i];
     const char *equals = strchr(word, '=');
     char name[WEFT_VARIANT_NAME], label[VARIANT_ROOM] = "";
     weft_config scratch;
-    if (!p && !equals) return refuse_part(a, word);
+    if (!p && !equals) {
+        weft_nearest nearest = weft_nearest_slip(word);
+        for (int i = 0; i < N_PARTS; i++)
+            weft_nearest_offer(&nearest, parts[i].word);
+        if (*nearest.name)
+            return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
+                                    nearest.name);
+        return weft_args_refuse(
+            a,
+            "--compare: '%s' is not known; 'weft help new' lists the words, and KEY=VALUE is any "
+            "option of a config",
+            word);
+    }
     if (w->n == PARTS_MOST) return weft_args_refuse(a, "--compare: more than %d parts", PARTS_MOST);
     char *sets = w->sets[w->n];
     snprintf(sets, VARIANT_ROOM, "%s%s%s", p ? p->key : "", p ? "=" : "", p ? p->word : word);
@@ -234,42 +227,6 @@ static weft_status write_study(const weft_config *c, const wishes *w, const char
     return status;
 }
 
-/* Seconds that all runs take, by a short measurement of each variant; whether all of them can be built is seen
- * before. */
-static weft_status measure(const weft_args *a, const wishes *w, weft_study *s, double *seconds) {
-    for (int i = 0; i < s->variants.n; i++)
-        if (*s->built[i].error)
-            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
-                             s->built[i].error);
-    int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    WEFT_TRY(weft_measure_variants(s, w->folder, threads));
-    *seconds = 0;
-    for (int i = 0; i < s->variants.n; i++)
-        *seconds +=
-            s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
-    return WEFT_OK;
-}
-
-/* So many steps that the time is enough, written and told. */
-static weft_status finish_study(const weft_args *a, const wishes *w, const char *path,
-                                weft_config *c) {
-    weft_source source = {.file = path};
-    weft_study *s;
-    double seconds = 0;
-    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_status status = measure(a, w, s, &seconds);
-    weft_study_close(s);
-    WEFT_TRY(status);
-    double planned = (double)c->steps;
-    c->steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
-    weft_own_text_intervals(c);
-    WEFT_TRY(write_study(c, w, path));
-    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
-    weft_study_list(s, seconds * (double)c->steps / planned, a->json);
-    weft_study_close(s);
-    return WEFT_OK;
-}
-
 static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
     char data[WEFT_PATH_MAX];
     weft_config c;
@@ -284,7 +241,27 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     c.study_seeds = w->seeds;
     c.study_spread = USUAL_SPREAD;
     WEFT_TRY(write_study(&c, w, path));
-    return finish_study(a, w, path, &c);
+    /* So many steps that the time is enough, written and told. */
+    weft_source source = {.file = path};
+    WEFT_AUTO(weft_study_close_at) weft_study *s = NULL, *timed = NULL;
+    double seconds = 0; /* that all runs take, by a short measurement of each variant */
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &s));
+    for (int i = 0; i < s->variants.n; i++)
+        if (*s->built[i].error)
+            return weft_fail(WEFT_EINPUT, "'%s' cannot be built: %s", s->variants.list[i].name,
+                             s->built[i].error);
+    int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    WEFT_TRY(weft_measure_variants(s, w->folder, threads));
+    for (int i = 0; i < s->variants.n; i++)
+        seconds +=
+            s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
+    double planned = (double)c.steps;
+    c.steps = (int64_t)fmax(fmin(planned, planned * 60 * w->minutes / seconds), 1);
+    weft_own_text_intervals(&c);
+    WEFT_TRY(write_study(&c, w, path));
+    WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &timed));
+    weft_study_list(timed, seconds * (double)c.steps / planned, a->json);
+    return WEFT_OK;
 }
 
 /* In a folder that was not there, and is not there where it fails. */

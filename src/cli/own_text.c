@@ -5,12 +5,14 @@
  * its parameters, and it has no more than a few parameters for each token of the text. Steps follow
  * from the time, up to a number of passes over the text after which little is left to learn. */
 #include "cli/own_text.h"
+#include "cli/checkpoint.h"
 
 #include "base/folders.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
-#include "data/shard_write.h"
+#include "data/shards.h"
 #include "data/texts.h"
 #include "device/device.h"
 #include "model/account.h"
@@ -69,14 +71,6 @@ typedef struct {
         tokens; /* tokens: that it is trained on, passes over the text included */
 } choice;
 
-/* A power of two, so that the same text gives the same vocabulary whatever is added to it. */
-static int64_t choose_vocab(int64_t bytes) {
-    int64_t vocab = 512;
-    while (vocab < VOCAB_MOST && 2 * vocab * BYTES_PER_TOKEN <= bytes)
-        vocab *= 2;
-    return vocab;
-}
-
 /* The first words of a text that are plain letters, for samples to begin with. */
 static void find_prompt(const char *path, char *out) {
     char line[256];
@@ -97,58 +91,28 @@ static void find_prompt(const char *path, char *out) {
     if (file) fclose(file);
 }
 
-static int64_t bytes_of(const char *const *paths, int n) {
-    int64_t all = 0, one;
-    for (int i = 0; i < n; i++)
-        if (weft_file_size(paths[i], &one) == WEFT_OK) all += one;
-    return all;
-}
-
 static double learning_rate(int64_t width) {
     return width <= 256 ? 1e-3 : width <= 512 ? 6e-4 : 3e-4;
 }
 
-static void set_sizes(const facts *f, const rung *r, weft_config *c) {
-    weft_config_defaults(c);
-    c->n_layer = r->layers;
-    c->n_head = r->heads;
-    c->n_embd = r->width;
-    c->vocab_size = (f->vocab + 63) / 64 * 64;
-    c->context = r->block;
-    while (c->context > BLOCK_LEAST && c->context + 1 > f->val)
-        c->context /= 2;
-    if (f->backend->remote) c->dtype = WEFT_CONFIG_BF16;
-    c->learning_rate = learning_rate(r->width);
-    c->min_lr = c->learning_rate / 10;
-}
-
 static weft_status cost(const facts *f, const rung *r, choice *out) {
     weft_account a;
-    set_sizes(f, r, &out->config);
+    weft_config_defaults(&out->config);
+    out->config.n_layer = r->layers;
+    out->config.n_head = r->heads;
+    out->config.n_embd = r->width;
+    out->config.vocab_size = (f->vocab + 63) / 64 * 64;
+    out->config.context = r->block;
+    while (out->config.context > BLOCK_LEAST && out->config.context + 1 > f->val)
+        out->config.context /= 2;
+    if (f->backend->remote) out->config.dtype = WEFT_CONFIG_BF16;
+    out->config.learning_rate = learning_rate(r->width);
+    out->config.min_lr = out->config.learning_rate / 10;
     WEFT_TRY(weft_config_set(&out->config, "POSITION", "rope", "--text"));
     WEFT_TRY(weft_account_make(&out->config, f->backend, f->threads, &a));
     out->parameters = a.parameters;
     out->flops_per_token = a.forward_flops + a.backward_flops;
     out->tokens = f->flops / out->flops_per_token;
-    return WEFT_OK;
-}
-
-/* The first rung always; a higher one where text and time are enough for it. */
-static weft_status choose_size(const facts *f, choice *out) {
-    WEFT_TRY(cost(f, &ladder[0], out));
-    for (int i = 1; i < RUNGS; i++) {
-        choice next;
-        WEFT_TRY(cost(f, &ladder[i], &next));
-        double parameters = (double)next.parameters;
-        if (parameters > PARAMETERS_PER_TOKEN * (double)f->train ||
-            next.tokens < TOKENS_PER_PARAMETER * parameters)
-            break;
-        *out = next;
-    }
-    double enough = TOKENS_ENOUGH * (double)out->parameters;
-    double passes = PASSES_MOST * (double)f->train;
-    out->tokens = fmin(out->tokens, fmax(enough, (double)f->train));
-    out->tokens = fmin(out->tokens, passes);
     return WEFT_OK;
 }
 
@@ -162,21 +126,6 @@ void weft_own_text_intervals(weft_config *c) {
     c->checkpoint_interval = c->eval_interval;
     c->log_interval = at_least(c->steps / 200, 1);
     c->sample_interval = at_least(c->steps / 5, 1);
-}
-
-/* A batch that leaves about a thousand steps, and what goes with them. */
-static void set_steps(const facts *f, choice *h) {
-    weft_config *c = &h->config;
-    double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
-    c->batch_size = at_least(llround(step / (double)c->context), 1);
-    int64_t tokens = c->batch_size * c->context;
-    c->steps = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
-    weft_own_text_intervals(c);
-    int64_t batches = at_least(f->val / tokens, 1);
-    c->eval_samples = batches < 20 ? batches : 20;
-    if (c->sample_tokens > c->context - PROMPT_MOST)
-        c->sample_tokens = at_least(c->context - PROMPT_MOST, 1);
-    snprintf(c->sample_prompt, sizeof c->sample_prompt, "%s", f->prompt);
 }
 
 /* Fewer sequences at once until a step fits. */
@@ -201,34 +150,35 @@ static weft_status fit_memory(const facts *f, weft_config *c) {
     }
 }
 
-/* The data's folder anew: what a cut-off attempt left there is weft's own. */
-static weft_status make_data(const char *folder) {
-    WEFT_TRY(weft_folder_remove(folder));
-    return weft_folder_make_marked(folder);
-}
-
-static weft_status make_tokenizer(const weft_input_options *input, int64_t bytes,
-                                  weft_tokenizer **out) {
-    int64_t words;
-    if (bytes < BYTES_ONLY) return weft_tokenizer_open("bytes", out);
-    weft_input_options whole = *input;
-    whole.cuttable = true;
-    return weft_texts_learn(&whole, choose_vocab(bytes), 2, out, &words);
-}
-
-static weft_status make_shards(const char *const *paths, int n, const char *data, weft_pool *pool,
-                               facts *f) {
+/* Shards of the texts in `data`; without any text the facts are those of the one that comes with weft, which
+ * goes on for ever. */
+static weft_status read_texts(const char *const *paths, int n, const char *data, weft_pool *pool,
+                              facts *f) {
+    f->vocab = 256;
+    f->train = f->val = INT32_MAX;
+    snprintf(f->prompt, sizeof f->prompt, "The ");
+    if (n == 0) return WEFT_OK;
+    /* The data's folder anew: what a cut-off attempt left there is weft's own. */
+    WEFT_TRY(weft_folder_remove(data));
+    WEFT_TRY(weft_folder_make_marked(data));
+    find_prompt(paths[0], f->prompt);
     weft_input_options input = {.paths = paths, .n_paths = n, .val_share = VAL_SHARE};
-    weft_tokenizer *t = NULL;
-    weft_texts_sum sum = {0};
-    weft_status status = make_tokenizer(&input, bytes_of(paths, n), &t);
-    if (status == WEFT_OK)
-        status = weft_texts_tokenize(&input, t, pool, data, WEFT_SHARD_TOKENS, &sum);
+    weft_input_options whole = input;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    weft_texts_sum sum;
+    int64_t bytes = 0, one, words, vocab = 512;
+    for (int i = 0; i < n; i++)
+        if (weft_file_size(paths[i], &one) == WEFT_OK) bytes += one;
+    /* A power of two, so that the same text gives the same vocabulary whatever is added to it. */
+    while (vocab < VOCAB_MOST && 2 * vocab * BYTES_PER_TOKEN <= bytes)
+        vocab *= 2;
+    whole.cuttable = true;
+    WEFT_TRY(bytes < BYTES_ONLY ? weft_tokenizer_open("bytes", &t)
+                                : weft_texts_learn(&whole, vocab, 2, &t, &words));
+    WEFT_TRY(weft_texts_tokenize(&input, t, pool, data, WEFT_SHARD_TOKENS, &sum));
     f->train = sum.tokens[0];
     f->val = sum.tokens[1];
-    if (status == WEFT_OK) f->vocab = weft_tokenizer_vocab(t);
-    weft_tokenizer_close(t);
-    WEFT_TRY(status);
+    f->vocab = weft_tokenizer_vocab(t);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
     return weft_fail(
         WEFT_EINPUT,
@@ -238,52 +188,39 @@ static weft_status make_shards(const char *const *paths, int n, const char *data
         f->val == 0 ? ", with line ends" : "");
 }
 
-static void tell(const char *out, const facts *f, const choice *h, double minutes) {
-    char tokens[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM], parameters[WEFT_COUNT_ROOM];
-    const weft_config *c = &h->config;
-    weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
-             weft_count_text(f->train + f->val, tokens), weft_count_text(f->vocab, vocab));
-    double used = (double)(c->steps * c->batch_size * c->context);
-    double share = used * h->flops_per_token / f->flops;
-    weft_log(WEFT_LOG_INFO,
-             "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
-             "steps, about %.0f%s; --minutes M for more",
-             weft_count_text(h->parameters, parameters), (long long)c->n_layer,
-             (long long)c->n_embd, (long long)c->context, (long long)c->steps,
-             fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
-             minutes * share >= 1 ? " minutes" : " seconds");
-}
-
-/* The dataset is named as it lies in the run's folder, which may be moved. */
-static weft_status write_own_config(const char *out, const facts *f, choice *h) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/config", out));
-    snprintf(h->config.dataset, sizeof h->config.dataset, "data");
-    WEFT_TRY(fit_memory(f, &h->config));
-    return weft_config_save(&h->config, path);
-}
-
-/* Shards of the texts in `data`; without any text the facts are those of the one that comes with weft, which
- * goes on for ever. */
-static weft_status read_texts(const char *const *paths, int n, const char *data, weft_pool *pool,
-                              facts *f) {
-    f->vocab = 256;
-    f->train = f->val = INT32_MAX;
-    snprintf(f->prompt, sizeof f->prompt, "The ");
-    if (n == 0) return WEFT_OK;
-    WEFT_TRY(make_data(data));
-    find_prompt(paths[0], f->prompt);
-    return make_shards(paths, n, data, pool, f);
-}
-
 static weft_status choose(const char *const *paths, int n, const char *data, double minutes,
                           weft_pool *pool, facts *f, choice *h) {
     WEFT_TRY(read_texts(paths, n, data, pool, f));
     double peak =
         f->backend->remote ? GPU_FLOPS : BENCH_TRAINING_SHARE * bench_peak_flops(pool, false);
     f->flops = 60 * minutes * fmax(peak, SMALL_FLOPS_LEAST);
-    WEFT_TRY(choose_size(f, h));
-    set_steps(f, h);
+    /* The first rung always; a higher one where text and time are enough for it. */
+    WEFT_TRY(cost(f, &ladder[0], h));
+    for (int i = 1; i < RUNGS; i++) {
+        choice next;
+        WEFT_TRY(cost(f, &ladder[i], &next));
+        double parameters = (double)next.parameters;
+        if (parameters > PARAMETERS_PER_TOKEN * (double)f->train ||
+            next.tokens < TOKENS_PER_PARAMETER * parameters)
+            break;
+        *h = next;
+    }
+    double enough = TOKENS_ENOUGH * (double)h->parameters;
+    double passes = PASSES_MOST * (double)f->train;
+    h->tokens = fmin(h->tokens, fmax(enough, (double)f->train));
+    h->tokens = fmin(h->tokens, passes);
+    /* A batch that leaves about a thousand steps, and what goes with them. */
+    weft_config *c = &h->config;
+    double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
+    c->batch_size = at_least(llround(step / (double)c->context), 1);
+    int64_t tokens = c->batch_size * c->context;
+    c->steps = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
+    weft_own_text_intervals(c);
+    int64_t batches = at_least(f->val / tokens, 1);
+    c->eval_samples = batches < 20 ? batches : 20;
+    if (c->sample_tokens > c->context - PROMPT_MOST)
+        c->sample_tokens = at_least(c->context - PROMPT_MOST, 1);
+    snprintf(c->sample_prompt, sizeof c->sample_prompt, "%s", f->prompt);
     return WEFT_OK;
 }
 
@@ -293,8 +230,25 @@ static weft_status prepare(const char *const *paths, int n, const char *out, dou
     choice h;
     WEFT_TRY(weft_path(data, "%s/data", out));
     WEFT_TRY(choose(paths, n, data, minutes, pool, f, &h));
-    tell(out, f, &h, minutes);
-    return write_own_config(out, f, &h);
+    char tokens[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM], parameters[WEFT_COUNT_ROOM];
+    const weft_config *c = &h.config;
+    weft_log(WEFT_LOG_INFO, "%s: %s tokens of text, vocabulary %s", out,
+             weft_count_text(f->train + f->val, tokens), weft_count_text(f->vocab, vocab));
+    double used = (double)(c->steps * c->batch_size * c->context);
+    double share = used * h.flops_per_token / f->flops;
+    weft_log(WEFT_LOG_INFO,
+             "a model of %s parameters: %lld layers, width %lld, %lld tokens of context; %lld "
+             "steps, about %.0f%s; --minutes M for more",
+             weft_count_text(h.parameters, parameters), (long long)c->n_layer, (long long)c->n_embd,
+             (long long)c->context, (long long)c->steps,
+             fmax(minutes * share >= 1 ? minutes * share : 60 * minutes * share, 1),
+             minutes * share >= 1 ? " minutes" : " seconds");
+    /* The dataset is named as it lies in the run's folder, which may be moved. */
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/config", out));
+    snprintf(h.config.dataset, sizeof h.config.dataset, "data");
+    WEFT_TRY(fit_memory(f, &h.config));
+    return weft_config_save(&h.config, path);
 }
 
 /* The backend that the arguments ask for. */

@@ -1,7 +1,11 @@
 /* Training on a text of one's own with nothing else said: `weft train --text FILE`. */
 #pragma once
 
+#include "base/scope.h"
 #include "cli/args.h"
+#include "study/study.h"
+
+WEFT_ENDED_BY(weft_study_close, weft_study)
 
 /* How long training may take where nothing is said, in minutes. */
 enum { WEFT_OWN_TEXT_MINUTES = 10 };
@@ -18,3 +22,7 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
                                  const char *data, double minutes, weft_config *c);
 /* Warm-up and intervals for its steps. */
 void weft_own_text_intervals(weft_config *c);
+
+/* What a study is before it runs: its variants and their costs on standard output, how small a difference it can show and that its runs take so
+ * many seconds, one after the other; NaN: that is not known. */
+void weft_study_list(const weft_study *s, double seconds, bool json);

@@ -1,4 +1,5 @@
 /* weft plan: what a config costs, as a table or as JSON; for a study, each of its variants. */
+#include "base/scope.h"
 #include "base/text.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
@@ -24,7 +25,8 @@ const char weft_help_plan[] =
     "Nothing is run and no memory is taken: parameters, operations and memory are read off the "
     "graph that training would build. Operations are nominal: those of the formulas as written, a "
     "causal score counted once, backward twice forward. With --device cuda it also says which "
-    "kernels attention and routing get: those on the tensor cores are fast; for the others it names "
+    "kernels attention and routing get: those on the tensor cores are fast; for the others it "
+    "names "
     "the option and the nearest values that are. What STUDY_EQUAL changes is in 'weft study "
     "--list'.\n";
 
@@ -87,26 +89,6 @@ static void print_table(const weft_account *a) {
         printf("  and per sequence  %14s bytes\n", weft_count_text(a->cache_bytes_sequence, count));
 }
 
-static void print_fit(const weft_fit *f, const weft_backend *backend) {
-    printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
-           backend->name, mib(f->needed));
-    if (f->there == 0 && strcmp(backend->name, "cuda") == 0)
-        printf("  there is no GPU here: planned as for an NVIDIA H200\n");
-    else if (weft_fit_check(f, backend) == WEFT_OK)
-        printf("  fits into         %14.1f MiB\n", mib(f->there));
-    else
-        printf("  does not fit: %s\n", weft_error_message());
-}
-
-static void add_fit(json_t *object, const weft_fit *f, const weft_backend *backend) {
-    json_object_set_new(object, "device",
-                        json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name, "fits",
-                                  f->there == 0 || f->needed <= f->there, "needed_bytes",
-                                  (json_int_t)f->needed, "free_bytes", (json_int_t)f->there,
-                                  "micro_batch", (json_int_t)f->micro_batch, "micro_batch_bytes",
-                                  (json_int_t)f->would_need));
-}
-
 /* Which kernels the GPU runs: one row for layers that follow each other and get the same. */
 enum { KERNEL_ROWS = 64 };
 
@@ -165,24 +147,6 @@ static void add_kernels(json_t *object, const kernel_list *k) {
 enum { SHARDS = 3 };
 static const char *const shard_names[SHARDS] = {"none", "optimizer", "gradients"};
 
-static weft_status account_ranks(const weft_config *c, const weft_backend *backend, int threads,
-                                 int ranks, weft_rank_bytes out[SHARDS]) {
-    for (int i = 0; i < SHARDS; i++) {
-        weft_config one = *c;
-        one.shard = i;
-        WEFT_TRY(weft_account_rank(&one, backend, threads, ranks, &out[i]));
-    }
-    return WEFT_OK;
-}
-
-static void print_ranks(const weft_rank_bytes list[SHARDS], int ranks) {
-    printf("one of %d ranks, MiB   weights  optimizer       sums      arena        all\n", ranks);
-    for (int i = 0; i < SHARDS; i++)
-        printf("  SHARD=%-12s %9.1f %10.1f %10.1f %10.1f %10.1f\n", shard_names[i],
-               mib(list[i].weights), mib(list[i].optimizer), mib(list[i].sums), mib(list[i].arena),
-               mib(list[i].all));
-}
-
 static void add_ranks(json_t *object, const weft_rank_bytes list[SHARDS], int ranks) {
     json_t *all = json_pack("{s:i}", "ranks", ranks);
     for (int i = 0; i < SHARDS; i++)
@@ -219,35 +183,6 @@ static json_t *to_json(const weft_account *a) {
         (json_int_t)a->cache_bytes_sequence);
 }
 
-static void print_variants_row(int width, const weft_variant *v, const weft_account *a) {
-    const char *label = strcmp(v->title, v->name) != 0 ? v->title : "";
-    char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
-    printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, v->name,
-           weft_count_text(a->parameters, parameters), (a->forward_flops + a->backward_flops) / 1e6,
-           mib(a->training_bytes), a->kept_per_token_layer,
-           weft_count_text(a->cache_bytes_token, cache), *label ? "  " : "", weft_shown(label));
-}
-
-static weft_status account_variant(const weft_args *args, const char *variant,
-                                   const weft_backend *backend, int threads, weft_account *out) {
-    weft_args one = *args;
-    weft_config c;
-    one.variant = variant;
-    WEFT_TRY(weft_args_config(&one, &c));
-    return weft_account_make(&c, backend, threads, out);
-}
-
-static void print_variants(const weft_variants *variants, const weft_account *accounts) {
-    int width = 7;
-    for (int i = 0; i < variants->n; i++)
-        if ((int)strlen(variants->list[i].name) > width)
-            width = (int)strlen(variants->list[i].name);
-    printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
-           "training MiB", "kept/tok/layer", "cache B/token");
-    for (int i = 0; i < variants->n; i++)
-        print_variants_row(width, &variants->list[i], &accounts[i]);
-}
-
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
 static json_t *variants_json(const weft_config *base, const weft_variants *variants,
                              const weft_account *accounts) {
@@ -269,19 +204,40 @@ static json_t *variants_json(const weft_config *base, const weft_variants *varia
 static weft_status plan_variants(const weft_args *args, const weft_config *base,
                                  const weft_account *first, const weft_variants *variants,
                                  const weft_backend *backend, int threads) {
-    weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
-    weft_status status = accounts ? WEFT_OK : weft_fail(WEFT_ENOMEM, "plan: no memory");
-    for (int i = 0; status == WEFT_OK && i < variants->n; i++)
-        status = account_variant(args, variants->list[i].name, backend, threads, &accounts[i]);
-    if (status == WEFT_OK && args->json) {
+    WEFT_AUTO_FREE weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
+    if (!accounts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    for (int i = 0; i < variants->n; i++) {
+        weft_args one = *args;
+        weft_config c;
+        one.variant = variants->list[i].name;
+        WEFT_TRY(weft_args_config(&one, &c));
+        WEFT_TRY(weft_account_make(&c, backend, threads, &accounts[i]));
+    }
+    if (args->json) {
         json_t *all = to_json(first);
         json_object_set_new(all, "steps", variants_json(base, variants, accounts));
         weft_args_print(all, 0);
-    } else if (status == WEFT_OK) {
-        print_variants(variants, accounts);
+    } else {
+        int width = 7;
+        for (int i = 0; i < variants->n; i++)
+            if ((int)strlen(variants->list[i].name) > width)
+                width = (int)strlen(variants->list[i].name);
+        printf("%*s %14s %14s %14s %14s %14s\n", width, "variant", "parameters", "MFLOP/token",
+               "training MiB", "kept/tok/layer", "cache B/token");
+        for (int i = 0; i < variants->n; i++) {
+            const char *label = strcmp(variants->list[i].title, variants->list[i].name) != 0
+                                    ? variants->list[i].title
+                                    : "";
+            char parameters[WEFT_COUNT_ROOM], cache[WEFT_COUNT_ROOM];
+            printf("%*s %14s %14.4g %14.1f %14.0f %14s%s%s\n", width, variants->list[i].name,
+                   weft_count_text(accounts[i].parameters, parameters),
+                   (accounts[i].forward_flops + accounts[i].backward_flops) / 1e6,
+                   mib(accounts[i].training_bytes), accounts[i].kept_per_token_layer,
+                   weft_count_text(accounts[i].cache_bytes_token, cache), *label ? "  " : "",
+                   weft_shown(label));
+        }
     }
-    free(accounts);
-    return status;
+    return WEFT_OK;
 }
 
 /* A build without CUDA still answers: parameters and operations are the same, and memory but for the
@@ -302,7 +258,7 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     const weft_backend *backend;
     weft_pool *pool;
     weft_account a;
-    weft_variants variants;
+    WEFT_AUTO(weft_variants_free) weft_variants variants = {0};
     WEFT_TRY(weft_args_config(args, &c));
     WEFT_TRY(open_backend(args, &c, &backend));
     WEFT_TRY(weft_pool_create(args->threads, &pool));
@@ -318,29 +274,51 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
                 "picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
-        weft_status status = plan_variants(args, &c, &a, &variants, counted, threads);
-        weft_variants_free(&variants);
-        return status;
+        return plan_variants(args, &c, &a, &variants, counted, threads);
     }
     weft_fit fit;
     weft_rank_bytes bytes[SHARDS];
     int several = ranks > 1 ? ranks : 1;
     WEFT_TRY(weft_account_fit(&c, backend, threads, several, &fit));
-    if (ranks) WEFT_TRY(account_ranks(&c, backend, threads, ranks, bytes));
+    for (int i = 0; ranks && i < SHARDS; i++) {
+        weft_config one = c;
+        one.shard = i;
+        WEFT_TRY(weft_account_rank(&one, backend, threads, ranks, &bytes[i]));
+    }
     bool on_gpu = c.device == WEFT_DEVICE_CUDA || strcmp(backend->name, "cuda") == 0;
     kernel_list kernels = {.layer = -1};
     if (on_gpu) WEFT_TRY(weft_account_nodes(&c, list_kernel, &kernels));
     if (args->json) {
         json_t *object = to_json(&a);
-        add_fit(object, &fit, backend);
+        json_object_set_new(object, "device",
+                            json_pack("{s:s, s:b, s:I, s:I, s:I, s:I}", "name", backend->name,
+                                      "fits", fit.there == 0 || fit.needed <= fit.there,
+                                      "needed_bytes", (json_int_t)fit.needed, "free_bytes",
+                                      (json_int_t)fit.there, "micro_batch",
+                                      (json_int_t)fit.micro_batch, "micro_batch_bytes",
+                                      (json_int_t)fit.would_need));
         if (on_gpu) add_kernels(object, &kernels);
         if (ranks) add_ranks(object, bytes, ranks);
         weft_args_print(object, 0);
     } else {
         print_table(&a);
-        print_fit(&fit, backend);
+        printf("on %-16s %14.1f MiB with the held-out pass and sums over micro-batches\n",
+               backend->name, mib(fit.needed));
+        if (fit.there == 0 && strcmp(backend->name, "cuda") == 0)
+            printf("  there is no GPU here: planned as for an NVIDIA H200\n");
+        else if (weft_fit_check(&fit, backend) == WEFT_OK)
+            printf("  fits into         %14.1f MiB\n", mib(fit.there));
+        else
+            printf("  does not fit: %s\n", weft_error_message());
         if (on_gpu) print_kernels(&kernels);
-        if (ranks) print_ranks(bytes, ranks);
+        if (ranks) {
+            printf("one of %d ranks, MiB   weights  optimizer       sums      arena        all\n",
+                   ranks);
+            for (int i = 0; i < SHARDS; i++)
+                printf("  SHARD=%-12s %9.1f %10.1f %10.1f %10.1f %10.1f\n", shard_names[i],
+                       mib(bytes[i].weights), mib(bytes[i].optimizer), mib(bytes[i].sums),
+                       mib(bytes[i].arena), mib(bytes[i].all));
+        }
     }
     return WEFT_OK;
 }

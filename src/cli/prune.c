@@ -1,6 +1,7 @@
 /* weft prune: a smaller model from a trained one. */
 #include "convert/prune.h"
 #include "base/json.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
 #include "inspect/inspect.h"
@@ -53,6 +54,13 @@ typedef struct {
     double loss_before, loss_after; /* NaN without a text */
 } prune_result;
 
+WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
+
+static void end_result(prune_result *r) {
+    weft_model_destroy(r->model);
+    weft_pruned_free(&r->did);
+}
+
 static const char *const whats[] = {"heads", "ffn", "z-heads", "cross"};
 static const char *const bys[] = {"magnitude", "state", "gate"};
 
@@ -83,25 +91,6 @@ static int check_arguments(const weft_args *a, prune_job *job) {
     return status;
 }
 
-/* The mean gate of each unit: [layers, units]; the first layer has none. */
-static weft_status measure_gates(const weft_model *m, weft_backing place, const weft_windows *text,
-                                 double **out) {
-    const weft_config *c = &m->config;
-    int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
-    weft_inspection i;
-    *out = NULL;
-    if (!c->attn_gate)
-        return weft_fail(WEFT_EINPUT, "--by gate: the model has no gates "
-                                      "(CONFIG_RA_MLA_MLP_ATTN_GATE); --by magnitude and --by "
-                                      "state need none");
-    WEFT_TRY(weft_inspect(m, place, text, false, &i));
-    *out = calloc((size_t)(c->n_layer * units), sizeof **out);
-    for (int64_t k = 0; *out && k < c->n_layer * c->n_head; k++)
-        (*out)[k / group] += i.layers[k / c->n_head].heads[k % c->n_head].gate / (double)group;
-    weft_inspection_free(&i);
-    return *out ? WEFT_OK : weft_fail(WEFT_ENOMEM, "prune: no memory");
-}
-
 /* An optimizer's state of another model would rank by what has nothing to do with the weights. */
 static weft_status check_state(const char *folder) {
     weft_status status = weft_model_check_optimizer(folder);
@@ -109,48 +98,50 @@ static weft_status check_state(const char *folder) {
     return weft_fail(status, "%s; --unchecked takes it as it is", weft_error_message());
 }
 
-static weft_status open_state(const char *folder, bool unchecked, weft_safetensors **out) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/optimizer.safetensors", folder));
-    bool there;
-    WEFT_TRY(weft_path_there(path, &there));
-    if (!there)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: is not there, and --by state reads it; a run's checkpoints have it. "
-                         "--by magnitude needs none",
-                         path);
-    if (!unchecked) WEFT_TRY(check_state(folder));
-    return weft_safetensors_open(path, out);
-}
-
-static weft_status read_text(const prune_job *job, const weft_loaded *l, weft_windows *text) {
-    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
-    if (!job->text) return WEFT_OK;
-    return weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), text);
-}
-
 static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_windows *text,
                          prune_result *r) {
     weft_backing place = {l->backend, l->pool};
-    weft_safetensors *state = NULL;
-    double *given = NULL;
-    weft_status status = WEFT_OK;
-    if (strcmp(job->by_text, "state") == 0) status = open_state(l->folder, job->unchecked, &state);
-    if (status == WEFT_OK && strcmp(job->by_text, "gate") == 0)
-        status = measure_gates(l->model, place, text, &given);
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *state = NULL;
+    WEFT_AUTO_FREE double *given = NULL;
+    if (strcmp(job->by_text, "state") == 0) {
+        char file[WEFT_PATH_MAX];
+        bool there;
+        WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
+        WEFT_TRY(weft_path_there(file, &there));
+        if (!there)
+            return weft_fail(
+                WEFT_EINPUT,
+                "%s: is not there, and --by state reads it; a run's checkpoints have it. "
+                "--by magnitude needs none",
+                file);
+        if (!job->unchecked) WEFT_TRY(check_state(l->folder));
+        WEFT_TRY(weft_safetensors_open(file, &state));
+    }
+    if (strcmp(job->by_text, "gate") == 0) {
+        /* The mean gate of each unit: [layers, units]; the first layer has none. */
+        const weft_config *c = &l->model->config;
+        int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
+        weft_inspection i;
+        if (!c->attn_gate)
+            return weft_fail(WEFT_EINPUT, "--by gate: the model has no gates "
+                                          "(CONFIG_RA_MLA_MLP_ATTN_GATE); --by magnitude and --by "
+                                          "state need none");
+        WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
+        given = calloc((size_t)(c->n_layer * units), sizeof *given);
+        for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
+            given[k / group] += i.layers[k / c->n_head].heads[k % c->n_head].gate / (double)group;
+        weft_inspection_free(&i);
+        if (!given) return weft_fail(WEFT_ENOMEM, "prune: no memory");
+    }
     weft_prune_options options = {.what = job->what,
                                   .keep = job->keep,
                                   .sparse = job->sparse,
                                   .given = given,
                                   .state = state};
-    if (status == WEFT_OK) status = weft_prune(l->model, &options, &r->model, &r->did);
-    if (state) weft_safetensors_close(state);
-    free(given);
-    if (status == WEFT_OK && job->text)
-        status = weft_windows_loss(l->model, place, text, &r->loss_before);
-    if (status == WEFT_OK && job->text)
-        status = weft_windows_loss(r->model, place, text, &r->loss_after);
-    return status;
+    WEFT_TRY(weft_prune(l->model, &options, &r->model, &r->did));
+    if (!job->text) return WEFT_OK;
+    WEFT_TRY(weft_windows_loss(l->model, place, text, &r->loss_before));
+    return weft_windows_loss(r->model, place, text, &r->loss_after);
 }
 
 static void print_text(const prune_job *job, const prune_result *r) {
@@ -192,26 +183,23 @@ static void print_json(const prune_job *job, const prune_result *r) {
 }
 
 static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded *l) {
-    weft_windows text = {0};
-    prune_result r = {.loss_before = NAN, .loss_after = NAN};
+    WEFT_AUTO(weft_windows_free) weft_windows text = {0};
+    WEFT_AUTO(end_result) prune_result r = {.loss_before = NAN, .loss_after = NAN};
     WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
                               job->text ? WEFT_LOADED_TEXT : WEFT_LOADED_ANY_TOKENIZER, l));
-    weft_status status = read_text(job, l, &text);
-    if (status == WEFT_OK) status = prune(job, l, &text, &r);
-    if (status == WEFT_OK)
-        status = weft_new_model_write(job->out, job->force, r.model, l->tokenizer);
-    if (status == WEFT_OK) {
-        r.before = weft_model_parameter_count(l->model);
-        r.after = weft_model_parameter_count(r.model);
-        if (a->json)
-            print_json(job, &r);
-        else
-            print_text(job, &r);
-    }
-    weft_model_destroy(r.model);
-    weft_pruned_free(&r.did);
-    weft_windows_free(&text);
-    return status;
+    int64_t time = l->config.context < TEXT_TIME ? l->config.context : TEXT_TIME;
+    if (job->text)
+        WEFT_TRY(
+            weft_windows_read(job->text, l->tokenizer, time, TEXT_WINDOWS * (time + 1), &text));
+    WEFT_TRY(prune(job, l, &text, &r));
+    WEFT_TRY(weft_new_model_write(job->out, job->force, r.model, l->tokenizer));
+    r.before = weft_model_parameter_count(l->model);
+    r.after = weft_model_parameter_count(r.model);
+    if (a->json)
+        print_json(job, &r);
+    else
+        print_text(job, &r);
+    return WEFT_OK;
 }
 
 int weft_cmd_prune(int argc, char **argv) {

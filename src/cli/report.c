@@ -30,13 +30,6 @@ static const char *folder_of(const char *path, char room[WEFT_PATH_MAX]) {
     return room;
 }
 
-static weft_status print_json(const char *const *studies, int n) {
-    json_t *object;
-    WEFT_TRY(weft_report_json(studies, n, &object));
-    weft_args_print(object, JSON_ENSURE_ASCII);
-    return WEFT_OK;
-}
-
 int weft_cmd_report(int argc, char **argv) {
     weft_args args;
     const char *studies[STUDIES_MOST] = {NULL}, *out = NULL;
@@ -52,7 +45,9 @@ int weft_cmd_report(int argc, char **argv) {
     if (!out && !args.json) out = folder_of(studies[0], room);
     weft_status status = WEFT_OK;
     if (out) status = weft_report_write_several(studies, n, out, force);
-    if (status == WEFT_OK && args.json) status = print_json(studies, n);
+    json_t *object = NULL;
+    if (status == WEFT_OK && args.json) status = weft_report_json(studies, n, &object);
+    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
     if (status == WEFT_OK && !args.json)
         printf("wrote %s/report.html and %s/report.md\n", weft_shown(out), weft_shown(out));
     return weft_args_end(&args, status);

@@ -90,22 +90,6 @@ static weft_status write_csv(const runs_args *own, const char *path, bool metric
     return weft_new_file_end(&f, status);
 }
 
-static weft_status compare(const weft_args *args, const runs_args *own) {
-    json_t *object = NULL;
-    WEFT_TRY(weft_listing_compare(own->paths[0], own->a, own->b, args->json ? NULL : stdout,
-                                  args->json ? &object : NULL));
-    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
-    return WEFT_OK;
-}
-
-static weft_status fit(const weft_args *args, const runs_args *own) {
-    json_t *object = NULL;
-    WEFT_TRY(weft_listing_fit(own->paths, own->n, own->fit, own->variants,
-                              args->json ? NULL : stdout, args->json ? &object : NULL));
-    if (object) weft_args_print(object, JSON_ENSURE_ASCII);
-    return WEFT_OK;
-}
-
 static weft_status diff(const weft_args *args, const runs_args *own, bool *same) {
     WEFT_TRY(weft_listing_diff(own->paths[0], own->diff, args->json ? stderr : stdout, same));
     if (args->json)
@@ -126,15 +110,6 @@ static weft_status merge(const weft_args *args, const runs_args *own) {
     else
         printf("%s: %d of %d runs done\n", weft_shown(own->out), r.done, r.runs);
     return WEFT_OK;
-}
-
-/* `merge` as the first word is taken out of them. */
-static void take_merge(int *argc, char **argv, runs_args *own) {
-    if (*argc < 2 || strcmp(argv[1], "merge") != 0) return;
-    own->merge = true;
-    for (int k = 1; k + 1 < *argc; k++)
-        argv[k] = argv[k + 1];
-    --*argc;
 }
 
 /* --compare has two values; the second is taken out of the words. */
@@ -182,7 +157,10 @@ int weft_cmd_runs(int argc, char **argv) {
         {"--diff", .value = &own.diff},         {"--force", .flag = &own.force},
         {"--out", .value = &own.out},           {"--fit", .value = &own.fit},
         {"--variants", .value = &own.variants}, {0}};
-    take_merge(&argc, argv, &own);
+    own.merge = argc > 1 && strcmp(argv[1], "merge") == 0;
+    if (own.merge) argv[1] = argv[0]; /* the word is taken out of them */
+    argc -= own.merge;
+    argv += own.merge;
     int usage = take_compare(&argc, argv, &own);
     if (!usage)
         usage = weft_args_parse(&args, argc, argv, ARGS_ALL, list, own.paths, DATABASES_MOST);
@@ -195,8 +173,16 @@ int weft_cmd_runs(int argc, char **argv) {
     if (own.merge) status = merge(&args, &own);
     if (own.csv) status = write_csv(&own, own.csv, false);
     if (status == WEFT_OK && own.metrics_csv) status = write_csv(&own, own.metrics_csv, true);
-    if (status == WEFT_OK && own.a) status = compare(&args, &own);
-    if (status == WEFT_OK && own.fit) status = fit(&args, &own);
+    FILE *text = args.json ? NULL : stdout;
+    json_t *compared = NULL, *fitted = NULL;
+    if (status == WEFT_OK && own.a)
+        status =
+            weft_listing_compare(own.paths[0], own.a, own.b, text, args.json ? &compared : NULL);
+    if (compared) weft_args_print(compared, JSON_ENSURE_ASCII);
+    if (status == WEFT_OK && own.fit)
+        status = weft_listing_fit(own.paths, own.n, own.fit, own.variants, text,
+                                  args.json ? &fitted : NULL);
+    if (fitted) weft_args_print(fitted, JSON_ENSURE_ASCII);
     if (status == WEFT_OK && own.diff) status = diff(&args, &own, &same);
     if (status == WEFT_OK && listed) status = list_runs(&args, &own);
     return status == WEFT_OK && !same ? WEFT_EXIT_FAILED : weft_args_end(&args, status);

@@ -90,24 +90,6 @@ static int read_options(serving *s, int argc, char **argv) {
     return status;
 }
 
-/* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
-static weft_status read_key(serving *s) {
-    const char *named = getenv("WEFT_API_KEY");
-    size_t bytes;
-    if (s->key_file) {
-        WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
-        s->key[strcspn(s->key, "\r\n")] = 0;
-        if (!*s->key) return weft_fail(WEFT_EINPUT, "%s: no key in its first line", s->key_file);
-    } else if (named) {
-        if (!*named)
-            return weft_fail(WEFT_EINPUT, "WEFT_API_KEY is empty; set it to a key, or unset it");
-        s->key = strdup(named);
-        if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
-    }
-    s->options.key = s->key;
-    return WEFT_OK;
-}
-
 /* The folder's name; best/ and last/ are the run's. */
 static weft_status find_name(serving *s) {
     if (s->options.name) return WEFT_OK;
@@ -125,21 +107,29 @@ static weft_status find_name(serving *s) {
     return WEFT_OK;
 }
 
-/* Connections are files to the system, which often allows fewer than it could. */
-static void allow_files(int64_t connections) {
-    struct rlimit limit;
-    rlim_t want = (rlim_t)connections + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want) return;
-    limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
-    setrlimit(RLIMIT_NOFILE, &limit);
-    if (limit.rlim_cur < want)
-        weft_log(WEFT_LOG_WARN,
-                 "serve: the system allows %lld files, so fewer than the %lld "
-                 "connections of --connections",
-                 (long long)limit.rlim_cur, (long long)connections);
-}
-
-static void warn_of_small_cache(const serving *s) {
+static weft_status open_all(serving *s) {
+    weft_loaded *l = &s->loaded;
+    WEFT_TRY(weft_server_available());
+    /* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
+    const char *named = getenv("WEFT_API_KEY");
+    size_t bytes;
+    if (s->key_file) {
+        WEFT_TRY(weft_file_read(s->key_file, KEY_MOST, &s->key, &bytes));
+        s->key[strcspn(s->key, "\r\n")] = 0;
+        if (!*s->key) return weft_fail(WEFT_EINPUT, "%s: no key in its first line", s->key_file);
+    } else if (named) {
+        if (!*named)
+            return weft_fail(WEFT_EINPUT, "WEFT_API_KEY is empty; set it to a key, or unset it");
+        s->key = strdup(named);
+        if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
+    }
+    s->options.key = s->key;
+    WEFT_TRY(weft_loaded_open(&s->args, s->path, s->unchecked, WEFT_LOADED_GENERATION, l));
+    WEFT_TRY(find_name(s));
+    weft_generator_limits limits = {.sequences = s->options.sequences,
+                                    .context = s->context,
+                                    .cache_bytes = s->cache_mib << 20};
+    WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &s->generator));
     weft_generator_stats stats;
     weft_generator_count(s->generator, &stats);
     int64_t wanted = s->context ? s->context : s->loaded.config.context;
@@ -148,21 +138,19 @@ static void warn_of_small_cache(const serving *s) {
                  "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
                  "end there",
                  (long long)s->cache_mib, (long long)stats.context, (long long)wanted);
-}
-
-static weft_status open_all(serving *s) {
-    weft_loaded *l = &s->loaded;
-    WEFT_TRY(weft_server_available());
-    WEFT_TRY(read_key(s));
-    WEFT_TRY(weft_loaded_open(&s->args, s->path, s->unchecked, WEFT_LOADED_GENERATION, l));
-    WEFT_TRY(find_name(s));
-    weft_generator_limits limits = {.sequences = s->options.sequences,
-                                    .context = s->context,
-                                    .cache_bytes = s->cache_mib << 20};
-    WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &s->generator));
-    warn_of_small_cache(s);
     s->options.chat_template = l->config.chat_template;
-    allow_files(s->options.connections);
+    /* Connections are files to the system, which often allows fewer than it could. */
+    struct rlimit limit;
+    rlim_t want = (rlim_t)s->options.connections + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < want) {
+        limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
+        setrlimit(RLIMIT_NOFILE, &limit);
+        if (limit.rlim_cur < want)
+            weft_log(WEFT_LOG_WARN,
+                     "serve: the system allows %lld files, so fewer than the %lld "
+                     "connections of --connections",
+                     (long long)limit.rlim_cur, (long long)s->options.connections);
+    }
     WEFT_TRY(weft_server_open(&s->options, s->generator, l->tokenizer, l->encoder, &s->server));
     if (!s->key && !weft_http_is_local(s->options.host))
         weft_log(WEFT_LOG_WARN,
@@ -170,14 +158,6 @@ static weft_status open_all(serving *s) {
                  "--api-key-file sets a key",
                  s->options.host);
     return WEFT_OK;
-}
-
-static void close_all(serving *s) {
-    weft_server_close(s->server);
-    weft_generator_close(s->generator);
-    weft_loaded_close(&s->loaded);
-    free(s->key);
-    free(s->name);
 }
 
 /* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
@@ -250,7 +230,11 @@ int weft_cmd_serve(int argc, char **argv) {
                       json_pack("{s:s}", "model", s.options.name));
         wait_for_end(&s, &signals);
     }
-    close_all(&s);
+    weft_server_close(s.server);
+    weft_generator_close(s.generator);
+    weft_loaded_close(&s.loaded);
+    free(s.key);
+    free(s.name);
     return weft_args_end(&s.args, status);
 }
 

@@ -1,18 +1,19 @@
 /* weft study: every variant of a study, each run in a process of its own, then the report. */
-#include "cli/study.h"
 #include "base/files.h"
 #include "base/folders.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "cli/args.h"
+#include "cli/checkpoint.h"
+#include "cli/own_text.h"
 #include "comm/launch.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "report/report.h"
 #include "study/statistics.h"
-#include "supervise/slurm.h"
 #include "supervise/supervise.h"
 #include "train/stop.h"
 
@@ -76,7 +77,7 @@ typedef struct {
     double minutes;
 } study_args;
 
-/* "a,b" as a choice among the variants; *chosen is NULL for all. */
+/* "a,b" as a choice among the variants, to be freed after a failure too; NULL: all. */
 static weft_status choose_variants(const weft_study *s, const char *text, bool **chosen) {
     *chosen = NULL;
     if (!text) return WEFT_OK;
@@ -87,11 +88,7 @@ static weft_status choose_variants(const weft_study *s, const char *text, bool *
         size_t n = strcspn(text, ",");
         snprintf(name, sizeof name, "%.*s", (int)n, text);
         int at = weft_variants_find(&s->variants, name);
-        if (at < 0) {
-            free(*chosen);
-            *chosen = NULL;
-            return weft_fail(WEFT_EINPUT, "--variants: %s", weft_error_message());
-        }
+        if (at < 0) return weft_fail(WEFT_EINPUT, "--variants: %s", weft_error_message());
         (*chosen)[at] = true;
         text += n + (text[n] == ',');
     }
@@ -229,18 +226,6 @@ void weft_study_list(const weft_study *s, double seconds, bool json) {
         list_table(s, seconds);
 }
 
-static void print_result(const weft_study_result *r, const char *out) {
-    char database[OUT_ROOM + 16], report[OUT_ROOM + 16];
-    snprintf(database, sizeof database, "%s/runs.db", out);
-    snprintf(report, sizeof report, "%s/report.html", out);
-    json_t *object = json_pack(
-        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", out, "database",
-        database, "report", report, "runs", r->runs, "done", r->done, "diverged", r->diverged,
-        "failed", r->failed, "waiting", r->waiting, "errors", r->errors, "equal", r->repeats.equal,
-        "unequal", r->repeats.unequal, "why", *r->why ? json_string(r->why) : json_null());
-    weft_args_print(object, 0);
-}
-
 static void advise(const weft_study *s) {
     const weft_config **configs = calloc((size_t)s->variants.n, sizeof *configs);
     for (int i = 0; configs && i < s->variants.n; i++)
@@ -280,7 +265,7 @@ static const char **job_words(int argc, char **argv) {
 
 static weft_status submit_study(const weft_args *args, const study_args *own, const weft_study *s) {
     char name[OUT_ROOM];
-    bool *chosen;
+    WEFT_AUTO_FREE bool *chosen = NULL;
     weft_slurm_jobs jobs;
     if (s->base.study_equal == WEFT_EQUAL_TIME)
         return weft_fail(WEFT_EINPUT, "study: STUDY_EQUAL=\"time\" is measured on one machine; "
@@ -297,9 +282,7 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
                             .cpus = args->threads ? args->threads : SLURM_CPUS,
                             .host = weft_cpu_backend(),
                             .gpu = s->base.device == WEFT_DEVICE_CUDA};
-    weft_status status = weft_slurm_submit(s, &o, &jobs);
-    free(chosen);
-    WEFT_TRY(status);
+    WEFT_TRY(weft_slurm_submit(s, &o, &jobs));
     if (args->json)
         printf("{\"out\": \"%s\", \"jobs\": %d, \"array\": %s, \"gather\": %s}\n", o.out, jobs.jobs,
                jobs.array, jobs.gather);
@@ -331,23 +314,6 @@ static const char *title_of(const json_t *variants, const char *name, bool *firs
     return name;
 }
 
-/* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
-static void tell_verdict(const json_t *variants, const json_t *verdict) {
-    bool first = false, any;
-    char number[96] = "", against[WEFT_TEXT_MAX] = "";
-    double mean = weft_json_number_of(verdict, "difference");
-    double low = weft_json_number_of(verdict, "low"), high = weft_json_number_of(verdict, "high");
-    const char *baseline = title_of(variants, text_of(verdict, "baseline"), &first);
-    if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
-    if (isfinite(mean) && isfinite(low) && isfinite(high))
-        snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
-    else if (isfinite(mean))
-        snprintf(number, sizeof number, ", %+.4f", mean);
-    weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
-             weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against,
-             text_of(verdict, "verdict"), number);
-}
-
 /* What the study says, as its report does: a line for each comparison, and the answer. */
 static void tell_verdicts(const char *database) {
     json_t *report = NULL, *verdict;
@@ -357,8 +323,24 @@ static void tell_verdicts(const char *database) {
     json_array_foreach(json_object_get(one, "verdicts"), i, verdict) {
         /* A repeat says what its original said, unless that is the baseline. */
         const char *original = text_of(verdict, "repeat_of");
-        if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0)
-            tell_verdict(json_object_get(one, "steps"), verdict);
+        if (!*original || strcmp(original, text_of(verdict, "baseline")) == 0) {
+            /* "FF->Attn Gate: no difference shown, -0.0050 [-0.0455, +0.0355]" */
+            const json_t *variants = json_object_get(one, "steps");
+            bool first = false, any;
+            char number[96] = "", against[WEFT_TEXT_MAX] = "";
+            double mean = weft_json_number_of(verdict, "difference");
+            double low = weft_json_number_of(verdict, "low"),
+                   high = weft_json_number_of(verdict, "high");
+            const char *baseline = title_of(variants, text_of(verdict, "baseline"), &first);
+            if (!first) snprintf(against, sizeof against, " against %s", weft_shown(baseline));
+            if (isfinite(mean) && isfinite(low) && isfinite(high))
+                snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
+            else if (isfinite(mean))
+                snprintf(number, sizeof number, ", %+.4f", mean);
+            weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
+                     weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against,
+                     text_of(verdict, "verdict"), number);
+        }
     }
     const char *answer = text_of(one, "answer");
     if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);
@@ -375,16 +357,6 @@ static void stop_page(pid_t pid) {
 }
 
 #ifdef WEFT_HAVE_MICROHTTPD
-/* In the child; does not return. It ends with the study, whatever ends that. */
-static void become(const char *folder, int out) {
-    char *words[] = {"weft", "watch", (char *)(uintptr_t)folder, "--port", "0", "--json", NULL};
-    int nothing = open("/dev/null", O_RDWR);
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(out, 1) < 0 || dup2(nothing, 2) < 0) _exit(127);
-    execv("/proc/self/exe", words);
-    _exit(127);
-}
 
 /* The port of its line; 0: none came. */
 static int read_port(int from) {
@@ -403,7 +375,17 @@ static pid_t start_page(const char *folder) {
     if (!isatty(STDERR_FILENO) || (wish && strcmp(wish, "no") == 0)) return 0;
     if (weft_folder_make(folder) != WEFT_OK || pipe2(ends, O_CLOEXEC) != 0) return 0;
     pid_t pid = fork();
-    if (pid == 0) become(folder, ends[1]);
+    if (pid == 0) {
+        /* In the child; does not return. It ends with the study, whatever ends that. */
+        char *words[] = {"weft", "watch", (char *)(uintptr_t)folder, "--port", "0", "--json", NULL};
+        int nothing = open("/dev/null", O_RDWR);
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(ends[1], 1) < 0 || dup2(nothing, 2) < 0)
+            _exit(127);
+        execv("/proc/self/exe", words);
+        _exit(127);
+    }
     close(ends[1]);
     int port = pid > 0 ? read_port(ends[0]) : 0;
     close(ends[0]);
@@ -423,7 +405,7 @@ static pid_t start_page(const char *folder) {
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
     char name[OUT_ROOM], database[WEFT_PATH_MAX];
-    bool *chosen;
+    WEFT_AUTO_FREE bool *chosen = NULL;
     snprintf(name, sizeof name, "runs/%s", s->name);
     weft_study_options o = {.out = own->out ? own->out : name,
                             .jobs = (int)own->jobs,
@@ -443,14 +425,23 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     pid_t page = status == WEFT_OK && !args->json ? start_page(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
     stop_page(page);
-    free(chosen);
     WEFT_TRY(status);
     WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
     bool stopped = r->signal && r->waiting > 0;
     if (!stopped) status = weft_report_write(database, o.out);
     if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);
     WEFT_TRY(status);
-    if (args->json) print_result(r, o.out);
+    if (args->json) {
+        char report[OUT_ROOM + 16];
+        snprintf(report, sizeof report, "%s/report.html", o.out);
+        json_t *object =
+            json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", o.out,
+                      "database", database, "report", report, "runs", r->runs, "done", r->done,
+                      "diverged", r->diverged, "failed", r->failed, "waiting", r->waiting, "errors",
+                      r->errors, "equal", r->repeats.equal, "unequal", r->repeats.unequal, "why",
+                      *r->why ? json_string(r->why) : json_null());
+        weft_args_print(object, 0);
+    }
     if (args->json || stopped) return WEFT_OK;
     tell_verdicts(database);
     weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
@@ -461,24 +452,21 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
 static weft_status study(const weft_args *args, const study_args *own, weft_study_result *r) {
     weft_source source = weft_args_source(args);
     const weft_backend *backend;
-    weft_pool *pool;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     weft_config c;
-    weft_study *s = NULL;
+    WEFT_AUTO(weft_study_close_at) weft_study *s = NULL;
     WEFT_TRY(weft_source_read(&source, NULL, &c));
     WEFT_TRY(weft_args_backend(args, &c, &backend, &pool));
-    weft_status status = weft_study_open(&source, backend, weft_pool_size(pool), &s);
-    if (status == WEFT_OK && own->list && !args->json) advise(s);
-    if (status == WEFT_OK && own->list) {
+    WEFT_TRY(weft_study_open(&source, backend, weft_pool_size(pool), &s));
+    if (own->list && !args->json) advise(s);
+    if (own->list) {
         weft_study_list(s, seconds_of(s, peak_flops(s, backend, pool)), args->json);
-    } else if (status == WEFT_OK && own->slurm) {
-        status = submit_study(args, own, s);
-    } else if (status == WEFT_OK) {
-        weft_stop_install();
-        status = run_study(args, own, s, backend, &pool, r);
-        weft_stop_remove();
+        return WEFT_OK;
     }
-    weft_study_close(s);
-    weft_pool_destroy(pool);
+    if (own->slurm) return submit_study(args, own, s);
+    weft_stop_install();
+    weft_status status = run_study(args, own, s, backend, &pool, r);
+    weft_stop_remove();
     return status;
 }
 
@@ -499,14 +487,6 @@ static int read_gpus(const weft_args *a, study_args *own) {
         own->gpus[own->jobs++] = one;
     }
     return WEFT_EXIT_DONE;
-}
-
-/* Ranks would each run the whole study, in one folder. */
-static int refuse_ranks(const weft_args *a) {
-    bool several = false;
-    if (weft_launch_look(&several) == WEFT_OK && !several) return WEFT_EXIT_DONE;
-    return weft_args_refuse(a, "a study starts its runs itself: without mpirun or srun; --jobs, "
-                               "--gpus or --slurm run several at a time");
 }
 
 int weft_cmd_study(int argc, char **argv) {
@@ -530,8 +510,12 @@ int weft_cmd_study(int argc, char **argv) {
         usage = weft_args_refuse(&args, "--config is needed; see 'weft help study'");
     if (!usage) usage = weft_args_readable(&args, args.config, NULL);
     if (!usage) usage = read_gpus(&args, &own);
-    if (!usage) usage = refuse_ranks(&args);
     if (usage) return usage;
+    bool several = false; /* ranks would each run the whole study, in one folder */
+    if (weft_launch_look(&several) != WEFT_OK || several)
+        return weft_args_refuse(&args,
+                                "a study starts its runs itself: without mpirun or srun; --jobs, "
+                                "--gpus or --slurm run several at a time");
     own.words = job_words(argc, argv);
     weft_status status =
         own.words ? study(&args, &own, &result) : weft_fail(WEFT_ENOMEM, "study: no memory");

@@ -2,8 +2,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/args.h"
-#include "data/bpe_train.h"
-#include "data/shard_write.h"
+#include "data/shards.h"
 #include "data/texts.h"
 
 #include <stdlib.h>
@@ -28,25 +27,6 @@ const char weft_help_tokenize[] =
 
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
-static void report(const weft_args *args, const char *out, const weft_tokenizer *t,
-                   const weft_texts_sum *sum) {
-    char documents[WEFT_COUNT_ROOM], bytes[WEFT_COUNT_ROOM], train[WEFT_COUNT_ROOM];
-    char val[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM];
-    double rate = sum->seconds > 0 ? (double)sum->bytes / sum->seconds / 1e6 : 0;
-    if (args->json)
-        printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
-               "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
-               (long long)sum->documents, (long long)sum->bytes, (long long)sum->tokens[0],
-               (long long)sum->tokens[1], (long long)sum->shards,
-               (long long)weft_tokenizer_vocab(t), sum->seconds);
-    else
-        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, "
-               "vocabulary %s, %.1f MB/s\n",
-               out, weft_count_text(sum->documents, documents), weft_count_text(sum->bytes, bytes),
-               weft_count_text(sum->tokens[0], train), weft_count_text(sum->tokens[1], val),
-               (long long)sum->shards, weft_count_text(weft_tokenizer_vocab(t), vocab), rate);
-}
-
 static int refuse_no_files(const weft_args *a) {
     return weft_args_refuse(a, "no files are named; - is standard input");
 }
@@ -62,7 +42,22 @@ static int tokenize(const weft_args *args, const char *tokenizer, const char *ou
     if (status == WEFT_OK) {
         if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
             weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
-        report(args, out, t, &sum);
+        char documents[WEFT_COUNT_ROOM], bytes[WEFT_COUNT_ROOM], train[WEFT_COUNT_ROOM];
+        char val[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM];
+        double rate = sum.seconds > 0 ? (double)sum.bytes / sum.seconds / 1e6 : 0;
+        if (args->json)
+            printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
+                   "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
+                   (long long)sum.documents, (long long)sum.bytes, (long long)sum.tokens[0],
+                   (long long)sum.tokens[1], (long long)sum.shards,
+                   (long long)weft_tokenizer_vocab(t), sum.seconds);
+        else
+            printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, "
+                   "vocabulary %s, %.1f MB/s\n",
+                   out, weft_count_text(sum.documents, documents),
+                   weft_count_text(sum.bytes, bytes), weft_count_text(sum.tokens[0], train),
+                   weft_count_text(sum.tokens[1], val), (long long)sum.shards,
+                   weft_count_text(weft_tokenizer_vocab(t), vocab), rate);
     }
     weft_pool_destroy(pool);
     weft_tokenizer_close(t);

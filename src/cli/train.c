@@ -10,8 +10,8 @@
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
-#include "record/collect.h"
 #include "inspect/inspect.h"
+#include "record/record.h"
 #include "train/loop.h"
 #include "train/stop.h"
 
@@ -252,21 +252,6 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     return status;
 }
 
-/* Other ranks hear of an error that is this one's alone. How a run ended is rank 0's to say, before
- * the launcher sees any of them end. */
-static int end_ranks(const weft_args *args, const weft_train_options *options, weft_status status,
-                     const weft_train_result *result, json_t *facts) {
-    int exit_status = WEFT_EXIT_DONE;
-    if (status != WEFT_OK) {
-        weft_comm_fail(options->comm, weft_error_message());
-        exit_status = weft_args_end(args, status);
-    } else if (weft_comm_rank(options->comm) == 0) {
-        exit_status = finish(args, result, options->out, facts);
-    }
-    weft_comm_close(options->comm);
-    return exit_status;
-}
-
 /* A study's folder is not a run's. */
 static int refuse_study(const weft_args *args, const char *out) {
     char path[WEFT_PATH_MAX];
@@ -305,16 +290,6 @@ static int find_config(weft_args *args, train_args *own) {
     return weft_args_readable(args, own->config, NULL);
 }
 
-/* A run's folder stands for its best checkpoint. */
-static int find_from(const weft_args *args, train_args *own) {
-    const char **from = &own->options.from;
-    if (!*from) return WEFT_EXIT_DONE;
-    if (weft_generation_folder(*from, own->from) != WEFT_OK)
-        return weft_args_end(args, WEFT_EINPUT);
-    *from = own->from;
-    return WEFT_EXIT_DONE;
-}
-
 int weft_cmd_train(int argc, char **argv) {
     weft_args args;
     double begun = weft_clock();
@@ -335,14 +310,26 @@ int weft_cmd_train(int argc, char **argv) {
     int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, list, NULL, 0);
     if (!exit_status) exit_status = find_config(&args, &own);
     if (!exit_status) exit_status = refuse_study(&args, o->out);
-    if (!exit_status) exit_status = find_from(&args, &own);
     if (exit_status) return exit_status;
+    if (o->from) { /* a run's folder stands for its best checkpoint */
+        if (weft_generation_folder(o->from, own.from) != WEFT_OK)
+            return weft_args_end(&args, WEFT_EINPUT);
+        o->from = own.from;
+    }
     if (own.minutes_text || args.n_repeated) o->deadline = begun + 60 * own.minutes;
     weft_status status = weft_comm_open(&o->comm);
     if (status != WEFT_OK) return weft_args_end(&args, status);
     if (weft_comm_rank(o->comm) > 0) weft_log_set_level(WEFT_LOG_ERROR);
     status = run(&args, &own, &result, &facts);
-    exit_status = end_ranks(&args, o, status, &result, facts);
+    /* Other ranks hear of an error that is this one's alone. How a run ended is rank 0's to say, before
+     * the launcher sees any of them end. */
+    if (status != WEFT_OK) {
+        weft_comm_fail(o->comm, weft_error_message());
+        exit_status = weft_args_end(&args, status);
+    } else if (weft_comm_rank(o->comm) == 0) {
+        exit_status = finish(&args, &result, o->out, facts);
+    }
+    weft_comm_close(o->comm);
     json_decref(facts);
     return exit_status;
 }

@@ -1,5 +1,6 @@
 /* weft verify: the self-check on this machine, a line per block. */
 #include "model/verify.h"
+#include "base/json.h"
 #include "cli/args.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
@@ -12,30 +13,6 @@ const char weft_help_verify[] =
     "Builds each block small and checks its shapes, its forward pass, its gradients against finite "
     "differences, and that no token sees a later one. Exits 1 if any check failed.\n";
 
-typedef struct {
-    int passed, failed;
-    json_t *rows;
-} verify_tally;
-
-static void verify_one(const weft_args *args, int block, const weft_backend *backend,
-                       weft_pool *pool, verify_tally *tally) {
-    json_t *row =
-        json_pack("{s:s, s:s}", "block", weft_verify_name(block), "what", weft_verify_what(block));
-    for (int check = 0; check < WEFT_VERIFY_CHECKS; check++) {
-        const char *name = weft_verify_check_name((weft_verify_check)check);
-        bool ok = weft_verify_run(block, (weft_verify_check)check, backend, pool) == WEFT_OK;
-        tally->passed += ok;
-        tally->failed += !ok;
-        json_object_set_new(row, name, json_boolean(ok));
-        if (args->json) continue;
-        if (ok)
-            printf("%s: %s... PASSED\n", weft_verify_name(block), name);
-        else
-            printf("%s: %s... FAILED: %s\n", weft_verify_name(block), name, weft_error_message());
-    }
-    json_array_append_new(tally->rows, row);
-}
-
 int weft_cmd_verify(int argc, char **argv) {
     weft_args args;
     weft_config c;
@@ -47,19 +24,33 @@ int weft_cmd_verify(int argc, char **argv) {
     weft_status status = weft_args_config(&args, &c);
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status != WEFT_OK) return weft_args_end(&args, status);
-    verify_tally tally = {.rows = json_array()};
-    for (int block = 0; block < weft_verify_count(); block++)
-        verify_one(&args, block, backend, pool, &tally);
-    if (args.json) {
-        weft_args_print(json_pack("{s:i, s:i, s:O}", "passed", tally.passed, "failed", tally.failed,
-                                  "blocks", tally.rows),
-                        0);
-    } else {
-        printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", tally.passed, tally.failed,
-               backend->name, backend->remote ? weft_cuda_device_name() : weft_cpu_isa(),
-               weft_pool_size(pool));
+    int passed = 0, failed = 0;
+    WEFT_AUTO_DECREF json_t *rows = json_array();
+    for (int block = 0; block < weft_verify_count(); block++) {
+        json_t *row = json_pack("{s:s, s:s}", "block", weft_verify_name(block), "what",
+                                weft_verify_what(block));
+        for (int check = 0; check < WEFT_VERIFY_CHECKS; check++) {
+            const char *name = weft_verify_check_name((weft_verify_check)check);
+            bool ok = weft_verify_run(block, (weft_verify_check)check, backend, pool) == WEFT_OK;
+            passed += ok;
+            failed += !ok;
+            json_object_set_new(row, name, json_boolean(ok));
+            if (args.json) continue;
+            if (ok)
+                printf("%s: %s... PASSED\n", weft_verify_name(block), name);
+            else
+                printf("%s: %s... FAILED: %s\n", weft_verify_name(block), name,
+                       weft_error_message());
+        }
+        json_array_append_new(rows, row);
     }
-    json_decref(tally.rows);
+    if (args.json) {
+        weft_args_print(
+            json_pack("{s:i, s:i, s:O}", "passed", passed, "failed", failed, "blocks", rows), 0);
+    } else {
+        printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", passed, failed, backend->name,
+               backend->remote ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(pool));
+    }
     weft_pool_destroy(pool);
-    return tally.failed ? WEFT_EXIT_FAILED : WEFT_EXIT_DONE;
+    return failed ? WEFT_EXIT_FAILED : WEFT_EXIT_DONE;
 }

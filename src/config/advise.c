@@ -58,19 +58,15 @@ bool weft_option_matters(const weft_config *c, const weft_option *o) {
     }
 }
 
-/* A file that has them all was written by a menu, which says nothing of what was meant. */
-static bool is_whole(const weft_config *c, int count) {
-    int given = 0;
-    for (int i = 0; i < count; i++)
-        given += c->given[i];
-    return 4 * given >= 3 * count;
-}
-
 static bool was_meant(const weft_config *c, const weft_option *o, int place, int count) {
     char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     weft_config plain;
     if (!c->given[place] || o->owner == WEFT_OWNER_STUDY) return false;
-    if (!is_whole(c, count)) return true;
+    /* A file that has them all was written by a menu, which says nothing of what was meant. */
+    int given = 0;
+    for (int i = 0; i < count; i++)
+        given += c->given[i];
+    if (4 * given < 3 * count) return true;
     weft_config_defaults(&plain);
     weft_config_format(c, o, value, sizeof value);
     weft_config_format(&plain, o, usual, sizeof usual);
@@ -109,7 +105,8 @@ static void warn_idle(const weft_config *const *configs, int n, const char *wher
              options[first].depends, one ? "it" : "them");
 }
 
-static void warn_all_idle(const weft_config *const *configs, int n, const char *where) {
+void weft_config_advise(const weft_config *const *configs, int n, const char *where) {
+    if (n < 1) return;
     int count;
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++) {
@@ -120,29 +117,18 @@ static void warn_all_idle(const weft_config *const *configs, int n, const char *
                    is_idle(configs, n, &options[k], k, count);
         if (!told) warn_idle(configs, n, where, i);
     }
-}
-
-/* A reset begins a warm-up; the next one comes before that has ended. */
-static bool is_endless_warmup(const weft_config *c) {
-    return c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_periodic_reset && c->spam_warmup &&
-           c->spam_interval <= c->spam_warmup_steps && c->steps > c->spam_interval;
-}
-
-static void warn_endless_warmup(const weft_config *const *configs, int n, const char *where) {
-    int i = 0;
-    while (i < n && !is_endless_warmup(configs[i]))
-        i++;
-    if (i == n) return;
-    const weft_config *c = configs[i];
-    weft_log(WEFT_LOG_WARN,
-             "%s: CONFIG_SPAM_INTERVAL=%lld is not above CONFIG_SPAM_WARMUP_STEPS=%lld: after the "
-             "first reset the rate never stays at what was given; take a longer interval or a "
-             "shorter warm-up",
-             where, (long long)c->spam_interval, (long long)c->spam_warmup_steps);
-}
-
-void weft_config_advise(const weft_config *const *configs, int n, const char *where) {
-    if (n < 1) return;
-    warn_all_idle(configs, n, where);
-    warn_endless_warmup(configs, n, where);
+    for (int i = 0; i < n; i++) {
+        const weft_config *c = configs[i];
+        /* A reset begins a warm-up; the next one comes before that has ended. */
+        bool endless = c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_periodic_reset &&
+                       c->spam_warmup && c->spam_interval <= c->spam_warmup_steps &&
+                       c->steps > c->spam_interval;
+        if (!endless) continue;
+        weft_log(WEFT_LOG_WARN,
+                 "%s: CONFIG_SPAM_INTERVAL=%lld is not above CONFIG_SPAM_WARMUP_STEPS=%lld: after "
+                 "the first reset the rate never stays at what was given; take a longer interval "
+                 "or a shorter warm-up",
+                 where, (long long)c->spam_interval, (long long)c->spam_warmup_steps);
+        return;
+    }
 }

@@ -36,7 +36,7 @@ weft_dtype weft_config_dtype(const weft_config *c) {
                                           : WEFT_F32;
 }
 
-static weft_status check_sizes(const weft_config *c, const char *where) {
+weft_status weft_config_check(const weft_config *c, const char *where) {
     long long e = c->n_embd, h = c->n_head;
     if (!c->head_dim && e % h)
         return weft_fail(WEFT_EINPUT,
@@ -57,23 +57,22 @@ static weft_status check_sizes(const weft_config *c, const char *where) {
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_BATCH_SIZE=%lld is not divisible by CONFIG_MICRO_BATCH=%lld",
                          where, (long long)c->batch_size, (long long)c->micro_batch);
-    return WEFT_OK;
-}
-
-static weft_status check_scalar_coupling(const weft_config *c, const char *where) {
-    long long f = weft_config_ffn_dim(c), l = c->ra_mla_latent_dim, h = c->n_head;
-    if (f % h == 0 && l % h == 0 && f % l == 0) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" needs the feed-forward's "
-        "width %lld and CONFIG_RA_MLA_LATENT_DIM=%lld to divide by CONFIG_N_HEAD=%lld, "
-        "and the first by the second",
-        where, f, l, h);
-}
-
-static weft_status check_reciprocal(const weft_config *c, const char *where) {
-    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
-        WEFT_TRY(check_scalar_coupling(c, where));
+    bool bends =
+        c->rope_scaling == WEFT_ROPE_SCALING_LLAMA3 || c->rope_scaling == WEFT_ROPE_SCALING_YARN;
+    if (bends && !(c->rope_low < c->rope_high))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_ROPE_LOW=%g must be less than CONFIG_ROPE_HIGH=%g with "
+                         "CONFIG_ROPE_SCALING=\"%s\"",
+                         where, c->rope_low, c->rope_high,
+                         weft_config_word(c, WEFT_OPTION(rope_scaling)));
+    long long f = weft_config_ffn_dim(c), l = c->ra_mla_latent_dim;
+    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR && (f % h || l % h || f % l))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" needs the feed-forward's "
+            "width %lld and CONFIG_RA_MLA_LATENT_DIM=%lld to divide by CONFIG_N_HEAD=%lld, "
+            "and the first by the second",
+            where, f, l, h);
     if (weft_config_leaks(c) && !c->allow_future_leak)
         return weft_fail(
             WEFT_EINPUT,
@@ -82,21 +81,4 @@ static weft_status check_reciprocal(const weft_config *c, const char *where) {
             "it all the same",
             where);
     return WEFT_OK;
-}
-
-static weft_status check_rope_scaling(const weft_config *c, const char *where) {
-    if (c->rope_scaling != WEFT_ROPE_SCALING_LLAMA3 && c->rope_scaling != WEFT_ROPE_SCALING_YARN)
-        return WEFT_OK;
-    if (c->rope_low < c->rope_high) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_ROPE_LOW=%g must be less than CONFIG_ROPE_HIGH=%g with "
-                     "CONFIG_ROPE_SCALING=\"%s\"",
-                     where, c->rope_low, c->rope_high,
-                     weft_config_word(c, WEFT_OPTION(rope_scaling)));
-}
-
-weft_status weft_config_check(const weft_config *c, const char *where) {
-    WEFT_TRY(check_sizes(c, where));
-    WEFT_TRY(check_rope_scaling(c, where));
-    return check_reciprocal(c, where);
 }

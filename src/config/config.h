@@ -87,10 +87,8 @@ weft_status weft_config_read(weft_config *c, const char *path);
 /* The same of a file that is open, which it closes; `path` names it in messages. */
 weft_status weft_config_read_stream(weft_config *c, FILE *file, const char *path);
 
-/* Sets what a preset (a number of PRESET's) sets, over what is there. weft_preset_sets tells what that
- * is, as "KEY=VALUE KEY=VALUE". */
+/* Sets what a preset (a number of PRESET's) sets, over what is there. */
 weft_status weft_config_preset(weft_config *c, int preset);
-const char *weft_preset_sets(int preset);
 
 /* Sets the three mechanism switches of the ablation's step 0 to 5 and leaves all else. */
 weft_status weft_config_step(weft_config *c, int step);

@@ -37,21 +37,10 @@ json_t *weft_config_to_json(const weft_config *c) {
         char key[64], text[WEFT_TEXT_MAX];
         weft_option_json_key(o, key, sizeof key);
         weft_config_format(c, o, text, sizeof text);
-        json_t *value;
-        switch (o->type) {
-        case WEFT_OPT_BOOL:
-            value = json_boolean(*(const bool *)field);
-            break;
-        case WEFT_OPT_INT:
-            value = json_integer(*(const int64_t *)field);
-            break;
-        case WEFT_OPT_NUMBER:
-            value = json_real(*(const double *)field);
-            break;
-        default:
-            value = json_string(text);
-            break;
-        }
+        json_t *value = o->type == WEFT_OPT_BOOL     ? json_boolean(*(const bool *)field)
+                        : o->type == WEFT_OPT_INT    ? json_integer(*(const int64_t *)field)
+                        : o->type == WEFT_OPT_NUMBER ? json_real(*(const double *)field)
+                                                     : json_string(text);
         if (json_object_set_new(object, key, value) != 0) {
             json_decref(object);
             return NULL;

@@ -28,13 +28,6 @@ static const char *nearest_key(const char *key) {
     return nearest.name;
 }
 
-/* The number of a word; -1: not one of them. */
-static int word_index(const char *const *words, const char *word) {
-    for (int i = 0; words[i]; i++)
-        if (strcmp(words[i], word) == 0) return i;
-    return -1;
-}
-
 static weft_status refuse_range(const weft_option *o, const char *value, const char *where) {
     return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s is outside %.10g to %.10g", where, o->key,
                      value, o->min, o->max);
@@ -89,9 +82,11 @@ static weft_status set_value(weft_config *c, const weft_option *o, const char *v
     case WEFT_OPT_NUMBER:
         return set_number(field, o, value, where);
     case WEFT_OPT_WORD: {
-        int index = word_index(o->words, value);
+        int index = 0;
         char words[256];
-        if (index < 0)
+        while (o->words[index] && strcmp(o->words[index], value) != 0)
+            index++;
+        if (!o->words[index])
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=\"%s\" is none of: %s", where, o->key,
                              value, weft_option_words(o, words, sizeof words));
         *(int *)field = index;
@@ -134,19 +129,18 @@ const char *weft_option_instead(const char *key) {
     return NULL;
 }
 
-/* A key of other trainers is told by what it means there, a slip of the finger by its letters. */
-static weft_status refuse_key(const char *key, const char *where) {
-    const char *instead = weft_option_instead(key);
-    if (instead)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option of weft; %s", where, key,
-                         instead);
-    return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option; did you mean CONFIG_%s?", where,
-                     key, nearest_key(key));
-}
-
 weft_status weft_config_set(weft_config *c, const char *key, const char *value, const char *where) {
     const weft_option *o = weft_option_find(key);
-    if (!o) return refuse_key(without_prefix(key), where);
+    if (!o) {
+        /* A key of other trainers is told by what it means there, a slip of the finger by its letters. */
+        const char *named = without_prefix(key);
+        const char *instead = weft_option_instead(named);
+        if (instead)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option of weft; %s", where,
+                             named, instead);
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is not an option; did you mean CONFIG_%s?",
+                         where, named, nearest_key(named));
+    }
     char text[WEFT_TEXT_MAX + 2];
     size_t length = strlen(value);
     if (length >= 2 && value[0] == '"' && value[length - 1] == '"') {

@@ -65,16 +65,6 @@ static void write_value(FILE *out, const weft_option *o, const char *value) {
         write_quoted(out, value, value + strlen(value));
 }
 
-static void write_kconfig_type(FILE *out, const weft_option *o) {
-    static const char *const types[] = {[WEFT_OPT_BOOL] = "bool", [WEFT_OPT_INT] = "int"};
-    bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
-    fprintf(out, "\t%s ", plain ? types[o->type] : "string");
-    write_prompt(out, o);
-    fprintf(out, "\tdefault ");
-    write_value(out, o, o->fallback);
-    if (o->type == WEFT_OPT_INT) fprintf(out, "\trange %.0f %.0f\n", o->min, o->max);
-}
-
 static void write_range(FILE *out, const char *indent, const weft_option *o) {
     char words[256];
     if (o->type == WEFT_OPT_WORD)
@@ -98,18 +88,18 @@ void weft_config_write_kconfig(FILE *out) {
             group = o->group;
         }
         fprintf(out, "\nconfig %s\n", o->key);
-        write_kconfig_type(out, o);
+        static const char *const types[] = {[WEFT_OPT_BOOL] = "bool", [WEFT_OPT_INT] = "int"};
+        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
+        fprintf(out, "\t%s ", plain ? types[o->type] : "string");
+        write_prompt(out, o);
+        fprintf(out, "\tdefault ");
+        write_value(out, o, o->fallback);
+        if (o->type == WEFT_OPT_INT) fprintf(out, "\trange %.0f %.0f\n", o->min, o->max);
         fprintf(out, "\thelp\n");
         write_folded(out, "\t  ", o->help);
         write_range(out, "\t  ", o);
     }
     if (*group) fprintf(out, "\nendmenu\n");
-}
-
-/* Whether a word, in either case, is in an option's key or its help. */
-static bool is_about(const weft_option *o, const char *word) {
-    return !word || strcasestr(o->key, word) || strcasestr(o->help, word) ||
-           (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
 }
 
 /* The key with its default, what it does, its range or words, and when it matters. */
@@ -145,7 +135,9 @@ bool weft_config_write_help(FILE *out, const char *word) {
     const char *group = "";
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
-        if (!is_about(o, word)) continue;
+        bool about = !word || strcasestr(o->key, word) || strcasestr(o->help, word) ||
+                     (strncasecmp(word, "CONFIG_", 7) == 0 && strcasestr(o->key, word + 7));
+        if (!about) continue;
         if (strcmp(group, o->group) != 0) {
             fprintf(out, "%s%s\n", *group ? "\n" : "", o->group);
             group = o->group;

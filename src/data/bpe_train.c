@@ -5,9 +5,9 @@
  * the top.
  *
  * Words are put in order before training, so the order of the texts does not matter. */
-#include "data/bpe_train.h"
 #include "base/getter.h"
 #include "base/scope.h"
+#include "data/texts.h"
 
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
@@ -329,8 +329,11 @@ static weft_status make_token(weft_tokenizer *t, uint64_t key, int32_t *made) {
     return weft_tokenizer_add_token(t, *made, bytes, l + r, true);
 }
 
-static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
-                              void (*watch)(void *, int64_t), void *context) {
+static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
+                         void (*watch)(void *, int64_t), void *context) {
+    static const char end[] = "<|endoftext|>";
+    WEFT_TRY(weft_tokenizer_number_bytes(t));
+    if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
     while (t->vocab < vocab - 1 && b->n_heap > 0) {
         candidate top = heap_pop(b);
         int64_t count = b->pairs[top.pair].count;
@@ -348,15 +351,6 @@ static weft_status join_pairs(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vo
         if (!join_pair(b, top.pair, made)) return no_memory();
         if (watch) watch(context, t->vocab);
     }
-    return WEFT_OK;
-}
-
-static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, int64_t least,
-                         void (*watch)(void *, int64_t), void *context) {
-    static const char end[] = "<|endoftext|>";
-    WEFT_TRY(weft_tokenizer_number_bytes(t));
-    if (!spell_words(b, t) || !count_pairs(b)) return no_memory();
-    WEFT_TRY(join_pairs(b, t, vocab, least, watch, context));
     WEFT_TRY(weft_tokenizer_reserve_merges(t, b->n_merges));
     for (int64_t i = 0; i < b->n_merges; i++)
         weft_tokenizer_add_merge(t, (int32_t)(b->merges[i].key >> 32),

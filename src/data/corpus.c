@@ -82,19 +82,6 @@ static void put_random_thing(document *d, const char *article) {
     put_thing(d, article, PICK(d, LOOKS), d->last);
 }
 
-/* "a", "a and b", "a, b and c"; each with its look and article, or with "the". */
-static void put_list(document *d, bool definite) {
-    for (uint32_t i = 0; i < d->listed; i++) {
-        if (i) put(d, i + 1 < d->listed ? ", " : " and ");
-        if (definite) {
-            put(d, "the ");
-            put(d, d->list[i]);
-        } else {
-            put_thing(d, "a", d->list_looks[i], d->list[i]);
-        }
-    }
-}
-
 /* "(a red cup [an old key] and a bell)": each opening has its closing, and depth its shape. */
 static void put_brackets(document *d, int depth) {
     static const char open[BRACKET_DEPTH] = "([{<", close[BRACKET_DEPTH] = ")]}>";
@@ -149,7 +136,17 @@ static void put_place(document *d, char code) {
         put(d, PICK(d, VERBS));
         put(d, "s");
     } else if (code == 't' || code == 'e') {
-        put_list(d, code == 'e');
+        /* "a", "a and b", "a, b and c"; each with its look and article, or with "the". */
+        bool definite = code == 'e';
+        for (uint32_t i = 0; i < d->listed; i++) {
+            if (i) put(d, i + 1 < d->listed ? ", " : " and ");
+            if (definite) {
+                put(d, "the ");
+                put(d, d->list[i]);
+            } else {
+                put_thing(d, "a", d->list_looks[i], d->list[i]);
+            }
+        }
     } else if (code == 'b') {
         put_brackets(d, 0);
     } else {
@@ -184,51 +181,6 @@ static bool draw_name(document *d, char name[NAME_ROOM]) {
     return she;
 }
 
-/* The saying is written where the text goes, then taken away from there. */
-static void draw_saying(document *d) {
-    int64_t start = d->length;
-    put_sentence(d, PICK(d, SAYINGS));
-    size_t bytes = (size_t)(d->length - start);
-    if (bytes >= SAYING_ROOM) bytes = SAYING_ROOM - 1;
-    memcpy(d->saying, d->text + start, bytes);
-    d->saying[bytes] = '\0';
-    d->length = start;
-}
-
-/* Two to five things, no noun twice. */
-static void draw_list(document *d) {
-    d->listed = 0;
-    uint32_t wanted = 2 + draw(d, LIST_MAX - 1);
-    while (d->listed < wanted) {
-        const char *noun = draw_thing(d);
-        bool known = false;
-        for (uint32_t i = 0; i < d->listed; i++)
-            known |= d->list[i] == noun;
-        if (known) continue;
-        d->list_looks[d->listed] = PICK(d, LOOKS);
-        d->list[d->listed++] = noun;
-    }
-}
-
-static void draw_cast(document *d) {
-    d->she = draw_name(d, d->hero);
-    do
-        draw_name(d, d->friend);
-    while (strcmp(d->friend, d->hero) == 0);
-    d->place[0] = '\0';
-    append(d->place, PICK(d, PLACE_STARTS));
-    append(d->place, PICK(d, PLACE_ENDS));
-    d->trade = PICK(d, TRADES);
-    d->object_index = draw(d, COUNT(THINGS));
-    d->object = THINGS[d->object_index];
-    d->look = PICK(d, LOOKS);
-    draw_saying(d);
-    draw_list(d);
-    d->numbers[0] = 2 + draw(d, 48);
-    d->numbers[1] = 2 + draw(d, 48);
-    d->numbers[2] = d->numbers[0] + d->numbers[1];
-}
-
 /* `count` events that are not among `told`, a bit each. */
 static void put_events(document *d, uint32_t *told, uint32_t count) {
     while (count) {
@@ -260,16 +212,6 @@ static void put_story(document *d) {
     if (packs) put_sentence(d, PICK(d, UNPACKED));
     put_sentence(d, PICK(d, REMEMBERED));
     put_sentence(d, PICK(d, ENDINGS));
-}
-
-static void put_letter(document *d) {
-    put_sentence(d, "A Letter from $H to $F\n\nDear $F,\n\n");
-    put_sentence(d, PICK(d, LETTERS));
-    put_sentence(d, PICK(d, WROTE));
-    if (draw(d, 2)) put_sentence(d, "Please send me $t. ");
-    if (draw(d, 2)) put_sentence(d, "I paid $1 coins for the room and $2 for bread, $3 in all. ");
-    put_sentence(d, PICK(d, WROTE_AGAIN));
-    put_sentence(d, "\n\nYours,\n$H of $P");
 }
 
 static void put_packing_list(document *d) {
@@ -337,12 +279,52 @@ int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
     d.room = WEFT_CORPUS_DOCUMENT - 3;
     d.last = THINGS[0];
     uint32_t kind = draw(&d, 16);
-    draw_cast(&d);
+    d.she = draw_name(&d, d.hero);
+    do
+        draw_name(&d, d.friend);
+    while (strcmp(d.friend, d.hero) == 0);
+    d.place[0] = '\0';
+    append(d.place, PICK(&d, PLACE_STARTS));
+    append(d.place, PICK(&d, PLACE_ENDS));
+    d.trade = PICK(&d, TRADES);
+    d.object_index = draw(&d, COUNT(THINGS));
+    d.object = THINGS[d.object_index];
+    d.look = PICK(&d, LOOKS);
+    /* The saying is written where the text goes, then taken away from there. */
+    int64_t start = d.length;
+    put_sentence(&d, PICK(&d, SAYINGS));
+    size_t bytes = (size_t)(d.length - start);
+    if (bytes >= SAYING_ROOM) bytes = SAYING_ROOM - 1;
+    memcpy(d.saying, d.text + start, bytes);
+    d.saying[bytes] = '\0';
+    d.length = start;
+    /* Two to five things, no noun twice. */
+    d.listed = 0;
+    uint32_t wanted = 2 + draw(&d, LIST_MAX - 1);
+    while (d.listed < wanted) {
+        const char *noun = draw_thing(&d);
+        bool known = false;
+        for (uint32_t i = 0; i < d.listed; i++)
+            known |= d.list[i] == noun;
+        if (known) continue;
+        d.list_looks[d.listed] = PICK(&d, LOOKS);
+        d.list[d.listed++] = noun;
+    }
+    d.numbers[0] = 2 + draw(&d, 48);
+    d.numbers[1] = 2 + draw(&d, 48);
+    d.numbers[2] = d.numbers[0] + d.numbers[1];
     if (kind < 9)
         put_story(&d);
-    else if (kind < 12)
-        put_letter(&d);
-    else if (kind < 14)
+    else if (kind < 12) {
+        put_sentence(&d, "A Letter from $H to $F\n\nDear $F,\n\n");
+        put_sentence(&d, PICK(&d, LETTERS));
+        put_sentence(&d, PICK(&d, WROTE));
+        if (draw(&d, 2)) put_sentence(&d, "Please send me $t. ");
+        if (draw(&d, 2))
+            put_sentence(&d, "I paid $1 coins for the room and $2 for bread, $3 in all. ");
+        put_sentence(&d, PICK(&d, WROTE_AGAIN));
+        put_sentence(&d, "\n\nYours,\n$H of $P");
+    } else if (kind < 14)
         put_packing_list(&d);
     else if (kind < 15)
         put_sums(&d);

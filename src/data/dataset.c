@@ -1,6 +1,7 @@
 /* The datasets behind one name: each kind is a file of its own, and this one tells them apart. */
 #include "data/dataset.h"
 #include "base/getter.h"
+#include "base/scope.h"
 
 #include "data/corpus.h"
 #include "data/shards.h"
@@ -20,32 +21,23 @@ struct weft_dataset {
 
 weft_status weft_dataset_open(const weft_config *c, weft_dataset **out) {
     *out = NULL;
-    weft_dataset *d = calloc(1, sizeof *d);
+    static const struct {
+        const char *name;
+        int64_t vocab;
+    } known[SHARDS] = {[EMBEDDED] = {"embedded", WEFT_CORPUS_VOCAB},
+                       [RECALL] = {"recall", WEFT_RECALL_VOCAB},
+                       [ENTAILMENT] = {"entailment", WEFT_ENTAILMENT_VOCAB},
+                       [NEEDLE] = {"needle", WEFT_CORPUS_VOCAB}};
+    WEFT_AUTO_FREE weft_dataset *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "DATASET: no memory");
     memcpy(d->name, c->dataset, sizeof d->name);
-    weft_status status = WEFT_OK;
-    if (strcmp(c->dataset, "embedded") == 0) {
-        d->kind = EMBEDDED;
-        d->vocab = WEFT_CORPUS_VOCAB;
-    } else if (strcmp(c->dataset, "recall") == 0) {
-        d->kind = RECALL;
-        d->vocab = c->vocab_size < WEFT_RECALL_VOCAB ? c->vocab_size : WEFT_RECALL_VOCAB;
-    } else if (strcmp(c->dataset, "entailment") == 0) {
-        d->kind = ENTAILMENT;
-        d->vocab = WEFT_ENTAILMENT_VOCAB;
-    } else if (strcmp(c->dataset, "needle") == 0) {
-        d->kind = NEEDLE;
-        d->vocab = WEFT_CORPUS_VOCAB;
-    } else {
-        d->kind = SHARDS;
-        status = weft_shards_open(c->dataset, c->vocab_size, &d->shards);
-        if (status == WEFT_OK) d->vocab = weft_shards_vocab(d->shards);
-    }
-    if (status == WEFT_OK)
-        *out = d;
-    else
-        free(d);
-    return status;
+    while (d->kind < SHARDS && strcmp(c->dataset, known[d->kind].name) != 0)
+        d->kind++;
+    if (d->kind == SHARDS) WEFT_TRY(weft_shards_open(c->dataset, c->vocab_size, &d->shards));
+    d->vocab = d->kind == SHARDS ? weft_shards_vocab(d->shards) : known[d->kind].vocab;
+    if (d->kind == RECALL && c->vocab_size < d->vocab) d->vocab = c->vocab_size;
+    *out = weft_steal(&d);
+    return WEFT_OK;
 }
 
 void weft_dataset_close(weft_dataset *d) {

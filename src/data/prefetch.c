@@ -31,11 +31,6 @@ struct weft_prefetch {
     int64_t next; /* the taker's: the batch to take */
 };
 
-static bool must_stop(weft_prefetch *p) {
-    WEFT_LOCK(&p->lock);
-    return p->stop;
-}
-
 /* Makes batch `number`. What an ending leaves half made is never taken. */
 static weft_status make_batch(weft_prefetch *p, int64_t number) {
     const weft_prefetch_options *o = &p->options;
@@ -43,7 +38,11 @@ static weft_status make_batch(weft_prefetch *p, int64_t number) {
     int64_t part = o->skip + number;
     b->iteration = o->iteration + (uint32_t)(part / o->parts);
     b->part = part % o->parts;
-    for (int64_t s = 0; s < o->sequences && !must_stop(p); s++) {
+    for (int64_t s = 0; s < o->sequences; s++) {
+        pthread_mutex_lock(&p->lock);
+        bool stop = p->stop;
+        pthread_mutex_unlock(&p->lock);
+        if (stop) break;
         int64_t at = s * o->time, place = b->part * o->sequences + s;
         if (o->group) place = place / o->group * o->step + place % o->group;
         WEFT_TRY(weft_dataset_fill(p->dataset, o->split, o->seed, b->iteration,

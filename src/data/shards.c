@@ -6,6 +6,7 @@
 
 #include "base/crc32c.h"
 #include "base/folders.h"
+#include "base/getter.h"
 #include "data/tokens.h"
 
 #include <dirent.h>
@@ -61,25 +62,6 @@ static bool is_shard_of(const char *name, const char *split) {
     return false;
 }
 
-static weft_status check_header(shard *s) {
-    uint32_t count = weft_shard_u32(s->map + 8);
-    s->size = weft_shard_width(s->map);
-    if (!s->size)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
-            weft_shard_u32(s->map), weft_shard_u32(s->map + 4));
-    int64_t has = (s->bytes - HEADER_BYTES) / s->size;
-    if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
-        (s->bytes - HEADER_BYTES) % s->size)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
-                         "make it again with weft tokenize",
-                         s->path, count, (long long)s->bytes, (long long)has);
-    s->count = count;
-    return WEFT_OK;
-}
-
 static weft_status map_shard(shard *s) {
     WEFT_AUTO_CLOSE int file = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat is;
@@ -99,17 +81,21 @@ static weft_status map_shard(shard *s) {
     s->bytes = is.st_size;
     s->device = is.st_dev;
     s->inode = is.st_ino;
-    return check_header(s);
-}
-
-static weft_status add_shard(shard_list *list, const char *folder, const char *name) {
-    shard *all = realloc(list->all, (size_t)(list->count + 1) * sizeof *all);
-    if (all) list->all = all;
-    size_t room = strlen(folder) + strlen(name) + 2;
-    char *path = all ? malloc(room) : NULL;
-    if (!path) return weft_fail(WEFT_ENOMEM, "%s: no memory for the names of its shards", folder);
-    snprintf(path, room, "%s/%s", folder, name);
-    list->all[list->count++] = (shard){.path = path};
+    uint32_t count = weft_shard_u32(s->map + 8);
+    s->size = weft_shard_width(s->map);
+    if (!s->size)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: not a token shard (magic %u, version %u); make one with weft tokenize", s->path,
+            weft_shard_u32(s->map), weft_shard_u32(s->map + 4));
+    int64_t has = (s->bytes - HEADER_BYTES) / s->size;
+    if (count < 1 || count > INT32_MAX || has != (int64_t)count ||
+        (s->bytes - HEADER_BYTES) % s->size)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: damaged: its header says %u tokens, and its %lld bytes hold %lld; "
+                         "make it again with weft tokenize",
+                         s->path, count, (long long)s->bytes, (long long)has);
+    s->count = count;
     return WEFT_OK;
 }
 
@@ -145,27 +131,19 @@ static weft_status take_name(weft_shards *s, const char *name) {
                          "DATASET %s: is not whole: weft tokenize was cut off or goes on (%s); run "
                          "it again into a new folder, or remove its parts",
                          s->folder, name);
-    for (int split = 0; split < 2; split++)
-        if (is_shard_of(name, SPLIT_NAMES[split]))
-            return add_shard(&s->splits[split], s->folder, name);
-    return WEFT_OK;
-}
-
-static weft_status list_folder(weft_shards *s) {
-    DIR *folder = opendir(s->folder);
-    if (!folder && errno == ENOENT &&
-        (strstr(s->folder, "fineweb") || strstr(s->folder, "debian-docs")))
-        return refuse_missing_text(s->folder);
-    if (!folder)
-        return weft_fail(errno == ENOENT || errno == ENOTDIR ? WEFT_EINPUT : WEFT_EIO,
-                         "DATASET %s: %s; it is embedded, recall, entailment or a folder of "
-                         "train_*.bin and val_*.bin shards, which weft tokenize makes",
-                         s->folder, strerror(errno));
-    closedir(folder);
-    WEFT_AUTO(weft_names_free) weft_names names = {0};
-    WEFT_TRY(weft_folder_list(s->folder, &names));
-    for (int i = 0; i < names.n; i++)
-        WEFT_TRY(take_name(s, names.list[i]));
+    for (int split = 0; split < 2; split++) {
+        shard_list *list = &s->splits[split];
+        if (!is_shard_of(name, SPLIT_NAMES[split])) continue;
+        shard *grown = realloc(list->all, (size_t)(list->count + 1) * sizeof *grown);
+        if (grown) list->all = grown;
+        size_t room = strlen(s->folder) + n + 2;
+        char *path = grown ? malloc(room) : NULL;
+        if (!path)
+            return weft_fail(WEFT_ENOMEM, "%s: no memory for the names of its shards", s->folder);
+        snprintf(path, room, "%s/%s", s->folder, name);
+        list->all[list->count++] = (shard){.path = path};
+        return WEFT_OK;
+    }
     return WEFT_OK;
 }
 
@@ -201,7 +179,20 @@ weft_status weft_shards_open(const char *folder, int64_t vocab, weft_shards **ou
     if (s) s->folder = strdup(folder);
     if (!s || !s->folder) return weft_fail(WEFT_ENOMEM, "%s: no memory", folder);
     s->vocab = vocab;
-    WEFT_TRY(list_folder(s));
+    DIR *root = opendir(s->folder);
+    if (!root && errno == ENOENT &&
+        (strstr(s->folder, "fineweb") || strstr(s->folder, "debian-docs")))
+        return refuse_missing_text(s->folder);
+    if (!root)
+        return weft_fail(errno == ENOENT || errno == ENOTDIR ? WEFT_EINPUT : WEFT_EIO,
+                         "DATASET %s: %s; it is embedded, recall, entailment or a folder of "
+                         "train_*.bin and val_*.bin shards, which weft tokenize makes",
+                         s->folder, strerror(errno));
+    closedir(root);
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
+    WEFT_TRY(weft_folder_list(s->folder, &names));
+    for (int i = 0; i < names.n; i++)
+        WEFT_TRY(take_name(s, names.list[i]));
     for (int split = 0; split < 2; split++)
         WEFT_TRY(open_split(s, split));
     *out = weft_steal(&s);
@@ -230,22 +221,6 @@ int64_t weft_shards_tokens(const weft_shards *s, weft_split split) {
     return s->splits[split].tokens;
 }
 
-static weft_status sum_shard(const shard *s, int64_t stride, unsigned char *block, uint32_t *crc) {
-    const char *slash = strrchr(s->path, '/');
-    WEFT_AUTO_CLOSE int fd = -1;
-    *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);
-    *crc = weft_crc32c(*crc, &s->bytes, sizeof s->bytes);
-    WEFT_TRY(weft_file_open(s->path, &fd));
-    for (int64_t at = 0; at < s->bytes; at += stride) {
-        ssize_t n = pread(fd, block, SUM_BLOCK, (off_t)at);
-        if (n <= 0)
-            return weft_fail(WEFT_EIO, "%s: %s", s->path,
-                             n < 0 ? strerror(errno) : "is shorter than it was");
-        *crc = weft_crc32c(*crc, block, (size_t)n);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     int64_t bytes = 0;
     *crc = 0;
@@ -256,19 +231,22 @@ weft_status weft_shards_sum(const weft_shards *s, uint32_t *crc) {
     WEFT_AUTO_FREE unsigned char *block = malloc(SUM_BLOCK);
     if (!block) return weft_fail(WEFT_ENOMEM, "%s: no memory for its checksum", s->folder);
     for (int split = 0; split < 2; split++)
-        for (int64_t i = 0; i < s->splits[split].count; i++)
-            WEFT_TRY(sum_shard(&s->splits[split].all[i], stride, block, crc));
+        for (int64_t i = 0; i < s->splits[split].count; i++) {
+            const shard *one = &s->splits[split].all[i];
+            const char *slash = strrchr(one->path, '/');
+            WEFT_AUTO_CLOSE int fd = -1;
+            *crc = weft_crc32c(*crc, slash, strlen(slash) + 1);
+            *crc = weft_crc32c(*crc, &one->bytes, sizeof one->bytes);
+            WEFT_TRY(weft_file_open(one->path, &fd));
+            for (int64_t at = 0; at < one->bytes; at += stride) {
+                ssize_t n = pread(fd, block, SUM_BLOCK, (off_t)at);
+                if (n <= 0)
+                    return weft_fail(WEFT_EIO, "%s: %s", one->path,
+                                     n < 0 ? strerror(errno) : "is shorter than it was");
+                *crc = weft_crc32c(*crc, block, (size_t)n);
+            }
+        }
     return WEFT_OK;
-}
-
-/* Another file of that name is no matter: the map is of the old one. */
-static weft_status check_length(const shard *s) {
-    struct stat is;
-    if (stat(s->path, &is) != 0 || is.st_dev != s->device || is.st_ino != s->inode ||
-        is.st_size >= s->bytes)
-        return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: cut from %lld to %lld bytes while in use", s->path,
-                     (long long)s->bytes, (long long)is.st_size);
 }
 
 /* The shard and the position in it of the window that is `at`-th of all. */
@@ -299,7 +277,11 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
     uint64_t high = weft_random_stream_word(&random), low = weft_random_stream_word(&random);
     int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
     const shard *from = find_window(list, time, &at);
-    WEFT_TRY(check_length(from));
+    struct stat is; /* another file of that name is no matter: the map is of the old one */
+    if (stat(from->path, &is) == 0 && is.st_dev == from->device && is.st_ino == from->inode &&
+        is.st_size < from->bytes)
+        return weft_fail(WEFT_EIO, "%s: cut from %lld to %lld bytes while in use", from->path,
+                         (long long)from->bytes, (long long)is.st_size);
     for (int64_t t = 0; t <= time; t++) {
         uint32_t token = read_token(from, at + t);
         if (token >= s->vocab)
@@ -311,4 +293,193 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
         if (t) targets[t - 1] = (int32_t)token;
     }
     return WEFT_OK;
+}
+
+/* Writing of token shards. A shard is a stream until its tokens are counted; then the header, left
+ * empty before, is written over. Tokens are little-endian words in a file, whatever the machine. */
+
+enum { SOME = 4096 };
+
+struct weft_shard_writer {
+    char *dir, *name;
+    int width; /* bytes of a token */
+    int64_t shard_tokens, tokens, shards, in_shard;
+    int64_t placed; /* shards that have their names */
+    FILE *file;     /* NULL: between shards */
+    bool committed;
+};
+
+static void shard_path(const weft_shard_writer *w, int64_t number, const char *tail,
+                       char path[WEFT_PATH_MAX]) {
+    snprintf(path, WEFT_PATH_MAX, "%s/%s_%06lld.bin%s", w->dir, w->name, (long long)number, tail);
+}
+
+static weft_status write_failed(const weft_shard_writer *w) {
+    return weft_fail(WEFT_EIO, "%s: a shard cannot be written: %s", w->dir, strerror(errno));
+}
+
+static void put_word(uint8_t *to, uint32_t value, int width) {
+    for (int i = 0; i < width; i++)
+        to[i] = (uint8_t)(value >> (8 * i));
+}
+
+/* NAME_000000.bin.part */
+static bool is_part(const char *is, const char *name) {
+    size_t n = strlen(name);
+    if (strncmp(is, name, n) != 0 || is[n] != '_') return false;
+    size_t digits = strspn(is + n + 1, "0123456789");
+    return digits >= 6 && strcmp(is + n + 1 + digits, ".bin.part") == 0;
+}
+
+weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
+                                   int64_t shard_tokens, weft_shard_writer **out) {
+    *out = NULL;
+    if (strlen(dir) + strlen(name) + 32 > WEFT_PATH_MAX)
+        return weft_fail(WEFT_EINPUT, "%.80s...: the name is too long", dir);
+    if (shard_tokens < 1 || shard_tokens > INT32_MAX)
+        return weft_fail(WEFT_EINPUT, "a shard holds from 1 to %d tokens, not %lld", INT32_MAX,
+                         (long long)shard_tokens);
+    /* Refuses a folder that has such shards; removes what an interrupted run left. */
+    struct stat there;
+    WEFT_AUTO(weft_names_free) weft_names list = {0};
+    if (stat(dir, &there) == 0 && !S_ISDIR(there.st_mode))
+        return weft_fail(WEFT_EINPUT, "%s: Not a directory", dir);
+    WEFT_TRY(weft_folder_make(dir));
+    WEFT_TRY(weft_folder_list(dir, &list));
+    size_t n = strlen(name);
+    bool parts = false;
+    for (int i = 0; i < list.n; i++)
+        parts = parts || is_part(list.list[i], name);
+    for (int i = 0; i < list.n; i++) {
+        const char *is = list.list[i], *tail = strrchr(is, '.');
+        if (strncmp(is, name, n) == 0 && is[n] == '_' && tail && strcmp(tail, ".bin") == 0)
+            return weft_fail(WEFT_EINPUT, "%s: has shards already (%s)%s; name another folder", dir,
+                             is, parts ? ", not all of them: a command was cut off here" : "");
+    }
+    for (int i = 0; i < list.n; i++) {
+        char path[WEFT_PATH_MAX];
+        unsigned char head[8] = {0};
+        WEFT_AUTO_CLOSE int fd = -1;
+        if (!is_part(list.list[i], name)) continue;
+        /* By its name a part of a shard, and by its first bytes too. Of an empty file nothing is lost. */
+        WEFT_TRY(weft_path(path, "%s/%s", dir, list.list[i]));
+        WEFT_TRY(weft_file_open(path, &fd));
+        ssize_t got = read(fd, head, sizeof head);
+        if (got > 0 && !weft_shard_width(head))
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is not a part of a shard that weft began; move it away, or name "
+                             "another folder",
+                             path);
+        if (got < 0 || unlink(path) != 0)
+            return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    }
+    weft_shard_writer *w = calloc(1, sizeof *w);
+    if (w) {
+        w->dir = strdup(dir);
+        w->name = strdup(name);
+        w->width = vocab <= 65536 ? 2 : 4;
+        w->shard_tokens = shard_tokens;
+    }
+    if (!w || !w->dir || !w->name) {
+        weft_shard_writer_close(w);
+        return weft_fail(WEFT_ENOMEM, "%s: no memory to write shards", dir);
+    }
+    *out = w;
+    return WEFT_OK;
+}
+
+static bool write_header(weft_shard_writer *w) {
+    uint8_t header[WEFT_SHARD_HEADER * 4] = {0};
+    put_word(header, w->width == 2 ? WEFT_SHARD_MAGIC_16 : WEFT_SHARD_MAGIC_32, 4);
+    put_word(header + 4, w->width == 2 ? WEFT_SHARD_VERSION_16 : WEFT_SHARD_VERSION_32, 4);
+    put_word(header + 8, (uint32_t)w->in_shard, 4);
+    return fwrite(header, 1, sizeof header, w->file) == sizeof header;
+}
+
+static weft_status start_shard(weft_shard_writer *w) {
+    char path[WEFT_PATH_MAX];
+    shard_path(w, w->shards, ".part", path);
+    /* Parts were looked at before: what has appeared since is another's. */
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (!w->file) {
+        weft_status status = write_failed(w);
+        if (fd >= 0) close(fd);
+        return status;
+    }
+    w->shards++;
+    w->in_shard = 0;
+    return write_header(w) ? WEFT_OK : write_failed(w);
+}
+
+static weft_status end_shard(weft_shard_writer *w) {
+    bool ok = fseek(w->file, 0, SEEK_SET) == 0 && write_header(w) && fflush(w->file) == 0 &&
+              fsync(fileno(w->file)) == 0;
+    int error = errno;
+    if (fclose(w->file) != 0 && ok) {
+        ok = false;
+        error = errno;
+    }
+    w->file = NULL;
+    errno = error;
+    return ok ? WEFT_OK : write_failed(w);
+}
+
+weft_status weft_shard_writer_put(weft_shard_writer *w, const int32_t *tokens, int64_t count) {
+    uint8_t words[SOME * 4];
+    for (int64_t done = 0; done < count;) {
+        if (!w->file) WEFT_TRY(start_shard(w));
+        int64_t some = count - done < SOME ? count - done : SOME;
+        if (some > w->shard_tokens - w->in_shard) some = w->shard_tokens - w->in_shard;
+        for (int64_t i = 0; i < some; i++)
+            put_word(words + i * w->width, (uint32_t)tokens[done + i], w->width);
+        size_t bytes = (size_t)(some * w->width);
+        if (fwrite(words, 1, bytes, w->file) != bytes) return write_failed(w);
+        done += some;
+        w->in_shard += some;
+        w->tokens += some;
+        if (w->in_shard == w->shard_tokens) WEFT_TRY(end_shard(w));
+    }
+    return WEFT_OK;
+}
+
+WEFT_GETTER(int64_t, weft_shard_writer_tokens, weft_shard_writer, tokens)
+WEFT_GETTER(int64_t, weft_shard_writer_shards, weft_shard_writer, shards)
+
+static weft_status place(weft_shard_writer *w) {
+    char from[WEFT_PATH_MAX], to[WEFT_PATH_MAX];
+    weft_kind kind;
+    for (; w->placed < w->shards; w->placed++) {
+        shard_path(w, w->placed, ".part", from);
+        shard_path(w, w->placed, "", to);
+        /* No shard is overwritten that another put there meanwhile. */
+        WEFT_TRY(weft_path_kind(to, &kind));
+        if (kind != WEFT_KIND_NOTHING)
+            return weft_fail(WEFT_EIO, "%s: appeared while its text was tokenized", to);
+        if (rename(from, to) != 0) return write_failed(w);
+    }
+    return weft_folder_sync(w->dir); /* the renames are on disk when the folder is */
+}
+
+weft_status weft_shard_writers_commit(weft_shard_writer *const *writers, int n) {
+    for (int i = 0; i < n; i++)
+        if (writers[i]->file) WEFT_TRY(end_shard(writers[i]));
+    for (int i = n - 1; i >= 0; i--)
+        WEFT_TRY(place(writers[i]));
+    for (int i = 0; i < n; i++)
+        writers[i]->committed = true;
+    return WEFT_OK;
+}
+
+void weft_shard_writer_close(weft_shard_writer *w) {
+    if (!w) return;
+    if (w->file) fclose(w->file);
+    for (int64_t i = 0; i < w->shards && !w->committed; i++) {
+        char path[WEFT_PATH_MAX];
+        shard_path(w, i, i < w->placed ? "" : ".part", path);
+        unlink(path);
+    }
+    free(w->dir);
+    free(w->name);
+    free(w);
 }

@@ -36,30 +36,6 @@ typedef struct {
     uint32_t order[NODES_MAX]; /* of the edges, each named by its child */
 } tree;
 
-/* Distinct labels, the first `count` of a shuffle. */
-static void draw_labels(weft_random_stream *random, tree *t) {
-    int32_t labels[WEFT_ENTAILMENT_LABELS];
-    for (int32_t i = 0; i < WEFT_ENTAILMENT_LABELS; i++)
-        labels[i] = WEFT_ENTAILMENT_LABEL + i;
-    for (uint32_t i = 0; i < t->count; i++) {
-        uint32_t from = i + weft_random_stream_below(random, WEFT_ENTAILMENT_LABELS - i);
-        t->label[i] = labels[from];
-        labels[from] = labels[i];
-    }
-}
-
-static void draw_tree(weft_random_stream *random, uint32_t count, tree *t) {
-    *t = (tree){.count = count};
-    for (uint32_t i = 1; i < count; i++) {
-        t->parent[i] = weft_random_stream_below(random, i);
-        t->above[i] = t->above[t->parent[i]] | 1u << t->parent[i];
-        uint32_t to = weft_random_stream_below(random, i);
-        t->order[i - 1] = t->order[to];
-        t->order[to] = i;
-    }
-    draw_labels(random, t);
-}
-
 /* A pair of different nodes of which b is, or is not, an ancestor of a: drawn until one is found.
  * There is always one of each kind, the root with any other node, and they are not rare. */
 static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint32_t *a,
@@ -83,7 +59,24 @@ weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int
     tree t;
     /* About half of the sequence is the tree's, yet a query fits behind it. */
     int64_t nodes = 1 + time / 2 / EDGE_TOKENS;
-    draw_tree(&random, (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes), &t);
+    uint32_t count = (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes);
+    t = (tree){.count = count};
+    for (uint32_t i = 1; i < count; i++) {
+        t.parent[i] = weft_random_stream_below(&random, i);
+        t.above[i] = t.above[t.parent[i]] | 1u << t.parent[i];
+        uint32_t to = weft_random_stream_below(&random, i);
+        t.order[i - 1] = t.order[to];
+        t.order[to] = i;
+    }
+    /* Distinct labels, the first `count` of a shuffle. */
+    int32_t labels[WEFT_ENTAILMENT_LABELS];
+    for (int32_t i = 0; i < WEFT_ENTAILMENT_LABELS; i++)
+        labels[i] = WEFT_ENTAILMENT_LABEL + i;
+    for (uint32_t i = 0; i < t.count; i++) {
+        uint32_t from = i + weft_random_stream_below(&random, WEFT_ENTAILMENT_LABELS - i);
+        t.label[i] = labels[from];
+        labels[from] = labels[i];
+    }
     int64_t at = 0;
     for (uint32_t i = 0; i + 1 < t.count; i++) {
         tokens[at++] = WEFT_ENTAILMENT_EDGE;

@@ -6,8 +6,7 @@
 #include "base/folders.h"
 #include "base/progress.h"
 #include "base/text.h"
-#include "data/bpe_train.h"
-#include "data/shard_write.h"
+#include "data/shards.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,29 +16,6 @@
 #include <unistd.h>
 
 enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20 };
-
-static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
-    const weft_input_unit *units;
-    int64_t count = 0, read = 0;
-    weft_status status;
-    weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
-    while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
-        for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
-            char *keep;
-            const char *text;
-            size_t bytes;
-            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
-            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
-            free(keep);
-            read += (int64_t)units[i].bytes;
-        }
-        if (status != WEFT_OK) break;
-        weft_progress_update(p, read / 1000, NULL);
-    }
-    weft_progress_end(p, false);
-    return status;
-}
 
 static void show_progress(void *progress, int64_t tokens) {
     weft_progress_update(progress, tokens, NULL);
@@ -55,7 +31,26 @@ weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int
     *out = NULL;
     WEFT_TRY(weft_input_open(input, &in));
     WEFT_TRY(weft_bpe_trainer_open(&b));
-    WEFT_TRY(count_texts(b, in));
+    const weft_input_unit *units;
+    int64_t count = 0, read = 0;
+    weft_status counted;
+    weft_progress *bar = weft_progress_begin(&(weft_progress_options){
+        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
+    while ((counted = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
+        for (int64_t i = 0; i < count && counted == WEFT_OK; i++) {
+            char *keep;
+            const char *text;
+            size_t bytes;
+            counted = weft_input_text(in, &units[i], &keep, &text, &bytes);
+            if (counted == WEFT_OK) counted = weft_bpe_trainer_add(b, text, bytes);
+            free(keep);
+            read += (int64_t)units[i].bytes;
+        }
+        if (counted != WEFT_OK) break;
+        weft_progress_update(bar, read / 1000, NULL);
+    }
+    weft_progress_end(bar, false);
+    WEFT_TRY(counted);
     if (!(*words = weft_bpe_trainer_words(b)))
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
     weft_progress *p = weft_progress_begin(&(weft_progress_options){
@@ -162,30 +157,6 @@ static weft_status run_all(job *j) {
     return status;
 }
 
-static weft_status put_in_place(job *j, const char *out) {
-    char path[WEFT_PATH_MAX];
-    if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
-        return weft_fail(WEFT_EINPUT, "there is no text in the input");
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
-    if (!j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
-    return weft_shard_writers_commit(j->writers, 2);
-}
-
-/* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
-static weft_status check_tokenizer(job *j, const char *out) {
-    char path[WEFT_PATH_MAX];
-    weft_kind kind;
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
-    if (j->has_tokenizer) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is there already and is not the tokenizer of these shards; name another "
-                     "folder",
-                     path);
-}
-
 static weft_status open_job(job *j, const weft_input_options *input, const char *out,
                             int64_t shard_tokens) {
     WEFT_TRY(weft_input_open(input, &j->input));
@@ -205,7 +176,18 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
     if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
-    WEFT_TRY(check_tokenizer(j, out));
+    /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind != WEFT_KIND_NOTHING) {
+        WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
+        if (!j->has_tokenizer)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is there already and is not the tokenizer of these shards; name "
+                             "another folder",
+                             path);
+    }
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
 }
@@ -224,22 +206,22 @@ static void close_job(job *j) {
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out) {
-    job j = {.tokenizer = t, .pool = pool, .folder = -1};
+    char path[WEFT_PATH_MAX];
+    WEFT_AUTO(close_job) job j = {.tokenizer = t, .pool = pool, .folder = -1};
     weft_input_options cut = *input;
     cut.cuttable = weft_tokenizer_cuttable(t);
-    weft_status status = open_job(&j, &cut, folder, shard_tokens);
+    WEFT_TRY(open_job(&j, &cut, folder, shard_tokens));
     double start = weft_clock();
-    if (status == WEFT_OK) status = run_all(&j);
-    double took = weft_clock() - start;
-    if (status == WEFT_OK) status = put_in_place(&j, folder);
-    if (status == WEFT_OK)
-        *out = (weft_texts_sum){.documents = j.documents,
-                                .bytes = j.bytes,
-                                .tokens = {weft_shard_writer_tokens(j.writers[0]),
-                                           weft_shard_writer_tokens(j.writers[1])},
-                                .shards = weft_shard_writer_shards(j.writers[0]) +
-                                          weft_shard_writer_shards(j.writers[1]),
-                                .seconds = took};
-    close_job(&j);
-    return status;
+    WEFT_TRY(run_all(&j));
+    *out = (weft_texts_sum){
+        .documents = j.documents,
+        .bytes = j.bytes,
+        .tokens = {weft_shard_writer_tokens(j.writers[0]), weft_shard_writer_tokens(j.writers[1])},
+        .shards = weft_shard_writer_shards(j.writers[0]) + weft_shard_writer_shards(j.writers[1]),
+        .seconds = weft_clock() - start};
+    if (!out->tokens[0] && !out->tokens[1])
+        return weft_fail(WEFT_EINPUT, "there is no text in the input");
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", folder));
+    if (!j.has_tokenizer) WEFT_TRY(weft_tokenizer_save(t, path, NULL));
+    return weft_shard_writers_commit(j.writers, 2);
 }

@@ -58,29 +58,6 @@ static const char *npy_value(const char *header, const char *key) {
     return at ? at + strlen(key) + strspn(at + strlen(key), " :") : NULL;
 }
 
-/* "(8, 129)" or "(129,)". A number too large for its type comes out as the largest, which no file
- * fills. */
-static weft_status parse_npy_shape(const token_file *f, const char *shape, weft_tokens *out) {
-    int64_t sizes[2];
-    int n = 0;
-    const char *at = shape && *shape == '(' ? shape + 1 : NULL;
-    while (at && n < 2) {
-        at += strspn(at, " ");
-        if (*at < '0' || *at > '9') break;
-        char *end;
-        sizes[n++] = strtoll(at, &end, 10);
-        at = end + strspn(end, " ");
-        if (*at == ',') at++;
-    }
-    if (!at || at[strspn(at, " ")] != ')' || n < 1)
-        return weft_fail(WEFT_EINPUT, "%s: its shape %.*s must be of two sizes, [B, T+1]", f->path,
-                         shape ? (int)strcspn(shape, ")") + (*shape == '(') : 7,
-                         shape ? shape : "missing");
-    out->rows = n == 2 ? sizes[0] : 1;
-    out->columns = sizes[n - 1];
-    return WEFT_OK;
-}
-
 static weft_status read_npy(const token_file *f, weft_tokens *out) {
     unsigned char head[12];
     WEFT_TRY(read_bytes(f, head, 10));
@@ -106,7 +83,26 @@ static weft_status read_npy(const token_file *f, weft_tokens *out) {
                          f->path, type ? (int)strcspn(type, ",}") : 7, type ? type : "missing");
     if (!order || strncmp(order, "False", 5) != 0)
         return weft_fail(WEFT_EINPUT, "%s: the array must be in C order", f->path);
-    WEFT_TRY(parse_npy_shape(f, npy_value(header, "'shape'"), out));
+    /* "(8, 129)" or "(129,)". A number too large for its type comes out as the largest, which no file
+     * fills. */
+    const char *shape = npy_value(header, "'shape'");
+    int64_t sizes[2];
+    int n = 0;
+    const char *place = shape && *shape == '(' ? shape + 1 : NULL;
+    while (place && n < 2) {
+        place += strspn(place, " ");
+        if (*place < '0' || *place > '9') break;
+        char *end;
+        sizes[n++] = strtoll(place, &end, 10);
+        place = end + strspn(end, " ");
+        if (*place == ',') place++;
+    }
+    if (!place || place[strspn(place, " ")] != ')' || n < 1)
+        return weft_fail(WEFT_EINPUT, "%s: its shape %.*s must be of two sizes, [B, T+1]", f->path,
+                         shape ? (int)strcspn(shape, ")") + (*shape == '(') : 7,
+                         shape ? shape : "missing");
+    out->rows = n == 2 ? sizes[0] : 1;
+    out->columns = sizes[n - 1];
     return read_values(f, at + length, size, true, out);
 }
 

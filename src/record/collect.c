@@ -1,5 +1,5 @@
 /* Reading metrics.jsonl and result.json, and the facts that the latter gets. */
-#include "record/collect.h"
+#include "record/record.h"
 
 #include "base/files.h"
 #include "base/json.h"
@@ -66,35 +66,6 @@ static weft_status add_events(weft_database *d, summary *u, const json_t *line, 
     return add_event(d, u, step, "skipped", "%.0f so far", (double)skipped);
 }
 
-static void sum_up(summary *u, const json_t *line, int64_t step) {
-    double rate = weft_json_number_of(line, "tokens_per_s"),
-           val = weft_json_number_of(line, "val_loss");
-    double cross_entropy = weft_json_number_of(line, "cross_entropy");
-    const weft_config *c = &u->study->built[u->job->variant].config;
-    if (rate > 0) u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
-    u->val_loss = val;
-    if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
-    if (step > u->iters - u->study->base.study_tail) {
-        u->tail_sum += cross_entropy;
-        u->tail_lines++;
-    }
-    u->last = step;
-}
-
-static weft_status add_line(weft_database *d, summary *u, const json_t *line) {
-    const json_t *at = json_object_get(line, "step");
-    if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
-    int64_t step = (int64_t)json_integer_value(at);
-    if (step < u->last || step > u->iters)
-        return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
-                         (long long)step, (long long)u->last, (long long)u->iters);
-    u->metric_value = metric_of(line, u->metric);
-    WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
-    WEFT_TRY(add_events(d, u, line, step));
-    sum_up(u, line, step);
-    return WEFT_OK;
-}
-
 static weft_status read_lines(weft_database *d, summary *u, const char *path) {
     WEFT_AUTO_FREE char *text = NULL;
     WEFT_AUTO_FCLOSE FILE *file = NULL;
@@ -105,7 +76,28 @@ static weft_status read_lines(weft_database *d, summary *u, const char *path) {
         json_error_t error;
         WEFT_AUTO_DECREF json_t *line = weft_json_read(text, (size_t)n, 0, &error);
         if (!line) return weft_fail(WEFT_EINPUT, "%s:%ld: %s", path, number, error.text);
-        WEFT_TRY(add_line(d, u, line));
+        const json_t *at = json_object_get(line, "step");
+        if (!json_is_integer(at)) return weft_fail(WEFT_EINPUT, "a line without a step");
+        int64_t step = (int64_t)json_integer_value(at);
+        if (step < u->last || step > u->iters)
+            return weft_fail(WEFT_EINPUT, "a line of step %lld after step %lld of %lld",
+                             (long long)step, (long long)u->last, (long long)u->iters);
+        u->metric_value = metric_of(line, u->metric);
+        WEFT_TRY(weft_record_line(d, u->job->run, line, u->metric_value, false));
+        WEFT_TRY(add_events(d, u, line, step));
+        double rate = weft_json_number_of(line, "tokens_per_s"),
+               val = weft_json_number_of(line, "val_loss");
+        double cross_entropy = weft_json_number_of(line, "cross_entropy");
+        const weft_config *c = &u->study->built[u->job->variant].config;
+        if (rate > 0)
+            u->seconds += (double)(step - u->last) * (double)weft_study_iter_tokens(c) / rate;
+        u->val_loss = val;
+        if (val < u->best_val_loss || isnan(u->best_val_loss)) u->best_val_loss = val;
+        if (step > u->iters - u->study->base.study_tail) {
+            u->tail_sum += cross_entropy;
+            u->tail_lines++;
+        }
+        u->last = step;
     }
     return WEFT_OK;
 }
@@ -118,27 +110,6 @@ static double score_of(const summary *u) {
     int64_t score = u->study->base.study_score;
     if (score == WEFT_STUDY_SCORE_TRAIN_LOSS) return train_loss_of(u);
     return score == WEFT_STUDY_SCORE_METRIC ? u->metric_value : u->val_loss;
-}
-
-static weft_status write_result(weft_database *d, const summary *u, const weft_ending *e,
-                                const char *weights) {
-    char now[WEFT_TIME_ROOM];
-    const weft_config *c = &u->study->built[u->job->variant].config;
-    double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
-    bool metric = *u->metric != '\0';
-    weft_time_now(now);
-    /* A run that diverged has losses on its way, but no result. */
-    double none = e->diverged ? NAN : 0;
-    return weft_database_run(
-        d,
-        "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
-        " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
-        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
-        " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
-        u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
-        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
-        u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
 static weft_status add_fact(weft_database *d, int64_t run, const char *name, const json_t *value) {
@@ -172,7 +143,23 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     json_object_foreach(json_object_get(result, "facts"), name, value) {
         if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
     }
-    return write_result(d, u, e, weights);
+    char now[WEFT_TIME_ROOM];
+    const weft_config *c = &u->study->built[u->job->variant].config;
+    double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
+    bool metric = *u->metric != '\0';
+    weft_time_now(now);
+    /* A run that diverged has losses on its way, but no result. */
+    double none = e->diverged ? NAN : 0;
+    return weft_database_run(
+        d,
+        "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
+        " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
+        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
+        " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
+        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
+        u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
+        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
+        u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
 weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_record_run *job,
@@ -264,28 +251,24 @@ static char *list_packages(const json_t *manifest) {
     return weft_memory_end(out, &text);
 }
 
-static void add_dataset(json_t *facts, const weft_config *c, const weft_train_result *r) {
-    char path[WEFT_PATH_MAX];
-    if (r->train_tokens > 0)
-        json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
-    if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
-    if (weft_path(path, "%s/manifest.json", c->dataset) != WEFT_OK) return;
-    WEFT_AUTO_DECREF json_t *manifest = weft_json_file(path, MANIFEST_MOST);
-    json_t *hash = json_object_get(manifest, "hash");
-    if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
-    WEFT_AUTO_FREE char *packages = list_packages(manifest);
-    if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
-}
-
 json_t *weft_facts_of_run(const weft_config *c, const char *device, const weft_train_result *r) {
-    char machine[512];
+    char machine[512], path[WEFT_PATH_MAX];
     weft_machine_text(machine, sizeof machine);
     json_t *facts = json_pack("{s:s, s:s, s:s}", "commit", weft_git_commit(), "machine", machine,
                               "device", device);
     if (!facts) return NULL;
     if (r->device_bytes > 0)
         json_object_set_new(facts, "device_bytes", json_integer(r->device_bytes));
-    add_dataset(facts, c, r);
+    if (r->train_tokens > 0)
+        json_object_set_new(facts, "train_tokens", json_integer(r->train_tokens));
+    if (r->val_tokens > 0) json_object_set_new(facts, "val_tokens", json_integer(r->val_tokens));
+    if (weft_path(path, "%s/manifest.json", c->dataset) == WEFT_OK) {
+        WEFT_AUTO_DECREF json_t *manifest = weft_json_file(path, MANIFEST_MOST);
+        WEFT_AUTO_FREE char *packages = list_packages(manifest);
+        json_t *hash = json_object_get(manifest, "hash");
+        if (json_is_string(hash)) json_object_set(facts, "dataset_hash", hash);
+        if (packages) json_object_set_new(facts, "dataset_packages", json_string(packages));
+    }
     for (int i = 0; i < r->n_positions; i++) {
         const weft_position_loss *p = &r->positions[i];
         char name[64];

@@ -254,20 +254,6 @@ static weft_status join_real(char path[WEFT_PATH_MAX], const char *folder, const
     return join(path, real, name);
 }
 
-/* Where the database is, without a link on the way. */
-static weft_status find_file(weft_database *d, const char *folder, const char *name,
-                             bool *journal) {
-    const char *slash = strrchr(name, '/');
-    char above[WEFT_PATH_MAX];
-    WEFT_AUTO_CLOSE int root = -1, inside = -1;
-    WEFT_TRY(join(d->path, folder, name));
-    WEFT_TRY(join_real(d->file, folder, name));
-    WEFT_TRY(weft_path(above, "%.*s", slash ? (int)(slash - name) : 0, name));
-    WEFT_TRY(weft_below_root(folder, &root));
-    WEFT_TRY(weft_below_folder(root, above, &inside));
-    return check_neighbours(d, inside, slash ? slash + 1 : name, journal);
-}
-
 /* The file's first bytes, read before SQLite acts on any of it: a hot journal is played back with the
  * first statement. It is ours; or empty; or zeros, where its first transaction was cut off. */
 static weft_status check_head(weft_database *d, bool journal) {
@@ -350,8 +336,22 @@ static int find_missing(sqlite3 *a, sqlite3 *b, char *type, char *name, size_t r
     return code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-/* Word for word, and nothing else. */
-static weft_status check_tables(weft_database *d, int64_t version) {
+/* All that is there is looked at before any of it is read. */
+static weft_status check_all(weft_database *d, bool *fresh) {
+    const weft_schema *s = d->schema;
+    int64_t pages, version;
+    /* A first transaction that was cut off is taken back by this, and leaves nothing. */
+    WEFT_TRY(weft_database_number(d, 0, &pages, "PRAGMA page_count", ""));
+    *fresh = pages == 0;
+    if (*fresh) return WEFT_OK;
+    WEFT_TRY(weft_database_number(d, 0, &version, "PRAGMA user_version", ""));
+    if (version < s->oldest || version > s->newest)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
+            "use the weft that made it, or take another folder",
+            d->path, (long long)version, s->oldest, s->newest);
+    /* Word for word, and nothing else. */
     enum { ROOM = 61 };
     char type[ROOM], name[ROOM], what[4 * ROOM] = "";
     sqlite3 *ours = NULL;
@@ -370,25 +370,7 @@ static weft_status check_tables(weft_database *d, int64_t version) {
         snprintf(what, sizeof what, "it has the %s '%s'", type, name);
     sqlite3_close(ours);
     WEFT_TRY(status);
-    return *what ? refuse(d, what) : WEFT_OK;
-}
-
-/* All that is there is looked at before any of it is read. */
-static weft_status check_all(weft_database *d, bool *fresh) {
-    const weft_schema *s = d->schema;
-    int64_t pages, version;
-    /* A first transaction that was cut off is taken back by this, and leaves nothing. */
-    WEFT_TRY(weft_database_number(d, 0, &pages, "PRAGMA page_count", ""));
-    *fresh = pages == 0;
-    if (*fresh) return WEFT_OK;
-    WEFT_TRY(weft_database_number(d, 0, &version, "PRAGMA user_version", ""));
-    if (version < s->oldest || version > s->newest)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: its tables are of version %lld, and this weft knows versions %d to %d; "
-            "use the weft that made it, or take another folder",
-            d->path, (long long)version, s->oldest, s->newest);
-    WEFT_TRY(check_tables(d, version));
+    if (*what) return refuse(d, what);
     sqlite3_stmt *rows = weft_database_ask(d, "PRAGMA integrity_check(1)", "");
     if (weft_database_next(d, rows) && strcmp(weft_column_text(rows, 0), "ok") != 0)
         weft_database_break(d, weft_fail(WEFT_EINPUT,
@@ -443,7 +425,16 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
     d->schema = schema;
     d->seconds = seconds;
     start_time(d);
-    WEFT_TRY(find_file(d, folder, name, &journal));
+    /* Where the database is, without a link on the way. */
+    const char *slash = strrchr(name, '/');
+    char above[WEFT_PATH_MAX];
+    WEFT_AUTO_CLOSE int root = -1, inside = -1;
+    WEFT_TRY(join(d->path, folder, name));
+    WEFT_TRY(join_real(d->file, folder, name));
+    WEFT_TRY(weft_path(above, "%.*s", slash ? (int)(slash - name) : 0, name));
+    WEFT_TRY(weft_below_root(folder, &root));
+    WEFT_TRY(weft_below_folder(root, above, &inside));
+    WEFT_TRY(check_neighbours(d, inside, slash ? slash + 1 : name, &journal));
     if (mode != WEFT_DATABASE_MAKE && access(d->file, R_OK) != 0)
         return weft_fail(WEFT_EINPUT, "%s: %s", d->path, strerror(errno));
     WEFT_TRY(open_file(d, mode, journal));
@@ -486,20 +477,16 @@ weft_status weft_database_open_or_new(const char *path, weft_database **out, boo
 /* SQLite takes a file for "" whose name it removes as soon as it is open. */
 weft_status weft_database_scratch(const char *path, weft_database **out) {
     *out = NULL;
-    weft_database *d = calloc(1, sizeof *d);
+    WEFT_AUTO(weft_database_close_at) weft_database *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     d->schema = &weft_runs_schema;
     d->seconds = runs_seconds;
     d->entered = true;
-    weft_status status = weft_path(d->path, "%s", path);
-    if (status == WEFT_OK) status = open_file(d, WEFT_DATABASE_MAKE, false);
-    if (status == WEFT_OK) {
-        arm(d);
-        *out = d;
-    } else {
-        weft_database_close(d);
-    }
-    return status;
+    WEFT_TRY(weft_path(d->path, "%s", path));
+    WEFT_TRY(open_file(d, WEFT_DATABASE_MAKE, false));
+    arm(d);
+    *out = weft_steal(&d);
+    return WEFT_OK;
 }
 
 weft_status weft_database_place(const char *folder) {

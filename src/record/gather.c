@@ -6,7 +6,6 @@
 #include "base/json.h"
 #include "record/record.h"
 #include "record/watched.h"
-#include "record/watched_lines.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,17 +38,6 @@ typedef struct {
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "runs: no memory to gather them");
-}
-
-/* "runs/gate-lr0.002-seed1" is variant "gate". */
-static void name_variant(const char *run, char out[NAME_ROOM]) {
-    snprintf(out, NAME_ROOM, "%s", run);
-    for (int i = 0; i < 2; i++) {
-        char *dash = strrchr(out, '-');
-        bool seed = dash && strncmp(dash, "-seed", 5) == 0,
-             rate = dash && strncmp(dash, "-lr", 3) == 0;
-        if (dash && dash > out && (seed || rate)) *dash = '\0';
-    }
 }
 
 static char *key_of(const json_t *options) {
@@ -130,7 +118,12 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     }
     group *one = &grown[*out];
     *one = (group){.key = key, .of = json_incref(options)};
-    name_variant(name, one->name);
+    snprintf(one->name, sizeof one->name, "%s", name);
+    for (int i = 0; i < 2; i++) { /* "runs/gate-lr0.002-seed1" is variant "gate" */
+        char *dash = strrchr(one->name, '-');
+        bool tail = dash && (strncmp(dash, "-seed", 5) == 0 || strncmp(dash, "-lr", 3) == 0);
+        if (tail && dash > one->name) *dash = '\0';
+    }
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
     g->n_groups++;
     take_place(g, *out);
@@ -144,17 +137,6 @@ static void take_line(void *context, const json_t *line) {
         g->taken = weft_record_line(g->d, g->run, line, NAN, true);
 }
 
-static weft_status insert_lines(gathering *g, int64_t run, int folder) {
-    weft_lines_place place = {0};
-    int64_t all = INT64_MAX;
-    WEFT_AUTO_CLOSE int file = -1;
-    g->run = run;
-    g->taken = WEFT_OK;
-    WEFT_TRY(weft_below_file(folder, "metrics.jsonl", &file));
-    WEFT_TRY(weft_lines_follow(file, &place, &all, take_line, g));
-    return g->taken;
-}
-
 /* A run that was stopped, or cut off, waits to be gone on with. */
 static const char *status_name(const char *status) {
     static const char *const same[] = {"running", "done", "diverged"};
@@ -163,19 +145,16 @@ static const char *status_name(const char *status) {
     return "waiting";
 }
 
-/* As a study names its runs' folders: in runs/, and without a folder of their own. */
-static void name_folder(const char *run, char out[FOLDER_ROOM]) {
-    snprintf(out, FOLDER_ROOM, "runs/%s%.140s", *run == '.' ? "_" : "", run);
-    for (char *at = out + 5; *at; at++)
-        if (*at == '/') *at = '_';
-}
-
 static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
                               double seconds) {
     const char *status = status_name(json_string_value(json_object_get(run, "status")));
     bool done = strcmp(status, "done") == 0;
     char folder[FOLDER_ROOM];
-    name_folder(json_string_value(json_object_get(run, "name")), folder);
+    /* As a study names its runs' folders: in runs/, and without a folder of their own. */
+    const char *name = json_string_value(json_object_get(run, "name"));
+    snprintf(folder, FOLDER_ROOM, "runs/%s%.140s", *name == '.' ? "_" : "", name);
+    for (char *at = folder + 5; *at; at++)
+        if (*at == '/') *at = '_';
     WEFT_AUTO_FREE char *config = weft_record_config_json(g->config);
     if (!config) return no_memory();
     double val = weft_json_number_of(run, "val_loss");
@@ -211,21 +190,32 @@ static weft_status read_config(gathering *g, int folder, const char *name) {
     return weft_config_read_stream(g->config, file, path);
 }
 
-static weft_status add_run(gathering *g, const json_t *run, int64_t *count) {
-    const char *name = json_string_value(json_object_get(run, "name"));
-    int variant = 0;
-    WEFT_AUTO_CLOSE int folder =
-        weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
-    if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
-    WEFT_TRY(read_config(g, folder, name));
-    if (*count == 0) *g->first = *g->config;
-    WEFT_TRY(find_variant(g, run, &variant));
-    WEFT_TRY(insert_run(g, ++*count, variant, run, seconds_of(folder)));
-    return insert_lines(g, *count, folder);
-}
-
-/* The study's own row: its name is the folder's, its config the first run's. */
-static weft_status insert_study(gathering *g) {
+static weft_status fill(gathering *g) {
+    WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
+    json_t *run;
+    int64_t count = 0;
+    size_t i;
+    if (!news) return no_memory();
+    json_array_foreach(json_object_get(news, "runs"), i, run) {
+        const char *name = json_string_value(json_object_get(run, "name"));
+        int variant = 0;
+        WEFT_AUTO_CLOSE int folder =
+            weft_watched_folder(g->watched, json_integer_value(json_object_get(run, "id")));
+        if (folder < 0) return weft_fail(WEFT_EIO, "%s/%s: cannot be opened", g->folder, name);
+        WEFT_TRY(read_config(g, folder, name));
+        if (count == 0) *g->first = *g->config;
+        WEFT_TRY(find_variant(g, run, &variant));
+        WEFT_TRY(insert_run(g, ++count, variant, run, seconds_of(folder)));
+        weft_lines_place place = {0};
+        int64_t all = INT64_MAX;
+        WEFT_AUTO_CLOSE int file = -1;
+        g->run = count;
+        g->taken = WEFT_OK;
+        WEFT_TRY(weft_below_file(folder, "metrics.jsonl", &file));
+        WEFT_TRY(weft_lines_follow(file, &place, &all, take_line, g));
+        WEFT_TRY(g->taken);
+    }
+    /* The study's own row: its name is the folder's, its config the first run's. */
     char now[WEFT_TIME_ROOM];
     WEFT_AUTO_FREE char *lines = weft_record_config(g->first);
     if (!lines) return no_memory();
@@ -237,27 +227,6 @@ static weft_status insert_study(gathering *g) {
                              " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, ?)",
                              "isss", (int64_t)WEFT_SCHEMA_VERSION,
                              slash && slash[1] ? slash + 1 : g->folder, lines, now);
-}
-
-static weft_status fill(gathering *g) {
-    WEFT_AUTO_DECREF json_t *news = weft_watched_news(g->watched, 0);
-    json_t *run;
-    int64_t count = 0;
-    size_t i;
-    if (!news) return no_memory();
-    json_array_foreach(json_object_get(news, "runs"), i, run) {
-        WEFT_TRY(add_run(g, run, &count));
-    }
-    return insert_study(g);
-}
-
-static weft_status write_database(gathering *g) {
-    WEFT_TRY(weft_database_scratch(g->folder, &g->d));
-    WEFT_TRY(weft_database_begin(g->d));
-    weft_status status = weft_database_make_tables(g->d);
-    if (status == WEFT_OK) status = fill(g);
-    if (status == WEFT_OK) status = weft_database_check(g->d);
-    return weft_database_finish(g->d, status);
 }
 
 static void end_gathering(gathering *g) {
@@ -294,7 +263,12 @@ static weft_status gather(const char *folder, weft_database **out) {
                          "%s: holds more runs than can be listed together (%d); name a folder "
                          "in it",
                          folder, weft_watched_count(g.watched));
-    WEFT_TRY(write_database(&g));
+    WEFT_TRY(weft_database_scratch(g.folder, &g.d));
+    WEFT_TRY(weft_database_begin(g.d));
+    weft_status status = weft_database_make_tables(g.d);
+    if (status == WEFT_OK) status = fill(&g);
+    if (status == WEFT_OK) status = weft_database_check(g.d);
+    WEFT_TRY(weft_database_finish(g.d, status));
     *out = g.d;
     g.d = NULL;
     return WEFT_OK;

@@ -69,49 +69,25 @@ static weft_status compare_configs(const char *ours, const char *theirs, const c
                      path, o->key, b, a);
 }
 
-static weft_status match_study(weft_database *d, const char *path) {
-    sqlite3_stmt *rows = weft_database_ask(
+/* The runs to take: what ended there and not here, and what is not here at all. */
+static weft_status take_part(weft_database *d, const char *path) {
+    sqlite3_stmt *studies = weft_database_ask(
         d,
         "SELECT a.config, b.config, a.seeds <> b.seeds OR a.learning_rates <> b.learning_rates OR"
         " a.equal <> b.equal OR a.score <> b.score OR a.tail <> b.tail"
         " FROM main.study a, part.study b",
         "");
-    if (weft_database_next(d, rows)) {
+    if (weft_database_next(d, studies)) {
         weft_status status =
-            compare_configs(weft_column_text(rows, 0), weft_column_text(rows, 1), path);
-        if (status == WEFT_OK && sqlite3_column_int(rows, 2))
+            compare_configs(weft_column_text(studies, 0), weft_column_text(studies, 1), path);
+        if (status == WEFT_OK && sqlite3_column_int(studies, 2))
             status = weft_fail(WEFT_EINPUT,
                                "%s: its seeds, learning rates or score are others than in the "
                                "first",
                                path);
         weft_database_break(d, status);
     }
-    return weft_database_end(d, rows);
-}
-
-/* A run of one number must be the same run, and one that ended twice must have ended alike. */
-static weft_status refuse_contradictions(weft_database *d, const char *path) {
-    sqlite3_stmt *rows = weft_database_ask(
-        d,
-        "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
-        " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND (a.score IS NOT b.score"
-        " OR a.weights IS NOT b.weights OR a.status <> b.status))",
-        "");
-    if (weft_database_next(d, rows))
-        weft_database_break(
-            d, weft_fail(WEFT_EINPUT,
-                         sqlite3_column_int(rows, 1)
-                             ? "%s: %s has the number of another run there; merge only studies "
-                               "of one config"
-                             : "%s: %s ended with another result than in an earlier one; merge "
-                               "only one of the two",
-                         path, weft_column_text(rows, 0)));
-    return weft_database_end(d, rows);
-}
-
-/* The runs to take: what ended there and not here, and what is not here at all. */
-static weft_status take_part(weft_database *d, const char *path) {
-    WEFT_TRY(match_study(d, path));
+    WEFT_TRY(weft_database_end(d, studies));
     sqlite3_stmt *rows =
         weft_database_ask(d,
                           "SELECT a.name FROM main.variants a JOIN part.variants b USING (variant)"
@@ -124,7 +100,23 @@ static weft_status take_part(weft_database *d, const char *path) {
                                          "%s: variant '%s' has other settings than in the first",
                                          path, weft_column_text(rows, 0)));
     WEFT_TRY(weft_database_end(d, rows));
-    WEFT_TRY(refuse_contradictions(d, path));
+    /* A run of one number must be the same run, and one that ended twice must have ended alike. */
+    sqlite3_stmt *twice = weft_database_ask(
+        d,
+        "SELECT a.folder, " OTHER " FROM main.runs a JOIN part.runs b ON a.run = b.run"
+        " WHERE " OTHER " OR (a.status" ENDED " AND b.status" ENDED " AND (a.score IS NOT b.score"
+        " OR a.weights IS NOT b.weights OR a.status <> b.status))",
+        "");
+    if (weft_database_next(d, twice))
+        weft_database_break(
+            d, weft_fail(WEFT_EINPUT,
+                         sqlite3_column_int(twice, 1)
+                             ? "%s: %s has the number of another run there; merge only studies "
+                               "of one config"
+                             : "%s: %s ended with another result than in an earlier one; merge "
+                               "only one of the two",
+                         path, weft_column_text(twice, 0)));
+    WEFT_TRY(weft_database_end(d, twice));
     return weft_database_script(
         d, "INSERT INTO main.variants SELECT * FROM part.variants WHERE variant NOT IN"
            " (SELECT variant FROM main.variants);"
@@ -143,19 +135,6 @@ static weft_status take_part(weft_database *d, const char *path) {
            " FROM part.events WHERE run IN taken ORDER BY run, id;"
            "UPDATE main.runs SET status = 'waiting' WHERE run IN taken AND status NOT" ENDED
            ";" ADD_ORIGIN("taken", "part.study") "DROP TABLE taken");
-}
-
-/* A copy of the part is beside the new database as `copy`. */
-static weft_status merge_part(weft_database *d, const char *path, const char *copy) {
-    weft_database *part;
-    WEFT_TRY(open_copy(path, copy, &part));
-    weft_status status = weft_database_attach(d, part, "part");
-    weft_database_close(part);
-    if (status == WEFT_OK) status = weft_database_begin(d);
-    if (status == WEFT_OK) status = weft_database_finish(d, take_part(d, path));
-    if (status == WEFT_OK) status = weft_database_script(d, "DETACH DATABASE part");
-    unlink(copy);
-    return status;
 }
 
 static weft_status tell_runs(weft_database *d, FILE *say) {
@@ -186,8 +165,19 @@ static weft_status build(const char *const *paths, int n, const char *file, FILE
     WEFT_TRY(weft_database_script(
         d, "UPDATE runs SET status = 'waiting' WHERE status = 'running';" ADD_ORIGIN(
                "(SELECT run FROM runs WHERE status" ENDED ")", "main.study")));
-    for (int i = 1; i < n; i++)
-        WEFT_TRY(merge_part(d, paths[i], copy));
+    for (int i = 1; i < n; i++) {
+        /* A copy of the part is beside the new database as `copy`. */
+        const char *path = paths[i];
+        weft_database *part;
+        WEFT_TRY(open_copy(path, copy, &part));
+        weft_status status = weft_database_attach(d, part, "part");
+        weft_database_close(part);
+        if (status == WEFT_OK) status = weft_database_begin(d);
+        if (status == WEFT_OK) status = weft_database_finish(d, take_part(d, path));
+        if (status == WEFT_OK) status = weft_database_script(d, "DETACH DATABASE part");
+        unlink(copy);
+        WEFT_TRY(status);
+    }
     WEFT_TRY(weft_database_check(d));
     WEFT_TRY(weft_database_number(d, 0, &runs, "SELECT count(*) FROM runs", ""));
     WEFT_TRY(weft_database_number(d, 0, &done, "SELECT count(*) FROM runs WHERE status" ENDED, ""));

@@ -118,17 +118,6 @@ static weft_status insert_run(weft_database *d, const weft_study *s, int variant
                              json);
 }
 
-/* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
-static weft_status insert_runs(weft_database *d, const weft_study *s, int variant) {
-    int seeds = (int)s->base.study_seeds;
-    bool chooses = weft_study_chooses(s);
-    if (s->rate_as[variant] >= 0) return WEFT_OK;
-    for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
-        for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
-            WEFT_TRY(insert_run(d, s, variant, rate, k));
-    return WEFT_OK;
-}
-
 /* The place of the best rate by the runs that choose; -1: some of them have not ended, or none has
  * a score. The smaller of equals. */
 static weft_status find_best_rate(weft_database *d, const weft_study *s, int variant, int *place) {
@@ -206,7 +195,14 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
         p->seconds_per_iter, (int64_t)variant));
     if (weft_config_leaks(&p->config))
         WEFT_TRY(weft_record_event(d, -1, variant, "leaks", p->variant->name));
-    return insert_runs(d, s, variant);
+    /* All of a variant's, or at first only those that choose its rate; none of one that takes it over. */
+    int seeds = (int)s->base.study_seeds;
+    bool chooses = weft_study_chooses(s);
+    if (s->rate_as[variant] >= 0) return WEFT_OK;
+    for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
+        for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
+            WEFT_TRY(insert_run(d, s, variant, rate, k));
+    return WEFT_OK;
 }
 
 weft_status weft_record_create(weft_database *d, const weft_study *s,
@@ -291,29 +287,9 @@ static weft_status match_variant(const weft_database *d, const weft_study *s, in
                      weft_database_path(d), name, sets, now);
 }
 
-static weft_status match_variants(weft_database *d, const weft_study *s) {
-    sqlite3_stmt *rows = weft_database_ask(
-        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
-    while (weft_database_next(d, rows))
-        weft_database_break(d, match_variant(d, s, sqlite3_column_int64(rows, 0),
-                                             weft_column_text(rows, 1), weft_column_text(rows, 2),
-                                             sqlite3_column_int(rows, 3)));
-    return weft_database_end(d, rows);
-}
-
-/* Equal time: a variant that could not be built when the others were measured has no seconds. */
-static void refuse_unmeasured(weft_study *s) {
-    for (int i = 0; i < s->variants.n; i++)
-        if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
-            snprintf(s->built[i].error, sizeof s->built[i].error,
-                     "variant '%s' was not measured with the others, so its time cannot be held "
-                     "equal; take another --out",
-                     s->variants.list[i].name);
-}
-
-/* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
- * way: they are negative in between. */
-static weft_status renumber(weft_database *d, const weft_study *s, int64_t before) {
+static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
+    /* Numbers as make_job gives them, where a rate had `before` seeds. No number comes to be twice on the
+     * way: they are negative in between. */
     static const char *const tables[] = {"runs", "metrics", "events", "facts"};
     int64_t row = runs_of_rate(s), more = s->base.study_seeds - before, old = row - more;
     char sql[160];
@@ -326,44 +302,25 @@ static weft_status renumber(weft_database *d, const weft_study *s, int64_t befor
         snprintf(sql, sizeof sql, "UPDATE %s SET run = -run", tables[i]);
         WEFT_TRY(weft_database_script(d, sql));
     }
-    return WEFT_OK;
-}
-
-/* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
-static weft_status insert_more(weft_database *d, const weft_study *s, int variant, int64_t before) {
-    for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
-        int64_t there;
-        WEFT_TRY(weft_database_number(d, 0, &there,
-                                      "SELECT count(*) FROM runs WHERE variant = ?"
-                                      " AND learning_rate = ? AND seed = ?",
-                                      "idi", (int64_t)variant, weft_study_rate(s, variant, rate),
-                                      weft_study_seed(s, 0)));
-        for (int64_t k = before; there && k < s->base.study_seeds; k++)
-            WEFT_TRY(insert_run(d, s, variant, rate, (int)k));
-    }
-    return WEFT_OK;
-}
-
-static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t before) {
-    WEFT_TRY(renumber(d, s, before));
     for (int i = 0; i < s->variants.n; i++)
-        if (!*s->built[i].error) WEFT_TRY(insert_more(d, s, i, before));
+        if (!*s->built[i].error) {
+            /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
+            for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
+                int64_t there;
+                WEFT_TRY(weft_database_number(d, 0, &there,
+                                              "SELECT count(*) FROM runs WHERE variant = ?"
+                                              " AND learning_rate = ? AND seed = ?",
+                                              "idi", (int64_t)i, weft_study_rate(s, i, rate),
+                                              weft_study_seed(s, 0)));
+                for (int64_t k = before; there && k < s->base.study_seeds; k++)
+                    WEFT_TRY(insert_run(d, s, i, rate, (int)k));
+            }
+        }
     char seeds[LIST_ROOM];
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
     weft_study_seeds_text(s, seeds, LIST_ROOM);
     return weft_database_run(d, "UPDATE study SET config = ?, seeds = ?", "ss", config, seeds);
-}
-
-static weft_status grow(weft_database *d, const weft_study *s, int64_t before) {
-    if (before == s->base.study_seeds) return WEFT_OK;
-    if (before < 1)
-        return weft_fail(WEFT_EINPUT, "%s: its study has no seeds", weft_database_path(d));
-    WEFT_TRY(weft_database_begin(d));
-    WEFT_TRY(weft_database_finish(d, add_seeds(d, s, before)));
-    weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
-             (long long)before, (long long)s->base.study_seeds);
-    return WEFT_OK;
 }
 
 weft_status weft_record_match(weft_database *d, weft_study *s) {
@@ -380,12 +337,32 @@ weft_status weft_record_match(weft_database *d, weft_study *s) {
                 s->built[variant].seconds_per_iter = weft_column_number(rows, 1);
         }
         WEFT_TRY(weft_database_end(d, rows));
-        refuse_unmeasured(s);
+        /* Equal time: a variant that could not be built when the others were measured has no seconds. */
+        for (int i = 0; i < s->variants.n; i++)
+            if (!*s->built[i].error && !(s->built[i].seconds_per_iter > 0))
+                snprintf(
+                    s->built[i].error, sizeof s->built[i].error,
+                    "variant '%s' was not measured with the others, so its time cannot be held "
+                    "equal; take another --out",
+                    s->variants.list[i].name);
         WEFT_TRY(weft_equal_time(s));
     }
-    WEFT_TRY(match_variants(d, s));
+    sqlite3_stmt *named = weft_database_ask(
+        d, "SELECT variant, name, overrides, error IS NULL FROM variants ORDER BY variant", "");
+    while (weft_database_next(d, named))
+        weft_database_break(d, match_variant(d, s, sqlite3_column_int64(named, 0),
+                                             weft_column_text(named, 1), weft_column_text(named, 2),
+                                             sqlite3_column_int(named, 3)));
+    WEFT_TRY(weft_database_end(d, named));
     WEFT_TRY(weft_database_update(d)); /* not before: what is refused stays as it was */
-    WEFT_TRY(grow(d, s, seeds));
+    if (seeds < 1)
+        return weft_fail(WEFT_EINPUT, "%s: its study has no seeds", weft_database_path(d));
+    if (seeds != s->base.study_seeds) {
+        WEFT_TRY(weft_database_begin(d));
+        WEFT_TRY(weft_database_finish(d, add_seeds(d, s, seeds)));
+        weft_log(WEFT_LOG_INFO, "this study had %lld seeds and has %lld now; their runs are added",
+                 (long long)seeds, (long long)s->base.study_seeds);
+    }
     weft_record_runs jobs;
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
     weft_record_runs_free(&jobs);
@@ -431,12 +408,6 @@ weft_status weft_record_renew(weft_database *d, const weft_study *s) {
     return weft_database_finish(d, renew_all(d, s));
 }
 
-static weft_run_status status_of(const char *name) {
-    for (int i = 0; i < STATUSES; i++)
-        if (strcmp(status_names[i], name) == 0) return (weft_run_status)i;
-    return WEFT_RUN_WAITING;
-}
-
 /* A row's run as the study would have made it, by its number; what else the row says of it must be
  * the same. */
 static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
@@ -461,27 +432,25 @@ static weft_status check_job(const weft_database *d, const weft_study *s, sqlite
                      weft_database_path(d), (long long)run, weft_column_text(rows, 4));
 }
 
-static weft_status add_job(const weft_database *d, const weft_study *s, weft_record_runs *j,
-                           sqlite3_stmt *rows) {
-    weft_record_run job;
-    WEFT_TRY(check_job(d, s, rows, &job));
-    weft_record_run *list = realloc(j->list, (size_t)(j->n + 1) * sizeof *list);
-    if (!list) return no_memory();
-    j->list = list;
-    job.status = status_of(weft_column_text(rows, 5));
-    job.begun = sqlite3_column_int(rows, 6);
-    list[j->n++] = job;
-    return WEFT_OK;
-}
-
 weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_record_runs *out) {
     *out = (weft_record_runs){0};
     sqlite3_stmt *rows = weft_database_ask(d,
                                            "SELECT run, variant, learning_rate, seed, folder,"
                                            " status, started IS NOT NULL FROM runs ORDER BY run",
                                            "");
-    while (weft_database_next(d, rows))
-        weft_database_break(d, add_job(d, s, out, rows));
+    while (weft_database_next(d, rows)) {
+        weft_record_run job, *list = realloc(out->list, (size_t)(out->n + 1) * sizeof *list);
+        if (list) out->list = list;
+        weft_status good = list ? check_job(d, s, rows, &job) : no_memory();
+        weft_database_break(d, good);
+        if (good != WEFT_OK) continue;
+        job.status = WEFT_RUN_WAITING;
+        for (int i = 0; i < STATUSES; i++)
+            if (strcmp(status_names[i], weft_column_text(rows, 5)) == 0)
+                job.status = (weft_run_status)i;
+        job.begun = sqlite3_column_int(rows, 6);
+        list[out->n++] = job;
+    }
     weft_status status = weft_database_end(d, rows);
     if (status != WEFT_OK) weft_record_runs_free(out);
     return status;

@@ -76,26 +76,6 @@ static weft_status compare_metrics(weft_database *d, const weft_record_run *run,
     return WEFT_OK;
 }
 
-static weft_status compare_runs(weft_database *d, const char *folder, const weft_record_run *run,
-                                const weft_record_run *first, weft_repeats *out) {
-    char detail[DETAIL_ROOM] = "";
-    int64_t bytes, rows;
-    if (run->status != first->status)
-        snprintf(detail, sizeof detail, "%s is %s", first->folder,
-                 weft_run_status_name(first->status));
-    WEFT_TRY(compare_weights(folder, run, first, &bytes, detail));
-    WEFT_TRY(compare_metrics(d, run, first, &rows, detail));
-    bool equal = !*detail;
-    out->equal += equal;
-    out->unequal += !equal;
-    if (equal)
-        snprintf(detail, sizeof detail, "%lld bytes of weights and %lld rows of metrics are %s's",
-                 (long long)bytes, (long long)rows, first->folder);
-    else
-        weft_log(WEFT_LOG_WARN, "%s does not repeat %s: %s", run->folder, first->folder, detail);
-    return weft_record_event(d, run->run, -1, equal ? "equal" : "unequal", detail);
-}
-
 static weft_status check_all(weft_database *d, const weft_study *s, const weft_record_runs *jobs,
                              const char *folder, weft_repeats *out) {
     WEFT_TRY(weft_database_script(d, "DELETE FROM events WHERE kind IN ('equal', 'unequal')"));
@@ -104,10 +84,27 @@ static weft_status check_all(weft_database *d, const weft_study *s, const weft_r
         int repeated = s->variants.list[run->variant].repeats;
         for (int k = 0; repeated >= 0 && k < jobs->n; k++) {
             const weft_record_run *first = &jobs->list[k];
-            if (first->variant != repeated || first->rate != run->rate || first->seed != run->seed)
+            char detail[DETAIL_ROOM] = "";
+            int64_t bytes, rows;
+            if (first->variant != repeated || first->rate != run->rate ||
+                first->seed != run->seed || !weft_run_ended(run) || !weft_run_ended(first))
                 continue;
-            if (weft_run_ended(run) && weft_run_ended(first))
-                WEFT_TRY(compare_runs(d, folder, run, first, out));
+            if (run->status != first->status)
+                snprintf(detail, sizeof detail, "%s is %s", first->folder,
+                         weft_run_status_name(first->status));
+            WEFT_TRY(compare_weights(folder, run, first, &bytes, detail));
+            WEFT_TRY(compare_metrics(d, run, first, &rows, detail));
+            bool equal = !*detail;
+            out->equal += equal;
+            out->unequal += !equal;
+            if (equal)
+                snprintf(detail, sizeof detail,
+                         "%lld bytes of weights and %lld rows of metrics are %s's",
+                         (long long)bytes, (long long)rows, first->folder);
+            else
+                weft_log(WEFT_LOG_WARN, "%s does not repeat %s: %s", run->folder, first->folder,
+                         detail);
+            WEFT_TRY(weft_record_event(d, run->run, -1, equal ? "equal" : "unequal", detail));
         }
     }
     return WEFT_OK;
@@ -115,11 +112,9 @@ static weft_status check_all(weft_database *d, const weft_study *s, const weft_r
 
 weft_status weft_repeats_check(weft_database *d, const weft_study *s, const char *folder,
                                weft_repeats *out) {
-    weft_record_runs jobs;
+    WEFT_AUTO(weft_record_runs_free) weft_record_runs jobs = {0};
     *out = (weft_repeats){0};
     WEFT_TRY(weft_record_read_runs(d, s, &jobs));
-    weft_status status = weft_database_begin(d);
-    if (status == WEFT_OK) status = weft_database_finish(d, check_all(d, s, &jobs, folder, out));
-    weft_record_runs_free(&jobs);
-    return status;
+    WEFT_TRY(weft_database_begin(d));
+    return weft_database_finish(d, check_all(d, s, &jobs, folder, out));
 }

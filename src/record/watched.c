@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "config/config.h"
 #include "record/database.h"
-#include "record/watched_lines.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -83,25 +82,6 @@ struct weft_watched {
     locks held;
     weft_config *config, *plain; /* room for one, and the defaults */
 };
-
-/* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
- * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
- * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
- * that starts. Where there is no list, nothing is held. */
-static void read_locks(locks *l) {
-    char line[256];
-    FILE *file = fopen("/proc/locks", "r");
-    l->n = 0;
-    while (file && fgets(line, sizeof line, file)) {
-        unsigned long long number;
-        char kind[16], how[16], what[16];
-        if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
-            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0 &&
-            weft_grow_list(&l->list, &l->room, l->n + 1, sizeof *l->list))
-            l->list[l->n++] = number;
-    }
-    if (file) fclose(file);
-}
 
 static bool is_locked(const locks *l, uint64_t number) {
     for (int64_t i = 0; i < l->n; i++)
@@ -275,13 +255,6 @@ static void read_result(run *r, int folder) {
         if (strcmp(end, known[i]) == 0) snprintf(r->end, sizeof r->end, "%s", end);
 }
 
-static bool is_fresh(const run *r) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    /* A time to come is that of a clock that was set back, or of another machine. */
-    return fabs(difftime(now.tv_sec, r->lines.changed.tv_sec)) < fresh_seconds;
-}
-
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
     if (r->lines.there && is_locked(&w->held, r->lines.number)) return "running";
@@ -291,7 +264,11 @@ static const char *status_of(const weft_watched *w, const run *r) {
                                                 : "diverged";
     if (r->rows.n > 0 && r->rows.last.value[WEFT_ROW_STEP] >= (double)r->steps && r->steps > 0)
         return "done";
-    return is_fresh(r) ? "running" : "ended";
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    /* A time to come is that of a clock that was set back, or of another machine. */
+    bool fresh = fabs(difftime(now.tv_sec, r->lines.changed.tv_sec)) < fresh_seconds;
+    return fresh ? "running" : "ended";
 }
 
 static void look_at_run(weft_watched *w, run *r) {
@@ -323,17 +300,6 @@ static void set_title(weft_watched *w, const char *folder, const char *title) {
     }
 }
 
-/* What the study's runs are called: a variant's title says more than a folder. */
-static void name_runs(weft_watched *w, const study *s, weft_database *d) {
-    char path[WEFT_PATH_MAX];
-    sqlite3_stmt *rows =
-        weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");
-    while (weft_database_next(d, rows))
-        if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
-            set_title(w, path, weft_column_text(rows, 1));
-    weft_database_end(d, rows);
-}
-
 static void read_study(weft_watched *w, study *s) {
     char path[WEFT_PATH_MAX];
     weft_database *d;
@@ -353,17 +319,13 @@ static void read_study(weft_watched *w, study *s) {
         s->count[at]++;
     }
     weft_database_end(d, rows);
-    name_runs(w, s, d);
+    /* What the study's runs are called: a variant's title says more than a folder. */
+    rows = weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");
+    while (weft_database_next(d, rows))
+        if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
+            set_title(w, path, weft_column_text(rows, 1));
+    weft_database_end(d, rows);
     weft_database_close(d);
-}
-
-static void look_at_study(weft_watched *w, study *s) {
-    bool changed;
-    int folder = open_place(w, &s->at);
-    look_at(folder, "runs.db", &s->database, &changed);
-    if (folder >= 0) close(folder);
-    if (changed) s->version = ++w->version;
-    if (changed || s->named != w->n_runs) read_study(w, s);
 }
 
 bool weft_watched_look(weft_watched *w) {
@@ -377,9 +339,31 @@ bool weft_watched_look(weft_watched *w) {
         w->walked = now;
     }
     w->budget = LOOK_MOST;
-    read_locks(&w->held);
-    for (int i = 0; i < w->n_studies; i++)
-        look_at_study(w, &w->studies[i]);
+    /* Lines of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; the number after the
+     * device is the file's. File systems such as btrfs and overlayfs tell another device there than stat
+     * does, so the number alone is compared. Asking by trying to lock would for a moment keep the file from a run
+     * that starts. Where there is no list, nothing is held. */
+    char line[256];
+    FILE *file = fopen("/proc/locks", "r");
+    w->held.n = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        unsigned long long number;
+        char kind[16], how[16], what[16];
+        if (sscanf(line, "%*d: %15s %15s %15s %*d %*x:%*x:%llu", kind, how, what, &number) == 4 &&
+            strcmp(kind, "FLOCK") == 0 && strcmp(what, "WRITE") == 0 &&
+            weft_grow_list(&w->held.list, &w->held.room, w->held.n + 1, sizeof *w->held.list))
+            w->held.list[w->held.n++] = number;
+    }
+    if (file) fclose(file);
+    for (int i = 0; i < w->n_studies; i++) {
+        study *s = &w->studies[i];
+        bool changed;
+        int folder = open_place(w, &s->at);
+        look_at(folder, "runs.db", &s->database, &changed);
+        if (folder >= 0) close(folder);
+        if (changed) s->version = ++w->version;
+        if (changed || s->named != w->n_runs) read_study(w, s);
+    }
     /* Each time another is the first, so that a long file does not take the bytes of all looks. */
     for (int i = 0; i < w->n_runs; i++) {
         run *r = &w->runs[(w->first + i) % w->n_runs];
@@ -430,18 +414,18 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     return object;
 }
 
-static json_t *study_json(const weft_watched *w, int id) {
-    const study *s = &w->studies[id];
-    return json_pack("{s:i, s:o, s:I, s:I, s:I, s:I}", "id", id, "name", weft_json_text(s->name),
-                     "waiting", (json_int_t)s->count[0], "running", (json_int_t)s->count[1], "done",
-                     (json_int_t)s->count[2], "failed", (json_int_t)s->count[3]);
-}
-
 json_t *weft_watched_news(const weft_watched *w, int64_t after) {
     if (after >= w->version && after > 0) return NULL;
     json_t *runs = json_array(), *studies = json_array();
-    for (int i = 0; i < w->n_studies; i++)
-        if (w->studies[i].version > after) json_array_append_new(studies, study_json(w, i));
+    for (int i = 0; i < w->n_studies; i++) {
+        const study *s = &w->studies[i];
+        if (s->version <= after) continue;
+        json_array_append_new(
+            studies,
+            json_pack("{s:i, s:o, s:I, s:I, s:I, s:I}", "id", i, "name", weft_json_text(s->name),
+                      "waiting", (json_int_t)s->count[0], "running", (json_int_t)s->count[1],
+                      "done", (json_int_t)s->count[2], "failed", (json_int_t)s->count[3]));
+    }
     for (int i = 0; i < w->n_runs; i++)
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));
     json_t *news = json_pack("{s:I, s:o, s:o}", "version", (json_int_t)w->version, "studies",

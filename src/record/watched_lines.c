@@ -1,6 +1,6 @@
 /* Lines, some of which are kept. */
-#include "record/watched_lines.h"
 #include "base/text.h"
+#include "record/watched.h"
 
 #include "base/folders.h"
 #include "base/json.h"
@@ -27,22 +27,21 @@ static bool is_evaluation(const weft_watched_row *r) {
     return isfinite(r->value[WEFT_ROW_VAL_LOSS]);
 }
 
-/* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they
- * are few. */
-static void thin_rows(weft_watched_lines *l) {
-    int64_t kept = 0, evaluations = 0;
-    for (int64_t i = 0; i < l->n; i++)
-        evaluations += is_evaluation(&l->rows[i]);
-    l->sparse = evaluations >= ROWS_MOST / 4;
-    for (int64_t i = 0; i < l->n; i++)
-        if (i % 2 == 0 || (is_evaluation(&l->rows[i]) && !l->sparse)) l->rows[kept++] = l->rows[i];
-    l->n = kept;
-    l->every *= 2;
-}
-
 static void keep_row(weft_watched_lines *l, const weft_watched_row *row) {
     if (l->n_read++ % l->every != 0 && (l->sparse || !is_evaluation(row))) return;
-    if (l->n == ROWS_MOST) thin_rows(l);
+    if (l->n == ROWS_MOST) {
+        /* Every second row is forgotten, and from now on every second line. Evaluations stay as long as they
+         * are few. */
+        int64_t kept = 0, evaluations = 0;
+        for (int64_t i = 0; i < l->n; i++)
+            evaluations += is_evaluation(&l->rows[i]);
+        l->sparse = evaluations >= ROWS_MOST / 4;
+        for (int64_t i = 0; i < l->n; i++)
+            if (i % 2 == 0 || (is_evaluation(&l->rows[i]) && !l->sparse))
+                l->rows[kept++] = l->rows[i];
+        l->n = kept;
+        l->every *= 2;
+    }
     if (weft_grow_list(&l->rows, &l->room, l->n + 1, sizeof *l->rows)) l->rows[l->n++] = *row;
 }
 
@@ -60,28 +59,21 @@ static void add_line(weft_watched_lines *l, const json_t *line, int64_t version)
     l->last = row;
 }
 
-/* The lines of a block that are whole; the bytes that they take. */
-static size_t take_block(const char *block, size_t bytes, bool *skipping, weft_line_taker take,
-                         void *context) {
-    size_t at = 0;
-    for (const char *end; at < bytes && (end = memchr(block + at, '\n', bytes - at));) {
-        size_t n = (size_t)(end - block) - at + 1;
-        json_t *object = *skipping ? NULL : weft_json_read(block + at, n, 0, NULL);
-        if (object) take(context, object);
-        json_decref(object);
-        *skipping = false;
-        at += n;
-    }
-    return at;
-}
-
 weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget,
                               weft_line_taker take, void *context) {
     char *block = malloc(LINE_MOST);
     ssize_t n = 0;
     if (!block) return weft_fail(WEFT_ENOMEM, "metrics.jsonl: no memory to read it");
     while (*budget > 0 && (n = pread(file, block, LINE_MOST, (off_t)place->read)) > 0) {
-        size_t taken = take_block(block, (size_t)n, &place->skipping, take, context);
+        size_t bytes = (size_t)n, taken = 0; /* by the lines of the block that are whole */
+        for (const char *end; (end = memchr(block + taken, '\n', bytes - taken));) {
+            size_t length = (size_t)(end - block) - taken + 1;
+            WEFT_AUTO_DECREF json_t *object =
+                place->skipping ? NULL : weft_json_read(block + taken, length, 0, NULL);
+            if (object) take(context, object);
+            place->skipping = false;
+            taken += length;
+        }
         if (taken == 0 && n < LINE_MOST && !place->skipping) break;
         if (taken == 0) {
             place->skipping = true;

@@ -46,7 +46,7 @@ typedef struct {
     double device_bytes; /* of the device's memory; NaN: the host's was used */
 } weft_report_run;
 
-/* What a run's record says beside its results (record/collect.h). */
+/* What a run's record says beside its results (record/record.h). */
 typedef struct {
     int run; /* its place in `runs` */
     const char *name, *text;

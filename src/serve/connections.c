@@ -65,17 +65,6 @@ static void find_gone(weft_connections *all) {
     }
 }
 
-static void end_slow(weft_connections *all) {
-    double now = weft_clock();
-    for (weft_connection *c = all->first; c; c = c->next) {
-        if (now < c->deadline) continue;
-        shutdown(c->socket, SHUT_RDWR);
-        if (c->job && !c->told) all->gone(all->context, c->job);
-        c->told = true;
-        c->deadline = now + all->seconds;
-    }
-}
-
 static void *watch(void *context) {
     weft_connections *all = context;
     WEFT_LOCK(&all->lock);
@@ -83,7 +72,14 @@ static void *watch(void *context) {
         while (!all->first && !all->closing)
             pthread_cond_wait(&all->news, &all->lock);
         find_gone(all);
-        end_slow(all);
+        double now = weft_clock();
+        for (weft_connection *c = all->first; c; c = c->next) {
+            if (now < c->deadline) continue;
+            shutdown(c->socket, SHUT_RDWR);
+            if (c->job && !c->told) all->gone(all->context, c->job);
+            c->told = true;
+            c->deadline = now + all->seconds;
+        }
         weft_http_wait(&all->news, &all->lock, &all->closing, LOOK_MS);
     }
     return NULL;
@@ -146,19 +142,6 @@ static weft_connection *add_connection(weft_connections *all, int socket) {
     return c;
 }
 
-static void remove_connection(weft_connections *all, weft_connection *c) {
-    pthread_mutex_lock(&all->lock);
-    let_go(all, c);
-    if (c->before)
-        c->before->next = c->next;
-    else
-        all->first = c->next;
-    if (c->next) c->next->before = c->before;
-    all->count--;
-    pthread_mutex_unlock(&all->lock);
-    free(c);
-}
-
 void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
                            enum MHD_ConnectionNotificationCode what) {
     if (what == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -166,7 +149,18 @@ void weft_connections_note(void *all, struct MHD_Connection *c, void **own,
             MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
         *own = info ? add_connection(all, info->connect_fd) : NULL;
     } else if (*own) {
-        remove_connection(all, *own);
+        weft_connections *of = all;
+        weft_connection *gone = *own;
+        pthread_mutex_lock(&of->lock);
+        let_go(of, gone);
+        if (gone->before)
+            gone->before->next = gone->next;
+        else
+            of->first = gone->next;
+        if (gone->next) gone->next->before = gone->before;
+        of->count--;
+        pthread_mutex_unlock(&of->lock);
+        free(gone);
         *own = NULL;
     }
 }

@@ -77,18 +77,6 @@ void weft_job_finish(weft_job *j, const weft_refusal *failure) {
     weft_job_wake(j);
 }
 
-weft_job_usage weft_job_count(const weft_job *j) {
-    weft_job_usage sum = {0};
-    for (int64_t i = 0; i < j->n_prompts; i++)
-        sum.prompt += j->prompts[i].count;
-    for (int64_t i = 0; i < j->n_choices; i++) {
-        sum.made += j->choices[i].made;
-        /* A prompt's tokens are counted once, so are those that were found. */
-        if (i % j->request.n == 0) sum.shared += j->choices[i].shared;
-    }
-    return sum;
-}
-
 /* How far a choice was sent. */
 typedef struct {
     size_t bytes;
@@ -205,19 +193,19 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
     return object;
 }
 
-static json_t *token_ids(const weft_choice *c, int64_t from) {
-    json_t *list = json_array();
-    for (int64_t i = from; i < c->n_tokens; i++)
-        json_array_append_new(list, json_integer(c->tokens[i].token));
-    return list;
-}
-
+/* Tokens of all prompts, of all texts, and those of prompts that were not computed again. */
 static json_t *usage(const weft_job *j) {
-    weft_job_usage u = weft_job_count(j);
-    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
-                     "completion_tokens", (json_int_t)u.made, "total_tokens",
-                     (json_int_t)(u.prompt + u.made), "prompt_tokens_details", "cached_tokens",
-                     (json_int_t)u.shared);
+    json_int_t prompt = 0, made = 0, shared = 0;
+    for (int64_t i = 0; i < j->n_prompts; i++)
+        prompt += j->prompts[i].count;
+    for (int64_t i = 0; i < j->n_choices; i++) {
+        made += j->choices[i].made;
+        /* A prompt's tokens are counted once, so are those that were found. */
+        if (i % j->request.n == 0) shared += j->choices[i].shared;
+    }
+    return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens", made,
+                     "total_tokens", prompt + made, "prompt_tokens_details", "cached_tokens",
+                     shared);
 }
 
 static json_t *head(const weft_answer *a, const char *object) {
@@ -282,7 +270,10 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
                            text, "logprobs", logprobs, "finish_reason", finish);
     if (event && is_chat(a) && !p->begun)
         json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
-    if (r->token_ids) json_object_set_new(object, "token_ids", token_ids(c, p->tokens));
+    json_t *ids = r->token_ids ? json_array() : NULL;
+    for (int64_t k = p->tokens; ids && k < c->n_tokens; k++)
+        json_array_append_new(ids, json_integer(c->tokens[k].token));
+    if (ids) json_object_set_new(object, "token_ids", ids);
     return object;
 }
 
@@ -309,27 +300,24 @@ static void put_event(const weft_answer *a, FILE *to, json_t *choice, json_t *us
     fprintf(to, "data: %s\n\n", text ? text : "{}");
 }
 
-static void put_choice(weft_answer *a, FILE *to, int64_t i) {
-    const weft_choice *c = a->job->choices + i;
-    progress *p = a->sent + i;
-    bool more = c->bytes > p->bytes || (a->job->keeps_tokens && c->n_tokens > p->tokens) ||
-                (c->finish && !p->ended);
-    if (!more) return;
-    put_event(a, to, choice_json(a, i, p, true), json_null());
-    p->bytes = c->bytes;
-    p->tokens = c->n_tokens;
-    p->begun = true;
-    p->ended = c->finish != NULL;
-}
-
 char *weft_answer_events(weft_answer *a, bool *ended) {
     const weft_job *j = a->job;
     char *text = NULL;
     size_t bytes = 0;
     FILE *to = open_memstream(&text, &bytes);
     if (!to) return NULL;
-    for (int64_t i = 0; i < j->n_choices; i++)
-        put_choice(a, to, i);
+    for (int64_t i = 0; i < j->n_choices; i++) {
+        const weft_choice *c = j->choices + i;
+        progress *p = a->sent + i;
+        bool more = c->bytes > p->bytes || (j->keeps_tokens && c->n_tokens > p->tokens) ||
+                    (c->finish && !p->ended);
+        if (!more) continue;
+        put_event(a, to, choice_json(a, i, p, true), json_null());
+        p->bytes = c->bytes;
+        p->tokens = c->n_tokens;
+        p->begun = true;
+        p->ended = c->finish != NULL;
+    }
     if (j->finished && !a->ended) {
         a->ended = true;
         if (j->failure.status) {

@@ -71,13 +71,6 @@ void weft_job_finish(weft_job *j, const weft_refusal *failure);
 /* Wakes who waits; with the lock held. */
 void weft_job_wake(weft_job *j);
 
-/* Tokens of all prompts, of all texts, and those of prompts that were not computed again; with the
- * lock held. */
-typedef struct {
-    int64_t prompt, made, shared;
-} weft_job_usage;
-weft_job_usage weft_job_count(const weft_job *j);
-
 /* The answer to a job in OpenAI's shapes: whole, or as server-sent events.
  *
  * Whole it is one object. As events it is one object for each piece of text of each choice, then one

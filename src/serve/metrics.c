@@ -1,8 +1,8 @@
 /* Metrics. Names and units follow Prometheus' customs: a total only grows, seconds and bytes are
  * the units, a histogram's buckets include the smaller ones. */
-#include "serve/metrics.h"
 #include "base/scope.h"
 #include "base/text.h"
+#include "serve/worker.h"
 
 #include "base/version.h"
 
@@ -93,20 +93,6 @@ static void print_histogram(FILE *to, const char *name, const char *help, const 
             name, h->sum, name, (long long)sum);
 }
 
-/* Backslash, quote and line end are escaped in a label. */
-static void print_info(FILE *to, const char *model) {
-    head(to, "weft_info", "gauge", "The program and its model.");
-    fprintf(to, "weft_info{version=\"%s\",model=\"", weft_version());
-    for (const char *at = model; *at; at++) {
-        if (*at == '\\' || *at == '"') fputc('\\', to);
-        if (*at == '\n')
-            fputs("\\n", to);
-        else
-            fputc(*at, to);
-    }
-    fputs("\"} 1\n", to);
-}
-
 static int64_t resident_bytes(void) {
     long long all, resident = 0;
     FILE *file = fopen("/proc/self/statm", "r");
@@ -116,28 +102,22 @@ static int64_t resident_bytes(void) {
     return (int64_t)resident * sysconf(_SC_PAGESIZE);
 }
 
-static void print_generator(FILE *to, const weft_generator_stats *g) {
-    one(to, "weft_prompt_tokens_total", "counter", "Tokens of prompts that were computed.",
-        g->prompt_tokens);
-    one(to, "weft_shared_tokens_total", "counter",
-        "Tokens of prompts that were found in pages of others.", g->shared_tokens);
-    one(to, "weft_generated_tokens_total", "counter", "Tokens that were made.", g->sampled_tokens);
-    one(to, "weft_set_back_total", "counter",
-        "Times that a sequence gave its pages back, to be computed again.", g->set_back);
-    one(to, "weft_sequences_running", "gauge", "Sequences that are being made.", g->running);
-    one(to, "weft_cache_pages", "gauge", "Pages of the cache.", g->pages);
-    one(to, "weft_cache_pages_used", "gauge", "Pages that sequences hold.", g->pages_used);
-    one(to, "weft_cache_pages_kept", "gauge", "Pages that are kept for others that begin alike.",
-        g->pages_kept);
-    one(to, "weft_cache_bytes", "gauge", "Bytes of the cache.", g->cache_bytes);
-}
-
 char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics_now *now) {
     char *text = NULL;
     size_t bytes = 0;
     FILE *to = open_memstream(&text, &bytes);
     if (!to) return NULL;
-    print_info(to, now->model);
+    /* Backslash, quote and line end are escaped in a label. */
+    head(to, "weft_info", "gauge", "The program and its model.");
+    fprintf(to, "weft_info{version=\"%s\",model=\"", weft_version());
+    for (const char *at = now->model; *at; at++) {
+        if (*at == '\\' || *at == '"') fputc('\\', to);
+        if (*at == '\n')
+            fputs("\\n", to);
+        else
+            fputc(*at, to);
+    }
+    fputs("\"} 1\n", to);
     pthread_mutex_lock(&m->lock);
     head(to, "weft_requests_total", "counter",
          "Requests by path and HTTP status; 499: the client went away first.");
@@ -151,7 +131,23 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
     print_histogram(to, "weft_first_token_seconds",
                     "Seconds from a request's arrival to its first token.", &m->first_token);
     pthread_mutex_unlock(&m->lock);
-    print_generator(to, &now->generator);
+    one(to, "weft_prompt_tokens_total", "counter", "Tokens of prompts that were computed.",
+        now->generator.prompt_tokens);
+    one(to, "weft_shared_tokens_total", "counter",
+        "Tokens of prompts that were found in pages of others.", now->generator.shared_tokens);
+    one(to, "weft_generated_tokens_total", "counter", "Tokens that were made.",
+        now->generator.sampled_tokens);
+    one(to, "weft_set_back_total", "counter",
+        "Times that a sequence gave its pages back, to be computed again.",
+        now->generator.set_back);
+    one(to, "weft_sequences_running", "gauge", "Sequences that are being made.",
+        now->generator.running);
+    one(to, "weft_cache_pages", "gauge", "Pages of the cache.", now->generator.pages);
+    one(to, "weft_cache_pages_used", "gauge", "Pages that sequences hold.",
+        now->generator.pages_used);
+    one(to, "weft_cache_pages_kept", "gauge", "Pages that are kept for others that begin alike.",
+        now->generator.pages_kept);
+    one(to, "weft_cache_bytes", "gauge", "Bytes of the cache.", now->generator.cache_bytes);
     one(to, "weft_sequences_waiting", "gauge", "Sequences that wait for a place.", now->queued);
     one(to, "weft_connections", "gauge", "Open connections.", now->connections);
     one(to, "process_resident_memory_bytes", "gauge", "Resident memory.", resident_bytes());

@@ -165,18 +165,6 @@ static bool is_neutral(const reading *in, const char *key, const json_t *value) 
            (json_object_size(value) == 0 || (type && strcmp(type, "text") == 0));
 }
 
-static bool refuse_unknown(const reading *in, const char *key, unsigned where) {
-    weft_nearest nearest = weft_nearest_slip(key);
-    for (size_t i = 0; i < MEMBERS; i++)
-        if ((members[i].where & where) && !members[i].refused)
-            weft_nearest_offer(&nearest, members[i].name);
-    if (*nearest.name)
-        return weft_refuse(in->why, 400, "unknown_parameter", key,
-                           "unknown parameter '%.64s'; did you mean '%s'?", key, nearest.name);
-    return weft_refuse(in->why, 400, "unknown_parameter", key,
-                       "unknown parameter '%.64s'; leave it out", key);
-}
-
 static bool check_members(const reading *in) {
     unsigned where = in->r->endpoint == WEFT_CHAT ? CHAT : TEXT;
     const char *key;
@@ -185,7 +173,18 @@ static bool check_members(const reading *in) {
         size_t i = 0;
         while (i < MEMBERS && (strcmp(members[i].name, key) != 0 || !(members[i].where & where)))
             i++;
-        if (i == MEMBERS) return refuse_unknown(in, key, where);
+        if (i == MEMBERS) {
+            weft_nearest nearest = weft_nearest_slip(key);
+            for (size_t k = 0; k < MEMBERS; k++)
+                if ((members[k].where & where) && !members[k].refused)
+                    weft_nearest_offer(&nearest, members[k].name);
+            if (*nearest.name)
+                return weft_refuse(in->why, 400, "unknown_parameter", key,
+                                   "unknown parameter '%.64s'; did you mean '%s'?", key,
+                                   nearest.name);
+            return weft_refuse(in->why, 400, "unknown_parameter", key,
+                               "unknown parameter '%.64s'; leave it out", key);
+        }
         if (members[i].refused && !is_neutral(in, key, value))
             return weft_refuse(in->why, 400, "unsupported_parameter", key,
                                "'%s' is not supported; %s", key, members[i].refused);
@@ -193,24 +192,23 @@ static bool check_members(const reading *in) {
     return true;
 }
 
-static bool read_tokens(const reading *in, const json_t *list, weft_request_prompt *out) {
-    size_t count = json_array_size(list);
-    if (count == 0) return weft_refuse(in->why, 400, NULL, "prompt", "a prompt without tokens");
-    out->tokens = malloc(count * sizeof *out->tokens);
-    if (!out->tokens) return no_memory(in);
-    for (size_t i = 0; i < count; i++) {
-        const json_t *value = json_array_get(list, i);
-        json_int_t token = json_integer_value(value);
-        if (!json_is_integer(value) || token < 0 || token > INT32_MAX)
-            return refuse_type(in, "prompt", "a text, or numbers of tokens, or a list of these");
-        out->tokens[i] = (int32_t)token;
-    }
-    out->n_tokens = (int64_t)count;
-    return true;
-}
-
 static bool read_prompt(const reading *in, const json_t *value, weft_request_prompt *out) {
-    if (json_is_array(value)) return read_tokens(in, value, out);
+    if (json_is_array(value)) {
+        size_t count = json_array_size(value);
+        if (count == 0) return weft_refuse(in->why, 400, NULL, "prompt", "a prompt without tokens");
+        out->tokens = malloc(count * sizeof *out->tokens);
+        if (!out->tokens) return no_memory(in);
+        for (size_t i = 0; i < count; i++) {
+            const json_t *item = json_array_get(value, i);
+            json_int_t token = json_integer_value(item);
+            if (!json_is_integer(item) || token < 0 || token > INT32_MAX)
+                return refuse_type(in, "prompt",
+                                   "a text, or numbers of tokens, or a list of these");
+            out->tokens[i] = (int32_t)token;
+        }
+        out->n_tokens = (int64_t)count;
+        return true;
+    }
     if (!json_is_string(value))
         return refuse_type(in, "prompt", "a text, or numbers of tokens, or a list of these");
     out->text = json_string_value(value);

@@ -188,41 +188,6 @@ static bool check_head(exchange *x, const char *url, const char *method) {
     return true;
 }
 
-static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, const char *url,
-                                    const char *method, void **out) {
-    exchange *x = calloc(1, sizeof *x);
-    if (!x) return MHD_NO;
-    *out = x;
-    x->server = s;
-    x->mhd = c;
-    x->connection = weft_connection_of(c);
-    x->start = weft_clock();
-    if (!x->connection) return MHD_NO;
-    if (check_head(x, url, method)) return MHD_YES;
-    /* A client that waits for leave to send its body gets the refusal in place of it. */
-    const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
-    bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
-    return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
-}
-
-static enum MHD_Result send_models(exchange *x, bool one) {
-    const weft_server *s = x->server;
-    json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object", "model",
-                              "created", (json_int_t)s->started, "owned_by", "weft", "context",
-                              (json_int_t)s->model.context);
-    if (!one) model = json_pack("{s:s, s:[o]}", "object", "list", "data", model);
-    return send_text(x, 200, json_media, weft_json_line(model), false);
-}
-
-static enum MHD_Result send_metrics(exchange *x) {
-    weft_server_metrics_now now = {.model = x->server->options.name};
-    int64_t busy;
-    weft_worker_count(x->server->worker, &now.generator, &now.queued);
-    weft_connections_count(x->server->connections, &now.connections, &busy);
-    return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
-                     weft_server_metrics_text(x->server->metrics, &now), false);
-}
-
 /* A prompt's tokens into the job. */
 static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
     const weft_generator_stats *model = &x->server->model;
@@ -345,15 +310,6 @@ static ssize_t read_events(void *context, uint64_t position, char *to, size_t mo
     return (ssize_t)bytes;
 }
 
-static enum MHD_Result send_events(exchange *x) {
-    struct MHD_Response *r =
-        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
-    if (!r) return MHD_NO;
-    MHD_add_response_header(r, "Cache-Control", "no-cache");
-    MHD_add_response_header(r, "X-Accel-Buffering", "no");
-    return queue(x, 200, "text/event-stream; charset=utf-8", r);
-}
-
 /* Answers as soon as there is something to say: all of it, or the first of the events. So a job that
  * fails at once fails with its own status. */
 static enum MHD_Result answer_job(exchange *x) {
@@ -374,7 +330,14 @@ static enum MHD_Result answer_job(exchange *x) {
     if (!ready) return MHD_YES;
     if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
     if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
-    if (j->request.stream) return send_events(x);
+    if (j->request.stream) {
+        struct MHD_Response *r =
+            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
+        if (!r) return MHD_NO;
+        MHD_add_response_header(r, "Cache-Control", "no-cache");
+        MHD_add_response_header(r, "X-Accel-Buffering", "no");
+        return queue(x, 200, "text/event-stream; charset=utf-8", r);
+    }
     return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
 }
 
@@ -391,10 +354,23 @@ static enum MHD_Result begin(exchange *x, const char *url) {
         if (atomic_load(&x->server->draining))
             return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
         return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
-    case WEFT_PATH_METRICS:
-        return send_metrics(x);
-    case WEFT_PATH_MODELS:
-        return send_models(x, strcmp(url, "/v1/models") != 0);
+    case WEFT_PATH_METRICS: {
+        weft_server_metrics_now now = {.model = x->server->options.name};
+        int64_t busy;
+        weft_worker_count(x->server->worker, &now.generator, &now.queued);
+        weft_connections_count(x->server->connections, &now.connections, &busy);
+        return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
+                         weft_server_metrics_text(x->server->metrics, &now), false);
+    }
+    case WEFT_PATH_MODELS: {
+        const weft_server *s = x->server;
+        json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object",
+                                  "model", "created", (json_int_t)s->started, "owned_by", "weft",
+                                  "context", (json_int_t)s->model.context);
+        if (strcmp(url, "/v1/models") == 0)
+            model = json_pack("{s:s, s:[o]}", "object", "list", "data", model);
+        return send_text(x, 200, json_media, weft_json_line(model), false);
+    }
     default:
         return start_job(x) ? answer_job(x) : send_refusal(x, &x->refusal);
     }
@@ -405,7 +381,21 @@ static enum MHD_Result receive(void *server, struct MHD_Connection *c, const cha
                                size_t *upload_bytes, void **out) {
     (void)version;
     exchange *x = *out;
-    if (!x) return receive_head(server, c, url, method, out);
+    if (!x) {
+        x = calloc(1, sizeof *x);
+        if (!x) return MHD_NO;
+        *out = x;
+        x->server = server;
+        x->mhd = c;
+        x->connection = weft_connection_of(c);
+        x->start = weft_clock();
+        if (!x->connection) return MHD_NO;
+        if (check_head(x, url, method)) return MHD_YES;
+        /* A client that waits for leave to send its body gets the refusal in place of it. */
+        const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
+        bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
+        return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
+    }
     if (*upload_bytes) {
         size_t bytes = *upload_bytes;
         *upload_bytes = 0;

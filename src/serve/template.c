@@ -32,17 +32,6 @@ static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "chat template: no memory");
 }
 
-static void replace_escapes(char *text) {
-    char *to = text;
-    for (const char *from = text; *from; from++) {
-        char next = *from == '\\' ? from[1] : 0;
-        bool known = next == 'n' || next == 't' || next == '\\';
-        if (known) from++;
-        *to++ = !known ? *from : next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
-    }
-    *to = 0;
-}
-
 /* The longest special token whose name begins here; -1: none. */
 static int32_t find_special(const weft_tokenizer *t, const char *at, size_t *length) {
     char name[SPECIAL_LETTERS + 1];
@@ -99,10 +88,6 @@ static weft_status cut_pieces(weft_template *m, const weft_tokenizer *t) {
                                   "\"{role}: {content}\\n\"");
 }
 
-static bool is_blank(char c) {
-    return c == ' ' || c == '\t' || c == '\n';
-}
-
 /* What follows the content up to {role}, without blanks at its end unless it is nothing else. */
 static weft_status find_stop(weft_template *m) {
     size_t from = 0, end = 0, all;
@@ -111,7 +96,7 @@ static weft_status find_stop(weft_template *m) {
         end = m->pieces[i].from + m->pieces[i].bytes;
     }
     all = end;
-    while (end > from && is_blank(m->text[end - 1]))
+    while (end > from && strchr(" \t\n", m->text[end - 1]))
         end--;
     if (end == from) end = all;
     if (end == from) return WEFT_OK;
@@ -127,7 +112,14 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
     if (!m) return no_memory();
     m->text = strdup(text);
     if (!m->text) return no_memory();
-    replace_escapes(m->text);
+    char *to = m->text;
+    for (const char *from = m->text; *from; from++) {
+        char next = *from == '\\' ? from[1] : 0;
+        bool known = next == 'n' || next == 't' || next == '\\';
+        if (known) from++;
+        *to++ = !known ? *from : next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
+    }
+    *to = 0;
     WEFT_TRY(cut_pieces(m, t));
     WEFT_TRY(find_stop(m));
     *out = weft_steal(&m);

@@ -87,22 +87,20 @@ static void drop_job(weft_worker *w, weft_job *j, const weft_refusal *failure) {
     weft_job_release(j);
 }
 
-static weft_status start_choice(weft_worker *w, weft_job *j, int64_t i) {
-    weft_choice *c = j->choices + i;
-    const weft_job_prompt *p = j->prompts + c->prompt;
-    weft_sampling sampling = j->request.sampling;
-    sampling.sample = (uint32_t)(i % j->request.n);
-    sampling.end_token = j->end_token;
-    sampling.token_only = !j->request.logprobs;
-    WEFT_TRY(weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream));
-    return weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
-}
-
 static void start_job(weft_worker *w, weft_job *j) {
     weft_status status = WEFT_OK;
     weft_refusal why;
-    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++)
-        status = start_choice(w, j, i);
+    for (int64_t i = 0; status == WEFT_OK && i < j->n_choices; i++) {
+        weft_choice *c = j->choices + i;
+        const weft_job_prompt *p = j->prompts + c->prompt;
+        weft_sampling sampling = j->request.sampling;
+        sampling.sample = (uint32_t)(i % j->request.n);
+        sampling.end_token = j->end_token;
+        sampling.token_only = !j->request.logprobs;
+        status = weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream);
+        if (status == WEFT_OK)
+            status = weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
+    }
     if (status == WEFT_OK) {
         j->next = w->jobs;
         w->jobs = j;
@@ -173,29 +171,24 @@ static void fail_jobs(weft_worker *w, int status, const char *message) {
     }
 }
 
-/* Waits until there is something to do; the jobs that came in, or NULL. False: the end. */
-static bool take_incoming(weft_worker *w, weft_job **out) {
-    pthread_mutex_lock(&w->lock);
-    weft_generator_count(w->generator, &w->stats);
-    w->ready = true;
-    pthread_cond_signal(&w->begun);
-    while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
-        pthread_cond_wait(&w->news, &w->lock);
-    *out = w->incoming;
-    w->incoming = NULL;
-    w->incoming_end = &w->incoming;
-    w->nudged = false;
-    bool stopping = w->stopping;
-    pthread_mutex_unlock(&w->lock);
-    return !stopping;
-}
-
 static void *run(void *context) {
     weft_worker *w = context;
     weft_job *incoming;
     bool goes_on;
     do {
-        goes_on = take_incoming(w, &incoming);
+        /* Waits until there is something to do. */
+        pthread_mutex_lock(&w->lock);
+        weft_generator_count(w->generator, &w->stats);
+        w->ready = true;
+        pthread_cond_signal(&w->begun);
+        while (!w->incoming && !w->stopping && !w->nudged && !w->jobs)
+            pthread_cond_wait(&w->news, &w->lock);
+        incoming = w->incoming;
+        w->incoming = NULL;
+        w->incoming_end = &w->incoming;
+        w->nudged = false;
+        goes_on = !w->stopping;
+        pthread_mutex_unlock(&w->lock);
         while (incoming) {
             weft_job *j = incoming;
             incoming = j->next;

@@ -96,18 +96,6 @@ weft_status weft_equal_widths(weft_study *s) {
     return WEFT_OK;
 }
 
-static int64_t round_iters(double iters) {
-    const weft_option *o = WEFT_OPTION(steps);
-    double whole = fmin(fmax(nearbyint(iters), 1), o->max);
-    return (int64_t)whole;
-}
-
-static void set_iters(weft_study_variant *p, int64_t iters) {
-    p->counted = iters != p->config.steps;
-    p->config.steps = iters;
-    p->iters = iters;
-}
-
 /* What one iteration costs, in what is held equal. */
 static double iter_cost(const weft_study *s, int variant) {
     const weft_study_variant *p = &s->built[variant];
@@ -127,7 +115,10 @@ static weft_status scale_iters(weft_study *s) {
         if (!(cost > 0) || !(whole > 0))
             return weft_fail(WEFT_EBUG, "study: variant '%s' has no cost to be held equal",
                              s->variants.list[i].name);
-        set_iters(&s->built[i], round_iters(whole / cost));
+        int64_t iters = (int64_t)fmin(fmax(nearbyint(whole / cost), 1), WEFT_OPTION(steps)->max);
+        s->built[i].counted = iters != s->built[i].config.steps;
+        s->built[i].config.steps = iters;
+        s->built[i].iters = iters;
     }
     return WEFT_OK;
 }

@@ -113,40 +113,6 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
     }
 }
 
-/* "1e-3, 3e-3" */
-static weft_status parse_rates(weft_study *s) {
-    const char *text = s->base.study_learning_rates, *at = text;
-    const weft_option *o = WEFT_OPTION(learning_rate);
-    while (*(at += strspn(at, " \t"))) {
-        char *end;
-        double rate = strtod(at, &end);
-        bool ok = end != at && isfinite(rate) && rate >= o->min && rate <= o->max;
-        for (int i = 0; ok && i < s->n_rates; i++)
-            ok = s->rates[i] != rate;
-        end += strspn(end, " \t");
-        if (!ok || (*end && *end != ',') || s->n_rates == WEFT_STUDY_RATES_MAX)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: CONFIG_STUDY_LEARNING_RATES=\"%s\" must be numbers from %g to %g "
-                             "with commas, each once, %d at most",
-                             s->where, text, o->min, o->max, WEFT_STUDY_RATES_MAX);
-        s->rates[s->n_rates++] = rate;
-        at = *end ? end + 1 : end;
-    }
-    return WEFT_OK;
-}
-
-/* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
-static weft_status check_rate_seed(const weft_study *s) {
-    int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
-    if (!weft_study_chooses(s) || seed < first || seed >= first + s->base.study_seeds)
-        return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
-                     "%lld; take another",
-                     s->where, (long long)seed, (long long)first,
-                     (long long)(first + s->base.study_seeds - 1));
-}
-
 /* `why` NULL: the last error's words. */
 static weft_status refuse_rate_as(const weft_study *s, const char *why) {
     char last[WEFT_STUDY_LINE];
@@ -206,16 +172,6 @@ static weft_status check_yardstick(const weft_study *s) {
     return WEFT_OK;
 }
 
-static weft_status check_variant_keys(const weft_study *s) {
-    for (int i = 0; i < s->variants.n; i++)
-        if (s->n_rates && sets_option(&s->variants.list[i], WEFT_OPTION(learning_rate)))
-            return weft_fail(WEFT_EINPUT,
-                             "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
-                             "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
-                             s->where, s->variants.list[i].name);
-    return WEFT_OK;
-}
-
 /* Keeps a failed call's message as the variant's own. */
 static void keep_error(weft_study_variant *p, weft_status status) {
     if (status != WEFT_OK) snprintf(p->error, sizeof p->error, "%s", weft_error_message());
@@ -237,20 +193,48 @@ static bool same_data(const weft_config *a, const weft_config *b) {
            a->vocab_size == b->vocab_size && a->context == b->context;
 }
 
-/* The data of every variant; what an earlier one has the same of is not opened again. */
-static void check_all_data(weft_study *s) {
-    for (int i = 0; i < s->variants.n; i++) {
-        int same = 0;
-        if (*s->built[i].error) continue;
-        while (same < i &&
-               (*s->built[same].error || !same_data(&s->built[same].config, &s->built[i].config)))
-            same++;
-        if (same == i) keep_error(&s->built[i], check_data(s, &s->built[i].config));
+static weft_status open_study(weft_study *s, const weft_source *source, const weft_backend *backend,
+                              int threads) {
+    s->where = source->file;
+    weft_study_name(source->file, s->name, sizeof s->name);
+    WEFT_TRY(weft_source_read(source, NULL, &s->base));
+    WEFT_TRY(weft_variants_parse(&s->base, s->where, s->name, &s->variants));
+    /* "1e-3, 3e-3" */
+    const char *text = s->base.study_learning_rates, *at = text;
+    const weft_option *o = WEFT_OPTION(learning_rate);
+    while (*(at += strspn(at, " \t"))) {
+        char *end;
+        double rate = strtod(at, &end);
+        bool ok = end != at && isfinite(rate) && rate >= o->min && rate <= o->max;
+        for (int i = 0; ok && i < s->n_rates; i++)
+            ok = s->rates[i] != rate;
+        end += strspn(end, " \t");
+        if (!ok || (*end && *end != ',') || s->n_rates == WEFT_STUDY_RATES_MAX)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_STUDY_LEARNING_RATES=\"%s\" must be numbers from %g to %g "
+                             "with commas, each once, %d at most",
+                             s->where, text, o->min, o->max, WEFT_STUDY_RATES_MAX);
+        s->rates[s->n_rates++] = rate;
+        at = *end ? end + 1 : end;
     }
-}
-
-static weft_status build_variants(weft_study *s, const weft_source *source,
-                                  const weft_backend *backend, int threads) {
+    /* A seed that chooses rates and counts in the verdicts too would be what it is there to avoid. */
+    int64_t seed = s->base.study_rate_seed, first = weft_study_seed(s, 0);
+    if (weft_study_chooses(s) && seed >= first && seed < first + s->base.study_seeds)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_STUDY_RATE_SEED=%lld is one of the study's own seeds, %lld to "
+                         "%lld; take another",
+                         s->where, (long long)seed, (long long)first,
+                         (long long)(first + s->base.study_seeds - 1));
+    WEFT_TRY(parse_rate_as(s));
+    WEFT_TRY(check_yardstick(s));
+    for (int i = 0; i < s->variants.n; i++)
+        if (s->n_rates && sets_option(&s->variants.list[i], WEFT_OPTION(learning_rate)))
+            return weft_fail(WEFT_EINPUT,
+                             "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
+                             "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
+                             s->where, s->variants.list[i].name);
+    s->built = calloc((size_t)s->variants.n, sizeof *s->built);
+    if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     char where[800];
     for (int i = 0; i < s->variants.n; i++) {
         weft_study_variant *p = &s->built[i];
@@ -265,26 +249,18 @@ static weft_status build_variants(weft_study *s, const weft_source *source,
         weft_study_variant *p = &s->built[i];
         if (!*p->error) keep_error(p, weft_account_make(&p->config, backend, threads, &p->account));
     }
-    check_all_data(s);
+    /* The data of every variant; what an earlier one has the same of is not opened again. */
+    for (int i = 0; i < s->variants.n; i++) {
+        int same = 0;
+        if (*s->built[i].error) continue;
+        while (same < i &&
+               (*s->built[same].error || !same_data(&s->built[same].config, &s->built[i].config)))
+            same++;
+        if (same == i) keep_error(&s->built[i], check_data(s, &s->built[i].config));
+    }
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) return weft_equal_iters(s);
     return weft_fail(WEFT_EINPUT, "%s", s->built[0].error);
-}
-
-static weft_status open_study(weft_study *s, const weft_source *source, const weft_backend *backend,
-                              int threads) {
-    s->where = source->file;
-    weft_study_name(source->file, s->name, sizeof s->name);
-    WEFT_TRY(weft_source_read(source, NULL, &s->base));
-    WEFT_TRY(weft_variants_parse(&s->base, s->where, s->name, &s->variants));
-    WEFT_TRY(parse_rates(s));
-    WEFT_TRY(check_rate_seed(s));
-    WEFT_TRY(parse_rate_as(s));
-    WEFT_TRY(check_yardstick(s));
-    WEFT_TRY(check_variant_keys(s));
-    s->built = calloc((size_t)s->variants.n, sizeof *s->built);
-    if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
-    return build_variants(s, source, backend, threads);
 }
 
 weft_status weft_study_open(const weft_source *source, const weft_backend *backend, int threads,

@@ -63,53 +63,48 @@ static bool read_range(const char *text, axis *a) {
     return read_number(text, low, &a->low) && read_number(dots + 2, n - low - 2, &a->high);
 }
 
-static weft_status check_range(const axis *a, const char *text, const char *where) {
-    const weft_option *o = a->option;
-    bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
-    if (!number)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s: a range is for numbers; list its values",
-                         where, o->key, text);
-    if (!(a->low < a->high) || a->low < o->min || a->high > o->max)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s must go up, within %g to %g", where, o->key,
-                         text, o->min, o->max);
-    if (a->logarithmic && a->low <= 0)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s: log() is for numbers above 0", where,
-                         o->key, text);
-    return WEFT_OK;
-}
-
-static weft_status add_value(axis *a, const char *from, size_t n, const char *where) {
-    weft_config scratch;
-    char value[WEFT_SWEEP_VALUE];
-    weft_config_defaults(&scratch);
-    snprintf(value, sizeof value, "%.*s", (int)n, from);
-    if (n == 0 || n >= sizeof value)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s: a value is expected between commas, not '%s'",
-                         where, a->option->key, value);
-    WEFT_TRY(weft_config_set(&scratch, a->option->key, value, where));
-    /* As the config would write it, so that 1e-3 and 0.001 are one value. */
-    weft_config_format(&scratch, a->option, value, sizeof value);
-    for (int i = 0; i < a->n; i++)
-        if (strcmp(a->values[i], value) == 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes %s twice", where, a->option->key,
-                             value);
-    if (a->n == VALUES_MAX)
-        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes more than %d values", where,
-                         a->option->key, VALUES_MAX);
-    char(*values)[WEFT_SWEEP_VALUE] = realloc(a->values, (size_t)(a->n + 1) * sizeof *values);
-    if (!values) return no_memory();
-    a->values = values;
-    /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
-    memcpy(values[a->n++], value, sizeof value);
-    return WEFT_OK;
-}
-
 /* What stands behind KEY=. */
 static weft_status read_values(axis *a, const char *text, const char *where) {
-    if (read_range(text, a)) return check_range(a, text, where);
+    if (read_range(text, a)) {
+        const weft_option *o = a->option;
+        bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
+        if (!number)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_%s=%s: a range is for numbers; list its values", where,
+                             o->key, text);
+        if (!(a->low < a->high) || a->low < o->min || a->high > o->max)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s must go up, within %g to %g", where,
+                             o->key, text, o->min, o->max);
+        if (a->logarithmic && a->low <= 0)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s=%s: log() is for numbers above 0", where,
+                             o->key, text);
+        return WEFT_OK;
+    }
     for (;;) {
         size_t n = strcspn(text, ",");
-        WEFT_TRY(add_value(a, text, n, where));
+        weft_config scratch;
+        char value[WEFT_SWEEP_VALUE];
+        weft_config_defaults(&scratch);
+        snprintf(value, sizeof value, "%.*s", (int)n, text);
+        if (n == 0 || n >= sizeof value)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_%s: a value is expected between commas, not '%s'", where,
+                             a->option->key, value);
+        WEFT_TRY(weft_config_set(&scratch, a->option->key, value, where));
+        /* As the config would write it, so that 1e-3 and 0.001 are one value. */
+        weft_config_format(&scratch, a->option, value, sizeof value);
+        for (int i = 0; i < a->n; i++)
+            if (strcmp(a->values[i], value) == 0)
+                return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes %s twice", where, a->option->key,
+                                 value);
+        if (a->n == VALUES_MAX)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes more than %d values", where,
+                             a->option->key, VALUES_MAX);
+        char(*values)[WEFT_SWEEP_VALUE] = realloc(a->values, (size_t)(a->n + 1) * sizeof *values);
+        if (!values) return no_memory();
+        a->values = values;
+        /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
+        memcpy(values[a->n++], value, sizeof value);
         if (!text[n]) return WEFT_OK;
         text += n + 1;
     }
@@ -161,21 +156,6 @@ static weft_status read_axes(const char *text, const char *where, axis *axes, in
     }
 }
 
-/* How many points the grid has; 0: one axis is a range. More than INT_MAX counts as that. */
-static int grid_size(const axis *axes, int n) {
-    double size = 1;
-    for (int i = 0; i < n; i++)
-        size *= axes[i].n;
-    return size < 1e9 ? (int)size : 1000000000;
-}
-
-static void grid_point(const axis *axes, int n, int number, weft_sweep_point *out) {
-    for (int i = n - 1; i >= 0; i--) {
-        memcpy(out->text[i], axes[i].values[number % axes[i].n], WEFT_SWEEP_VALUE);
-        number /= axes[i].n;
-    }
-}
-
 /* A value of one axis from a number in [0, 1). */
 static void draw_value(const axis *a, double unit, char *text) {
     if (a->n) {
@@ -191,12 +171,6 @@ static void draw_value(const axis *a, double unit, char *text) {
         snprintf(text, WEFT_SWEEP_VALUE, "%.3g", fmin(fmax(value, a->low), a->high));
 }
 
-static bool same_point(const weft_sweep_point *a, const weft_sweep_point *b, int axes) {
-    for (int i = 0; i < axes; i++)
-        if (strcmp(a->text[i], b->text[i]) != 0) return false;
-    return true;
-}
-
 /* Points that differ from each other. */
 static weft_status draw_points(const axis *axes, int points, uint64_t seed, const char *where,
                                weft_sweep *out) {
@@ -208,8 +182,12 @@ static weft_status draw_points(const axis *axes, int points, uint64_t seed, cons
         for (int i = 0; i < out->axes; i++)
             draw_value(&axes[i], weft_random_unit(weft_random_word(seed, 0, 0, site, index++)),
                        p->text[i]);
-        for (int i = 0; i < out->n && fresh; i++)
-            fresh = !same_point(p, &out->points[i], out->axes);
+        for (int i = 0; i < out->n && fresh; i++) {
+            int same = 0;
+            while (same < out->axes && strcmp(p->text[same], out->points[i].text[same]) == 0)
+                same++;
+            fresh = same < out->axes;
+        }
         tries = fresh ? 0 : tries + 1;
         out->n += fresh;
     }
@@ -223,7 +201,11 @@ static weft_status draw_points(const axis *axes, int points, uint64_t seed, cons
 
 static weft_status make_points(const axis *axes, int points, int most, uint64_t seed,
                                const char *where, weft_sweep *out) {
-    int grid = grid_size(axes, out->axes);
+    /* How many points the grid has; 0: one axis is a range. More than INT_MAX counts as that. */
+    double size = 1;
+    for (int i = 0; i < out->axes; i++)
+        size *= axes[i].n;
+    int grid = size < 1e9 ? (int)size : 1000000000;
     if (grid == 0 && points == 0)
         return weft_fail(WEFT_EINPUT,
                          "%s has a range; say how many points to draw: "
@@ -239,8 +221,10 @@ static weft_status make_points(const axis *axes, int points, int most, uint64_t 
     out->points = calloc((size_t)n, sizeof *out->points);
     if (!out->points) return no_memory();
     if (!whole) return draw_points(axes, n, seed, where, out);
-    for (int i = 0; i < n; i++)
-        grid_point(axes, out->axes, i, &out->points[out->n++]);
+    for (; out->n < n; out->n++)
+        for (int i = out->axes - 1, number = out->n; i >= 0; number /= axes[i--].n)
+            memcpy(out->points[out->n].text[i], axes[i].values[number % axes[i].n],
+                   WEFT_SWEEP_VALUE);
     return WEFT_OK;
 }
 

@@ -110,16 +110,6 @@ static weft_status read_name(const char **at, const char *where, const char *aft
     return WEFT_OK;
 }
 
-static weft_status read_set(weft_variant *variant, const char *word, const char *where) {
-    const char *equals = strchr(word, '=');
-    char key[128];
-    if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
-        return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", where, word);
-    snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
-    WEFT_TRY(check_key(variant, key, where));
-    return add_set(variant, weft_option_find(key)->key, equals + 1);
-}
-
 /* A variant's label in quotes, where one stands at *at. */
 static weft_status read_label(const char **at, const char *where, weft_variant *v) {
     char word[WORD_ROOM];
@@ -166,21 +156,6 @@ bool weft_variant_labelled(const char *title, const char *name, const char *sets
     return *title && strcmp(title, name) != 0 && !described;
 }
 
-/* Where a label is another's too, the name tells them apart. */
-static void part_labels(weft_variants *s) {
-    bool same[WEFT_VARIANTS_MAX] = {false};
-    for (int i = 0; i < s->n; i++)
-        for (int k = 0; k < s->n; k++)
-            if (i != k && strcmp(s->list[i].title, s->list[k].title) == 0) same[i] = true;
-    for (int i = 0; i < s->n; i++) {
-        char label[WEFT_VARIANT_TITLE];
-        if (!same[i]) continue;
-        snprintf(label, sizeof label, "%.*s (%s)", WEFT_VARIANT_TITLE - WEFT_VARIANT_NAME - 4,
-                 s->list[i].title, s->list[i].name);
-        memcpy(s->list[i].title, label, sizeof label);
-    }
-}
-
 /* NAME ["LABEL"] [vs BASE] [: KEY=VALUE ...], up to the next ';' or the end. */
 static weft_status read_variant(weft_variants *s, const char **text, const char *where) {
     char name[WEFT_VARIANT_NAME], here[800], word[WORD_ROOM];
@@ -202,37 +177,17 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
     if (*at == ':') {
         for (at = weft_skip_blanks(at + 1); *at && *at != ';'; at = weft_skip_blanks(at)) {
             at = next_word(at, ";", word);
-            WEFT_TRY(read_set(variant, word, here));
+            const char *equals = strchr(word, '=');
+            char key[128];
+            if (!equals || equals == word || (size_t)(equals - word) >= sizeof key)
+                return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", here, word);
+            snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
+            WEFT_TRY(check_key(variant, key, here));
+            WEFT_TRY(add_set(variant, weft_option_find(key)->key, equals + 1));
         }
     }
     if (!labelled) describe_sets(variant);
     *text = *at == ';' ? weft_skip_blanks(at + 1) : at;
-    return WEFT_OK;
-}
-
-/* Who is compared with whom: a variant that does not say, with the first, unless the first is compared with
- * it. Going from a variant to its baseline must come to an end. */
-static weft_status link_baselines(weft_variants *s, const char *where) {
-    for (int i = 0; i < s->n; i++) {
-        weft_variant *variant = &s->list[i];
-        bool root = i == 0 || strcmp(s->list[0].base, variant->name) == 0;
-        variant->baseline = root ? -1 : 0;
-        if (!*variant->base) continue;
-        variant->baseline = weft_variants_find(s, variant->base);
-        if (variant->baseline < 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", where, variant->name,
-                             variant->base, weft_error_message());
-    }
-    for (int i = 0; i < s->n; i++) {
-        int at = i, hops = 0;
-        while (at >= 0 && hops <= s->n) {
-            at = s->list[at].baseline;
-            hops++;
-        }
-        if (at >= 0)
-            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", where,
-                             s->list[i].name, s->list[i].base);
-    }
     return WEFT_OK;
 }
 
@@ -242,8 +197,41 @@ static weft_status parse_named(const weft_config *base, const char *where, weft_
     snprintf(here, sizeof here, "%.600s: CONFIG_STUDY_VARIANTS", where);
     while (*at)
         WEFT_TRY(read_variant(s, &at, here));
-    part_labels(s);
-    return link_baselines(s, here);
+    /* Where a label is another's too, the name tells them apart. */
+    bool same[WEFT_VARIANTS_MAX] = {false};
+    for (int i = 0; i < s->n; i++)
+        for (int k = 0; k < s->n; k++)
+            if (i != k && strcmp(s->list[i].title, s->list[k].title) == 0) same[i] = true;
+    for (int i = 0; i < s->n; i++) {
+        char label[WEFT_VARIANT_TITLE];
+        if (!same[i]) continue;
+        snprintf(label, sizeof label, "%.*s (%s)", WEFT_VARIANT_TITLE - WEFT_VARIANT_NAME - 4,
+                 s->list[i].title, s->list[i].name);
+        memcpy(s->list[i].title, label, sizeof label);
+    }
+    /* Who is compared with whom: a variant that does not say, with the first, unless the first is compared with
+     * it. Going from a variant to its baseline must come to an end. */
+    for (int i = 0; i < s->n; i++) {
+        weft_variant *variant = &s->list[i];
+        bool root = i == 0 || strcmp(s->list[0].base, variant->name) == 0;
+        variant->baseline = root ? -1 : 0;
+        if (!*variant->base) continue;
+        variant->baseline = weft_variants_find(s, variant->base);
+        if (variant->baseline < 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s': %s", here, variant->name,
+                             variant->base, weft_error_message());
+    }
+    for (int i = 0; i < s->n; i++) {
+        int place = i, hops = 0;
+        while (place >= 0 && hops <= s->n) {
+            place = s->list[place].baseline;
+            hops++;
+        }
+        if (place >= 0)
+            return weft_fail(WEFT_EINPUT, "%s: variant '%s' vs '%s' leads back to itself", here,
+                             s->list[i].name, s->list[i].base);
+    }
+    return WEFT_OK;
 }
 
 /* Step `number` of the ablation: the three switches, and the RA-MLA write-up's words for it. */
@@ -276,28 +264,6 @@ static weft_status add_ablation(weft_variants *s, const weft_config *base, int n
     return WEFT_OK;
 }
 
-static weft_status parse_ablation(const weft_config *base, const char *where, weft_variants *s) {
-    const char *at = weft_skip_blanks(base->ra_mla_ablation_steps);
-    char here[700];
-    snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
-    while (*at) {
-        char *end;
-        long number = strtol(at, &end, 10);
-        const char *next = weft_skip_blanks(end);
-        if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
-            return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas", here,
-                             base->ra_mla_ablation_steps);
-        WEFT_TRY(add_ablation(s, base, (int)number, here));
-        at = weft_skip_blanks(*next ? next + 1 : next);
-    }
-    /* 4 and 5 are 2 and 3 again, where these are run too. */
-    for (int i = 0; i < s->n; i++)
-        for (int k = 0; k < s->n; k++)
-            if (s->list[i].name[0] >= '4' && s->list[k].name[0] == s->list[i].name[0] - 2)
-                s->list[i].repeats = k;
-    return WEFT_OK;
-}
-
 static weft_status parse_variants(const weft_config *base, const char *where, const char *name,
                                   weft_variants *s) {
     weft_variant *variant;
@@ -307,26 +273,29 @@ static weft_status parse_variants(const weft_config *base, const char *where, co
             "%s: CONFIG_RA_MLA_ABLATION_STEPS=\"%s\" and CONFIG_STUDY_VARIANTS are both "
             "set; empty one of them",
             where, base->ra_mla_ablation_steps);
-    if (*weft_skip_blanks(base->ra_mla_ablation_steps)) return parse_ablation(base, where, s);
+    if (*weft_skip_blanks(base->ra_mla_ablation_steps)) {
+        const char *at = weft_skip_blanks(base->ra_mla_ablation_steps);
+        char here[700];
+        snprintf(here, sizeof here, "%.600s: CONFIG_RA_MLA_ABLATION_STEPS", where);
+        while (*at) {
+            char *end;
+            long number = strtol(at, &end, 10);
+            const char *next = weft_skip_blanks(end);
+            if (end == at || number < 0 || number >= ABLATION_STEPS || (*next && *next != ','))
+                return weft_fail(WEFT_EINPUT, "%s=\"%s\" must be numbers from 0 to 5 with commas",
+                                 here, base->ra_mla_ablation_steps);
+            WEFT_TRY(add_ablation(s, base, (int)number, here));
+            at = weft_skip_blanks(*next ? next + 1 : next);
+        }
+        /* 4 and 5 are 2 and 3 again, where these are run too. */
+        for (int i = 0; i < s->n; i++)
+            for (int k = 0; k < s->n; k++)
+                if (s->list[i].name[0] >= '4' && s->list[k].name[0] == s->list[i].name[0] - 2)
+                    s->list[i].repeats = k;
+        return WEFT_OK;
+    }
     if (*weft_skip_blanks(base->study_variants)) return parse_named(base, where, s);
     return add_variant(s, name, where, &variant);
-}
-
-/* "NAME-VALUE-VALUE", or the values alone where the study has one variant. */
-static weft_status name_point(const weft_variant *variant, bool alone,
-                              const weft_sweep_point *point, int axes, const char *where,
-                              char name[WEFT_VARIANT_NAME]) {
-    char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
-    int n = snprintf(all, sizeof all, "%s", alone ? "" : variant->name);
-    for (int i = 0; i < axes; i++)
-        n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", n ? "-" : "", point->text[i]);
-    for (int i = 0; i < n; i++)
-        if (!is_name_letter(all[i])) all[i] = '_';
-    if (n >= WEFT_VARIANT_NAME)
-        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
-                         where, all, WEFT_VARIANT_NAME - 1);
-    memcpy(name, all, (size_t)n + 1);
-    return WEFT_OK;
 }
 
 static weft_status add_point(weft_variants *out, const weft_variant *variant, bool alone,
@@ -334,7 +303,18 @@ static weft_status add_point(weft_variants *out, const weft_variant *variant, bo
     const weft_sweep_point *point = &sweep->points[p];
     char name[WEFT_VARIANT_NAME], title[WEFT_VARIANT_TITLE] = "";
     weft_variant *made;
-    WEFT_TRY(name_point(variant, alone, point, sweep->axes, where, name));
+    /* "NAME-VALUE-VALUE", or the values alone where the study has one variant. */
+    char all[WEFT_VARIANT_NAME + WEFT_SWEEP_AXES * (WEFT_SWEEP_VALUE + 1)];
+    int used = snprintf(all, sizeof all, "%s", alone ? "" : variant->name);
+    for (int i = 0; i < sweep->axes; i++)
+        used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", used ? "-" : "",
+                         point->text[i]);
+    for (int i = 0; i < used; i++)
+        if (!is_name_letter(all[i])) all[i] = '_';
+    if (used >= WEFT_VARIANT_NAME)
+        return weft_fail(WEFT_EINPUT, "%s: the variant's name '%.20s...' is longer than %d letters",
+                         where, all, WEFT_VARIANT_NAME - 1);
+    memcpy(name, all, (size_t)used + 1);
     WEFT_TRY(add_variant(out, name, where, &made));
     for (int i = 0; i < variant->n_sets; i++) {
         char *equals = strchr(variant->sets[i], '=');

@@ -1,7 +1,8 @@
 /* Folders. Of a run that is set aside nothing is removed; a run's checkpoints are last, best and step-N. */
-#include "supervise/folder.h"
+#include "supervise/supervise.h"
 
 #include "base/log.h"
+#include "base/scope.h"
 #include "train/checkpoint.h"
 
 #include <errno.h>
@@ -29,11 +30,6 @@ static bool read_holder(int fd, char holder[32]) {
     return ours;
 }
 
-static bool is_gone(const char *holder) {
-    long pid = strtol(holder, NULL, 10);
-    return pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
-}
-
 /* Whether another study holds the lock. The run that a study had just forked as it was killed holds it
  * too, until it has become another program: where the holder is gone, that is waited for. */
 static bool is_held(int fd, char holder[32]) {
@@ -41,7 +37,9 @@ static bool is_held(int fd, char holder[32]) {
     for (int waited = 0; flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
          waited += PAUSE_MS) {
         read_holder(fd, holder);
-        if (waited >= LEFT_MS || !is_gone(holder)) return true;
+        long pid = strtol(holder, NULL, 10);
+        bool gone = pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+        if (waited >= LEFT_MS || !gone) return true;
         nanosleep(&pause, NULL);
     }
     return false;
@@ -49,31 +47,25 @@ static bool is_held(int fd, char holder[32]) {
 
 weft_status weft_folder_hold(const char *path, int *descriptor) {
     char lock[WEFT_PATH_MAX], holder[32] = "";
-    int fd;
+    WEFT_AUTO_CLOSE int fd = -1;
     *descriptor = -1;
     WEFT_TRY(weft_path(lock, "%s/lock", path));
     WEFT_TRY(weft_file_open_own(lock, &fd));
-    if (is_held(fd, holder)) {
-        close(fd);
+    if (is_held(fd, holder))
         return weft_fail(WEFT_EINPUT,
                          "%s: another weft study (process %s) runs in this folder; wait for it, or "
                          "take another --out",
                          path, *holder ? holder : "unknown");
-    }
-    if (!read_holder(fd, holder)) {
-        close(fd);
+    if (!read_holder(fd, holder))
         return weft_fail(WEFT_EINPUT,
                          "%s: is not a lock of weft's; move it away, or take another "
                          "--out",
                          lock);
-    }
     int n = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n) {
-        weft_status status = weft_fail(WEFT_EIO, "%s: %s", lock, strerror(errno));
-        close(fd);
-        return status;
-    }
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, holder, (size_t)n, 0) != n)
+        return weft_fail(WEFT_EIO, "%s: %s", lock, strerror(errno));
     *descriptor = fd;
+    fd = -1;
     return WEFT_OK;
 }
 
@@ -86,13 +78,12 @@ void weft_folder_wait(const char *path, double seconds) {
     const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
     char lines[WEFT_PATH_MAX];
     if (weft_path(lines, "%s/metrics.jsonl", path) != WEFT_OK) return;
-    int fd = open(lines, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    WEFT_AUTO_CLOSE int fd = open(lines, O_RDWR | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return;
     for (int waited = 0; 0.001 * waited < seconds; waited += PAUSE_MS) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) break;
         nanosleep(&pause, NULL);
     }
-    close(fd);
 }
 
 static weft_status set_aside(weft_database *d, const char *out, const weft_record_run *job) {
@@ -135,36 +126,28 @@ weft_status weft_restart(weft_database *d, const char *out, const weft_record_ru
                      out);
 }
 
-static bool is_repeated(const weft_study *s, int variant) {
-    if (s->variants.list[variant].repeats >= 0) return true;
-    for (int i = 0; i < s->variants.n; i++)
-        if (s->variants.list[i].repeats == variant) return true;
-    return false;
-}
-
 bool weft_weights_stay(const weft_study *s, const weft_record_run *job) {
-    if (s->base.study_weights == WEFT_STUDY_WEIGHTS_ALL || is_repeated(s, job->variant))
-        return true;
+    bool compared = s->variants.list[job->variant].repeats >= 0;
+    for (int i = 0; i < s->variants.n; i++)
+        compared = compared || s->variants.list[i].repeats == job->variant;
+    if (s->base.study_weights == WEFT_STUDY_WEIGHTS_ALL || compared) return true;
     return s->base.study_weights == WEFT_STUDY_WEIGHTS_FIRST && job->seed == weft_study_seed(s, 0);
 }
 
-static weft_status remove_checkpoint(const char *folder, const char *name) {
-    char path[WEFT_PATH_MAX];
-    weft_checkpoint_kind kind;
-    if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 && weft_checkpoint_step_of(name) < 0)
-        return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    WEFT_TRY(weft_checkpoint_look(path, &kind));
-    if (kind == WEFT_CHECKPOINT_NONE || kind == WEFT_CHECKPOINT_FOREIGN) return WEFT_OK;
-    return weft_checkpoint_remove(path);
-}
-
 weft_status weft_weights_remove(const char *folder) {
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     WEFT_TRY(weft_folder_list(folder, &names));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++)
-        status = remove_checkpoint(folder, names.list[i]);
-    weft_names_free(&names);
-    return status;
+    for (int i = 0; i < names.n; i++) {
+        char path[WEFT_PATH_MAX];
+        weft_checkpoint_kind kind;
+        const char *name = names.list[i];
+        if (strcmp(name, "last") != 0 && strcmp(name, "best") != 0 &&
+            weft_checkpoint_step_of(name) < 0)
+            continue;
+        WEFT_TRY(weft_path(path, "%s/%s", folder, name));
+        WEFT_TRY(weft_checkpoint_look(path, &kind));
+        if (kind != WEFT_CHECKPOINT_NONE && kind != WEFT_CHECKPOINT_FOREIGN)
+            WEFT_TRY(weft_checkpoint_remove(path));
+    }
+    return WEFT_OK;
 }

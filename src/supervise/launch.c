@@ -2,12 +2,13 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include "supervise/launch.h"
+#include "supervise/supervise.h"
 
 #include "base/clock.h"
 #include "base/folders.h"
 #include "base/log.h"
-#include "record/collect.h"
+#include "base/scope.h"
+#include "record/record.h"
 #include "train/stop.h"
 
 #include <errno.h>
@@ -47,22 +48,6 @@ static void become(char **words, int out, int log, pid_t parent, const sigset_t 
     _exit(NOT_STARTED);
 }
 
-/* Signals wait until the child has forgotten this process's handlers: one that came in between would
- * be noted by a handler which the new program does not have. */
-static weft_status fork_run(char **words, int out, int log, pid_t *pid) {
-    sigset_t all, before;
-    pid_t parent = getpid();
-    fflush(NULL);
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, &before);
-    *pid = fork();
-    if (*pid == 0) become(words, out, log, parent, &before);
-    int error = errno;
-    sigprocmask(SIG_SETMASK, &before, NULL);
-    if (*pid > 0) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "study: no process for a run: %s", strerror(error));
-}
-
 static weft_status start_process(const char *const *words, const char *out, const char *log,
                                  pid_t *pid) {
     char *copy[WORDS_MOST + 2];
@@ -71,15 +56,24 @@ static weft_status start_process(const char *const *words, const char *out, cons
     for (; *words && n <= WORDS_MOST; words++)
         copy[n++] = (char *)(uintptr_t)*words;
     copy[n] = NULL;
-    int out_fd, log_fd = -1;
+    WEFT_AUTO_CLOSE int out_fd = -1, log_fd = -1;
     WEFT_TRY(weft_file_open_own(out, &out_fd));
-    weft_status status = weft_file_open_own(log, &log_fd);
-    if (status == WEFT_OK && (ftruncate(out_fd, 0) != 0 || fcntl(log_fd, F_SETFL, O_APPEND) != 0))
-        status = weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
-    if (status == WEFT_OK) status = fork_run(copy, out_fd, log_fd, pid);
-    close(out_fd);
-    if (log_fd >= 0) close(log_fd);
-    return status;
+    WEFT_TRY(weft_file_open_own(log, &log_fd));
+    if (ftruncate(out_fd, 0) != 0 || fcntl(log_fd, F_SETFL, O_APPEND) != 0)
+        return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
+    /* Signals wait until the child has forgotten this process's handlers: one that came in between would
+     * be noted by a handler which the new program does not have. */
+    sigset_t all, before;
+    pid_t parent = getpid();
+    fflush(NULL);
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    *pid = fork();
+    if (*pid == 0) become(copy, out_fd, log_fd, parent, &before);
+    int error = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    if (*pid > 0) return WEFT_OK;
+    return weft_fail(WEFT_EIO, "study: no process for a run: %s", strerror(error));
 }
 
 bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end) {
@@ -131,22 +125,6 @@ void weft_pause(double waited) {
     nanosleep(&(struct timespec){.tv_nsec = (long)(ms * 1e6)}, NULL);
 }
 
-/* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
-static weft_status start_on(const char *gpu, const char *const *words, const char *out,
-                            const char *log, pid_t *pid) {
-    const char *own = getenv("WEFT_CUDA_DEVICE");
-    char *before = own ? strdup(own) : NULL;
-    if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
-    if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
-    weft_status status = start_process(words, out, log, pid);
-    if (gpu && before)
-        setenv("WEFT_CUDA_DEVICE", before, 1);
-    else if (gpu)
-        unsetenv("WEFT_CUDA_DEVICE");
-    free(before);
-    return status;
-}
-
 weft_status weft_launch(const weft_config *c, const char *folder,
                         const weft_launch_options *options, pid_t *pid) {
     char config[WEFT_PATH_MAX], result[WEFT_PATH_MAX], log[WEFT_PATH_MAX], count[16], peak[40];
@@ -161,23 +139,17 @@ weft_status weft_launch(const weft_config *c, const char *folder,
                            "--resume", "--json",   "--threads", count,   "--peak-flops",
                            peak,       NULL,       NULL};
     if (options->save_last) words[11] = "--save-last";
-    return start_on(options->gpu, words, result, log, pid);
-}
-
-/* Waits for a measuring process; a signal is handed on. */
-static weft_status wait_measured(pid_t pid, weft_process_end *end) {
-    double begun = weft_clock();
-    bool told = false;
-    while (!weft_process_ended(pid, false, end)) {
-        int asked = weft_stop_asked();
-        if (asked && !told) kill(pid, asked);
-        told = told || asked;
-        weft_pause(weft_clock() - begun);
-    }
-    return told
-               ? weft_fail(WEFT_EIO, "stopped by a signal while variants were measured; nothing is "
-                                     "kept, the same command starts anew")
-               : WEFT_OK;
+    /* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
+    const char *gpu = options->gpu, *own = getenv("WEFT_CUDA_DEVICE");
+    WEFT_AUTO_FREE char *before = own ? strdup(own) : NULL;
+    if (own && !before) return weft_fail(WEFT_ENOMEM, "study: no memory");
+    if (gpu) setenv("WEFT_CUDA_DEVICE", gpu, 1);
+    weft_status status = start_process(words, result, log, pid);
+    if (gpu && before)
+        setenv("WEFT_CUDA_DEVICE", before, 1);
+    else if (gpu)
+        unsetenv("WEFT_CUDA_DEVICE");
+    return status;
 }
 
 /* One process of so many iterations; seconds of an iteration, the median. */
@@ -195,7 +167,18 @@ static weft_status measure_once(weft_study *s, int variant, const char *folder, 
     c.log_interval = 1;
     c.save_checkpoint = false;
     WEFT_TRY(weft_launch(&c, folder, &(weft_launch_options){.threads = threads}, &pid));
-    WEFT_TRY(wait_measured(pid, &end));
+    /* Waits for a measuring process; a signal is handed on. */
+    double begun = weft_clock();
+    bool told = false;
+    while (!weft_process_ended(pid, false, &end)) {
+        int asked = weft_stop_asked();
+        if (asked && !told) kill(pid, asked);
+        told = told || asked;
+        weft_pause(weft_clock() - begun);
+    }
+    if (told)
+        return weft_fail(WEFT_EIO, "stopped by a signal while variants were measured; nothing is "
+                                   "kept, the same command starts anew");
     double rate = weft_collect_rate(folder);
     if (end.status == 0 && rate > 0) {
         p->seconds_per_iter = (double)weft_study_iter_tokens(&c) / rate;

@@ -1,8 +1,9 @@
 /* Two scripts and two calls of sbatch. */
-#include "supervise/slurm.h"
+#include "supervise/supervise.h"
 
 #include "base/files.h"
 #include "base/folders.h"
+#include "base/scope.h"
 #include "record/database.h"
 
 #include <stdio.h>
@@ -42,26 +43,6 @@ static weft_status make_text(maker *make, const job *j, char **text) {
 /* Whether variant i is run. */
 static bool is_chosen(const weft_study *s, const weft_slurm_options *o, int i) {
     return !*s->built[i].error && (!o->variants || o->variants[i]);
-}
-
-/* MiB of the largest variant, with room for what a plan does not count. */
-static weft_status count_memory(const weft_study *s, const weft_slurm_options *o, int64_t *mib) {
-    int64_t most = 0;
-    for (int i = 0; i < s->variants.n; i++) {
-        weft_rank_bytes bytes;
-        if (!is_chosen(s, o, i)) continue;
-        WEFT_TRY(weft_account_rank(&s->built[i].config, o->host, o->cpus, 1, &bytes));
-        if (bytes.all > most) most = bytes.all;
-    }
-    *mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;
-    return WEFT_OK;
-}
-
-static weft_status own_program(char path[WEFT_PATH_MAX]) {
-    ssize_t n = readlink("/proc/self/exe", path, WEFT_PATH_MAX - 1);
-    if (n <= 0) return weft_fail(WEFT_EIO, "the program's own file is not known");
-    path[n] = 0;
-    return WEFT_OK;
 }
 
 static void put_variants(FILE *out, const job *j) {
@@ -131,24 +112,22 @@ static void put_gather_call(FILE *out, const job *j) {
 }
 
 static weft_status write_text(const char *folder, const char *name, maker *make, const job *j) {
-    char path[WEFT_PATH_MAX], *text = NULL;
+    char path[WEFT_PATH_MAX];
+    WEFT_AUTO_FREE char *text = NULL;
     WEFT_TRY(weft_path(path, "%s/slurm/%s", folder, name));
-    weft_status status = make_text(make, j, &text);
-    if (status == WEFT_OK) status = weft_file_write(path, text, strlen(text), NULL);
-    free(text);
-    return status;
+    WEFT_TRY(make_text(make, j, &text));
+    return weft_file_write(path, text, strlen(text), NULL);
 }
 
 /* Runs sbatch; the job's number. */
 static weft_status submit(maker *make, const job *j, char number[NUMBER_ROOM]) {
-    char line[256] = "", *command = NULL;
+    char line[256] = "";
+    WEFT_AUTO_FREE char *command = NULL;
     if (system("command -v sbatch >/dev/null 2>&1") != 0)
         return weft_fail(WEFT_EMISSING, "there is no sbatch here: --slurm is for a machine that "
                                         "submits jobs to Slurm");
-    weft_status made = make_text(make, j, &command);
-    FILE *pipe = made == WEFT_OK ? popen(command, "r") : NULL;
-    free(command);
-    WEFT_TRY(made);
+    WEFT_TRY(make_text(make, j, &command));
+    FILE *pipe = popen(command, "r");
     if (!pipe) return weft_fail(WEFT_EIO, "sbatch could not be started");
     if (!fgets(line, sizeof line, pipe)) line[0] = 0;
     int status = pclose(pipe);
@@ -159,27 +138,31 @@ static weft_status submit(maker *make, const job *j, char number[NUMBER_ROOM]) {
     return WEFT_OK;
 }
 
-/* A study that was run here is not replaced by one that is gathered. */
-static weft_status check_folder(const char *out) {
-    char database[WEFT_PATH_MAX], mark[WEFT_PATH_MAX];
-    bool made, gathered;
-    WEFT_TRY(weft_path(database, "%s/runs.db", out));
-    WEFT_TRY(weft_path(mark, "%s/slurm/gathered", out));
-    WEFT_TRY(weft_path_there(database, &made));
-    WEFT_TRY(weft_path_there(mark, &gathered));
-    if (!made || gathered) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%s: a study was run there without --slurm; take another --out",
-                     out);
-}
-
 weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *o,
                               weft_slurm_jobs *out) {
     char path[WEFT_PATH_MAX], program[WEFT_PATH_MAX];
     job j = {.study = s, .o = o, .program = program, .array = out->array};
-    WEFT_TRY(check_folder(o->out));
+    bool made, gathered;
+    WEFT_TRY(weft_path(path, "%s/runs.db", o->out));
+    WEFT_TRY(weft_path_there(path, &made));
+    WEFT_TRY(weft_path(path, "%s/slurm/gathered", o->out));
+    WEFT_TRY(weft_path_there(path, &gathered));
+    if (made && !gathered) /* a study that was run here is not replaced by one that is gathered */
+        return weft_fail(WEFT_EINPUT,
+                         "%s: a study was run there without --slurm; take another --out", o->out);
     WEFT_TRY(weft_database_place(o->out));
-    WEFT_TRY(own_program(program));
-    WEFT_TRY(count_memory(s, o, &j.mib));
+    ssize_t n = readlink("/proc/self/exe", program, WEFT_PATH_MAX - 1);
+    if (n <= 0) return weft_fail(WEFT_EIO, "the program's own file is not known");
+    program[n] = 0;
+    /* MiB of the largest variant, with room for what a plan does not count. */
+    int64_t most = 0;
+    for (int i = 0; i < s->variants.n; i++) {
+        weft_rank_bytes bytes;
+        if (!is_chosen(s, o, i)) continue;
+        WEFT_TRY(weft_account_rank(&s->built[i].config, o->host, o->cpus, 1, &bytes));
+        if (bytes.all > most) most = bytes.all;
+    }
+    j.mib = most / (1024 * 1024) * 5 / 4 + SPARE_MIB;
     for (int i = 0; i < s->variants.n; i++)
         j.jobs += is_chosen(s, o, i);
     if (j.jobs == 0) return weft_fail(WEFT_EINPUT, "study: no variant to submit");

@@ -8,9 +8,7 @@
 #include "base/log.h"
 #include "base/order.h"
 #include "base/progress.h"
-#include "record/collect.h"
-#include "supervise/folder.h"
-#include "supervise/launch.h"
+#include "record/record.h"
 #include "train/stop.h"
 
 #include <math.h>
@@ -68,20 +66,6 @@ static weft_status check_room(const supervisor *v, int64_t need, int runs) {
                      v->options->out, runs, (double)need / 1e9, (double)room / 1e9);
 }
 
-/* Each run leaves at least a checkpoint, or as STUDY_WEIGHTS has it. */
-static weft_status check_room_for_all(const supervisor *v) {
-    int runs = 0;
-    int64_t need = 0;
-    for (int i = 0; i < v->study->variants.n; i++) {
-        if (*v->study->built[i].error || !is_chosen(v, i)) continue;
-        bool all = weft_weights_stay(v->study, &(weft_record_run){.variant = i, .seed = -1});
-        int kept = all ? weft_study_variant_runs(v->study, i) : 1;
-        need = weft_bounded_sum(need, weft_bounded_product(kept, checkpoint_bytes(v, i)));
-        runs += kept;
-    }
-    return check_room(v, need, runs);
-}
-
 /* Opens or makes the database; a study that is there already must be this one. */
 static weft_status open_record(supervisor *v) {
     const weft_study_options *o = v->options;
@@ -93,7 +77,17 @@ static weft_status open_record(supervisor *v) {
         WEFT_TRY(weft_record_match(v->database, v->study));
         return weft_record_renew(v->database, v->study);
     }
-    WEFT_TRY(check_room_for_all(v));
+    /* Each run leaves at least a checkpoint, or as STUDY_WEIGHTS has it. */
+    int runs = 0;
+    int64_t need = 0;
+    for (int i = 0; i < v->study->variants.n; i++) {
+        if (*v->study->built[i].error || !is_chosen(v, i)) continue;
+        bool all = weft_weights_stay(v->study, &(weft_record_run){.variant = i, .seed = -1});
+        int kept = all ? weft_study_variant_runs(v->study, i) : 1;
+        need = weft_bounded_sum(need, weft_bounded_product(kept, checkpoint_bytes(v, i)));
+        runs += kept;
+    }
+    WEFT_TRY(check_room(v, need, runs));
     if (v->study->base.study_equal == WEFT_EQUAL_TIME) {
         int share = o->threads / o->jobs;
         WEFT_TRY(weft_measure_variants(v->study, o->out, share > 0 ? share : 1));
@@ -111,7 +105,8 @@ static int compare_jobs(const void *a, const void *b) {
     return order ? order : (x->run > y->run) - (x->run < y->run);
 }
 
-static void forget_order(supervisor *v) {
+static weft_status line_up(supervisor *v) {
+    const weft_study_options *o = v->options;
     weft_record_runs_free(&v->jobs);
     free(v->order);
     free(v->slots);
@@ -120,11 +115,6 @@ static void forget_order(supervisor *v) {
     v->n_order = v->next = 0;
     v->result->runs = 0;
     v->iters_done = 0;
-}
-
-static weft_status line_up(supervisor *v) {
-    const weft_study_options *o = v->options;
-    forget_order(v);
     WEFT_TRY(weft_record_read_runs(v->database, v->study, &v->jobs));
     if (o->restart && !v->restarted)
         WEFT_TRY(weft_restart(v->database, o->out, &v->jobs, o->restart));
@@ -153,46 +143,6 @@ static weft_status refuse_link(const char *path) {
     return weft_fail(WEFT_EINPUT,
                      "%s: is %s, and a study writes into folders of its own; move it away", path,
                      weft_kind_name(kind));
-}
-
-static weft_status refuse_links(const weft_study_options *o, const char *folder) {
-    char runs[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(runs, "%s/runs", o->out));
-    WEFT_TRY(refuse_link(runs));
-    return refuse_link(folder);
-}
-
-static weft_status start_job(supervisor *v, slot *s, weft_record_run *job) {
-    const weft_study_options *o = v->options;
-    weft_launch_options launch = {.threads = o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
-                                  .peak_flops = o->peak_flops,
-                                  .save_last = true,
-                                  .gpu = o->gpus ? o->gpus[s - v->slots] : NULL};
-    weft_config c;
-    WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
-    WEFT_TRY(refuse_links(o, s->folder));
-    if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
-    weft_study_run_config(v->study, job->variant, job->rate, job->seed, &c);
-    WEFT_TRY(weft_record_start(v->database, job));
-    job->status = WEFT_RUN_RUNNING;
-    job->begun = true;
-    WEFT_TRY(weft_launch(&c, s->folder, &launch, &s->pid));
-    s->job = job;
-    s->begun = weft_clock();
-    s->steps = 0;
-    v->active++;
-    return WEFT_OK;
-}
-
-static weft_status fill_slots(supervisor *v) {
-    for (int i = 0; i < v->options->jobs && v->next < v->n_order && !v->told; i++) {
-        if (v->slots[i].job) continue;
-        weft_record_run *job = v->order[v->next];
-        WEFT_TRY(check_room(v, checkpoint_bytes(v, job->variant), 1));
-        WEFT_TRY(start_job(v, &v->slots[i], job));
-        v->next++;
-    }
-    return WEFT_OK;
 }
 
 /* "variant 2, lr 0.001, seed 3" */
@@ -239,35 +189,6 @@ static weft_status end_badly(supervisor *v, const slot *s, const weft_process_en
     return weft_record_failure(v->database, s->job, kind, why, seconds, end->memory);
 }
 
-/* What became of a run whose process ended. */
-static weft_status end_job(supervisor *v, slot *s, const weft_process_end *end) {
-    char path[WEFT_PATH_MAX], word[16], why[LINE_ROOM], failure[LINE_ROOM];
-    double seconds = weft_clock() - s->begun;
-    weft_status status = WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/result.json", s->folder));
-    weft_collect_end(path, word, why, sizeof why);
-    weft_ending ending = {.folder = s->folder,
-                          .diverged = strcmp(word, "diverged") == 0,
-                          .why = why,
-                          .seconds = seconds,
-                          .memory = end->memory};
-    if (strcmp(word, "done") == 0 || ending.diverged) {
-        status = end_well(v, s, &ending);
-        if (status == WEFT_EINPUT) { /* what it left cannot be read: the run's fault */
-            snprintf(failure, sizeof failure, "%s", weft_error_message());
-            status = end_badly(v, s, end, failure, seconds);
-        }
-    } else if (strcmp(word, "stopped") == 0 || (v->told && end->signal)) {
-        s->job->status = WEFT_RUN_WAITING;
-        status = weft_record_stop(v->database, s->job, seconds);
-    } else {
-        status = end_badly(v, s, end, NULL, seconds);
-    }
-    s->job = NULL;
-    v->active--;
-    return status;
-}
-
 /* "3 of 18 runs, loss 1.5775, variant 3, seed 1": what matters most comes first, since a narrow terminal
  * shows the beginning. */
 static void show_progress(supervisor *v) {
@@ -303,7 +224,32 @@ static weft_status look_at_slots(supervisor *v, bool *moved) {
         slot *s = &v->slots[i];
         if (!s->job || !weft_process_ended(s->pid, false, &end)) continue;
         *moved = true;
-        WEFT_TRY(end_job(v, s, &end));
+        /* What became of a run whose process ended. */
+        char path[WEFT_PATH_MAX], word[16], why[LINE_ROOM], failure[LINE_ROOM];
+        double seconds = weft_clock() - s->begun;
+        weft_status status = WEFT_OK;
+        WEFT_TRY(weft_path(path, "%s/result.json", s->folder));
+        weft_collect_end(path, word, why, sizeof why);
+        weft_ending ending = {.folder = s->folder,
+                              .diverged = strcmp(word, "diverged") == 0,
+                              .why = why,
+                              .seconds = seconds,
+                              .memory = end.memory};
+        if (strcmp(word, "done") == 0 || ending.diverged) {
+            status = end_well(v, s, &ending);
+            if (status == WEFT_EINPUT) { /* what it left cannot be read: the run's fault */
+                snprintf(failure, sizeof failure, "%s", weft_error_message());
+                status = end_badly(v, s, &end, failure, seconds);
+            }
+        } else if (strcmp(word, "stopped") == 0 || (v->told && end.signal)) {
+            s->job->status = WEFT_RUN_WAITING;
+            status = weft_record_stop(v->database, s->job, seconds);
+        } else {
+            status = end_badly(v, s, &end, NULL, seconds);
+        }
+        s->job = NULL;
+        v->active--;
+        WEFT_TRY(status);
     }
     return WEFT_OK;
 }
@@ -319,7 +265,35 @@ static weft_status run_jobs(supervisor *v) {
             v->result->late |= over;
             weft_log(WEFT_LOG_INFO, "stopping: the runs finish their training step and save");
         }
-        WEFT_TRY(fill_slots(v));
+        for (int i = 0; i < v->options->jobs && v->next < v->n_order && !v->told; i++) {
+            slot *s = &v->slots[i];
+            if (s->job) continue;
+            weft_record_run *job = v->order[v->next];
+            WEFT_TRY(check_room(v, checkpoint_bytes(v, job->variant), 1));
+            const weft_study_options *o = v->options;
+            weft_launch_options launch = {.threads =
+                                              o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
+                                          .peak_flops = o->peak_flops,
+                                          .save_last = true,
+                                          .gpu = o->gpus ? o->gpus[i] : NULL};
+            weft_config c;
+            char runs[WEFT_PATH_MAX];
+            WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
+            WEFT_TRY(weft_path(runs, "%s/runs", o->out));
+            WEFT_TRY(refuse_link(runs));
+            WEFT_TRY(refuse_link(s->folder));
+            if (job->begun) weft_folder_wait(s->folder, orphan_seconds);
+            weft_study_run_config(v->study, job->variant, job->rate, job->seed, &c);
+            WEFT_TRY(weft_record_start(v->database, job));
+            job->status = WEFT_RUN_RUNNING;
+            job->begun = true;
+            WEFT_TRY(weft_launch(&c, s->folder, &launch, &s->pid));
+            s->job = job;
+            s->begun = weft_clock();
+            s->steps = 0;
+            v->active++;
+            v->next++;
+        }
         if (v->active == 0) return WEFT_OK;
         WEFT_TRY(look_at_slots(v, &moved));
         show_progress(v);
@@ -331,46 +305,34 @@ static weft_status run_jobs(supervisor *v) {
     return WEFT_OK;
 }
 
-/* After an error: the runs save and leave; what they came to is found at the next start. */
-static void end_jobs(supervisor *v) {
-    weft_process_end end;
-    hand_on(v, SIGTERM);
-    for (int i = 0; i < v->options->jobs; i++)
-        if (v->slots[i].job) weft_process_ended(v->slots[i].pid, true, &end);
-}
-
-static int64_t all_iters(const supervisor *v) {
-    int64_t iters = v->iters_done;
-    for (int i = 0; i < v->n_order; i++)
-        iters += v->study->built[v->order[i]->variant].iters;
-    return iters;
-}
-
-/* What is in the database and not done yet. */
-static weft_status run_lined_up(supervisor *v) {
-    WEFT_TRY(line_up(v));
-    if (v->options->begins && !v->announced) v->options->begins(v->study);
-    v->announced = true;
-    v->progress = weft_progress_begin(&(weft_progress_options){
-        .label = "study", .unit = "iterations", .total = all_iters(v), .done = v->iters_done});
-    weft_status status = run_jobs(v);
-    if (status != WEFT_OK && v->active > 0) {
-        char message[2 * LINE_ROOM];
-        snprintf(message, sizeof message, "%s", weft_error_message());
-        end_jobs(v);
-        weft_fail(status, "%s", message);
-    }
-    bool whole = status == WEFT_OK && !v->told && !v->result->late && v->n_order > 0;
-    weft_progress_end(v->progress, whole);
-    return status;
-}
-
 /* Runs that choose a learning rate make others, so it goes on until there are no new ones. */
 static weft_status supervise(supervisor *v) {
     int added;
     WEFT_TRY(weft_record_choose(v->database, v->study, &added));
     do {
-        WEFT_TRY(run_lined_up(v));
+        /* What is in the database and not done yet. */
+        WEFT_TRY(line_up(v));
+        if (v->options->begins && !v->announced) v->options->begins(v->study);
+        v->announced = true;
+        int64_t iters = v->iters_done;
+        for (int i = 0; i < v->n_order; i++)
+            iters += v->study->built[v->order[i]->variant].iters;
+        v->progress = weft_progress_begin(&(weft_progress_options){
+            .label = "study", .unit = "iterations", .total = iters, .done = v->iters_done});
+        weft_status status = run_jobs(v);
+        if (status != WEFT_OK && v->active > 0) {
+            char message[2 * LINE_ROOM];
+            snprintf(message, sizeof message, "%s", weft_error_message());
+            /* After an error: the runs save and leave; what they came to is found at the next start. */
+            weft_process_end end;
+            hand_on(v, SIGTERM);
+            for (int i = 0; i < v->options->jobs; i++)
+                if (v->slots[i].job) weft_process_ended(v->slots[i].pid, true, &end);
+            weft_fail(status, "%s", message);
+        }
+        bool whole = status == WEFT_OK && !v->told && !v->result->late && v->n_order > 0;
+        weft_progress_end(v->progress, whole);
+        WEFT_TRY(status);
         if (v->told) return WEFT_OK;
         WEFT_TRY(weft_record_choose(v->database, v->study, &added));
     } while (added > 0 && !v->result->late);
@@ -378,24 +340,19 @@ static weft_status supervise(supervisor *v) {
     return weft_repeats_check(v->database, v->study, v->options->out, &v->result->repeats);
 }
 
-/* A chosen variant that has no run because the variant whose rate it takes over has chosen none yet; -1: there is
- * none. */
-static int find_rateless(const supervisor *v) {
-    for (int i = 0; i < v->study->variants.n; i++) {
+/* One line on what is missing: how many, and the first reason of a run and of a variant. */
+static void say_why(const supervisor *v, const weft_record_run *failed, FILE *out) {
+    const weft_study_result *r = v->result;
+    int left = r->failed + r->waiting, rateless = -1, wrong = 0;
+    const weft_variant *variants = v->study->variants.list;
+    /* A chosen variant that has no run because the variant whose rate it takes over has chosen none yet. */
+    for (int i = 0; rateless < 0 && i < v->study->variants.n; i++) {
         int runs = 0;
         for (int k = 0; k < v->jobs.n; k++)
             runs += v->jobs.list[k].variant == i;
         if (is_chosen(v, i) && v->study->rate_as[i] >= 0 && !*v->study->built[i].error && !runs)
-            return i;
+            rateless = i;
     }
-    return -1;
-}
-
-/* One line on what is missing: how many, and the first reason of a run and of a variant. */
-static void say_why(const supervisor *v, const weft_record_run *failed, FILE *out) {
-    const weft_study_result *r = v->result;
-    int left = r->failed + r->waiting, rateless = find_rateless(v), wrong = 0;
-    const weft_variant *variants = v->study->variants.list;
     if (left > 0)
         fprintf(out, "%d of %d runs %s not done", left, r->runs, left == 1 ? "is" : "are");
     if (failed) fprintf(out, " (see %.200s/log)", failed->folder);

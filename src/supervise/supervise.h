@@ -2,7 +2,8 @@
 #pragma once
 
 #include "record/record.h"
-#include "study/study.h"
+
+#include <sys/types.h>
 
 typedef struct {
     const char *out;      /* the study's folder; made where it is not */
@@ -13,7 +14,7 @@ typedef struct {
     int threads;       /* of the machine: each run gets its share, at least one */
     double peak_flops; /* for the runs' mfu; 0: none */
     const char *device;
-    const char *restart; /* failed runs that begin anew (folder.h); NULL: none */
+    const char *restart; /* failed runs that begin anew (weft_restart); NULL: none */
     /* After so long what runs is stopped, to go on another time; 0: no limit. */
     double seconds;
     /* Called once when nothing stands in the way of the first run; NULL: nothing is. */
@@ -36,3 +37,95 @@ typedef struct {
  * room, a database that cannot be written) ends the runs in the same way. */
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,
                            weft_study_result *out);
+
+/* A study's folder: holding it against a second study, how much room it has, and what stays in the folders
+ * of its runs. */
+
+/* Holds it until the descriptor is closed or the process ends. */
+weft_status weft_folder_hold(const char *path, int *descriptor);
+/* Bytes that may still be written there; -1: unknown. */
+int64_t weft_folder_room(const char *path);
+/* Waits until no process trains into a run's folder, at most `seconds`. */
+void weft_folder_wait(const char *path, double seconds);
+
+/* Sets aside the folders of runs that failed and cannot go on, as FOLDER.aside-1 and so on, so that these begin
+ * anew: all of them where `which` is "failed", else the one by that name ("2-lr0.001-seed1"). */
+weft_status weft_restart(weft_database *d, const char *out, const weft_record_runs *jobs,
+                         const char *which);
+
+/* Whether a run's weights stay once it is done (STUDY_WEIGHTS). Those of a variant that repeats another, and of
+ * that other, stay in any case: their bits are compared. */
+bool weft_weights_stay(const weft_study *s, const weft_record_run *job);
+/* Removes the checkpoints of a run that is done. What is not weft's stays. */
+weft_status weft_weights_remove(const char *folder);
+
+/* One `weft train` in a process of its own: this same program, started anew for a config in a folder; and
+ * measuring how long an iteration takes.
+ *
+ * The child leads a process group, so a Ctrl-C at the terminal reaches the study alone, which hands
+ * it on once. Where the system can, a child whose study is killed is killed with it. */
+
+enum { WEFT_MEASURE_ITERS = 6, WEFT_MEASURE_MOST = 250 };
+
+typedef struct {
+    int threads;
+    double peak_flops; /* 0: no mfu */
+    bool save_last;    /* a checkpoint whatever SAVE_CHECKPOINT says */
+    const char *gpu;   /* the number of its GPU; NULL: as for this process */
+} weft_launch_options;
+
+/* Makes the folder, writes its `config` and starts the process: standard output to result.json,
+ * standard error to the end of `log`. */
+weft_status weft_launch(const weft_config *c, const char *folder,
+                        const weft_launch_options *options, pid_t *pid);
+
+/* How a process ended. */
+typedef struct {
+    int status;     /* its exit status; 128 + the signal that ended it */
+    int signal;     /* 0: none */
+    int64_t memory; /* most resident bytes */
+} weft_process_end;
+
+/* Whether it ended; `wait`: waits for that. */
+bool weft_process_ended(pid_t pid, bool wait, weft_process_end *end);
+
+/* The last line of a log that is not blank, without `weft train: ` and without `folder: ` before
+ * it; empty where there is none. */
+void weft_process_last_line(const char *log, const char *folder, char *line, size_t room);
+
+/* Seconds an iteration of every variant that can be built, each in a process of its own, into the
+ * study's variants (equal time). Folders are made in `folder`/measure and removed. A signal that asks
+ * to stop ends it with an error. */
+weft_status weft_measure_variants(weft_study *s, const char *folder, int threads);
+
+/* Sleeps for a moment that grows with how long the wait has been: 5 ms to a quarter second. */
+void weft_pause(double waited);
+
+/* A study by Slurm: an array of jobs, one for each variant, and a job after them that gathers.
+ *
+ *     DIR/slurm/variants, array.sh, gather.sh  what was submitted
+ *     DIR/parts/VARIANT                        each job's own study, of that variant alone
+ *     DIR/runs.db, report.html, report.md      all of them, made by the last job
+ *
+ * Jobs share nothing but the file system. The same command again continues what is not done. */
+
+typedef struct {
+    const char *out;      /* DIR; made where it is not */
+    const bool *variants; /* which; NULL: all */
+    const char *const
+        *words;       /* of `weft study` in each job, but for --variants, --out, --threads; end on
+                                 NULL */
+    const char *more; /* further options of sbatch, as a shell reads them; NULL: none */
+    int cpus;         /* of a job */
+    const weft_backend *host; /* whose workspaces count in a job's memory */
+    bool gpu;                 /* it needs one */
+} weft_slurm_options;
+
+typedef struct {
+    int jobs;                   /* of the array */
+    char array[32], gather[32]; /* their numbers */
+} weft_slurm_jobs;
+
+/* Submits. Memory is asked for by what the largest variant needs. WEFT_EMISSING: there is no sbatch. */
+weft_status weft_slurm_submit(const weft_study *s, const weft_slurm_options *options,
+                              weft_slurm_jobs *out);

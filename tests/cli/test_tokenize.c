@@ -1,6 +1,6 @@
 /* `weft tokenize` and `weft tokenizer train`: the shards they write, alike for any number of threads,
  * and none where something failed. */
-#include "data/shard_write.h"
+#include "data/shards.h"
 #include "data/tokenizer.h"
 #include "data/tokens.h"
 #include "support/fault.h"

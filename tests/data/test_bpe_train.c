@@ -1,5 +1,5 @@
 /* Training a BPE: the merges of the reference's trainer, whatever the order of the texts. */
-#include "data/bpe_train.h"
+#include "data/texts.h"
 #include "support/command.h"
 
 #include <setjmp.h>

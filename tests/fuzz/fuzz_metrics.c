@@ -2,8 +2,8 @@
  * checkpoint tells, eight bytes each, then the file. */
 #include "base/folders.h"
 #include "fuzz/fuzz.h"
-#include "record/collect.h"
-#include "record/watched_lines.h"
+#include "record/record.h"
+#include "record/watched.h"
 #include "train/metrics.h"
 
 #include <stdio.h>
