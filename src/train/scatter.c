@@ -3,6 +3,7 @@
  * memory, and copied to a backend that has its own when the step is over. */
 #include "train/scatter.h"
 
+#include "base/scope.h"
 #include "core/plan.h"
 #include "core/rows.h"
 
@@ -135,7 +136,18 @@ static void add_round(void *context, const weft_reduce_bucket *b, int64_t bucket
         weft_numbers_scale(s->levels[0] + at, 1.0 / (double)s->o.count, own.count, is_double);
 }
 
-static weft_status open_scatter(weft_scatter *s) {
+WEFT_ENDED_BY(weft_scatter_destroy, weft_scatter)
+weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatter **out,
+                                weft_reduce **reduce) {
+    *out = NULL;
+    WEFT_AUTO(weft_scatter_destroy_at) weft_scatter *s = calloc(1, sizeof *s);
+    if (!s) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    s->o = *options;
+    s->rank = weft_comm_rank(options->comm);
+    s->ranks = weft_comm_size(options->comm);
+    s->width = weft_dtype_size(options->shards->dtype);
+    s->buckets = weft_cut_buckets(&options->shards->cut);
+    s->rows = options->backend->remote ? options->backend->rows : NULL;
     s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
     if (!s->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     for (int64_t b = 0; b < s->buckets; b++)
@@ -145,37 +157,19 @@ static weft_status open_scatter(weft_scatter *s) {
     for (int q = 0; q < s->ranks; q++)
         s->round.nodes[q] = (weft_tree_node){q, 1, q};
     s->round.n_nodes = s->ranks;
-    weft_reduce_options reduce = {.comm = s->o.comm,
-                                  .backend = s->o.backend,
-                                  .pool = s->o.pool,
-                                  .tree = &s->round,
-                                  .cut = &s->o.shards->cut,
-                                  .is_double = s->width == sizeof(double),
-                                  .scatter = true,
-                                  .pack = pack,
-                                  .add = add_round,
-                                  .context = s};
-    return weft_reduce_create(&reduce, &s->reduce);
-}
-
-weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatter **out,
-                                weft_reduce **reduce) {
-    *out = NULL;
-    weft_scatter *s = calloc(1, sizeof *s);
-    if (!s) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    s->o = *options;
-    s->rank = weft_comm_rank(options->comm);
-    s->ranks = weft_comm_size(options->comm);
-    s->width = weft_dtype_size(options->shards->dtype);
-    s->buckets = weft_cut_buckets(&options->shards->cut);
-    s->rows = options->backend->remote ? options->backend->rows : NULL;
-    weft_status status = open_scatter(s);
-    if (status != WEFT_OK) {
-        weft_scatter_destroy(s);
-        return status;
-    }
-    *out = s;
+    weft_reduce_options sum = {.comm = options->comm,
+                               .backend = options->backend,
+                               .pool = options->pool,
+                               .tree = &s->round,
+                               .cut = &options->shards->cut,
+                               .is_double = s->width == sizeof(double),
+                               .scatter = true,
+                               .pack = pack,
+                               .add = add_round,
+                               .context = s};
+    WEFT_TRY(weft_reduce_create(&sum, &s->reduce));
     *reduce = s->reduce;
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 
