@@ -65,8 +65,7 @@ static weft_status check_written(weft_graph *g, const weft_node *n, const char *
 static weft_status global_norm_infer(weft_graph *g, weft_node *n) {
     for (int i = 0; i < n->n_in; i++)
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
-    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
 }
 
 DEFINE_OP(global_norm, .infer = global_norm_infer);
@@ -95,8 +94,7 @@ static weft_status norm_parts_infer(weft_graph *g, weft_node *n) {
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
         chunks += (weft_tensor_count(n->in[i]) + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
     }
-    weft_node_output(g, n, 0, WEFT_I32, 2, (int64_t[]){chunks, 2});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, WEFT_I32, 2, (int64_t[]){chunks, 2});
 }
 
 DEFINE_OP(norm_parts, .infer = norm_parts_infer);
@@ -153,8 +151,7 @@ static weft_status adam_control_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_number(g, n, "lr", lr));
     WEFT_TRY(weft_check_shape(g, n, "state", state, 1, (int64_t[]){WEFT_ADAM_STATE}));
     WEFT_TRY(check_written(g, n, "state", state));
-    weft_node_output(g, n, 0, norm->dtype, 1, (int64_t[]){WEFT_ADAM_CONTROL});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, norm->dtype, 1, (int64_t[]){WEFT_ADAM_CONTROL});
 }
 
 DEFINE_OP(adam_control, .infer = adam_control_infer, .side_effect = true);
@@ -208,8 +205,7 @@ static weft_status adamw_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_shape(g, n, "control", n->in[0], 1, (int64_t[]){WEFT_ADAM_CONTROL}));
     for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
         WEFT_TRY(check_slot(g, n, n->in + i));
-    weft_node_output(g, n, 0, WEFT_I32, 0, NULL);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
 
 DEFINE_OP(adamw, .infer = adamw_infer, .side_effect = true);
