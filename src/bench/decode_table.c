@@ -61,8 +61,7 @@ typedef struct {
 typedef uint64_t words __attribute__((vector_size(64), aligned(8), may_alias));
 
 /* Two sums, which every machine has registers for. */
-static void read_part(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(read_part) {
     reading *r = context;
     const char *at = r->buffer + task * READ_BYTES, *end = at + READ_BYTES;
     words sum[2] = {{0}, {0}};

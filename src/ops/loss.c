@@ -194,12 +194,7 @@ static int64_t infonce_back_flops(const weft_node *n) {
 
 DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonce_flops);
 
-static weft_status infonce_back_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *x = n->in[WEFT_INFONCE_BACK_X];
-    return weft_output_like(g, n, 0, x->dtype, x);
-}
-
-DEFINE_OP(infonce_back, .infer = infonce_back_infer, .flops = infonce_back_flops);
+DEFINE_OP(infonce_back, .infer = weft_infer_like_second, .flops = infonce_back_flops);
 
 weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor) {
     weft_infonce_attr attr = {tau, factor};

@@ -80,8 +80,7 @@ static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *c
         weft_graph_fail(g, "%s: there is no gradient to take the norm of", op->name);
         return NULL;
     }
-    weft_node *node = weft_graph_append(g, op, in, count, count, 1, NULL, 0);
-    return node ? node->out[0] : NULL;
+    return weft_append_list(g, op, NULL, 0, count, in);
 }
 
 weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
@@ -117,9 +116,7 @@ static weft_status norm_join_infer(weft_graph *g, weft_node *n) {
 DEFINE_OP(norm_join, .infer = norm_join_infer);
 
 weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype) {
-    weft_node *node =
-        weft_graph_append(g, &weft_op_norm_join, &parts, 1, 1, 1, &dtype, sizeof dtype);
-    return node ? node->out[0] : NULL;
+    return weft_append(g, &weft_op_norm_join, &dtype, sizeof dtype, parts);
 }
 
 static weft_status check_range(weft_graph *g, const char *what, double value, double below) {
@@ -158,9 +155,9 @@ DEFINE_OP(adam_control, .infer = adam_control_infer, .side_effect = true);
 
 weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
                                weft_tensor *state, const weft_adam_options *options) {
-    weft_node *n = weft_graph_append(g, &weft_op_adam_control, (weft_tensor *[]){norm, lr, state},
-                                     3, 3, 1, options, sizeof *options);
-    return n ? weft_keep(n->out[0]) : NULL;
+    weft_tensor *control =
+        weft_append(g, &weft_op_adam_control, options, sizeof *options, norm, lr, state);
+    return control ? weft_keep(control) : NULL;
 }
 
 static weft_status check_moment(weft_graph *g, const weft_node *n, const char *what,

@@ -88,12 +88,7 @@ static int64_t moments_flops(const weft_node *n) {
 
 DEFINE_OP(moments, .infer = moments_infer, .grad = moments_grad, .flops = moments_flops);
 
-static weft_status moments_back_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *x = n->in[WEFT_MOMENTS_BACK_X];
-    return weft_output_like(g, n, 0, x->dtype, x);
-}
-
-DEFINE_OP(moments_back, .infer = moments_back_infer, .flops = moments_flops);
+DEFINE_OP(moments_back, .infer = weft_infer_like_first, .flops = moments_flops);
 
 weft_moments_of weft_moments(weft_graph *g, weft_tensor *x) {
     weft_node *n = weft_graph_append(g, &weft_op_moments, &x, 1, 1, WEFT_MOMENTS_OUTPUTS, NULL, 0);

@@ -132,13 +132,6 @@ weft_status weft_checkpoint_note_saved(const char *run) {
     return weft_file_write(path, text, sizeof text - 1, NULL);
 }
 
-static weft_status forget_saved(const char *run) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/.saved", run));
-    if (unlink(path) == 0 || errno == ENOENT) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 /* What belongs to a run, by name. */
 typedef struct {
     bool last, last_old, best, lines;
@@ -281,8 +274,14 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
                          "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
                          "by name, another --out starts anew",
                          run, f->list);
-    if (!f->best) return saved ? forget_saved(run) : WEFT_OK;
-    snprintf(name, WEFT_CHECKPOINT_NAME, "best");
+    if (f->best) {
+        snprintf(name, WEFT_CHECKPOINT_NAME, "best");
+    } else if (saved) {
+        char path[WEFT_PATH_MAX];
+        WEFT_TRY(weft_path(path, "%s/.saved", run));
+        if (unlink(path) != 0 && errno != ENOENT)
+            return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    }
     return WEFT_OK;
 }
 

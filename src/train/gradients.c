@@ -75,8 +75,7 @@ static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
         to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
 }
 
-static void add_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(add_chunk) {
     const chunk_range *range = context;
     const weft_gradients *g = range->g;
     const weft_stretch *c = &g->shards.chunks[range->first + task];
@@ -120,23 +119,12 @@ static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
         weft_pool_run(g->pool, g->shards.first[end] - range.first, add_chunk, &range);
 }
 
-static void scale_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(scale_chunk) {
     const weft_gradients *g = context;
     const weft_stretch *c = &g->shards.chunks[task];
     size_t skip = (size_t)c->first * weft_dtype_size(g->dtype);
     weft_numbers_scale(level_data(g, 0, c->weight) + skip, 1.0 / (double)g->count, c->count,
                        g->dtype == WEFT_F64);
-}
-
-static weft_status scale_sum(weft_gradients *g) {
-    if (!g->rows) {
-        weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
-        return WEFT_OK;
-    }
-    g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
-                   weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
-    return g->rows->wait(g->queue);
 }
 
 /* The sum over ranks, bucket by bucket. */
@@ -145,13 +133,6 @@ static void begin_ranks(weft_gradients *g) {
     if (g->device) weft_device_reduce_begin(g->device, factor);
     if (g->reduce && !g->scatter) weft_reduce_begin(g->reduce, factor);
     g->begun = true;
-}
-
-static weft_status end_ranks(weft_gradients *g) {
-    if (!g->begun) begin_ranks(g);
-    if (g->device) return weft_device_reduce_end(g->device);
-    WEFT_TRY(weft_reduce_end(g->reduce));
-    return g->rows ? g->rows->wait(g->queue) : WEFT_OK;
 }
 
 /* Weight w's gradient is made: its sums are finished, and buckets that have all theirs leave. */
@@ -228,11 +209,22 @@ weft_status weft_gradients_add(weft_gradients *g) {
 
 weft_status weft_gradients_mean(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
-    if (!g->scatter) return g->reduce || g->device ? end_ranks(g) : scale_sum(g);
-    /* Others may have one more. */
-    if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
-    weft_scatter_begin(g->scatter);
-    return weft_scatter_end(g->scatter);
+    if (g->scatter) {
+        if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
+        weft_scatter_begin(g->scatter); /* others have one more */
+        return weft_scatter_end(g->scatter);
+    }
+    if (g->device || g->reduce) {
+        if (!g->begun) begin_ranks(g);
+        if (g->device) return weft_device_reduce_end(g->device);
+        WEFT_TRY(weft_reduce_end(g->reduce));
+    } else if (g->rows) {
+        g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
+                       weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
+    } else {
+        weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
+    }
+    return g->rows ? g->rows->wait(g->queue) : WEFT_OK;
 }
 
 bool weft_gradients_are_dealt(const weft_gradients *g) {

@@ -3,6 +3,7 @@
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
+#include "base/getter.h"
 #include "base/scope.h"
 #include "core/plan.h"
 #include "core/safetensors.h"
@@ -175,13 +176,9 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     free(o);
 }
 
-const weft_model *weft_optimizer_model(const weft_optimizer *o) {
-    return o->model;
-}
-
-const weft_backend *weft_optimizer_backend(const weft_optimizer *o) {
-    return o->backend;
-}
+WEFT_GETTER(const weft_model *, weft_optimizer_model, weft_optimizer, model)
+WEFT_GETTER(const weft_backend *, weft_optimizer_backend, weft_optimizer, backend)
+WEFT_GETTER(uint64_t, weft_optimizer_marked, weft_optimizer, mark)
 
 weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
                                    const weft_stretch *part, weft_dtype dtype, void *data) {
@@ -245,16 +242,21 @@ static void append_updates(weft_optimizer *o, const weft_adam_slot *slots, weft_
     }
 }
 
-/* `slots` has room for two a slot. */
-static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
-                               weft_tensor **grads) {
-    weft_optimizer *o = b->o;
+static weft_status build_graph(weft_optimizer *o) {
+    size_t most = (size_t)o->n_slots;
     int n = 0;
+    if (o->n_slots > INT_MAX / WEFT_SLOT_SIZE - 1)
+        return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many",
+                         (long long)o->n_slots);
+    WEFT_AUTO_FREE weft_binding *bindings = calloc(most * WEFT_SLOT_SIZE + 2, sizeof *bindings);
+    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * most + 1, sizeof *slots);
+    WEFT_AUTO_FREE weft_tensor **grads = calloc(most + 1, sizeof *grads);
+    if (!bindings || !slots || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     WEFT_TRY(weft_graph_create(&o->graph));
-    b->graph = o->graph;
+    weft_optimizer_binder b = {.o = o, .graph = o->graph, .bindings = bindings};
     for (int64_t i = 0; i < o->n_slots; i++) {
         if (!o->bound[i].data) continue; /* no loss depends on it, so decay has no say either */
-        slots[n] = bind_slot(b, &o->slots[i], &o->bound[i]);
+        slots[n] = bind_slot(&b, &o->slots[i], &o->bound[i]);
         grads[n] = slots[n].grad;
         n++;
     }
@@ -263,26 +265,14 @@ static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
     void *place = weft_mirror_at(o->mirror, o->backend, o->control_state);
-    if (state) b->bindings[b->n++] = (weft_binding){state, place};
+    if (state) bindings[b.n++] = (weft_binding){state, place};
     weft_tensor *norm =
         o->sharded ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
     append_updates(o, slots, slots + n);
     WEFT_TRY(weft_graph_status(o->graph));
-    weft_exec_options options = {.bindings = b->bindings};
+    weft_exec_options options = {.bindings = bindings};
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
-}
-
-static weft_status bind_slots(weft_optimizer *o) {
-    int64_t n = o->n_slots;
-    if (n > INT_MAX / WEFT_SLOT_SIZE - 1)
-        return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many", (long long)n);
-    WEFT_AUTO_FREE weft_binding *bindings =
-        calloc((size_t)n * WEFT_SLOT_SIZE + 2, sizeof *bindings);
-    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * (size_t)n + 1, sizeof *slots);
-    WEFT_AUTO_FREE weft_tensor **grads = calloc((size_t)n + 1, sizeof *grads);
-    if (!bindings || !slots || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    return build_graph(&(weft_optimizer_binder){.o = o, .bindings = bindings}, slots, grads);
 }
 
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own) {
@@ -299,7 +289,7 @@ weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradient
         o->bound[i] = g;
     }
     weft_status status = o->sharded ? weft_optimizer_shard_bind(o, gradients) : WEFT_OK;
-    if (status == WEFT_OK) status = bind_slots(o);
+    if (status == WEFT_OK) status = build_graph(o);
     if (status != WEFT_OK) unbind(o);
     return status;
 }
@@ -494,8 +484,4 @@ weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
 
 void weft_optimizer_mark(weft_optimizer *o, uint64_t mark) {
     o->mark = mark;
-}
-
-uint64_t weft_optimizer_marked(const weft_optimizer *o) {
-    return o->mark;
 }

@@ -28,12 +28,6 @@ struct weft_scatter {
     void *queue;                  /* beside its runs */
 };
 
-/* The own numbers of a bucket. */
-static weft_span own_piece(const weft_scatter *s, int64_t bucket) {
-    const weft_cut *cut = &s->o.shards->cut;
-    return weft_cut_numbers(cut, weft_cut_piece(cut, bucket, s->rank));
-}
-
 static int64_t own_bytes(const weft_scatter *s) {
     return s->own_at[s->buckets] * (int64_t)s->width;
 }
@@ -88,8 +82,7 @@ static const weft_stretch *chunk_of(const bucket_pack *t, int64_t i, unsigned ch
     return &h->chunks[t->first + i];
 }
 
-static void pack_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(pack_chunk) {
     const bucket_pack *t = context;
     unsigned char *to;
     int64_t bytes;
@@ -150,8 +143,10 @@ weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatte
     s->rows = options->backend->remote ? options->backend->rows : NULL;
     s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
     if (!s->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    const weft_cut *cut = &options->shards->cut;
     for (int64_t b = 0; b < s->buckets; b++)
-        s->own_at[b + 1] = s->own_at[b] + own_piece(s, b).count;
+        s->own_at[b + 1] =
+            s->own_at[b] + weft_cut_numbers(cut, weft_cut_piece(cut, b, s->rank)).count;
     if (s->rows) WEFT_TRY(s->rows->open(&s->queue));
     if (!allocate(s)) return weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part");
     for (int q = 0; q < s->ranks; q++)
@@ -161,7 +156,7 @@ weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatte
                                .backend = options->backend,
                                .pool = options->pool,
                                .tree = &s->round,
-                               .cut = &options->shards->cut,
+                               .cut = cut,
                                .is_double = s->width == sizeof(double),
                                .scatter = true,
                                .pack = pack,

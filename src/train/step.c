@@ -102,18 +102,6 @@ static weft_status compare_contexts(weft_train_step *s, const int32_t *tokens, c
     return weft_contrast_compare(s->contrast, loss);
 }
 
-/* Forward and backward of this rank's i-th micro-batch; its gradient goes into the tree. */
-static weft_status run_micro_batch(weft_train_step *s, int64_t i, const int32_t *tokens,
-                                   const int32_t *targets, const weft_run *run) {
-    int64_t part = part_of(s, i), at = i * s->micro * s->time;
-    weft_run own = run_of_part(s, run, part);
-    if (s->contrast) WEFT_TRY(weft_contrast_give(s->contrast, part, &s->session));
-    weft_gradients_expect(s->gradients);
-    WEFT_TRY(weft_session_run(&s->session, tokens + at, targets + at, &own));
-    WEFT_TRY(weft_session_losses(&s->session, &s->losses[part]));
-    return weft_gradients_add(s->gradients);
-}
-
 weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
                                       const int32_t *targets, const weft_run *run,
                                       weft_loss_parts *out) {
@@ -122,8 +110,15 @@ weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
     weft_gradients_begin(s->gradients);
     WEFT_TRY(share_targets(s, targets));
     WEFT_TRY(compare_contexts(s, tokens, run, &contrastive));
-    for (int64_t i = 0; i < s->count; i++)
-        WEFT_TRY(run_micro_batch(s, i, tokens, targets, run));
+    for (int64_t i = 0; i < s->count; i++) {
+        int64_t part = part_of(s, i), at = i * s->micro * s->time;
+        weft_run own = run_of_part(s, run, part);
+        if (s->contrast) WEFT_TRY(weft_contrast_give(s->contrast, part, &s->session));
+        weft_gradients_expect(s->gradients);
+        WEFT_TRY(weft_session_run(&s->session, tokens + at, targets + at, &own));
+        WEFT_TRY(weft_session_losses(&s->session, &s->losses[part]));
+        WEFT_TRY(weft_gradients_add(s->gradients)); /* into the tree */
+    }
     WEFT_TRY(weft_gradients_mean(s->gradients)); /* over all ranks */
     WEFT_TRY(gather(s, s->losses, sizeof *s->losses));
     for (int64_t i = 0; i < s->parts; i++)

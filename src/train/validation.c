@@ -77,22 +77,15 @@ static weft_status count_right(weft_validation *v, const weft_batch *b, weft_run
     return WEFT_OK;
 }
 
-/* The batch's targets, those that do not count ignored. Positions left of the range are read all the
- * same. */
-static const int32_t *targets_in(weft_validation *v, const weft_batch *b) {
-    if (!v->last) return b->targets;
+/* Targets at positions that do not count are ignored; what is left of the range is read all the same. */
+static weft_status run_one(weft_validation *v, const weft_batch *b, weft_run_loss *out) {
+    const int32_t *targets = v->last ? v->targets : b->targets;
+    *out = (weft_run_loss){0};
     for (int64_t i = 0; i < v->batch * v->time; i++) {
         int64_t at = i % v->time;
-        v->targets[i] = at >= v->first && at < v->last ? b->targets[i] : -1;
-    }
-    return v->targets;
-}
-
-static weft_status run_one(weft_validation *v, const weft_batch *b, weft_run_loss *out) {
-    const int32_t *targets = targets_in(v, b);
-    *out = (weft_run_loss){0};
-    for (int64_t i = 0; i < v->batch * v->time; i++)
+        if (v->last) v->targets[i] = at >= v->first && at < v->last ? b->targets[i] : -1;
         out->targets += targets[i] >= 0;
+    }
     WEFT_TRY(weft_session_run(&v->session, b->tokens, targets, &(weft_run){0}));
     WEFT_TRY(
         weft_session_values(&v->session, v->session.graph.cross_entropy, 1, &out->cross_entropy));
@@ -165,11 +158,6 @@ weft_status weft_validation_bytes(const weft_validation *v, const weft_tokenizer
     return WEFT_OK;
 }
 
-/* 0, 1, 4, 16, 64, 256, 512, 1024 ... */
-static int64_t next_edge(int64_t at) {
-    return at == 0 ? 1 : at < 256 ? 4 * at : 2 * at;
-}
-
 weft_status weft_validation_positions(weft_validation *v, weft_position_loss *out, int *count) {
     *count = 0;
     if (!v->targets) v->targets = malloc((size_t)(v->batch * v->time) * sizeof *v->targets);
@@ -178,7 +166,7 @@ weft_status weft_validation_positions(weft_validation *v, weft_position_loss *ou
     for (int64_t at = 0, next; status == WEFT_OK && at < v->time; at = next) {
         if (*count == WEFT_POSITION_RANGES_MAX) break;
         double metric;
-        next = next_edge(at);
+        next = at == 0 ? 1 : at < 256 ? 4 * at : 2 * at; /* 0, 1, 4, 16, 64, 256, 512 ... */
         v->first = at;
         v->last = next < v->time ? next : v->time;
         weft_position_loss *p = &out[(*count)++];
