@@ -61,8 +61,7 @@ typedef struct {
 typedef uint64_t words __attribute__((vector_size(64), aligned(8), may_alias));
 
 /* Two sums, which every machine has registers for. */
-static void read_part(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(read_part) {
     reading *r = context;
     const char *at = r->buffer + task * READ_BYTES, *end = at + READ_BYTES;
     words sum[2] = {{0}, {0}};
@@ -128,28 +127,27 @@ static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, i
                                    result *r) {
     weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
     int32_t tokens[WEFT_DECODER_ROWS_MAX];
-    bench_samples samples = {0};
+    WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
     for (int64_t k = 0; k < batch; k++)
         rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)k, true};
-    weft_status status = weft_decoder_begin(d, rows, batch);
+    WEFT_TRY(weft_decoder_begin(d, rows, batch));
     for (int64_t k = 0; k < batch; k++)
         rows[k].token = -1 - (int32_t)k;
     double begin = weft_clock(), last = begin;
-    for (int i = -10; status == WEFT_OK && i < SAMPLED_MAX; i++) {
-        status = weft_decoder_begin(d, rows, batch);
-        if (status == WEFT_OK) status = weft_decoder_end(d, tokens);
+    for (int i = -10; i < SAMPLED_MAX; i++) {
+        WEFT_TRY(weft_decoder_begin(d, rows, batch));
+        WEFT_TRY(weft_decoder_end(d, tokens));
         double now = weft_clock();
         if (i >= 0) bench_samples_add(&samples, now - last);
         last = now;
         if (b->opt->steps ? i + 1 >= b->opt->steps : now - begin > ROW_SECONDS) break;
     }
-    if (status == WEFT_OK) status = weft_decoder_end(d, tokens);
+    WEFT_TRY(weft_decoder_end(d, tokens));
     r->step = bench_median(&samples);
     r->spread = bench_spread(&samples);
     r->phases = weft_decoder_phases(d);
-    if (status == WEFT_OK) r->phase = weft_decoder_phase_seconds(d);
-    bench_samples_free(&samples);
-    return status;
+    r->phase = weft_decoder_phase_seconds(d);
+    return WEFT_OK;
 }
 
 /* Steps of `batch` rows at the end of a full context. */
@@ -158,73 +156,67 @@ static weft_status measure_steps(bench *b, weft_decoder *d, int64_t context, int
     weft_decoder_row rows[WEFT_DECODER_ROWS];
     WEFT_AUTO_FREE float *logits = malloc((size_t)(WEFT_DECODER_ROWS * vocab) * sizeof *logits);
     if (!logits) return weft_fail(WEFT_ENOMEM, "bench: no memory");
-    bench_samples samples = {0};
-    weft_status status = WEFT_OK;
+    WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
     double begin = weft_clock();
-    for (int i = -2; status == WEFT_OK && i < STEPS_MAX; i++) {
+    for (int i = -2; i < STEPS_MAX; i++) {
         double start = weft_clock();
         if (i >= (b->opt->steps ? b->opt->steps : 5) &&
             (b->opt->steps || start - begin > ROW_SECONDS))
             break;
-        for (int64_t first = 0; status == WEFT_OK && first < batch; first += WEFT_DECODER_ROWS) {
+        for (int64_t first = 0; first < batch; first += WEFT_DECODER_ROWS) {
             int64_t n = batch - first < WEFT_DECODER_ROWS ? batch - first : WEFT_DECODER_ROWS;
             for (int64_t k = 0; k < n; k++)
                 rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)(first + k), true};
-            status = weft_decoder_run(d, rows, n, logits);
+            WEFT_TRY(weft_decoder_run(d, rows, n, logits));
         }
         if (i >= 0) bench_samples_add(&samples, weft_clock() - start);
     }
     r->step = bench_median(&samples);
     r->spread = bench_spread(&samples);
-    bench_samples_free(&samples);
-    return status;
+    return WEFT_OK;
 }
+
+WEFT_ENDED_BY(weft_generator_close, weft_generator)
 
 /* Seconds to the first token of a prompt, the better of two. */
 static weft_status measure_first(const bench *b, const weft_model *m, int64_t prompt,
                                  double *seconds) {
-    weft_generator *g;
+    WEFT_AUTO(weft_generator_close_at) weft_generator *g = NULL;
     weft_generator_limits limits = {.sequences = 1, .context = prompt + 1, .no_sharing = true};
     WEFT_TRY(weft_generator_open(m, b->backend, b->pool, &limits, &g));
-    int32_t *tokens = calloc((size_t)prompt, sizeof *tokens);
+    WEFT_AUTO_FREE int32_t *tokens = calloc((size_t)prompt, sizeof *tokens);
     weft_sampling sampling = weft_sampling_default();
     sampling.temperature = 0;
     sampling.max_tokens = 1;
-    weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "bench: no memory");
-    *seconds = 0;
-    for (int i = 0; status == WEFT_OK && i < 3; i++) { /* the first builds the graphs */
+    if (!tokens) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    for (int i = 0; i < 3; i++) { /* the first builds the graphs */
         int64_t id;
         double start = weft_clock();
-        status = weft_generator_add(g, tokens, prompt, &sampling, &id);
-        while (status == WEFT_OK && weft_generator_busy(g))
-            status = weft_generator_step(g);
+        WEFT_TRY(weft_generator_add(g, tokens, prompt, &sampling, &id));
+        while (weft_generator_busy(g))
+            WEFT_TRY(weft_generator_step(g));
         double taken = weft_clock() - start;
-        if (i == 1 || (i == 2 && taken < *seconds)) *seconds = taken;
+        if (i < 2 || taken < *seconds) *seconds = taken;
         weft_generator_remove(g, id);
     }
-    free(tokens);
-    weft_generator_close(g);
-    return status;
+    return WEFT_OK;
 }
 
 /* The forward pass of training over as many tokens. */
 static weft_status measure_whole(const bench *b, const weft_model *m, int64_t time,
                                  double *seconds) {
-    weft_session s;
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_build build = {.batch = 1, .time = time, .dtype = m->dtype};
-    *seconds = 0;
     WEFT_TRY(weft_session_open(m, b->backend, b->pool, &build, false, false, &s));
-    int32_t *tokens = calloc((size_t)time, sizeof *tokens);
-    weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "bench: no memory");
-    for (int i = 0; status == WEFT_OK && i < 3; i++) {
+    WEFT_AUTO_FREE int32_t *tokens = calloc((size_t)time, sizeof *tokens);
+    if (!tokens) return weft_fail(WEFT_ENOMEM, "bench: no memory");
+    for (int i = 0; i < 3; i++) {
         double start = weft_clock();
-        status = weft_session_run(&s, tokens, tokens, &(weft_run){0});
+        WEFT_TRY(weft_session_run(&s, tokens, tokens, &(weft_run){0}));
         double taken = weft_clock() - start;
-        if (i == 1 || (i == 2 && taken < *seconds)) *seconds = taken;
+        if (i < 2 || taken < *seconds) *seconds = taken;
     }
-    free(tokens);
-    weft_session_close(&s);
-    return status;
+    return WEFT_OK;
 }
 
 static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t batch) {
@@ -245,9 +237,10 @@ static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t 
     return json_number_value(json_object_get(reply, "seconds"));
 }
 
+WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
 static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
                                result *r) {
-    weft_decoder *d;
+    WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = NULL;
     r->token_bytes = weft_cached_token_bytes(&m->config, m->dtype);
     r->bytes = batch * context * r->token_bytes;
     int64_t memory = b->backend->memory ? b->backend->memory() : 0;
@@ -261,15 +254,14 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
     double before = read_rate(b);
-    weft_status status = weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
-                             ? measure_sampled(b, d, context, batch, r)
-                             : measure_steps(b, d, context, batch, m->config.vocab_size, r);
+    WEFT_TRY(weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
+                 ? measure_sampled(b, d, context, batch, r)
+                 : measure_steps(b, d, context, batch, m->config.vocab_size, r));
     double after = read_rate(b);
     r->rate = before > after ? before : after;
     r->weights = weft_decoder_weight_bytes(d);
-    weft_decoder_close(d);
     r->floor = ((double)r->weights + (double)r->bytes) / r->rate;
-    return status;
+    return WEFT_OK;
 }
 
 static void print_row(bench *b, const char *variant, int64_t context, int64_t batch,
@@ -315,6 +307,8 @@ static void add_json(bench *b, const char *variant, const weft_config *c, int64_
     json_array_append_new(b->rows, row);
 }
 
+WEFT_ENDED_BY(weft_model_destroy, weft_model)
+
 /* Every row of one variant. */
 static weft_status measure_variant(bench *b, const bench_variant *v, weft_config c) {
     int64_t most = 0, prompt = b->opt->prompt;
@@ -323,29 +317,27 @@ static weft_status measure_variant(bench *b, const bench_variant *v, weft_config
     /* Positions without an end need no table; a learned one is as long as the longest context. */
     c.context = most > prompt + 1 ? most : prompt + 1;
     weft_generation_set_dtype(&c, b->backend);
-    weft_model *m;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
-    weft_status status = weft_model_start_on(m, 1, b->pool);
+    WEFT_TRY(weft_model_start_on(m, 1, b->pool));
     double first = 0, whole = 0;
-    if (status == WEFT_OK && prompt) status = measure_first(b, m, prompt, &first);
-    if (status == WEFT_OK && prompt) status = measure_whole(b, m, prompt, &whole);
-    for (int i = 0; status == WEFT_OK && i < b->n_contexts; i++)
-        for (int k = 0; status == WEFT_OK && k < b->n_batches; k++) {
+    if (prompt) WEFT_TRY(measure_first(b, m, prompt, &first));
+    if (prompt) WEFT_TRY(measure_whole(b, m, prompt, &whole));
+    for (int i = 0; i < b->n_contexts; i++)
+        for (int k = 0; k < b->n_batches; k++) {
             result r = {.first = i == 0 && k == 0 ? first : 0, .whole = whole};
-            weft_status row = measure_row(b, m, b->contexts[i], b->batches[k], &r);
-            if (row == WEFT_ENOMEM) {
+            weft_status status = measure_row(b, m, b->contexts[i], b->batches[k], &r);
+            if (status == WEFT_ENOMEM) {
                 fprintf(stderr, "%s, context %lld, batch %lld: left out, %s\n", v->name,
                         (long long)b->contexts[i], (long long)b->batches[k], weft_error_message());
                 continue;
             }
-            status = row;
-            if (status != WEFT_OK) break;
+            WEFT_TRY(status);
             r.peer = ask_peer(b, &c, b->contexts[i], b->batches[k]);
             print_row(b, v->name, b->contexts[i], b->batches[k], &r);
             add_json(b, v->name, &c, b->contexts[i], b->batches[k], &r);
         }
-    weft_model_destroy(m);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status measure_all(bench *b) {
@@ -374,14 +366,6 @@ static weft_status measure_all(bench *b) {
     return WEFT_OK;
 }
 
-static weft_status write_json(const bench *b) {
-    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:o, s:O}", "version", weft_version(), "device",
-                            b->opt->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(),
-                            "threads", weft_pool_size(b->pool), "peer",
-                            b->peer ? json_string(b->peer_name) : json_null(), "rows", b->rows);
-    return bench_write_json(b->opt->setup.json, all);
-}
-
 static weft_status run(bench *b) {
     const bench_decode_options *o = b->opt;
     b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
@@ -405,7 +389,12 @@ static weft_status run(bench *b) {
                 "every sequence's cache\n\n",
                 o->cuda ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(b->pool));
     WEFT_TRY(measure_all(b));
-    return o->setup.json ? write_json(b) : WEFT_OK;
+    if (!o->setup.json) return WEFT_OK;
+    json_t *all = json_pack("{s:s, s:s, s:s, s:i, s:o, s:O}", "version", weft_version(), "device",
+                            o->cuda ? weft_cuda_device_name() : "CPU", "isa", weft_cpu_isa(),
+                            "threads", weft_pool_size(b->pool), "peer",
+                            b->peer ? json_string(b->peer_name) : json_null(), "rows", b->rows);
+    return bench_write_json(o->setup.json, all);
 }
 
 weft_status bench_decode_table(const bench_decode_options *options, int *failed) {

@@ -81,8 +81,7 @@ static double thread_clock(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static void work(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(work) {
     const loop *l = context;
     double start = thread_clock(), count = weft_cpu_work(l->bf16, l->rounds);
     l->rates[task] = 1e-9 * count / (thread_clock() - start);
@@ -99,8 +98,7 @@ double bench_limit_gflops(bench_limits *l, bool bf16) {
     return sum;
 }
 
-static void copy(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(copy) {
     bench_limits *l = context;
     memcpy(l->to + task * PIECE, l->from + task * PIECE, PIECE);
 }
@@ -134,17 +132,14 @@ static weft_status time_products(weft_exec *x, bench_samples *seconds) {
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 double bench_product_gflops(const weft_backend *backend, weft_pool *pool, bool bf16) {
-    bench_graph g;
-    weft_exec *x = NULL;
-    bench_samples seconds = {0};
-    weft_status status = bench_graph_build(&bench_limit_rows[bf16], false, &g);
-    if (!status) status = weft_exec_create(g.graph, backend, pool, NULL, &x);
-    if (!status) status = bench_graph_fill(&g, x);
-    if (!status) status = time_products(x, &seconds);
-    double rate = status ? 0 : 1e-9 * bench_graph_flops(g.graph) / bench_median(&seconds);
-    weft_exec_destroy(x);
-    weft_graph_destroy(g.graph);
-    bench_samples_free(&seconds);
-    return rate;
+    WEFT_AUTO(bench_graph_free) bench_graph g = {0};
+    WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
+    WEFT_AUTO(bench_samples_free) bench_samples seconds = {0};
+    if (bench_graph_build(&bench_limit_rows[bf16], false, &g) != WEFT_OK ||
+        weft_exec_create(g.graph, backend, pool, NULL, &x) != WEFT_OK ||
+        bench_graph_fill(&g, x) != WEFT_OK || time_products(x, &seconds) != WEFT_OK)
+        return 0;
+    return 1e-9 * bench_graph_flops(g.graph) / bench_median(&seconds);
 }

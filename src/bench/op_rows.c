@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* log(2√64): where τ starts. Heads differ by an eighth around it. */
 #define LOG_TAU 2.7725887f
@@ -75,45 +76,36 @@ static void build_decode(bench_graph *g, const bench_row *row) {
     add_output(g, y);
 }
 
-/* q, k, v, then what the variant has. */
-static void build_attention(bench_graph *g, const bench_row *row) {
-    const bench_sizes *s = &row->sizes;
-    weft_dtype dtype = operands_of(row);
-    weft_score score = {.causal = true, .scale_value = 1 / sqrt((double)s->dqk)};
-    score.q = LEAF_OF(g, 1, dtype, s->b, s->t, s->h, s->dqk);
-    score.k = LEAF_OF(g, 2, dtype, s->b, s->t, s->kv, s->dqk);
-    weft_tensor *v = LEAF_OF(g, 3, dtype, s->b, s->t, s->kv, s->dv);
-    add_output(g, weft_attention(g->graph, &score, v).o);
+static bool is_w2(const bench_row *row) {
+    return strncmp(row->op, "attention_w2", 12) == 0;
 }
 
-static void build_w2(bench_graph *g, const bench_row *row) {
+/* q, k, v, then what the variant has. */
+static void build_attention(bench_graph *g, const bench_row *row) {
     const bench_sizes *s = &row->sizes;
     weft_dtype dtype = operands_of(row);
     weft_score score = {.causal = true};
     score.q = LEAF_OF(g, 1, dtype, s->b, s->t, s->h, s->dqk);
     score.k = LEAF_OF(g, 2, dtype, s->b, s->t, s->kv, s->dqk);
     weft_tensor *v = LEAF_OF(g, 3, dtype, s->b, s->t, s->kv, s->dv);
-    score.log_tau = LEAF(g, 4, s->h);
-    scale_last(g, 0.125f, LOG_TAU);
-    score.n = weft_row_squares(g->graph, score.k, 0);
+    if (is_w2(row)) {
+        score.log_tau = LEAF(g, 4, s->h);
+        scale_last(g, 0.125f, LOG_TAU);
+        score.n = weft_row_squares(g->graph, score.k, 0);
+    } else {
+        score.scale_value = 1 / sqrt((double)s->dqk);
+    }
     add_output(g, weft_attention(g->graph, &score, v).o);
 }
 
-static void build_norm(bench_graph *g, const bench_row *row, weft_norm_kind kind) {
+static void build_norm(bench_graph *g, const bench_row *row) {
     const bench_sizes *s = &row->sizes;
+    weft_norm_kind kind = strcmp(row->op, "layernorm") == 0 ? WEFT_LAYERNORM : WEFT_RMSNORM;
     weft_tensor *x = LEAF(g, 1, s->m, s->e), *r = LEAF(g, 2, s->m, s->e), *w = LEAF(g, 3, s->e);
     weft_tensor *b = kind == WEFT_LAYERNORM ? LEAF(g, 4, s->e) : NULL;
     weft_normed y = weft_norm(g->graph, x, r, w, b, kind);
     add_output(g, y.y);
     add_output(g, y.s);
-}
-
-static void build_layernorm(bench_graph *g, const bench_row *row) {
-    build_norm(g, row, WEFT_LAYERNORM);
-}
-
-static void build_rmsnorm(bench_graph *g, const bench_row *row) {
-    build_norm(g, row, WEFT_RMSNORM);
 }
 
 /* The weights are updated in place: a run is a step. */
@@ -170,47 +162,22 @@ static void build_cross_entropy(bench_graph *g, const bench_row *row) {
         }                                                                                          \
     }
 
-/* 4096 tokens of 12 heads. */
-#define HEADS(T, KV, DQK, DV)                                                                      \
-    { .b = 4096 / (T), .t = T, .h = 12, .kv = KV, .dqk = DQK, .dv = DV }
-
-#define DOT(T, QUICK, LONGER)                                                                      \
+/* 4096 tokens of 12 heads; q, k and v bf16 as a model with weights in bf16 has them. */
+#define ATTENTION(NAME, OP, KV, DQK, DV, BF16, T, QUICK, LONGER)                                   \
     {                                                                                              \
-        .group = "attention", .label = "dot 64/64 T=" #T, .op = "attention_dot",                   \
-        .build = build_attention, .sizes = HEADS(T, 12, 64, 64), .quick = QUICK, .longer = LONGER  \
+        .group = "attention", .label = NAME " T=" #T, .op = "attention_" OP,                       \
+        .build = build_attention,                                                                  \
+        .sizes = {.b = 4096 / (T), .t = T, .h = 12, .kv = KV, .dqk = DQK, .dv = DV, .bf16 = BF16}, \
+        .quick = QUICK, .longer = LONGER                                                           \
     }
-
-/* q, k and v bf16, as a model with weights in bf16 has them. */
-#define BF16_HEADS(T, KV, DQK, DV)                                                                 \
-    { .b = 4096 / (T), .t = T, .h = 12, .kv = KV, .dqk = DQK, .dv = DV, .bf16 = 1 }
-#define BF16_ATTENTION(NAME, OP, BUILD, KV, DQK, DV, T, QUICK)                                     \
-    {                                                                                              \
-        .group = "attention", .label = NAME " bf16 T=" #T, .op = OP, .build = BUILD,               \
-        .sizes = BF16_HEADS(T, KV, DQK, DV), .quick = QUICK                                        \
-    }
-
-/* Against the fastest way to write it, and as the formula stands: ‖q‖² + ‖k‖² − 2⟨q, k⟩. */
-#define W2(T, QUICK, LONGER)                                                                       \
-    {                                                                                              \
-        .group = "attention", .label = "w2 128/64 T=" #T, .op = "attention_w2", .build = build_w2, \
-        .sizes = HEADS(T, 12, 128, 64), .quick = QUICK, .longer = LONGER                           \
-    }
-#define W2_FORMULA(T, QUICK, LONGER)                                                               \
-    {                                                                                              \
-        .group = "attention", .label = "w2 formula T=" #T, .op = "attention_w2_formula",           \
-        .build = build_w2, .sizes = HEADS(T, 12, 128, 64), .quick = QUICK, .longer = LONGER        \
-    }
-
-#define MLA(T, QUICK)                                                                              \
-    {                                                                                              \
-        .group = "attention", .label = "mla 128/128 T=" #T, .op = "attention_mla",                 \
-        .build = build_attention, .sizes = HEADS(T, 1, 128, 128), .quick = QUICK                   \
-    }
+#define DOT(T, QUICK, LONGER) ATTENTION("dot 64/64", "dot", 12, 64, 64, 0, T, QUICK, LONGER)
+#define W2(T, QUICK, LONGER) ATTENTION("w2 128/64", "w2", 12, 128, 64, 0, T, QUICK, LONGER)
+#define MLA(T, QUICK) ATTENTION("mla 128/128", "mla", 1, 128, 128, 0, T, QUICK, false)
 
 /* Forward reads x and r and writes s and y; backward reads the two gradients and s and writes one. */
 #define NORM(NAME)                                                                                 \
     {                                                                                              \
-        .group = "norm", .label = #NAME " 8192×768", .op = #NAME, .build = build_##NAME,           \
+        .group = "norm", .label = #NAME " 8192×768", .op = #NAME, .build = build_norm,             \
         .sizes = {.m = 8192, .e = 768}, .quick = true, .traffic = {                                \
             4 * 4 * 8192 * 768,                                                                    \
             8 * 4 * 8192 * 768                                                                     \
@@ -255,14 +222,15 @@ const bench_row bench_op_rows[] = {
     DOT(4096, false, false),
     W2(256, false, false),
     W2(1024, true, true),
-    W2_FORMULA(1024, true, true),
+    /* The peer's as the formula stands, ‖q‖² + ‖k‖² − 2⟨q, k⟩; beside it the fastest way to write it. */
+    ATTENTION("w2 formula", "w2_formula", 12, 128, 64, 0, 1024, true, true),
     W2(4096, false, false),
     MLA(256, false),
     MLA(1024, true),
     MLA(4096, false),
-    BF16_ATTENTION("dot 64/64", "attention_dot", build_attention, 12, 64, 64, 1024, true),
-    BF16_ATTENTION("w2 128/64", "attention_w2", build_w2, 12, 128, 64, 1024, true),
-    BF16_ATTENTION("mla 128/128", "attention_mla", build_attention, 1, 128, 128, 1024, false),
+    ATTENTION("dot 64/64 bf16", "dot", 12, 64, 64, 1, 1024, true, false),
+    ATTENTION("w2 128/64 bf16", "w2", 12, 128, 64, 1, 1024, true, false),
+    ATTENTION("mla 128/128 bf16", "mla", 1, 128, 128, 1, 1024, false, false),
     NORM(layernorm),
     NORM(rmsnorm),
     ADAMW(8192, 4096),
@@ -307,7 +275,7 @@ json_t *bench_row_sizes(const bench_row *row) {
     json_t *sizes = json_object();
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i].value) json_object_set_new(sizes, all[i].name, json_integer(all[i].value));
-    if (row->build == build_w2) json_object_set_new(sizes, "log_tau", json_real(LOG_TAU));
+    if (is_w2(row)) json_object_set_new(sizes, "log_tau", json_real(LOG_TAU));
     return sizes;
 }
 

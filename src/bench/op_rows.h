@@ -56,6 +56,10 @@ extern const int bench_op_row_count;
 /* The graph of a row. Errors are in weft_graph_status(g->graph). */
 weft_status bench_graph_build(const bench_row *row, bool backward, bench_graph *g);
 
+static inline void bench_graph_free(bench_graph *g) {
+    weft_graph_destroy(g->graph);
+}
+
 /* The sizes as the peer's request has them. */
 json_t *bench_row_sizes(const bench_row *row);
 

@@ -2,6 +2,7 @@
  * machine does falls on all of them; medians are reported. Before it is timed a row's results are
  * compared with the peer's. */
 #include "base/clock.h"
+#include "base/scope.h"
 #include "bench/limits.h"
 #include "bench/op_rows.h"
 #include "bench/peer.h"
@@ -110,23 +111,20 @@ static weft_status alternate_sides(bench *b, const bench_row *row, weft_exec *x,
     return status;
 }
 
+WEFT_ENDED_BY(weft_exec_destroy, weft_exec)
 static weft_status measure_row(bench *b, const bench_row *row, bool backward, measured *m) {
-    bench_graph g;
-    weft_exec *x = NULL;
-    weft_status status = bench_graph_build(row, backward, &g);
-    if (!status) status = weft_exec_create(g.graph, b->backend, b->pool, NULL, &x);
-    if (!status) status = bench_graph_fill(&g, x);
-    if (!status) status = weft_exec_run(x, &(weft_run){.seed = 1});
-    if (!status) {
-        m->units = row->traffic[backward] > 0 ? (double)row->traffic[backward]
-                                              : bench_graph_flops(g.graph);
-        m->runs = row->sizes.copies ? (int)row->sizes.copies : 1;
-        m->peer = b->peer && prepare_peer(b, row, &g, x, m);
-        status = alternate_sides(b, row, x, m);
-    }
+    WEFT_AUTO(bench_graph_free) bench_graph g = {0};
+    WEFT_AUTO(weft_exec_destroy_at) weft_exec *x = NULL;
+    WEFT_TRY(bench_graph_build(row, backward, &g));
+    WEFT_TRY(weft_exec_create(g.graph, b->backend, b->pool, NULL, &x));
+    WEFT_TRY(bench_graph_fill(&g, x));
+    WEFT_TRY(weft_exec_run(x, &(weft_run){.seed = 1}));
+    int64_t traffic = row->traffic[backward];
+    m->units = traffic > 0 ? (double)traffic : bench_graph_flops(g.graph);
+    m->runs = row->sizes.copies ? (int)row->sizes.copies : 1;
+    m->peer = b->peer && prepare_peer(b, row, &g, x, m);
+    weft_status status = alternate_sides(b, row, x, m);
     if (b->peer) json_decref(bench_peer_ask(b->peer, json_pack("{s:s}", "do", "drop")));
-    weft_exec_destroy(x);
-    weft_graph_destroy(g.graph);
     return status;
 }
 
@@ -184,16 +182,14 @@ static weft_status plan_memory(bench *b, const bench_row *like, int64_t tokens, 
     bench_row row = *like;
     row.sizes.b = 1;
     row.sizes.t = tokens;
-    bench_graph g;
-    weft_plan *plan = NULL;
-    weft_status status = bench_graph_build(&row, true, &g);
-    if (!status)
-        status = weft_program_make(g.graph, b->backend, weft_pool_size(b->pool),
-                                   &(weft_program_options){.complete = true}, &plan);
-    if (!status) *bytes = plan->arena_bytes;
+    WEFT_AUTO(bench_graph_free) bench_graph g = {0};
+    weft_plan *plan;
+    WEFT_TRY(bench_graph_build(&row, true, &g));
+    WEFT_TRY(weft_program_make(g.graph, b->backend, weft_pool_size(b->pool),
+                               &(weft_program_options){.complete = true}, &plan));
+    *bytes = plan->arena_bytes;
     weft_plan_destroy(plan);
-    weft_graph_destroy(g.graph);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status report_memory(bench *b) {
@@ -206,7 +202,7 @@ static weft_status report_memory(bench *b) {
         const bench_row *row = &bench_op_rows[i];
         if (strcmp(row->group, "attention") != 0 || row->sizes.t != tokens[0] || row->sizes.bf16)
             continue;
-        if (i > 0 && row->build == bench_op_rows[i - 1].build && row->sizes.t == row[-1].sizes.t)
+        if (i > 0 && memcmp(&row->sizes, &row[-1].sizes, sizeof row->sizes) == 0)
             continue; /* the same graph again, for another peer */
         int64_t bytes[3];
         for (int k = 0; k < 3; k++) {
@@ -225,15 +221,6 @@ static weft_status report_memory(bench *b) {
 typedef struct {
     double gflops, bf16_gflops, gbytes;
 } machine_limits;
-
-static weft_status write_json(bench *b, const machine_limits *limits) {
-    json_t *all = json_pack(
-        "{s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f, s:f}, s:O, s:O}", "version", weft_version(), "isa",
-        weft_cpu_isa(), "threads", weft_pool_size(b->pool), "peer", b->peer_name, "quick",
-        (int)b->opt.quick, "limits", "gflops", limits->gflops, "bf16_gflops", limits->bf16_gflops,
-        "gbytes", limits->gbytes, "rows", b->rows, "memory", b->memory);
-    return bench_write_json(b->opt.setup.json, all);
-}
 
 static void print_head(const bench *b, const machine_limits *limits) {
     FILE *to = b->opt.setup.table;
@@ -272,8 +259,13 @@ static weft_status run(bench *b) {
                       "ratio:6|PyTorch's form:-21");
     WEFT_TRY(measure_rows(b));
     WEFT_TRY(report_memory(b));
-    if (b->opt.setup.json) WEFT_TRY(write_json(b, &limits));
-    return WEFT_OK;
+    if (!b->opt.setup.json) return WEFT_OK;
+    json_t *all = json_pack(
+        "{s:s, s:s, s:i, s:s, s:b, s:{s:f, s:f, s:f}, s:O, s:O}", "version", weft_version(), "isa",
+        weft_cpu_isa(), "threads", weft_pool_size(b->pool), "peer", b->peer_name, "quick",
+        (int)b->opt.quick, "limits", "gflops", limits.gflops, "bf16_gflops", limits.bf16_gflops,
+        "gbytes", limits.gbytes, "rows", b->rows, "memory", b->memory);
+    return bench_write_json(b->opt.setup.json, all);
 }
 
 weft_status bench_op_table(const bench_op_options *options, int *differing) {

@@ -6,6 +6,7 @@
 #include "bench/train_row.h"
 
 #include "base/clock.h"
+#include "base/scope.h"
 #include "bench/limits.h"
 #include "cuda/backend.h"
 #include "device/device.h"
@@ -34,7 +35,7 @@ enum { CHECKED_STEPS = 2, SMALL_LAYERS = 2, SMALL_TIME = 16, SMALL_VOCAB = 64, P
 /* Bytes of this process, as Linux tells them: in memory now (VmRSS), and at most since it began (VmHWM); 0
  * where it does not. A process that was forked begins with what it shares with its parent. */
 static int64_t read_status(const char *key) {
-    FILE *file = fopen("/proc/self/status", "r");
+    WEFT_AUTO_FCLOSE FILE *file = fopen("/proc/self/status", "r");
     if (!file) return 0;
     char line[256];
     long long kilobytes = 0;
@@ -42,7 +43,6 @@ static int64_t read_status(const char *key) {
     while (fgets(line, sizeof line, file))
         if (strncmp(line, key, length) == 0 && sscanf(line + length, "%lld", &kilobytes) == 1)
             break;
-    fclose(file);
     return kilobytes * 1024;
 }
 
@@ -342,17 +342,6 @@ static json_t *run_job(const bench_train_job *job) {
     return out;
 }
 
-static json_t *read_result(int from) {
-    FILE *file = fdopen(from, "r");
-    if (!file) {
-        close(from);
-        return NULL;
-    }
-    json_t *result = json_loadf(file, 0, NULL);
-    fclose(file);
-    return result;
-}
-
 json_t *bench_train_run(const bench_train_job *job) {
     int ends[2];
     pid_t parent = getpid();
@@ -377,7 +366,8 @@ json_t *bench_train_run(const bench_train_job *job) {
         _exit(sent ? 0 : 1); /* the parent's output buffers are not this process's to flush */
     }
     close(ends[1]);
-    json_t *result = read_result(ends[0]);
+    json_t *result = json_loadfd(ends[0], 0, NULL);
+    close(ends[0]);
     int status = 0;
     waitpid(child, &status, 0);
     const json_t *error = json_object_get(result, "error");

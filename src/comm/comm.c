@@ -230,35 +230,24 @@ static bool poll_jobs(weft_comm *c) {
     return any;
 }
 
-static void sleep_idle(weft_comm *c) {
-    atomic_store(&c->work.heard, true);
-    if (!atomic_load(&c->queue) && !atomic_load(&c->closing)) sleep_by(&c->work, IDLE_SECONDS);
-    atomic_store(&c->work.heard, false);
-}
-
-typedef enum { COMPUTES, WAITS, WAITS_ALONE } working_thread;
-
-static working_thread look_at_work(weft_comm *c) {
-    if (!atomic_load(&c->waiting)) return COMPUTES;
-    return atomic_load(&c->alone) ? WAITS_ALONE : WAITS;
-}
-
 /* While the working thread computes, messages have time, and looking for them takes the processor from
  * somebody. While it waits, its processor is free, unless ranks share it. */
 static void rest(weft_comm *c, bool busy, int *idle) {
     *idle = busy ? 0 : *idle + 1;
     if (!c->active) {
-        sleep_idle(c);
+        atomic_store(&c->work.heard, true);
+        if (!atomic_load(&c->queue) && !atomic_load(&c->closing)) sleep_by(&c->work, IDLE_SECONDS);
+        atomic_store(&c->work.heard, false);
         *idle = 0;
         return;
     }
     if (busy) return;
     long grown = SLEEP_LEAST * ((long)*idle - SPINS);
-    working_thread now = look_at_work(c);
-    if (now == WAITS_ALONE || (now == WAITS && grown <= 0))
+    bool waits = atomic_load(&c->waiting);
+    if (waits && (grown <= 0 || atomic_load(&c->alone)))
         sched_yield();
     else
-        nap(now == COMPUTES || grown > SLEEP_MOST ? SLEEP_MOST : grown);
+        nap(!waits || grown > SLEEP_MOST ? SLEEP_MOST : grown);
 }
 
 /* Seconds for all ranks to find each other; 0: any time. Before they have, no rank is watched. */

@@ -2,6 +2,7 @@
  * after bucket as they are sent, and waited for at the end: the device exchanges one while it still
  * makes others. */
 #include "base/log.h"
+#include "base/scope.h"
 #include "comm/launch.h"
 #include "comm/reduce.h"
 #include "core/rows.h"
@@ -112,11 +113,10 @@ static weft_status start(weft_device_reduce *r) {
     weft_comm_away(r->o.comm, true);
     status = check(r, r->nccl->start(id, r->rank, size, &r->link), "the ranks did not meet");
     weft_comm_away(r->o.comm, false);
-    r->received = status == WEFT_OK
-                      ? r->o.backend->alloc((int64_t)(nodes * (size_t)r->largest + 16) * 4)
-                      : NULL;
-    if (status == WEFT_OK && !r->received)
-        status = weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    if (status == WEFT_OK) {
+        r->received = r->o.backend->alloc((int64_t)(nodes * (size_t)r->largest + 16) * 4);
+        if (!r->received) status = weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    }
     WEFT_TRY(weft_comm_agree(r->o.comm, status));
     weft_comm_away(r->o.comm, true);
     status = check_link(r);
@@ -124,11 +124,12 @@ static weft_status start(weft_device_reduce *r) {
     return weft_comm_agree(r->o.comm, status);
 }
 
+WEFT_ENDED_BY(weft_device_reduce_close, weft_device_reduce)
 weft_status weft_device_reduce_open(const weft_reduce_options *options, weft_device_reduce **out) {
     char why[WHY_ROOM] = "";
     bool all_can = false;
     *out = NULL;
-    weft_device_reduce *r = calloc(1, sizeof *r);
+    WEFT_AUTO(weft_device_reduce_close_at) weft_device_reduce *r = calloc(1, sizeof *r);
     if (!r) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
     r->o = *options;
     r->rank = weft_comm_rank(options->comm);
@@ -137,21 +138,18 @@ weft_status weft_device_reduce_open(const weft_reduce_options *options, weft_dev
     r->largest = weft_cut_largest(options->cut);
     r->rows = calloc((size_t)r->own_nodes, sizeof *r->rows);
     r->sent = calloc((size_t)weft_cut_buckets(options->cut) + 1, sizeof *r->sent);
-    weft_status status =
-        r->rows && r->sent ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
-    for (int k = 0; r->rows && k < r->own_nodes; k++)
+    if (!r->rows || !r->sent) return weft_fail(WEFT_ENOMEM, "no memory for the sum over ranks");
+    for (int k = 0; k < r->own_nodes; k++)
         r->rows[k] = options->rows[k];
-    if (status == WEFT_OK) status = agree(r, &all_can, why);
-    if (status == WEFT_OK && all_can) status = start(r);
-    if (status == WEFT_OK && all_can) {
+    WEFT_TRY(agree(r, &all_can, why));
+    if (all_can) {
+        WEFT_TRY(start(r));
         weft_log(WEFT_LOG_INFO, "gradients go from GPU to GPU by NCCL");
-        *out = r;
-        return WEFT_OK;
-    }
-    if (status == WEFT_OK && r->device)
+        *out = weft_steal(&r);
+    } else if (r->device) {
         weft_log(WEFT_LOG_INFO, "gradients go through the host's memory: %s", why);
-    weft_device_reduce_close(r);
-    return status;
+    }
+    return WEFT_OK;
 }
 
 void weft_device_reduce_close(weft_device_reduce *r) {

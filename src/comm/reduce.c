@@ -174,8 +174,7 @@ static weft_status begin_gather(weft_reduce *r, weft_reduce_bucket *s) {
 
 /* Some numbers of a bucket's own piece. Node 0 may be another rank's: the result goes to row 0 in any
  * case. */
-static void add_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(add_chunk) {
     const weft_reduce_bucket *s = context;
     const weft_reduce *r = s->r;
     const weft_tree *t = r->o.tree;
@@ -241,12 +240,6 @@ weft_status weft_reduce_look(weft_reduce *r) {
     return WEFT_OK;
 }
 
-static weft_reduce_bucket *find_free(weft_reduce *r) {
-    for (int i = 0; i < SLOTS; i++)
-        if (r->slots[i].phase == FREE) return &r->slots[i];
-    return NULL;
-}
-
 void weft_reduce_begin(weft_reduce *r, double factor) {
     memset(r->sent, 0, (size_t)r->buckets * sizeof *r->sent);
     r->own_nodes = weft_tree_of_rank(r->o.tree, r->rank, &r->own_first);
@@ -255,10 +248,13 @@ void weft_reduce_begin(weft_reduce *r, double factor) {
 }
 
 weft_status weft_reduce_send(weft_reduce *r, int64_t bucket) {
-    weft_reduce_bucket *s;
     WEFT_TRY(weft_reduce_look(r));
-    while (!(s = find_free(r)))
+    weft_reduce_bucket *s = r->slots;
+    while (s->phase != FREE) {
+        if (++s < r->slots + SLOTS) continue;
         WEFT_TRY(go_on(r, oldest(r)));
+        s = r->slots;
+    }
     r->sent[bucket] = true;
     s->bucket = bucket;
     r->order[r->n_sent] = bucket;

@@ -18,13 +18,6 @@ static int rank_of(int64_t leaves, int size, int64_t first, int64_t count) {
     return -1;
 }
 
-static int64_t left_part(int64_t count) {
-    int64_t left = 1;
-    while (left * 2 < count)
-        left *= 2;
-    return left;
-}
-
 /* Lists the nodes and merges below one; returns the node that its sum is then in. */
 static int cut_node(weft_tree *t, int64_t leaves, int size, int64_t first, int64_t count) {
     int rank = rank_of(leaves, size, first, count);
@@ -32,7 +25,9 @@ static int cut_node(weft_tree *t, int64_t leaves, int size, int64_t first, int64
         t->nodes[t->n_nodes] = (weft_tree_node){first, count, rank};
         return t->n_nodes++;
     }
-    int64_t left = left_part(count);
+    int64_t left = 1; /* the largest power of two below count */
+    while (left * 2 < count)
+        left *= 2;
     int to = cut_node(t, leaves, size, first, left);
     int from = cut_node(t, leaves, size, first + left, count - left);
     t->merges[t->n_merges++] = (weft_tree_merge){to, from};

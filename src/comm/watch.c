@@ -5,6 +5,7 @@
 #include "comm/watch.h"
 
 #include "base/clock.h"
+#include "base/scope.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -54,27 +55,22 @@ double weft_watch_limit(void) {
     return limit && *limit ? strtod(limit, NULL) : LIMIT_SECONDS;
 }
 
+WEFT_ENDED_BY(weft_watch_close, weft_watch)
 weft_status weft_watch_open(const weft_mpi *mpi, int rank, int size, const weft_rank_place *places,
                             weft_watch **out) {
     size_t n = (size_t)size;
-    weft_watch *w = calloc(1, sizeof *w);
+    WEFT_AUTO(weft_watch_close_at) weft_watch *w = calloc(1, sizeof *w);
     *out = NULL;
-    if (w) {
-        w->places = calloc(n, sizeof *w->places);
-        w->heard = calloc(n, sizeof *w->heard);
-        w->silent = calloc(n, sizeof *w->silent);
-        w->told = calloc(n, sizeof *w->told);
-    }
-    if (!w || !w->places || !w->heard || !w->silent || !w->told) {
-        weft_watch_close(w);
+    if (!w) return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
+    *w = (weft_watch){.mpi = mpi, .rank = rank, .size = size, .limit = weft_watch_limit()};
+    w->places = calloc(n, sizeof *w->places);
+    w->heard = calloc(n, sizeof *w->heard);
+    w->silent = calloc(n, sizeof *w->silent);
+    w->told = calloc(n, sizeof *w->told);
+    if (!w->places || !w->heard || !w->silent || !w->told)
         return weft_fail(WEFT_ENOMEM, "no memory for %d ranks", size);
-    }
-    w->mpi = mpi;
-    w->rank = rank;
-    w->size = size;
-    w->limit = weft_watch_limit();
     memcpy(w->places, places, n * sizeof *places);
-    *out = w;
+    *out = weft_steal(&w);
     return WEFT_OK;
 }
 

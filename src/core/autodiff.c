@@ -113,15 +113,9 @@ weft_status weft_graph_drop_unused(weft_graph *g) {
         for (int k = 0; wanted[i] && k < n->n_in; k++)
             if (n->in[k]) used[weft_tensor_root(n->in[k])->id] = true;
     }
-    int64_t count = 0, forward = 0;
-    for (int64_t i = 0; i < g->n_nodes; i++) {
-        if (!wanted[i]) continue;
-        forward += i < g->n_forward;
-        g->nodes[i]->index = (int32_t)count;
-        g->nodes[count++] = g->nodes[i];
-    }
-    g->n_nodes = count;
-    if (g->n_forward >= 0) g->n_forward = forward;
+    for (int64_t i = 0; i < g->n_nodes; i++)
+        if (!wanted[i]) g->nodes[i] = NULL;
+    weft_graph_close_holes(g);
     return WEFT_OK;
 }
 

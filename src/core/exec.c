@@ -185,15 +185,6 @@ weft_status weft_exec_walk_part(weft_exec *x, int64_t first, int64_t last) {
     return WEFT_OK;
 }
 
-static weft_status walk_marked(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
-    mark(x, -1);
-    for (int64_t i = 0; i < x->n_nodes; i++) {
-        WEFT_TRY(run_node(x, i));
-        mark(x, i);
-    }
-    return WEFT_OK;
-}
-
 weft_status weft_exec_walk_timed(weft_exec *x, int64_t first, int64_t last) {
     double start = weft_clock();
     for (int64_t i = first; i < last; i++) {
@@ -213,8 +204,14 @@ void weft_exec_timed(weft_exec *x, const double *seconds) {
 }
 
 weft_status weft_exec_walk(weft_exec *x, void (*mark)(weft_exec *x, int64_t node)) {
-    if (x->profile) return mark ? walk_marked(x, mark) : weft_exec_walk_timed(x, 0, x->n_nodes);
-    return weft_exec_walk_part(x, 0, x->n_nodes);
+    if (!x->profile) return weft_exec_walk_part(x, 0, x->n_nodes);
+    if (!mark) return weft_exec_walk_timed(x, 0, x->n_nodes);
+    mark(x, -1);
+    for (int64_t i = 0; i < x->n_nodes; i++) {
+        WEFT_TRY(run_node(x, i));
+        mark(x, i);
+    }
+    return WEFT_OK;
 }
 
 weft_status weft_exec_run(weft_exec *x, const weft_run *run) {

@@ -93,16 +93,13 @@ static void frame_give_back(weft_function *f, frame *used) {
     f->free_frames = used;
 }
 
-static int find_bound(const weft_function *f, const weft_tensor *root) {
-    for (int i = 0; i < f->n_bound; i++)
-        if (f->bound[i] == root) return i;
-    return -1;
-}
-
 static void place_tensor(weft_function *f, pass *p, bool *seen, weft_tensor *t) {
     if (!t || seen[t->id]) return;
     const weft_tensor *root = weft_tensor_root(t);
-    int bound = find_bound(f, root);
+    int bound = 0;
+    while (bound < f->n_bound && f->bound[bound] != root)
+        bound++;
+    if (bound == f->n_bound) bound = -1;
     seen[t->id] = true;
     if (bound >= 0) p->uses[bound] = true;
     p->placings[p->n_placings++] =
@@ -226,14 +223,13 @@ static weft_status check_address(const void *at, const char *what) {
                      what, WEFT_ARENA_ALIGN);
 }
 
-static const char *name_of(const weft_function *f, int bound) {
-    return f->bound[bound]->name ? f->bound[bound]->name : weft_tensor_describe(f->bound[bound]);
-}
-
 static weft_status check_memory(const weft_function *f, weft_half half, const weft_call_memory *m) {
     const pass *p = &f->passes[half];
-    for (int i = 0; i < f->n_bound; i++)
-        if (p->uses[i]) WEFT_TRY(check_address(m->bound[i], name_of(f, i)));
+    for (int i = 0; i < f->n_bound; i++) {
+        const weft_tensor *t = f->bound[i];
+        if (p->uses[i])
+            WEFT_TRY(check_address(m->bound[i], t->name ? t->name : weft_tensor_describe(t)));
+    }
     if (weft_function_saved_bytes(f)) WEFT_TRY(check_address(m->saved, "what is saved"));
     if (weft_function_workspace_bytes(f, half))
         WEFT_TRY(check_address(m->workspace, "the workspace"));
@@ -298,23 +294,20 @@ weft_status weft_function_call(weft_function *f, weft_half half, const weft_call
     return status;
 }
 
-/* The message cannot name the value: the memory it was read from is the caller's again. */
-static void note_fault(weft_function *f, int64_t node, int64_t place) {
-    char text[256];
-    const char *what = "?";
-    if (node < weft_graph_node_count(f->g)) what = weft_graph_node(f->g, node)->op->name;
-    snprintf(text, sizeof text, "%s: a value at place %lld of its input cannot be used", what,
-             (long long)place);
-    note_bad(f, WEFT_EINPUT, text);
-}
-
 weft_status weft_function_check(weft_function *f) {
     int64_t node, place;
     pthread_mutex_lock(&f->lock);
     frame *frames = f->frames; /* the list grows at its head */
     pthread_mutex_unlock(&f->lock);
-    for (frame *x = f->backend->calls ? frames : NULL; x; x = x->next)
-        if (f->backend->calls->fault(x->exec.state, &node, &place)) note_fault(f, node, place);
+    for (frame *x = f->backend->calls ? frames : NULL; x; x = x->next) {
+        /* The message cannot name the value: the memory it was read from is the caller's again. */
+        char text[256];
+        if (!f->backend->calls->fault(x->exec.state, &node, &place)) continue;
+        bool known = node < weft_graph_node_count(f->g);
+        snprintf(text, sizeof text, "%s: a value at place %lld of its input cannot be used",
+                 known ? weft_graph_node(f->g, node)->op->name : "?", (long long)place);
+        note_bad(f, WEFT_EINPUT, text);
+    }
     pthread_mutex_lock(&f->lock);
     weft_status bad = f->bad;
     f->bad = WEFT_OK;
@@ -323,26 +316,12 @@ weft_status weft_function_check(weft_function *f) {
     return bad;
 }
 
-typedef struct {
-    void *at;
-    int64_t bytes;
-} piece;
-
-static weft_status take_pieces(const weft_function *f, piece *pieces, int n) {
-    for (int i = 0; i < n; i++) {
-        if (pieces[i].bytes == 0) continue;
-        pieces[i].at = f->backend->alloc(pieces[i].bytes);
-        if (!pieces[i].at)
+/* Of the memory at[0 .. n_bound - 1], what is saved, and the workspace. */
+static weft_status run_once(weft_function *f, void *const *at, const int64_t *bytes) {
+    for (int i = 0; i < f->n_bound + 2; i++)
+        if (bytes[i] && !at[i])
             return weft_fail(WEFT_ENOMEM, "%s: no memory to try a block once", f->backend->name);
-    }
-    return WEFT_OK;
-}
-
-static weft_status run_once(weft_function *f, const piece *pieces, void **bound) {
-    for (int i = 0; i < f->n_bound; i++)
-        bound[i] = pieces[i].at;
-    weft_call_memory m = {
-        .bound = bound, .saved = pieces[f->n_bound].at, .workspace = pieces[f->n_bound + 1].at};
+    weft_call_memory m = {.bound = at, .saved = at[f->n_bound], .workspace = at[f->n_bound + 1]};
     WEFT_TRY(weft_function_call(f, WEFT_HALF_FORWARD, &m));
     WEFT_TRY(weft_function_call(f, WEFT_HALF_BACKWARD, &m));
     WEFT_TRY(f->backend->calls->settle());
@@ -353,18 +332,19 @@ static weft_status run_once(weft_function *f, const piece *pieces, void **bound)
 weft_status weft_function_prepare(weft_function *f) {
     if (!f->backend->calls) return WEFT_OK;
     int n = f->n_bound + 2;
-    WEFT_AUTO_FREE piece *pieces = calloc((size_t)n, sizeof *pieces);
-    WEFT_AUTO_FREE void **bound = calloc((size_t)n, sizeof *bound);
-    if (!pieces || !bound) return weft_fail(WEFT_ENOMEM, "function: no memory");
+    WEFT_AUTO_FREE int64_t *bytes = calloc((size_t)n, sizeof *bytes);
+    WEFT_AUTO_FREE void **at = calloc((size_t)n, sizeof *at);
+    if (!bytes || !at) return weft_fail(WEFT_ENOMEM, "function: no memory");
     int64_t forward = weft_function_workspace_bytes(f, WEFT_HALF_FORWARD);
     int64_t backward = weft_function_workspace_bytes(f, WEFT_HALF_BACKWARD);
     for (int i = 0; i < f->n_bound; i++)
-        pieces[i].bytes = weft_tensor_bytes(f->bound[i]);
-    pieces[n - 2].bytes = weft_function_saved_bytes(f);
-    pieces[n - 1].bytes = forward > backward ? forward : backward;
-    weft_status status = take_pieces(f, pieces, n);
-    if (status == WEFT_OK) status = run_once(f, pieces, bound);
+        bytes[i] = weft_tensor_bytes(f->bound[i]);
+    bytes[n - 2] = weft_function_saved_bytes(f);
+    bytes[n - 1] = forward > backward ? forward : backward;
     for (int i = 0; i < n; i++)
-        if (pieces[i].at) f->backend->release(pieces[i].at, pieces[i].bytes);
+        if (bytes[i]) at[i] = f->backend->alloc(bytes[i]);
+    weft_status status = run_once(f, at, bytes);
+    for (int i = 0; i < n; i++)
+        if (at[i]) f->backend->release(at[i], bytes[i]);
     return status;
 }

@@ -255,15 +255,12 @@ static weft_status check_one_precision(weft_graph *g, const weft_node *n) {
                            weft_tensor_describe(wide), weft_tensor_describe(narrow));
 }
 
-static bool is_in_list(const weft_graph *g, const weft_node *n) {
-    return n->index >= 0 && n->index < g->n_nodes && g->nodes[n->index] == n;
-}
-
 /* After fusing and backward, what nothing kept depended on is gone. */
 static weft_status check_still_there(weft_graph *g, const weft_node *n) {
     for (int i = 0; i < n->n_in; i++) {
         const weft_node *maker = n->in[i] ? n->in[i]->producer : NULL;
-        if (maker && !is_in_list(g, maker))
+        int64_t at = maker ? maker->index : 0;
+        if (maker && (at < 0 || at >= g->n_nodes || g->nodes[at] != maker))
             return weft_graph_fail(
                 g, "%s: input %d, %s, was dropped by fusing or backward; keep it before",
                 n->op->name, i, weft_tensor_describe(n->in[i]));

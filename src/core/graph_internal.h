@@ -33,7 +33,9 @@ extern weft_node weft_node_gone;
 /* A node without inputs checked or outputs made, not yet in the list. NULL: no memory. */
 weft_node *weft_graph_node_new(weft_graph *g, const weft_op *op, weft_tensor *const *in, int n_in,
                                int n_out, const void *attr);
-/* Appends it to the list. */
+/* Closes the holes (NULL) in the list of nodes, and tells views who makes them now. */
+void weft_graph_close_holes(weft_graph *g);
+/* Appends a node to the list. */
 weft_status weft_graph_node_push(weft_graph *g, weft_node *n);
 /* A tensor without a name, in the list of tensors. */
 weft_tensor *weft_graph_tensor_new(weft_graph *g, weft_role role, weft_dtype dtype, int ndim,

@@ -40,7 +40,9 @@ static bool is_remote(const weft_backend *backend) {
     return backend && backend->remote;
 }
 
-static weft_status place(weft_mirror *m, const weft_backend *backend) {
+weft_status weft_mirror_place(weft_mirror *m, const weft_backend *backend) {
+    if (!is_remote(backend)) return WEFT_OK;
+    WEFT_LOCK(&m->lock);
     if (m->backend == backend) return WEFT_OK;
     if (m->backend) return weft_fail(WEFT_EINPUT, "mirror: it is on %s already", m->backend->name);
     m->remote = backend->alloc(m->bytes);
@@ -50,12 +52,6 @@ static weft_status place(weft_mirror *m, const weft_backend *backend) {
     m->backend = backend;
     m->newer = HOST;
     return WEFT_OK;
-}
-
-weft_status weft_mirror_place(weft_mirror *m, const weft_backend *backend) {
-    if (!is_remote(backend)) return WEFT_OK;
-    WEFT_LOCK(&m->lock);
-    return place(m, backend);
 }
 
 void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *host) {

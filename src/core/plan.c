@@ -64,12 +64,6 @@ static bool dies_here(const planner *p, const weft_node *n, int input) {
     return p->buffer_of[root->id] >= 0;
 }
 
-/* Made in the forward pass and read in the backward pass: there, others may read it too. */
-static bool is_saved_here(const planner *p, const weft_node *n, int64_t buffer) {
-    int64_t forward = weft_graph_forward_count(p->g);
-    return p->options->cut && n->index >= forward && p->buffers[buffer].first < forward;
-}
-
 static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     if (p->options->no_inplace || p->options->no_reuse || !n->op->inplace) return -1;
     int input = n->op->inplace(n, out);
@@ -77,9 +71,11 @@ static int64_t take_over(planner *p, const weft_node *n, int out, bool *taken) {
     if (!dies_here(p, n, input)) return -1;
     const weft_tensor *from = weft_tensor_root(n->in[input]), *to = n->out[out];
     if (from->dtype != to->dtype || weft_tensor_bytes(from) != weft_tensor_bytes(to)) return -1;
-    if (is_saved_here(p, n, p->buffer_of[from->id])) return -1;
+    /* What is made in the forward pass and read in the backward pass others may read there too. */
+    int64_t forward = weft_graph_forward_count(p->g), buffer = p->buffer_of[from->id];
+    if (p->options->cut && n->index >= forward && p->buffers[buffer].first < forward) return -1;
     taken[input] = true;
-    return p->buffer_of[from->id];
+    return buffer;
 }
 
 static weft_status place_outputs(planner *p, const weft_node *n) {
@@ -172,12 +168,6 @@ static weft_status assign_offsets(planner *p) {
     return status;
 }
 
-/* Made in the forward pass and read in the backward pass. */
-static bool is_saved(const planner *p, const plan_buffer *b) {
-    int64_t forward = weft_graph_forward_count(p->g);
-    return b->first >= 0 && b->first < forward && b->last >= forward && b->last < p->n_nodes;
-}
-
 /* The node at which the most is alive, and how much that is. */
 static weft_status find_peak(planner *p, int64_t *node) {
     WEFT_AUTO_FREE int64_t *change = calloc((size_t)p->n_nodes + 3, sizeof *change);
@@ -200,24 +190,24 @@ static weft_status find_peak(planner *p, int64_t *node) {
 
 /* What the plan tells beside the offsets: what is alive when. */
 static weft_status sum_up(planner *p) {
-    int64_t peak = -1;
+    int64_t peak = -1, forward = weft_graph_forward_count(p->g);
     WEFT_TRY(find_peak(p, &peak));
     for (int64_t i = 0; i < p->n_buffers; i++) {
         const plan_buffer *b = &p->buffers[i];
-        bool at_peak = b->first <= peak && peak <= b->last;
-        if (is_saved(p, b)) {
-            p->plan->saved_bytes += b->bytes;
-            if (at_peak) p->plan->peak_saved_bytes += b->bytes;
-        }
-        if (b->first >= 0 && b->last == p->n_nodes) {
+        int64_t at_peak = b->first <= peak && peak <= b->last ? b->bytes : 0;
+        if (b->first < 0) continue;
+        if (b->last == p->n_nodes) {
             p->plan->kept_bytes += b->bytes;
-            if (at_peak) p->plan->peak_kept_bytes += b->bytes;
+            p->plan->peak_kept_bytes += at_peak;
+        } else if (b->first < forward && b->last >= forward) {
+            p->plan->saved_bytes += b->bytes;
+            p->plan->peak_saved_bytes += at_peak;
         }
     }
     return WEFT_OK;
 }
 
-static weft_status copy_offsets(planner *p) {
+static void copy_offsets(planner *p) {
     for (int64_t i = 0; i < p->n_tensors; i++) {
         int64_t buffer = p->buffer_of[weft_tensor_root(weft_graph_tensor_at(p->g, i))->id];
         p->plan->offset[i] = buffer < 0 ? -1 : p->buffers[buffer].offset;
@@ -225,7 +215,6 @@ static weft_status copy_offsets(planner *p) {
     }
     for (int64_t i = 0; i < p->n_nodes; i++)
         p->plan->work_offset[i] = p->work_buffer[i] < 0 ? -1 : p->buffers[p->work_buffer[i]].offset;
-    return WEFT_OK;
 }
 
 static weft_status make_plan(planner *p) {
@@ -234,7 +223,7 @@ static weft_status make_plan(planner *p) {
     WEFT_TRY(assign_regions(p));
     WEFT_TRY(assign_offsets(p));
     WEFT_TRY(sum_up(p));
-    WEFT_TRY(copy_offsets(p));
+    copy_offsets(p);
     int64_t limit = p->options->memory_limit;
     if (limit == 0 && p->backend && p->backend->memory) limit = p->backend->memory();
     if (limit == 0 || p->plan->arena_bytes <= limit) return WEFT_OK;
@@ -245,44 +234,42 @@ static weft_status make_plan(planner *p) {
                      (double)p->plan->arena_bytes / gib, (double)limit / gib);
 }
 
+WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 weft_status weft_plan_create(const weft_graph *g, const weft_backend *backend, int threads,
                              const bool *bound, const weft_plan_options *options, weft_plan **out) {
     *out = NULL;
     WEFT_TRY(weft_graph_status(g));
     static const weft_plan_options defaults;
-    planner p = {.g = g,
-                 .backend = backend,
-                 .options = options ? options : &defaults,
-                 .threads = threads,
-                 .bound = bound,
-                 .n_nodes = weft_graph_node_count(g),
-                 .n_tensors = weft_graph_tensor_count(g)};
-    size_t nodes = (size_t)p.n_nodes + 1, tensors = (size_t)p.n_tensors + 1;
-    p.plan = calloc(1, sizeof *p.plan);
-    p.buffers = calloc(nodes + tensors, sizeof *p.buffers);
-    p.buffer_of = calloc(tensors, sizeof *p.buffer_of);
-    p.last_read = calloc(tensors, sizeof *p.last_read);
-    p.work_buffer = calloc(nodes, sizeof *p.work_buffer);
-    bool ok = p.plan && p.buffers && p.buffer_of && p.last_read && p.work_buffer;
-    if (ok) {
-        p.plan->n_nodes = p.n_nodes;
-        p.plan->n_tensors = p.n_tensors;
-        p.plan->offset = calloc(tensors, sizeof *p.plan->offset);
-        p.plan->region = calloc(tensors, sizeof *p.plan->region);
-        p.plan->work_offset = calloc(nodes, sizeof *p.plan->work_offset);
-        p.plan->work_bytes = calloc(nodes, sizeof *p.plan->work_bytes);
-        ok = p.plan->offset && p.plan->region && p.plan->work_offset && p.plan->work_bytes;
-    }
-    weft_status status = ok ? make_plan(&p) : weft_fail(WEFT_ENOMEM, "plan: no memory");
-    free(p.buffers);
-    free(p.buffer_of);
-    free(p.last_read);
-    free(p.work_buffer);
-    if (status != WEFT_OK) {
-        weft_plan_destroy(p.plan);
-        return status;
-    }
-    *out = p.plan;
+    int64_t n_nodes = weft_graph_node_count(g), n_tensors = weft_graph_tensor_count(g);
+    size_t nodes = (size_t)n_nodes + 1, tensors = (size_t)n_tensors + 1;
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = calloc(1, sizeof *plan);
+    WEFT_AUTO_FREE plan_buffer *buffers = calloc(nodes + tensors, sizeof *buffers);
+    WEFT_AUTO_FREE int64_t *buffer_of = calloc(tensors, sizeof *buffer_of);
+    WEFT_AUTO_FREE int64_t *last_read = calloc(tensors, sizeof *last_read);
+    WEFT_AUTO_FREE int64_t *work_buffer = calloc(nodes, sizeof *work_buffer);
+    if (!plan || !buffers || !buffer_of || !last_read || !work_buffer)
+        return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    plan->n_nodes = n_nodes;
+    plan->n_tensors = n_tensors;
+    plan->offset = calloc(tensors, sizeof *plan->offset);
+    plan->region = calloc(tensors, sizeof *plan->region);
+    plan->work_offset = calloc(nodes, sizeof *plan->work_offset);
+    plan->work_bytes = calloc(nodes, sizeof *plan->work_bytes);
+    if (!plan->offset || !plan->region || !plan->work_offset || !plan->work_bytes)
+        return weft_fail(WEFT_ENOMEM, "plan: no memory");
+    WEFT_TRY(make_plan(&(planner){.g = g,
+                                  .backend = backend,
+                                  .options = options ? options : &defaults,
+                                  .threads = threads,
+                                  .bound = bound,
+                                  .n_nodes = n_nodes,
+                                  .n_tensors = n_tensors,
+                                  .buffers = buffers,
+                                  .buffer_of = buffer_of,
+                                  .last_read = last_read,
+                                  .work_buffer = work_buffer,
+                                  .plan = plan}));
+    *out = weft_steal(&plan);
     return WEFT_OK;
 }
 

@@ -164,12 +164,6 @@ static bool pool_start_worker(weft_pool *pool, int thread, weft_pin pin, const w
     return true;
 }
 
-/* Where the mask of a very large machine does not fit in a cpu_set_t. */
-static int online_processors(void) {
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n < 1 ? 1 : n > POOL_THREADS_MAX ? POOL_THREADS_MAX : (int)n;
-}
-
 weft_status weft_pool_create(int threads, weft_pool **out) {
     *out = NULL;
     if (threads < 0 || threads > POOL_THREADS_MAX)
@@ -180,7 +174,11 @@ weft_status weft_pool_create(int threads, weft_pool **out) {
     WEFT_AUTO(weft_topology_free) weft_topology t = {0};
     WEFT_TRY(weft_pin_wish(&wish));
     if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) CPU_ZERO(&allowed);
-    if (threads == 0) threads = CPU_COUNT(&allowed) > 0 ? CPU_COUNT(&allowed) : online_processors();
+    if (threads == 0) threads = CPU_COUNT(&allowed);
+    if (threads == 0) { /* the mask of a very large machine does not fit in a cpu_set_t */
+        long n = sysconf(_SC_NPROCESSORS_ONLN);
+        threads = n < 1 ? 1 : n > POOL_THREADS_MAX ? POOL_THREADS_MAX : (int)n;
+    }
     WEFT_TRY(weft_topology_read(WEFT_TOPOLOGY_ROOT, &allowed, &t));
     return weft_pool_create_on(threads, wish, &t, out);
 }
@@ -274,7 +272,7 @@ typedef struct {
 
 /* Each thread takes one task, since none ends before all have begun, and writes its own share,
  * whichever task it has. */
-static void zero_share(void *context, int64_t task, int thread) {
+WEFT_TASK(zero_share) {
     zeroing *z = context;
     const weft_pool *pool = z->pool;
     (void)task;

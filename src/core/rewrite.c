@@ -170,20 +170,16 @@ static int next_input(const weft_node *n, int at) {
     return best;
 }
 
-static bool try_rule(weft_rewrite *r, const weft_rule *rule, weft_node *n) {
-    if (rule->input != WEFT_ANY_INPUT) return try_input(r, rule, n, rule->input);
-    for (int k = next_input(n, -1); k >= 0; k = next_input(n, k))
-        if (try_input(r, rule, n, k)) return true;
-    return false;
-}
-
 static void try_rules(weft_rewrite *r, weft_node *n) {
-    for (const weft_rule *rule = r->rules; rule->name; rule++)
-        if (rule->reader == n->op && try_rule(r, rule, n)) return;
+    for (const weft_rule *rule = r->rules; rule->name; rule++) {
+        bool any = rule->input == WEFT_ANY_INPUT;
+        if (rule->reader != n->op) continue;
+        for (int k = any ? next_input(n, -1) : rule->input; k >= 0; k = any ? next_input(n, k) : -1)
+            if (try_input(r, rule, n, k)) return;
+    }
 }
 
-/* Closes the holes in the list, and tells views who makes them now. */
-static void close_holes(weft_graph *g) {
+void weft_graph_close_holes(weft_graph *g) {
     int64_t count = 0, forward = 0;
     for (int64_t i = 0; i < g->n_nodes; i++) {
         if (!g->nodes[i]) continue;
@@ -216,7 +212,7 @@ weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules) {
             try_rules(&r, next);
         }
     }
-    close_holes(g);
+    weft_graph_close_holes(g);
     free(r.reads);
     return weft_graph_status(g);
 }

@@ -6,23 +6,18 @@
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
 #define ELEMENTWISE(name, inputs, outputs)                                                         \
-    static void name##_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,      \
-                            real *const *out) {                                                    \
-        (void)c;                                                                                   \
-        (void)at;                                                                                  \
+    TILE_FN(name##_tile) {                                                                         \
         apply(name##_vector, inputs, in, outputs, out, len, NULL);                                 \
     }                                                                                              \
     TILEWISE(name, 0, inputs, outputs)
 
 #define UNARY(X, name, value, reads, gradient)                                                     \
-    VECTOR_FN name##_vector(const vreal *in, vreal *out, const real *arg) {                        \
-        (void)arg;                                                                                 \
+    VECTOR_FN(name##_vector) {                                                                     \
         vreal x = in[0];                                                                           \
         out[0] = value;                                                                            \
     }                                                                                              \
     ELEMENTWISE(name, 1, 1)                                                                        \
-    VECTOR_FN name##_back_vector(const vreal *in, vreal *out, const real *arg) {                   \
-        (void)arg;                                                                                 \
+    VECTOR_FN(name##_back_vector) {                                                                \
         vreal dy = in[0], reads = in[1];                                                           \
         out[0] = gradient;                                                                         \
     }                                                                                              \
@@ -30,15 +25,13 @@
 
 WEFT_UNARY_OPS(UNARY, )
 
-VECTOR_FN silu_mul_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(silu_mul_vector) {
     out[0] = in[0] * in[1] * vsigmoid(in[1]);
 }
 
 ELEMENTWISE(silu_mul, 2, 1)
 
-VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(silu_mul_back_vector) {
     vreal dy = in[0], a = in[1], b = in[2], s = vsigmoid(b);
     out[0] = dy * b * s;
     out[1] = dy * a * (s * (1 + b * (1 - s)));
@@ -46,15 +39,13 @@ VECTOR_FN silu_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
 
 ELEMENTWISE(silu_mul_back, 3, 2)
 
-VECTOR_FN sigmoid_mul_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(sigmoid_mul_vector) {
     out[0] = in[0] * vsigmoid(in[1]);
 }
 
 ELEMENTWISE(sigmoid_mul, 2, 1)
 
-VECTOR_FN sigmoid_mul_back_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(sigmoid_mul_back_vector) {
     vreal dy = in[0], a = in[1], s = vsigmoid(in[2]);
     out[0] = dy * s;
     out[1] = dy * a * (s * (1 - s));
@@ -62,12 +53,11 @@ VECTOR_FN sigmoid_mul_back_vector(const vreal *in, vreal *out, const real *arg) 
 
 ELEMENTWISE(sigmoid_mul_back, 3, 2)
 
-VECTOR_FN softplus_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(softplus_vector) {
     out[0] = vsoftplus(in[0]) + arg[0];
 }
 
-VECTOR_FN softplus_back_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(softplus_back_vector) {
     out[0] = in[0] * vsigmoid(in[1]);
 }
 
@@ -91,15 +81,13 @@ static ALWAYS_INLINE void apply_columns(const chunked *c, vector_fn f, int n_in,
     }
 }
 
-static void softplus_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                          real *const *out) {
+TILE_FN(softplus_tile) {
     apply_columns(c, softplus_vector, 1, c->n->in[0], at, len, in, out[0]);
 }
 
 TILEWISE(softplus, 0, 1, 1)
 
-static void softplus_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                               real *const *out) {
+TILE_FN(softplus_back_tile) {
     apply_columns(c, softplus_back_vector, 2, c->n->in[1], at, len, in, out[0]);
 }
 
@@ -144,14 +132,7 @@ static vreal gate_sigmoid(const gating *k, int64_t p, int64_t h, int64_t count) 
 
 /* out = factor · in for the D elements from `at` on. */
 static void scale_head(const gating *k, const weft_tensor *from, int64_t at, real factor) {
-    real in_scratch[TILE_SCRATCH], out_scratch[TILE_SCRATCH];
-    for (int64_t d = 0; d < k->width; d += TILE) {
-        int64_t len = min_i64(TILE, k->width - d);
-        const real *in[] = {tile_in(k->x, from, at + d, len, in_scratch)};
-        real *out[] = {tile_out(k->x, k->n->out[0], at + d, out_scratch)};
-        apply(scale_vector, 1, in, 1, out, len, &factor);
-        tile_done(k->x, k->n->out[0], at + d, len, out[0]);
-    }
+    apply_tensors(k->x, scale_vector, 1, &from, k->n->out[0], at, k->width, &factor);
 }
 
 static real dot_head(const gating *k, int64_t at) {
@@ -180,12 +161,10 @@ static void gate_mix_row(const void *context, int64_t p) {
     }
 }
 
-static weft_status gate_mix_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(gate_mix) {
     gating k = gating_of(x, n, 0);
     return run_rows(x, k.positions, k.heads * k.width, gate_mix_row, &k);
 }
-
-const weft_kernel KERNEL(gate_mix) = {.run = gate_mix_run};
 
 /* The dots come first: d_o may lie over dy. */
 static void gate_mix_back_row(const void *context, int64_t p) {
@@ -213,8 +192,7 @@ static void write_d_gate(const gating *k, int64_t p, int64_t h, int64_t count, v
 }
 
 /* A task is one row of d_gate: a sequence's, or a position's. */
-static void d_gate_row(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(d_gate_row) {
     const gating *k = context;
     int64_t span = k->shared ? k->time : 1, first = task * span;
     for (int64_t h = 0; h < k->heads; h += VLEN) {
@@ -230,7 +208,12 @@ static void d_gate_row(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
+WORKSPACE(gate_mix_back_workspace) {
+    const weft_tensor *o = n->in[1];
+    return n->out[1] ? real_bytes(o->shape[0] * o->shape[1] * o->shape[2]) : 0;
+}
+
+DEFINE_KERNEL(gate_mix_back, .workspace = gate_mix_back_workspace) {
     gating k = gating_of(x, n, 1);
     k.dots = weft_workspace(x, n);
     run_rows(x, k.positions, k.heads * k.width, gate_mix_back_row, &k);
@@ -238,14 +221,3 @@ static weft_status gate_mix_back_run(weft_exec *x, const weft_node *n) {
         weft_pool_run(weft_exec_pool(x), k.gate->shape[0] * k.gate->shape[1], d_gate_row, &k);
     return WEFT_OK;
 }
-
-static int64_t gate_mix_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    const weft_tensor *o = n->in[1];
-    return n->out[1] ? real_bytes(o->shape[0] * o->shape[1] * o->shape[2]) : 0;
-}
-
-const weft_kernel KERNEL(gate_mix_back) = {
-    .run = gate_mix_back_run,
-    .workspace = gate_mix_back_workspace,
-};

@@ -4,10 +4,7 @@
 
 #include "cpu/chunks.h"
 
-static void fill_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                      real *const *out) {
-    (void)at;
-    (void)in;
+TILE_FN(fill_tile) {
     real value = (real)ATTR(c->n, weft_fill_attr)->value, *y = out[0];
     for (int64_t i = 0; i < len; i++)
         y[i] = value;
@@ -15,20 +12,17 @@ static void fill_tile(const chunked *c, int64_t at, int64_t len, const real *con
 
 TILEWISE(fill, 0, 0, 1)
 
-VECTOR_FN add_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(add_vector) {
     out[0] = in[0] + arg[0] * in[1];
 }
 
-static void add_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                     real *const *out) {
-    (void)at;
+TILE_FN(add_tile) {
     real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha;
     apply(add_vector, 2, in, 1, out, len, &alpha);
 }
 
 /* b has `width` elements and a many times that: the tile is cut where b begins anew. */
-static void add_rows_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                          real *const *out) {
+TILE_FN(add_rows_tile) {
     const weft_tensor *b = c->n->in[1];
     real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha, b_scratch[TILE_SCRATCH];
     int64_t width = weft_tensor_count(b);
@@ -41,27 +35,20 @@ static void add_rows_tile(const chunked *c, int64_t at, int64_t len, const real 
     }
 }
 
-static weft_status add_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(add) {
     if (weft_tensor_count(n->in[0]) == weft_tensor_count(n->in[1]))
         return run_chunks(x, n, 0, 2, 1, add_tile, NULL);
     return run_chunks(x, n, 0, 1, 1, add_rows_tile, NULL);
 }
 
-const weft_kernel KERNEL(add) = {.run = add_run};
-
-static void scale_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                       real *const *out) {
-    (void)at;
+TILE_FN(scale_tile) {
     real alpha = (real)ATTR(c->n, weft_alpha_attr)->alpha;
     apply(scale_vector, 1, in, 1, out, len, &alpha);
 }
 
 TILEWISE(scale, 0, 1, 1)
 
-static void cast_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                      real *const *out) {
-    (void)c;
-    (void)at;
+TILE_FN(cast_tile) {
     memcpy(out[0], in[0], (size_t)len * sizeof(real));
 }
 
@@ -73,21 +60,17 @@ static double dot_tile(const chunked *c, int64_t at, int64_t len, const real *co
     return (double)dot_reals(in[0], in[1], len);
 }
 
-static weft_status dot_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(dot, .workspace = sum_workspace) {
     write_number(x, n->out[0], sum_chunks(x, n, 2, dot_tile));
     return WEFT_OK;
 }
 
-const weft_kernel KERNEL(dot) = {.run = dot_run, .workspace = sum_workspace};
-
-VECTOR_FN dot_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(dot_back_vector) {
     out[0] = arg[0] * in[1];
     out[1] = arg[0] * in[0];
 }
 
-static void dot_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                          real *const *out) {
-    (void)at;
+TILE_FN(dot_back_tile) {
     real dy = read_number(c->x, c->n->in[0]);
     apply(dot_back_vector, 2, in, 2, out, len, &dy);
 }
@@ -100,17 +83,13 @@ static double squares_tile(const chunked *c, int64_t at, int64_t len, const real
     return (double)dot_reals(in[0], in[0], len);
 }
 
-static weft_status sum_squares_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(sum_squares, .workspace = sum_workspace) {
     double factor = ATTR(n, weft_alpha_attr)->alpha;
     write_number(x, n->out[0], factor * sum_chunks(x, n, 1, squares_tile));
     return WEFT_OK;
 }
 
-const weft_kernel KERNEL(sum_squares) = {.run = sum_squares_run, .workspace = sum_workspace};
-
-static void sum_squares_back_tile(const chunked *c, int64_t at, int64_t len, const real *const *in,
-                                  real *const *out) {
-    (void)at;
+TILE_FN(sum_squares_back_tile) {
     real factor = (real)(2 * ATTR(c->n, weft_alpha_attr)->alpha) * read_number(c->x, c->n->in[0]);
     apply(scale_vector, 1, in, 1, out, len, &factor);
 }
@@ -123,18 +102,19 @@ typedef struct {
     weft_exec *x;
     const weft_node *n;
     const weft_tensor *from; /* x */
-    int64_t batch, time, heads, width, start;
+    int64_t time, heads, width, start;
 } squares;
 
-static squares squares_of(weft_exec *x, const weft_node *n, const weft_tensor *from) {
-    return (squares){.x = x,
-                     .n = n,
-                     .from = from,
-                     .batch = from->shape[0],
-                     .time = from->shape[1],
-                     .heads = from->shape[2],
-                     .width = from->shape[3],
-                     .start = ATTR(n, weft_row_squares_attr)->start};
+static weft_status run_squares(weft_exec *x, const weft_node *n, const weft_tensor *from,
+                               row_fn each) {
+    squares s = {.x = x,
+                 .n = n,
+                 .from = from,
+                 .time = from->shape[1],
+                 .heads = from->shape[2],
+                 .width = from->shape[3],
+                 .start = ATTR(n, weft_row_squares_attr)->start};
+    return run_rows(x, from->shape[0] * s.time, s.heads * s.width, each, &s);
 }
 
 /* Where head h of position p stands in n. */
@@ -142,31 +122,18 @@ static int64_t squares_at(const squares *s, int64_t p, int64_t h) {
     return (p / s->time * s->heads + h) * s->time + p % s->time;
 }
 
-/* Σ of squares of a head's columns from start on. */
-static real head_squares(const squares *s, int64_t at) {
-    real scratch[TILE_SCRATCH];
-    double sum = 0;
-    for (int64_t d = s->start; d < s->width; d += TILE) {
-        int64_t len = min_i64(TILE, s->width - d);
-        const real *x = tile_in(s->x, s->from, at + d, len, scratch);
-        sum += (double)dot_reals(x, x, len);
-    }
-    return (real)sum;
-}
-
 static void row_squares_row(const void *context, int64_t p) {
     const squares *s = context;
     real *n = weft_data(s->x, s->n->out[0]);
-    for (int64_t h = 0; h < s->heads; h++)
-        n[squares_at(s, p, h)] = head_squares(s, (p * s->heads + h) * s->width);
+    for (int64_t h = 0; h < s->heads; h++) { /* a head's columns from start on */
+        int64_t at = (p * s->heads + h) * s->width + s->start;
+        n[squares_at(s, p, h)] = (real)dot_tensors(s->x, s->from, s->from, at, s->width - s->start);
+    }
 }
 
-static weft_status row_squares_run(weft_exec *x, const weft_node *n) {
-    squares s = squares_of(x, n, n->in[0]);
-    return run_rows(x, s.batch * s.time, s.heads * s.width, row_squares_row, &s);
+DEFINE_KERNEL(row_squares) {
+    return run_squares(x, n, n->in[0], row_squares_row);
 }
-
-const weft_kernel KERNEL(row_squares) = {.run = row_squares_run};
 
 static void head_squares_back(const squares *s, int64_t at, real factor) {
     real x_scratch[TILE_SCRATCH], dx_scratch[TILE_SCRATCH];
@@ -190,9 +157,6 @@ static void row_squares_back_row(const void *context, int64_t p) {
         head_squares_back(s, (p * s->heads + h) * s->width, 2 * dn[squares_at(s, p, h)]);
 }
 
-static weft_status row_squares_back_run(weft_exec *x, const weft_node *n) {
-    squares s = squares_of(x, n, n->in[1]);
-    return run_rows(x, s.batch * s.time, s.heads * s.width, row_squares_back_row, &s);
+DEFINE_KERNEL(row_squares_back) {
+    return run_squares(x, n, n->in[1], row_squares_back_row);
 }
-
-const weft_kernel KERNEL(row_squares_back) = {.run = row_squares_back_run};

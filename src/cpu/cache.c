@@ -71,7 +71,11 @@ static int64_t write_thread_bytes(const weft_node *n) {
     return n->in[WEFT_CACHE_X]->dtype == WEFT_BF16 ? real_bytes(part->heads * part->width) : 0;
 }
 
-static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
+static int64_t cache_write_workspace(const weft_node *n, int threads) {
+    return threads * write_thread_bytes(n);
+}
+
+DEFINE_KERNEL(cache_write, .workspace = cache_write_workspace) {
     const weft_tensor *from = n->in[WEFT_CACHE_X];
     write_run w = {.x = x, .n = n, .places = places_of(x, n)};
     w.pages =
@@ -83,13 +87,6 @@ static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
     *(int32_t *)weft_data(x, n->out[0]) = 0;
     return WEFT_OK;
 }
-
-static int64_t cache_write_workspace(const weft_node *n, int threads) {
-    return threads * write_thread_bytes(n);
-}
-
-const weft_kernel KERNEL(cache_write) = {.run = cache_write_run,
-                                         .workspace = cache_write_workspace};
 
 /* What a row keeps: the chosen few, or a threshold over all; and the factor of the kept ones. */
 typedef struct {
@@ -189,8 +186,7 @@ static ALWAYS_INLINE void gather_strip_of(const gather_run *g, int64_t task,
     memcpy(g->y + r * g->width + column, sum, (size_t)n * sizeof(real));
 }
 
-static void gather_strip(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(gather_strip) {
     const gather_run *g = context;
     if (g->pages.kind == CACHED_REAL)
         gather_strip_of(g, task, CACHED_REAL);
@@ -206,13 +202,12 @@ static int64_t chosen_room(const weft_node *n) {
     return attr->keep == WEFT_KEEP_TOPK ? min_i64(attr->k, context) : 0;
 }
 
-static int64_t cache_gather_workspace(const weft_node *n, int threads) {
-    (void)threads;
+WORKSPACE(cache_gather_workspace) {
     int64_t rows = n->in[WEFT_CACHE_X]->shape[0];
     return rows * ((int64_t)sizeof(kept) + chosen_room(n) * (int64_t)sizeof(int32_t));
 }
 
-static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     gather_run g = {.x = x, .n = n, .attr = n->attr, .places = places_of(x, n)};
     g.pages = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &g.attr->part);
     g.weights = weft_data(x, n->in[WEFT_CACHE_X]);
@@ -228,10 +223,11 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     return WEFT_OK;
 }
 
-const weft_kernel KERNEL(cache_gather) = {.run = cache_gather_run,
-                                          .workspace = cache_gather_workspace};
+WORKSPACE(cache_mean_workspace) {
+    return real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X]));
+}
 
-static weft_status cache_mean_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(cache_mean, .workspace = cache_mean_workspace) {
     row_places p = places_of(x, n);
     const weft_tensor *in = n->in[WEFT_CACHE_X];
     int64_t width = weft_tensor_count(in) / p.rows;
@@ -253,10 +249,3 @@ static weft_status cache_mean_run(weft_exec *x, const weft_node *n) {
     }
     return WEFT_OK;
 }
-
-static int64_t cache_mean_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    return real_bytes(2 * weft_tensor_width(n->in[WEFT_CACHE_X]));
-}
-
-const weft_kernel KERNEL(cache_mean) = {.run = cache_mean_run, .workspace = cache_mean_workspace};

@@ -27,6 +27,9 @@ typedef struct chunked chunked;
 /* Elements [at, at + len) of the inputs and outputs, len ≤ TILE. */
 typedef void (*tile_fn)(const chunked *c, int64_t at, int64_t len, const real *const *in,
                         real *const *out);
+#define TILE_FN(name)                                                                              \
+    static void name(UNUSED const chunked *c, UNUSED int64_t at, int64_t len,                      \
+                     UNUSED const real *const *in, real *const *out)
 /* The same, for sums. */
 typedef double (*tile_sum_fn)(const chunked *c, int64_t at, int64_t len, const real *const *in);
 
@@ -88,10 +91,9 @@ static inline weft_status run_chunks(weft_exec *x, const weft_node *n, int first
 
 /* The kernel of an operation that is done tile by tile, by name##_tile. */
 #define TILEWISE(name, first_in, n_in, n_out)                                                      \
-    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+    DEFINE_KERNEL(name) {                                                                          \
         return run_chunks(x, n, first_in, n_in, n_out, name##_tile, NULL);                         \
-    }                                                                                              \
-    const weft_kernel KERNEL(name) = {.run = name##_run};
+    }
 
 /* Σ over input 0 (and the next n_in - 1 beside it) by chunks; the node needs sum_workspace. */
 static inline double sum_chunks(weft_exec *x, const weft_node *n, int n_in, tile_sum_fn tile_sum) {
@@ -141,7 +143,7 @@ static inline weft_status run_rows(weft_exec *x, int64_t rows, int64_t width, ro
     return WEFT_OK;
 }
 
-VECTOR_FN scale_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(scale_vector) {
     out[0] = in[0] * arg[0];
 }
 
@@ -168,4 +170,32 @@ static inline real dot_reals(const real *a, const real *b, int64_t n) {
         s0 += vload(a + i) * vload(b + i);
     if (i < n) s1 += vload_part(a + i, n - i) * vload_part(b + i, n - i);
     return vsum((s0 + s1) + (s2 + s3));
+}
+
+/* Σ a·b over `count` elements from `at` on: in `real` within a tile, in double from tile to tile. */
+static inline double dot_tensors(const weft_exec *x, const weft_tensor *a, const weft_tensor *b,
+                                 int64_t at, int64_t count) {
+    real a_scratch[TILE_SCRATCH], b_scratch[TILE_SCRATCH];
+    double sum = 0;
+    for (int64_t end = at + count; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        const real *from = tile_in(x, a, at, len, a_scratch);
+        sum += (double)dot_reals(from, a == b ? from : tile_in(x, b, at, len, b_scratch), len);
+    }
+    return sum;
+}
+
+/* f on `count` elements from `at` on of one or two tensors; y may lie over either. */
+static ALWAYS_INLINE void apply_tensors(const weft_exec *x, vector_fn f, int n_in,
+                                        const weft_tensor *const *in, const weft_tensor *y,
+                                        int64_t at, int64_t count, const real *arg) {
+    real scratch[3][TILE_SCRATCH];
+    for (int64_t end = at + count; at < end; at += TILE) {
+        int64_t len = min_i64(TILE, end - at);
+        const real *from[2] = {tile_in(x, in[0], at, len, scratch[0])};
+        if (n_in > 1) from[1] = tile_in(x, in[1], at, len, scratch[1]);
+        real *to[] = {tile_out(x, y, at, scratch[2])};
+        apply(f, n_in, from, 1, to, len, arg);
+        tile_done(x, y, at, len, to[0]);
+    }
 }

@@ -125,7 +125,7 @@ static double row_loss(real *score, int64_t rows, int64_t i, real *lse) {
     return (double)(top - own) + log1p(rest);
 }
 
-static void loss_group(void *context, int64_t task, int thread) {
+WEFT_TASK(loss_group) {
     const contrast *c = context;
     real *strip = c->strip + thread * c->per_thread;
     group_scores(c, task, strip);
@@ -136,7 +136,11 @@ static void loss_group(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status infonce_run(weft_exec *x, const weft_node *n) {
+static int64_t infonce_workspace(const weft_node *n, int threads) {
+    return contrast_bytes(n->in[0], threads);
+}
+
+DEFINE_KERNEL(infonce, .workspace = infonce_workspace) {
     if (!n->out[WEFT_INFONCE_LSE]) {
         write_number(x, n->out[WEFT_INFONCE_Y], 0);
         return WEFT_OK;
@@ -154,12 +158,6 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
                  ATTR(n, weft_infonce_attr)->factor * sum / (double)c.rows);
     return WEFT_OK;
 }
-
-static int64_t infonce_workspace(const weft_node *n, int threads) {
-    return contrast_bytes(n->in[0], threads);
-}
-
-const weft_kernel KERNEL(infonce) = {.run = infonce_run, .workspace = infonce_workspace};
 
 /* score_j becomes slope · (p_ij + p_ji − 2[i = j]); lse is of the loss's rows. */
 static void weigh_scores(const contrast *c, const real *all, int64_t i, real *score) {
@@ -202,7 +200,7 @@ static void write_dx(const contrast *c, int64_t i, real *du) {
     tile_done(c->x, c->n->out[0], i * c->width, c->width, dx);
 }
 
-static void back_group(void *context, int64_t task, int thread) {
+WEFT_TASK(back_group) {
     const contrast *c = context;
     real *strip = c->strip + thread * c->per_thread, *du = strip + GROUP * c->scores;
     int64_t start = loss_start(c, task), first = group_start(c, task);
@@ -214,7 +212,11 @@ static void back_group(void *context, int64_t task, int thread) {
         write_dx(c, start + first + r, du + r * c->padded);
 }
 
-static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
+static int64_t infonce_back_workspace(const weft_node *n, int threads) {
+    return contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads);
+}
+
+DEFINE_KERNEL(infonce_back, .workspace = infonce_back_workspace) {
     const weft_infonce_attr *attr = n->attr;
     contrast c = contrast_of(x, n, n->in[WEFT_INFONCE_BACK_X]);
     c.norm = weft_data(x, n->in[WEFT_INFONCE_BACK_NORM]);
@@ -225,12 +227,3 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     weft_pool_run(weft_exec_pool(x), c.losses * c.groups, back_group, &c);
     return WEFT_OK;
 }
-
-static int64_t infonce_back_workspace(const weft_node *n, int threads) {
-    return contrast_bytes(n->in[WEFT_INFONCE_BACK_X], threads);
-}
-
-const weft_kernel KERNEL(infonce_back) = {
-    .run = infonce_back_run,
-    .workspace = infonce_back_workspace,
-};

@@ -80,7 +80,7 @@ static void keep_row(gemm_matrix to, const real *l, int64_t n) {
         memcpy(to.data, l, (size_t)n * sizeof(real));
 }
 
-static void measure_tile(void *context, int64_t task, int thread) {
+WEFT_TASK(measure_tile) {
     const entropy_work *w = context;
     entropy_tile t = tile_of(&w->in_hand, &w->cut, task);
     real *tile = (real *)(w->scratch + thread * w->scratch_bytes);
@@ -111,8 +111,7 @@ static vreal join_pieces(const entropy_work *w, int64_t row, int64_t count) {
     return lse;
 }
 
-static void join_rows(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(join_rows) {
     const entropy_work *w = context;
     real *lse = (real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows);
@@ -128,8 +127,7 @@ static void scale_bf16(uint16_t *l, real factor, int64_t n) {
 }
 
 /* Exponentials of a tile to gradients of its logits. */
-static void differentiate_tile(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(differentiate_tile) {
     const entropy_work *w = context;
     const real *lse = (const real *)weft_data(w->x, w->n->out[WEFT_CE_LSE]) + w->part.row;
     entropy_tile t = tile_of(&w->logits, &w->cut, task);
@@ -186,8 +184,7 @@ static gemm_matrix sums_of(const weft_exec *x, const weft_tensor *dx, entropy_pa
     return rows_of(x, dx, part.row);
 }
 
-static void round_rows(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(round_rows) {
     const entropy_work *w = context;
     gemm_matrix dx = rows_of(w->x, w->n->out[WEFT_CE_DX], w->part.row);
     int64_t end = min_i64((task + 1) * JOIN_ROWS, w->part.rows), width = dx.ld;
@@ -293,7 +290,7 @@ static void write_losses(const entropy_work *w, int64_t rows, double divisor) {
     *z_out = (real)(attr->z != 0 ? attr->z * squares / (double)rows : 0);
 }
 
-static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     weft_pool *pool = weft_exec_pool(x);
     char *workspace = weft_workspace(x, n);
     int64_t rows = weft_tensor_rows(n->in[WEFT_CE_X]), words = n->in[WEFT_CE_W]->shape[0];
@@ -319,6 +316,3 @@ static weft_status cross_entropy_run(weft_exec *x, const weft_node *n) {
     write_losses(&w, rows, divisor);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(cross_entropy) = {.run = cross_entropy_run,
-                                           .workspace = cross_entropy_workspace};

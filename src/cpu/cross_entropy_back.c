@@ -30,8 +30,7 @@ typedef struct {
 } back_work;
 
 /* Logits of a tile, then their gradient in the same place. */
-static void differentiate_tile(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(differentiate_tile) {
     const back_work *w = context;
     gemm_place at = tile_of(&w->logits, &w->cut, task).place;
     int64_t ld = w->part.words;
@@ -113,8 +112,7 @@ typedef struct {
     real factor;
 } scaling;
 
-static void scale_values(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(scale_values) {
     enum { TILE = 1024 };
     const scaling *s = context;
     int64_t end = min_i64((task + 1) * SCALE_VALUES, weft_tensor_count(s->to));
@@ -185,7 +183,7 @@ static real read_seed(const weft_exec *x, const weft_tensor *t) {
     return t ? *(const real *)weft_data(x, t) : 0;
 }
 
-static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(cross_entropy_back, .workspace = cross_entropy_back_workspace) {
     const weft_tensor *made[] = {n->in[WEFT_CE_BACK_DX], n->in[WEFT_CE_BACK_DW]};
     real d_ce = read_seed(x, n->in[WEFT_CE_BACK_D_CE]);
     real d_z = read_seed(x, n->in[WEFT_CE_BACK_D_Z]);
@@ -195,6 +193,3 @@ static weft_status cross_entropy_back_run(weft_exec *x, const weft_node *n) {
         if (n->out[i]) scale_tensor(x, (scaling){.from = made[i], .to = n->out[i], .factor = d_ce});
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(cross_entropy_back) = {.run = cross_entropy_back_run,
-                                                .workspace = cross_entropy_back_workspace};

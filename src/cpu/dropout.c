@@ -69,8 +69,7 @@ static void drop_tile(const dropping *k, int64_t b, int64_t at, int64_t len) {
     tile_done(k->x, k->n->out[0], place, len, y);
 }
 
-static void drop_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(drop_chunk) {
     const dropping *k = context;
     int64_t b = task / k->chunks, first = task % k->chunks * k->chunk;
     int64_t end = min_i64(first + k->chunk, k->length);
@@ -78,7 +77,7 @@ static void drop_chunk(void *context, int64_t task, int thread) {
         drop_tile(k, b, at, min_i64(TILE, end - at));
 }
 
-static weft_status dropout_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(dropout) {
     const weft_dropout_attr *attr = n->attr;
     int64_t batch = n->in[0]->shape[0];
     dropping k = {.x = x,
@@ -92,5 +91,3 @@ static weft_status dropout_run(weft_exec *x, const weft_node *n) {
     weft_pool_run(weft_exec_pool(x), batch * k.chunks, drop_chunk, &k);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(dropout) = {.run = dropout_run};

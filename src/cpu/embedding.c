@@ -67,8 +67,7 @@ typedef struct {
     const int32_t *tokens; /* [batch · length] */
 } embed_work;
 
-static void embed_tokens(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(embed_tokens) {
     const embed_work *e = context;
     const weft_tensor *wte = e->n->in[0], *wpe = e->n->in[2];
     int64_t end = min_i64((task + 1) * TASK_TOKENS, e->batch * e->length);
@@ -86,7 +85,7 @@ static void embed_tokens(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status embed_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(embed) {
     const weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2];
     embed_work e = {.x = x, .n = n, .ids = weft_data(x, ids), .start = weft_data(x, n->in[3])};
     e.batch = ids->shape[0];
@@ -97,15 +96,6 @@ static weft_status embed_run(weft_exec *x, const weft_node *n) {
     if (wpe) WEFT_TRY(check_starts(e.start, e.batch, e.length, e.offset, wpe->shape[0]));
     weft_pool_run(weft_exec_pool(x), ceil_div(e.batch * e.length, TASK_TOKENS), embed_tokens, &e);
     return WEFT_OK;
-}
-
-const weft_kernel KERNEL(embed) = {.run = embed_run};
-
-/* Runs `task` over bands of the table's rows by strips of its columns. */
-static void run_bands(const weft_exec *x, embed_work *e, weft_task task) {
-    e->band = max_i64(1, min_i64(e->rows / BANDS, BAND_MAX));
-    e->strips = ceil_div(e->width, STRIP);
-    weft_pool_run(weft_exec_pool(x), ceil_div(e->rows, e->band) * e->strips, task, e);
 }
 
 /* Lists the tokens of each row: counts, then places, each in one pass over the tokens. */
@@ -120,22 +110,40 @@ static void sort_tokens(const int32_t *ids, int64_t count, int64_t rows, int32_t
         tokens[first[ids[i] + 1]++] = (int32_t)i;
 }
 
-static void sum_token_rows(void *context, int64_t task, int thread) {
-    (void)thread;
+/* Rows of the table that tokens point to, or positions. */
+WEFT_TASK(sum_rows) {
     const embed_work *e = context;
-    const weft_tensor *addend = e->n->in[WEFT_EMBED_BACK_ADDEND];
+    const weft_tensor *addend = e->tokens ? e->n->in[WEFT_EMBED_BACK_ADDEND] : NULL;
     int64_t column = task % e->strips * STRIP, n = min_i64(STRIP, e->width - column);
     int64_t row = task / e->strips * e->band, end = min_i64(row + e->band, e->rows);
     for (; row < end; row++) {
         real sum[STRIP] = {0};
-        for (int32_t i = e->first[row]; i < e->first[row + 1]; i++)
+        for (int32_t i = e->tokens ? e->first[row] : 0; e->tokens && i < e->first[row + 1]; i++)
             add_row(e->x, e->n->in[0], e->tokens[i] * e->width + column, n, sum);
+        for (int64_t b = 0; !e->tokens && b < e->batch; b++) {
+            int64_t t = row - e->offset - (e->start ? e->start[b] : 0);
+            if (t < 0 || t >= e->length) continue;
+            add_row(e->x, e->n->in[0], (b * e->length + t) * e->width + column, n, sum);
+        }
         if (addend) add_row(e->x, addend, row * e->width + column, n, sum);
         put_row(e->x, e->n->out[0], row * e->width + column, n, sum);
     }
 }
 
-static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
+/* Bands of the table's rows by strips of its columns. */
+static weft_status run_bands(const weft_exec *x, embed_work *e) {
+    e->band = max_i64(1, min_i64(e->rows / BANDS, BAND_MAX));
+    e->strips = ceil_div(e->width, STRIP);
+    weft_pool_run(weft_exec_pool(x), ceil_div(e->rows, e->band) * e->strips, sum_rows, e);
+    return WEFT_OK;
+}
+
+WORKSPACE(embed_back_workspace) {
+    int64_t rows = ATTR(n, weft_embed_back_attr)->rows;
+    return (weft_tensor_count(n->in[1]) + rows + 2) * (int64_t)sizeof(int32_t);
+}
+
+DEFINE_KERNEL(embed_back, .workspace = embed_back_workspace) {
     const weft_tensor *ids = n->in[1];
     embed_work e = {.x = x, .n = n, .rows = ATTR(n, weft_embed_back_attr)->rows};
     int64_t count = weft_tensor_count(ids);
@@ -146,35 +154,10 @@ static weft_status embed_back_run(weft_exec *x, const weft_node *n) {
     sort_tokens(e.ids, count, e.rows, first, tokens);
     e.first = first;
     e.tokens = tokens;
-    run_bands(x, &e, sum_token_rows);
-    return WEFT_OK;
+    return run_bands(x, &e);
 }
 
-static int64_t embed_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    int64_t rows = ATTR(n, weft_embed_back_attr)->rows;
-    return (weft_tensor_count(n->in[1]) + rows + 2) * (int64_t)sizeof(int32_t);
-}
-
-const weft_kernel KERNEL(embed_back) = {.run = embed_back_run, .workspace = embed_back_workspace};
-
-static void sum_position_rows(void *context, int64_t task, int thread) {
-    (void)thread;
-    const embed_work *e = context;
-    int64_t column = task % e->strips * STRIP, n = min_i64(STRIP, e->width - column);
-    int64_t row = task / e->strips * e->band, end = min_i64(row + e->band, e->rows);
-    for (; row < end; row++) {
-        real sum[STRIP] = {0};
-        for (int64_t b = 0; b < e->batch; b++) {
-            int64_t t = row - e->offset - (e->start ? e->start[b] : 0);
-            if (t < 0 || t >= e->length) continue;
-            add_row(e->x, e->n->in[0], (b * e->length + t) * e->width + column, n, sum);
-        }
-        put_row(e->x, e->n->out[0], row * e->width + column, n, sum);
-    }
-}
-
-static weft_status position_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(position_back) {
     const weft_embed_back_attr *attr = n->attr;
     const weft_tensor *dy = n->in[0];
     embed_work e = {.x = x, .n = n, .start = weft_data(x, n->in[1]), .rows = attr->rows};
@@ -182,8 +165,5 @@ static weft_status position_back_run(weft_exec *x, const weft_node *n) {
     e.length = dy->shape[1];
     e.width = dy->shape[2];
     e.offset = attr->offset;
-    run_bands(x, &e, sum_position_rows);
-    return WEFT_OK;
+    return run_bands(x, &e);
 }
-
-const weft_kernel KERNEL(position_back) = {.run = position_back_run};

@@ -309,8 +309,7 @@ static void sum_task(const few_run *f, const dot_work *d, int64_t m, int64_t n, 
         step_columns(d, m, n, sums, false);
 }
 
-static void run_columns(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(run_columns) {
     const few_run *f = context;
     const gemm_product *p = f->p;
     int64_t piece = task / f->tasks, column = task % f->tasks * f->columns;

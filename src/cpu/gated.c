@@ -6,16 +6,6 @@
 
 extern const weft_kernel KERNEL(matmul), KERNEL(silu_mul), KERNEL(silu_mul_back);
 
-static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
-    weft_gated_part part;
-    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
-        weft_gated_product(n, out, &part);
-        WEFT_TRY(KERNEL(matmul).run(x, &part.node));
-    }
-    weft_gated_silu_mul(n, &part);
-    return KERNEL(silu_mul).run(x, &part.node);
-}
-
 static int64_t gated_linear_workspace(const weft_node *n, int threads) {
     int64_t most = 0;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
@@ -26,15 +16,14 @@ static int64_t gated_linear_workspace(const weft_node *n, int threads) {
     return most;
 }
 
-const weft_kernel KERNEL(gated_linear) = {.run = gated_linear_run,
-                                          .workspace = gated_linear_workspace};
-
-static weft_status gated_linear_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(gated_linear, .workspace = gated_linear_workspace) {
     weft_gated_part part;
-    weft_gated_back_product(n, &part);
-    WEFT_TRY(KERNEL(matmul).run(x, &part.node));
-    weft_gated_back_silu_mul(n, &part);
-    return KERNEL(silu_mul_back).run(x, &part.node);
+    for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
+        weft_gated_product(n, out, &part);
+        WEFT_TRY(KERNEL(matmul).run(x, &part.node));
+    }
+    weft_gated_silu_mul(n, &part);
+    return KERNEL(silu_mul).run(x, &part.node);
 }
 
 static int64_t gated_linear_back_workspace(const weft_node *n, int threads) {
@@ -43,5 +32,10 @@ static int64_t gated_linear_back_workspace(const weft_node *n, int threads) {
     return KERNEL(matmul).workspace(&part.node, threads);
 }
 
-const weft_kernel KERNEL(gated_linear_back) = {.run = gated_linear_back_run,
-                                               .workspace = gated_linear_back_workspace};
+DEFINE_KERNEL(gated_linear_back, .workspace = gated_linear_back_workspace) {
+    weft_gated_part part;
+    weft_gated_back_product(n, &part);
+    WEFT_TRY(KERNEL(matmul).run(x, &part.node));
+    weft_gated_back_silu_mul(n, &part);
+    return KERNEL(silu_mul_back).run(x, &part.node);
+}

@@ -12,23 +12,18 @@ typedef struct {
     weft_exec *x;
     const weft_node *n;
     const weft_tensor *from; /* [B, T, H, 2D]: x, or y in gaussian_back */
-    int64_t time, heads, width, positions;
+    int64_t time, heads, width;
 } heads;
 
-static heads heads_of(weft_exec *x, const weft_node *n) {
-    const weft_tensor *from = n->in[0];
-    return (heads){.x = x,
-                   .n = n,
-                   .from = from,
-                   .time = from->shape[1],
-                   .heads = from->shape[2],
-                   .width = from->shape[3] / 2,
-                   .positions = from->shape[0] * from->shape[1]};
-}
-
 static weft_status run_positions(weft_exec *x, const weft_node *n, row_fn each) {
-    heads k = heads_of(x, n);
-    return run_rows(x, k.positions, 2 * k.heads * k.width, each, &k);
+    const int64_t *shape = n->in[0]->shape;
+    heads k = {.x = x,
+               .n = n,
+               .from = n->in[0],
+               .time = shape[1],
+               .heads = shape[2],
+               .width = shape[3] / 2};
+    return run_rows(x, shape[0] * shape[1], 2 * k.heads * k.width, each, &k);
 }
 
 /* Where position p and head h stand in [B, H, T]. */
@@ -52,86 +47,54 @@ static inline vreal vlog(vreal a) {
 
 #endif
 
-VECTOR_FN deviation_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(copy_vector) {
+    out[0] = in[0];
+}
+
+VECTOR_FN(deviation_vector) {
     out[0] = vsoftplus(in[0]);
-}
-
-/* One half of head `row`, the means or the deviations. y may lie over x. */
-static void gaussian_half(const heads *k, int64_t row, bool deviations) {
-    real x_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
-    const weft_tensor *y = k->n->out[0];
-    int64_t at = (2 * row + deviations) * k->width, end = at + k->width;
-    for (; at < end; at += TILE) {
-        int64_t len = min_i64(TILE, end - at);
-        const real *in[] = {tile_in(k->x, k->from, at, len, x_scratch)};
-        real *out[] = {tile_out(k->x, y, at, y_scratch)};
-        if (deviations)
-            apply(deviation_vector, 1, in, 1, out, len, NULL);
-        else
-            memcpy(out[0], in[0], (size_t)len * sizeof(real));
-        tile_done(k->x, y, at, len, out[0]);
-    }
-}
-
-/* Σ y² of head `row`, as it is stored. */
-static real head_squares(const heads *k, int64_t row) {
-    real scratch[TILE_SCRATCH];
-    int64_t at = 2 * row * k->width, end = at + 2 * k->width;
-    double sum = 0;
-    for (; at < end; at += TILE) {
-        int64_t len = min_i64(TILE, end - at);
-        const real *y = tile_in(k->x, k->n->out[0], at, len, scratch);
-        sum += (double)dot_reals(y, y, len);
-    }
-    return (real)sum;
 }
 
 /* Means that stand already where they belong are left alone. */
 static void gaussian_row(const void *context, int64_t p) {
     const heads *k = context;
+    const weft_tensor *y = k->n->out[0];
     real *n = k->n->n_out > 1 ? weft_data(k->x, k->n->out[1]) : NULL;
-    bool in_place = weft_data(k->x, k->from) == weft_data(k->x, k->n->out[0]);
+    bool in_place = weft_data(k->x, k->from) == weft_data(k->x, y);
     for (int64_t h = 0; h < k->heads; h++) {
-        if (!in_place) gaussian_half(k, p * k->heads + h, false);
-        gaussian_half(k, p * k->heads + h, true);
-        if (n) n[statistic_at(k, p, h)] = head_squares(k, p * k->heads + h);
+        int64_t at = 2 * (p * k->heads + h) * k->width;
+        if (!in_place) apply_tensors(k->x, copy_vector, 1, &k->from, y, at, k->width, NULL);
+        apply_tensors(k->x, deviation_vector, 1, &k->from, y, at + k->width, k->width, NULL);
+        /* Σ y² as it is stored. */
+        if (n) n[statistic_at(k, p, h)] = (real)dot_tensors(k->x, y, y, at, 2 * k->width);
     }
 }
 
-static weft_status gaussian_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(gaussian) {
     return run_positions(x, n, gaussian_row);
 }
 
-const weft_kernel KERNEL(gaussian) = {.run = gaussian_run};
-
 /* in: y. arg: as in gaussian_back.h, but y has no gradient. */
-VECTOR_FN mean_square_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(mean_square_back_vector) {
     out[0] = arg[0] * in[0];
 }
 
-VECTOR_FN deviation_square_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(deviation_square_back_vector) {
     out[0] = arg[0] * in[0] * vslope(in[0]);
 }
 
-/* dx may lie over dy or y. */
+/* One half of head `row`, the means or the deviations. dx may lie over dy or y. */
 static void gaussian_half_back(const heads *k, int64_t row, bool deviations, real factor) {
-    real y_scratch[TILE_SCRATCH], dy_scratch[TILE_SCRATCH], dx_scratch[TILE_SCRATCH];
-    const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
-    int64_t at = (2 * row + deviations) * k->width, end = at + k->width;
-    for (; at < end; at += TILE) {
-        int64_t len = min_i64(TILE, end - at);
-        const real *in[] = {tile_in(k->x, k->from, at, len, y_scratch),
-                            dy ? tile_in(k->x, dy, at, len, dy_scratch) : NULL};
-        real *out[] = {tile_out(k->x, dx, at, dx_scratch)};
-        if (dy)
-            join_gradients(deviations, in[0], in[1], out[0], len, factor);
-        else if (deviations)
-            apply(deviation_square_back_vector, 1, in, 1, out, len, &factor);
-        else
-            apply(mean_square_back_vector, 1, in, 1, out, len, &factor);
-        tile_done(k->x, dx, at, len, out[0]);
-    }
+    const weft_tensor *in[] = {k->from, k->n->in[1]}, *dx = k->n->out[0];
+    int64_t at = (2 * row + deviations) * k->width;
+    if (in[1] && deviations)
+        apply_tensors(k->x, deviation_back_vector, 2, in, dx, at, k->width, &factor);
+    else if (in[1])
+        apply_tensors(k->x, mean_back_vector, 2, in, dx, at, k->width, &factor);
+    else if (deviations)
+        apply_tensors(k->x, deviation_square_back_vector, 1, in, dx, at, k->width, &factor);
+    else
+        apply_tensors(k->x, mean_square_back_vector, 1, in, dx, at, k->width, &factor);
 }
 
 static void gaussian_back_row(const void *context, int64_t p) {
@@ -145,18 +108,15 @@ static void gaussian_back_row(const void *context, int64_t p) {
     }
 }
 
-static weft_status gaussian_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(gaussian_back) {
     return run_positions(x, n, gaussian_back_row);
 }
-
-const weft_kernel KERNEL(gaussian_back) = {.run = gaussian_back_run};
 
 static inline vreal deviation(vreal rho) {
     return vsoftplus(rho) + SIGMA_FLOOR;
 }
 
-static void overlap_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(overlap_vector) {
     vreal sigma = deviation(in[1]);
     out[0] = in[0] / vsqrt(sigma);
     out[1] = vlog(sigma);
@@ -201,11 +161,9 @@ static void overlap_row(const void *context, int64_t p) {
         log_sigma[statistic_at(k, p, h)] = overlap_head(k, p * k->heads + h);
 }
 
-static weft_status overlap_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(overlap) {
     return run_positions(x, n, overlap_row);
 }
-
-const weft_kernel KERNEL(overlap) = {.run = overlap_run};
 
 /* arg: the gradient of the head's sum of logarithms. */
 static void overlap_back_vector(const vreal *in, vreal *out, const real *arg) {
@@ -251,8 +209,6 @@ static void overlap_back_row(const void *context, int64_t p) {
                           d_log_sigma ? d_log_sigma[statistic_at(k, p, h)] : 0);
 }
 
-static weft_status overlap_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(overlap_back) {
     return run_positions(x, n, overlap_back_row);
 }
-
-const weft_kernel KERNEL(overlap_back) = {.run = overlap_back_run};

@@ -23,11 +23,11 @@ static inline vreal vslope(vreal a) {
 #endif
 
 /* in: y, dy. arg: twice the gradient of the head's sum of squares. */
-VECTOR_FN mean_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(mean_back_vector) {
     out[0] = in[1] + arg[0] * in[0];
 }
 
-VECTOR_FN deviation_back_vector(const vreal *in, vreal *out, const real *arg) {
+VECTOR_FN(deviation_back_vector) {
     out[0] = (in[1] + arg[0] * in[0]) * vslope(in[0]);
 }
 

@@ -156,8 +156,7 @@ void KERNEL(gemm_finish)(const gemm_product *p, const real *sums, int64_t ld, bo
     }
 }
 
-static void copy_rows(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(copy_rows) {
     const gemm_product *p = context;
     int64_t bands = ceil_div(p->m, COPY_ROWS), g = task / bands, row = task % bands * COPY_ROWS;
     for (int64_t end = min_i64(row + COPY_ROWS, p->m); row < end; row++)

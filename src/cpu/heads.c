@@ -33,14 +33,11 @@ static void head_repeat_row(const void *context, int64_t p) {
         memcpy(to + (size_t)(p * k->heads + h) * bytes, from + (size_t)p * bytes, bytes);
 }
 
-static weft_status head_repeat_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(head_repeat) {
     return run_repeated(x, n, n->out[0], head_repeat_row);
 }
 
-const weft_kernel KERNEL(head_repeat) = {.run = head_repeat_run};
-
-static void add_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(add_vector) {
     out[0] = in[0] + in[1];
 }
 
@@ -64,11 +61,9 @@ static void head_sum_row(const void *context, int64_t p) {
         sum_heads(k, p, d, min_i64(TILE, k->width - d));
 }
 
-static weft_status head_sum_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(head_sum) {
     return run_repeated(x, n, n->in[0], head_sum_row);
 }
-
-const weft_kernel KERNEL(head_sum) = {.run = head_sum_run};
 
 typedef struct {
     weft_exec *x;
@@ -209,19 +204,15 @@ static weft_status run_groups(weft_exec *x, const weft_node *n, const weft_tenso
     return run_rows(x, k.rows, weft_tensor_width(wide), each, &k);
 }
 
-static weft_status head_pool_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(head_pool) {
     return run_groups(x, n, n->in[0], n->out[0], head_pool_row);
 }
 
-static weft_status head_spread_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(head_spread) {
     return run_groups(x, n, n->out[0], n->in[0], head_spread_row);
 }
 
-const weft_kernel KERNEL(head_pool) = {.run = head_pool_run};
-const weft_kernel KERNEL(head_spread) = {.run = head_spread_run};
-
-static void head_scale_back_block(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(head_scale_back_block) {
     const grouped *k = context;
     double *sums = k->partial + task * k->heads;
     int64_t end = min_i64((task + 1) * k->block, k->rows);
@@ -232,7 +223,13 @@ static void head_scale_back_block(void *context, int64_t task, int thread) {
             sums[h] += dot_group(k, row, h);
 }
 
-static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
+WORKSPACE(head_scale_back_workspace) {
+    const weft_tensor *wide = n->in[0];
+    int64_t tasks = ceil_div(weft_tensor_rows(wide), rows_of_task(wide));
+    return tasks * ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double);
+}
+
+DEFINE_KERNEL(head_scale_back, .workspace = head_scale_back_workspace) {
     grouped k = grouped_of(x, n, n->in[0], n->in[1], ATTR(n, weft_head_attr)->width);
     k.partial = weft_workspace(x, n);
     int64_t tasks = ceil_div(k.rows, k.block);
@@ -246,18 +243,6 @@ static weft_status head_scale_back_run(weft_exec *x, const weft_node *n) {
     }
     return WEFT_OK;
 }
-
-static int64_t head_scale_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    const weft_tensor *wide = n->in[0];
-    int64_t tasks = ceil_div(weft_tensor_rows(wide), rows_of_task(wide));
-    return tasks * ATTR(n, weft_head_attr)->width * (int64_t)sizeof(double);
-}
-
-const weft_kernel KERNEL(head_scale_back) = {
-    .run = head_scale_back_run,
-    .workspace = head_scale_back_workspace,
-};
 
 /* head_transpose: a task for each band of a head's rows, which are as many numbers side by side in the
  * result. Numbers move as they are, so only their size matters. */
@@ -275,8 +260,7 @@ TRANSPOSE_BAND(16)
 TRANSPOSE_BAND(32)
 TRANSPOSE_BAND(64)
 
-static void head_transpose_task(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(head_transpose_task) {
     const repeated *k = context;
     int64_t rows = k->from->shape[1], columns = k->from->shape[2], bands = ceil_div(rows, BAND);
     int64_t head = task / bands, row = task % bands * BAND, n = min_i64(BAND, rows - row);
@@ -291,11 +275,9 @@ static void head_transpose_task(void *context, int64_t task, int thread) {
         transpose_band_64((const word_64 *)from, (word_64 *)to, n, rows, columns);
 }
 
-static weft_status head_transpose_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(head_transpose) {
     repeated k = {.x = x, .from = n->in[0], .to = n->out[0]};
     int64_t bands = ceil_div(k.from->shape[1], BAND);
     weft_pool_run(weft_exec_pool(x), k.from->shape[0] * bands, head_transpose_task, &k);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(head_transpose) = {.run = head_transpose_run};

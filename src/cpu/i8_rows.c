@@ -176,8 +176,7 @@ static void sum_columns(const i8_run *r, int64_t m, const int8_t *w, const float
     if (c < n) sum_plain(r, m, w + c * r->ld, w_scale + c, n - c, sums + c);
 }
 
-static void run_columns(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(run_columns) {
     const i8_run *r = context;
     const gemm_product *p = r->p;
     int64_t column = task * r->columns, n = min_i64(r->columns, p->n - column);
@@ -198,14 +197,10 @@ static void run_columns(void *context, int64_t task, int thread) {
     KERNEL(gemm_finish)(&tile, sums, TASK_COLUMNS, p->accumulate);
 }
 
-static int64_t rounded_bytes(const gemm_product *p) {
+int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
     int64_t ld = weft_matmul_i8_columns(p->k), rows = min_i64(p->m + p->m % 2, GEMM_FEW_ROWS);
     return ceil_div(rows * ld + rows * (ld / BLOCK) * (int64_t)sizeof(float), WEFT_ARENA_ALIGN) *
            WEFT_ARENA_ALIGN;
-}
-
-int64_t KERNEL(i8_rows_workspace)(const gemm_product *p) {
-    return rounded_bytes(p);
 }
 
 /* A row that is missing in the last tile. */
@@ -218,12 +213,8 @@ static void clear_row(const i8_run *r, int64_t row) {
 /* GEMM_FEW_ROWS rows after the other. */
 void KERNEL(i8_rows)(weft_pool *pool, const gemm_product *p, void *workspace) {
     for (int64_t row = 0; row < p->m; row += GEMM_FEW_ROWS) {
-        gemm_product part = *p;
-        part.m = min_i64(GEMM_FEW_ROWS, p->m - row);
-        part.a = gemm_part(p->a, 0, row, 0);
-        part.c = gemm_part(p->c, 0, row, 0);
-        if (p->addend.data) part.addend = gemm_part(p->addend, 0, row, 0);
-        if (p->pre.data) part.pre = gemm_part(p->pre, 0, row, 0);
+        gemm_product part =
+            gemm_tile(p, 0, row, min_i64(GEMM_FEW_ROWS, p->m - row), 0, p->n, 0, p->k);
         i8_run r = {.p = &part, .x = workspace, .ld = weft_matmul_i8_columns(p->k)};
         r.scales = (float *)((char *)workspace + (part.m + part.m % 2) * r.ld);
         r.dot = weft_cpu_dots_i8();

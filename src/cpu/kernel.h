@@ -37,6 +37,15 @@ typedef float real;
 #define ATTR(n, type) ((const type *)(n)->attr)
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define UNUSED __attribute__((unused))
+
+/* An operation's kernel, by what runs it: DEFINE_KERNEL(dot, .workspace = sum_workspace) { ... } of x and n. */
+#define DEFINE_KERNEL(name, ...)                                                                   \
+    static weft_status name##_run(weft_exec *x, const weft_node *n);                               \
+    const weft_kernel KERNEL(name) = {.run = name##_run, ##__VA_ARGS__};                           \
+    static weft_status name##_run(weft_exec *x, const weft_node *n)
+/* A workspace that is the same for any number of threads. */
+#define WORKSPACE(name) static int64_t name(const weft_node *n, UNUSED int threads)
 
 /* n reals from element `at` of a tensor: its own memory, or widened into `scratch` if bf16. */
 static inline const real *tile_in(const weft_exec *x, const weft_tensor *t, int64_t at, int64_t n,

@@ -53,38 +53,9 @@ static gemm_product describe_product(const weft_exec *x, const weft_node *n, int
     return p;
 }
 
-static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tensor *dy,
-                               const weft_tensor *db, bool gelu);
-
-static weft_status matmul_run(weft_exec *x, const weft_node *n) {
-    const weft_matmul_attr *attr = n->attr;
-    for (int i = 0; i <= attr->more; i++) {
-        gemm_product p = describe_product(x, n, i);
-        if (p.b.i8)
-            KERNEL(i8_rows)(weft_exec_pool(x), &p, weft_workspace(x, n));
-        else
-            KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
-    }
-    return attr->sums ? sum_columns(x, n, n->out[0], n->out[1], false) : WEFT_OK;
-}
-
 static int64_t sums_bytes(int64_t rows, int64_t columns) {
     return real_bytes(ceil_div(rows, BAND) * columns);
 }
-
-static int64_t matmul_workspace(const weft_node *n, int threads) {
-    const weft_matmul_attr *attr = n->attr;
-    int64_t bytes = 0;
-    for (int i = 0; i <= attr->more; i++) {
-        gemm_product p = describe_product(NULL, n, i);
-        bytes = max_i64(bytes, p.b.i8 ? KERNEL(i8_rows_workspace)(&p)
-                                      : KERNEL(gemm_workspace)(&p, threads));
-        if (attr->sums) bytes = max_i64(bytes, sums_bytes(p.m, p.n));
-    }
-    return bytes;
-}
-
-const weft_kernel KERNEL(matmul) = {.run = matmul_run, .workspace = matmul_workspace};
 
 typedef struct {
     const weft_exec *x;
@@ -107,8 +78,7 @@ static const real *take_row(const bias_run *b, int64_t at, int64_t n, real *scra
     return dx;
 }
 
-static void sum_band(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(sum_band) {
     const bias_run *b = context;
     int64_t band = task / b->strips, column = task % b->strips * STRIP;
     int64_t n = min_i64(STRIP, b->columns - column);
@@ -131,8 +101,7 @@ static void sum_band(void *context, int64_t task, int thread) {
     }
 }
 
-static void add_bands(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(add_bands) {
     const bias_run *b = context;
     int64_t column = task * STRIP, n = min_i64(STRIP, b->columns - column);
     real total[STRIP];
@@ -158,19 +127,38 @@ static weft_status sum_columns(weft_exec *x, const weft_node *n, const weft_tens
     return WEFT_OK;
 }
 
-static weft_status bias_back_run(weft_exec *x, const weft_node *n) {
-    return sum_columns(x, n, n->in[0], n->out[0], false);
-}
-
-static weft_status gelu_bias_back_run(weft_exec *x, const weft_node *n) {
-    return sum_columns(x, n, n->in[0], n->out[1], true);
-}
-
-static int64_t bias_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
+WORKSPACE(bias_back_workspace) {
     return sums_bytes(weft_tensor_rows(n->in[0]), weft_tensor_width(n->in[0]));
 }
 
-const weft_kernel KERNEL(bias_back) = {.run = bias_back_run, .workspace = bias_back_workspace};
-const weft_kernel KERNEL(gelu_bias_back) = {.run = gelu_bias_back_run,
-                                            .workspace = bias_back_workspace};
+DEFINE_KERNEL(bias_back, .workspace = bias_back_workspace) {
+    return sum_columns(x, n, n->in[0], n->out[0], false);
+}
+
+DEFINE_KERNEL(gelu_bias_back, .workspace = bias_back_workspace) {
+    return sum_columns(x, n, n->in[0], n->out[1], true);
+}
+
+static int64_t matmul_workspace(const weft_node *n, int threads) {
+    const weft_matmul_attr *attr = n->attr;
+    int64_t bytes = 0;
+    for (int i = 0; i <= attr->more; i++) {
+        gemm_product p = describe_product(NULL, n, i);
+        bytes = max_i64(bytes, p.b.i8 ? KERNEL(i8_rows_workspace)(&p)
+                                      : KERNEL(gemm_workspace)(&p, threads));
+        if (attr->sums) bytes = max_i64(bytes, sums_bytes(p.m, p.n));
+    }
+    return bytes;
+}
+
+DEFINE_KERNEL(matmul, .workspace = matmul_workspace) {
+    const weft_matmul_attr *attr = n->attr;
+    for (int i = 0; i <= attr->more; i++) {
+        gemm_product p = describe_product(x, n, i);
+        if (p.b.i8)
+            KERNEL(i8_rows)(weft_exec_pool(x), &p, weft_workspace(x, n));
+        else
+            KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
+    }
+    return attr->sums ? sum_columns(x, n, n->out[0], n->out[1], false) : WEFT_OK;
+}

@@ -238,7 +238,7 @@ static ALWAYS_INLINE void norm_rows(const norm_job *j, int64_t row, int64_t end,
 }
 
 /* With the usual kinds of norm as constants. */
-static void norm_block(void *context, int64_t task, int thread) {
+WEFT_TASK(norm_block) {
     const norm_job *j = context;
     real *scratch = j->scratch + thread * j->per_thread;
     int64_t row = task * j->block, end = min_i64(row + j->block, j->rows);
@@ -323,7 +323,7 @@ static void run_group(norm_job *j, int group) {
     weft_pool_run(pool, ceil_div(j->rows, j->block), norm_block, j);
 }
 
-static weft_status norm_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(norm, .workspace = norm_workspace) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_X]);
     real *room = weft_workspace(x, n);
     if (n->in[WEFT_NORM_B]) j.b = tile_in(x, n->in[WEFT_NORM_B], 0, j.width, room + j.padded);
@@ -339,8 +339,6 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
         run_group(&j, group);
     return run_rest(&j, n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);
 }
-
-const weft_kernel KERNEL(norm) = {.run = norm_run, .workspace = norm_workspace};
 
 /* A row on its way back. With g = dy·w, d = s − mean, its gradient is rstd·g − c1 − d·c2, where
  * c1 = rstd·mean(g) (LayerNorm) and c2 = rstd³·mean(g·d). */
@@ -461,7 +459,7 @@ static void norm_back_block(const norm_job *j, int64_t block, int thread) {
         norm_back_rows(j, row, end, false, sums, scratch);
 }
 
-static void norm_back_blocks(void *context, int64_t task, int thread) {
+WEFT_TASK(norm_back_blocks) {
     const norm_job *j = context;
     int64_t end = min_i64((task + 1) * j->together, ceil_div(j->rows, j->block));
     for (int64_t block = task * j->together; block < end; block++)
@@ -489,8 +487,7 @@ static const weft_tensor *gain_sums(const norm_job *j) {
     return j->n->out[j->group.first ? WEFT_NORM_BACK_DW_NEXT : WEFT_NORM_BACK_DW];
 }
 
-static void norm_sum_columns(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(norm_sum_columns) {
     const norm_job *j = context;
     sum_blocks(j, gain_sums(j), 0, task * COLUMNS);
     sum_blocks(j, j->n->out[WEFT_NORM_BACK_DB], 1, task * COLUMNS);
@@ -533,7 +530,7 @@ static void run_group_back(norm_job *j, int group) {
         weft_pool_run(pool, ceil_div(j->width, COLUMNS), norm_sum_columns, j);
 }
 
-static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(norm_back, .workspace = norm_back_workspace) {
     norm_job j = norm_job_of(x, n, n->in[WEFT_NORM_BACK_S]);
     real *room = weft_workspace(x, n);
     j.sums = count_sums(n);
@@ -550,5 +547,3 @@ static weft_status norm_back_run(weft_exec *x, const weft_node *n) {
         run_group_back(&j, group);
     return run_rest(&j, n->in[WEFT_NORM_BACK_DY], n->out[WEFT_NORM_BACK_DX]);
 }
-
-const weft_kernel KERNEL(norm_back) = {.run = norm_back_run, .workspace = norm_back_workspace};

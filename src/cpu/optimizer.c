@@ -64,7 +64,7 @@ static int tensor_of_chunk(const chunk_list *list, int64_t chunk) {
     return low;
 }
 
-static void run_some(void *context, int64_t task, int thread) {
+WEFT_TASK(run_some) {
     chunk_list *list = context;
     int64_t chunks = list->first[list->tensors], end = (task + 1) * list->together;
     for (int64_t i = task * list->together; i < min_i64(end, chunks); i++)
@@ -87,8 +87,7 @@ static void add_squares(double *restrict sum, const real *restrict a, int64_t n)
         sum[lane] += (double)a[i + lane] * (double)a[i + lane];
 }
 
-static void norm_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(norm_chunk) {
     const chunk_list *list = context;
     int index = tensor_of_chunk(list, task);
     const weft_tensor *t = list->n->in[index];
@@ -113,7 +112,11 @@ static real join_parts(const double *parts, int64_t chunks) {
     return (real)sqrt(sum);
 }
 
-static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
+WORKSPACE(global_norm_workspace) {
+    return list_workspace(n, 0, 1);
+}
+
+DEFINE_KERNEL(global_norm, .workspace = global_norm_workspace) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
     run_chunks(&list, chunks, norm_chunk);
@@ -121,15 +124,7 @@ static weft_status global_norm_run(weft_exec *x, const weft_node *n) {
     return WEFT_OK;
 }
 
-static int64_t global_norm_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    return list_workspace(n, 0, 1);
-}
-
-const weft_kernel KERNEL(global_norm) = {.run = global_norm_run,
-                                         .workspace = global_norm_workspace};
-
-static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(norm_parts, .workspace = global_norm_workspace) {
     chunk_list list;
     int64_t chunks = list_chunks(&list, x, n, 0, 1);
     list.result = weft_data(x, n->out[0]);
@@ -137,23 +132,17 @@ static weft_status norm_parts_run(weft_exec *x, const weft_node *n) {
     return WEFT_OK;
 }
 
-const weft_kernel KERNEL(norm_parts) = {.run = norm_parts_run, .workspace = global_norm_workspace};
-
-static weft_status norm_join_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(norm_join) {
     *(real *)weft_data(x, n->out[0]) = join_parts(weft_data(x, n->in[0]), n->in[0]->shape[0]);
     return WEFT_OK;
 }
 
-const weft_kernel KERNEL(norm_join) = {.run = norm_join_run};
-
-static weft_status adam_control_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(adam_control) {
     const real *norm = weft_data(x, n->in[0]), *lr = weft_data(x, n->in[1]);
     adam_control_step(ATTR(n, weft_adam_options), *norm, *lr, weft_data(x, n->in[2]),
                       weft_data(x, n->out[0]));
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(adam_control) = {.run = adam_control_run};
 
 /* A tile of one slot. */
 typedef struct {
@@ -318,8 +307,7 @@ static void take_given(real *p, const uint16_t *given, int64_t len) {
     }
 }
 
-static void adamw_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(adamw_chunk) {
     const chunk_list *list = context;
     const real *control = weft_data(list->x, list->n->in[0]);
     int index = tensor_of_chunk(list, task);
@@ -345,7 +333,11 @@ static void adamw_chunk(void *context, int64_t task, int thread) {
     ((int64_t *)list->result)[task] = cuts;
 }
 
-static weft_status adamw_run(weft_exec *x, const weft_node *n) {
+WORKSPACE(adamw_workspace) {
+    return list_workspace(n, 1, WEFT_SLOT_SIZE);
+}
+
+DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
     int64_t cuts = 0;
     const real *control = weft_data(x, n->in[0]);
     if (control[WEFT_CONTROL_APPLY] != 0) {
@@ -358,13 +350,6 @@ static weft_status adamw_run(weft_exec *x, const weft_node *n) {
     *(int32_t *)weft_data(x, n->out[0]) = (int32_t)min_i64(cuts, INT32_MAX);
     return WEFT_OK;
 }
-
-static int64_t adamw_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    return list_workspace(n, 1, WEFT_SLOT_SIZE);
-}
-
-const weft_kernel KERNEL(adamw) = {.run = adamw_run, .workspace = adamw_workspace};
 
 /* Muon. A part's matrices are cut into chunks that no two of them share, numbered through from the first
  * part to the last. */
@@ -419,8 +404,7 @@ static real muon_scale(const muon_run *r, const muon_place *m) {
     return (real)(1 / (sqrt(sum) + 1e-7));
 }
 
-static void muon_direction_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(muon_direction_chunk) {
     const muon_run *r = context;
     muon_place at = muon_place_of(&r->attr->parts, task);
     const weft_tensor *out = r->n->out[at.part];
@@ -450,7 +434,11 @@ static void muon_direction_chunk(void *context, int64_t task, int thread) {
         r->squares[task] += sums[lane];
 }
 
-static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
+WORKSPACE(muon_direction_workspace) {
+    return muon_chunks(&ATTR(n, weft_muon_attr)->parts) * (int64_t)sizeof(double);
+}
+
+DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
     muon_run r = {.x = x,
                   .n = n,
                   .attr = n->attr,
@@ -468,16 +456,7 @@ static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
     return WEFT_OK;
 }
 
-static int64_t muon_direction_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    return muon_chunks(&ATTR(n, weft_muon_attr)->parts) * (int64_t)sizeof(double);
-}
-
-const weft_kernel KERNEL(muon_direction) = {.run = muon_direction_run,
-                                            .workspace = muon_direction_workspace};
-
-static void muon_step_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(muon_step_chunk) {
     const muon_run *r = context;
     const weft_node *n = r->n;
     muon_place at = muon_place_of(&r->attr->parts, task);
@@ -497,11 +476,9 @@ static void muon_step_chunk(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(muon_step) {
     muon_run r = {.x = x, .n = n, .attr = n->attr, .control = weft_data(x, n->in[0])};
     if (r.control[WEFT_CONTROL_APPLY] != 0)
         weft_pool_run(weft_exec_pool(x), muon_chunks(&r.attr->parts), muon_step_chunk, &r);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(muon_step) = {.run = muon_step_run};

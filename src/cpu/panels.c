@@ -122,8 +122,7 @@ static char *shared_panels(const panel_run *r, int64_t g, int64_t d) {
            panel_bytes(r->form, columns, d);
 }
 
-static void copy_shared(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(copy_shared) {
     const panel_run *r = context;
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
@@ -261,7 +260,7 @@ static void multiply_chunks(const panel_run *r, band_place at, char *a) {
         }
 }
 
-static void multiply_band(void *context, int64_t task, int thread) {
+WEFT_TASK(multiply_band) {
     const panel_run *r = context;
     const panel_form *f = r->form;
     char *a = r->scratch + thread * r->scratch_bytes;
@@ -402,8 +401,7 @@ static char *rows_at(const shared_rows *r, int64_t g, int64_t d) {
     return r->rows + panel_bytes(r->form, round_up(r->p->m, r->form->rows), g * r->p->k + d);
 }
 
-static void copy_some_rows(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(copy_some_rows) {
     const shared_rows *r = context;
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
@@ -415,7 +413,7 @@ static void copy_some_rows(void *context, int64_t task, int thread) {
     f->pack_rows(part.a, p->ta, m, k, rows_at(r, g, d) + panel_bytes(f, row, k));
 }
 
-static void multiply_piece(void *context, int64_t task, int thread) {
+WEFT_TASK(multiply_piece) {
     const shared_rows *r = context;
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
@@ -519,8 +517,7 @@ static int64_t copy_bytes(const panel_copy *c, int64_t k) {
     return panel_bytes(c->form, round_up(copy_count(c), copy_width(c)), k);
 }
 
-static void copy_part(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(copy_part) {
     const panel_copy *c = context;
     const panel_form *f = c->form;
     const gemm_product *p = c->p;

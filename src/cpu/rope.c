@@ -35,8 +35,7 @@ static int64_t thread_reals(int64_t half, int64_t width) {
     return real_bytes(2 * half + width) / (int64_t)sizeof(real);
 }
 
-static void fill_table_row(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(fill_table_row) {
     const rotation *k = context;
     double position = (double)task, *cosine = k->fine + task * 2 * k->half, size = 1;
     if (task >= k->near) {
@@ -94,7 +93,7 @@ static void copy_heads(const rotation *k, int64_t p) {
     if (to != from) memcpy(to + at, from + at, (size_t)((k->heads - k->rotated) * k->width) * size);
 }
 
-static void rotate_block(void *context, int64_t task, int thread) {
+WEFT_TASK(rotate_block) {
     const rotation *k = context;
     real *cosine = k->scratch + thread * k->per_thread, *sine = cosine + k->half;
     int64_t end = min_i64((task + 1) * k->block, k->batch * k->time);
@@ -113,7 +112,7 @@ static int64_t rope_workspace(const weft_node *n, int threads) {
            threads * thread_reals(half, x->shape[3]) * (int64_t)sizeof(real);
 }
 
-static weft_status rope_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(rope, .workspace = rope_workspace) {
     const weft_rope_attr *o = n->attr;
     const weft_tensor *in = n->in[0];
     rotation k = {.x = x,
@@ -144,5 +143,3 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     weft_pool_run(pool, ceil_div(k.batch * k.time, k.block), rotate_block, &k);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(rope) = {.run = rope_run, .workspace = rope_workspace};

@@ -46,13 +46,12 @@ static weft_status run_routing(weft_exec *x, const weft_node *n, routing c, weft
 
 /* The kernel that does name##_task for each tile of one side, with so many reals of weights a thread. */
 #define ROUTING(name, keys, strip)                                                                 \
-    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
-        return run_routing(x, n, measure_routing(n, keys, strip), name##_task);                    \
-    }                                                                                              \
     static int64_t name##_workspace(const weft_node *n, int threads) {                             \
         return workspace_bytes(measure_routing(n, keys, strip), threads);                          \
     }                                                                                              \
-    const weft_kernel KERNEL(name) = {.run = name##_run, .workspace = name##_workspace};
+    DEFINE_KERNEL(name, .workspace = name##_workspace) {                                           \
+        return run_routing(x, n, measure_routing(n, keys, strip), name##_task);                    \
+    }
 
 /* The weights' memory of a thread; its scratch follows. */
 static real *thread_strip(const routing *c, int thread) {
@@ -154,7 +153,7 @@ static void open_lists(row_lists *lists) {
         lists->least[i] = i < lists->rows ? (real)-1 : (real)INFINITY;
 }
 
-static void route_topk_task(void *context, int64_t task, int thread) {
+WEFT_TASK(route_topk_task) {
     const routing *c = context;
     const weft_node *n = c->p.node;
     route_side r = make_side(c, task, thread);
@@ -222,7 +221,7 @@ static void set_floors(const route_side *r, const weft_route_attr *a, const real
     }
 }
 
-static void route_dense_task(void *context, int64_t task, int thread) {
+WEFT_TASK(route_dense_task) {
     const routing *c = context;
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;
@@ -268,7 +267,7 @@ static void weigh_rows(real *tile, int64_t steps, const real *floor, const real 
         }
 }
 
-static void route_dense_back_task(void *context, int64_t task, int thread) {
+WEFT_TASK(route_dense_back_task) {
     const routing *c = context;
     const weft_exec *x = c->p.x;
     const weft_node *n = c->p.node;

@@ -55,8 +55,7 @@ static void add_scaled(const gather *c, const weft_tensor *t, int64_t at, real w
     if (i < n) vstore_part(y + i, vload_part(y + i, n - i) + vload_part(v + i, n - i) * w, n - i);
 }
 
-static void route_gather_task(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(route_gather_task) {
     const gather *c = context;
     int64_t b = task / c->row_tasks, first = task % c->row_tasks * GATHER_ROWS;
     const int32_t *index = weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]);
@@ -77,7 +76,7 @@ static void route_gather_task(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(route_gather) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX];
     int64_t keys = n->in[WEFT_GATHER_H]->shape[1];
     WEFT_TRY(check_index(x, n, index, keys));
@@ -91,8 +90,6 @@ static weft_status route_gather_run(weft_exec *x, const weft_node *n) {
         weft_pool_run(weft_exec_pool(x), index->shape[0] * c.row_tasks, route_gather_task, &c);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(route_gather) = {.run = route_gather_run};
 
 /* Sorts the entries of sequence `b` by column. first[j + 1] counts column j, then becomes the place
  * of its next entry, and so ends as the beginning of column j + 1. */
@@ -116,8 +113,7 @@ static void sort_entries_task(void *context, int64_t b, int thread) {
         if (index[e] >= 0) entry[first[index[e] + 1]++] = (int32_t)e;
 }
 
-static void route_gather_back_task(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(route_gather_back_task) {
     const gather *c = context;
     int64_t f = task % c->width_tasks * GATHER_WIDTH, len = min_i64(GATHER_WIDTH, c->width - f);
     int64_t block = task / c->width_tasks, b = block / c->row_tasks;
@@ -137,7 +133,13 @@ static void route_gather_back_task(void *context, int64_t task, int thread) {
     }
 }
 
-static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
+WORKSPACE(route_gather_back_workspace) {
+    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
+    int64_t numbers = dh->shape[0] * (dh->shape[1] + 1) + weft_tensor_count(index);
+    return numbers * (int64_t)sizeof(int32_t);
+}
+
+DEFINE_KERNEL(route_gather_back, .workspace = route_gather_back_workspace) {
     const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
     WEFT_TRY(check_index(x, n, index, dh->shape[1]));
     int64_t batch = dh->shape[0];
@@ -155,13 +157,3 @@ static weft_status route_gather_back_run(weft_exec *x, const weft_node *n) {
         weft_pool_run(pool, batch * c.row_tasks * c.width_tasks, route_gather_back_task, &c);
     return WEFT_OK;
 }
-
-static int64_t route_gather_back_workspace(const weft_node *n, int threads) {
-    (void)threads;
-    const weft_tensor *index = n->in[WEFT_GATHER_INDEX], *dh = n->out[0];
-    int64_t numbers = dh->shape[0] * (dh->shape[1] + 1) + weft_tensor_count(index);
-    return numbers * (int64_t)sizeof(int32_t);
-}
-
-const weft_kernel KERNEL(route_gather_back) = {.run = route_gather_back_run,
-                                               .workspace = route_gather_back_workspace};

@@ -14,8 +14,7 @@ typedef struct {
     bool back;
 } copying;
 
-static void copy_piece(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(copy_piece) {
     const copying *c = context;
     int64_t i = task / c->pieces, at = task % c->pieces * c->piece;
     size_t length = (size_t)min_i64(c->piece, c->bytes - at);
@@ -34,13 +33,10 @@ static weft_status run_copies(weft_exec *x, const weft_tensor *stacked, weft_ten
     return WEFT_OK;
 }
 
-static weft_status stack_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(stack) {
     return run_copies(x, n->out[0], n->in, n->n_in, false);
 }
 
-static weft_status unstack_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(unstack) {
     return run_copies(x, n->in[0], n->out, n->n_out, true);
 }
-
-const weft_kernel KERNEL(stack) = {.run = stack_run};
-const weft_kernel KERNEL(unstack) = {.run = unstack_run};

@@ -22,41 +22,30 @@ static int64_t strip_at(const strip_job *j, int64_t task, int64_t time, int64_t 
     return b * time * j->width + column;
 }
 
-static void running_mean_strip(void *context, int64_t task, int thread) {
-    (void)thread;
-    const strip_job *j = context;
+/* From the first token to the last; back, from the last to the first. */
+static ALWAYS_INLINE void sum_along(const strip_job *j, int64_t task, bool back) {
     double sum[STRIP] = {0};
     real in_scratch[STRIP], out_scratch[STRIP];
-    int64_t len, at = strip_at(j, task, j->time, &len);
-    for (int64_t t = 0; t < j->time; t++, at += j->width) {
+    int64_t len, first = strip_at(j, task, j->time, &len);
+    for (int64_t step = 0; step < j->time; step++) {
+        int64_t t = back ? j->time - 1 - step : step, at = first + t * j->width;
         const real *x = tile_in(j->x, j->in, at, len, in_scratch);
         real *y = tile_out(j->x, j->out, at, out_scratch);
         double share = 1 / (double)(t + 1);
         for (int64_t i = 0; i < len; i++) {
-            sum[i] += (double)x[i];
-            y[i] = (real)(sum[i] * share);
+            sum[i] += back ? (double)x[i] * share : (double)x[i];
+            y[i] = (real)(back ? sum[i] : sum[i] * share);
         }
         tile_done(j->x, j->out, at, len, y);
     }
 }
 
-static void running_mean_back_strip(void *context, int64_t task, int thread) {
-    (void)thread;
-    const strip_job *j = context;
-    double sum[STRIP] = {0};
-    real in_scratch[STRIP], out_scratch[STRIP];
-    int64_t len, first = strip_at(j, task, j->time, &len);
-    for (int64_t t = j->time - 1; t >= 0; t--) {
-        int64_t at = first + t * j->width;
-        const real *dy = tile_in(j->x, j->in, at, len, in_scratch);
-        real *dx = tile_out(j->x, j->out, at, out_scratch);
-        double share = 1 / (double)(t + 1);
-        for (int64_t i = 0; i < len; i++) {
-            sum[i] += (double)dy[i] * share;
-            dx[i] = (real)sum[i];
-        }
-        tile_done(j->x, j->out, at, len, dx);
-    }
+WEFT_TASK(running_mean_strip) {
+    sum_along(context, task, false);
+}
+
+WEFT_TASK(running_mean_back_strip) {
+    sum_along(context, task, true);
 }
 
 /* sum += Σ over `count` rows; in `real` over the few rows, in double from there on. */
@@ -73,8 +62,7 @@ static void add_rows(double *sum, const real *const *row, int64_t count, int64_t
     }
 }
 
-static void time_mean_strip(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(time_mean_strip) {
     const strip_job *j = context;
     double sum[STRIP] = {0};
     real scratch[PART][STRIP];
@@ -92,8 +80,7 @@ static void time_mean_strip(void *context, int64_t task, int thread) {
     tile_done(j->x, j->out, to, len, y);
 }
 
-static void time_mean_back_strip(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(time_mean_back_strip) {
     const strip_job *j = context;
     real in_scratch[STRIP], out_scratch[STRIP];
     int64_t len, at = strip_at(j, task, j->time, &len), from = strip_at(j, task, 1, &len);
@@ -118,11 +105,10 @@ static void run_strips_of(weft_exec *x, const weft_tensor *in, const weft_tensor
 
 /* `full` as above. */
 #define STRIPS(name, full)                                                                         \
-    static weft_status name##_run(weft_exec *x, const weft_node *n) {                              \
+    DEFINE_KERNEL(name) {                                                                          \
         run_strips_of(x, n->in[0], n->out[0], full, false, name##_strip);                          \
         return WEFT_OK;                                                                            \
-    }                                                                                              \
-    const weft_kernel KERNEL(name) = {.run = name##_run};
+    }
 STRIPS(running_mean, n->in[0])
 STRIPS(running_mean_back, n->in[0])
 STRIPS(time_mean, n->in[0])
@@ -145,16 +131,16 @@ static gemm_product describe_gram(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static weft_status moments_run(weft_exec *x, const weft_node *n) {
+static int64_t moments_workspace(const weft_node *n, int threads) {
+    gemm_product p = describe_gram(NULL, n);
+    return KERNEL(gemm_workspace)(&p, threads);
+}
+
+DEFINE_KERNEL(moments, .workspace = moments_workspace) {
     gemm_product p = describe_gram(x, n);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], true, time_mean_strip);
     return WEFT_OK;
-}
-
-static int64_t moments_workspace(const weft_node *n, int threads) {
-    gemm_product p = describe_gram(NULL, n);
-    return KERNEL(gemm_workspace)(&p, threads);
 }
 
 /* 2 x d_gram + dx, where dx has the sums' gradient already. */
@@ -169,19 +155,15 @@ static gemm_product describe_back(const weft_exec *x, const weft_node *n) {
     return p;
 }
 
-static weft_status moments_back_run(weft_exec *x, const weft_node *n) {
+static int64_t moments_back_workspace(const weft_node *n, int threads) {
+    gemm_product p = describe_back(NULL, n);
+    return KERNEL(gemm_workspace)(&p, threads);
+}
+
+DEFINE_KERNEL(moments_back, .workspace = moments_back_workspace) {
     gemm_product p = describe_back(x, n);
     run_strips_of(x, n->in[WEFT_MOMENTS_BACK_SUM], n->out[0], n->out[0], true,
                   time_mean_back_strip);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     return WEFT_OK;
 }
-
-static int64_t moments_back_workspace(const weft_node *n, int threads) {
-    gemm_product p = describe_back(NULL, n);
-    return KERNEL(gemm_workspace)(&p, threads);
-}
-
-const weft_kernel KERNEL(moments) = {.run = moments_run, .workspace = moments_workspace};
-const weft_kernel KERNEL(moments_back) = {.run = moments_back_run,
-                                          .workspace = moments_back_workspace};

@@ -369,7 +369,8 @@ static inline vreal vgelu_slope(vreal x) {
 
 /* One vector of each input to one vector of each output. Defined with VECTOR_FN, so that it becomes
  * part of the loop it is given to. */
-#define VECTOR_FN static ALWAYS_INLINE void
+#define VECTOR_FN(name)                                                                            \
+    static ALWAYS_INLINE void name(const vreal *in, vreal *out, UNUSED const real *arg)
 enum { APPLY_TENSORS = 4, APPLY_STEPS = 4 };
 typedef void (*vector_fn)(const vreal *in, vreal *out, const real *arg);
 
@@ -407,13 +408,11 @@ static ALWAYS_INLINE void apply(vector_fn f, int n_in, const real *const *in, in
     if (i < len) apply_at(f, 1, n_in, from, n_out, to, i, len - i, arg);
 }
 
-VECTOR_FN gelu_rows_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(gelu_rows_vector) {
     out[0] = vgelu(in[0]);
 }
 
-VECTOR_FN gelu_rows_back_vector(const vreal *in, vreal *out, const real *arg) {
-    (void)arg;
+VECTOR_FN(gelu_rows_back_vector) {
     out[0] = in[0] * vgelu_slope(in[1]);
 }
 

@@ -43,11 +43,12 @@ static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "needle: no memory");
 }
 
-static void trial_free(needle_trial *t) {
-    free(t->tokens);
-    free(t->answer);
-    free(t->said);
-    *t = (needle_trial){0};
+static void end_trials(needle_trial (*trials)[TOGETHER]) {
+    for (int i = 0; i < TOGETHER; i++) {
+        free((*trials)[i].tokens);
+        free((*trials)[i].answer);
+        free((*trials)[i].said);
+    }
 }
 
 /* The tokens of a text; malloc'd. */
@@ -66,10 +67,9 @@ static weft_status encode(const needle_run *r, const char *text, size_t bytes, i
 static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
                            const weft_sequence_place *p, int64_t n, int32_t *out) {
     if (!r->hay) {
-        int32_t *targets = malloc((size_t)(n + 1) * sizeof *targets);
+        WEFT_AUTO_FREE int32_t *targets = malloc((size_t)(n + 1) * sizeof *targets);
         if (!targets) return no_memory();
         if (n > 0) weft_corpus_fill(p, n, out, targets);
-        free(targets);
         return WEFT_OK;
     }
     if (r->n_hay < n)
@@ -83,33 +83,6 @@ static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
     return WEFT_OK;
 }
 
-/* Hay up to the depth, the needle, the rest of the hay, the question. */
-static weft_status lay_out(const needle_run *r, weft_random_stream *random,
-                           const weft_sequence_place *p, int64_t length, double depth,
-                           const int32_t *needle, int64_t n_needle, const int32_t *question,
-                           int64_t n_question, needle_trial *t) {
-    int64_t n_hay = length - n_needle - n_question - t->n_answer;
-    if (n_hay < 0)
-        return weft_fail(
-            WEFT_EINPUT,
-            "--lengths %lld: the key, the question and the answer alone have %lld tokens",
-            (long long)length, (long long)(length - n_hay));
-    t->n = length - t->n_answer;
-    t->tokens = malloc((size_t)t->n * sizeof *t->tokens);
-    int32_t *hay = malloc((size_t)(n_hay + 1) * sizeof *hay);
-    weft_status status = t->tokens && hay ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) status = cut_hay(r, random, p, n_hay, hay);
-    if (status == WEFT_OK) {
-        int64_t at = llround(depth * (double)n_hay);
-        memcpy(t->tokens, hay, (size_t)at * sizeof *hay);
-        memcpy(t->tokens + at, needle, (size_t)n_needle * sizeof *needle);
-        memcpy(t->tokens + at + n_needle, hay + at, (size_t)(n_hay - at) * sizeof *hay);
-        memcpy(t->tokens + n_hay + n_needle, question, (size_t)n_question * sizeof *question);
-    }
-    free(hay);
-    return status;
-}
-
 /* Which text and which key belong to a trial, by the random seed alone. */
 static weft_status make_trial(const needle_run *r, int64_t length, double depth, int64_t number,
                               needle_trial *t) {
@@ -121,33 +94,33 @@ static weft_status make_trial(const needle_run *r, int64_t length, double depth,
                              .sequence = (uint32_t)number};
     weft_random_stream random = weft_random_stream_at(&p, sites, 0);
     char line[WEFT_NEEDLE_ROOM], answer[WEFT_NEEDLE_ROOM];
-    int32_t *needle = NULL, *question = NULL;
+    WEFT_AUTO_FREE int32_t *needle = NULL, *question = NULL, *hay = NULL;
     int64_t n_needle = 0, n_question = 0;
     *t = (needle_trial){.key = (int32_t)weft_random_stream_below(&random, WEFT_NEEDLE_KEYS)};
     int long_line = weft_needle_write(t->key, line),
         long_answer = weft_needle_answer(t->key, answer);
-    weft_status status = encode(r, line, (size_t)long_line, &needle, &n_needle);
-    if (status == WEFT_OK)
-        status =
-            encode(r, weft_needle_question, strlen(weft_needle_question), &question, &n_question);
-    if (status == WEFT_OK)
-        status = encode(r, answer, (size_t)long_answer, &t->answer, &t->n_answer);
-    if (status == WEFT_OK)
-        status = lay_out(r, &random, &p, length, depth, needle, n_needle, question, n_question, t);
-    t->said = status == WEFT_OK ? calloc((size_t)t->n_answer, sizeof *t->said) : NULL;
-    if (status == WEFT_OK && !t->said) status = no_memory();
-    free(needle);
-    free(question);
-    return status;
-}
-
-static weft_status start_trial(weft_generator *g, needle_trial *t) {
-    weft_sampling sampling = weft_sampling_default();
-    sampling.temperature = 0;
-    sampling.max_tokens = t->n_answer;
-    sampling.end_token = -1;
-    sampling.token_only = true;
-    return weft_generator_add(g, t->tokens, t->n, &sampling, &t->id);
+    WEFT_TRY(encode(r, line, (size_t)long_line, &needle, &n_needle));
+    WEFT_TRY(encode(r, weft_needle_question, strlen(weft_needle_question), &question, &n_question));
+    WEFT_TRY(encode(r, answer, (size_t)long_answer, &t->answer, &t->n_answer));
+    int64_t n_hay = length - n_needle - n_question - t->n_answer;
+    if (n_hay < 0)
+        return weft_fail(
+            WEFT_EINPUT,
+            "--lengths %lld: the key, the question and the answer alone have %lld tokens",
+            (long long)length, (long long)(length - n_hay));
+    t->n = length - t->n_answer;
+    t->tokens = malloc((size_t)t->n * sizeof *t->tokens);
+    t->said = calloc((size_t)t->n_answer, sizeof *t->said);
+    hay = malloc((size_t)(n_hay + 1) * sizeof *hay);
+    if (!t->tokens || !t->said || !hay) return no_memory();
+    WEFT_TRY(cut_hay(r, &random, &p, n_hay, hay));
+    /* Hay up to the depth, the needle, the rest of the hay, the question. */
+    int64_t at = llround(depth * (double)n_hay);
+    memcpy(t->tokens, hay, (size_t)at * sizeof *hay);
+    memcpy(t->tokens + at, needle, (size_t)n_needle * sizeof *needle);
+    memcpy(t->tokens + at + n_needle, hay + at, (size_t)(n_hay - at) * sizeof *hay);
+    memcpy(t->tokens + n_hay + n_needle, question, (size_t)n_question * sizeof *question);
+    return WEFT_OK;
 }
 
 static weft_status take_tokens(weft_generator *g, needle_trial *t) {
@@ -164,8 +137,15 @@ static weft_status take_tokens(weft_generator *g, needle_trial *t) {
 /* Answers a few trials together; *pages is the most that were in use. */
 static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_t *pages) {
     weft_generator_stats stats;
-    for (int i = 0; i < n; i++)
-        WEFT_TRY(start_trial(g, &trials[i]));
+    weft_sampling sampling = weft_sampling_default();
+    sampling.temperature = 0;
+    sampling.end_token = -1;
+    sampling.token_only = true;
+    for (int i = 0; i < n; i++) {
+        needle_trial *t = &trials[i];
+        sampling.max_tokens = t->n_answer;
+        WEFT_TRY(weft_generator_add(g, t->tokens, t->n, &sampling, &t->id));
+    }
     while (weft_generator_busy(g)) {
         WEFT_TRY(weft_generator_step(g));
         weft_generator_count(g, &stats);
@@ -179,21 +159,18 @@ static weft_status answer(weft_generator *g, needle_trial *trials, int n, int64_
 }
 
 weft_status weft_eval_put(weft_new_file *f, json_t *line, size_t flags) {
-    char *text = line ? json_dumps(line, flags) : NULL;
+    WEFT_AUTO_FREE char *text = line ? json_dumps(line, flags) : NULL;
     json_decref(line);
     if (!text) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line", f->path);
     weft_new_file_put(f, text, (int64_t)strlen(text));
-    free(text);
     return weft_new_file_put(f, "\n", 1);
 }
 
 static json_t *text_json(const weft_tokenizer *t, const int32_t *tokens, int64_t n) {
-    char *text = NULL;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (weft_tokenizer_decode(t, tokens, n, &text, &bytes) != WEFT_OK) return json_null();
-    json_t *string = weft_json_text(text);
-    free(text);
-    return string;
+    return weft_json_text(text);
 }
 
 static weft_status write_details(const needle_run *r, int64_t length, double depth,
@@ -221,66 +198,60 @@ static weft_status score_trial(const needle_run *r, int64_t length, double depth
 /* A cell of the table, `together` trials at a time. */
 static weft_status fill_cell(needle_run *r, weft_generator *g, int64_t length, double depth,
                              int together, weft_needle_cell *cell, int64_t *pages) {
-    needle_trial trials[TOGETHER] = {0};
-    weft_status status = WEFT_OK;
-    for (int64_t at = 0; status == WEFT_OK && at < r->options->trials; at += together) {
+    for (int64_t at = 0; at < r->options->trials; at += together) {
+        WEFT_AUTO(end_trials) needle_trial trials[TOGETHER] = {0};
         int n = (int)(r->options->trials - at < together ? r->options->trials - at : together);
-        for (int i = 0; i < n && status == WEFT_OK; i++)
-            status = make_trial(r, length, depth, at + i, &trials[i]);
-        if (status == WEFT_OK) status = answer(g, trials, n, pages);
-        for (int i = 0; i < n && status == WEFT_OK; i++)
-            status = score_trial(r, length, depth, &trials[i], cell);
         for (int i = 0; i < n; i++)
-            trial_free(&trials[i]);
+            WEFT_TRY(make_trial(r, length, depth, at + i, &trials[i]));
+        WEFT_TRY(answer(g, trials, n, pages));
+        for (int i = 0; i < n; i++)
+            WEFT_TRY(score_trial(r, length, depth, &trials[i], cell));
         r->done += n;
         weft_progress_update(r->progress, r->done, NULL);
     }
     cell->right /= (double)r->options->trials;
     cell->tokens /= (double)r->options->trials;
-    return status;
+    return WEFT_OK;
 }
 
 /* One trial alone: what its cache takes. */
 static weft_status measure_cache(const needle_run *r, weft_generator *g, int64_t length,
                                  int64_t *bytes) {
-    needle_trial t = {0};
+    WEFT_AUTO(end_trials) needle_trial one[TOGETHER] = {0};
     int64_t pages = 0;
     weft_generator_stats stats;
-    weft_status status = make_trial(r, length, r->options->depths[0], 0, &t);
-    if (status == WEFT_OK) status = answer(g, &t, 1, &pages);
+    WEFT_TRY(make_trial(r, length, r->options->depths[0], 0, one));
+    WEFT_TRY(answer(g, one, 1, &pages));
     weft_generator_count(g, &stats);
     *bytes =
         pages * WEFT_PAGE_TOKENS * stats.cache_bytes_per_token + stats.cache_bytes_per_sequence;
-    trial_free(&t);
-    return status;
+    return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_generator_close, weft_generator)
 static weft_status fill_length(needle_run *r, int i, weft_needle_score *out) {
     const weft_needle_options *o = r->options;
     int64_t length = o->lengths[i], together = TOKENS_TOGETHER / length, pages = 0;
     if (together > TOGETHER) together = TOGETHER;
     if (together < 1) together = 1;
     weft_generator_limits limits = {.sequences = together, .context = length, .no_sharing = true};
-    weft_generator *g;
+    WEFT_AUTO(weft_generator_close_at) weft_generator *g = NULL;
     WEFT_TRY(weft_generator_open(r->model, r->backend, r->pool, &limits, &g));
-    weft_status status = measure_cache(r, g, length, &out->cache_bytes[i]);
-    for (int d = 0; status == WEFT_OK && d < o->n_depths; d++)
-        status = fill_cell(r, g, length, o->depths[d], (int)together, &out->cells[i][d], &pages);
-    weft_generator_close(g);
-    return status;
+    WEFT_TRY(measure_cache(r, g, length, &out->cache_bytes[i]));
+    for (int d = 0; d < o->n_depths; d++)
+        WEFT_TRY(fill_cell(r, g, length, o->depths[d], (int)together, &out->cells[i][d], &pages));
+    return WEFT_OK;
 }
 
 static weft_status read_hay(needle_run *r) {
-    char *text;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (!r->options->text && weft_tokenizer_vocab(r->tokenizer) != WEFT_CORPUS_VOCAB)
         return weft_fail(WEFT_EINPUT, "--needle: embedded text is for tokenizers of bytes; --text "
                                       "FILE gives another to hide keys in");
     if (!r->options->text) return WEFT_OK;
     WEFT_TRY(weft_file_read(r->options->text, TEXT_MOST, &text, &bytes));
-    weft_status status = encode(r, text, bytes, &r->hay, &r->n_hay);
-    free(text);
-    return status;
+    return encode(r, text, bytes, &r->hay, &r->n_hay);
 }
 
 static weft_status run(needle_run *r, weft_needle_score *out) {

@@ -6,6 +6,7 @@
 #include "eval/eval.h"
 
 #include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "model/session.h"
 
@@ -44,7 +45,7 @@ typedef struct {
     size_t question_room;
 } suite;
 
-static void suite_free(suite *s) {
+static void end_suite(suite *s) {
     for (int64_t i = 0; i < s->n_requests; i++)
         free(s->requests[i].tokens);
     free(s->requests);
@@ -56,58 +57,31 @@ static weft_status no_memory(const suite *s) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory", s->path);
 }
 
-static bool is_blank(char c) {
-    return c == ' ' || (c >= '\t' && c <= '\r');
-}
-
-/* Code points: every byte that does not continue one. */
-static double count_characters(const char *text) {
-    return weft_utf8_count(text, strlen(text));
-}
-
 /* The tokens of both together; those behind the context's own number are the choice's. */
 static weft_status encode_pair(suite *s, const char *context, const char *choice, request *r) {
     size_t head = strlen(context), tail = strlen(choice);
-    char *whole = malloc(head + tail + 1);
+    WEFT_AUTO_FREE char *whole = malloc(head + tail + 1);
     if (!whole) return no_memory(s);
     snprintf(whole, head + tail + 1, "%s%s", context, choice);
     size_t bytes = head + tail;
-    while (head > 0 && is_blank(whole[head - 1]))
+    while (head > 0 && strchr(" \t\n\v\f\r", whole[head - 1]))
         head--;
     const int32_t *tokens;
-    int64_t n_context = 0, n = 0;
-    weft_status status =
-        head ? weft_encode(s->encoder, whole, head, false, &tokens, &n_context) : WEFT_OK;
-    if (status == WEFT_OK) status = weft_encode(s->encoder, whole, bytes, false, &tokens, &n);
-    int64_t extra = head == 0;
-    if (status == WEFT_OK && extra && s->begin < 0)
-        status =
-            weft_fail(WEFT_EINPUT, "a context is empty, and the tokenizer has no token to begin "
-                                   "with");
-    if (status == WEFT_OK && n <= n_context)
-        status = weft_fail(WEFT_EINPUT, "choice '%.40s' adds no token to its context", choice);
-    r->tokens = status == WEFT_OK ? malloc((size_t)(n + extra) * sizeof *r->tokens) : NULL;
-    if (status == WEFT_OK && !r->tokens) status = no_memory(s);
-    if (status == WEFT_OK) {
-        if (extra) r->tokens[0] = s->begin;
-        memcpy(r->tokens + extra, tokens, (size_t)n * sizeof *tokens);
-        r->n = n + extra;
-        r->choice = n - n_context;
-        r->characters = count_characters(choice);
-    }
-    free(whole);
-    return status;
-}
-
-/* What is too long loses its beginning: time + 1 tokens are read and told. */
-static weft_status cut_request(const suite *s, request *r) {
-    int64_t most = s->model->config.context + 1;
-    if (r->choice > s->model->config.context)
-        return weft_fail(WEFT_EINPUT, "a choice has %lld tokens, but CONTEXT is %lld",
-                         (long long)r->choice, (long long)s->model->config.context);
-    if (r->n <= most) return WEFT_OK;
-    memmove(r->tokens, r->tokens + (r->n - most), (size_t)most * sizeof *r->tokens);
-    r->n = most;
+    int64_t n_context = 0, n = 0, extra = head == 0;
+    if (head) WEFT_TRY(weft_encode(s->encoder, whole, head, false, &tokens, &n_context));
+    WEFT_TRY(weft_encode(s->encoder, whole, bytes, false, &tokens, &n));
+    if (extra && s->begin < 0)
+        return weft_fail(WEFT_EINPUT, "a context is empty, and the tokenizer has no token to begin "
+                                      "with");
+    if (n <= n_context)
+        return weft_fail(WEFT_EINPUT, "choice '%.40s' adds no token to its context", choice);
+    r->tokens = malloc((size_t)(n + extra) * sizeof *r->tokens);
+    if (!r->tokens) return no_memory(s);
+    if (extra) r->tokens[0] = s->begin;
+    memcpy(r->tokens + extra, tokens, (size_t)n * sizeof *tokens);
+    r->n = n + extra;
+    r->choice = n - n_context;
+    r->characters = weft_utf8_count(choice, strlen(choice));
     return WEFT_OK;
 }
 
@@ -119,7 +93,15 @@ static weft_status add_request(suite *s, const char *context, const char *choice
     *r = (request){0};
     WEFT_TRY(encode_pair(s, context, choice, r));
     s->n_requests++;
-    return cut_request(s, r);
+    int64_t context_room = s->model->config.context, over = r->n - (context_room + 1);
+    if (r->choice > context_room)
+        return weft_fail(WEFT_EINPUT, "a choice has %lld tokens, but CONTEXT is %lld",
+                         (long long)r->choice, (long long)context_room);
+    if (over <= 0) return WEFT_OK;
+    /* What is too long loses its beginning: one token more than the context is read and told. */
+    r->n -= over;
+    memmove(r->tokens, r->tokens + over, (size_t)r->n * sizeof *r->tokens);
+    return WEFT_OK;
 }
 
 static weft_status add_question(suite *s, const json_t *line) {
@@ -149,10 +131,9 @@ static weft_status add_question(suite *s, const json_t *line) {
 
 static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t number) {
     json_error_t error;
-    json_t *line = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    WEFT_AUTO_DECREF json_t *line = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!line) return weft_fail(WEFT_EINPUT, "%s:%lld: %s", s->path, (long long)number, error.text);
     weft_status status = add_question(s, line);
-    json_decref(line);
     if (status != WEFT_EINPUT) return status;
     char why[512];
     snprintf(why, sizeof why, "%s", weft_error_message());
@@ -160,21 +141,17 @@ static weft_status read_line(suite *s, const char *text, size_t bytes, int64_t n
 }
 
 static weft_status read_questions(suite *s) {
-    FILE *file;
-    char *line = NULL;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
     size_t room = 0;
     ssize_t n;
-    weft_status status = WEFT_OK;
     WEFT_TRY(weft_file_open_stream(s->path, &file));
-    for (int64_t number = 1; status == WEFT_OK && (n = getline(&line, &room, file)) > 0; number++)
-        if (strspn(line, " \t\n\v\f\r") < (size_t)n) status = read_line(s, line, (size_t)n, number);
-    if (status == WEFT_OK && ferror(file))
-        status = weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
-    free(line);
-    fclose(file);
-    if (status == WEFT_OK && s->n_questions == 0)
-        status = weft_fail(WEFT_EINPUT, "%s: there is no question in it", s->path);
-    return status;
+    for (int64_t number = 1; (n = getline(&line, &room, file)) > 0; number++)
+        if (strspn(line, " \t\n\v\f\r") < (size_t)n)
+            WEFT_TRY(read_line(s, line, (size_t)n, number));
+    if (ferror(file)) return weft_fail(WEFT_EIO, "%s: %s", s->path, strerror(errno));
+    if (s->n_questions > 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: there is no question in it", s->path);
 }
 
 /* The length that a request's pass is built for. */
@@ -185,50 +162,35 @@ static int64_t padded_time(const suite *s, const request *r) {
     return time < most ? time : most;
 }
 
-static weft_status score_request(weft_session *session, int64_t time, int32_t *tokens,
-                                 int32_t *targets, request *r) {
-    weft_loss_parts parts;
-    for (int64_t t = 0; t < time; t++) {
-        tokens[t] = t < r->n - 1 ? r->tokens[t] : 0;
-        targets[t] = t < r->n - 1 && t >= r->n - 1 - r->choice ? r->tokens[t + 1] : -1;
-    }
-    WEFT_TRY(weft_session_run(session, tokens, targets, NULL));
-    WEFT_TRY(weft_session_losses(session, &parts));
-    r->likelihood = -parts.cross_entropy * (double)r->choice;
-    return WEFT_OK;
-}
-
 /* All requests of one length. */
 static weft_status score_length(suite *s, int64_t time, int32_t *tokens, int32_t *targets) {
-    weft_session session;
-    bool open = false;
-    weft_status status = WEFT_OK;
+    WEFT_AUTO(weft_session_close) weft_session session = {0};
     weft_build build = {.batch = 1, .time = time, .dtype = s->model->dtype};
-    for (int64_t i = 0; status == WEFT_OK && i < s->n_requests; i++) {
-        if (padded_time(s, &s->requests[i]) != time) continue;
-        if (!open) {
+    for (int64_t i = 0; i < s->n_requests; i++) {
+        request *r = &s->requests[i];
+        weft_loss_parts parts;
+        if (padded_time(s, r) != time) continue;
+        if (!session.exec)
             WEFT_TRY(
                 weft_session_open(s->model, s->backend, s->pool, &build, false, false, &session));
-            open = true;
+        for (int64_t t = 0; t < time; t++) {
+            tokens[t] = t < r->n - 1 ? r->tokens[t] : 0;
+            targets[t] = t < r->n - 1 && t >= r->n - 1 - r->choice ? r->tokens[t + 1] : -1;
         }
-        status = score_request(&session, time, tokens, targets, &s->requests[i]);
+        WEFT_TRY(weft_session_run(&session, tokens, targets, NULL));
+        WEFT_TRY(weft_session_losses(&session, &parts));
+        r->likelihood = -parts.cross_entropy * (double)r->choice;
     }
-    if (open) weft_session_close(&session);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status score_requests(suite *s) {
     int64_t most = s->model->config.context;
-    int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
+    WEFT_AUTO_FREE int32_t *tokens = malloc((size_t)most * 2 * sizeof *tokens);
     if (!tokens) return no_memory(s);
-    weft_status status = WEFT_OK;
-    for (int64_t time = LEAST_TIME < most ? LEAST_TIME : most; status == WEFT_OK; time *= 2) {
-        if (time > most) time = most;
-        status = score_length(s, time, tokens, tokens + most);
-        if (time == most) break;
-    }
-    free(tokens);
-    return status;
+    for (int64_t time = LEAST_TIME; time < most; time *= 2)
+        WEFT_TRY(score_length(s, time, tokens, tokens + most));
+    return score_length(s, most, tokens, tokens + most);
 }
 
 /* The likeliest choice; bit-equal ones: the first. */
@@ -285,6 +247,7 @@ static weft_status write_details(const suite *s, const char *path) {
 weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                        const weft_backend *backend, weft_pool *pool, const char *path,
                        const char *details, weft_suite_score *out) {
+    WEFT_AUTO(end_suite)
     suite s = {.model = m,
                .backend = backend,
                .pool = pool,
@@ -296,10 +259,8 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                          "likelihoods mean nothing",
                          path);
     WEFT_TRY(weft_encoder_open(tokenizer, &s.encoder));
-    weft_status status = read_questions(&s);
-    if (status == WEFT_OK) status = score_requests(&s);
-    if (status == WEFT_OK) sum_up(&s, out);
-    if (status == WEFT_OK && details) status = write_details(&s, details);
-    suite_free(&s);
-    return status;
+    WEFT_TRY(read_questions(&s));
+    WEFT_TRY(score_requests(&s));
+    sum_up(&s, out);
+    return details ? write_details(&s, details) : WEFT_OK;
 }

@@ -349,11 +349,6 @@ weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
     return d->step ? d->steps->finish(d->step, tokens) : d->samplers->finish(d->sampler, tokens);
 }
 
-static weft_status fetch_logits(weft_decoder *d, int64_t first, int64_t count, float *out) {
-    return d->step ? d->steps->logits(d->step, first, count, out)
-                   : d->samplers->logits(d->sampler, first, count, out);
-}
-
 /* Rows that are wanted beside each other are copied at once. */
 weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                                       float *logits, int32_t *sampled) {
@@ -363,7 +358,9 @@ weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *r
         int64_t first = r;
         while (r < n && rows[r].wanted)
             r++;
-        if (r > first) WEFT_TRY(fetch_logits(d, first, r - first, logits));
+        if (r > first)
+            WEFT_TRY(d->step ? d->steps->logits(d->step, first, r - first, logits)
+                             : d->samplers->logits(d->sampler, first, r - first, logits));
         logits += (r - first) * d->model->config.vocab_size;
         r += r == first;
     }
@@ -404,26 +401,24 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
 WEFT_GETTER(int64_t, weft_decoder_state_bytes, weft_decoder, state_bytes)
 WEFT_GETTER(int64_t, weft_decoder_page_bytes, weft_decoder, page_bytes)
 
-weft_status weft_decoder_save(const weft_decoder *d, int32_t slot, void *to) {
-    char *at = to;
-    for (int64_t i = 0; i < d->n_states; i++) {
-        const shared_state *s = d->states + i;
-        if (!s->slot_bytes) continue;
-        WEFT_TRY(d->backend->download(at, s->data + slot * s->slot_bytes, s->slot_bytes));
-        at += s->slot_bytes;
+/* A slot's states to the host's memory, or from there. */
+static weft_status move_states(const weft_decoder *d, int32_t slot, char *to, const char *from) {
+    for (int64_t i = 0, at = 0; i < d->n_states; at += d->states[i++].slot_bytes) {
+        int64_t bytes = d->states[i].slot_bytes;
+        char *state = d->states[i].data + slot * bytes;
+        if (!bytes) continue;
+        WEFT_TRY(to ? d->backend->download(to + at, state, bytes)
+                    : d->backend->upload(state, from + at, bytes));
     }
     return WEFT_OK;
 }
 
+weft_status weft_decoder_save(const weft_decoder *d, int32_t slot, void *to) {
+    return move_states(d, slot, to, NULL);
+}
+
 weft_status weft_decoder_load(weft_decoder *d, int32_t slot, const void *from) {
-    const char *at = from;
-    for (int64_t i = 0; i < d->n_states; i++) {
-        const shared_state *s = d->states + i;
-        if (!s->slot_bytes) continue;
-        WEFT_TRY(d->backend->upload(s->data + slot * s->slot_bytes, at, s->slot_bytes));
-        at += s->slot_bytes;
-    }
-    return WEFT_OK;
+    return move_states(d, slot, NULL, from);
 }
 
 /* Four bytes of 0x3c are 0.0115 in f32, two of them the same in bf16, one is 60 in i8. */

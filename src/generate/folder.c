@@ -12,19 +12,15 @@ static weft_status find_file(const char *folder, const char *name, char path[WEF
     return weft_path_there(path, there);
 }
 
-static weft_status is_checkpoint(const char *folder, bool *is) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(find_file(folder, "config.json", path, is));
-    return *is ? find_file(folder, "model.safetensors", path, is) : WEFT_OK;
-}
-
 weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH]) {
     static const char *const inside[] = {"", "/best", "/last"};
+    char file[WEFT_PATH_MAX];
     bool is;
     for (size_t i = 0; i < sizeof inside / sizeof inside[0]; i++) {
         if (snprintf(out, WEFT_FOLDER_PATH, "%s%s", path, inside[i]) >= WEFT_FOLDER_PATH)
             return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", path);
-        WEFT_TRY(is_checkpoint(out, &is));
+        WEFT_TRY(find_file(out, "config.json", file, &is));
+        if (is) WEFT_TRY(find_file(out, "model.safetensors", file, &is));
         if (is) return WEFT_OK;
     }
     struct stat s;

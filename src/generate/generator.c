@@ -129,38 +129,6 @@ static void set_goal(const weft_generator *g, sequence *s, const weft_sampling *
     s->state = SEQUENCE_WAITING;
 }
 
-static weft_status make_sequence(weft_generator *g, const int32_t *prompt, int64_t count,
-                                 sequence **out) {
-    sequence *s = calloc(1, sizeof *s);
-    if (s) s->pages = malloc((size_t)g->table_pages * sizeof *s->pages);
-    weft_status status = s && s->pages ? append_tokens(s, prompt, count) : no_memory();
-    if (status != WEFT_OK) {
-        free_sequence(s);
-        return status;
-    }
-    s->id = g->next_id++;
-    s->slot = -1;
-    s->n_prompt = count;
-    *out = s;
-    return WEFT_OK;
-}
-
-static weft_status refuse_long(const weft_generator *g, int64_t count, int64_t total) {
-    bool goes_on = total > count;
-    return weft_fail(WEFT_EINPUT, "%s %lld tokens, too many for a context of %lld; %s%s",
-                     goes_on ? "with this the conversation has" : "the prompt has",
-                     (long long)total, (long long)g->limits.context,
-                     goes_on ? "begin a new one" : "shorten it",
-                     positions_end(&g->config) ? "" : ", or let the context slide");
-}
-
-/* Pages of a sequence that is to have so many tokens, the last of which leaves nothing behind. */
-static int64_t most_pages(const weft_generator *g, int64_t tokens) {
-    if (!g->limits.slide && tokens > g->limits.context) tokens = g->limits.context;
-    int64_t pages = (tokens - 1 + PAGE - 1) / PAGE;
-    return pages < g->table_pages ? pages : g->table_pages;
-}
-
 /* Whether `count` new tokens, which make `total` with those of the sequence, can be gone on from. */
 static weft_status check_request(const weft_generator *g, const int32_t *tokens, int64_t count,
                                  int64_t total, const weft_sampling *sampling) {
@@ -171,8 +139,17 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
             return weft_fail(WEFT_EINPUT,
                              "token %lld of the prompt is %d, but the model knows 0 to %lld",
                              (long long)i, (int)tokens[i], (long long)g->config.vocab_size - 1);
-    if (total >= g->limits.context && !g->limits.slide) return refuse_long(g, count, total);
-    int64_t most = most_pages(g, total + sampling->max_tokens);
+    bool slides = g->limits.slide, goes_on = total > count;
+    if (total >= g->limits.context && !slides)
+        return weft_fail(WEFT_EINPUT, "%s %lld tokens, too many for a context of %lld; %s%s",
+                         goes_on ? "with this the conversation has" : "the prompt has",
+                         (long long)total, (long long)g->limits.context,
+                         goes_on ? "begin a new one" : "shorten it",
+                         positions_end(&g->config) ? "" : ", or let the context slide");
+    int64_t end = total + sampling->max_tokens;
+    if (!slides && end > g->limits.context) end = g->limits.context;
+    int64_t most = (end - 1 + PAGE - 1) / PAGE; /* the last token leaves nothing behind */
+    if (most > g->table_pages) most = g->table_pages;
     if (most > g->n_pages)
         return weft_fail(
             WEFT_EINPUT,
@@ -182,16 +159,21 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(free_sequence, sequence)
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id) {
     WEFT_TRY(check_request(g, prompt, count, count, sampling));
     if (!weft_grow_list(&g->list, &g->list_room, g->n_list + 1, sizeof *g->list))
         return no_memory();
-    sequence *s;
-    WEFT_TRY(make_sequence(g, prompt, count, &s));
+    WEFT_AUTO(free_sequence_at) sequence *s = calloc(1, sizeof *s);
+    if (s) s->pages = malloc((size_t)g->table_pages * sizeof *s->pages);
+    if (!s || !s->pages) return no_memory();
+    WEFT_TRY(append_tokens(s, prompt, count));
+    *id = s->id = g->next_id++;
+    s->slot = -1;
+    s->n_prompt = count;
     set_goal(g, s, sampling);
-    g->list[g->n_list++] = s;
-    *id = s->id;
+    g->list[g->n_list++] = weft_steal(&s);
     return WEFT_OK;
 }
 

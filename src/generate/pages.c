@@ -2,6 +2,8 @@
  * themselves; those that nobody holds are in a list, longest unused first. */
 #include "generate/pages.h"
 
+#include "base/scope.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,27 +25,26 @@ struct weft_pages {
     int32_t oldest, newest;
 };
 
+WEFT_ENDED_BY(weft_pages_destroy, weft_pages)
 weft_status weft_pages_create(int64_t count, weft_pages **out) {
     *out = NULL;
     if (count < 1 || count > INT32_MAX)
         return weft_fail(WEFT_EINPUT, "pages: %lld of them", (long long)count);
-    weft_pages *p = calloc(1, sizeof *p);
+    WEFT_AUTO(weft_pages_destroy_at) weft_pages *p = calloc(1, sizeof *p);
     if (p) {
         p->entries = calloc((size_t)count, sizeof *p->entries);
         p->free_pages = malloc((size_t)count * sizeof *p->free_pages);
         p->chains = malloc((size_t)count * sizeof *p->chains);
     }
-    if (!p || !p->entries || !p->free_pages || !p->chains) {
-        weft_pages_destroy(p);
+    if (!p || !p->entries || !p->free_pages || !p->chains)
         return weft_fail(WEFT_ENOMEM, "pages: no memory for a list of %lld", (long long)count);
-    }
     p->count = p->n_free = count;
     p->oldest = p->newest = -1;
     for (int64_t i = 0; i < count; i++) {
         p->free_pages[i] = (int32_t)(count - 1 - i);
         p->chains[i] = -1;
     }
-    *out = p;
+    *out = weft_steal(&p);
     return WEFT_OK;
 }
 

@@ -140,14 +140,11 @@ static weft_status keep_values(weft_generation_weights *w, generation_weight *to
     to->bytes = dtype == WEFT_I8 ? rows * (weft_matmul_i8_columns(columns) + (int64_t)sizeof(float))
                                  : count * (int64_t)weft_dtype_size(dtype);
     to->data = w->backend->alloc(to->bytes);
-    void *host = malloc((size_t)to->bytes);
-    if (!to->data || !host) {
-        if (to->data) w->backend->release(to->data, to->bytes);
-        free(host);
+    to->owned = to->data != NULL;
+    WEFT_AUTO_FREE void *host = malloc((size_t)to->bytes);
+    if (!to->data || !host)
         return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s' in %s", t->name,
                          weft_dtype_name(dtype));
-    }
-    to->owned = true;
     if (dtype == WEFT_I8)
         quantise(values, rows, columns, host);
     else if (dtype == WEFT_BF16 && t->dtype == WEFT_F32)
@@ -155,9 +152,7 @@ static weft_status keep_values(weft_generation_weights *w, generation_weight *to
             ((uint16_t *)host)[i] = weft_float_to_bf16(((const float *)values)[i]);
     else
         memcpy(host, values, (size_t)to->bytes);
-    weft_status status = w->backend->upload(to->data, host, to->bytes);
-    free(host);
-    return status;
+    return w->backend->upload(to->data, host, to->bytes);
 }
 
 static weft_tensor *new_factor(weft_graph *g, const weft_model *m, const char *name,
@@ -244,13 +239,10 @@ static weft_status make_derived(weft_generation_weights *w, const weft_model *m,
     WEFT_AUTO_FREE void *values = malloc((size_t)weft_tensor_bytes(d->tensor));
     if (!values) return weft_fail(WEFT_ENOMEM, "generate: no memory for '%s'", d->tensor->name);
     WEFT_TRY(form_derived(m, w->backend, pool, d, values));
-    generation_weight *to = w->list + w->count;
+    generation_weight *to = w->list + w->count++;
     snprintf(to->name, sizeof to->name, "%s", d->tensor->name);
     reading r;
-    weft_dtype dtype = choose_dtype(&m->config, g, d->tensor, &r);
-    WEFT_TRY(keep_values(w, to, d->tensor, values, dtype));
-    w->count++;
-    return WEFT_OK;
+    return keep_values(w, to, d->tensor, values, choose_dtype(&m->config, g, d->tensor, &r));
 }
 
 WEFT_ENDED_BY(weft_generation_weights_destroy, weft_generation_weights)

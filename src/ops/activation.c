@@ -51,20 +51,12 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
 /* silu_mul and sigmoid_mul: a times a function of b. */
 
 static weft_status product_infer(weft_graph *g, weft_node *n) {
-    WEFT_TRY(weft_check_float(g, n, "a", n->in[0]));
-    WEFT_TRY(weft_check_float(g, n, "b", n->in[1]));
-    WEFT_TRY(weft_check_same(g, n, "a", n->in[0], "b", n->in[1]));
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
-    return weft_graph_status(g);
+    WEFT_TRY(weft_check_pair(g, n));
+    return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
 #define PRODUCT(op)                                                                                \
-    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
-                                 weft_tensor **d_in) {                                             \
-        weft_wanted want = weft_wanted_of(n);                                                      \
-        return weft_append_back(g, &weft_op_##op##_back, &want, sizeof want, d_in, 2, d_out[0],    \
-                                n->in[0], n->in[1]);                                               \
-    }                                                                                              \
+    DEFINE_GRAD_OF_TWO(op)                                                                         \
     DEFINE_OP(op, .infer = product_infer, .grad = op##_grad, .inplace = weft_over_first);          \
     DEFINE_OP(op##_back, .infer = weft_infer_wanted, .inplace = weft_over_own);                    \
     weft_tensor *weft_##op(weft_graph *g, weft_tensor *a, weft_tensor *b) {                        \
@@ -83,12 +75,7 @@ static weft_status softplus_infer(weft_graph *g, weft_node *n) {
     return weft_infer_like_first(g, n);
 }
 
-static weft_status softplus_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                 weft_tensor **d_in) {
-    return weft_append_back(g, &weft_op_softplus_back, n->attr, sizeof(weft_softplus_attr), d_in, 1,
-                            d_out[0], n->in[0]);
-}
-
+DEFINE_GRAD(softplus, sizeof(weft_softplus_attr), n->in[0])
 DEFINE_OP(softplus, .infer = softplus_infer, .grad = softplus_grad, .inplace = weft_over_first);
 DEFINE_OP(softplus_back, .infer = weft_infer_back, .inplace = weft_over_back);
 
@@ -112,8 +99,7 @@ static weft_status gate_mix_infer(weft_graph *g, weft_node *n) {
                                "gate_mix: o is %s [B, T, H, D], but gate is %s; it must be "
                                "[B, T, H] or [B, 1, H]",
                                weft_tensor_describe(o), weft_tensor_describe(gate));
-    weft_node_output_like(g, n, 0, o->dtype, o);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, o->dtype, o);
 }
 
 static weft_status gate_mix_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -145,8 +131,7 @@ static weft_status dropout_infer(weft_graph *g, weft_node *n) {
     if (x->ndim < 1)
         return weft_graph_fail(g, "dropout: x is %s, but its first dimension must be the batch",
                                weft_tensor_describe(x));
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, x->dtype, x);
 }
 
 static weft_status dropout_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,

@@ -18,8 +18,7 @@
 static weft_status fill_infer(weft_graph *g, weft_node *n) {
     const weft_fill_attr *a = n->attr;
     if (a->dtype == WEFT_I32) return weft_graph_fail(g, "fill: makes f32, f64 or bf16, not i32");
-    weft_node_output(g, n, 0, a->dtype, a->ndim, a->shape);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, a->dtype, a->ndim, a->shape);
 }
 
 DEFINE_OP(fill, .infer = fill_infer);
@@ -51,8 +50,7 @@ static weft_status add_infer(weft_graph *g, weft_node *n) {
         return weft_graph_fail(
             g, "add: a is %s, but b is %s; b must have a's shape or its last dimensions",
             weft_tensor_describe(a), weft_tensor_describe(b));
-    weft_node_output_like(g, n, 0, a->dtype, a);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, a->dtype, a);
 }
 
 /* dy summed over the rows that shared b, as b's own shape and type. */
@@ -110,8 +108,7 @@ static weft_status cast_infer(weft_graph *g, weft_node *n) {
     if (a->dtype == WEFT_F64 || (to != WEFT_F32 && to != WEFT_BF16))
         return weft_graph_fail(g, "cast: %s to %s; only f32 and bf16 are converted",
                                weft_tensor_describe(a), weft_dtype_name(to));
-    weft_node_output_like(g, n, 0, to, a);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, to, a);
 }
 
 static weft_status cast_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -131,22 +128,12 @@ weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {
 /* dot */
 
 static weft_status dot_infer(weft_graph *g, weft_node *n) {
-    WEFT_TRY(weft_check_float(g, n, "a", n->in[0]));
-    WEFT_TRY(weft_check_float(g, n, "b", n->in[1]));
-    WEFT_TRY(weft_check_same(g, n, "a", n->in[0], "b", n->in[1]));
-    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
-    return weft_graph_status(g);
+    WEFT_TRY(weft_check_pair(g, n));
+    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
 }
 
-static weft_status dot_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                            weft_tensor **d_in) {
-    weft_wanted want = weft_wanted_of(n);
-    return weft_append_back(g, &weft_op_dot_back, &want, sizeof want, d_in, 2, d_out[0], n->in[0],
-                            n->in[1]);
-}
-
+DEFINE_GRAD_OF_TWO(dot)
 DEFINE_OP(dot, .infer = dot_infer, .grad = dot_grad);
-
 DEFINE_OP(dot_back, .infer = weft_infer_wanted, .inplace = weft_over_own);
 
 weft_tensor *weft_dot(weft_graph *g, weft_tensor *a, weft_tensor *b) {
@@ -157,18 +144,11 @@ weft_tensor *weft_dot(weft_graph *g, weft_tensor *a, weft_tensor *b) {
 
 static weft_status sum_squares_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float(g, n, "x", n->in[0]));
-    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
 }
 
-static weft_status sum_squares_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                    weft_tensor **d_in) {
-    return weft_append_back(g, &weft_op_sum_squares_back, n->attr, sizeof(weft_alpha_attr), d_in, 1,
-                            d_out[0], n->in[0]);
-}
-
+DEFINE_GRAD(sum_squares, sizeof(weft_alpha_attr), n->in[0])
 DEFINE_OP(sum_squares, .infer = sum_squares_infer, .grad = sum_squares_grad);
-
 DEFINE_OP(sum_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 
 weft_tensor *weft_sum_squares(weft_graph *g, weft_tensor *x, double factor) {
@@ -185,19 +165,12 @@ static weft_status row_squares_infer(weft_graph *g, weft_node *n) {
     if (start < 0 || start > x->shape[3])
         return weft_graph_fail(g, "row_squares: start %lld is outside x's last dimension, %s",
                                (long long)start, weft_tensor_describe(x));
-    weft_node_output(g, n, 0, weft_stat_dtype(x), 3,
-                     (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, weft_stat_dtype(x), 3,
+                       (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
 }
 
-static weft_status row_squares_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                    weft_tensor **d_in) {
-    return weft_append_back(g, &weft_op_row_squares_back, n->attr, sizeof(weft_row_squares_attr),
-                            d_in, 1, d_out[0], n->in[0]);
-}
-
+DEFINE_GRAD(row_squares, sizeof(weft_row_squares_attr), n->in[0])
 DEFINE_OP(row_squares, .infer = row_squares_infer, .grad = row_squares_grad);
-
 DEFINE_OP(row_squares_back, .infer = weft_infer_like_second, .inplace = weft_over_second);
 
 weft_tensor *weft_row_squares(weft_graph *g, weft_tensor *x, int64_t start) {

@@ -73,16 +73,10 @@ static weft_status cache_write_infer(weft_graph *g, weft_node *n) {
             return weft_graph_fail(g, "cache_write: extra is %s, one number for each of %lld heads",
                                    weft_tensor_describe(extra), (long long)part->heads);
     }
-    weft_node_output(g, n, 0, WEFT_I32, 0, NULL);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
 
-const weft_op weft_op_cache_write = {
-    .name = "cache_write",
-    .id = WEFT_OP_cache_write,
-    .infer = cache_write_infer,
-    .side_effect = true,
-};
+DEFINE_OP(cache_write, .infer = cache_write_infer, .side_effect = true);
 
 void weft_cache_write(weft_graph *g, const weft_cache_part *part, weft_tensor *x, int64_t offset,
                       weft_tensor *extra, weft_tensor *cache, const weft_rows *rows) {
@@ -143,17 +137,11 @@ static weft_status cache_attention_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_reading(g, n));
     weft_node_output(g, n, 0, q->dtype, 4,
                      (int64_t[]){q->shape[0], 1, attr->heads, attr->value.width});
-    if (attr->weights)
-        weft_node_output(g, n, 1, weft_stat_dtype(q), 2, (int64_t[]){q->shape[0], attr->context});
-    return weft_graph_status(g);
+    if (!attr->weights) return weft_graph_status(g);
+    return weft_output(g, n, 1, weft_stat_dtype(q), 2, (int64_t[]){q->shape[0], attr->context});
 }
 
-const weft_op weft_op_cache_attention = {
-    .name = "cache_attention",
-    .id = WEFT_OP_cache_attention,
-    .infer = cache_attention_infer,
-    .side_effect = true,
-};
+DEFINE_OP(cache_attention, .infer = cache_attention_infer, .side_effect = true);
 
 weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *query,
                                          const weft_rows *rows) {
@@ -192,28 +180,19 @@ static weft_status cache_gather_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->part));
     if (attr->keep == WEFT_KEEP_TOPK && attr->k < 1)
         return weft_graph_fail(g, "cache_gather: the %lld largest weights", (long long)attr->k);
-    weft_dtype dtype = attr->part.dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
-    weft_node_output(g, n, 0, dtype, 3,
-                     (int64_t[]){weights->shape[0], 1, attr->part.heads * attr->part.width});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, stat_of(attr->part.dtype), 3,
+                       (int64_t[]){weights->shape[0], 1, attr->part.heads * attr->part.width});
 }
 
 /* It reads what a run has written, so it may not move before that. */
-const weft_op weft_op_cache_gather = {
-    .name = "cache_gather",
-    .id = WEFT_OP_cache_gather,
-    .infer = cache_gather_infer,
-    .side_effect = true,
-};
+DEFINE_OP(cache_gather, .infer = cache_gather_infer, .side_effect = true);
 
 weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_tensor *cache,
                                weft_tensor *weights, weft_cache_keep keep, int64_t k,
                                double threshold, bool normalize, const weft_rows *rows) {
     weft_cache_gather_attr attr = {*part, keep, k, threshold, normalize};
-    weft_tensor *in[] = {rows->position, rows->slot, rows->table, weights, cache};
-    weft_node *n = weft_graph_append(g, &weft_op_cache_gather, in, WEFT_CACHE_SHORT_INPUTS,
-                                     WEFT_CACHE_SHORT_INPUTS, 1, &attr, sizeof attr);
-    return n ? n->out[0] : NULL;
+    return weft_append(g, &weft_op_cache_gather, &attr, sizeof attr, rows->position, rows->slot,
+                       rows->table, weights, cache);
 }
 
 static weft_status cache_mean_infer(weft_graph *g, weft_node *n) {
@@ -225,21 +204,13 @@ static weft_status cache_mean_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_shape(
         g, n, "the sums", sum, 2,
         (int64_t[]){n->in[WEFT_CACHE_TABLE]->shape[0], weft_tensor_count(x) / x->shape[0]}));
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, x->dtype, x);
 }
 
-const weft_op weft_op_cache_mean = {
-    .name = "cache_mean",
-    .id = WEFT_OP_cache_mean,
-    .infer = cache_mean_infer,
-    .side_effect = true,
-};
+DEFINE_OP(cache_mean, .infer = cache_mean_infer, .side_effect = true);
 
 weft_tensor *weft_cache_mean(weft_graph *g, weft_tensor *x, weft_tensor *sum,
                              const weft_rows *rows) {
-    weft_tensor *in[] = {rows->position, rows->slot, rows->table, x, sum};
-    weft_node *n = weft_graph_append(g, &weft_op_cache_mean, in, WEFT_CACHE_SHORT_INPUTS,
-                                     WEFT_CACHE_SHORT_INPUTS, 1, NULL, 0);
-    return n ? n->out[0] : NULL;
+    return weft_append(g, &weft_op_cache_mean, NULL, 0, rows->position, rows->slot, rows->table, x,
+                       sum);
 }

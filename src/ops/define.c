@@ -15,15 +15,19 @@ weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *
     return weft_graph_status(g);
 }
 
+weft_status weft_check_pair(weft_graph *g, const weft_node *n) {
+    WEFT_TRY(weft_check_float(g, n, "a", n->in[0]));
+    WEFT_TRY(weft_check_float(g, n, "b", n->in[1]));
+    return weft_check_same(g, n, "a", n->in[0], "b", n->in[1]);
+}
+
 weft_status weft_infer_like_first(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float(g, n, "x", n->in[0]));
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
 weft_status weft_infer_like_second(weft_graph *g, weft_node *n) {
-    weft_node_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, n->in[1]->dtype, n->in[1]);
 }
 
 weft_status weft_infer_back(weft_graph *g, weft_node *n) {

@@ -25,13 +25,44 @@ weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr
 weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
                                   weft_tensor **d_in, int n_out, int n_in, weft_tensor *const *in);
 
+/* For grad: OP_grad appends OP_back of dy and what follows, with the operation's attributes of `size` bytes,
+ * which makes dx. */
+#define DEFINE_GRAD(op, size, ...)                                                                 \
+    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
+                                 weft_tensor **d_in) {                                             \
+        return weft_append_back(g, &weft_op_##op##_back, n->attr, size, d_in, 1, d_out[0],         \
+                                ##__VA_ARGS__);                                                    \
+    }
+
+/* The same of two inputs, each where it is wanted. */
+#define DEFINE_GRAD_OF_TWO(op)                                                                     \
+    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
+                                 weft_tensor **d_in) {                                             \
+        weft_wanted want = weft_wanted_of(n);                                                      \
+        return weft_append_back(g, &weft_op_##op##_back, &want, sizeof want, d_in, 2, d_out[0],    \
+                                n->in[0], n->in[1]);                                               \
+    }
+
+/* For infer, at its end: an output, as weft_node_output and weft_node_output_like make it. */
+static inline weft_status weft_output(weft_graph *g, weft_node *n, int out, weft_dtype dtype,
+                                      int ndim, const int64_t *shape) {
+    weft_node_output(g, n, out, dtype, ndim, shape);
+    return weft_graph_status(g);
+}
+static inline weft_status weft_output_like(weft_graph *g, weft_node *n, int out, weft_dtype dtype,
+                                           const weft_tensor *like) {
+    weft_node_output_like(g, n, out, dtype, like);
+    return weft_graph_status(g);
+}
+
 /* Which gradients of its two inputs a node is asked for. */
 static inline weft_wanted weft_wanted_of(const weft_node *n) {
     return (weft_wanted){n->in[0]->needs_grad, n->in[1]->needs_grad};
 }
 
-/* For infer. One output like input 0, called x; one like input 1, a gradient dx like x from (dy, x),
+/* For infer. Two inputs of floats, a and b, have one shape; one output like input 0, called x; one like input 1, a gradient dx like x from (dy, x),
  * of one shape or without a look at dy; and up to two like inputs 1 and 2, as weft_wanted says. */
+weft_status weft_check_pair(weft_graph *g, const weft_node *n);
 weft_status weft_infer_like_first(weft_graph *g, weft_node *n);
 weft_status weft_infer_like_second(weft_graph *g, weft_node *n);
 weft_status weft_infer_back(weft_graph *g, weft_node *n);

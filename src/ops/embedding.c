@@ -37,9 +37,8 @@ static weft_status embed_infer(weft_graph *g, weft_node *n) {
         return weft_graph_fail(g, "embed: ids is %s, more than 2^31 - 1 tokens",
                                weft_tensor_describe(ids));
     WEFT_TRY(check_positions(g, n));
-    weft_node_output(g, n, 0, wte->dtype, 3,
-                     (int64_t[]){ids->shape[0], ids->shape[1], wte->shape[1]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, wte->dtype, 3,
+                       (int64_t[]){ids->shape[0], ids->shape[1], wte->shape[1]});
 }
 
 static weft_status embed_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -68,8 +67,8 @@ DEFINE_OP(embed, .infer = embed_infer, .grad = embed_grad);
 /* Both gradients: a table of attr->rows rows as wide as dy's. */
 static weft_status table_infer(weft_graph *g, weft_node *n) {
     const weft_embed_back_attr *attr = n->attr;
-    weft_node_output(g, n, 0, attr->dtype, 2, (int64_t[]){attr->rows, weft_tensor_width(n->in[0])});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, attr->dtype, 2,
+                       (int64_t[]){attr->rows, weft_tensor_width(n->in[0])});
 }
 
 static int embed_back_in_place(const weft_node *n, int out) {

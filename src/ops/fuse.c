@@ -68,13 +68,9 @@ static double alpha_of(const weft_node *n) {
     return ((const weft_alpha_attr *)n->attr)->alpha;
 }
 
+/* Whether an add is of as many numbers: nothing is repeated. */
 static bool has_one_count(const weft_node *add) {
     return weft_tensor_count(add->in[0]) == weft_tensor_count(add->in[1]);
-}
-
-/* Whether an add is a + b of as many numbers: no factor, and nothing is repeated. */
-static bool fuse_is_plain_sum(const weft_node *add) {
-    return alpha_of(add) == 1 && has_one_count(add);
 }
 
 /* (p + product) + addend, p a product of its own: p takes the addend, and both wait for it. */
@@ -120,11 +116,6 @@ static bool fuse_factor(weft_rewrite *r, const weft_match *m) {
     return true;
 }
 
-static bool is_one_matrix(const weft_node *product) {
-    weft_matmul_form form = fuse_attr(product)->form;
-    return form == WEFT_MATMUL_ROWS || (form == WEFT_MATMUL_PLAIN && product->in[0]->ndim == 2);
-}
-
 /* Whether a bias_back sums the rows of `dx` as they are. */
 static bool sums_rows_of(const weft_node *bias, const weft_tensor *dx) {
     return weft_tensor_width(bias->in[0]) == weft_tensor_width(dx);
@@ -134,7 +125,9 @@ static bool sums_rows_of(const weft_node *bias, const weft_tensor *dx) {
 static bool fuse_slope(weft_rewrite *r, const weft_match *m) {
     weft_node *back = m->reader, *product = m->maker;
     weft_tensor *at = back->in[1];
-    if (!fuse_is_free_product(m) || !is_one_matrix(product)) return false;
+    weft_matmul_form form = fuse_attr(product)->form;
+    bool one = form == WEFT_MATMUL_ROWS || (form == WEFT_MATMUL_PLAIN && product->in[0]->ndim == 2);
+    if (!fuse_is_free_product(m) || !one) return false;
     if (at->dtype != back->out[0]->dtype) return false;
     weft_matmul_attr *attr = weft_rewrite_attr(r, product, sizeof *attr);
     if (!attr) return false;
@@ -186,14 +179,11 @@ static bool fuse_slope_sums(weft_rewrite *r, const weft_match *m) {
  * before the first one's place, and that is the node's. Shapes and the list's order decide, without
  * the nodes that make values again: a graph with recomputation has the same sums. */
 
-static weft_matmul_sizes measure(const weft_node *product) {
-    return weft_matmul_measure(product->attr, product->in[0], product->in[1]);
-}
-
 static bool are_alike(const weft_node *p, const weft_node *q) {
     if (!weft_matmul_is_by_rows(p->attr, p->in[0]) || !weft_matmul_is_by_rows(q->attr, q->in[0]))
         return false;
-    weft_matmul_sizes a = measure(p), b = measure(q);
+    weft_matmul_sizes a = weft_matmul_measure(p->attr, p->in[0], p->in[1]);
+    weft_matmul_sizes b = weft_matmul_measure(q->attr, q->in[0], q->in[1]);
     return a.m == b.m && a.n == b.n;
 }
 
@@ -289,7 +279,7 @@ static bool norms_heads(const weft_node *back) {
 static bool fuse_norm_addend(weft_rewrite *r, const weft_match *m) {
     weft_node *add = m->reader, *back = m->maker;
     weft_tensor *ds = add->in[1 - m->input];
-    if (!fuse_is_plain_sum(add) || ds->dtype != add->out[0]->dtype) return false;
+    if (alpha_of(add) != 1 || !has_one_count(add) || ds->dtype != add->out[0]->dtype) return false;
     if (m->output != WEFT_NORM_BACK_DX || back->in[WEFT_NORM_BACK_DS]) return false;
     if (back->out[WEFT_NORM_BACK_SUMS] || norms_heads(back))
         return false; /* of what it makes now */
@@ -303,8 +293,7 @@ static bool fuse_norm_sums(weft_rewrite *r, const weft_match *m) {
     weft_node *bias = m->reader, *back = m->maker;
     if (m->output != WEFT_NORM_BACK_DX || back->out[WEFT_NORM_BACK_SUMS]) return false;
     if (norms_heads(back)) return false;
-    const weft_tensor *dx = back->out[WEFT_NORM_BACK_DX];
-    if (weft_tensor_width(bias->in[0]) != weft_tensor_width(dx)) return false;
+    if (!sums_rows_of(bias, back->out[WEFT_NORM_BACK_DX])) return false;
     weft_rewrite_make(r, back, WEFT_NORM_BACK_SUMS, bias->out[0]);
     weft_rewrite_drop(r, bias);
     return true;
@@ -318,7 +307,7 @@ static bool fuse_embed_addend(weft_rewrite *r, const weft_match *m) {
     weft_node *add = m->reader, *back = m->maker;
     weft_tensor *addend = add->in[1 - m->input], *table = add->in[m->input];
     weft_dtype dtype = add->out[0]->dtype;
-    if (!fuse_is_plain_sum(add) || back->in[WEFT_EMBED_BACK_ADDEND]) return false;
+    if (alpha_of(add) != 1 || !has_one_count(add) || back->in[WEFT_EMBED_BACK_ADDEND]) return false;
     if (m->output != 0 || table->dtype != dtype || addend->dtype != dtype) return false;
     if (!weft_rewrite_is_made_before(addend, back)) return false;
     weft_rewrite_read(r, back, WEFT_EMBED_BACK_ADDEND, addend);

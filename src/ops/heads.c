@@ -28,9 +28,8 @@ static weft_status head_repeat_infer(weft_graph *g, weft_node *n) {
         return weft_graph_fail(g,
                                "head_repeat: x is %s, for %lld heads: there must be one at least",
                                weft_tensor_describe(x), (long long)heads);
-    weft_node_output(g, n, 0, x->dtype, 4,
-                     (int64_t[]){x->shape[0], x->shape[1], heads, x->shape[3]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, x->dtype, 4,
+                       (int64_t[]){x->shape[0], x->shape[1], heads, x->shape[3]});
 }
 
 static weft_status head_repeat_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -45,9 +44,8 @@ DEFINE_OP(head_repeat, .infer = head_repeat_infer, .grad = head_repeat_grad,
 
 static weft_status head_sum_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *dy = n->in[0];
-    weft_node_output(g, n, 0, dy->dtype, 4,
-                     (int64_t[]){dy->shape[0], dy->shape[1], 1, dy->shape[3]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, dy->dtype, 4,
+                       (int64_t[]){dy->shape[0], dy->shape[1], 1, dy->shape[3]});
 }
 
 DEFINE_OP(head_sum, .infer = head_sum_infer, .inplace = weft_over_first);
@@ -88,26 +86,18 @@ static weft_status check_rows(weft_graph *g, const weft_node *n, const char *wha
     return WEFT_OK;
 }
 
-static weft_status output_rows(weft_graph *g, weft_node *n, int64_t width) {
+static weft_status rows_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *row = n->in[0];
+    int64_t width = ((const weft_head_attr *)n->attr)->width, own = weft_tensor_width(row);
+    if (n->op == &weft_op_head_pool)
+        WEFT_TRY(check_rows(g, n, "x", own, width));
+    else
+        WEFT_TRY(check_rows(g, n, "c", width, own));
     int64_t shape[WEFT_MAX_DIMS] = {0};
     for (int d = 0; d < row->ndim; d++)
         shape[d] = row->shape[d];
     shape[row->ndim - 1] = width;
-    weft_node_output(g, n, 0, row->dtype, row->ndim, shape);
-    return weft_graph_status(g);
-}
-
-static weft_status head_pool_infer(weft_graph *g, weft_node *n) {
-    int64_t width = ((const weft_head_attr *)n->attr)->width;
-    WEFT_TRY(check_rows(g, n, "x", weft_tensor_width(n->in[0]), width));
-    return output_rows(g, n, width);
-}
-
-static weft_status head_spread_infer(weft_graph *g, weft_node *n) {
-    int64_t width = ((const weft_head_attr *)n->attr)->width;
-    WEFT_TRY(check_rows(g, n, "c", width, weft_tensor_width(n->in[0])));
-    return output_rows(g, n, width);
+    return weft_output(g, n, 0, row->dtype, row->ndim, shape);
 }
 
 static weft_tensor *append_rows(weft_graph *g, const weft_op *op, weft_tensor *row,
@@ -116,42 +106,26 @@ static weft_tensor *append_rows(weft_graph *g, const weft_op *op, weft_tensor *r
     return weft_append(g, op, &attr, sizeof attr, row, scale);
 }
 
-static weft_tensor *scale_gradient(weft_graph *g, weft_tensor *wide, weft_tensor *narrow,
-                                   const weft_tensor *scale, bool mean) {
+static weft_status rows_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                             weft_tensor **d_in) {
+    bool pools = n->op == &weft_op_head_pool, mean = ((const weft_head_attr *)n->attr)->mean;
+    const weft_op *back = pools ? &weft_op_head_spread : &weft_op_head_pool;
+    weft_tensor *x = n->in[0], *scale = n->in[1], *dy = d_out[0];
     weft_head_attr attr = {scale->shape[0], mean};
-    return weft_append(g, &weft_op_head_scale_back, &attr, sizeof attr, wide, narrow);
-}
-
-static weft_status head_pool_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                  weft_tensor **d_in) {
-    weft_tensor *x = n->in[0], *scale = n->in[1], *du = d_out[0];
-    bool mean = ((const weft_head_attr *)n->attr)->mean;
-    if (x->needs_grad)
-        d_in[0] = append_rows(g, &weft_op_head_spread, du, scale, weft_tensor_width(x), mean);
-    if (scale->needs_grad) d_in[1] = scale_gradient(g, x, du, scale, mean);
-    return weft_graph_status(g);
-}
-
-static weft_status head_spread_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                    weft_tensor **d_in) {
-    weft_tensor *c = n->in[0], *scale = n->in[1], *de = d_out[0];
-    bool mean = ((const weft_head_attr *)n->attr)->mean;
-    if (c->needs_grad)
-        d_in[0] = append_rows(g, &weft_op_head_pool, de, scale, weft_tensor_width(c), mean);
-    if (scale->needs_grad) d_in[1] = scale_gradient(g, de, c, scale, mean);
+    if (x->needs_grad) d_in[0] = append_rows(g, back, dy, scale, weft_tensor_width(x), mean);
+    if (scale->needs_grad) /* of the wide rows and the narrow ones */
+        d_in[1] = weft_append(g, &weft_op_head_scale_back, &attr, sizeof attr, pools ? x : dy,
+                              pools ? dy : x);
     return weft_graph_status(g);
 }
 
 /* In place where the rows are as wide: r = 1. */
-DEFINE_OP(head_pool, .infer = head_pool_infer, .grad = head_pool_grad, .inplace = weft_over_first);
-
-DEFINE_OP(head_spread, .infer = head_spread_infer, .grad = head_spread_grad,
-          .inplace = weft_over_first);
+DEFINE_OP(head_pool, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
+DEFINE_OP(head_spread, .infer = rows_infer, .grad = rows_grad, .inplace = weft_over_first);
 
 static weft_status head_scale_back_infer(weft_graph *g, weft_node *n) {
     int64_t heads = ((const weft_head_attr *)n->attr)->width;
-    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 1, &heads);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 1, &heads);
 }
 
 DEFINE_OP(head_scale_back, .infer = head_scale_back_infer);
@@ -169,8 +143,7 @@ weft_tensor *weft_head_spread(weft_graph *g, weft_tensor *c, weft_tensor *scale,
 static weft_status head_transpose_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
-    weft_node_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
 }
 
 static weft_status head_transpose_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -203,8 +176,7 @@ static weft_status stack_infer(weft_graph *g, weft_node *n) {
     int64_t shape[WEFT_MAX_DIMS] = {n->n_in};
     for (int d = 0; d < first->ndim; d++)
         shape[d + 1] = first->shape[d];
-    weft_node_output(g, n, 0, first->dtype, first->ndim + 1, shape);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, first->dtype, first->ndim + 1, shape);
 }
 
 static weft_status stack_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,

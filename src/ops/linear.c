@@ -336,8 +336,7 @@ DEFINE_OP(matmul, .infer = matmul_infer, .grad = matmul_grad, .inplace = matmul_
 static weft_status bias_back_infer(weft_graph *g, weft_node *n) {
     const weft_bias_back_attr *attr = n->attr;
     WEFT_TRY(weft_check_float(g, n, "dy", n->in[0]));
-    weft_node_output(g, n, 0, attr->dtype, 1, (int64_t[]){weft_tensor_width(n->in[0])});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, attr->dtype, 1, (int64_t[]){weft_tensor_width(n->in[0])});
 }
 
 DEFINE_OP(bias_back, .infer = bias_back_infer);
@@ -351,8 +350,7 @@ static weft_status gelu_bias_back_infer(weft_graph *g, weft_node *n) {
         return weft_graph_fail(g, "gelu_bias_back: dy is %s, but x is %s", weft_tensor_describe(dy),
                                weft_tensor_describe(x));
     weft_node_output_like(g, n, 0, x->dtype, x);
-    weft_node_output(g, n, 1, attr->dtype, 1, (int64_t[]){weft_tensor_width(x)});
-    return weft_graph_status(g);
+    return weft_output(g, n, 1, attr->dtype, 1, (int64_t[]){weft_tensor_width(x)});
 }
 
 /* No gradient: it is one. */

@@ -44,8 +44,7 @@ static weft_status cross_entropy_infer(weft_graph *g, weft_node *n) {
     weft_dtype stat = weft_stat_dtype(x);
     weft_node_output(g, n, 0, stat, 0, NULL);
     weft_node_output(g, n, 1, stat, 0, NULL);
-    weft_node_output_like(g, n, 2, stat, targets);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 2, stat, targets);
 }
 
 /* The node itself: a gradient rule may see its inputs and outputs under other names. */
@@ -195,13 +194,7 @@ static int64_t infonce_back_flops(const weft_node *n) {
 
 DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonce_flops);
 
-static weft_status infonce_back_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *x = n->in[WEFT_INFONCE_BACK_X];
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_graph_status(g);
-}
-
-DEFINE_OP(infonce_back, .infer = infonce_back_infer, .flops = infonce_back_flops);
+DEFINE_OP(infonce_back, .infer = weft_infer_like_second, .flops = infonce_back_flops);
 
 weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor) {
     weft_infonce_attr attr = {tau, factor};

@@ -166,18 +166,11 @@ static weft_status unit_infer(weft_graph *g, weft_node *n) {
     if (heads < 1 || heads > x->shape[2])
         return weft_graph_fail(g, "unit: %lld heads to scale, but x is %s [B, T, H, D]",
                                (long long)heads, weft_tensor_describe(x));
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, x->dtype, x);
 }
 
-static weft_status unit_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                             weft_tensor **d_in) {
-    return weft_append_back(g, &weft_op_unit_back, n->attr, sizeof(weft_unit_attr), d_in, 1,
-                            d_out[0], n->in[0]);
-}
-
+DEFINE_GRAD(unit, sizeof(weft_unit_attr), n->in[0])
 DEFINE_OP(unit, .infer = unit_infer, .grad = unit_grad, .inplace = weft_over_first);
-
 DEFINE_OP(unit_back, .infer = weft_infer_back, .inplace = weft_over_back);
 
 weft_tensor *weft_unit(weft_graph *g, weft_tensor *x, int64_t heads) {

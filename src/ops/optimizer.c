@@ -65,8 +65,7 @@ static weft_status check_written(weft_graph *g, const weft_node *n, const char *
 static weft_status global_norm_infer(weft_graph *g, weft_node *n) {
     for (int i = 0; i < n->n_in; i++)
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
-    weft_node_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, weft_stat_dtype(n->in[0]), 0, NULL);
 }
 
 DEFINE_OP(global_norm, .infer = global_norm_infer);
@@ -81,8 +80,7 @@ static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *c
         weft_graph_fail(g, "%s: there is no gradient to take the norm of", op->name);
         return NULL;
     }
-    weft_node *node = weft_graph_append(g, op, in, count, count, 1, NULL, 0);
-    return node ? node->out[0] : NULL;
+    return weft_append_list(g, op, NULL, 0, count, in);
 }
 
 weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {
@@ -95,8 +93,7 @@ static weft_status norm_parts_infer(weft_graph *g, weft_node *n) {
         WEFT_TRY(weft_check_float(g, n, "a gradient", n->in[i]));
         chunks += (weft_tensor_count(n->in[i]) + WEFT_NORM_CHUNK - 1) / WEFT_NORM_CHUNK;
     }
-    weft_node_output(g, n, 0, WEFT_I32, 2, (int64_t[]){chunks, 2});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, WEFT_I32, 2, (int64_t[]){chunks, 2});
 }
 
 DEFINE_OP(norm_parts, .infer = norm_parts_infer);
@@ -119,9 +116,7 @@ static weft_status norm_join_infer(weft_graph *g, weft_node *n) {
 DEFINE_OP(norm_join, .infer = norm_join_infer);
 
 weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype) {
-    weft_node *node =
-        weft_graph_append(g, &weft_op_norm_join, &parts, 1, 1, 1, &dtype, sizeof dtype);
-    return node ? node->out[0] : NULL;
+    return weft_append(g, &weft_op_norm_join, &dtype, sizeof dtype, parts);
 }
 
 static weft_status check_range(weft_graph *g, const char *what, double value, double below) {
@@ -153,17 +148,16 @@ static weft_status adam_control_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(check_number(g, n, "lr", lr));
     WEFT_TRY(weft_check_shape(g, n, "state", state, 1, (int64_t[]){WEFT_ADAM_STATE}));
     WEFT_TRY(check_written(g, n, "state", state));
-    weft_node_output(g, n, 0, norm->dtype, 1, (int64_t[]){WEFT_ADAM_CONTROL});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, norm->dtype, 1, (int64_t[]){WEFT_ADAM_CONTROL});
 }
 
 DEFINE_OP(adam_control, .infer = adam_control_infer, .side_effect = true);
 
 weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
                                weft_tensor *state, const weft_adam_options *options) {
-    weft_node *n = weft_graph_append(g, &weft_op_adam_control, (weft_tensor *[]){norm, lr, state},
-                                     3, 3, 1, options, sizeof *options);
-    return n ? weft_keep(n->out[0]) : NULL;
+    weft_tensor *control =
+        weft_append(g, &weft_op_adam_control, options, sizeof *options, norm, lr, state);
+    return control ? weft_keep(control) : NULL;
 }
 
 static weft_status check_moment(weft_graph *g, const weft_node *n, const char *what,
@@ -208,8 +202,7 @@ static weft_status adamw_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_shape(g, n, "control", n->in[0], 1, (int64_t[]){WEFT_ADAM_CONTROL}));
     for (int i = 1; i < n->n_in; i += WEFT_SLOT_SIZE)
         WEFT_TRY(check_slot(g, n, n->in + i));
-    weft_node_output(g, n, 0, WEFT_I32, 0, NULL);
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, WEFT_I32, 0, NULL);
 }
 
 DEFINE_OP(adamw, .infer = adamw_infer, .side_effect = true);

@@ -25,8 +25,7 @@ static weft_status rope_infer(weft_graph *g, weft_node *n) {
         WEFT_TRY(weft_check_int(g, n, "start", start));
         WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){x->shape[0]}));
     }
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, x->dtype, x);
 }
 
 static weft_tensor *append_rope(weft_graph *g, weft_tensor *x, weft_tensor *start,

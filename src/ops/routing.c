@@ -66,8 +66,7 @@ static weft_status route_topk_infer(weft_graph *g, weft_node *n) {
                                (long long)a->k);
     int64_t shape[] = {a->score.batch, a->score.queries, a->k};
     weft_node_output(g, n, 0, WEFT_I32, 3, shape);
-    weft_node_output(g, n, 1, weft_stat_dtype(n->in[WEFT_ATTN_Q]), 3, shape);
-    return weft_graph_status(g);
+    return weft_output(g, n, 1, weft_stat_dtype(n->in[WEFT_ATTN_Q]), 3, shape);
 }
 
 DEFINE_OP(route_topk, .infer = route_topk_infer, .flops = score_flops);
@@ -143,10 +142,9 @@ static weft_status route_gather_grad(weft_graph *g, const weft_node *n, weft_ten
     if (wanted == 0) return WEFT_OK;
     weft_node *back = weft_graph_append(g, &weft_op_route_gather_back, in, WEFT_GATHER_INPUTS,
                                         WEFT_GATHER_SECOND, wanted, &attr, sizeof attr);
-    if (!back) return weft_graph_status(g);
-    for (int i = 0; i < wanted; i++)
+    for (int i = 0; back && i < wanted; i++)
         *to[i] = back->out[i];
-    return WEFT_OK;
+    return weft_graph_status(g);
 }
 
 /* Both ways: an entry of the index is one multiply-add a column of c. */
@@ -205,8 +203,7 @@ static weft_status route_dense_infer(weft_graph *g, weft_node *n) {
     weft_dtype stat = weft_stat_dtype(n->in[WEFT_ATTN_Q]);
     weft_node_output(g, n, 0, h->dtype, 3, rows);
     weft_node_output(g, n, 1, stat, 2, rows);
-    weft_node_output(g, n, 2, stat, 2, rows);
-    return weft_graph_status(g);
+    return weft_output(g, n, 2, stat, 2, rows);
 }
 
 static weft_status route_dense_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -223,9 +220,8 @@ static weft_status route_dense_grad(weft_graph *g, const weft_node *n, weft_tens
     weft_node *back =
         weft_graph_append(g, &weft_op_route_dense_back, in, WEFT_ROUTE_DENSE_BACK_INPUTS, 1, 1,
                           n->attr, sizeof(weft_route_attr));
-    if (!back) return weft_graph_status(g);
-    d_in[WEFT_ROUTE_H] = back->out[0];
-    return WEFT_OK;
+    if (back) d_in[WEFT_ROUTE_H] = back->out[0];
+    return weft_graph_status(g);
 }
 
 static int64_t route_dense_flops(const weft_node *n) {
@@ -238,9 +234,8 @@ DEFINE_OP(route_dense, .infer = route_dense_infer, .grad = route_dense_grad,
 
 static weft_status route_dense_back_infer(weft_graph *g, weft_node *n) {
     const weft_route_attr *a = n->attr;
-    weft_node_output(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, 3,
-                     (int64_t[]){a->score.batch, a->score.keys, a->width});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, n->in[WEFT_ROUTE_H]->dtype, 3,
+                       (int64_t[]){a->score.batch, a->score.keys, a->width});
 }
 
 DEFINE_OP(route_dense_back, .infer = route_dense_back_infer, .flops = route_dense_flops);

@@ -13,19 +13,12 @@
 
 static weft_status running_mean_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float_of(g, n, "x", n->in[0], 3));
-    weft_node_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
-    return weft_graph_status(g);
+    return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
-static weft_status running_mean_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                     weft_tensor **d_in) {
-    (void)n;
-    return weft_append_back(g, &weft_op_running_mean_back, NULL, 0, d_in, 1, d_out[0]);
-}
-
+DEFINE_GRAD(running_mean, 0)
 DEFINE_OP(running_mean, .infer = running_mean_infer, .grad = running_mean_grad,
           .inplace = weft_over_first);
-
 DEFINE_OP(running_mean_back, .infer = running_mean_infer, .inplace = weft_over_first);
 
 weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x) {
@@ -35,8 +28,7 @@ weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x) {
 static weft_status time_mean_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
-    weft_node_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], 1, x->shape[2]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], 1, x->shape[2]});
 }
 
 static weft_tensor *spread_mean(weft_graph *g, weft_tensor *dy, int64_t time) {
@@ -55,8 +47,7 @@ DEFINE_OP(time_mean, .infer = time_mean_infer, .grad = time_mean_grad);
 static weft_status time_mean_back_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *dy = n->in[0];
     int64_t time = ((const weft_time_attr *)n->attr)->time;
-    weft_node_output(g, n, 0, dy->dtype, 3, (int64_t[]){dy->shape[0], time, dy->shape[2]});
-    return weft_graph_status(g);
+    return weft_output(g, n, 0, dy->dtype, 3, (int64_t[]){dy->shape[0], time, dy->shape[2]});
 }
 
 DEFINE_OP(time_mean_back, .infer = time_mean_back_infer);
@@ -70,8 +61,7 @@ static weft_status moments_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 3));
     int64_t batch = x->shape[0], width = x->shape[2];
     weft_node_output(g, n, WEFT_MOMENTS_GRAM, x->dtype, 2, (int64_t[]){width, width});
-    weft_node_output(g, n, WEFT_MOMENTS_SUM, x->dtype, 3, (int64_t[]){batch, 1, width});
-    return weft_graph_status(g);
+    return weft_output(g, n, WEFT_MOMENTS_SUM, x->dtype, 3, (int64_t[]){batch, 1, width});
 }
 
 static weft_status moments_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
@@ -98,13 +88,7 @@ static int64_t moments_flops(const weft_node *n) {
 
 DEFINE_OP(moments, .infer = moments_infer, .grad = moments_grad, .flops = moments_flops);
 
-static weft_status moments_back_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *x = n->in[WEFT_MOMENTS_BACK_X];
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_graph_status(g);
-}
-
-DEFINE_OP(moments_back, .infer = moments_back_infer, .flops = moments_flops);
+DEFINE_OP(moments_back, .infer = weft_infer_like_first, .flops = moments_flops);
 
 weft_moments_of weft_moments(weft_graph *g, weft_tensor *x) {
     weft_node *n = weft_graph_append(g, &weft_op_moments, &x, 1, 1, WEFT_MOMENTS_OUTPUTS, NULL, 0);

@@ -35,11 +35,11 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
     *out = NULL;
     if (!l->gaussian || !l->q) return WEFT_OK;
     int64_t half = l->dqk / 2, count = time * l->heads * l->dqk;
-    double *q = malloc((size_t)count * sizeof *q);
+    WEFT_AUTO_FREE double *q = malloc((size_t)count * sizeof *q);
     if (!q) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
-    weft_status status = weft_session_values(s, l->q, count, q);
+    WEFT_TRY(weft_session_values(s, l->q, count, q));
     *out = json_array();
-    for (int64_t h = 0; h < heads && status == WEFT_OK; h++) {
+    for (int64_t h = 0; h < heads; h++) {
         json_t *row = json_array();
         for (int64_t i = 0; i < time; i++) {
             double sum = 0;
@@ -49,8 +49,7 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
         }
         json_array_append_new(*out, row);
     }
-    free(q);
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64_t heads,
@@ -58,20 +57,16 @@ weft_status weft_attention_map_layer(const weft_session *s, int64_t layer, int64
     const weft_config *c = &s->model->config;
     int64_t time = s->graph.tokens->shape[1];
     if (heads > c->n_head) heads = c->n_head;
-    double *scores = malloc((size_t)(c->n_head * time * time) * sizeof *scores);
-    json_t *sigma = NULL;
+    WEFT_AUTO_FREE double *scores = malloc((size_t)(c->n_head * time * time) * sizeof *scores);
+    json_t *sigma;
     if (!scores) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
-    weft_status status = weft_session_scores(s, layer, scores);
-    if (status == WEFT_OK) status = sigma_json(s, layer, heads, time, &sigma);
-    if (status == WEFT_OK) {
-        json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads",
-                                   heads_json(scores, heads, time, c->causal));
-        if (sigma) json_object_set(object, "sigma", sigma);
-        json_array_append_new(layers, object);
-    }
-    json_decref(sigma);
-    free(scores);
-    return status;
+    WEFT_TRY(weft_session_scores(s, layer, scores));
+    WEFT_TRY(sigma_json(s, layer, heads, time, &sigma));
+    json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads",
+                               heads_json(scores, heads, time, c->causal));
+    if (sigma) json_object_set_new(object, "sigma", sigma);
+    json_array_append_new(layers, object);
+    return WEFT_OK;
 }
 
 json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens, int64_t count) {
@@ -86,16 +81,6 @@ json_t *weft_attention_map_tokens(const weft_tokenizer *t, const int32_t *tokens
     return list;
 }
 
-static weft_status write_file(const char *run, json_t *object) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/attention.json", run));
-    char *text = json_dumps(object, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(5));
-    if (!text) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
-    weft_status status = weft_file_write(path, text, strlen(text), NULL);
-    free(text);
-    return status;
-}
-
 weft_status weft_attention_map_write(const char *run, const weft_model *m,
                                      const weft_backend *backend, weft_pool *pool,
                                      const weft_tokenizer *t, const int32_t *tokens, int64_t count,
@@ -103,21 +88,23 @@ weft_status weft_attention_map_write(const char *run, const weft_model *m,
     if (count > WEFT_MAP_TOKENS) count = WEFT_MAP_TOKENS;
     if (count > m->config.context) count = m->config.context;
     if (count < 2) return WEFT_OK;
-    weft_session s;
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_model quiet = *m; /* the same weights, without dropout */
     quiet.config.dropout = 0;
+    char path[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(path, "%s/attention.json", run));
     weft_build build = {.batch = 1, .time = count, .dtype = m->dtype, .scores = true};
     WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, false, false, &s));
-    json_t *layers = json_array();
-    weft_status status = weft_session_run(&s, tokens, tokens, NULL);
+    WEFT_AUTO_DECREF json_t *layers = json_array();
+    WEFT_TRY(weft_session_run(&s, tokens, tokens, NULL));
     int64_t last = m->config.n_layer - 1;
-    if (status == WEFT_OK) status = weft_attention_map_layer(&s, 0, WEFT_MAP_HEADS, layers);
-    if (status == WEFT_OK && last > 0)
-        status = weft_attention_map_layer(&s, last, WEFT_MAP_HEADS, layers);
-    weft_session_close(&s);
-    json_t *object = json_pack("{s:I, s:o, s:o}", "step", (json_int_t)step, "tokens",
-                               weft_attention_map_tokens(t, tokens, count), "layers", layers);
-    if (status == WEFT_OK) status = write_file(run, object);
-    json_decref(object);
-    return status;
+    WEFT_TRY(weft_attention_map_layer(&s, 0, WEFT_MAP_HEADS, layers));
+    if (last > 0) WEFT_TRY(weft_attention_map_layer(&s, last, WEFT_MAP_HEADS, layers));
+    WEFT_AUTO_DECREF json_t *object =
+        json_pack("{s:I, s:o, s:O}", "step", (json_int_t)step, "tokens",
+                  weft_attention_map_tokens(t, tokens, count), "layers", layers);
+    WEFT_AUTO_FREE char *text =
+        json_dumps(object, JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(5));
+    if (!text) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
+    return weft_file_write(path, text, strlen(text), NULL);
 }

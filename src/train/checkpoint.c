@@ -64,23 +64,17 @@ static weft_status link_all(const char *from, const char *folder) {
 }
 
 /* The new checkpoint's files: those of RUN/FROM, which holds the same, or written. */
-static weft_status make_files(const char *run, const char *from, const char *fresh,
-                              const weft_checkpoint *checkpoint) {
+static weft_status write_new(const char *run, const char *from, const char *fresh,
+                             const weft_checkpoint *checkpoint) {
     char other[WEFT_PATH_MAX];
     WEFT_TRY(weft_folder_make_marked(fresh));
-    if (from) {
-        WEFT_TRY(weft_path(other, "%s/%s", run, from));
-        if (link_all(other, fresh) == WEFT_OK) return WEFT_OK;
-        /* Not every file system has such names. */
+    if (from) WEFT_TRY(weft_path(other, "%s/%s", run, from));
+    bool linked = from && link_all(other, fresh) == WEFT_OK;
+    if (from && !linked) { /* not every file system has such names */
         WEFT_TRY(weft_checkpoint_remove(fresh));
         WEFT_TRY(weft_folder_make_marked(fresh));
     }
-    return write_all(fresh, checkpoint);
-}
-
-static weft_status write_new(const char *run, const char *from, const char *fresh,
-                             const weft_checkpoint *checkpoint) {
-    WEFT_TRY(make_files(run, from, fresh, checkpoint));
+    if (!linked) WEFT_TRY(write_all(fresh, checkpoint));
     WEFT_TRY(weft_folder_sync(fresh));
     if (weft_checkpoint_verify(fresh) == WEFT_OK) return WEFT_OK;
     /* Whatever it says of the input's fault: it was written just now. */
@@ -103,22 +97,20 @@ static weft_status remove_older(const char *run, int64_t keep) {
     char path[WEFT_PATH_MAX], oldest_path[WEFT_PATH_MAX] = "";
     int64_t count = 0, oldest = -1;
     weft_checkpoint_kind kind;
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     WEFT_TRY(weft_folder_list(run, &names));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++) {
+    for (int i = 0; i < names.n; i++) {
         int64_t step = weft_checkpoint_step_of(names.list[i]);
         if (step < 0) continue;
-        status = weft_path(path, "%s/%s", run, names.list[i]);
-        if (status == WEFT_OK) status = weft_checkpoint_look(path, &kind);
-        if (status != WEFT_OK || kind == WEFT_CHECKPOINT_FOREIGN) continue;
+        WEFT_TRY(weft_path(path, "%s/%s", run, names.list[i]));
+        WEFT_TRY(weft_checkpoint_look(path, &kind));
+        if (kind == WEFT_CHECKPOINT_FOREIGN) continue;
         count++;
         if (oldest >= 0 && step >= oldest) continue;
         oldest = step;
         memcpy(oldest_path, path, sizeof oldest_path);
     }
-    weft_names_free(&names);
-    if (status != WEFT_OK || count <= keep) return status;
+    if (count <= keep) return WEFT_OK;
     WEFT_TRY(weft_checkpoint_remove(oldest_path));
     return count - 1 > keep ? remove_older(run, keep) : WEFT_OK;
 }
@@ -140,14 +132,6 @@ static weft_status put_aside(const char *run, const char *replaced, int64_t keep
     return remove_older(run, keep - 1);
 }
 
-/* After the new one has its name: nothing that goes wrong here undoes it. */
-static weft_status settle(const char *run, const char *name, const char *fresh, int64_t keep) {
-    WEFT_TRY(weft_folder_sync(run));
-    if (strcmp(name, "last") != 0) return weft_checkpoint_remove(fresh);
-    WEFT_TRY(weft_checkpoint_note_saved(run));
-    return put_aside(run, fresh, keep);
-}
-
 weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep,
                                  const weft_checkpoint *checkpoint, const char *from) {
     char path[WEFT_PATH_MAX], fresh[WEFT_PATH_MAX], old[WEFT_PATH_MAX];
@@ -164,22 +148,20 @@ weft_status weft_checkpoint_save(const char *run, const char *name, int64_t keep
         weft_checkpoint_remove(fresh);
         return weft_fail(status, "%s", message);
     }
-    return settle(run, name, fresh, keep);
-}
-
-/* Whether the checkpoint has a checksum of its dataset: then that tells another one, wherever it lies. */
-static bool has_data(const char *folder) {
-    json_t *state;
-    if (weft_state_read(folder, &state) != WEFT_OK) return false;
-    bool has = json_object_get(state, "dataset_crc32c") != NULL;
-    json_decref(state);
-    return has;
+    /* The new one has its name: nothing that goes wrong from here on undoes it. */
+    WEFT_TRY(weft_folder_sync(run));
+    if (strcmp(name, "last") != 0) return weft_checkpoint_remove(fresh);
+    WEFT_TRY(weft_checkpoint_note_saved(run));
+    return put_aside(run, fresh, keep);
 }
 
 static weft_status check_config(const char *folder, const weft_config *c) {
     weft_config kept;
     int n;
-    bool data = has_data(folder);
+    WEFT_AUTO_DECREF json_t *state = NULL;
+    WEFT_TRY(weft_state_read(folder, &state));
+    /* Where there is a checksum of the dataset, that tells another one, wherever it lies. */
+    bool data = json_object_get(state, "dataset_crc32c") != NULL;
     WEFT_TRY(weft_model_read_config(folder, &kept));
     const weft_option *options = weft_options(&n);
     for (int i = 0; i < n; i++) {
@@ -212,7 +194,7 @@ static bool is_count(json_int_t number) {
 }
 
 static weft_status read_state(const char *folder, weft_train_state *out) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     json_int_t iteration = 0, skipped = 0, row = 0;
     WEFT_TRY(weft_state_read(folder, &state));
     const json_t *best = json_object_get(state, "best_val_loss");
@@ -231,10 +213,8 @@ static weft_status read_state(const char *folder, weft_train_state *out) {
                               .data = data ? (uint32_t)strtoul(data, NULL, 16) : 0,
                               .has_choices = choices != NULL,
                               .choices = choices ? (uint32_t)strtoul(choices, NULL, 16) : 0};
-    json_decref(state);
-    return ok ? WEFT_OK
-              : weft_fail(WEFT_EINPUT, "%s/state.json: not a state of this version of weft",
-                          folder);
+    if (ok) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s/state.json: not a state of this version of weft", folder);
 }
 
 weft_status weft_checkpoint_load(const char *run, const char *name, weft_model **m_out,

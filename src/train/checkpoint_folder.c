@@ -1,6 +1,7 @@
 /* A checkpoint's folder as such: whose it is, whether it is whole, and its removal; and what a run's folder
  * has of them when a run starts in it. A checkpoint is a model's folder (model/folder.h) that has all its
  * parts. */
+#include "base/json.h"
 #include "base/log.h"
 #include "model/folder.h"
 #include "train/checkpoint.h"
@@ -30,15 +31,13 @@ static weft_status check_files(const char *path, const json_t *state, bool whole
 }
 
 weft_status weft_checkpoint_verify(const char *path) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     WEFT_TRY(weft_state_read(path, &state));
-    weft_status status = check_files(path, state, true);
-    json_decref(state);
-    return status;
+    return check_files(path, state, true);
 }
 
 static weft_status judge(const char *path, const weft_contents *c, weft_checkpoint_kind *out) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     bool right;
     *out = WEFT_CHECKPOINT_TORN;
     if (!c->state) return WEFT_OK;
@@ -47,10 +46,9 @@ static weft_status judge(const char *path, const weft_contents *c, weft_checkpoi
     *out = WEFT_CHECKPOINT_BAD;
     WEFT_TRY(is_right(weft_state_read(path, &state), &right));
     if (!right) return WEFT_OK;
-    weft_status status = is_right(check_files(path, state, false), &right);
-    json_decref(state);
+    WEFT_TRY(is_right(check_files(path, state, false), &right));
     if (right) *out = WEFT_CHECKPOINT_WHOLE;
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_checkpoint_look(const char *path, weft_checkpoint_kind *out) {
@@ -134,13 +132,6 @@ weft_status weft_checkpoint_note_saved(const char *run) {
     return weft_file_write(path, text, sizeof text - 1, NULL);
 }
 
-static weft_status forget_saved(const char *run) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/.saved", run));
-    if (unlink(path) == 0 || errno == ENOENT) return WEFT_OK;
-    return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-}
-
 /* What belongs to a run, by name. */
 typedef struct {
     bool last, last_old, best, lines;
@@ -155,25 +146,10 @@ static void add_to_list(findings *f, const char *name) {
     snprintf(f->list + at, sizeof f->list - at, "%s%s", at ? ", " : "", name);
 }
 
-static bool ends_on(const char *name, const char *tail) {
-    size_t n = strlen(name), m = strlen(tail);
-    return n > m && strcmp(name + n - m, tail) == 0;
-}
-
 static bool is_name(const char *name, const char *const *list) {
     for (; *list; list++)
         if (strcmp(name, *list) == 0) return true;
     return false;
-}
-
-/* A file with something in it. */
-static weft_status has_lines(const char *run, const char *name, bool *out) {
-    char path[WEFT_PATH_MAX];
-    int64_t bytes = 0;
-    WEFT_TRY(weft_path(path, "%s/%s", run, name));
-    WEFT_TRY(weft_file_size(path, &bytes));
-    *out = bytes > 0;
-    return WEFT_OK;
 }
 
 static weft_status find_one(const char *run, const char *name, findings *f) {
@@ -184,10 +160,11 @@ static weft_status find_one(const char *run, const char *name, findings *f) {
     bool last = strcmp(name, "last") == 0, best = strcmp(name, "best") == 0;
     bool step = weft_checkpoint_step_of(name) >= 0;
     if (is_name(name, lines)) {
-        bool some;
-        WEFT_TRY(has_lines(run, name, &some));
-        if (some) add_to_list(f, name);
-        f->lines = f->lines || some;
+        int64_t bytes = 0;
+        WEFT_TRY(weft_path(path, "%s/%s", run, name));
+        WEFT_TRY(weft_file_size(path, &bytes));
+        if (bytes > 0) add_to_list(f, name);
+        f->lines = f->lines || bytes > 0;
         f->begun = f->begun || strcmp(name, lines[0]) == 0;
         return WEFT_OK;
     }
@@ -205,14 +182,12 @@ static weft_status find_one(const char *run, const char *name, findings *f) {
 }
 
 static weft_status find_all(const char *run, findings *f) {
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     *f = (findings){0};
     WEFT_TRY(weft_folder_list(run, &names));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++)
-        status = find_one(run, names.list[i], f);
-    weft_names_free(&names);
-    return status;
+    for (int i = 0; i < names.n; i++)
+        WEFT_TRY(find_one(run, names.list[i], f));
+    return WEFT_OK;
 }
 
 weft_status weft_checkpoint_unused(const char *run) {
@@ -238,12 +213,13 @@ static weft_status clean_one(const char *run, const char *name) {
     char path[WEFT_PATH_MAX];
     weft_checkpoint_kind kind;
     int64_t step = weft_checkpoint_step_of(name);
-    bool gone = ends_on(name, ".gone") && strncmp(name, "step-", 5) == 0;
+    const char *tail = strrchr(name, '.');
+    bool gone = tail && strcmp(tail, ".gone") == 0 && strncmp(name, "step-", 5) == 0;
     if (step < 0 && !gone && !is_name(name, left) && !is_name(name, taken)) return WEFT_OK;
     WEFT_TRY(weft_path(path, "%s/%s", run, name));
     if (gone || is_name(name, left)) return weft_checkpoint_remove(path);
-    if (step < 0) return weft_checkpoint_need_own(path, &kind);
     WEFT_TRY(weft_checkpoint_need_own(path, &kind));
+    if (step < 0) return WEFT_OK;
     if (kind != WEFT_CHECKPOINT_TORN) return WEFT_OK;
     weft_log(WEFT_LOG_WARN, "%s: was being removed when the run was cut off; removed", path);
     return weft_checkpoint_remove(path);
@@ -261,18 +237,6 @@ static weft_status put_back(const char *run, const char *name) {
     if (now != WEFT_CHECKPOINT_NONE) return weft_checkpoint_remove(old);
     if (rename(old, path) != 0) return weft_fail(WEFT_EIO, "%s: %s", old, strerror(errno));
     return weft_folder_sync(run);
-}
-
-static weft_status clean(const char *run) {
-    weft_names names;
-    WEFT_TRY(put_back(run, "last"));
-    WEFT_TRY(put_back(run, "best"));
-    WEFT_TRY(weft_folder_list(run, &names));
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++)
-        status = clean_one(run, names.list[i]);
-    weft_names_free(&names);
-    return status;
 }
 
 static weft_status choose_named(const char *run, const char *asked,
@@ -310,16 +274,27 @@ static weft_status choose_without_last(const char *run, const weft_checkpoint_wi
                          "%s: last/ is gone; there is %s: --resume=NAME goes on from a checkpoint "
                          "by name, another --out starts anew",
                          run, f->list);
-    if (!f->best) return saved ? forget_saved(run) : WEFT_OK;
-    snprintf(name, WEFT_CHECKPOINT_NAME, "best");
+    if (f->best) {
+        snprintf(name, WEFT_CHECKPOINT_NAME, "best");
+    } else if (saved) {
+        char path[WEFT_PATH_MAX];
+        WEFT_TRY(weft_path(path, "%s/.saved", run));
+        if (unlink(path) != 0 && errno != ENOENT)
+            return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
+    }
     return WEFT_OK;
 }
 
 weft_status weft_checkpoint_choose(const char *run, const weft_checkpoint_wish *wish,
                                    char name[WEFT_CHECKPOINT_NAME]) {
     findings f;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     *name = '\0';
-    WEFT_TRY(clean(run));
+    WEFT_TRY(put_back(run, "last"));
+    WEFT_TRY(put_back(run, "best"));
+    WEFT_TRY(weft_folder_list(run, &names));
+    for (int i = 0; i < names.n; i++)
+        WEFT_TRY(clean_one(run, names.list[i]));
     if (wish->name) return choose_named(run, wish->name, name);
     WEFT_TRY(find_all(run, &f));
     if (!f.last) return choose_without_last(run, wish, &f, name);

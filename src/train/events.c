@@ -10,6 +10,7 @@
  *     Summary  1 value, repeated: Value { 1 tag: string   2 simple_value: float }
  */
 #include "base/crc32c.h"
+#include "base/scope.h"
 #include "train/metrics.h"
 
 #include <errno.h>
@@ -108,24 +109,16 @@ static weft_status write_head(weft_events *e, int64_t step) {
     return write_event(e, &m);
 }
 
+WEFT_ENDED_BY(weft_events_close, weft_events)
 weft_status weft_events_open(const char *folder, int64_t step, weft_events **out) {
     *out = NULL;
-    weft_events *e = calloc(1, sizeof *e);
+    WEFT_AUTO(weft_events_close_at) weft_events *e = calloc(1, sizeof *e);
     if (!e) return weft_fail(WEFT_ENOMEM, "events: no memory");
-    int fd;
-    weft_status status =
-        weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step);
-    if (status == WEFT_OK) status = weft_file_open_own(e->path, &fd);
-    if (status == WEFT_OK && (ftruncate(fd, 0) != 0 || !(e->file = fdopen(fd, "wb")))) {
-        status = failed(e);
-        close(fd);
-    }
-    if (status == WEFT_OK) status = write_head(e, step);
-    if (status != WEFT_OK) {
-        weft_events_close(e);
-        return status;
-    }
-    *out = e;
+    WEFT_TRY(weft_path(e->path, "%s/events.out.tfevents.%010lld.weft", folder, (long long)step));
+    WEFT_TRY(weft_lines_open(e->path, &e->file));
+    if (ftruncate(fileno(e->file), 0) != 0) return failed(e);
+    WEFT_TRY(write_head(e, step));
+    *out = weft_steal(&e);
     return WEFT_OK;
 }
 

@@ -13,6 +13,7 @@
  * Unwatched, all weights are finished after the run, by the same calls. */
 #include "train/gradients.h"
 
+#include "base/scope.h"
 #include "core/rows.h"
 #include "train/scatter.h"
 
@@ -74,8 +75,7 @@ static void add_bf16(float *to, const uint16_t *from, int64_t n, bool add) {
         to[i] = (add ? to[i] : 0) + weft_bf16_to_float(from[i]);
 }
 
-static void add_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(add_chunk) {
     const chunk_range *range = context;
     const weft_gradients *g = range->g;
     const weft_stretch *c = &g->shards.chunks[range->first + task];
@@ -119,23 +119,12 @@ static void add_weights(const weft_gradients *g, int64_t first, int64_t end) {
         weft_pool_run(g->pool, g->shards.first[end] - range.first, add_chunk, &range);
 }
 
-static void scale_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(scale_chunk) {
     const weft_gradients *g = context;
     const weft_stretch *c = &g->shards.chunks[task];
     size_t skip = (size_t)c->first * weft_dtype_size(g->dtype);
     weft_numbers_scale(level_data(g, 0, c->weight) + skip, 1.0 / (double)g->count, c->count,
                        g->dtype == WEFT_F64);
-}
-
-static weft_status scale_sum(weft_gradients *g) {
-    if (!g->rows) {
-        weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
-        return WEFT_OK;
-    }
-    g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
-                   weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
-    return g->rows->wait(g->queue);
 }
 
 /* The sum over ranks, bucket by bucket. */
@@ -144,13 +133,6 @@ static void begin_ranks(weft_gradients *g) {
     if (g->device) weft_device_reduce_begin(g->device, factor);
     if (g->reduce && !g->scatter) weft_reduce_begin(g->reduce, factor);
     g->begun = true;
-}
-
-static weft_status end_ranks(weft_gradients *g) {
-    if (!g->begun) begin_ranks(g);
-    if (g->device) return weft_device_reduce_end(g->device);
-    WEFT_TRY(weft_reduce_end(g->reduce));
-    return g->rows ? g->rows->wait(g->queue) : WEFT_OK;
 }
 
 /* Weight w's gradient is made: its sums are finished, and buckets that have all theirs leave. */
@@ -227,11 +209,22 @@ weft_status weft_gradients_add(weft_gradients *g) {
 
 weft_status weft_gradients_mean(weft_gradients *g) {
     if (g->count == 1) return WEFT_OK;
-    if (!g->scatter) return g->reduce || g->device ? end_ranks(g) : scale_sum(g);
-    /* Others may have one more. */
-    if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
-    weft_scatter_begin(g->scatter);
-    return weft_scatter_end(g->scatter);
+    if (g->scatter) {
+        if (weft_scatter_is_over(g->scatter)) return WEFT_OK;
+        weft_scatter_begin(g->scatter); /* others have one more */
+        return weft_scatter_end(g->scatter);
+    }
+    if (g->device || g->reduce) {
+        if (!g->begun) begin_ranks(g);
+        if (g->device) return weft_device_reduce_end(g->device);
+        WEFT_TRY(weft_reduce_end(g->reduce));
+    } else if (g->rows) {
+        g->rows->scale(g->queue, (float *)(void *)g->levels[0], (float)(1.0 / (double)g->count),
+                       weft_partition_bytes(&g->shards) / (int64_t)sizeof(float));
+    } else {
+        weft_pool_run(g->pool, g->shards.cut.n_blocks, scale_chunk, g);
+    }
+    return g->rows ? g->rows->wait(g->queue) : WEFT_OK;
 }
 
 bool weft_gradients_are_dealt(const weft_gradients *g) {
@@ -284,8 +277,8 @@ static weft_status make_reduce(weft_gradients *g) {
                                    .rows = rows,
                                    .context = g};
     WEFT_TRY(weft_device_reduce_open(&options, &g->device));
-    if (g->device || !g->rows)
-        return g->device ? WEFT_OK : weft_reduce_create(&options, &g->reduce);
+    if (g->device) return WEFT_OK;
+    if (!g->rows) return weft_reduce_create(&options, &g->reduce);
     g->staged = calloc((size_t)g->nodes, sizeof *g->staged);
     for (int k = 0; g->staged && k < g->nodes; k++)
         if (!(g->staged[k] = g->rows->pin(weft_partition_bytes(&g->shards))))
@@ -317,14 +310,13 @@ static weft_status allocate_levels(weft_gradients *g) {
 static weft_status make_whole(weft_gradients *g) {
     if (g->count == 1) return weft_optimizer_bind(g->optimizer, g->from, NULL);
     WEFT_TRY(allocate_levels(g));
-    weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
+    WEFT_AUTO_FREE weft_gradient *sums = calloc((size_t)g->n, sizeof *sums);
     if (!sums) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     for (int64_t w = 0; w < g->n; w++)
         if (g->from[w].data) sums[w] = weft_gradients_of(g, w);
-    weft_status status = weft_optimizer_bind(g->optimizer, sums, NULL);
-    free(sums);
-    if (status == WEFT_OK && g->comm) status = make_reduce(g);
-    if (status != WEFT_OK || !g->rows) return status;
+    WEFT_TRY(weft_optimizer_bind(g->optimizer, sums, NULL));
+    if (g->comm) WEFT_TRY(make_reduce(g));
+    if (!g->rows) return WEFT_OK;
     if (!g->device) return g->rows->open(&g->queue);
     g->queue = weft_device_reduce_queue(g->device);
     return WEFT_OK;
@@ -341,26 +333,22 @@ static weft_status make_shared(weft_gradients *g) {
     return weft_optimizer_bind(g->optimizer, g->from, weft_scatter_mean(g->scatter));
 }
 
-/* The node that makes the last gradient of a bucket; -1: nothing makes one. */
-static int64_t ready_after(const weft_gradients *g, int64_t bucket) {
-    weft_span b = weft_cut_bucket(&g->shards.cut, bucket);
-    int64_t last = -1;
-    for (int64_t i = b.first; i < b.first + b.count; i++) {
-        int64_t node = g->made_by[g->shards.chunks[i].weight];
-        if (node > last) last = node;
-    }
-    return last;
-}
-
 /* Parts of a device's run that end where the next sixteenth of all buckets is ready. */
 static weft_status cut_run(const weft_gradients *g) {
     int64_t buckets = weft_cut_buckets(&g->shards.cut), ready = 0, sent = 0;
     int64_t nodes = weft_graph_node_count(g->session->graph.graph), ends[PARTS + 1];
-    int64_t *made = calloc((size_t)nodes + 1, sizeof *made);
+    WEFT_AUTO_FREE int64_t *made = calloc((size_t)nodes + 1, sizeof *made);
     int n = 0;
     if (!made) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t b = 0; b < buckets; b++)
-        made[ready_after(g, b) + 1]++;
+    for (int64_t b = 0; b < buckets; b++) { /* by the node that makes its last gradient, if any */
+        weft_span span = weft_cut_bucket(&g->shards.cut, b);
+        int64_t last = -1;
+        for (int64_t i = span.first; i < span.first + span.count; i++) {
+            int64_t node = g->made_by[g->shards.chunks[i].weight];
+            last = node > last ? node : last;
+        }
+        made[last + 1]++;
+    }
     for (int64_t i = 1; i < nodes; i++) { /* made[i]: after node i - 1 */
         ready += made[i];
         if ((ready - sent) * PARTS < buckets) continue;
@@ -368,20 +356,7 @@ static weft_status cut_run(const weft_gradients *g) {
         sent = ready;
     }
     ends[n++] = nodes;
-    free(made);
     return weft_exec_cut(g->session->exec, ends, n);
-}
-
-static void find_makers(weft_gradients *g, const weft_graph *graph) {
-    for (int64_t w = 0; w < g->n; w++) {
-        const weft_tensor *t = weft_graph_find(graph, g->weights[w].name);
-        g->made_by[w] = -1;
-        for (int64_t i = 0; t && t->grad && i < weft_graph_node_count(graph); i++) {
-            const weft_node *n = weft_graph_node(graph, i);
-            for (int k = 0; k < n->n_out; k++)
-                if (n->out[k] == t->grad) g->made_by[w] = i;
-        }
-    }
 }
 
 /* Unless WEFT_OVERLAP=0: then gradients leave after the backward pass, to measure what the overlap is
@@ -394,28 +369,20 @@ static weft_status prepare_overlap(weft_gradients *g) {
     g->due = calloc((size_t)weft_cut_buckets(&g->shards.cut), sizeof *g->due);
     if (!g->made_by || !g->finished || !g->due)
         return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    find_makers(g, g->session->graph.graph);
+    for (int64_t w = 0; w < g->n; w++) {
+        const weft_tensor *t = weft_graph_find(g->session->graph.graph, g->weights[w].name);
+        g->made_by[w] = t && t->grad && t->grad->producer ? t->grad->producer->index : -1;
+    }
     return g->rows ? cut_run(g) : WEFT_OK;
 }
 
-static weft_status open_gradients(weft_gradients *g) {
-    const weft_model *m = weft_optimizer_model(g->optimizer);
-    bool shared = weft_optimizer_shards(g->optimizer) && m->config.shard == WEFT_SHARD_GRADIENTS;
-    g->from = calloc((size_t)g->n, sizeof *g->from);
-    if (!g->from) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    weft_optimizer_find_gradients(g->optimizer, g->session, g->from);
-    WEFT_TRY(weft_tree_make(g->count, weft_comm_size(g->comm), &g->tree));
-    g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(g->comm), &g->first_node);
-    WEFT_TRY(weft_partition_make(m, g->comm, &g->shards));
-    WEFT_TRY(shared ? make_shared(g) : make_whole(g));
-    return g->reduce || g->device ? prepare_overlap(g) : WEFT_OK;
-}
-
+WEFT_ENDED_BY(weft_gradients_destroy, weft_gradients)
 weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft_pool *pool,
                                   weft_comm *comm, int64_t count, weft_gradients **out) {
     const weft_model *m = weft_optimizer_model(o);
+    bool shared = weft_optimizer_shards(o) && m->config.shard == WEFT_SHARD_GRADIENTS;
     *out = NULL;
-    weft_gradients *g = calloc(1, sizeof *g);
+    WEFT_AUTO(weft_gradients_destroy_at) weft_gradients *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     *g = (weft_gradients){.optimizer = o,
                           .session = s,
@@ -427,12 +394,15 @@ weft_status weft_gradients_create(weft_optimizer *o, const weft_session *s, weft
                           .count = count,
                           .dtype = m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32};
     if (g->backend->remote) g->rows = g->backend->rows;
-    weft_status status = open_gradients(g);
-    if (status != WEFT_OK) {
-        weft_gradients_destroy(g);
-        return status;
-    }
-    *out = g;
+    g->from = calloc((size_t)g->n, sizeof *g->from);
+    if (!g->from) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    weft_optimizer_find_gradients(o, s, g->from);
+    WEFT_TRY(weft_tree_make(count, weft_comm_size(comm), &g->tree));
+    g->nodes = weft_tree_of_rank(&g->tree, weft_comm_rank(comm), &g->first_node);
+    WEFT_TRY(weft_partition_make(m, comm, &g->shards));
+    WEFT_TRY(shared ? make_shared(g) : make_whole(g));
+    if (g->reduce || g->device) WEFT_TRY(prepare_overlap(g));
+    *out = weft_steal(&g);
     return WEFT_OK;
 }
 

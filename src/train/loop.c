@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/folders.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "base/text.h"
@@ -114,11 +115,18 @@ static weft_status check_dataset(trainer *t) {
     return WEFT_OK;
 }
 
-/* The weights a run begins with: the last checkpoint's, another's, or drawn ones. */
+/* The run's folder, and the weights it begins with: the last checkpoint's, another's, or drawn ones. */
 static weft_status open_model(trainer *t) {
     const weft_config *c = t->config;
     const weft_train_options *o = t->options;
     weft_dtype dtype = weft_config_dtype(c);
+    if (t->leads) WEFT_TRY(weft_folder_make(o->out));
+    if (t->backend->remote) { /* memory with an end that nothing goes beyond */
+        weft_fit fit;
+        WEFT_TRY(weft_account_fit(c, t->backend, weft_pool_size(t->pool), weft_comm_size(t->comm),
+                                  &fit));
+        WEFT_TRY(weft_fit_check(&fit, t->backend));
+    }
     if (t->leads) WEFT_TRY(choose_checkpoint(t));
     if (!*t->resumed) WEFT_TRY(check_dataset(t));
     if (*t->resumed) {
@@ -146,25 +154,9 @@ static weft_status open_passes(trainer *t) {
     return weft_validation_open(t->model, t->dataset, t->backend, t->pool, t->comm, &t->validation);
 }
 
-/* A device's memory has an end that nothing goes beyond: it is told before anything is taken. */
-static weft_status check_memory(const trainer *t) {
-    weft_fit fit;
-    if (!t->backend->remote) return WEFT_OK;
-    WEFT_TRY(weft_account_fit(t->config, t->backend, weft_pool_size(t->pool),
-                              weft_comm_size(t->comm), &fit));
-    return weft_fit_check(&fit, t->backend);
-}
-
 static weft_status open_data(trainer *t) {
     WEFT_TRY(open_dataset(t));
     return open_tokenizer(t);
-}
-
-/* Folder, memory and weights. */
-static weft_status prepare(trainer *t) {
-    if (t->leads) WEFT_TRY(weft_folder_make(t->options->out));
-    WEFT_TRY(check_memory(t));
-    return open_model(t);
 }
 
 /* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is
@@ -202,52 +194,40 @@ static void keep_log(trainer *t) {
     weft_log_copy(t->log);
 }
 
-/* The version, and the checksum of the program's file. */
-static void describe_program(char *text, size_t room) {
-    weft_sum sum = {0};
-    if (weft_file_sum("/proc/self/exe", &sum) != WEFT_OK) sum.bytes = -1;
-    snprintf(text, room, "commit %.12s, %lld bytes, checksum %08x", weft_git_commit(),
-             (long long)sum.bytes, sum.crc);
-}
-
 /* How much there is, and the checksum of some sequences of either split. */
 static weft_status describe_data(const weft_config *c, const weft_dataset *d, char *text,
                                  size_t room) {
     int64_t time = c->context;
-    int32_t *tokens = malloc(2 * (size_t)time * sizeof *tokens);
-    weft_status status = tokens ? WEFT_OK : weft_fail(WEFT_ENOMEM, "no memory for a sequence");
+    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)time * sizeof *tokens);
+    if (!tokens) return weft_fail(WEFT_ENOMEM, "no memory for a sequence");
     uint32_t crc = 0;
-    for (int i = 0; status == WEFT_OK && i < 2 * SAMPLES; i++) {
+    for (int i = 0; i < 2 * SAMPLES; i++) {
         weft_split split = i < SAMPLES ? WEFT_SPLIT_TRAIN : WEFT_SPLIT_VAL;
-        status = weft_dataset_fill(d, split, (uint64_t)c->seed, (uint32_t)(i * i * 977),
-                                   (uint32_t)i, time, tokens, tokens + time, NULL);
+        WEFT_TRY(weft_dataset_fill(d, split, (uint64_t)c->seed, (uint32_t)(i * i * 977),
+                                   (uint32_t)i, time, tokens, tokens + time, NULL));
         crc = weft_crc32c(crc, tokens, 2 * (size_t)time * sizeof *tokens);
     }
-    free(tokens);
     snprintf(text, room, "%s: %lld and %lld tokens, checksum of some %08x", weft_dataset_name(d),
              (long long)weft_dataset_tokens(d, WEFT_SPLIT_TRAIN),
              (long long)weft_dataset_tokens(d, WEFT_SPLIT_VAL), crc);
-    return status;
-}
-
-static weft_status check_config(weft_comm *c, const weft_config *config) {
-    json_t *object = weft_config_to_json(config);
-    char *text = object ? json_dumps(object, JSON_INDENT(1) | JSON_SORT_KEYS) : NULL;
-    json_decref(object);
-    if (!text) return weft_fail(WEFT_ENOMEM, "no memory for the config's text");
-    weft_status status = weft_comm_same(c, "config", text);
-    free(text);
-    return status;
+    return WEFT_OK;
 }
 
 /* Every rank must have rank 0's program, config and data, each a line of text; else all of them fail with
  * one that says which rank has what. */
 static weft_status check_ranks(weft_comm *c, const weft_config *config, const weft_dataset *d) {
     char text[TEXT_ROOM];
+    weft_sum sum = {0};
     if (!c) return WEFT_OK;
-    describe_program(text, sizeof text);
+    if (weft_file_sum("/proc/self/exe", &sum) != WEFT_OK) sum.bytes = -1;
+    snprintf(text, sizeof text, "commit %.12s, %lld bytes, checksum %08x", weft_git_commit(),
+             (long long)sum.bytes, sum.crc);
     WEFT_TRY(weft_comm_same(c, "program", text));
-    WEFT_TRY(check_config(c, config));
+    WEFT_AUTO_DECREF json_t *object = weft_config_to_json(config);
+    WEFT_AUTO_FREE char *lines =
+        object ? json_dumps(object, JSON_INDENT(1) | JSON_SORT_KEYS) : NULL;
+    if (!lines) return weft_fail(WEFT_ENOMEM, "no memory for the config's text");
+    WEFT_TRY(weft_comm_same(c, "config", lines));
     WEFT_TRY(weft_comm_agree(c, describe_data(config, d, text, sizeof text)));
     return weft_comm_same(c, "data", text);
 }
@@ -277,7 +257,7 @@ static weft_status open_trainer(trainer *t) {
     weft_account account;
     WEFT_TRY(weft_comm_agree(t->comm, open_data(t)));
     WEFT_TRY(check_ranks(t->comm, t->config, t->dataset));
-    WEFT_TRY(weft_comm_agree(t->comm, prepare(t)));
+    WEFT_TRY(weft_comm_agree(t->comm, open_model(t)));
     WEFT_TRY(share_start(t->comm, t->model, t->optimizer, &t->state));
     WEFT_TRY(weft_comm_broadcast(t->comm, t->resumed, sizeof t->resumed));
     WEFT_TRY(weft_comm_broadcast(t->comm, &t->saved, sizeof t->saved));
@@ -330,16 +310,6 @@ static void note_skip(trainer *t, const char *culprit) {
              (long long)t->state.iteration, culprit, WEFT_TRAIN_SKIPS_MAX);
 }
 
-static void log_events(const trainer *t, const weft_step_events *e) {
-    long long step = (long long)t->state.iteration;
-    if (e->spike)
-        weft_log(WEFT_LOG_INFO, "step %lld: the gradient's norm %.4g is a spike, the %lld. so far",
-                 step, e->norm, (long long)e->spikes);
-    if (e->reset)
-        weft_log(WEFT_LOG_INFO, "step %lld: the moments are reset, the %lld. time", step,
-                 (long long)e->resets);
-}
-
 /* After the first step here: what the backend chose for it, and whether that is what the run was
  * made with so far. */
 static void note_choices(trainer *t) {
@@ -373,7 +343,13 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
                               .events = step.events,
                               .rate = step.rate,
                               .skipped = t->state.skipped};
-    log_events(t, &row->events);
+    const weft_step_events *e = &row->events;
+    if (e->spike)
+        weft_log(WEFT_LOG_INFO, "step %lld: the gradient's norm %.4g is a spike, the %lld. so far",
+                 (long long)row->step, e->norm, (long long)e->spikes);
+    if (e->reset)
+        weft_log(WEFT_LOG_INFO, "step %lld: the moments are reset, the %lld. time",
+                 (long long)row->step, (long long)e->resets);
     if (t->steps == 0) note_choices(t);
     double took = weft_clock() - start;
     t->seconds += took;
@@ -461,10 +437,6 @@ static weft_status save_last(trainer *t) {
     return WEFT_OK;
 }
 
-static bool is_due(int64_t step, int64_t interval) {
-    return step % interval == 0;
-}
-
 int64_t weft_train_last_step(int64_t done, int64_t planned, double left, double pace) {
     if (!(left > 0)) return done < planned ? done : planned;
     return pace > 0 ? (int64_t)fmin((double)planned, (double)done + left / pace) : planned;
@@ -514,9 +486,9 @@ static weft_status run_steps(trainer *t) {
         bool last = row.step == t->model->config.steps;
         bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
         bool told = row.events.spike || row.events.reset || t->state.skipped_row > 0;
-        if (!diverged && (last || is_due(row.step, c->eval_interval))) WEFT_TRY(evaluate(t, &row));
+        if (!diverged && (last || row.step % c->eval_interval == 0)) WEFT_TRY(evaluate(t, &row));
         show_progress(t, &row);
-        if (last || told || row.evaluated || is_due(row.step, c->log_interval))
+        if (last || told || row.evaluated || row.step % c->log_interval == 0)
             WEFT_TRY(report(t, &row));
         if (diverged) return WEFT_OK;
         /* Before any checkpoint: whoever goes on from one finds what was made up to it. */
@@ -526,7 +498,7 @@ static weft_status run_steps(trainer *t) {
         WEFT_TRY(weft_comm_any(t->comm, weft_stop_asked() != 0, &asked));
         /* There is no best without a last: a last that is missing is known to be lost. */
         bool first = t->saved < 0 && t->saved_best >= 0;
-        if (last || asked || first || is_due(row.step, c->checkpoint_interval))
+        if (last || asked || first || row.step % c->checkpoint_interval == 0)
             WEFT_TRY(save_last(t));
         if (row.evaluated && !last) t->closing = fmax(t->closing, read_clock(t) - t->looked);
         if (!asked || last) continue;

@@ -40,15 +40,12 @@ static int64_t step_of_line(const char *line, size_t length) {
     return value > 0 ? value : -1;
 }
 
-static void note_gap(weft_lines *l, int64_t from, int64_t to) {
-    if (l->gaps++) return;
-    l->gap_from = from;
-    l->gap_to = to;
-}
-
 /* A step between two lines that should have had one. */
 static void look_for_gap(weft_lines *l, int64_t next, int64_t every) {
-    if (every > 0 && (next - 1) / every > l->last / every) note_gap(l, l->last + 1, next - 1);
+    if (every > 0 && (next - 1) / every > l->last / every && l->gaps++ == 0) {
+        l->gap_from = l->last + 1;
+        l->gap_to = next - 1;
+    }
 }
 
 static void note_bad(weft_lines *l, int64_t number) {
@@ -79,7 +76,7 @@ static bool take_line(weft_lines *l, int64_t number, int64_t is, int64_t step, i
 /* All lines; those that stay are put into `copy`, where there is one. */
 static weft_status walk(FILE *file, const char *path, int64_t step, int64_t every, weft_lines *l,
                         weft_new_file *copy) {
-    char *line = NULL;
+    WEFT_AUTO_FREE char *line = NULL;
     size_t room = 0;
     ssize_t n;
     int64_t later = 0, number = 1;
@@ -91,7 +88,6 @@ static weft_status walk(FILE *file, const char *path, int64_t step, int64_t ever
         if (whole) l->bytes += n;
         if (stays && copy) weft_new_file_put(copy, line, n);
     }
-    free(line);
     return ferror(file) ? failed(path) : WEFT_OK;
 }
 
@@ -101,18 +97,6 @@ weft_status weft_lines_read(FILE *file, const char *path, int64_t step, int64_t 
     WEFT_TRY(walk(file, path, step, every, out, NULL));
     if (step < INT64_MAX) look_for_gap(out, step + 1, every);
     return WEFT_OK;
-}
-
-static void warn(const weft_lines *l, const char *path) {
-    if (l->bad)
-        weft_log(WEFT_LOG_WARN,
-                 "%s: %lld lines are damaged, the first is line %lld, after step %lld; the file is "
-                 "kept as %s.damaged, and its good lines stay",
-                 path, (long long)l->bad, (long long)l->bad_line, (long long)l->bad_after, path);
-    if (l->gaps)
-        weft_log(WEFT_LOG_WARN, "%s: there is no line of steps %lld to %lld%s", path,
-                 (long long)l->gap_from, (long long)l->gap_to,
-                 l->gaps > 1 ? ", nor of others later" : "");
 }
 
 /* Another name for what is at `path`: .damaged, .damaged-2 and so on. */
@@ -128,34 +112,38 @@ static weft_status name_damaged(const char *path) {
     return weft_fail(WEFT_EIO, "%s: cannot be set aside: %s", aside, strerror(errno));
 }
 
-/* Gives the damaged file the name PATH.damaged (or .damaged-2 and so on) and puts one with its good
- * lines up to `step` in its place; *file is closed and opened anew, with its lock. */
+/* Puts a file with the good lines up to `step` in the place of the damaged one, which gets another name;
+ * *file is closed and opened anew, with its lock. */
 static weft_status repair(FILE **file, const char *path, int64_t step) {
     weft_lines lines = {0};
     weft_new_file copy;
-    FILE *fresh;
+    WEFT_AUTO_FCLOSE FILE *fresh = NULL;
     WEFT_TRY(weft_new_file_begin(&copy, path));
     weft_status status = walk(*file, path, step, 0, &lines, &copy);
     if (status == WEFT_OK) status = name_damaged(path);
     WEFT_TRY(weft_new_file_end(&copy, status));
     WEFT_TRY(weft_lines_open(path, &fresh));
-    if (flock(fileno(fresh), LOCK_EX | LOCK_NB) != 0) {
-        status = failed(path);
-        fclose(fresh);
-        return status;
-    }
+    if (flock(fileno(fresh), LOCK_EX | LOCK_NB) != 0) return failed(path);
     fclose(*file);
-    *file = fresh;
+    *file = weft_steal(&fresh);
     return WEFT_OK;
 }
 
 weft_status weft_lines_start(FILE **file, const char *path, int64_t step, int64_t every) {
-    weft_lines lines;
-    WEFT_TRY(weft_lines_read(*file, path, step, every, &lines));
-    warn(&lines, path);
-    if (lines.bad)
+    weft_lines l;
+    WEFT_TRY(weft_lines_read(*file, path, step, every, &l));
+    if (l.bad)
+        weft_log(WEFT_LOG_WARN,
+                 "%s: %lld lines are damaged, the first is line %lld, after step %lld; the file is "
+                 "kept as %s.damaged, and its good lines stay",
+                 path, (long long)l.bad, (long long)l.bad_line, (long long)l.bad_after, path);
+    if (l.gaps)
+        weft_log(WEFT_LOG_WARN, "%s: there is no line of steps %lld to %lld%s", path,
+                 (long long)l.gap_from, (long long)l.gap_to,
+                 l.gaps > 1 ? ", nor of others later" : "");
+    if (l.bad)
         WEFT_TRY(repair(file, path, step));
-    else if (ftruncate(fileno(*file), (off_t)lines.bytes) != 0)
+    else if (ftruncate(fileno(*file), (off_t)l.bytes) != 0)
         return failed(path);
     return fseek(*file, 0, SEEK_END) == 0 ? WEFT_OK : failed(path);
 }
@@ -177,20 +165,17 @@ struct weft_metrics {
     char run[WEFT_PATH_MAX], path[WEFT_PATH_MAX];
 };
 
+WEFT_ENDED_BY(weft_metrics_close, weft_metrics)
 weft_status weft_metrics_hold(const char *run, weft_metrics **out) {
     *out = NULL;
-    weft_metrics *m = calloc(1, sizeof *m);
+    WEFT_AUTO(weft_metrics_close_at) weft_metrics *m = calloc(1, sizeof *m);
     if (!m) return weft_fail(WEFT_ENOMEM, "metrics: no memory");
-    weft_status status = weft_path(m->run, "%s", run);
-    if (status == WEFT_OK) status = weft_path(m->path, "%s/metrics.jsonl", run);
-    if (status == WEFT_OK) status = weft_lines_open(m->path, &m->file);
-    if (status == WEFT_OK && flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        status = weft_fail(WEFT_EINPUT, "%s: another process trains into this folder", m->path);
-    if (status != WEFT_OK) {
-        weft_metrics_close(m);
-        return status;
-    }
-    *out = m;
+    WEFT_TRY(weft_path(m->run, "%s", run));
+    WEFT_TRY(weft_path(m->path, "%s/metrics.jsonl", run));
+    WEFT_TRY(weft_lines_open(m->path, &m->file));
+    if (flock(fileno(m->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return weft_fail(WEFT_EINPUT, "%s: another process trains into this folder", m->path);
+    *out = weft_steal(&m);
     return WEFT_OK;
 }
 

@@ -3,6 +3,8 @@
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
+#include "base/getter.h"
+#include "base/scope.h"
 #include "core/plan.h"
 #include "core/safetensors.h"
 #include "train/optimizer_internal.h"
@@ -76,15 +78,14 @@ static weft_status list_states(weft_optimizer *o) {
 static weft_status list_slots(weft_optimizer *o) {
     int64_t n = o->model->n_weights;
     o->n_slots = o->sharded ? weft_partition_owned(&o->shards, o->shards.rank, NULL) : n;
-    weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
+    WEFT_AUTO_FREE weft_stretch *parts = calloc((size_t)o->n_slots + 1, sizeof *parts);
     o->slots = calloc((size_t)o->n_slots + 1, sizeof *o->slots);
-    if (parts && o->slots && o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
-    for (int64_t i = 0; parts && o->slots && i < o->n_slots; i++)
+    if (!parts || !o->slots) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    if (o->sharded) weft_partition_owned(&o->shards, o->shards.rank, parts);
+    for (int64_t i = 0; i < o->n_slots; i++)
         o->slots[i].part =
             o->sharded ? parts[i] : (weft_stretch){i, 0, o->model->weights[i].count, 0};
-    bool there = parts && o->slots;
-    free(parts);
-    return there ? WEFT_OK : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    return WEFT_OK;
 }
 
 /* Where a slot has a kind of state; NULL: it has none of that kind. */
@@ -129,10 +130,11 @@ static weft_status allocate_states(weft_optimizer *o) {
     return weft_optimizer_refresh(o);
 }
 
+WEFT_ENDED_BY(weft_optimizer_destroy, weft_optimizer)
 weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   weft_comm *comm, weft_optimizer **out) {
     *out = NULL;
-    weft_optimizer *o = calloc(1, sizeof *o);
+    WEFT_AUTO(weft_optimizer_destroy_at) weft_optimizer *o = calloc(1, sizeof *o);
     if (!o) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     o->model = m;
     o->backend = backend;
@@ -142,15 +144,11 @@ weft_status weft_optimizer_create(weft_model *m, const weft_backend *backend, we
     o->amsgrad = m->config.optimizer == WEFT_OPTIMIZER_ADAMWSPAM && m->config.spam_amsgrad;
     o->comm = comm;
     o->sharded = comm && m->config.shard != WEFT_SHARD_NONE;
-    weft_status status = list_states(o);
-    if (status == WEFT_OK && o->sharded) status = weft_optimizer_shard_open(o);
-    if (status == WEFT_OK) status = list_slots(o);
-    if (status == WEFT_OK) status = allocate_states(o);
-    if (status != WEFT_OK) {
-        weft_optimizer_destroy(o);
-        return status;
-    }
-    *out = o;
+    WEFT_TRY(list_states(o));
+    if (o->sharded) WEFT_TRY(weft_optimizer_shard_open(o));
+    WEFT_TRY(list_slots(o));
+    WEFT_TRY(allocate_states(o));
+    *out = weft_steal(&o);
     return WEFT_OK;
 }
 
@@ -178,13 +176,9 @@ void weft_optimizer_destroy(weft_optimizer *o) {
     free(o);
 }
 
-const weft_model *weft_optimizer_model(const weft_optimizer *o) {
-    return o->model;
-}
-
-const weft_backend *weft_optimizer_backend(const weft_optimizer *o) {
-    return o->backend;
-}
+WEFT_GETTER(const weft_model *, weft_optimizer_model, weft_optimizer, model)
+WEFT_GETTER(const weft_backend *, weft_optimizer_backend, weft_optimizer, backend)
+WEFT_GETTER(uint64_t, weft_optimizer_marked, weft_optimizer, mark)
 
 weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
                                    const weft_stretch *part, weft_dtype dtype, void *data) {
@@ -248,16 +242,21 @@ static void append_updates(weft_optimizer *o, const weft_adam_slot *slots, weft_
     }
 }
 
-/* `slots` has room for two a slot. */
-static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
-                               weft_tensor **grads) {
-    weft_optimizer *o = b->o;
+static weft_status build_graph(weft_optimizer *o) {
+    size_t most = (size_t)o->n_slots;
     int n = 0;
+    if (o->n_slots > INT_MAX / WEFT_SLOT_SIZE - 1)
+        return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many",
+                         (long long)o->n_slots);
+    WEFT_AUTO_FREE weft_binding *bindings = calloc(most * WEFT_SLOT_SIZE + 2, sizeof *bindings);
+    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * most + 1, sizeof *slots);
+    WEFT_AUTO_FREE weft_tensor **grads = calloc(most + 1, sizeof *grads);
+    if (!bindings || !slots || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     WEFT_TRY(weft_graph_create(&o->graph));
-    b->graph = o->graph;
+    weft_optimizer_binder b = {.o = o, .graph = o->graph, .bindings = bindings};
     for (int64_t i = 0; i < o->n_slots; i++) {
         if (!o->bound[i].data) continue; /* no loss depends on it, so decay has no say either */
-        slots[n] = bind_slot(b, &o->slots[i], &o->bound[i]);
+        slots[n] = bind_slot(&b, &o->slots[i], &o->bound[i]);
         grads[n] = slots[n].grad;
         n++;
     }
@@ -266,31 +265,14 @@ static weft_status build_graph(weft_optimizer_binder *b, weft_adam_slot *slots,
     weft_tensor *state =
         weft_new_tensor(o->graph, WEFT_ROLE_STATE, "state", o->dtype, WEFT_ADAM_STATE);
     void *place = weft_mirror_at(o->mirror, o->backend, o->control_state);
-    if (state) b->bindings[b->n++] = (weft_binding){state, place};
+    if (state) bindings[b.n++] = (weft_binding){state, place};
     weft_tensor *norm =
         o->sharded ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
     append_updates(o, slots, slots + n);
     WEFT_TRY(weft_graph_status(o->graph));
-    weft_exec_options options = {.bindings = b->bindings};
+    weft_exec_options options = {.bindings = bindings};
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
-}
-
-static weft_status bind_slots(weft_optimizer *o) {
-    int64_t n = o->n_slots;
-    if (n > INT_MAX / WEFT_SLOT_SIZE - 1)
-        return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many", (long long)n);
-    weft_optimizer_binder b = {
-        .o = o, .bindings = calloc((size_t)n * WEFT_SLOT_SIZE + 2, sizeof *b.bindings)};
-    weft_adam_slot *slots = calloc(2 * (size_t)n + 1, sizeof *slots);
-    weft_tensor **grads = calloc((size_t)n + 1, sizeof *grads);
-    weft_status status = b.bindings && slots && grads
-                             ? build_graph(&b, slots, grads)
-                             : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    free(b.bindings);
-    free(slots);
-    free(grads);
-    return status;
 }
 
 weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradients, void *own) {
@@ -307,7 +289,7 @@ weft_status weft_optimizer_bind(weft_optimizer *o, const weft_gradient *gradient
         o->bound[i] = g;
     }
     weft_status status = o->sharded ? weft_optimizer_shard_bind(o, gradients) : WEFT_OK;
-    if (status == WEFT_OK) status = bind_slots(o);
+    if (status == WEFT_OK) status = build_graph(o);
     if (status != WEFT_OK) unbind(o);
     return status;
 }
@@ -322,12 +304,11 @@ void weft_optimizer_find_gradients(const weft_optimizer *o, const weft_session *
 }
 
 weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s) {
-    weft_gradient *gradients = calloc((size_t)o->model->n_weights, sizeof *gradients);
+    WEFT_AUTO_FREE weft_gradient *gradients =
+        calloc((size_t)o->model->n_weights, sizeof *gradients);
     if (!gradients) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     weft_optimizer_find_gradients(o, s, gradients);
-    weft_status status = weft_optimizer_bind(o, gradients, NULL);
-    free(gradients);
-    return status;
+    return weft_optimizer_bind(o, gradients, NULL);
 }
 
 weft_status weft_optimizer_run(weft_optimizer *o, double rate) {
@@ -380,17 +361,13 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
 }
 
 bool weft_all_finite(weft_dtype dtype, const void *data, int64_t count) {
-    bool finite = true;
-    for (int64_t i = 0; finite && i < count; i++) {
-        double value;
-        weft_weight_read(&(weft_weight){.dtype = dtype,
-                                        .count = 1,
-                                        .data = (unsigned char *)(uintptr_t)data +
-                                                (size_t)i * weft_dtype_size(dtype)},
-                         &value);
-        finite = isfinite(value);
+    weft_weight one = {.dtype = dtype, .count = 1, .data = (void *)(uintptr_t)data};
+    double value = 0;
+    for (int64_t i = 0; isfinite(value) && i < count; i++) {
+        weft_weight_read(&one, &value);
+        one.data = (unsigned char *)one.data + weft_dtype_size(dtype);
     }
-    return finite;
+    return isfinite(value);
 }
 
 /* Whether a slot's gradient is finite; true also where it cannot be read. */
@@ -398,11 +375,9 @@ static bool is_finite(const weft_optimizer *o, int64_t slot) {
     weft_gradient g = o->bound[slot];
     int64_t count = g.data ? o->slots[slot].part.count : 0;
     int64_t bytes = count * (int64_t)weft_dtype_size(g.dtype);
-    void *host = malloc((size_t)bytes + 1);
+    WEFT_AUTO_FREE void *host = malloc((size_t)bytes + 1);
     bool there = host && o->backend->download(host, g.data, bytes) == WEFT_OK;
-    bool finite = !there || weft_all_finite(g.dtype, host, count);
-    free(host);
-    return finite;
+    return !there || weft_all_finite(g.dtype, host, count);
 }
 
 const char *weft_optimizer_find_bad(const weft_optimizer *o) {
@@ -410,11 +385,10 @@ const char *weft_optimizer_find_bad(const weft_optimizer *o) {
     for (int64_t i = 0; o->bound && bad == n && i < o->n_slots; i++)
         if (!is_finite(o, i)) bad = o->slots[i].part.weight;
     int ranks = o->sharded ? o->shards.cut.size : 1;
-    int64_t *all = calloc((size_t)ranks, sizeof *all);
+    WEFT_AUTO_FREE int64_t *all = calloc((size_t)ranks, sizeof *all);
     if (all && weft_comm_gather(o->sharded ? o->comm : NULL, &bad, sizeof bad, all) == WEFT_OK)
         for (int r = 0; r < ranks; r++)
             first = all[r] < first ? all[r] : first;
-    free(all);
     return first < n ? o->model->weights[first].name : NULL;
 }
 
@@ -450,7 +424,7 @@ weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **li
 
 weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft_sum *sum) {
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
-    weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
+    WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)o->n_state, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     weft_optimizer_collector collector = {.o = o};
     for (int64_t i = 0; i < o->n_state; i++) {
@@ -458,16 +432,13 @@ weft_status weft_optimizer_write(const weft_optimizer *o, const char *path, weft
         tensors[i] = (weft_safetensor){.name = w->name,
                                        .dtype = weft_file_dtype_of(w->dtype),
                                        .ndim = w->ndim,
-                                       .data = w->data};
-        if (o->sharded) {
-            tensors[i].make = weft_optimizer_collect;
-            tensors[i].context = &collector;
-        }
+                                       .data = w->data,
+                                       .make = o->sharded ? weft_optimizer_collect : NULL,
+                                       .context = &collector};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
     weft_status status = weft_safetensors_write_summed(path, tensors, o->n_state, NULL, sum);
     free(collector.tensor);
-    free(tensors);
     return status;
 }
 
@@ -493,28 +464,24 @@ static weft_status check_state(const weft_optimizer *o, const weft_safetensors *
     return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
 weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
-    weft_safetensors *file;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
     WEFT_TRY(weft_safetensors_open(path, &file));
-    weft_status status = check_state(o, file, path);
-    if (status == WEFT_OK && o->sharded) {
+    WEFT_TRY(check_state(o, file, path));
+    if (o->sharded) {
         weft_safetensors_close(o->file);
-        o->file = file;
+        o->file = weft_steal(&file);
         return WEFT_OK;
     }
-    for (int64_t i = 0; status == WEFT_OK && i < o->n_state; i++) {
+    for (int64_t i = 0; i < o->n_state; i++) {
         const weft_weight *w = &o->state[i];
         memcpy(w->data, weft_safetensors_find(file, w->name)->data, (size_t)w->bytes);
     }
-    if (status == WEFT_OK) weft_mirror_wrote(o->mirror, NULL);
-    weft_safetensors_close(file);
-    return status;
+    weft_mirror_wrote(o->mirror, NULL);
+    return WEFT_OK;
 }
 
 void weft_optimizer_mark(weft_optimizer *o, uint64_t mark) {
     o->mark = mark;
-}
-
-uint64_t weft_optimizer_marked(const weft_optimizer *o) {
-    return o->mark;
 }

@@ -6,6 +6,7 @@
  *
  * A checkpoint is written and read by rank 0, tensor after tensor: it says which one is next, and the
  * owners send or get their stretches of it. So no rank ever has the whole state. */
+#include "base/scope.h"
 #include "core/plan.h"
 #include "train/optimizer_internal.h"
 
@@ -181,35 +182,28 @@ static void order_parts(weft_optimizer *o, const weft_gradient *gradients) {
     }
 }
 
-static weft_status build_norm(weft_optimizer_binder *b, weft_tensor **grads) {
-    weft_optimizer *o = b->o;
-    int n = 0;
-    WEFT_TRY(weft_graph_create(&o->norm_graph));
-    b->graph = o->norm_graph;
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        const weft_gradient *g = &o->bound[i];
-        if (g->data)
-            grads[n++] = weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", &o->slots[i].part,
-                                               g->dtype, g->data);
-    }
-    if (n == 0) return WEFT_OK;
-    o->norm_parts = weft_norm_parts(o->norm_graph, grads, n);
-    WEFT_TRY(weft_graph_status(o->norm_graph));
-    weft_exec_options options = {.bindings = b->bindings};
-    return weft_exec_create(o->norm_graph, o->backend, o->pool, &options, &o->norm_exec);
-}
-
 weft_status weft_optimizer_shard_bind(weft_optimizer *o, const weft_gradient *gradients) {
     size_t n = (size_t)o->n_slots;
     order_parts(o, gradients);
     if (o->n_ordered == 0) return weft_fail(WEFT_EINPUT, "optimizer: no weight has a gradient");
-    weft_optimizer_binder b = {.o = o, .bindings = calloc(n + 1, sizeof *b.bindings)};
-    weft_tensor **grads = calloc(n + 1, sizeof *grads);
-    weft_status status = b.bindings && grads ? build_norm(&b, grads)
-                                             : weft_fail(WEFT_ENOMEM, "optimizer: no memory");
-    free(b.bindings);
-    free(grads);
-    return status;
+    WEFT_AUTO_FREE weft_binding *bindings = calloc(n + 1, sizeof *bindings);
+    WEFT_AUTO_FREE weft_tensor **grads = calloc(n + 1, sizeof *grads);
+    if (!bindings || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
+    weft_optimizer_binder b = {.o = o, .bindings = bindings};
+    int given = 0;
+    WEFT_TRY(weft_graph_create(&o->norm_graph));
+    b.graph = o->norm_graph;
+    for (int64_t i = 0; i < o->n_slots; i++) {
+        const weft_gradient *g = &o->bound[i];
+        if (g->data)
+            grads[given++] = weft_optimizer_tensor(&b, WEFT_ROLE_INPUT, "grad", &o->slots[i].part,
+                                                   g->dtype, g->data);
+    }
+    if (given == 0) return WEFT_OK;
+    o->norm_parts = weft_norm_parts(o->norm_graph, grads, given);
+    WEFT_TRY(weft_graph_status(o->norm_graph));
+    weft_exec_options options = {.bindings = bindings};
+    return weft_exec_create(o->norm_graph, o->backend, o->pool, &options, &o->norm_exec);
 }
 
 weft_tensor *weft_optimizer_shard_norm(weft_optimizer *o) {
@@ -347,15 +341,6 @@ static unsigned char *find_own(const weft_optimizer *o, const state_key *key,
     return NULL;
 }
 
-/* The stretch of a weight from a chunk on that one rank owns; *chunk goes on to the next. */
-static weft_stretch next_stretch(const weft_partition *s, int64_t *chunk, int *owner) {
-    weft_stretch part = s->chunks[*chunk];
-    *owner = weft_cut_owner(&s->cut, *chunk);
-    while (++*chunk < s->first[part.weight + 1] && weft_cut_owner(&s->cut, *chunk) == *owner)
-        part.count += s->chunks[*chunk].count;
-    return part;
-}
-
 /* A tensor of the state, whole in rank 0's `tensor`, to its owners or from them. */
 static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned char *tensor,
                               bool collect) {
@@ -371,8 +356,10 @@ static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned c
     weft_transfer *transfers = weft_message_memory((size_t)(end - chunk) + 1, sizeof *transfers);
     if (!transfers) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     while (chunk < end) {
-        int owner;
-        weft_stretch part = next_stretch(s, &chunk, &owner);
+        weft_stretch part = s->chunks[chunk]; /* and what follows it that the same rank owns */
+        int owner = weft_cut_owner(&s->cut, chunk);
+        while (++chunk < end && weft_cut_owner(&s->cut, chunk) == owner)
+            part.count += s->chunks[chunk].count;
         unsigned char *place = tensor ? tensor + part.first * size : NULL;
         unsigned char *own = owner == s->rank ? find_own(o, &key, &part) : NULL;
         if (s->rank == 0 && owner == 0)

@@ -29,32 +29,28 @@ struct weft_samples {
     FILE *file;
     char *text;
     size_t bytes, room;
-    int64_t cache_bytes; /* per token, of the memory that the last sample's cache took */
-    bool off;            /* the model cannot generate: said once */
+    bool off; /* the model cannot generate: said once */
 };
 
+WEFT_ENDED_BY(weft_encoder_close, weft_encoder)
 static weft_status encode_prompt(weft_samples *s) {
-    weft_encoder *e;
+    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
     const int32_t *tokens;
     const char *prompt = s->config->sample_prompt;
     WEFT_TRY(weft_encoder_open(s->tokenizer, &e));
-    weft_status status = weft_encode(e, prompt, strlen(prompt), false, &tokens, &s->count);
-    if (status == WEFT_OK && s->count >= s->config->context)
-        status = weft_fail(WEFT_EINPUT,
-                           "CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
-                           "CONFIG_CONTEXT=%lld; make it shorter",
-                           (long long)s->count, (long long)s->config->context);
-    if (status == WEFT_OK) {
-        s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
-        if (s->prompt)
-            memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
-        else
-            status = weft_fail(WEFT_ENOMEM, "samples: no memory");
-    }
-    weft_encoder_close(e);
-    return status;
+    WEFT_TRY(weft_encode(e, prompt, strlen(prompt), false, &tokens, &s->count));
+    if (s->count >= s->config->context)
+        return weft_fail(WEFT_EINPUT,
+                         "CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
+                         "CONFIG_CONTEXT=%lld; make it shorter",
+                         (long long)s->count, (long long)s->config->context);
+    s->prompt = malloc((size_t)s->count * sizeof *s->prompt);
+    if (!s->prompt) return weft_fail(WEFT_ENOMEM, "samples: no memory");
+    memcpy(s->prompt, tokens, (size_t)s->count * sizeof *s->prompt);
+    return WEFT_OK;
 }
 
+WEFT_ENDED_BY(weft_samples_close, weft_samples)
 weft_status weft_samples_open(const char *run, int64_t step, const weft_config *c,
                               const weft_tokenizer *t, weft_samples **out) {
     *out = NULL;
@@ -64,20 +60,16 @@ weft_status weft_samples_open(const char *run, int64_t step, const weft_config *
                          "CONFIG_SAMPLE_PROMPT=\"%s\": the tokens of CONFIG_DATASET=\"%s\" are no "
                          "text, or its tokenizer is not known; leave it empty",
                          c->sample_prompt, c->dataset);
-    weft_samples *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_samples_close_at) weft_samples *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "samples: no memory");
     s->config = c;
     s->tokenizer = t;
-    weft_status status = weft_path(s->run, "%s", run);
-    if (status == WEFT_OK) status = weft_path(s->path, "%s/samples.jsonl", run);
-    if (status == WEFT_OK) status = encode_prompt(s);
-    if (status == WEFT_OK) status = weft_lines_open(s->path, &s->file);
-    if (status == WEFT_OK) status = weft_lines_start(&s->file, s->path, step, 0);
-    if (status != WEFT_OK) {
-        weft_samples_close(s);
-        return status;
-    }
-    *out = s;
+    WEFT_TRY(weft_path(s->run, "%s", run));
+    WEFT_TRY(weft_path(s->path, "%s/samples.jsonl", run));
+    WEFT_TRY(encode_prompt(s));
+    WEFT_TRY(weft_lines_open(s->path, &s->file));
+    WEFT_TRY(weft_lines_start(&s->file, s->path, step, 0));
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 
@@ -102,13 +94,14 @@ static void map_token(weft_samples *s, int32_t token) {
     if (s->mapped < WEFT_MAP_TOKENS) s->map[s->mapped++] = token;
 }
 
+WEFT_ENDED_BY(weft_stream_close, weft_stream)
 static weft_status generate(weft_samples *s, weft_generator *g) {
     weft_sampling sampling = weft_sampling_default();
     sampling.temperature = TEMPERATURE;
     sampling.seed = (uint64_t)s->config->seed;
     sampling.max_tokens = s->config->sample_tokens;
     sampling.end_token = weft_tokenizer_end(s->tokenizer);
-    weft_stream *stream;
+    WEFT_AUTO(weft_stream_close_at) weft_stream *stream = NULL;
     int64_t id;
     const char *text;
     size_t bytes;
@@ -119,32 +112,25 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     for (int64_t i = 0; i < s->count; i++)
         map_token(s, s->prompt[i]);
     WEFT_TRY(weft_stream_open(s->tokenizer, NULL, 0, &stream));
-    weft_status status = weft_generator_add(g, s->prompt, s->count, &sampling, &id);
-    while (status == WEFT_OK && weft_generator_busy(g))
-        status = weft_generator_step(g);
-    weft_take take = WEFT_TAKE_WAIT;
-    while (status == WEFT_OK && (take = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
+    WEFT_TRY(weft_generator_add(g, s->prompt, s->count, &sampling, &id));
+    while (weft_generator_busy(g))
+        WEFT_TRY(weft_generator_step(g));
+    weft_take take;
+    while ((take = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
         map_token(s, token.token);
-        status = weft_stream_put(stream, token.token, &text, &bytes, &stopped);
-        if (status == WEFT_OK) status = add_text(s, text, bytes);
+        WEFT_TRY(weft_stream_put(stream, token.token, &text, &bytes, &stopped));
+        WEFT_TRY(add_text(s, text, bytes));
     }
-    if (take == WEFT_TAKE_BROKEN) status = weft_generator_broken();
-    if (status == WEFT_OK) status = weft_stream_end(stream, &text, &bytes);
-    if (status == WEFT_OK) status = add_text(s, text, bytes);
-    weft_stream_close(stream);
-    return status;
-}
-
-static int64_t measure_cache(const weft_generator *g) {
-    weft_generator_stats stats;
-    weft_generator_count(g, &stats);
-    return (stats.cache_bytes - stats.cache_bytes_per_sequence) / (stats.pages * WEFT_PAGE_TOKENS);
+    if (take == WEFT_TAKE_BROKEN) return weft_generator_broken();
+    WEFT_TRY(weft_stream_end(stream, &text, &bytes));
+    return add_text(s, text, bytes);
 }
 
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
                               weft_pool *pool, int64_t step, bool last) {
     if (!s || s->off || (!last && step % s->config->sample_interval != 0)) return WEFT_OK;
     weft_generator *g;
+    weft_generator_stats stats;
     weft_generator_limits limits = {.sequences = 1, .no_sharing = true};
     if (weft_generator_open(m, backend, pool, &limits, &g) != WEFT_OK) {
         weft_log(WEFT_LOG_WARN, "no samples: %s", weft_error_message());
@@ -152,7 +138,7 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
         return WEFT_OK;
     }
     weft_status status = generate(s, g);
-    s->cache_bytes = measure_cache(g);
+    weft_generator_count(g, &stats);
     weft_generator_close(g);
     if (status == WEFT_EINPUT) { /* weights that diverged are for the training to tell of */
         weft_log(WEFT_LOG_WARN, "step %lld: no sample: %s", (long long)step, weft_error_message());
@@ -160,9 +146,11 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
     }
     WEFT_TRY(status);
     weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
+    int64_t of_pages = stats.cache_bytes - stats.cache_bytes_per_sequence;
+    int64_t cache_bytes = of_pages / (stats.pages * WEFT_PAGE_TOKENS);
     json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",
                             s->config->sample_prompt, "text", s->text, s->bytes,
-                            "cache_bytes_per_token", (json_int_t)s->cache_bytes);
+                            "cache_bytes_per_token", (json_int_t)cache_bytes);
     WEFT_TRY(weft_lines_add(s->file, s->path, row));
     if (!last) return WEFT_OK;
     return weft_attention_map_write(s->run, m, backend, pool, s->tokenizer, s->map, s->mapped,

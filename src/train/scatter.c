@@ -3,6 +3,7 @@
  * memory, and copied to a backend that has its own when the step is over. */
 #include "train/scatter.h"
 
+#include "base/scope.h"
 #include "core/plan.h"
 #include "core/rows.h"
 
@@ -26,12 +27,6 @@ struct weft_scatter {
     const weft_row_backend *rows; /* of a backend that has its own memory, */
     void *queue;                  /* beside its runs */
 };
-
-/* The own numbers of a bucket. */
-static weft_span own_piece(const weft_scatter *s, int64_t bucket) {
-    const weft_cut *cut = &s->o.shards->cut;
-    return weft_cut_numbers(cut, weft_cut_piece(cut, bucket, s->rank));
-}
 
 static int64_t own_bytes(const weft_scatter *s) {
     return s->own_at[s->buckets] * (int64_t)s->width;
@@ -87,8 +82,7 @@ static const weft_stretch *chunk_of(const bucket_pack *t, int64_t i, unsigned ch
     return &h->chunks[t->first + i];
 }
 
-static void pack_chunk(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(pack_chunk) {
     const bucket_pack *t = context;
     unsigned char *to;
     int64_t bytes;
@@ -135,33 +129,11 @@ static void add_round(void *context, const weft_reduce_bucket *b, int64_t bucket
         weft_numbers_scale(s->levels[0] + at, 1.0 / (double)s->o.count, own.count, is_double);
 }
 
-static weft_status open_scatter(weft_scatter *s) {
-    s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
-    if (!s->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
-    for (int64_t b = 0; b < s->buckets; b++)
-        s->own_at[b + 1] = s->own_at[b] + own_piece(s, b).count;
-    if (s->rows) WEFT_TRY(s->rows->open(&s->queue));
-    if (!allocate(s)) return weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part");
-    for (int q = 0; q < s->ranks; q++)
-        s->round.nodes[q] = (weft_tree_node){q, 1, q};
-    s->round.n_nodes = s->ranks;
-    weft_reduce_options reduce = {.comm = s->o.comm,
-                                  .backend = s->o.backend,
-                                  .pool = s->o.pool,
-                                  .tree = &s->round,
-                                  .cut = &s->o.shards->cut,
-                                  .is_double = s->width == sizeof(double),
-                                  .scatter = true,
-                                  .pack = pack,
-                                  .add = add_round,
-                                  .context = s};
-    return weft_reduce_create(&reduce, &s->reduce);
-}
-
+WEFT_ENDED_BY(weft_scatter_destroy, weft_scatter)
 weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatter **out,
                                 weft_reduce **reduce) {
     *out = NULL;
-    weft_scatter *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_scatter_destroy_at) weft_scatter *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
     s->o = *options;
     s->rank = weft_comm_rank(options->comm);
@@ -169,13 +141,30 @@ weft_status weft_scatter_create(const weft_scatter_options *options, weft_scatte
     s->width = weft_dtype_size(options->shards->dtype);
     s->buckets = weft_cut_buckets(&options->shards->cut);
     s->rows = options->backend->remote ? options->backend->rows : NULL;
-    weft_status status = open_scatter(s);
-    if (status != WEFT_OK) {
-        weft_scatter_destroy(s);
-        return status;
-    }
-    *out = s;
+    s->own_at = calloc((size_t)s->buckets + 1, sizeof *s->own_at);
+    if (!s->own_at) return weft_fail(WEFT_ENOMEM, "gradients: no memory");
+    const weft_cut *cut = &options->shards->cut;
+    for (int64_t b = 0; b < s->buckets; b++)
+        s->own_at[b + 1] =
+            s->own_at[b] + weft_cut_numbers(cut, weft_cut_piece(cut, b, s->rank)).count;
+    if (s->rows) WEFT_TRY(s->rows->open(&s->queue));
+    if (!allocate(s)) return weft_fail(WEFT_ENOMEM, "gradients: no memory for a rank's part");
+    for (int q = 0; q < s->ranks; q++)
+        s->round.nodes[q] = (weft_tree_node){q, 1, q};
+    s->round.n_nodes = s->ranks;
+    weft_reduce_options sum = {.comm = options->comm,
+                               .backend = options->backend,
+                               .pool = options->pool,
+                               .tree = &s->round,
+                               .cut = cut,
+                               .is_double = s->width == sizeof(double),
+                               .scatter = true,
+                               .pack = pack,
+                               .add = add_round,
+                               .context = s};
+    WEFT_TRY(weft_reduce_create(&sum, &s->reduce));
     *reduce = s->reduce;
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 

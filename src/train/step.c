@@ -24,6 +24,7 @@
  * all of them are brought together in the order of the micro-batches. */
 #include "train/step.h"
 
+#include "base/scope.h"
 #include "data/prefetch.h"
 #include "model/account.h"
 #include "model/contrast.h"
@@ -63,19 +64,14 @@ static weft_status gather(weft_train_step *s, void *all, int64_t stride) {
     return weft_comm_gather_spans(s->comm, all, s->parts, stride);
 }
 
-static int64_t count_targets(const int32_t *targets, int64_t n) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; i++)
-        count += targets[i] >= 0;
-    return count;
-}
-
 /* What each micro-batch divides its sum of cross-entropies by, so that the mean over micro-batches is
  * the mean over targets. Where they have equally many targets it is that number. */
 static weft_status share_targets(weft_train_step *s, const int32_t *targets) {
-    int64_t own = count_targets(targets, s->count * s->micro * s->time), all = 0;
+    int64_t own = 0, all = 0;
     const weft_tensor *t = s->session.graph.count;
     if (!t) return WEFT_OK;
+    for (int64_t i = 0; i < s->count * s->micro * s->time; i++)
+        own += targets[i] >= 0;
     WEFT_TRY(weft_comm_gather(s->comm, &own, sizeof own, s->targets));
     for (int r = 0; r < weft_comm_size(s->comm); r++)
         all += s->targets[r];
@@ -106,21 +102,24 @@ static weft_status compare_contexts(weft_train_step *s, const int32_t *tokens, c
     return weft_contrast_compare(s->contrast, loss);
 }
 
-/* Forward and backward of this rank's i-th micro-batch; its gradient goes into the tree. */
-static weft_status run_micro_batch(weft_train_step *s, int64_t i, const int32_t *tokens,
-                                   const int32_t *targets, const weft_run *run) {
-    int64_t part = part_of(s, i), at = i * s->micro * s->time;
-    weft_run own = run_of_part(s, run, part);
-    if (s->contrast) WEFT_TRY(weft_contrast_give(s->contrast, part, &s->session));
-    weft_gradients_expect(s->gradients);
-    WEFT_TRY(weft_session_run(&s->session, tokens + at, targets + at, &own));
-    WEFT_TRY(weft_session_losses(&s->session, &s->losses[part]));
-    return weft_gradients_add(s->gradients);
-}
-
-/* The losses of all micro-batches, in their order. */
-static weft_status join_losses(weft_train_step *s, double contrastive, weft_loss_parts *out) {
+weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
+                                      const int32_t *targets, const weft_run *run,
+                                      weft_loss_parts *out) {
+    double contrastive = 0;
     *out = (weft_loss_parts){0};
+    weft_gradients_begin(s->gradients);
+    WEFT_TRY(share_targets(s, targets));
+    WEFT_TRY(compare_contexts(s, tokens, run, &contrastive));
+    for (int64_t i = 0; i < s->count; i++) {
+        int64_t part = part_of(s, i), at = i * s->micro * s->time;
+        weft_run own = run_of_part(s, run, part);
+        if (s->contrast) WEFT_TRY(weft_contrast_give(s->contrast, part, &s->session));
+        weft_gradients_expect(s->gradients);
+        WEFT_TRY(weft_session_run(&s->session, tokens + at, targets + at, &own));
+        WEFT_TRY(weft_session_losses(&s->session, &s->losses[part]));
+        WEFT_TRY(weft_gradients_add(s->gradients)); /* into the tree */
+    }
+    WEFT_TRY(weft_gradients_mean(s->gradients)); /* over all ranks */
     WEFT_TRY(gather(s, s->losses, sizeof *s->losses));
     for (int64_t i = 0; i < s->parts; i++)
         weft_loss_parts_add(out, &s->losses[i], 1.0 / (double)s->parts);
@@ -129,19 +128,6 @@ static weft_status join_losses(weft_train_step *s, double contrastive, weft_loss
     out->aux_contrastive = contrastive;
     out->loss = out->cross_entropy + out->logits_z + out->aux_z + contrastive;
     return WEFT_OK;
-}
-
-weft_status weft_train_step_gradients(weft_train_step *s, const int32_t *tokens,
-                                      const int32_t *targets, const weft_run *run,
-                                      weft_loss_parts *out) {
-    double contrastive = 0;
-    weft_gradients_begin(s->gradients);
-    WEFT_TRY(share_targets(s, targets));
-    WEFT_TRY(compare_contexts(s, tokens, run, &contrastive));
-    for (int64_t i = 0; i < s->count; i++)
-        WEFT_TRY(run_micro_batch(s, i, tokens, targets, run));
-    WEFT_TRY(weft_gradients_mean(s->gradients)); /* over all ranks */
-    return join_losses(s, contrastive, out);
 }
 
 weft_gradient weft_train_step_gradient(const weft_train_step *s, int64_t weight) {
@@ -258,10 +244,11 @@ static weft_status share_out(weft_train_step *s) {
     return weft_fail(WEFT_ENOMEM, "training: no memory");
 }
 
+WEFT_ENDED_BY(weft_train_step_close, weft_train_step)
 weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
                                  const weft_train_step_options *options, weft_train_step **out) {
     *out = NULL;
-    weft_train_step *s = calloc(1, sizeof *s);
+    WEFT_AUTO(weft_train_step_close_at) weft_train_step *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "training: no memory");
     s->model = weft_optimizer_model(optimizer);
     s->optimizer = optimizer;
@@ -269,14 +256,10 @@ weft_status weft_train_step_open(weft_optimizer *optimizer, weft_pool *pool,
     s->micro = weft_config_micro_batch(&s->model->config);
     s->parts = weft_config_micro_batches(&s->model->config);
     s->time = s->model->config.context;
-    weft_status status = open_graphs(s, pool, options);
-    if (status == WEFT_OK) status = share_out(s);
-    if (status == WEFT_OK) status = open_feed(s, options->dataset, options->iteration);
-    if (status != WEFT_OK) {
-        weft_train_step_close(s);
-        return status;
-    }
-    *out = s;
+    WEFT_TRY(open_graphs(s, pool, options));
+    WEFT_TRY(share_out(s));
+    WEFT_TRY(open_feed(s, options->dataset, options->iteration));
+    *out = weft_steal(&s);
     return WEFT_OK;
 }
 
