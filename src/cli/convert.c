@@ -13,7 +13,7 @@
 
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, Llama, Mistral, Qwen2: config.json, safetensors, tokenizer)\n"
+    "(GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout\n"
     "  --to-mla           make MLA from dot attention: keys and values go through latents that "
@@ -27,6 +27,8 @@ const char weft_help_convert[] =
     "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
     "the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
+    "  --ignore-key KEY   read a config.json of Hugging Face's as if this key were not there; "
+    "repeatable\n"
     "  --force            replace the model's folder that is there, whole\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64; default: the checkpoint's, and f32 from Hugging Face\n"
@@ -98,7 +100,7 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
             return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", v->model);
         if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
         if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
-        return weft_hf_read(folder, weft_config_dtype(&c), out);
+        return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     }
     WEFT_TRY(weft_generation_folder(v->model, folder));
     if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
@@ -289,6 +291,7 @@ int weft_cmd_convert(int argc, char **argv) {
         {"--no-tokenizer", .flag = &v.no_tokenizer},
         {"--force", .flag = &v.force},
         {"--unchecked", .flag = &v.unchecked},
+        {.name = "--ignore-key"},
         {0}};
     int exit_status = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_DTYPE, own, NULL, 0);
     if (!exit_status) exit_status = check_usage(&args, &v);
