@@ -13,7 +13,8 @@ static weft_status open_tokenizer(weft_loaded_for purpose, weft_loaded *l) {
     char path[WEFT_PATH_MAX];
     bool there = purpose != WEFT_LOADED_MODEL;
     WEFT_TRY(weft_path(path, "%s/%s", l->folder, weft_parts[WEFT_PART_TOKENIZER]));
-    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(path, &there));
+    if (purpose == WEFT_LOADED_ANY_TOKENIZER || purpose == WEFT_LOADED_NUMBERS)
+        WEFT_TRY(weft_path_there(path, &there));
     if (there) WEFT_TRY(weft_generation_tokenizer(l->folder, &l->config, &l->tokenizer));
     return purpose == WEFT_LOADED_GENERATION ? weft_encoder_open(l->tokenizer, &l->encoder)
                                              : WEFT_OK;
@@ -31,7 +32,7 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     WEFT_TRY(weft_model_check(c, out->folder));
     WEFT_TRY(open_tokenizer(purpose, out));
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
-    if (purpose == WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
+    if (purpose >= WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
     return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
 }
 
@@ -42,7 +43,7 @@ void weft_loaded_close(weft_loaded *l) {
     weft_tokenizer_close(l->tokenizer);
 }
 
-/* The options that make the model, and DTYPE, as a config that training takes. */
+/* The options that make the model, DTYPE and CHAT_TEMPLATE, as a config that training takes. */
 static weft_status write_model_config(const weft_config *c, const char *folder) {
     char path[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX], *text = NULL;
     size_t bytes = 0;
@@ -56,7 +57,9 @@ static weft_status write_model_config(const weft_config *c, const char *folder) 
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
         bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
-        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
+        bool own = o->owner == WEFT_OWNER_MODEL || strcmp(o->key, "DTYPE") == 0 ||
+                   strcmp(o->key, "CHAT_TEMPLATE") == 0;
+        if (!own) continue;
         weft_config_format(c, o, value, sizeof value);
         weft_config_format(&defaults, o, usual, sizeof usual);
         if (strcmp(value, usual) == 0) continue;

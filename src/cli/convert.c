@@ -1,5 +1,7 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
+#include "base/log.h"
+#include "base/scope.h"
 #include "cli/checkpoint.h"
 #include "convert/attention.h"
 #include "convert/hf.h"
@@ -223,8 +225,31 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
 static weft_status check_theirs(const weft_config *c) {
     weft_hf_family family;
     json_t *config;
-    WEFT_TRY(weft_hf_config_write(c, -1, &family, &config));
+    WEFT_TRY(weft_hf_config_write(c, NULL, &family, &config));
     json_decref(config);
+    return WEFT_OK;
+}
+
+/* What of their folder the config says: that there is no tokenizer, or how a message is written, where the
+ * chat template is of a form that many models have. */
+static weft_status set_text_options(const conversion *v, const weft_tokenizer *t,
+                                    const char *folder, weft_config *c) {
+    static const char *const forms[][2] = {
+        {"<|im_start|>", "<|im_start|>{role}\\n{content}<|im_end|>\\n"},
+        {"<|start_header_id|>",
+         "<|start_header_id|>{role}<|end_header_id|>\\n\\n{content}<|eot_id|>"}};
+    WEFT_AUTO_FREE char *chat = NULL;
+    if (v->no_tokenizer) return weft_config_set(c, "TOKENIZER", "none", folder);
+    if (!t) return WEFT_OK;
+    WEFT_TRY(weft_tokenizer_chat(t, &chat));
+    for (size_t i = 0; chat && i < sizeof forms / sizeof forms[0]; i++)
+        if (strstr(chat, forms[i][0]))
+            return weft_config_set(c, "CHAT_TEMPLATE", forms[i][1], folder);
+    if (chat)
+        weft_log(WEFT_LOG_WARN,
+                 "%s: its chat template is kept, but weft does not render it; weft serve -o "
+                 "CHAT_TEMPLATE=... says how a message is written",
+                 folder);
     return WEFT_OK;
 }
 
@@ -246,6 +271,7 @@ static weft_status convert(const weft_args *args, const conversion *v) {
                            "make something else of it",
                            v->model);
     if (status == WEFT_OK) status = open_tokenizer(v, folder, &m->config, &t);
+    if (status == WEFT_OK && theirs) status = set_text_options(v, t, folder, &m->config);
     if (status == WEFT_OK && changes) status = change_attention(args, v, t, &m, &did);
     if (status == WEFT_OK && v->to_hf) status = check_theirs(&m->config);
     if (status == WEFT_OK)

@@ -23,10 +23,10 @@ weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *k
 /* Their config as ours. `where` names it in errors. */
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
                                 weft_hf_family *family);
-/* Ours as theirs; the caller owns the object. `end` is the token that ends a text, -1: none. A config
+/* Ours as theirs; the caller owns the object. The special tokens are the tokenizer's; NULL: none. A config
  * that they have no model for is refused by the key. */
-weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_family *family,
-                                 json_t **out);
+weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
+                                 weft_hf_family *family, json_t **out);
 
 /* ATTENTION_BIAS with auto resolved. */
 int weft_hf_attention_bias(const weft_config *c);

@@ -4,7 +4,9 @@
  * the file. */
 #include "convert/hf.h"
 
+#include "base/json.h"
 #include "base/log.h"
+#include "base/scope.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -454,8 +456,23 @@ int weft_hf_attention_bias(const weft_config *c) {
     return c->bias ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
 }
 
-weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_family *family,
-                                 json_t **out) {
+/* As they were where the tokenizer came from, or else the token that ends a text. */
+static void write_specials(const weft_tokenizer *t, json_t *root) {
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    const char *text = t ? weft_tokenizer_generation(t) : NULL;
+    WEFT_AUTO_DECREF json_t *was = text ? json_loads(text, 0, NULL) : NULL;
+    int32_t end = t && !was ? weft_tokenizer_end(t) : -1;
+    for (int i = 0; i < 3; i++) {
+        json_t *value = json_object_get(was, keys[i]);
+        if (value)
+            json_object_set(root, keys[i], value);
+        else
+            json_object_set_new(root, keys[i], end >= 0 && i < 2 ? json_integer(end) : json_null());
+    }
+}
+
+weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
+                                 weft_hf_family *family, json_t **out) {
     *out = NULL;
     WEFT_TRY(check_plain(c));
     *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
@@ -464,9 +481,7 @@ weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_fami
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
     json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));
     json_object_set_new(root, "tie_word_embeddings", json_boolean(c->weight_tying));
-    json_object_set_new(root, "bos_token_id", end >= 0 ? json_integer(end) : json_null());
-    json_object_set_new(root, "eos_token_id", end >= 0 ? json_integer(end) : json_null());
-    json_object_set_new(root, "pad_token_id", json_null());
+    write_specials(t, root);
     *out = root;
     return WEFT_OK;
 }

@@ -407,8 +407,7 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     static const char *const types[] = {
         [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
     json_t *root;
-    WEFT_TRY(weft_hf_config_write(
-        &p->model->config, p->tokenizer ? weft_tokenizer_end(p->tokenizer) : -1, &family, &root));
+    WEFT_TRY(weft_hf_config_write(&p->model->config, p->tokenizer, &family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[p->model->dtype]));
     WEFT_TRY(weft_json_write(path, root, &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));

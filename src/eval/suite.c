@@ -35,6 +35,7 @@ typedef struct {
     weft_pool *pool;
     weft_encoder *encoder;
     int32_t begin; /* in place of an empty context; -1: none */
+    bool begins;   /* before every context */
     const char *path;
     request *requests;
     int64_t n_requests;
@@ -79,7 +80,7 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
     weft_status status =
         head ? weft_encode(s->encoder, whole, head, false, &tokens, &n_context) : WEFT_OK;
     if (status == WEFT_OK) status = weft_encode(s->encoder, whole, bytes, false, &tokens, &n);
-    int64_t extra = head == 0;
+    int64_t extra = head == 0 || s->begins;
     if (status == WEFT_OK && extra && s->begin < 0)
         status =
             weft_fail(WEFT_EINPUT, "a context is empty, and the tokenizer has no token to begin "
@@ -289,7 +290,8 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                .backend = backend,
                .pool = pool,
                .path = path,
-               .begin = weft_tokenizer_end(tokenizer)};
+               .begin = weft_tokenizer_first(tokenizer),
+               .begins = weft_tokenizer_begin(tokenizer) >= 0};
     if (!m->config.causal)
         return weft_fail(WEFT_EINPUT,
                          "%s: a model with CAUSAL=n has seen the answers; its "

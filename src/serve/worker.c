@@ -92,7 +92,7 @@ static weft_status start_choice(weft_worker *w, weft_job *j, int64_t i) {
     const weft_job_prompt *p = j->prompts + c->prompt;
     weft_sampling sampling = j->request.sampling;
     sampling.sample = (uint32_t)(i % j->request.n);
-    sampling.end_token = j->end_token;
+    sampling.ends = w->tokenizer;
     sampling.token_only = !j->request.logprobs;
     WEFT_TRY(weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream));
     return weft_generator_add(w->generator, p->tokens, p->count, &sampling, &c->id);
