@@ -14,6 +14,7 @@ import numpy
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import hf_models
@@ -21,6 +22,7 @@ import hf_models
 LOGITS = 1e-5
 NEW_TOKENS = 40
 PROMPT = "The lamp was in the river"
+VOCAB_END = hf_models.VOCAB - 1
 
 
 def weft(*arguments):
@@ -45,8 +47,33 @@ def save(model, folder, name):
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, max_shard_size="20KB" if name in ("gpt2-untied", "llama-bias") else "5GB")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
+    if name.startswith("llama-3"):  # a text begins with a token of its own
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.vocab_size - 1)])
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def generate(model, folder, tokenizer):
+    """The greedy tokens of both behind the prompt."""
+    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        greedy = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0, prompt.shape[1]:].tolist()
+    made = json.loads(weft("generate", "--model", folder, "--prompt", PROMPT, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
+    return greedy, made
+
+
+def compare_end(model, name, theirs, tokenizer, greedy):
+    """Any of several tokens that a generation_config.json names ends the text; --to-hf writes that file as it was."""
+    model.generation_config.eos_token_id = [greedy[NEW_TOKENS // 2], VOCAB_END]
+    model.generation_config.save_pretrained(theirs)
+    ours, back = SCRATCH / f"{name}.end", SCRATCH / f"{name}.end-back"
+    weft("convert", "--force", "--model", theirs, "--out", ours)
+    wanted, made = generate(model, ours, tokenizer)
+    assert made["tokens"] + [wanted[-1]] == wanted and made["finish"] == "stop", f"ends elsewhere: {made['tokens']} {wanted}"
+    weft("convert", "--force", "--model", ours, "--to-hf", "--out", back)
+    for file in "generation_config.json", "tokenizer_config.json":
+        assert (back / file).read_text() == (theirs / file).read_text(), f"{file} is not what it was"
 
 
 def compare(name):
@@ -62,12 +89,9 @@ def compare(name):
     off = apart(logits_of(ours, tokens), wanted)
     assert off <= LOGITS, f"logits are off by {off:g}"
 
-    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        greedy = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0]
-    made = json.loads(weft("generate", "--model", ours, "--prompt", PROMPT, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
-    text = tokenizer.decode(greedy[prompt.shape[1]:], clean_up_tokenization_spaces=False)
-    assert made["tokens"] == greedy[prompt.shape[1]:].tolist(), f"greedy tokens differ: {made['tokens']} {greedy.tolist()}"
+    greedy, made = generate(model, ours, tokenizer)
+    text = tokenizer.decode(greedy, clean_up_tokenization_spaces=False)
+    assert made["tokens"] == greedy, f"greedy tokens differ: {made['tokens']} {greedy}"
     assert made["text"] == text, f"greedy text differs: {made['text']!r} {text!r}"
 
     weft("convert", "--force", "--model", ours, "--to-hf", "--out", back)
@@ -77,7 +101,8 @@ def compare(name):
     with torch.no_grad():
         back_off = apart(again(tokens[:, :-1]).logits, wanted)
     assert back_off <= 1e-5, f"logits of what was written back are off by {back_off:g}"
-    assert AutoTokenizer.from_pretrained(back)(PROMPT)["input_ids"] == prompt[0].tolist(), "the tokenizer is not what it was"
+    assert AutoTokenizer.from_pretrained(back)(PROMPT)["input_ids"] == tokenizer(PROMPT)["input_ids"], "the tokenizer is not what it was"
+    compare_end(model, name, theirs, tokenizer, greedy)
     return f"{off:.1e}"
 
 

@@ -313,6 +313,54 @@ static void test_sentencepiece_is_refused_in_one_line(void **state) {
     command_fails(2, RUN("convert", "--model", folder, "--out", out),
                   SAYS("normalizer", "byte-level BPE", "--no-tokenizer"));
     command_succeeds(RUN("convert", "--model", folder, "--no-tokenizer", "--out", out), NULL);
+    command_fails(2, RUN("generate", "--model", out, "--prompt", "5 6 7"),
+                  SAYS("no tokenizer", "--tokens"));
+    command_succeeds(RUN("generate", "--model", out, "--tokens", "5 6 7", "--max-tokens", "2"),
+                     NULL);
+}
+
+static void write_text(const char *folder, const char *name, const char *text) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    file_write(path, text, strlen(text));
+}
+
+/* What ends a text and how a message is written go into the checkpoint and out of it again. */
+static void test_special_tokens_and_templates_go_along(void **state) {
+    (void)state;
+    static const char *const names[] = {"generation_config.json", "tokenizer_config.json",
+                                        "chat_template.jinja"};
+    const char *model = scratch_path("wide"), *theirs = scratch_path("wide-hf"),
+               *ours = scratch_path("wide-in"), *back = scratch_path("wide-back");
+    char from[600], to[600];
+    command_succeeds(RUN("init", "--force", SIZES, "-o", "VOCAB_SIZE=700", "--out", model), NULL);
+    command_succeeds(RUN("convert", "--force", "--model", model, "--to-hf", "--out", theirs), NULL);
+    snprintf(to, sizeof to, "%s/tokenizer.json", theirs);
+    copy_file("tests/vectors/tokenizer.own.json", to);
+    write_text(theirs, names[0],
+               "{\"bos_token_id\": 4, \"eos_token_id\": [5, 699], \"top_p\": 0.9}");
+    write_text(theirs, names[1], "{\"model_max_length\": 1000000000000000019884624838656}\n");
+    write_text(theirs, names[2], "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}");
+    command_succeeds(RUN("convert", "--force", "--unchecked", "--model", theirs, "--out", ours),
+                     NULL);
+    snprintf(from, sizeof from, "%s/config.json", ours);
+    json_t *config = json_load_file(from, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(config, "chat_template")),
+                        "<|im_start|>{role}\\n{content}<|im_end|>\\n");
+    json_decref(config);
+    command_succeeds(RUN("convert", "--force", "--model", ours, "--to-hf", "--out", back), NULL);
+    for (int i = 0; i < 3; i++) {
+        snprintf(from, sizeof from, "%s/%s", theirs, names[i]);
+        snprintf(to, sizeof to, "%s/%s", back, names[i]);
+        file_expect_equal(from, to);
+    }
+    snprintf(from, sizeof from, "%s/config.json", back);
+    config = json_load_file(from, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(config, "bos_token_id")), 4);
+    assert_int_equal(json_array_size(json_object_get(config, "eos_token_id")), 2);
+    json_decref(config);
+    /* A folder with these files in it is still weft's to replace. */
+    command_succeeds(RUN("convert", "--force", "--model", ours, "--to-hf", "--out", back), NULL);
 }
 
 static void test_random_models_equal_transformers(void **state) {
@@ -352,6 +400,7 @@ int main(void) {
         cmocka_unit_test(test_what_they_have_no_model_for_is_refused_by_its_key),
         cmocka_unit_test(test_nothing_is_overwritten_unasked),
         cmocka_unit_test(test_sentencepiece_is_refused_in_one_line),
+        cmocka_unit_test(test_special_tokens_and_templates_go_along),
         cmocka_unit_test(test_random_models_equal_transformers),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
