@@ -22,12 +22,13 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     char file[WEFT_PATH_MAX];
     bool there = purpose != WEFT_LOADED_MODEL;
     WEFT_TRY(weft_path(file, "%s/%s", out->folder, weft_parts[WEFT_PART_TOKENIZER]));
-    if (purpose == WEFT_LOADED_ANY_TOKENIZER) WEFT_TRY(weft_path_there(file, &there));
+    if (purpose == WEFT_LOADED_ANY_TOKENIZER || purpose == WEFT_LOADED_NUMBERS)
+        WEFT_TRY(weft_path_there(file, &there));
     if (there) WEFT_TRY(weft_generation_tokenizer(out->folder, &out->config, &out->tokenizer));
     if (purpose == WEFT_LOADED_GENERATION)
         WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));
     WEFT_TRY(weft_args_backend(a, c, &out->backend, &out->pool));
-    if (purpose == WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
+    if (purpose >= WEFT_LOADED_GENERATION) weft_generation_set_dtype(c, out->backend);
     return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
 }
 
@@ -47,7 +48,7 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     const made_parts *p = context;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    /* The options that make the model, and DTYPE, as a config that training takes. */
+    /* The options that make the model, DTYPE and CHAT_TEMPLATE, as a config that training takes. */
     char config[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes = 0;
@@ -61,7 +62,9 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
         bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
-        if (o->owner != WEFT_OWNER_MODEL && strcmp(o->key, "DTYPE") != 0) continue;
+        bool own = o->owner == WEFT_OWNER_MODEL || strcmp(o->key, "DTYPE") == 0 ||
+                   strcmp(o->key, "CHAT_TEMPLATE") == 0;
+        if (!own) continue;
         weft_config_format(&p->model->config, o, value, sizeof value);
         weft_config_format(&defaults, o, usual, sizeof usual);
         if (strcmp(value, usual) == 0) continue;

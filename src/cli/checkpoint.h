@@ -27,7 +27,8 @@ typedef enum {
     WEFT_LOADED_MODEL,         /* the model alone, */
     WEFT_LOADED_ANY_TOKENIZER, /* and its tokenizer where it has one, */
     WEFT_LOADED_TEXT,          /* which must be there, */
-    WEFT_LOADED_GENERATION     /* and an encoder, and the type that generation runs in */
+    WEFT_LOADED_GENERATION,    /* and an encoder, and the type that generation runs in; */
+    WEFT_LOADED_NUMBERS        /* its tokenizer where it has one, and that type */
 } weft_loaded_for;
 
 /* Opens what `path` stands for, with what the arguments change of its config. Its checksums are

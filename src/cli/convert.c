@@ -1,5 +1,6 @@
 /* weft convert: a model from one layout into another. */
 #include "base/json.h"
+#include "base/log.h"
 #include "base/scope.h"
 #include "cli/checkpoint.h"
 #include "convert/attention.h"
@@ -14,7 +15,7 @@
 
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, Llama, Mistral, Qwen2: config.json, safetensors, tokenizer)\n"
+    "(GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout\n"
     "  --to-mla           make MLA from dot attention: keys and values go through latents that "
@@ -28,6 +29,8 @@ const char weft_help_convert[] =
     "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
     "the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
+    "  --ignore-key KEY   read a config.json of Hugging Face's as if this key were not there; "
+    "repeatable\n"
     "  --force            replace the model's folder that is there, whole\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
     "  --dtype T          f32, bf16 or f64; default: the checkpoint's, and f32 from Hugging Face\n"
@@ -101,7 +104,7 @@ static weft_status read_model(const weft_args *args, const conversion *v, bool t
             return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", v->model);
         if (args->dtype) WEFT_TRY(weft_config_set(&c, "DTYPE", args->dtype, "--dtype"));
         if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
-        return weft_hf_read(folder, weft_config_dtype(&c), out);
+        return weft_hf_read(folder, weft_config_dtype(&c), args->repeated, args->n_repeated, out);
     }
     WEFT_TRY(weft_generation_folder(v->model, folder));
     if (!v->unchecked) WEFT_TRY(weft_args_check_model(folder));
@@ -204,6 +207,29 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
     weft_args_print(object, 0);
 }
 
+/* What of their folder the config says: that there is no tokenizer, or how a message is written, where the
+ * chat template is of a form that many models have. */
+static weft_status set_text_options(const conversion *v, const weft_tokenizer *t,
+                                    const char *folder, weft_config *c) {
+    static const char *const forms[][2] = {
+        {"<|im_start|>", "<|im_start|>{role}\\n{content}<|im_end|>\\n"},
+        {"<|start_header_id|>",
+         "<|start_header_id|>{role}<|end_header_id|>\\n\\n{content}<|eot_id|>"}};
+    WEFT_AUTO_FREE char *chat = NULL;
+    if (v->no_tokenizer) return weft_config_set(c, "TOKENIZER", "none", folder);
+    if (!t) return WEFT_OK;
+    WEFT_TRY(weft_tokenizer_chat(t, &chat));
+    for (size_t i = 0; chat && i < sizeof forms / sizeof forms[0]; i++)
+        if (strstr(chat, forms[i][0]))
+            return weft_config_set(c, "CHAT_TEMPLATE", forms[i][1], folder);
+    if (chat)
+        weft_log(WEFT_LOG_WARN,
+                 "%s: its chat template is kept, but weft does not render it; weft serve -o "
+                 "CHAT_TEMPLATE=... says how a message is written",
+                 folder);
+    return WEFT_OK;
+}
+
 static weft_status convert(const weft_args *args, const conversion *v) {
     char folder[WEFT_FOLDER_PATH];
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
@@ -222,11 +248,12 @@ static weft_status convert(const weft_args *args, const conversion *v) {
                          "make something else of it",
                          v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
+    if (theirs) WEFT_TRY(set_text_options(v, t, folder, &m->config));
     if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
     /* Whether they have a model for it, before anything is written. */
     weft_hf_family family;
     WEFT_AUTO_DECREF json_t *config = NULL;
-    if (v->to_hf) WEFT_TRY(weft_hf_config_write(&m->config, -1, &family, &config));
+    if (v->to_hf) WEFT_TRY(weft_hf_config_write(&m->config, NULL, &family, &config));
     WEFT_TRY(v->to_hf ? weft_hf_write(m, t, v->out, weft_new_model_may(v->force))
                       : weft_new_model_write(v->out, v->force, m, t));
     print_result(args, v, m, theirs, t, &did);
@@ -265,6 +292,7 @@ int weft_cmd_convert(int argc, char **argv) {
         {"--no-tokenizer", .flag = &v.no_tokenizer},
         {"--force", .flag = &v.force},
         {"--unchecked", .flag = &v.unchecked},
+        {.name = "--ignore-key"},
         {0}};
     int exit_status = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_DTYPE, own, NULL, 0);
     if (!exit_status) exit_status = check_usage(&args, &v);

@@ -21,6 +21,9 @@ const char weft_help_generate[] =
     "                     one begins a new text\n"
     "  --file FILE        read the prompt from this file; - is standard input, which is also read "
     "if there is no prompt and it is not a terminal\n"
+    "  --tokens \"5 6 7\"   the prompt as tokens' numbers, separated by blanks or commas; the text "
+    "comes out "
+    "as numbers, too. For models without a tokenizer\n"
     "  -i                 a conversation: each line of standard input is added and answered, up to "
     "a stop string or --max-tokens; what was said before stays in the cache. --prompt or --file is "
     "its beginning, which is answered first\n"
@@ -50,7 +53,7 @@ const char weft_help_generate[] =
 
 typedef struct {
     weft_args args;
-    const char *path, *prompt, *file;
+    const char *path, *prompt, *file, *tokens;
     bool interactive, slide, unchecked;
     int64_t samples, context, top_logprobs;
     weft_sampling sampling;
@@ -79,6 +82,7 @@ static int read_options(generation *g, int argc, char **argv) {
         {"--model", .value = &g->path, .rule = WEFT_ARG_NEEDED},
         {"--prompt", .value = &g->prompt, .rule = WEFT_ARG_MAY_BE_EMPTY},
         {"--file", .value = &g->file},
+        {"--tokens", .value = &g->tokens},
         {"-i", .flag = &g->interactive},
         {"--interactive", .flag = &g->interactive},
         {"--slide", .flag = &g->slide},
@@ -98,8 +102,10 @@ static int read_options(generation *g, int argc, char **argv) {
     if (status) return status;
     s->top_logprobs = (int)g->top_logprobs;
     s->token_only = !a->json;
-    if (g->prompt && g->file)
-        return weft_args_refuse(a, "--prompt and --file are two prompts; give one");
+    if ((g->prompt != NULL) + (g->file != NULL) + (g->tokens != NULL) > 1)
+        return weft_args_refuse(a, "--prompt, --file and --tokens are each a prompt; give one");
+    if (g->tokens && (g->interactive || a->n_repeated))
+        return weft_args_refuse(a, "--tokens goes without -i and --stop, which are about text");
     if (g->interactive && (g->samples > 1 || a->json))
         return weft_args_refuse(a, "-i is one conversation, without --samples and --json");
     if (g->interactive && g->file && strcmp(g->file, "-") == 0)
@@ -111,9 +117,10 @@ static int read_options(generation *g, int argc, char **argv) {
 
 static weft_status open_all(generation *g) {
     weft_loaded *l = &g->loaded;
-    WEFT_TRY(weft_loaded_open(&g->args, g->path, g->unchecked, WEFT_LOADED_GENERATION, l));
+    WEFT_TRY(weft_loaded_open(&g->args, g->path, g->unchecked,
+                              g->tokens ? WEFT_LOADED_NUMBERS : WEFT_LOADED_GENERATION, l));
     g->sampling.seed = (uint64_t)l->config.seed;
-    g->sampling.end_token = weft_tokenizer_end(l->tokenizer);
+    g->sampling.ends = l->tokenizer;
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
@@ -146,6 +153,7 @@ static weft_status read_text(const char *path, char **text, size_t *bytes) {
 }
 
 static weft_status open_sample(const generation *g, sample_text *s) {
+    if (!g->loaded.tokenizer) return WEFT_OK; /* no text is made */
     return weft_stream_open(g->loaded.tokenizer, g->args.repeated, g->args.n_repeated, &s->stream);
 }
 
@@ -188,6 +196,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
             if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
                 return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
             s->tokens[s->n_tokens++] = token;
+            if (!s->stream) continue;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
             WEFT_TRY(add_text(s, text, bytes, shown));
             if (!stopped) continue;
@@ -198,6 +207,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
         }
         s->finish = take == WEFT_TAKE_BROKEN ? "error" : take == WEFT_TAKE_END ? "stop" : "length";
         s->done = true;
+        if (!s->stream) return WEFT_OK;
         WEFT_TRY(weft_stream_end(s->stream, &text, &bytes));
         WEFT_TRY(add_text(s, text, bytes, shown));
     }
@@ -313,15 +323,47 @@ static weft_status read_beginning(const generation *g, bool input, char **text, 
     return g->file || input ? read_text(g->file ? g->file : "-", text, bytes) : WEFT_OK;
 }
 
+/* Numbers with blanks or commas between them; malloc'd. */
+static weft_status read_numbers(const generation *g, int32_t **out, int64_t *count) {
+    int64_t room = 0;
+    *count = 0;
+    for (const char *at = g->tokens; *(at += strspn(at, " ,\t\n"));) {
+        char *end;
+        long long token = strtoll(at, &end, 10);
+        if (end == at || !strchr(" ,\t\n", *end) || token < 0 ||
+            token >= g->loaded.config.vocab_size)
+            return weft_fail(
+                WEFT_EINPUT,
+                "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
+                (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
+        if (!weft_grow_list(out, &room, *count + 1, sizeof **out))
+            return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
+        (*out)[(*count)++] = (int32_t)token;
+        at = end;
+    }
+    return *count ? WEFT_OK : weft_fail(WEFT_EINPUT, "--tokens: there is no number in it");
+}
+
+/* Tokens in, tokens out: a line for each text. */
+static void print_numbers(const generation *g, const sample_text *samples) {
+    for (int64_t i = 0; i < g->samples; i++)
+        for (int64_t k = 0; k < samples[i].n_tokens; k++)
+            printf("%d%c", samples[i].tokens[k].token, k + 1 < samples[i].n_tokens ? ' ' : '\n');
+}
+
 static weft_status generate_once(generation *g) {
+    WEFT_AUTO_FREE int32_t *numbers = NULL;
     char *text = NULL;
     size_t bytes = 0;
     const int32_t *tokens = NULL;
     int64_t count = 0;
-    weft_status status = read_beginning(g, !isatty(STDIN_FILENO), &text, &bytes);
-    if (status == WEFT_OK)
-        status = weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, text, bytes, &tokens,
-                                    &count);
+    weft_status status = g->tokens ? read_numbers(g, &numbers, &count)
+                                   : read_beginning(g, !isatty(STDIN_FILENO), &text, &bytes);
+    if (g->tokens)
+        tokens = numbers;
+    else if (status == WEFT_OK)
+        status = weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, text, bytes, true,
+                                    &tokens, &count);
     sample_text *samples = calloc((size_t)g->samples, sizeof *samples);
     if (!samples) status = weft_fail(WEFT_ENOMEM, "generate: no memory");
     double start = weft_clock();
@@ -332,7 +374,8 @@ static weft_status generate_once(generation *g) {
         if (status == WEFT_OK)
             status = weft_generator_add(g->generator, tokens, count, &sampling, &samples[i].id);
     }
-    if (status == WEFT_OK) status = run_samples(g, samples, start, !g->args.json);
+    if (status == WEFT_OK) status = run_samples(g, samples, start, !g->args.json && !g->tokens);
+    if (status == WEFT_OK && g->tokens && !g->args.json) print_numbers(g, samples);
     if (status == WEFT_OK) {
         speed v = measure(samples, g->samples, count, start);
         status = check_samples(g, samples);
@@ -351,8 +394,8 @@ static weft_status answer(generation *g, int64_t *id, const char *line, size_t b
     const int32_t *tokens;
     int64_t count;
     WEFT_AUTO(close_sample) sample_text s = {.id = *id};
-    WEFT_TRY(
-        weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, line, bytes, &tokens, &count));
+    WEFT_TRY(weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, line, bytes, *id < 0,
+                                &tokens, &count));
     WEFT_TRY(open_sample(g, &s));
     double start = weft_clock();
     WEFT_TRY(*id < 0 ? weft_generator_add(g->generator, tokens, count, &g->sampling, id)

@@ -284,6 +284,11 @@ static const struct {
 #else
     {"http", false},
 #endif
+#ifdef WEFT_HAVE_UTF8PROC
+    {"utf8proc", true},
+#else
+    {"utf8proc", false},
+#endif
 };
 enum { N_PARTS = sizeof parts / sizeof parts[0] };
 

@@ -1,7 +1,7 @@
 /* Models in Hugging Face's layout: a folder with config.json, model.safetensors (or several files and
  * an index of them) and a tokenizer, read into weft's and written from it.
  *
- * Two families: GPT-2, and the Llama-like ones (Llama, Mistral, Qwen2), which differ in their biases.
+ * Two families: GPT-2, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3).
  * hf_config.c turns one config into the other; hf_weights.c has the one list of which tensor is which,
  * and reads and writes the files by it. What a folder asks for and weft does
  * not compute is refused by its key: a model is read whole or not at all. */
@@ -18,18 +18,22 @@ typedef enum { WEFT_HF_GPT2, WEFT_HF_LLAMA } weft_hf_family;
 /* Whether the folder's config.json is one of theirs: it has a model_type. */
 bool weft_hf_is_folder(const char *folder);
 
+/* Takes a key out of their config, or "rope_scaling.KEY". One that is not there is WEFT_EINPUT. */
+weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *key);
 /* Their config as ours. `where` names it in errors. */
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
                                 weft_hf_family *family);
-/* Ours as theirs; the caller owns the object. `end` is the token that ends a text, -1: none. A config
+/* Ours as theirs; the caller owns the object. The special tokens are the tokenizer's; NULL: none. A config
  * that they have no model for is refused by the key. */
-weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_family *family,
-                                 json_t **out);
+weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
+                                 weft_hf_family *family, json_t **out);
 
 /* ATTENTION_BIAS with auto resolved. */
 int weft_hf_attention_bias(const weft_config *c);
 
-weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out);
+/* `ignored` are keys of the config that are read as if they were not there. */
+weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const *ignored,
+                         int n_ignored, weft_model **out);
 /* Publishes a folder, with what it may replace (model/folder.h). `t` NULL: without a tokenizer. */
 weft_status weft_hf_write(const weft_model *m, const weft_tokenizer *t, const char *folder,
                           weft_may_replace may);

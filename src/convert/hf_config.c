@@ -1,23 +1,54 @@
-/* Hugging Face's config.json and ours. Every key of theirs is in one of the tables below: taken,
- * without a bearing on what is computed, or required to have one value, since weft computes no other.
- * A key that is in none is refused, rather than read past: it may change what the model means. */
+/* Hugging Face's config.json and ours. One table says of their keys which are taken, which have no bearing
+ * on what is computed, and which change it and so must have the one value that weft computes. A key that
+ * is in none of its lists is passed over with a warning: most of those are notes of the program that wrote
+ * the file. */
 #include "convert/hf.h"
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/scope.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Keys: KEY, whose value is taken or has no bearing, or KEY=VALUE, which must have it. null and absence are
- * always well. */
+/* KEY, whose value is taken or has no bearing, or KEY=VALUE, which must have it. null and absence are always
+ * well. */
 static const char common_keys[] =
-    "model_type vocab_size tie_word_embeddings is_encoder_decoder=false "
-    "add_cross_attention=false _name_or_path _attn_implementation_autoset architectures "
-    "attention_dropout bos_token_id chunk_size_feed_forward dtype eos_token_id "
-    "gradient_checkpointing id2label initializer_range label2id output_attentions "
-    "output_hidden_states output_past pad_token_id problem_type return_dict "
-    "task_specific_params tokenizer_class torch_dtype transformers_version unk_token_id "
-    "use_cache";
+    "model_type vocab_size tie_word_embeddings "
+    /* of every model's config, of generation, and of programs that wrote one */
+    "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels "
+    "architectures "
+    "attention_dropout attn_implementation bad_words_ids begin_suppress_tokens bos_token_id "
+    "chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype "
+    "early_stopping "
+    "encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task "
+    "forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range "
+    "is_decoder "
+    "is_llama_config label2id length_penalty max_length min_length model_max_length "
+    "no_repeat_ngram_size "
+    "num_beam_groups num_beams num_labels num_return_sequences output_attentions "
+    "output_hidden_states "
+    "output_past output_scores pad_token_id prefix problem_type remove_invalid_values "
+    "repetition_penalty "
+    "return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params "
+    "temperature "
+    "tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript "
+    "transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed "
+    "unsloth_version "
+    "use_bfloat16 use_cache use_flash_attn "
+    /* what would change the function */
+    "add_cross_attention=false alibi=false attention_multiplier=null attn_logit_softcapping=null "
+    "clip_qkv=null cross_attention_hidden_size=null embedding_multiplier=1 "
+    "final_logit_softcapping=null "
+    "is_encoder_decoder=false kv_lora_rank=null logit_scale=1 logits_scaling=1 "
+    "n_routed_experts=null "
+    "num_experts=null num_local_experts=null parallel_attn=false pruned_heads={} "
+    "qk_layernorm=false "
+    "qk_norm=false quantization_config=null query_pre_attn_scalar=null residual_multiplier=1 "
+    "rope_interleaved=false scale_depth=null scale_emb=1 use_parallel_residual=false "
+    "use_qk_norm=false";
 
 static const char gpt2_keys[] =
     "n_embd n_head n_layer n_positions n_inner layer_norm_epsilon activation_function "
@@ -28,18 +59,44 @@ static const char gpt2_keys[] =
 static const char llama_keys[] =
     "hidden_size intermediate_size num_attention_heads num_hidden_layers "
     "num_key_value_heads max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-    "rope_parameters attention_bias head_dim sliding_window layer_types "
-    "hidden_act=\"silu\" mlp_bias=false use_sliding_window max_window_layers "
-    "partial_rotary_factor=1.0 use_mrope=false pretraining_tp";
+    "rope_parameters attention_bias mlp_bias head_dim sliding_window layer_types "
+    "hidden_act=\"silu\" use_sliding_window max_window_layers no_rope_layers "
+    "no_rope_layer_interval "
+    "partial_rotary_factor=1 use_mrope=false pretraining_tp";
 
 static const char rope_keys[] =
     "rope_type type rope_theta factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow attention_factor truncate=true "
-    "partial_rotary_factor=1.0";
+    "partial_rotary_factor=1 mscale=null mscale_all_dim=null short_factor=null long_factor=null "
+    "mrope_section=null";
+
+/* The families that are Llama but for what is said here; `kv_heads` and what follows are for a config that
+ * says nothing, 0: as Llama has it. */
+typedef struct {
+    const char *type, *architecture;
+    bool qkv_bias; /* in these three maps, and nowhere else */
+    bool qk_norm;
+    bool tied;
+    bool windows; /* a sliding_window is in use unless use_sliding_window says no */
+    int kv_heads, head_dim, nope_every, window;
+    double theta;
+} llama_like;
+
+enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, LIKES };
+
+static const llama_like likes[LIKES] = {
+    [LLAMA] = {"llama", "LlamaForCausalLM", .windows = true},
+    [MISTRAL] = {"mistral", "MistralForCausalLM", .windows = true, .kv_heads = 8, .window = 4096},
+    [QWEN2] = {"qwen2", "Qwen2ForCausalLM", .qkv_bias = true},
+    [QWEN3] = {"qwen3", "Qwen3ForCausalLM", .qk_norm = true, .head_dim = 128},
+    [SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM", .tied = true, .kv_heads = 4, .nope_every = 4,
+                 .theta = 2e6},
+};
 
 typedef struct {
     const json_t *root;
     const char *where;
+    char unknown[256];  /* keys, as text */
     weft_status status; /* the first failure */
 } source;
 
@@ -80,23 +137,25 @@ static weft_status refuse(const source *s, const char *key, const json_t *value,
                      shown(value, text), remedy);
 }
 
-/* Every key must be known and have a value that weft can follow. */
+/* Refuses values that weft cannot follow, and adds the keys that are not known to `unknown`. */
 static weft_status check_keys(const source *s, const json_t *object, const char *keys,
-                              const char *more, const char *inside) {
+                              const char *more, const char *inside, char unknown[256]) {
     const char *key;
     char must[16];
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value) {
-        if (!find_key(keys, key, must) && !find_key(more, key, must))
-            return weft_fail(
-                WEFT_EINPUT,
-                "%s: the key \"%s%s%.60s\" is not known, and may change what the model "
-                "computes",
-                s->where, inside, *inside ? "." : "", key);
-        if (*must && !json_is_null(value) && !is_the_same(value, must)) {
-            char remedy[96];
-            snprintf(remedy, sizeof remedy, "only %s is", must);
-            return refuse(s, key, value, remedy);
+        char full[128];
+        snprintf(full, sizeof full, "%s%.60s", inside, key);
+        if (json_is_null(value)) continue;
+        if (!find_key(keys, key, must) && !find_key(more, key, must)) {
+            size_t used = strlen(unknown);
+            snprintf(unknown + used, 256 - used, "%s\"%s\"", used ? ", " : "", full);
+        } else if (*must && !is_the_same(value, must)) {
+            char remedy[256];
+            snprintf(remedy, sizeof remedy,
+                     "only %s is. --ignore-key %s reads the model as if it were not there", must,
+                     full);
+            return refuse(s, full, value, remedy);
         }
     }
     return WEFT_OK;
@@ -152,13 +211,13 @@ static void read_gpt2(source *s, weft_config *c) {
     read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", true);
 }
 
-static void read_rope(source *s, weft_config *c) {
+static void read_rope(source *s, const llama_like *like, weft_config *c) {
     const json_t *rope = json_object_get(s->root, "rope_parameters");
     if (!json_is_object(rope)) rope = json_object_get(s->root, "rope_scaling");
-    double theta = number_of(s, s->root, "rope_theta", 10000);
+    double theta = number_of(s, s->root, "rope_theta", like->theta > 0 ? like->theta : 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
     if (!json_is_object(rope)) return;
-    note(s, check_keys(s, rope, rope_keys, "", "rope_scaling"));
+    note(s, check_keys(s, rope, rope_keys, "", "rope_scaling.", s->unknown));
     const json_t *type = json_object_get(rope, "rope_type");
     if (!type) type = json_object_get(rope, "type");
     const char *word = json_is_string(type) ? json_string_value(type) : "";
@@ -181,18 +240,23 @@ static void read_rope(source *s, weft_config *c) {
 }
 
 /* What a Llama-like config may say and weft computes only where it changes nothing. */
-static void check_llama(source *s, const weft_config *c) {
+static void check_llama(source *s, const llama_like *like, const weft_config *c) {
     const json_t *window = json_object_get(s->root, "sliding_window"), *kind;
     const json_t *used = json_object_get(s->root, "use_sliding_window");
-    const json_t *head = json_object_get(s->root, "head_dim");
+    bool in_use = like->windows ? !json_is_false(used) : json_is_true(used);
     size_t i;
     if (s->status != WEFT_OK) return;
-    if (json_is_integer(window) && !json_is_false(used) && json_integer_value(window) < c->context)
-        note(s, refuse(s, "sliding_window", window,
-                       "attention here sees all earlier tokens; lower max_position_embeddings to "
-                       "the window, or set it to null"));
-    if (json_is_integer(head) && json_integer_value(head) != c->n_embd / c->n_head)
-        note(s, refuse(s, "head_dim", head, "it must be hidden_size / num_attention_heads"));
+    double width = window ? json_number_value(window) : (double)like->window;
+    if (in_use && width > 0 && width < (double)c->context)
+        note(s,
+             weft_fail(
+                 WEFT_EINPUT,
+                 "%s: \"sliding_window\": %.0f is not supported; attention here sees all earlier "
+                 "tokens: lower max_position_embeddings to the window, or set it to null",
+                 s->where, width));
+    if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
+        note(s, refuse(s, "rms_norm_eps", json_object_get(s->root, "rms_norm_eps"),
+                       "where queries and keys are normed only 1e-6 is"));
     json_array_foreach(json_object_get(s->root, "layer_types"), i, kind) {
         const char *word = json_string_value(kind);
         if (!word || strcmp(word, "full_attention") != 0)
@@ -200,48 +264,92 @@ static void check_llama(source *s, const weft_config *c) {
     }
 }
 
-static void read_llama(source *s, weft_config *c, const char *type) {
-    bool qwen = strcmp(type, "qwen2") == 0, mistral = strcmp(type, "mistral") == 0;
+/* Layers that rotate nothing: 0 in a list, which must have it at every n-th place, or every n-th. */
+static void read_nope(source *s, const llama_like *like, weft_config *c) {
+    const json_t *list = json_object_get(s->root, "no_rope_layers");
+    double every = number_of(s, s->root, "no_rope_layer_interval", like->nope_every);
+    if (!json_is_array(list)) {
+        if (like->nope_every) set_number(s, c, "NOPE_EVERY", every);
+        return;
+    }
+    size_t layers = (size_t)c->n_layer, first = 0;
+    while (first < layers && json_integer_value(json_array_get(list, first)) != 0)
+        first++;
+    for (size_t i = 0; i < layers; i++)
+        if ((json_integer_value(json_array_get(list, i)) == 0) != ((i + 1) % (first + 1) == 0))
+            note(s, refuse(s, "no_rope_layers", list, "every n-th layer without rotation is"));
+    if (first < layers) set_number(s, c, "NOPE_EVERY", (double)first + 1);
+}
+
+static void read_llama(source *s, weft_config *c, const llama_like *like) {
     double heads = number_of(s, s->root, "num_attention_heads", NAN);
+    double width = number_of(s, s->root, "hidden_size", NAN);
+    double head = number_of(s, s->root, "head_dim", like->head_dim);
     set_word(s, c, "FFN", "swiglu");
     set_word(s, c, "POSITION", "rope");
     set_word(s, c, "NORM", "rmsnorm");
     set_word(s, c, "BIAS", "n");
-    set_number(s, c, "N_EMBD", number_of(s, s->root, "hidden_size", NAN));
+    set_number(s, c, "N_EMBD", width);
     set_number(s, c, "N_HEAD", heads);
+    set_number(s, c, "HEAD_DIM", head * heads == width ? 0 : head);
     set_number(s, c, "N_LAYER", number_of(s, s->root, "num_hidden_layers", NAN));
     set_number(s, c, "N_FFN", number_of(s, s->root, "intermediate_size", NAN));
-    set_number(s, c, "KV_HEADS", number_of(s, s->root, "num_key_value_heads", mistral ? 8 : heads));
+    set_number(
+        s, c, "KV_HEADS",
+        number_of(s, s->root, "num_key_value_heads", like->kv_heads ? like->kv_heads : heads));
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
     set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", 1e-6));
-    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", false);
+    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", like->tied);
     bool biased = json_is_true(json_object_get(s->root, "attention_bias"));
-    set_word(s, c, "ATTENTION_BIAS", qwen ? "qkv" : biased ? "all" : "none");
-    read_rope(s, c);
-    check_llama(s, c);
+    set_word(s, c, "ATTENTION_BIAS", like->qkv_bias ? "qkv" : biased ? "all" : "none");
+    read_flag(s, c, "FFN_BIAS", "mlp_bias", false);
+    if (like->qk_norm) set_word(s, c, "QK_NORM", "y");
+    read_rope(s, like, c);
+    read_nope(s, like, c);
+    check_llama(s, like, c);
+}
+
+weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *key) {
+    char first[64];
+    const char *dot = strchr(key, '.');
+    json_t *object = root;
+    if (!json_object_get(root, key) && dot) {
+        snprintf(first, sizeof first, "%.*s", (int)(dot - key), key);
+        object = json_object_get(root, first);
+        /* errors call both forms of the rotations' keys by the older name */
+        if (!object && strcmp(first, "rope_scaling") == 0)
+            object = json_object_get(root, "rope_parameters");
+        key = dot + 1;
+    }
+    if (json_object_del(object, key) == 0) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: has no key \"%.60s\", which --ignore-key names", where, key);
 }
 
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
                                 weft_hf_family *family) {
-    static const char *const likes[] = {"llama", "mistral", "qwen2", NULL};
     source s = {.root = root, .where = where};
     const char *type = json_string_value(json_object_get(root, "model_type"));
     if (!type) return weft_fail(WEFT_EINPUT, "%s: \"model_type\" is missing", where);
     int like = 0;
-    while (likes[like] && strcmp(likes[like], type) != 0)
+    while (like < LIKES && strcmp(likes[like].type, type) != 0)
         like++;
     bool gpt2 = strcmp(type, "gpt2") == 0;
-    if (!gpt2 && !likes[like])
+    if (!gpt2 && like == LIKES)
         return weft_fail(WEFT_EINPUT,
-                         "%s: \"model_type\": \"%.40s\" is not supported; gpt2, llama, mistral and "
-                         "qwen2 are",
+                         "%s: \"model_type\": \"%.40s\" is not supported; gpt2, llama, mistral, "
+                         "qwen2, qwen3 and smollm3 are",
                          where, type);
     *family = gpt2 ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
     weft_config_defaults(c);
-    note(&s, check_keys(&s, root, common_keys, gpt2 ? gpt2_keys : llama_keys, ""));
+    note(&s, check_keys(&s, root, common_keys, gpt2 ? gpt2_keys : llama_keys, "", s.unknown));
     if (s.status == WEFT_OK && gpt2) read_gpt2(&s, c);
-    if (s.status == WEFT_OK && !gpt2) read_llama(&s, c, type);
+    if (s.status == WEFT_OK && !gpt2) read_llama(&s, c, &likes[like]);
+    if (s.status == WEFT_OK && *s.unknown)
+        weft_log(WEFT_LOG_WARN,
+                 "%s: passed over what is not known: %s; if one of them changes what the model "
+                 "computes, weft does not",
+                 where, s.unknown);
     return s.status;
 }
 
@@ -259,9 +367,7 @@ static weft_status check_plain(const weft_config *c) {
     if (c->attention != WEFT_ATTENTION_DOT) return has_none(c, WEFT_OPTION(attention));
     if (c->norm_placement != WEFT_PLACEMENT_PRE) return has_none(c, WEFT_OPTION(norm_placement));
     if (!c->causal) return has_none(c, WEFT_OPTION(causal));
-    if (c->n_head * weft_config_head_dim(c) != c->n_embd) return has_none(c, WEFT_OPTION(head_dim));
     if (c->mup) return has_none(c, WEFT_OPTION(mup));
-    if (c->qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
     if (c->attention_gate) return has_none(c, WEFT_OPTION(attention_gate));
     if (c->attn_gate) return has_none(c, WEFT_OPTION(attn_gate));
     if (c->cross_token) return has_none(c, WEFT_OPTION(cross_token));
@@ -276,13 +382,28 @@ static weft_status check_gpt2(const weft_config *c) {
         c->attention_bias != WEFT_ATTENTION_BIAS_ALL)
         return has_none(c, WEFT_OPTION(attention_bias));
     if (weft_config_kv_heads(c) != c->n_head) return has_none(c, WEFT_OPTION(kv_heads));
+    if (c->n_head * weft_config_head_dim(c) != c->n_embd) return has_none(c, WEFT_OPTION(head_dim));
+    if (c->qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
     return WEFT_OK;
 }
 
+/* Which of the likes has all of it. */
+static int choose_like(const weft_config *c) {
+    bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
+    return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
+}
+
 static weft_status check_like_llama(const weft_config *c) {
+    int like = choose_like(c);
+    bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
     if (c->position != WEFT_POSITION_ROPE) return has_none(c, WEFT_OPTION(position));
     if (c->ffn != WEFT_FFN_SWIGLU) return has_none(c, WEFT_OPTION(ffn));
     if (c->norm != WEFT_NORM_RMSNORM) return has_none(c, WEFT_OPTION(norm));
+    if (c->qk_norm && like != QWEN3) return has_none(c, WEFT_OPTION(qk_norm));
+    if (qkv && like != QWEN2) return has_none(c, WEFT_OPTION(attention_bias));
+    if (c->ffn_bias && (like == QWEN2 || like == QWEN3)) return has_none(c, WEFT_OPTION(ffn_bias));
+    if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
+        return has_none(c, WEFT_OPTION(norm_eps));
     return WEFT_OK;
 }
 
@@ -310,19 +431,23 @@ static json_t *write_gpt2(const weft_config *c) {
                      c->dropout, "embd_pdrop", 0.0, "attn_pdrop", 0.0);
 }
 
-static json_t *write_llama(const weft_config *c, int bias) {
-    bool qwen = bias == WEFT_ATTENTION_BIAS_QKV;
+static json_t *write_llama(const weft_config *c) {
+    int number = choose_like(c);
+    const llama_like *like = &likes[number];
     json_t *root = json_pack(
-        "{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o}", "architectures",
-        qwen ? "Qwen2ForCausalLM" : "LlamaForCausalLM", "model_type", qwen ? "qwen2" : "llama",
-        "hidden_act", "silu", "hidden_size", (json_int_t)c->n_embd, "num_attention_heads",
-        (json_int_t)c->n_head, "num_hidden_layers", (json_int_t)c->n_layer, "intermediate_size",
-        (json_int_t)weft_config_ffn_dim(c), "num_key_value_heads",
+        "{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o}", "architectures",
+        like->architecture, "model_type", like->type, "hidden_act", "silu", "hidden_size",
+        (json_int_t)c->n_embd, "num_attention_heads", (json_int_t)c->n_head, "head_dim",
+        (json_int_t)weft_config_head_dim(c), "num_hidden_layers", (json_int_t)c->n_layer,
+        "intermediate_size", (json_int_t)weft_config_ffn_dim(c), "num_key_value_heads",
         (json_int_t)weft_config_kv_heads(c), "max_position_embeddings", (json_int_t)c->context,
         "rms_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-6, "rope_theta", c->rope_theta,
         "rope_scaling", write_rope(c));
-    if (!qwen)
-        json_object_set_new(root, "attention_bias", json_boolean(bias == WEFT_ATTENTION_BIAS_ALL));
+    bool all = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL;
+    if (number != QWEN2) json_object_set_new(root, "attention_bias", json_boolean(all));
+    if (c->ffn_bias) json_object_set_new(root, "mlp_bias", json_true());
+    if (c->nope_every)
+        json_object_set_new(root, "no_rope_layer_interval", json_integer(c->nope_every));
     return root;
 }
 
@@ -331,19 +456,32 @@ int weft_hf_attention_bias(const weft_config *c) {
     return c->bias ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
 }
 
-weft_status weft_hf_config_write(const weft_config *c, int32_t end, weft_hf_family *family,
-                                 json_t **out) {
+/* As they were where the tokenizer came from, or else the token that ends a text. */
+static void write_specials(const weft_tokenizer *t, json_t *root) {
+    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+    const char *text = t ? weft_tokenizer_generation(t) : NULL;
+    WEFT_AUTO_DECREF json_t *was = text ? json_loads(text, 0, NULL) : NULL;
+    int32_t end = t && !was ? weft_tokenizer_end(t) : -1;
+    for (int i = 0; i < 3; i++) {
+        json_t *value = json_object_get(was, keys[i]);
+        if (value)
+            json_object_set(root, keys[i], value);
+        else
+            json_object_set_new(root, keys[i], end >= 0 && i < 2 ? json_integer(end) : json_null());
+    }
+}
+
+weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
+                                 weft_hf_family *family, json_t **out) {
     *out = NULL;
     WEFT_TRY(check_plain(c));
     *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
     WEFT_TRY(*family == WEFT_HF_GPT2 ? check_gpt2(c) : check_like_llama(c));
-    json_t *root =
-        *family == WEFT_HF_GPT2 ? write_gpt2(c) : write_llama(c, weft_hf_attention_bias(c));
+    json_t *root = *family == WEFT_HF_GPT2 ? write_gpt2(c) : write_llama(c);
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
     json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));
     json_object_set_new(root, "tie_word_embeddings", json_boolean(c->weight_tying));
-    json_object_set_new(root, "bos_token_id", end >= 0 ? json_integer(end) : json_null());
-    json_object_set_new(root, "eos_token_id", end >= 0 ? json_integer(end) : json_null());
+    write_specials(t, root);
     *out = root;
     return WEFT_OK;
 }

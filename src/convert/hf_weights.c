@@ -30,7 +30,7 @@ typedef struct {
     int64_t n;
 } piece_list;
 
-enum { LAYER_PIECES = 16, OTHER_PIECES = 8 }; /* at most */
+enum { LAYER_PIECES = 24, OTHER_PIECES = 8 }; /* at most */
 enum { HEAD = -2, BODY = -1 };                /* in place of a layer's number */
 
 /* `layers` is their word before a layer's number. */
@@ -93,19 +93,19 @@ static void list_gpt2(piece_list *p) {
 static void add_projections(piece_list *p, int64_t layer, const char *ours, const char *kind,
                             int64_t columns) {
     const weft_config *c = p->c;
-    int64_t kv = weft_config_kv_heads(c) * weft_config_head_dim(c), e = c->n_embd;
+    int64_t d = weft_config_head_dim(c), q = c->n_head * d, kv = weft_config_kv_heads(c) * d;
     char theirs[64];
     snprintf(theirs, sizeof theirs, "self_attn.q_proj.%s", kind);
-    add_rows(p, layer, ours, theirs, 0, e, columns);
+    add_rows(p, layer, ours, theirs, 0, q, columns);
     snprintf(theirs, sizeof theirs, "self_attn.k_proj.%s", kind);
-    add_rows(p, layer, ours, theirs, e, kv, columns);
+    add_rows(p, layer, ours, theirs, q, kv, columns);
     snprintf(theirs, sizeof theirs, "self_attn.v_proj.%s", kind);
-    add_rows(p, layer, ours, theirs, e + kv, kv, columns);
+    add_rows(p, layer, ours, theirs, q + kv, kv, columns);
 }
 
 static void list_llama(piece_list *p) {
     const weft_config *c = p->c;
-    int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
+    int64_t e = c->n_embd, f = weft_config_ffn_dim(c), d = weft_config_head_dim(c);
     int bias = weft_hf_attention_bias(c);
     bool all = bias == WEFT_ATTENTION_BIAS_ALL;
     add(p, "", BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
@@ -115,11 +115,20 @@ static void list_llama(piece_list *p) {
         add(p, "layers", i, "ln_2.weight", "post_attention_layernorm.weight", e, 0);
         add_projections(p, i, "attn.qkv.weight", "weight", e);
         if (bias != WEFT_ATTENTION_BIAS_NONE) add_projections(p, i, "attn.qkv.bias", "bias", 0);
-        add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, e);
+        add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, c->n_head * d);
         if (all) add(p, "layers", i, "attn.out.bias", "self_attn.o_proj.bias", e, 0);
         add(p, "layers", i, "ffn.w1.weight", "mlp.up_proj.weight", f, e);
         add(p, "layers", i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
         add(p, "layers", i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
+        if (c->qk_norm) {
+            add(p, "layers", i, "attn.q_norm.weight", "self_attn.q_norm.weight", d, 0);
+            add(p, "layers", i, "attn.k_norm.weight", "self_attn.k_norm.weight", d, 0);
+        }
+        if (c->ffn_bias) {
+            add(p, "layers", i, "ffn.w1.bias", "mlp.up_proj.bias", f, 0);
+            add(p, "layers", i, "ffn.w3.bias", "mlp.gate_proj.bias", f, 0);
+            add(p, "layers", i, "ffn.w2.bias", "mlp.down_proj.bias", e, 0);
+        }
     }
     add_head(p);
 }
@@ -319,7 +328,8 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
 
 WEFT_ENDED_BY(weft_model_destroy, weft_model)
 
-weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out) {
+weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const *ignored,
+                         int n_ignored, weft_model **out) {
     WEFT_AUTO_DECREF json_t *root = NULL;
     WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     weft_config c;
@@ -328,6 +338,8 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, weft_model **out)
     *out = NULL;
     WEFT_TRY(weft_path(where, "%s/config.json", folder));
     WEFT_TRY(read_json(folder, "config.json", &root));
+    for (int i = 0; i < n_ignored; i++)
+        WEFT_TRY(weft_hf_config_ignore(root, where, ignored[i]));
     WEFT_TRY(weft_hf_config_read(root, where, &c, &family));
     WEFT_TRY(weft_model_check(&c, where));
     if (dtype == WEFT_BF16) c.dtype = WEFT_CONFIG_BF16;
@@ -395,8 +407,7 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     static const char *const types[] = {
         [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
     json_t *root;
-    WEFT_TRY(weft_hf_config_write(
-        &p->model->config, p->tokenizer ? weft_tokenizer_end(p->tokenizer) : -1, &family, &root));
+    WEFT_TRY(weft_hf_config_write(&p->model->config, p->tokenizer, &family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[p->model->dtype]));
     WEFT_TRY(weft_json_write(path, root, &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));

@@ -150,6 +150,7 @@ static void list_heads(const weft_config *c, listing *l) {
  * them: nothing may be added to it. */
 static void list_columns(const weft_config *c, listing *l, int64_t size) {
     static const char *const rows[] = {"ffn.fc.weight",       "ffn.fc.bias",
+                                       "ffn.w1.bias",         "ffn.w3.bias",
                                        "ffn.w1.weight",       "ffn.w3.weight",
                                        "ffn.cross_up.weight", "ffn.cross_proj.weight",
                                        "ffn.couple.weight",   "ffn.attn_to_mlp.weight"};

@@ -106,16 +106,17 @@ static void encode_task(void *context, int64_t i, int thread) {
     if (r->status != WEFT_OK) snprintf(r->message, sizeof r->message, "%s", weft_error_message());
 }
 
-/* What stands before a document: the end of the one before it. */
+/* What stands before a document: the end of the one before it, and what begins every text. */
 static weft_status put_separator(job *j, bool val) {
-    int32_t end = weft_tokenizer_end(j->tokenizer);
+    int32_t end = weft_tokenizer_end(j->tokenizer), begin = weft_tokenizer_begin(j->tokenizer);
     const int32_t *tokens = &end;
     int64_t count = 1;
     bool first = !j->began[val];
     j->began[val] = true;
-    if (end < 0 && first) return WEFT_OK;
-    if (end < 0) WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
-    return weft_shard_writer_put(j->writers[val], tokens, count);
+    if (!first && end < 0) WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
+    if (!first || (end >= 0 && begin < 0))
+        WEFT_TRY(weft_shard_writer_put(j->writers[val], tokens, count));
+    return begin < 0 ? WEFT_OK : weft_shard_writer_put(j->writers[val], &begin, 1);
 }
 
 static weft_status write_unit(job *j, const weft_input_unit *unit, const result *r) {

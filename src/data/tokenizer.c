@@ -23,7 +23,7 @@ weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out) {
         free(t);
         return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", name);
     }
-    t->end = -1;
+    t->end = t->begin = -1;
     t->ids_most = TOKENIZER_VOCAB_MAX;
     *out = t;
     return WEFT_OK;
@@ -43,6 +43,8 @@ void weft_tokenizer_close(weft_tokenizer *t) {
     free(t->length);
     free(t->offset);
     free(t->source);
+    for (int i = 0; i < BESIDE_FILES; i++)
+        free(t->beside[i]);
     free(t->name);
     free(t);
 }
@@ -194,6 +196,9 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     *out = NULL;
     WEFT_TRY(weft_tokenizer_new(name, &t));
+    if (strcmp(name, "none") == 0)
+        return weft_fail(WEFT_EINPUT, "the model has no tokenizer; its tokens go in and out as "
+                                      "numbers: weft generate --tokens \"5 6 7\"");
     WEFT_TRY(strcmp(name, "bytes") == 0 ? make_bytes(t) : weft_tokenizer_read(t, name));
     *out = weft_steal(&t);
     return WEFT_OK;
@@ -202,6 +207,18 @@ weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
 WEFT_GETTER(const char *, weft_tokenizer_name, weft_tokenizer, name)
 WEFT_GETTER(int64_t, weft_tokenizer_vocab, weft_tokenizer, vocab)
 WEFT_GETTER(int32_t, weft_tokenizer_end, weft_tokenizer, end)
+WEFT_GETTER(int32_t, weft_tokenizer_begin, weft_tokenizer, begin)
+
+int32_t weft_tokenizer_first(const weft_tokenizer *t) {
+    return t->begin >= 0 ? t->begin : t->end;
+}
+
+bool weft_tokenizer_ends(const weft_tokenizer *t, int32_t token) {
+    bool ends = token == t->end && token >= 0;
+    for (int i = 0; i < t->n_ends; i++)
+        ends = ends || token == t->ends[i];
+    return ends;
+}
 
 int32_t weft_tokenizer_special(const weft_tokenizer *t, const char *text) {
     for (int i = 0; i < t->n_added; i++)
@@ -217,7 +234,7 @@ const char *weft_tokenizer_token(const weft_tokenizer *t, int32_t token, int32_t
 
 bool weft_tokenizer_cuttable(const weft_tokenizer *t) {
     if (t->bytes_only) return true;
-    bool plain = t->n_steps == 1 && !t->steps[0].pattern;
+    bool plain = !t->nfc && t->n_steps == 1 && !t->steps[0].pattern;
     for (int i = 0; i < t->n_added; i++)
         plain = plain && t->added[i].special;
     return plain;
@@ -344,7 +361,15 @@ static json_t *byte_level(bool trim, bool regex) {
                      "trim_offsets", trim, "use_regex", regex);
 }
 
-/* For bytes, BPE without merges in one piece; for GPT-2's files, what they leave unsaid. */
+/* Splitting as the files leave it unsaid: by GPT-2's pattern or another. */
+static json_t *splitting(const weft_tokenizer *t) {
+    if (!t->split) return byte_level(true, t->n_steps > 0);
+    return json_pack("{s:s, s:[{s:s, s:{s:s}, s:s, s:b}, o]}", "type", "Sequence", "pretokenizers",
+                     "type", "Split", "pattern", "Regex", t->split, "behavior", "Isolated",
+                     "invert", 0, byte_level(true, false));
+}
+
+/* For bytes, BPE without merges in one piece; for a pair of files, what they leave unsaid. */
 static char *make_source(const weft_tokenizer *t) {
     json_t *added = json_array();
     for (int i = 0; i < t->n_added; i++)
@@ -353,10 +378,11 @@ static char *make_source(const weft_tokenizer *t) {
                                                "single_word", 0, "lstrip", 0, "rstrip", 0,
                                                "normalized", 0, "special", t->added[i].special));
     json_t *all =
-        json_pack("{s:s, s:n, s:n, s:o, s:n, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation",
-                  "padding", "added_tokens", added, "normalizer", "pre_tokenizer",
-                  byte_level(true, t->n_steps > 0), "post_processor", byte_level(false, true),
-                  "decoder", byte_level(true, true), "model", model_object(t));
+        json_pack("{s:s, s:n, s:n, s:o, s:o, s:o, s:o, s:o, s:o}", "version", "1.0", "truncation",
+                  "padding", "added_tokens", added, "normalizer",
+                  t->nfc ? json_pack("{s:s}", "type", "NFC") : json_null(), "pre_tokenizer",
+                  splitting(t), "post_processor", byte_level(false, true), "decoder",
+                  byte_level(true, true), "model", model_object(t));
     char *text = all ? json_dumps(all, JSON_INDENT(2)) : NULL;
     json_decref(all);
     return text;
@@ -377,7 +403,8 @@ weft_status weft_tokenizer_save(const weft_tokenizer *t, const char *path, weft_
     const char *text = NULL;
     size_t bytes = 0;
     WEFT_TRY(source_of(t, &made, &text, &bytes));
-    return weft_file_write(path, text, bytes, sum);
+    WEFT_TRY(weft_file_write(path, text, bytes, sum));
+    return weft_tokenizer_save_beside(t, path);
 }
 
 weft_status weft_tokenizer_is_saved(const weft_tokenizer *t, const char *path, bool *out) {

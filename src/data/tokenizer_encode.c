@@ -6,6 +6,7 @@
  * places for each hash, the newer one in front. Merging proper is a scan over the pairs for short
  * pieces, and a heap of pairs over a linked list for long ones, so that no text takes quadratic
  * time. */
+#include "base/scope.h"
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 
@@ -333,11 +334,24 @@ static weft_status split_text(weft_encoder *e, int step, const char *text, size_
     return WEFT_OK;
 }
 
+/* A valid text from the first step on, in composed form where the tokenizer wants that. */
+static weft_status encode_valid(weft_encoder *e, const char *text, size_t bytes) {
+    WEFT_AUTO_FREE char *composed = NULL;
+    size_t ascii = 0;
+    while (ascii < bytes && !(text[ascii] & 0x80))
+        ascii++;
+    if (e->t->nfc && ascii < bytes) {
+        WEFT_TRY(weft_compose(text, bytes, &composed, &bytes));
+        text = composed;
+    }
+    return split_text(e, 0, text, bytes);
+}
+
 /* Text without any token's name in it. */
 static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         size_t valid = weft_utf8_valid(text + at, bytes - at);
-        if (valid) WEFT_TRY(split_text(e, 0, text + at, valid));
+        if (valid) WEFT_TRY(encode_valid(e, text + at, valid));
         at += valid;
         size_t raw = weft_utf8_invalid(text + at, bytes - at);
         for (size_t end = at + raw; at < end;) {
@@ -392,8 +406,9 @@ static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, 
     return encode_plain(e, text + from, bytes - from);
 }
 
-weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
-                        const int32_t **tokens, int64_t *count) {
+/* `first` is a token that comes before; -1: none. */
+static weft_status encode_behind(weft_encoder *e, int32_t first, const char *text, size_t bytes,
+                                 bool specials, const int32_t **tokens, int64_t *count) {
     e->n = 0;
     e->tries_left = TRIES_LEAST + (int64_t)(bytes / TRY_BYTES);
     *tokens = NULL;
@@ -401,8 +416,22 @@ weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool sp
     if (bytes > WEFT_ENCODE_MAX)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: a text of %zu bytes; %d at most in one piece",
                          e->t->name, bytes, WEFT_ENCODE_MAX);
+    if (first >= 0) {
+        if (!reserve_tokens(e, 1)) return no_memory(e);
+        e->out[e->n++] = first;
+    }
     WEFT_TRY(encode_text(e, text, bytes, specials));
     *tokens = e->out;
     *count = e->n;
     return WEFT_OK;
+}
+
+weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
+                        const int32_t **tokens, int64_t *count) {
+    return encode_behind(e, -1, text, bytes, specials, tokens, count);
+}
+
+weft_status weft_encode_text(weft_encoder *e, const char *text, size_t bytes,
+                             const int32_t **tokens, int64_t *count) {
+    return encode_behind(e, e->t->begin, text, bytes, false, tokens, count);
 }

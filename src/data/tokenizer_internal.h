@@ -12,8 +12,12 @@ enum {
     TOKENIZER_STEPS_MAX = 8,       /* splits one after the other */
     TOKENIZER_VOCAB_MAX = 1 << 24, /* named limit against numbers made to exhaust memory */
     TOKENIZER_IDS_FREE = 1 << 16,  /* numbers that a file of any size may use */
+    TOKENIZER_ENDS_MAX = 16,
     TOKENIZER_FILE_MAX = 256 * 1024 * 1024
 };
+
+/* Files beside a tokenizer.json that go where it goes. */
+enum { BESIDE_GENERATION, BESIDE_CONFIG, BESIDE_SPECIALS, BESIDE_CHAT, BESIDE_FILES };
 
 /* Two tokens that become one. The one of least rank goes first. */
 typedef struct {
@@ -59,14 +63,19 @@ struct weft_tokenizer {
     weft_added *added;
     int n_added;
     bool added_starts[2][256]; /* first bytes: of those always found, and of all */
-    int32_t end;
+    int32_t end, begin;
+    int32_t ends[TOKENIZER_ENDS_MAX]; /* of generation */
+    int n_ends;
 
+    bool nfc; /* a text is brought into Unicode's composed form first */
     weft_split_step steps[TOKENIZER_STEPS_MAX];
     int n_steps;
     bool whole_words; /* a piece that is a token is that token, whatever the merges say */
 
     char *source; /* the tokenizer.json it was read from; saved as it is */
     size_t source_bytes;
+    const char *split; /* of a pair of files: the pattern that they leave unsaid; NULL: GPT-2's */
+    char *beside[BESIDE_FILES]; /* what lay beside it; NULL: no such file */
 };
 
 /* tokenizer.c: tables. */
@@ -91,10 +100,21 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab);
 weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
                                  const char *right, size_t right_length);
 
+/* tokenizer_beside.c: keeps what lies beside a tokenizer's file, and takes from it the tokens that end
+ * generation; writes it beside another. */
+weft_status weft_tokenizer_read_beside(weft_tokenizer *t, const char *dir);
+weft_status weft_tokenizer_save_beside(const weft_tokenizer *t, const char *path);
+/* For a pair of files: how the model that config.json names splits, and its added tokens. */
+weft_status weft_tokenizer_complete_pair(weft_tokenizer *t, const char *dir);
+
 /* tokenizer_json.c: Hugging Face's tokenizer.json. Parses a file that must be one JSON object; fills a
  * tokenizer from it. */
 weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out);
 weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root);
+/* The next step: a pattern, NULL: GPT-2's; a token that is found as it stands; composing (NFC). */
+weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern);
+weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id);
+weft_status weft_tokenizer_set_nfc(weft_tokenizer *t);
 
 /* Byte-level files write each byte as a printable character. The bytes as the first tokens, in the order of
  * these, as GPT-2 numbers them. */
@@ -114,6 +134,9 @@ weft_status weft_gpt2_prepare(void);
 /* Length of the first piece of a valid text that is not empty, by GPT-2's pattern. */
 size_t weft_gpt2_piece(const char *text, size_t bytes);
 bool weft_pattern_is_gpt2(const char *pattern);
+/* A valid text in composed form (NFC), malloc'd. Where weft was built without utf8proc it fails, of an
+ * empty text too. */
+weft_status weft_compose(const char *text, size_t bytes, char **out, size_t *out_bytes);
 /* Compiles a pattern as Hugging Face's library understands it. `where` for messages. */
 weft_status weft_split_compile(const char *pattern, const char *where, pcre2_code **out);
 

@@ -1,8 +1,8 @@
 /* A Hugging Face tokenizer.json. It describes a pipeline: normalizer, splitting steps, model, added
- * tokens. What is taken is byte-level BPE without a normalizer: then no byte of the text is lost,
- * and decoding gives it back. All else is refused by its name, rather than read as something it is
- * not. The post-processor, which puts tokens around a text, is not used: whoever encodes does
- * that. */
+ * tokens. What is taken is byte-level BPE, without a normalizer or with NFC: then no byte of a text in
+ * composed form is lost, and decoding gives it back. All else is refused by its name, rather than read as
+ * something it is not. Of the post-processor, which puts tokens around a text, the one that begins it is
+ * taken; weft_encode_text puts it there. */
 #include "base/json.h"
 #include "data/tokenizer_internal.h"
 
@@ -31,7 +31,7 @@ static weft_status refuse(const weft_tokenizer *t, const char *what, const char 
                      t->name, what, value);
 }
 
-static weft_status add_pattern(weft_tokenizer *t, const char *pattern) {
+weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
     if (t->n_steps == TOKENIZER_STEPS_MAX)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: more than %d splitting steps", t->name,
                          TOKENIZER_STEPS_MAX);
@@ -57,7 +57,7 @@ static weft_status add_literal(weft_tokenizer *t, const char *text) {
         *to++ = *text;
     }
     *to = 0;
-    return add_pattern(t, pattern);
+    return weft_tokenizer_add_pattern(t, pattern);
 }
 
 /* Matches and what is between them must all be kept. With "Removed" and "invert" only what the
@@ -70,7 +70,7 @@ static weft_status read_split(weft_tokenizer *t, const json_t *step) {
     const json_t *pattern = json_object_get(step, "pattern");
     const char *regex = json_string_value(json_object_get(pattern, "Regex"));
     const char *literal = json_string_value(json_object_get(pattern, "String"));
-    if (regex && *regex) return add_pattern(t, regex);
+    if (regex && *regex) return weft_tokenizer_add_pattern(t, regex);
     if (literal && *literal) return add_literal(t, literal);
     return weft_fail(WEFT_EINPUT, "tokenizer %s: a Split has no pattern", t->name);
 }
@@ -79,7 +79,8 @@ static weft_status read_byte_level(weft_tokenizer *t, const json_t *step, bool *
     if (json_is_true(json_object_get(step, "add_prefix_space")))
         return refuse(t, "ByteLevel with", "add_prefix_space");
     *byte_level = true;
-    return json_is_false(json_object_get(step, "use_regex")) ? WEFT_OK : add_pattern(t, NULL);
+    return json_is_false(json_object_get(step, "use_regex")) ? WEFT_OK
+                                                             : weft_tokenizer_add_pattern(t, NULL);
 }
 
 static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
@@ -90,8 +91,8 @@ static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_l
     if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, step, byte_level);
     if (strcmp(type, "Split") == 0) return read_split(t, step);
     if (strcmp(type, "Digits") == 0)
-        return add_pattern(t, json_is_true(json_object_get(step, "individual_digits")) ? "\\p{N}"
-                                                                                       : "\\p{N}+");
+        return weft_tokenizer_add_pattern(
+            t, json_is_true(json_object_get(step, "individual_digits")) ? "\\p{N}" : "\\p{N}+");
     return refuse(t, "the pre_tokenizer", type);
 }
 
@@ -151,19 +152,16 @@ static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     return WEFT_OK;
 }
 
-static weft_status read_added(weft_tokenizer *t, const json_t *token) {
+weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id) {
     static const char *const others[] = {"single_word", "lstrip", "rstrip"};
     const char *text = text_of(token, "content");
-    const json_t *number = json_object_get(token, "id");
-    if (!*text || !json_is_integer(number))
+    if (!*text || id < 0)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: an added token has no content or no id",
                          t->name);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (is_set(token, others[i])) return refuse(t, "an added token with", others[i]);
-    int64_t id = json_integer_value(number);
     int32_t bytes = 0;
-    const char *known =
-        id >= 0 && id < t->vocab ? weft_tokenizer_token(t, (int32_t)id, &bytes) : NULL;
+    const char *known = id < t->vocab ? weft_tokenizer_token(t, (int32_t)id, &bytes) : NULL;
     if (!known)
         WEFT_TRY(weft_tokenizer_add_token(t, id, text, (int64_t)strlen(text), false));
     else if ((size_t)bytes != strlen(text) || memcmp(known, text, (size_t)bytes) != 0)
@@ -172,16 +170,58 @@ static weft_status read_added(weft_tokenizer *t, const json_t *token) {
     return weft_tokenizer_add_special(t, text, (int32_t)id, is_set(token, "special"));
 }
 
+weft_status weft_tokenizer_set_nfc(weft_tokenizer *t) {
+    WEFT_AUTO_FREE char *nothing = NULL;
+    size_t bytes;
+    t->nfc = true;
+    if (weft_compose("", 0, &nothing, &bytes) == WEFT_OK) return WEFT_OK;
+    return weft_fail(WEFT_EMISSING, "tokenizer %s: %s", t->name, weft_error_message());
+}
+
+/* NFC, alone or as all that a Sequence has. */
+static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) {
+    const char *type = text_of(normalizer, "type");
+    const json_t *list = json_object_get(normalizer, "normalizers");
+    if (!json_is_object(normalizer)) return WEFT_OK;
+    if (strcmp(type, "NFC") == 0) return weft_tokenizer_set_nfc(t);
+    if (strcmp(type, "Sequence") != 0) return refuse(t, "the normalizer", type);
+    for (size_t i = 0; i < json_array_size(list); i++)
+        WEFT_TRY(read_normalizer(t, json_array_get(list, i)));
+    return WEFT_OK;
+}
+
+/* A template's text may have one special token before it and none behind. */
+static weft_status read_template(weft_tokenizer *t, const json_t *processor) {
+    const json_t *list = json_object_get(processor, "single");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = text_of(json_object_get(json_array_get(list, i), "SpecialToken"), "id");
+        if (!*name) continue;
+        int32_t id = weft_tokenizer_special(t, name);
+        if (i > 0 || id < 0) return refuse(t, "a post_processor that adds", name);
+        t->begin = id;
+    }
+    return WEFT_OK;
+}
+
+static weft_status read_processor(weft_tokenizer *t, const json_t *processor) {
+    const char *type = text_of(processor, "type");
+    const json_t *list = json_object_get(processor, "processors");
+    if (strcmp(type, "TemplateProcessing") == 0) return read_template(t, processor);
+    for (size_t i = 0; strcmp(type, "Sequence") == 0 && i < json_array_size(list); i++)
+        WEFT_TRY(read_processor(t, json_array_get(list, i)));
+    return WEFT_OK;
+}
+
 weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root) {
-    const json_t *normalizer = json_object_get(root, "normalizer");
     const json_t *added = json_object_get(root, "added_tokens");
-    bool nothing = strcmp(text_of(normalizer, "type"), "Sequence") == 0 &&
-                   json_array_size(json_object_get(normalizer, "normalizers")) == 0;
-    if (json_is_object(normalizer) && !nothing)
-        return refuse(t, "the normalizer", text_of(normalizer, "type"));
+    WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
     WEFT_TRY(read_model(t, json_object_get(root, "model")));
     WEFT_TRY(read_steps(t, root));
-    for (size_t i = 0; i < json_array_size(added); i++)
-        WEFT_TRY(read_added(t, json_array_get(added, i)));
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        const json_t *token = json_array_get(added, i), *id = json_object_get(token, "id");
+        WEFT_TRY(
+            weft_tokenizer_read_added(t, token, json_is_integer(id) ? json_integer_value(id) : -1));
+    }
+    WEFT_TRY(read_processor(t, json_object_get(root, "post_processor")));
     return weft_tokenizer_finish(t);
 }

@@ -122,10 +122,7 @@ static weft_status read_gpt2(weft_tokenizer *t, const char *encoder, const char 
         end = (int32_t)t->vocab;
         WEFT_TRY(weft_tokenizer_add_token(t, end, END_OF_TEXT, sizeof END_OF_TEXT - 1, true));
     }
-    WEFT_TRY(weft_tokenizer_add_special(t, END_OF_TEXT, end, true));
-    WEFT_TRY(weft_gpt2_prepare());
-    t->n_steps = 1;
-    return weft_tokenizer_finish(t);
+    return weft_tokenizer_add_special(t, END_OF_TEXT, end, true);
 }
 
 /* DIR/NAME, if there is such a file. */
@@ -135,12 +132,15 @@ static bool find_in(const char *dir, const char *name, char path[WEFT_PATH_MAX])
            S_ISREG(is.st_mode);
 }
 
-static weft_status read_pair(weft_tokenizer *t, const char *encoder_path, const char *merges_path) {
+static weft_status read_pair(weft_tokenizer *t, const char *dir, const char *encoder_path,
+                             const char *merges_path) {
     WEFT_AUTO_FREE char *encoder = NULL, *merges = NULL;
     size_t bytes = 0;
     if (*encoder_path) WEFT_TRY(read_file(t, encoder_path, &encoder, &bytes));
     WEFT_TRY(read_file(t, merges_path, &merges, &bytes));
-    return read_gpt2(t, encoder, merges, bytes);
+    WEFT_TRY(read_gpt2(t, encoder, merges, bytes));
+    WEFT_TRY(weft_tokenizer_complete_pair(t, dir));
+    return weft_tokenizer_finish(t);
 }
 
 static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {
@@ -171,7 +171,24 @@ static weft_status read_folder(weft_tokenizer *t, const char *dir) {
                          "tokenizer %s: the folder has no tokenizer.json, vocab.bpe or merges.txt",
                          dir);
     if (!find_in(dir, "encoder.json", vocab) && !find_in(dir, "vocab.json", vocab)) *vocab = 0;
-    return read_pair(t, vocab, merges);
+    return read_pair(t, dir, vocab, merges);
+}
+
+static weft_status read_named(weft_tokenizer *t, const char *dir, const char *path) {
+    char beside[WEFT_PATH_MAX];
+    size_t length = strlen(path);
+    if (length < 5 || strcmp(path + length - 5, ".json") != 0) {
+        if (!find_in(dir, "encoder.json", beside) && !find_in(dir, "vocab.json", beside))
+            *beside = 0;
+        return read_pair(t, dir, beside, path);
+    }
+    bool flat = false;
+    WEFT_TRY(read_json_file(t, path, &flat));
+    if (!flat) return WEFT_OK;
+    if (find_in(dir, "vocab.bpe", beside) || find_in(dir, "merges.txt", beside))
+        return read_pair(t, dir, path, beside);
+    return weft_fail(WEFT_EINPUT,
+                     "tokenizer %s: has no \"model\", and there is no vocab.bpe beside it", path);
 }
 
 weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
@@ -179,21 +196,13 @@ weft_status weft_tokenizer_read(weft_tokenizer *t, const char *path) {
     if (stat(path, &is) != 0)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: %s; it is 'bytes', a file or a folder", path,
                          strerror(errno));
-    if (S_ISDIR(is.st_mode)) return read_folder(t, path);
     const char *slash = strrchr(path, '/');
-    char dir[WEFT_PATH_MAX], beside[WEFT_PATH_MAX];
-    snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    size_t length = strlen(path);
-    if (length < 5 || strcmp(path + length - 5, ".json") != 0) {
-        if (!find_in(dir, "encoder.json", beside) && !find_in(dir, "vocab.json", beside))
-            *beside = 0;
-        return read_pair(t, beside, path);
-    }
-    bool flat = false;
-    WEFT_TRY(read_json_file(t, path, &flat));
-    if (!flat) return WEFT_OK;
-    if (find_in(dir, "vocab.bpe", beside) || find_in(dir, "merges.txt", beside))
-        return read_pair(t, path, beside);
-    return weft_fail(WEFT_EINPUT,
-                     "tokenizer %s: has no \"model\", and there is no vocab.bpe beside it", path);
+    char dir[WEFT_PATH_MAX];
+    bool folder = S_ISDIR(is.st_mode);
+    if (folder)
+        snprintf(dir, sizeof dir, "%s", path);
+    else
+        snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    WEFT_TRY(weft_tokenizer_read_beside(t, dir));
+    return folder ? read_folder(t, dir) : read_named(t, dir, path);
 }

@@ -15,6 +15,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef WEFT_HAVE_UTF8PROC
+#include <utf8proc.h>
+#endif
 
 enum { KIND_OTHER, KIND_LETTER, KIND_NUMBER, KIND_SPACE };
 enum { CODE_POINTS = 0x110000, PATTERN_MOST = 1 << 16 };
@@ -277,3 +280,26 @@ weft_status weft_split_compile(const char *pattern, const char *where, pcre2_cod
     if (!refused) return compile_text(text, where, out);
     return weft_fail(WEFT_EINPUT, "%s: the pattern has %s, which is not supported", where, refused);
 }
+
+#ifdef WEFT_HAVE_UTF8PROC
+weft_status weft_compose(const char *text, size_t bytes, char **out, size_t *out_bytes) {
+    utf8proc_uint8_t *made = NULL;
+    utf8proc_ssize_t length = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes,
+                                           &made, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    *out = (char *)made;
+    *out_bytes = length > 0 ? (size_t)length : 0;
+    if (length >= 0) return WEFT_OK;
+    return weft_fail(length == UTF8PROC_ERROR_NOMEM ? WEFT_ENOMEM : WEFT_EINPUT,
+                     "tokenizer: a text cannot be composed: %s", utf8proc_errmsg(length));
+}
+#else
+weft_status weft_compose(const char *text, size_t bytes, char **out, size_t *out_bytes) {
+    (void)text;
+    (void)bytes;
+    *out = NULL;
+    *out_bytes = 0;
+    return weft_fail(WEFT_EMISSING,
+                     "the normalizer \"NFC\" needs utf8proc, and weft was built without "
+                     "it; run scripts/setup optional, then make configure");
+}
+#endif

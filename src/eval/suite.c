@@ -36,6 +36,7 @@ typedef struct {
     weft_pool *pool;
     weft_encoder *encoder;
     int32_t begin; /* in place of an empty context; -1: none */
+    bool begins;   /* before every context */
     const char *path;
     request *requests;
     int64_t n_requests;
@@ -67,7 +68,7 @@ static weft_status encode_pair(suite *s, const char *context, const char *choice
     while (head > 0 && strchr(" \t\n\v\f\r", whole[head - 1]))
         head--;
     const int32_t *tokens;
-    int64_t n_context = 0, n = 0, extra = head == 0;
+    int64_t n_context = 0, n = 0, extra = head == 0 || s->begins;
     if (head) WEFT_TRY(weft_encode(s->encoder, whole, head, false, &tokens, &n_context));
     WEFT_TRY(weft_encode(s->encoder, whole, bytes, false, &tokens, &n));
     if (extra && s->begin < 0)
@@ -252,7 +253,8 @@ weft_status weft_suite(const weft_model *m, const weft_tokenizer *tokenizer,
                .backend = backend,
                .pool = pool,
                .path = path,
-               .begin = weft_tokenizer_end(tokenizer)};
+               .begin = weft_tokenizer_first(tokenizer),
+               .begins = weft_tokenizer_begin(tokenizer) >= 0};
     if (!m->config.causal)
         return weft_fail(WEFT_EINPUT,
                          "%s: a model with CAUSAL=n has seen the answers; its "

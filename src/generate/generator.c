@@ -2,6 +2,7 @@
  * them is in token.c. */
 #include "base/scope.h"
 #include "base/text.h"
+#include "data/tokenizer.h"
 #include "generate/generator_internal.h"
 
 #include "model/kinds.h"
@@ -206,7 +207,8 @@ void generator_finish(sequence *s, weft_take how) {
 }
 
 weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled made) {
-    if (made.token == s->sampling.end_token) {
+    const weft_tokenizer *ends = s->sampling.ends;
+    if (made.token == s->sampling.end_token || (ends && weft_tokenizer_ends(ends, made.token))) {
         generator_finish(s, WEFT_TAKE_END);
         return WEFT_OK;
     }

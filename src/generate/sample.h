@@ -19,9 +19,10 @@ typedef struct {
     uint64_t seed;
     uint32_t sample; /* several samples of one seed: their numbers */
     int64_t max_tokens;
-    int32_t end_token; /* ends the text; -1: none */
-    bool token_only;   /* no logprob is needed: it may be 0, and then less comes back from a GPU */
-    int top_logprobs;  /* alternatives to report for each token, WEFT_TOP_MAX at most */
+    int32_t end_token;                 /* ends the text; -1: none */
+    const struct weft_tokenizer *ends; /* its tokens that end generation do, too; NULL: none */
+    bool token_only;  /* no logprob is needed: it may be 0, and then less comes back from a GPU */
+    int top_logprobs; /* alternatives to report for each token, WEFT_TOP_MAX at most */
 } weft_sampling;
 
 /* What is used where nothing is said: temperature 1, all tokens, no penalty, 256 tokens. */

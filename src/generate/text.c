@@ -9,8 +9,10 @@
 #include <string.h>
 
 weft_status weft_prompt_encode(const weft_tokenizer *t, weft_encoder *e, const char *text,
-                               size_t bytes, const int32_t **tokens, int64_t *count) {
-    WEFT_TRY(weft_encode(e, text ? text : "", bytes, false, tokens, count));
+                               size_t bytes, bool begins, const int32_t **tokens, int64_t *count) {
+    const char *given = text ? text : "";
+    WEFT_TRY(begins ? weft_encode_text(e, given, bytes, tokens, count)
+                    : weft_encode(e, given, bytes, false, tokens, count));
     if (*count > 0) return WEFT_OK;
     int32_t length = 0;
     const char *end = weft_tokenizer_token(t, weft_tokenizer_end(t), &length);

@@ -150,6 +150,12 @@ static weft_status check(const weft_config *c, const char *where) {
                          "%s: CONFIG_RA_MLA_LATENT_DIM=%lld must be a multiple of %lld with "
                          "CONFIG_RA_MLA_SCORE=\"%s\"%s",
                          where, latent, unit, w2 ? "w2" : "dot", rotated ? " and rotation" : "");
+    if (c->nope_every && rotated)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set "
+            "it to 0",
+            where, (long long)c->nope_every);
     if (c->ra_mla_ra_alpha > 0 && w2)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_RA_MLA_RA_ALPHA=%g (reciprocal scoring) does not go with "

@@ -104,7 +104,9 @@ weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries) {
 }
 
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
-    return b->position->rotate ? b->position->rotate(b, x, width, heads) : x;
+    int64_t every = b->c->nope_every;
+    if (!b->position->rotate || (every && (b->layer + 1) % every == 0)) return x;
+    return b->position->rotate(b, x, width, heads);
 }
 
 void builder_score_position(builder *b) {

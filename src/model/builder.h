@@ -165,6 +165,8 @@ weft_rope_law rope_law_of(const weft_config *c);
 /* A bias [size] of one of attention's projections into queries, keys and values; NULL: the config has
  * none. */
 weft_tensor *attention_bias(builder *b, const char *name, int64_t size);
+/* The same of a map of the feed-forward. */
+weft_tensor *ffn_bias(builder *b, const char *name, int64_t size);
 /* The temperatures of w2, in the latent or not: sets the score's log_tau, or scale and beta where
  * they are fixed. `width` is that of a mean. */
 void build_temperature(builder *b, weft_score *score, int64_t width);

@@ -207,24 +207,25 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
     return WEFT_OK;
 }
 
-/* A text as a shard has it: the end of text before it, where there is one. */
+/* A text as a shard has it: the token before it that begins a text or ends the one before, where there is
+ * one. */
 static weft_status read_text(const weft_evaluation *what, weft_tokens *out) {
     char *text;
     size_t bytes;
     weft_encoder *e = NULL;
     const int32_t *tokens;
     int64_t count = 0;
-    int32_t end = weft_tokenizer_end(what->tokenizer);
+    int32_t begin = weft_tokenizer_first(what->tokenizer);
     *out = (weft_tokens){0};
     WEFT_TRY(weft_file_read(what->text, WEFT_ENCODE_MAX, &text, &bytes));
     weft_status status = weft_encoder_open(what->tokenizer, &e);
     if (status == WEFT_OK) status = weft_encode(e, text, bytes, false, &tokens, &count);
-    int64_t before = end >= 0;
+    int64_t before = begin >= 0;
     int32_t *values =
         status == WEFT_OK ? malloc((size_t)(count + before + 1) * sizeof *values) : NULL;
     if (status == WEFT_OK && !values) status = weft_fail(WEFT_ENOMEM, "%s: no memory", what->text);
     if (status == WEFT_OK) {
-        if (before) values[0] = end;
+        if (before) values[0] = begin;
         if (count) memcpy(values + before, tokens, (size_t)count * sizeof *values);
         *out = (weft_tokens){.rows = 1, .columns = count + before, .shard = true, .values = values};
     }

@@ -5,8 +5,7 @@
 
 static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
     weft_tensor *w = matrix(b, "ffn.fc.weight", init_normal(0.02), b->ffn, b->width);
-    weft_tensor *bias = NULL;
-    if (b->c->bias) bias = builder_vector(b, "ffn.fc.bias", init_constant(0), b->ffn);
+    weft_tensor *bias = ffn_bias(b, "ffn.fc.bias", b->ffn);
     if (!makes_hidden_again(b)) return weft_linear(b->g, x, w, bias, WEFT_ACT_GELU);
     weft_tensor *before = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
     weft_graph_recompute_begin(b->g);

@@ -6,8 +6,9 @@
 gated_maps build_gated_maps(builder *b, weft_tensor *x) {
     weft_tensor *w1 = matrix(b, "ffn.w1.weight", init_normal(0.02), b->ffn, b->width);
     weft_tensor *w3 = matrix(b, "ffn.w3.weight", init_normal(0.02), b->ffn, b->width);
-    weft_tensor *h1 = weft_linear(b->g, x, w1, NULL, WEFT_ACT_NONE);
-    weft_tensor *h2 = weft_linear(b->g, x, w3, NULL, WEFT_ACT_NONE);
+    weft_tensor *b1 = ffn_bias(b, "ffn.w1.bias", b->ffn), *b3 = ffn_bias(b, "ffn.w3.bias", b->ffn);
+    weft_tensor *h1 = weft_linear(b->g, x, w1, b1, WEFT_ACT_NONE);
+    weft_tensor *h2 = weft_linear(b->g, x, w3, b3, WEFT_ACT_NONE);
     return (gated_maps){w1, h1, h2};
 }
 
@@ -25,5 +26,6 @@ const weft_ffn_kind weft_ffn_swiglu = {
     .gate = "ffn.w3",
     .up = "ffn.w1",
     .out = "ffn.w2",
+    .may_be_biased = true,
     .mup = true,
 };

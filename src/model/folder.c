@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/version.h"
 #include "core/safetensors.h"
+#include "data/tokenizer.h"
 #include "model/kinds.h"
 #include "model/model.h"
 
@@ -174,7 +175,7 @@ static void take_name(weft_contents *c, const char *name) {
             c->file[i] = c->file[i] || !beside;
             return;
         }
-        c->foreign = true;
+        c->foreign = c->foreign || !weft_tokenizer_is_beside(name);
     }
 }
 

@@ -59,7 +59,8 @@ typedef struct {
     const char *gate, *up; /* where all it does is SiLU(gate x) times up x before the output
                               projection, their names; NULL: it does something else */
     const char *out;       /* the output projection's name: "ffn.proj" */
-    bool biased;           /* with BIAS the output projection has a bias */
+    bool biased;           /* with BIAS its maps have biases */
+    bool may_be_biased;    /* or with FFN_BIAS */
     bool mup;              /* MUP knows how its maps go with the width */
 } weft_ffn_kind;
 

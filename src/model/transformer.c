@@ -99,6 +99,12 @@ weft_tensor *attention_bias(builder *b, const char *name, int64_t size) {
     return there ? builder_vector(b, name, init_constant(0), size) : NULL;
 }
 
+weft_tensor *ffn_bias(builder *b, const char *name, int64_t size) {
+    const weft_ffn_kind *kind = b->ffn_kind;
+    bool there = kind->biased ? b->c->bias : kind->may_be_biased && b->c->ffn_bias;
+    return there ? builder_vector(b, name, init_constant(0), size) : NULL;
+}
+
 static bool has_output_bias(const builder *b) {
     if (b->c->attention_bias != WEFT_ATTENTION_BIAS_AUTO)
         return b->c->attention_bias == WEFT_ATTENTION_BIAS_ALL;
@@ -151,11 +157,11 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     b->normed = x;
     if (b->out->inside) b->out->inside[b->layer].normed = weft_keep(x);
     b->part = "feed-forward";
-    weft_tensor *hidden = kind->build(b, x), *bias = NULL;
+    weft_tensor *hidden = kind->build(b, x);
     snprintf(name, sizeof name, "%s.weight", kind->out);
     weft_tensor *w = matrix(b, name, init_residual(b), b->width, b->ffn);
     snprintf(name, sizeof name, "%s.bias", kind->out);
-    if (kind->biased && b->c->bias) bias = builder_vector(b, name, init_constant(0), b->width);
+    weft_tensor *bias = ffn_bias(b, name, b->width);
     int64_t second = weft_graph_node_count(b->g);
     weft_tensor *y = build_reciprocal(b, hidden, w, bias);
     double back = flops_since(b, second, NULL) - flops_since(b, second, w);

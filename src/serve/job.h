@@ -41,7 +41,6 @@ struct weft_job {
     int64_t n_prompts;
     weft_choice *choices; /* n of the first prompt, n of the second, ... */
     int64_t n_choices;
-    int32_t end_token;
     bool keeps_tokens;
     double submitted; /* on weft_clock */
     atomic_bool cancelled;

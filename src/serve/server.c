@@ -223,8 +223,8 @@ static bool encode_prompts(exchange *x) {
         const int32_t *tokens = p->tokens;
         int64_t count = p->n_tokens;
         if (p->text) {
-            weft_status status =
-                weft_prompt_encode(s->tokenizer, s->encoder, p->text, p->bytes, &tokens, &count);
+            weft_status status = weft_prompt_encode(s->tokenizer, s->encoder, p->text, p->bytes,
+                                                    true, &tokens, &count);
             if (status != WEFT_OK) return refuse_failed(x, status);
         }
         if (!add_prompt(x, i, tokens, count)) return false;
@@ -270,7 +270,6 @@ static bool start_job(exchange *x) {
     x->job = weft_job_create(&request, endpoint == WEFT_CHAT ? 1 : request.n_prompts);
     if (!x->job) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
     x->job->submitted = x->start;
-    x->job->end_token = weft_tokenizer_end(s->tokenizer);
     x->job->wake = wake;
     x->job->context = x->mhd;
     if (!encode_prompts(x)) return false;

@@ -21,6 +21,7 @@ typedef struct {
 } piece;
 
 struct weft_template {
+    const weft_tokenizer *tokenizer;
     char *text; /* with escapes replaced */
     piece pieces[PIECES_MOST];
     int n;
@@ -110,6 +111,7 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
     *out = NULL;
     WEFT_AUTO(weft_template_close_at) weft_template *m = calloc(1, sizeof *m);
     if (!m) return no_memory();
+    m->tokenizer = t;
     m->text = strdup(text);
     if (!m->text) return no_memory();
     char *to = m->text;
@@ -198,7 +200,9 @@ weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
                                  int64_t *n_tokens) {
     const weft_message answer = {.role = "assistant"};
     WEFT_AUTO(end_prompt) prompt p = {.encoder = e};
+    int32_t begin = weft_tokenizer_begin(m->tokenizer);
     *tokens = NULL;
+    WEFT_TRY(put_tokens(&p, &begin, begin >= 0));
     for (int64_t i = 0; i < count; i++)
         WEFT_TRY(put_message(m, &p, messages + i, m->n));
     WEFT_TRY(put_message(m, &p, &answer, m->content));

@@ -5,7 +5,7 @@
  * to its content, which is the model's to write. What follows the content ends it: it is a stop
  * string. \n, \t and \\ mean a line end, a tab and a backslash.
  *
- * Names of special tokens in the template become these tokens; in what people wrote they are text
+ * A token that the tokenizer begins every text with comes first. Names of special tokens in the template become these tokens; in what people wrote they are text
  * like any other, so nobody can write what the template would. */
 #pragma once
 

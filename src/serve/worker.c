@@ -95,7 +95,7 @@ static void start_job(weft_worker *w, weft_job *j) {
         const weft_job_prompt *p = j->prompts + c->prompt;
         weft_sampling sampling = j->request.sampling;
         sampling.sample = (uint32_t)(i % j->request.n);
-        sampling.end_token = j->end_token;
+        sampling.ends = w->tokenizer;
         sampling.token_only = !j->request.logprobs;
         status = weft_stream_open(w->tokenizer, j->request.stops, j->request.n_stops, &c->stream);
         if (status == WEFT_OK)

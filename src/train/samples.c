@@ -38,7 +38,7 @@ static weft_status encode_prompt(weft_samples *s) {
     const int32_t *tokens;
     const char *prompt = s->config->sample_prompt;
     WEFT_TRY(weft_encoder_open(s->tokenizer, &e));
-    WEFT_TRY(weft_encode(e, prompt, strlen(prompt), false, &tokens, &s->count));
+    WEFT_TRY(weft_encode_text(e, prompt, strlen(prompt), &tokens, &s->count));
     if (s->count >= s->config->context)
         return weft_fail(WEFT_EINPUT,
                          "CONFIG_SAMPLE_PROMPT has %lld tokens, which leave no room in "
@@ -100,7 +100,7 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     sampling.temperature = TEMPERATURE;
     sampling.seed = (uint64_t)s->config->seed;
     sampling.max_tokens = s->config->sample_tokens;
-    sampling.end_token = weft_tokenizer_end(s->tokenizer);
+    sampling.ends = s->tokenizer;
     WEFT_AUTO(weft_stream_close_at) weft_stream *stream = NULL;
     int64_t id;
     const char *text;

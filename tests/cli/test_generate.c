@@ -62,6 +62,34 @@ static void test_json_has_text_tokens_and_logprobs(void **state) {
     json_decref(all);
 }
 
+/* "Once" as the numbers of its bytes: the same tokens come out, as numbers. */
+static void test_tokens_go_in_and_out_as_numbers(void **state) {
+    (void)state;
+    json_t *text = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
+                                "5", "--temperature", "0", "--json"));
+    json_t *same = run_json(RUN("generate", "--model", model, "--tokens", "79,110 99  101",
+                                "--max-tokens", "5", "--temperature", "0", "--json"));
+    assert_int_equal(json_integer_value(json_object_get(same, "prompt_tokens")), 4);
+    const json_t *tokens = json_object_get(text, "tokens");
+    assert_true(json_equal(tokens, json_object_get(same, "tokens")));
+    char line[128] = "", *out;
+    for (size_t i = 0; i < 5; i++)
+        snprintf(line + strlen(line), sizeof line - strlen(line), "%lld%c",
+                 (long long)json_integer_value(json_array_get(tokens, i)), i < 4 ? ' ' : '\n');
+    command_succeeds(RUN("generate", "--model", model, "--tokens", "79 110 99 101", "--max-tokens",
+                         "5", "--temperature", "0"),
+                     &out);
+    assert_string_equal(out, line);
+    free(out);
+    json_decref(text);
+    json_decref(same);
+    command_fails(2, RUN("generate", "--model", model, "--tokens", "7 256"), SAYS("256", "255"));
+    command_fails(2, RUN("generate", "--model", model, "--tokens", "7 a"), SAYS("'a'"));
+    command_fails(2, RUN("generate", "--model", model, "--tokens", ","), SAYS("no number"));
+    command_fails(2, RUN("generate", "--model", model, "--tokens", "7", "--prompt", "a"),
+                  SAYS("--tokens", "give one"));
+}
+
 static void test_the_same_seed_gives_the_same_text(void **state) {
     (void)state;
     json_t *runs[3];
@@ -426,6 +454,7 @@ static void test_wrong_use_is_one_line(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_json_has_text_tokens_and_logprobs),
+        cmocka_unit_test(test_tokens_go_in_and_out_as_numbers),
         cmocka_unit_test(test_the_same_seed_gives_the_same_text),
         cmocka_unit_test(test_a_prompt_is_the_same_wherever_it_comes_from),
         cmocka_unit_test(test_a_conversation_is_one_text),

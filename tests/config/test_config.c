@@ -166,7 +166,7 @@ static void test_an_unknown_key_names_file_line_and_the_nearest(void **state) {
     char path[64];
     expect_error(read_text(&c, "CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", path, sizeof path), path,
                  ":2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?");
-    expect_error(read_text(&c, "# CONFIG_GPT_BIAS is not set\n", path, sizeof path),
+    expect_error(read_text(&c, "# CONFIG_BIASES is not set\n", path, sizeof path),
                  ":1:", "did you mean CONFIG_BIAS?");
 }
 

@@ -181,7 +181,7 @@ static void test_what_kconfiglib_drops_is_an_error(void **state) {
     without_kconfiglib_skip();
     refuse("\nCONFIG_N_LAYERS=3\n",
            SAYS("defconfigs/test:2:", "CONFIG_N_LAYERS", "did you mean CONFIG_N_LAYER?"));
-    refuse("# CONFIG_GPT2_BIA is not set\n", SAYS("defconfigs/test:1:", "CONFIG_BIAS?"));
+    refuse("# CONFIG_BIA is not set\n", SAYS("defconfigs/test:1:", "CONFIG_BIAS?"));
     refuse("CONFIG_ATTENTION=w2\n",
            SAYS("defconfigs/test:1:", "CONFIG_ATTENTION=\"w2\"", "quotes"));
     refuse("CONFIG_DROPOUT=7\n", SAYS("defconfigs/test:1:", "DROPOUT=7", "0 to 0.99"));

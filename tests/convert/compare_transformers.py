@@ -1,8 +1,8 @@
-"""Converted models against transformers: compare_transformers.py WEFT SCRATCH TOKENIZER
+"""Converted models against transformers: compare_transformers.py WEFT SCRATCH TOKENIZER [--table]
 
 For every model of hf_models.py: its logits by `weft eval` equal those of transformers, `weft generate` gives the tokens of its
 greedy generation, the folder that `--to-hf` writes has the weights again, bit for bit, and the same logits. Prints a line for each
-and ends on 1 at the first that differs."""
+and ends on 1 at the first that differs. --table: the guide's table, of the published configs alone."""
 
 import json
 import pathlib
@@ -12,14 +12,17 @@ import sys
 
 import numpy
 import torch
+import transformers
 from safetensors.torch import load_file
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import hf_models
 
-LOGITS = 1e-4
-NEW_TOKENS = 24
+LOGITS = 1e-5
+NEW_TOKENS = 40
 PROMPT = "The lamp was in the river"
+VOCAB_END = hf_models.VOCAB - 1
 
 
 def weft(*arguments):
@@ -44,46 +47,71 @@ def save(model, folder, name):
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder, max_shard_size="20KB" if name in ("gpt2-untied", "llama-bias") else "5GB")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
+    if name.startswith("llama-3"):  # a text begins with a token of its own
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.vocab_size - 1)])
     tokenizer.save_pretrained(folder)
     return tokenizer
 
 
+def generate(model, folder, tokenizer):
+    """The greedy tokens of both behind the prompt."""
+    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        greedy = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0, prompt.shape[1]:].tolist()
+    made = json.loads(weft("generate", "--model", folder, "--prompt", PROMPT, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
+    return greedy, made
+
+
+def compare_end(model, name, theirs, tokenizer, greedy):
+    """Any of several tokens that a generation_config.json names ends the text; --to-hf writes that file as it was."""
+    model.generation_config.eos_token_id = [greedy[NEW_TOKENS // 2], VOCAB_END]
+    model.generation_config.save_pretrained(theirs)
+    ours, back = SCRATCH / f"{name}.end", SCRATCH / f"{name}.end-back"
+    weft("convert", "--force", "--model", theirs, "--out", ours)
+    wanted, made = generate(model, ours, tokenizer)
+    assert made["tokens"] + [wanted[-1]] == wanted and made["finish"] == "stop", f"ends elsewhere: {made['tokens']} {wanted}"
+    weft("convert", "--force", "--model", ours, "--to-hf", "--out", back)
+    for file in "generation_config.json", "tokenizer_config.json":
+        assert (back / file).read_text() == (theirs / file).read_text(), f"{file} is not what it was"
+
+
 def compare(name):
-    model = hf_models.make(name)
+    model, published = hf_models.make(name)
     theirs, ours, back = SCRATCH / f"{name}.hf", SCRATCH / f"{name}.weft", SCRATCH / f"{name}.back"
     tokenizer = save(model, theirs, name)
-    weft("convert", "--model", theirs, "--out", ours)
+    if published:
+        (theirs / "config.json").write_text(json.dumps(published))
+    weft("convert", "--force", "--model", theirs, "--out", ours)
     tokens = torch.randint(0, hf_models.VOCAB, (3, 65))
     with torch.no_grad():
         wanted = model(tokens[:, :-1]).logits
     off = apart(logits_of(ours, tokens), wanted)
     assert off <= LOGITS, f"logits are off by {off:g}"
 
-    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        greedy = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0]
-    made = json.loads(weft("generate", "--model", ours, "--prompt", PROMPT, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
-    text = tokenizer.decode(greedy[prompt.shape[1]:], clean_up_tokenization_spaces=False)
-    assert made["tokens"] == greedy[prompt.shape[1]:].tolist(), f"greedy tokens differ: {made['tokens']} {greedy.tolist()}"
+    greedy, made = generate(model, ours, tokenizer)
+    text = tokenizer.decode(greedy, clean_up_tokenization_spaces=False)
+    assert made["tokens"] == greedy, f"greedy tokens differ: {made['tokens']} {greedy}"
     assert made["text"] == text, f"greedy text differs: {made['text']!r} {text!r}"
 
-    weft("convert", "--model", ours, "--to-hf", "--out", back)
+    weft("convert", "--force", "--model", ours, "--to-hf", "--out", back)
     again = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
     for key, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[key]), f"{key} is not what it was"
     with torch.no_grad():
         back_off = apart(again(tokens[:, :-1]).logits, wanted)
     assert back_off <= 1e-5, f"logits of what was written back are off by {back_off:g}"
-    assert AutoTokenizer.from_pretrained(back)(PROMPT)["input_ids"] == prompt[0].tolist(), "the tokenizer is not what it was"
-    print(f"{name}: logits within {off:.1e}, {NEW_TOKENS} greedy tokens the same, written back the same")
+    assert AutoTokenizer.from_pretrained(back)(PROMPT)["input_ids"] == tokenizer(PROMPT)["input_ids"], "the tokenizer is not what it was"
+    compare_end(model, name, theirs, tokenizer, greedy)
+    return f"{off:.1e}"
 
 
 def compare_half():
     """Weights of half precision are read as they are."""
-    model = hf_models.make("llama").half()
+    model = hf_models.make("llama")[0].half()
     theirs, ours = SCRATCH / "half.hf", SCRATCH / "half.weft"
     save(model, theirs, "half")
-    weft("convert", "--model", theirs, "--out", ours)
+    weft("convert", "--force", "--model", theirs, "--out", ours)
     mine = load_file(ours / "model.safetensors")
     assert torch.equal(mine["wte.weight"], model.model.embed_tokens.weight.float()), "half precision is not read as it is"
     print("float16: read bit for bit")
@@ -91,9 +119,17 @@ def compare_half():
 
 if __name__ == "__main__":
     WEFT, SCRATCH, TOKENIZER = sys.argv[1].split(), pathlib.Path(sys.argv[2]), sys.argv[3]
-    for case in hf_models.CASES:
+    table = sys.argv[4:] == ["--table"]
+    transformers.utils.logging.disable_progress_bar()
+    if table:
+        print("| family | published config | most that a logit differs | greedy tokens that are the same |\n| --- | --- | ---: | ---: |")
+    for case in [*hf_models.PUBLISHED, *(() if table else hf_models.CASES)]:
         try:
-            compare(case)
+            apart_by = compare(case)
         except AssertionError as failed:
             raise SystemExit(f"{case}: {failed}") from None
-    compare_half()
+        kind = json.loads((SCRATCH / f"{case}.hf" / "config.json").read_text())["model_type"]
+        print(f"| `{kind}` | {case} | {apart_by} | {NEW_TOKENS} of {NEW_TOKENS} |" if table else
+              f"{case}: logits within {apart_by}, {NEW_TOKENS} greedy tokens the same, written back the same")
+    if not table:
+        compare_half()

@@ -1,20 +1,25 @@
-"""Small random models of Hugging Face's transformers, one for each thing that their configs may say."""
+"""Small random models of Hugging Face's transformers: one for each config that published/ has, in the form in which it was
+published but for its sizes, and one for each thing that configs may say beside."""
+
+import json
+import pathlib
 
 import torch
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
-                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM)
+from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config,
+                          Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
+PUBLISHED = {path.stem: path for path in sorted((pathlib.Path(__file__).parent / "published").glob("*.json"))}
 
 
 def llama_config(kind=LlamaConfig, **more):
     sizes = dict(hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                 max_position_embeddings=64, vocab_size=VOCAB, bos_token_id=None, eos_token_id=None)
+                 max_position_embeddings=64, vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=None)
     return kind(**(sizes | more))
 
 
 def gpt2_config(**more):
-    sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=VOCAB, bos_token_id=None, eos_token_id=None)
+    sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=None)
     return GPT2Config(**(sizes | more))
 
 
@@ -23,29 +28,62 @@ def rope(kind, theta=10000.0, **more):
 
 
 CASES = {
-    "gpt2": (GPT2LMHeadModel, gpt2_config()),
-    "gpt2-eps-inner": (GPT2LMHeadModel, gpt2_config(layer_norm_epsilon=1e-3, n_inner=40, activation_function="gelu_pytorch_tanh")),
-    "gpt2-untied": (GPT2LMHeadModel, gpt2_config(tie_word_embeddings=False)),
-    "llama": (LlamaForCausalLM, llama_config()),
-    "llama-tied-eps": (LlamaForCausalLM, llama_config(tie_word_embeddings=True, rms_norm_eps=1e-2, num_key_value_heads=4)),
-    "llama-bias": (LlamaForCausalLM, llama_config(attention_bias=True)),
-    "llama-theta": (LlamaForCausalLM, llama_config(**rope("default", 500.0))),
-    "llama-linear": (LlamaForCausalLM, llama_config(**rope("linear", factor=4.0))),
-    "llama-llama3": (LlamaForCausalLM, llama_config(**rope(
-        "llama3", 100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32))),
-    "llama-yarn": (LlamaForCausalLM, llama_config(**rope("yarn", 100.0, factor=4.0, original_max_position_embeddings=16))),
-    "mistral": (MistralForCausalLM, llama_config(MistralConfig, sliding_window=None)),
-    "qwen2": (Qwen2ForCausalLM, llama_config(Qwen2Config, num_key_value_heads=1)),
+    "gpt2": gpt2_config(),
+    "gpt2-eps-inner": gpt2_config(layer_norm_epsilon=1e-3, n_inner=40, activation_function="gelu_pytorch_tanh"),
+    "gpt2-untied": gpt2_config(tie_word_embeddings=False),
+    "llama": llama_config(),
+    "llama-tied-eps": llama_config(tie_word_embeddings=True, rms_norm_eps=1e-2, num_key_value_heads=4),
+    "llama-bias": llama_config(attention_bias=True),
+    "llama-mlp-bias": llama_config(mlp_bias=True),
+    "llama-head-dim": llama_config(head_dim=12),
+    "llama-theta": llama_config(**rope("default", 500.0)),
+    "llama-linear": llama_config(**rope("linear", factor=4.0)),
+    "llama-llama3": llama_config(**rope(
+        "llama3", 100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
+    "llama-yarn": llama_config(**rope("yarn", 100.0, factor=4.0, original_max_position_embeddings=16)),
+    "mistral": llama_config(MistralConfig, sliding_window=None),
+    "qwen2": llama_config(Qwen2Config, num_key_value_heads=1),
+    "qwen3": llama_config(Qwen3Config, head_dim=12),
+    "qwen3-bias": llama_config(Qwen3Config, head_dim=8, attention_bias=True),
+    "smollm3": llama_config(SmolLM3Config, num_hidden_layers=5, no_rope_layer_interval=2, mlp_bias=True),
 }
 
 
+def small(published):
+    """The config.json with small sizes: heads as many as before, up to 16, and of the same width relative to the model's."""
+    config = dict(published)
+    if config["model_type"] == "gpt2":
+        return config | dict(n_embd=48, n_layer=2, vocab_size=VOCAB, bos_token_id=1, eos_token_id=1)
+    for key in "bos_token_id", "eos_token_id", "pad_token_id":
+        if config.get(key) is not None:
+            config[key] = [5, 6] if isinstance(config[key], list) else 5
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    by = max(1, heads // 16)
+    heads, kv, layers = heads // by, kv // by, 5 if "no_rope_layers" in config else 2
+    config |= dict(num_attention_heads=heads, num_key_value_heads=kv, hidden_size=8 * heads, intermediate_size=88,
+                   num_hidden_layers=layers, vocab_size=VOCAB)
+    if "head_dim" in config:
+        config["head_dim"] = config["head_dim"] * published["num_attention_heads"] * 8 // published["hidden_size"] // 2 * 2
+    for key in "no_rope_layers", "layer_types":
+        if key in config:
+            config[key] = config[key][:layers]
+    return config
+
+
 def make(name, seed=0):
-    """A model with weights large enough that its logits differ, its biases and gains drawn too."""
+    """A model with weights large enough that its logits differ by about 1, its biases and gains drawn too; and its config.json
+    where that is not what transformers would write."""
     torch.manual_seed(seed)
-    kind, config = CASES[name]
-    model = kind(config).eval()
+    text = small(json.loads(PUBLISHED[name].read_text())) if name in PUBLISHED else None
+    if text:
+        kept = {key: value for key, value in text.items() if key not in ("torch_dtype", "architectures")}
+        config = AutoConfig.for_model(**kept)
+    else:
+        config = CASES[name]
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             around = 1.0 if parameter.ndim == 1 and not parameter_name.endswith("bias") else 0.0
-            parameter.copy_(around + 0.2 * torch.randn_like(parameter))
-    return model
+            spread = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            parameter.copy_(around + spread * torch.randn_like(parameter))
+    return model, text

@@ -46,8 +46,8 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt2", "llama"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3"};
+    for (int i = 0; i < 4; i++) {
         char from[64], kept[64];
         const char *out = scratch_path("%s", names[i]);
         snprintf(from, sizeof from, "tests/vectors/hf/%s", names[i]);
@@ -82,6 +82,14 @@ static void test_written_and_read_again_is_the_same(void **state) {
     goes_around(model);
     command_succeeds(
         RUN("init", "--force", SIZES, LLAMA, "-o", "ATTENTION_BIAS=all", "--out", model), NULL);
+    goes_around(model);
+    command_succeeds(
+        RUN("init", "--force", SIZES, LLAMA, "-o", "QK_NORM=y", "-o", "HEAD_DIM=6", "--out", model),
+        NULL);
+    goes_around(model);
+    command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "NOPE_EVERY=2", "-o", "FFN_BIAS=y",
+                         "--out", model),
+                     NULL);
     goes_around(model);
 }
 
@@ -139,14 +147,17 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
         {"gpt2", "scale_attn_weights", "false", "true"},
         {"gpt2", "scale_attn_by_inverse_layer_idx", "true", "false"},
         {"gpt2", "add_cross_attention", "true", "false"},
-        {"gpt2", "quantization_config", "{}", "not known"},
+        {"gpt2", "quantization_config", "{}", "null"},
+        {"gpt2", "use_parallel_residual", "true", "--ignore-key use_parallel_residual"},
         {"gpt2", "n_head", "\"two\"", "no number"},
         {"llama", "hidden_act", "\"gelu\"", "silu"},
-        {"llama", "mlp_bias", "true", "false"},
-        {"llama", "head_dim", "4", "hidden_size / num_attention_heads"},
+        {"llama", "rope_interleaved", "true", "false"},
+        {"llama", "partial_rotary_factor", "0.25", "only 1 is"},
         {"llama", "sliding_window", "4", "null"},
         {"llama", "hidden_size", "null", "missing"},
-        {"llama", "qk_norm", "true", "not known"},
+        {"llama", "qk_norm", "true", "false"},
+        {"qwen3", "rms_norm_eps", "1e-5", "1e-6"},
+        {"smollm3", "no_rope_layers", "[1, 0, 0]", "every n-th"},
         {"llama", "layer_types", "[\"sliding_attention\"]", "full_attention"},
         {"llama", "rope_parameters", "{\"rope_type\": \"dynamic\", \"factor\": 2}", "dynamic"},
         {"llama", "rope_parameters", "{\"rope_type\": \"yarn\", \"factor\": 2, \"mscale\": 1}",
@@ -160,6 +171,71 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
         bool inside = strcmp(cases[i][1], "rope_parameters") == 0;
         command_fails(2, RUN("convert", "--model", folder, "--out", out),
                       SAYS(inside ? "config.json" : cases[i][1], cases[i][3]));
+    }
+}
+
+/* What a command says on standard error, ending with that status; the caller frees it. */
+static char *said_by(int status, const char *const *arguments) {
+    command_result r = command_run(arguments);
+    if (r.status != status) fail_msg("%s: %d: %s", r.line, r.status, r.err);
+    char *said = r.err;
+    free(r.out);
+    return said;
+}
+
+static void test_keys_without_a_bearing_are_passed_over(void **state) {
+    (void)state;
+    static const char *const keys[][2] = {{"is_llama_config", "true"},
+                                          {"rope_interleaved", "false"},
+                                          {"_num_labels", "1"},
+                                          {"transformers.js_config", "{\"dtype\": \"q4\"}"},
+                                          {"quantization_config", "null"},
+                                          {"a_key_of_nobody", "null"}};
+    const char *out = scratch_path("passed");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const char *folder = with_key("gpt2", keys[i][0], keys[i][1]);
+        char *said = said_by(0, RUN("convert", "--force", "--model", folder, "--out", out));
+        if (strstr(said, keys[i][0])) fail_msg("%s: %s", keys[i][0], said);
+        free(said);
+    }
+}
+
+/* One that nobody knows is named, in one line, and not taken for an error. */
+static void test_unknown_keys_are_named(void **state) {
+    (void)state;
+    const char *folder = with_key("gpt2", "a_key_of_nobody", "1"), *out = scratch_path("passed");
+    char *said = said_by(0, RUN("convert", "--force", "--model", folder, "--out", out));
+    assert_non_null(strstr(said, "\"a_key_of_nobody\""));
+    free(said);
+    said = said_by(0, RUN("convert", "--force", "--model", folder, "--out", out, "--ignore-key",
+                          "a_key_of_nobody"));
+    assert_null(strstr(said, "nobody"));
+    free(said);
+    folder = with_key("gpt2", "use_parallel_residual", "true");
+    command_succeeds(RUN("convert", "--force", "--model", folder, "--out", out, "--ignore-key",
+                         "use_parallel_residual"),
+                     NULL);
+    command_fails(2, RUN("convert", "--model", folder, "--out", out, "--ignore-key", "no_such_key"),
+                  SAYS("no_such_key", "--ignore-key"));
+}
+
+/* Configs as they were published are read; no weights are beside them. */
+static void test_published_configs_are_read(void **state) {
+    (void)state;
+    static const char *const names[] = {"distilgpt2",   "llama-3.2-1b", "mistral-nemo",
+                                        "qwen2.5-0.5b", "qwen3-0.6b",   "smollm2-135m",
+                                        "smollm3-3b"};
+    const char *folder = scratch_path("published"), *out = scratch_path("refused");
+    mkdir(folder, 0777);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char from[128], to[600];
+        snprintf(from, sizeof from, "tests/convert/published/%s.json", names[i]);
+        snprintf(to, sizeof to, "%s/config.json", folder);
+        copy_file(from, to);
+        char *said = said_by(2, RUN("convert", "--model", folder, "--out", out));
+        if (!strstr(said, "has no model.safetensors") || strstr(said, "not known"))
+            fail_msg("%s: %s", names[i], said);
+        free(said);
     }
 }
 
@@ -196,6 +272,7 @@ static void test_what_they_have_no_model_for_is_refused_by_its_key(void **state)
         {"NORM_PLACEMENT=post", "CONFIG_NORM_PLACEMENT=post"},
         {"BIAS=n", "CONFIG_BIAS=n"},
         {"KV_HEADS=2", "CONFIG_KV_HEADS=2"},
+        {"HEAD_DIM=6", "CONFIG_HEAD_DIM=6"},
         {"QK_NORM=y", "CONFIG_QK_NORM=y"},
         {"ATTENTION_GATE=head", "CONFIG_ATTENTION_GATE=head"},
         {"RA_MLA_MLP_ATTN_GATE=y", "CONFIG_RA_MLA_MLP_ATTN_GATE=y"},
@@ -236,6 +313,54 @@ static void test_sentencepiece_is_refused_in_one_line(void **state) {
     command_fails(2, RUN("convert", "--model", folder, "--out", out),
                   SAYS("normalizer", "byte-level BPE", "--no-tokenizer"));
     command_succeeds(RUN("convert", "--model", folder, "--no-tokenizer", "--out", out), NULL);
+    command_fails(2, RUN("generate", "--model", out, "--prompt", "5 6 7"),
+                  SAYS("no tokenizer", "--tokens"));
+    command_succeeds(RUN("generate", "--model", out, "--tokens", "5 6 7", "--max-tokens", "2"),
+                     NULL);
+}
+
+static void write_text(const char *folder, const char *name, const char *text) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    file_write(path, text, strlen(text));
+}
+
+/* What ends a text and how a message is written go into the checkpoint and out of it again. */
+static void test_special_tokens_and_templates_go_along(void **state) {
+    (void)state;
+    static const char *const names[] = {"generation_config.json", "tokenizer_config.json",
+                                        "chat_template.jinja"};
+    const char *model = scratch_path("wide"), *theirs = scratch_path("wide-hf"),
+               *ours = scratch_path("wide-in"), *back = scratch_path("wide-back");
+    char from[600], to[600];
+    command_succeeds(RUN("init", "--force", SIZES, "-o", "VOCAB_SIZE=700", "--out", model), NULL);
+    command_succeeds(RUN("convert", "--force", "--model", model, "--to-hf", "--out", theirs), NULL);
+    snprintf(to, sizeof to, "%s/tokenizer.json", theirs);
+    copy_file("tests/vectors/tokenizer.own.json", to);
+    write_text(theirs, names[0],
+               "{\"bos_token_id\": 4, \"eos_token_id\": [5, 699], \"top_p\": 0.9}");
+    write_text(theirs, names[1], "{\"model_max_length\": 1000000000000000019884624838656}\n");
+    write_text(theirs, names[2], "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}");
+    command_succeeds(RUN("convert", "--force", "--unchecked", "--model", theirs, "--out", ours),
+                     NULL);
+    snprintf(from, sizeof from, "%s/config.json", ours);
+    json_t *config = json_load_file(from, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(config, "chat_template")),
+                        "<|im_start|>{role}\\n{content}<|im_end|>\\n");
+    json_decref(config);
+    command_succeeds(RUN("convert", "--force", "--model", ours, "--to-hf", "--out", back), NULL);
+    for (int i = 0; i < 3; i++) {
+        snprintf(from, sizeof from, "%s/%s", theirs, names[i]);
+        snprintf(to, sizeof to, "%s/%s", back, names[i]);
+        file_expect_equal(from, to);
+    }
+    snprintf(from, sizeof from, "%s/config.json", back);
+    config = json_load_file(from, 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(config, "bos_token_id")), 4);
+    assert_int_equal(json_array_size(json_object_get(config, "eos_token_id")), 2);
+    json_decref(config);
+    /* A folder with these files in it is still weft's to replace. */
+    command_succeeds(RUN("convert", "--force", "--model", ours, "--to-hf", "--out", back), NULL);
 }
 
 static void test_random_models_equal_transformers(void **state) {
@@ -267,11 +392,15 @@ int main(void) {
         cmocka_unit_test(test_written_and_read_again_is_the_same),
         cmocka_unit_test(test_a_converted_model_is_trained_further),
         cmocka_unit_test(test_what_is_not_computed_is_refused_by_its_key),
+        cmocka_unit_test(test_keys_without_a_bearing_are_passed_over),
+        cmocka_unit_test(test_unknown_keys_are_named),
+        cmocka_unit_test(test_published_configs_are_read),
         cmocka_unit_test(test_a_broken_config_is_told_and_not_taken_for_ours),
         cmocka_unit_test(test_weights_that_do_not_fit_are_refused_by_name),
         cmocka_unit_test(test_what_they_have_no_model_for_is_refused_by_its_key),
         cmocka_unit_test(test_nothing_is_overwritten_unasked),
         cmocka_unit_test(test_sentencepiece_is_refused_in_one_line),
+        cmocka_unit_test(test_special_tokens_and_templates_go_along),
         cmocka_unit_test(test_random_models_equal_transformers),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

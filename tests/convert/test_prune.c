@@ -61,10 +61,10 @@ static void zero_part(weft_model *m, int64_t layer, const char *name, bool rows,
 
 /* Nothing makes the columns [first, last) of h. */
 static void zero_hidden(weft_model *m, int64_t layer, int64_t first, int64_t last) {
-    static const char *const names[] = {"ffn.fc.weight",         "ffn.fc.bias",
-                                        "ffn.w1.weight",         "ffn.cross_proj.weight",
-                                        "ffn.cross_up.weight",   "ffn.couple.weight",
-                                        "ffn.attn_to_mlp.weight"};
+    static const char *const names[] = {
+        "ffn.fc.weight",       "ffn.fc.bias",       "ffn.w1.bias",
+        "ffn.w3.bias",         "ffn.w1.weight",     "ffn.cross_proj.weight",
+        "ffn.cross_up.weight", "ffn.couple.weight", "ffn.attn_to_mlp.weight"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         zero_part(m, layer, names[i], true, first, last);
     /* The scalar coupling's share is no weight of its own: nothing may read it. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,6 +48,34 @@ static const int32_t *encode(weft_encoder *e, const char *text, size_t bytes, bo
     return tokens;
 }
 
+static void expect_refused(const char *name, const char *word) {
+    weft_tokenizer *t;
+    weft_status status = weft_tokenizer_open(name, &t);
+    if (status == WEFT_OK) fail_msg("a tokenizer without '%s' was taken", word);
+    assert_null(t);
+    const char *message = weft_error_message();
+    assert_null(strchr(message, '\n'));
+    if (!strstr(message, word)) fail_msg("'%s' is not in: %s", word, message);
+}
+
+/* changed.json: the own tokenizer with one text put for another. */
+static void write_changed(const char *from, const char *to) {
+    size_t bytes;
+    char *text = file_read(OWN, &bytes), *at = strstr(text, from);
+    assert_non_null(at);
+    char *changed = malloc(bytes + strlen(to) + 1);
+    assert_non_null(changed);
+    int n = sprintf(changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    file_write(scratch_path("changed.json"), changed, (size_t)n);
+    free(changed);
+    free(text);
+}
+
+static void expect_changed_refused(const char *from, const char *to, const char *word) {
+    write_changed(from, to);
+    expect_refused(scratch_path("changed.json"), word);
+}
+
 static void expect_back(const weft_tokenizer *t, const int32_t *tokens, int64_t count,
                         const char *text, size_t bytes) {
     char *back;
@@ -59,16 +88,17 @@ static void expect_back(const weft_tokenizer *t, const int32_t *tokens, int64_t 
 }
 
 static void expect_tokens(const weft_tokenizer *t, weft_encoder *e, const char *text, size_t bytes,
-                          const int32_t *want, int64_t n_want) {
+                          const int32_t *want, int64_t n_want, bool whole) {
     int64_t count;
     const int32_t *tokens = encode(e, text, bytes, false, &count);
     if (count != n_want || (count && memcmp(tokens, want, (size_t)count * sizeof *want) != 0))
         fail_msg("%s: not the reference's tokens for '%.*s'", weft_tokenizer_name(t), (int)bytes,
                  text);
-    expect_back(t, tokens, count, text, bytes);
+    if (whole) expect_back(t, tokens, count, text, bytes);
 }
 
-static void check_kept(const char *name, const char *path) {
+/* `whole`: the text comes back, too, and not only its composed form. */
+static void check_kept_form(const char *name, const char *path, bool whole) {
     json_error_t error;
     json_t *root = json_load_file(path, JSON_ALLOW_NUL, &error), *value;
     const json_t *cases = json_object_get(root, "cases");
@@ -84,11 +114,115 @@ static void check_kept(const char *name, const char *path) {
             assert_non_null(want);
             json_array_foreach(list, k, value) want[k] = (int32_t)json_integer_value(value);
             expect_tokens(t, e, json_string_value(text), json_string_length(text), want,
-                          (int64_t)json_array_size(list));
+                          (int64_t)json_array_size(list), whole);
             free(want);
         }
     json_decref(root);
     weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
+static void check_kept(const char *name, const char *path) {
+    check_kept_form(name, path, true);
+}
+
+/* vocab.json and merges.txt with own's vocabulary, and a config.json of that model. */
+static const char *write_pair(const char *model_type) {
+    const char *folder = scratch_path("pair");
+    json_t *root = json_load_file(OWN, 0, NULL), *model = json_object_get(root, "model"), *merge;
+    char path[600];
+    size_t i;
+    mkdir(folder, 0777);
+    snprintf(path, sizeof path, "%s/vocab.json", folder);
+    json_object_del(json_object_get(model, "vocab"), "<|endoftext|>");
+    assert_int_equal(json_dump_file(json_object_get(model, "vocab"), path, 0), 0);
+    snprintf(path, sizeof path, "%s/merges.txt", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    json_array_foreach(json_object_get(model, "merges"), i, merge)
+        fprintf(file, "%s\n", json_string_value(merge));
+    fclose(file);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "{\"model_type\": \"%s\", \"eos_token_id\": [7, 699]}", model_type);
+    fclose(file);
+    json_decref(root);
+    return folder;
+}
+
+static void skip_without_composing(void) {
+    static const char nfc[] = "{\"normalizer\": {\"type\": \"NFC\"}, \"model\": {}}";
+    weft_tokenizer *t;
+    file_write(scratch_path("nfc.json"), nfc, sizeof nfc - 1);
+    assert_int_not_equal(weft_tokenizer_open(scratch_path("nfc.json"), &t), WEFT_OK);
+    if (!strstr(weft_error_message(), "utf8proc")) return;
+    printf("weft is built without utf8proc\n");
+    skip();
+}
+
+/* What a pair of files does not say follows from the model: Qwen2's way is not GPT-2's. */
+static void test_a_pair_splits_as_its_model_does(void **state) {
+    (void)state;
+    check_kept(write_pair("gpt2"), "tests/vectors/tokenizer.own.cases.json");
+    expect_refused(write_pair("phi"), "save_pretrained");
+    skip_without_composing();
+    const char *pair = write_pair("qwen2"), *saved = scratch_path("saved.json");
+    check_kept_form(pair, "tests/vectors/tokenizer.qwen2.cases.json", false);
+    weft_tokenizer *t = open_tokenizer(pair);
+    assert_int_equal(weft_tokenizer_save(t, saved, NULL), WEFT_OK);
+    weft_tokenizer_close(t);
+    check_kept_form(saved, "tests/vectors/tokenizer.qwen2.cases.json", false);
+}
+
+/* eos_token_id of generation_config.json, or as here of config.json, goes where the tokenizer goes. */
+static void test_what_ends_generation_goes_along(void **state) {
+    (void)state;
+    weft_tokenizer *t = open_tokenizer(write_pair("gpt2"));
+    mkdir(scratch_path("along"), 0777);
+    assert_int_equal(weft_tokenizer_save(t, scratch_path("along/tokenizer.json"), NULL), WEFT_OK);
+    weft_tokenizer_close(t);
+    const char *names[] = {scratch_path("along"), scratch_path("along/tokenizer.json")};
+    for (int i = 0; i < 2; i++) {
+        t = open_tokenizer(names[i]);
+        assert_true(weft_tokenizer_ends(t, 7));
+        assert_true(weft_tokenizer_ends(t, 699));
+        assert_false(weft_tokenizer_ends(t, 8));
+        assert_false(weft_tokenizer_ends(t, -1));
+        assert_int_equal(weft_tokenizer_end(t), 699);
+        weft_tokenizer_close(t);
+    }
+    file_write(scratch_path("along/generation_config.json"), "{\"eos_token_id\": 9}", 19);
+    t = open_tokenizer(names[0]);
+    assert_true(weft_tokenizer_ends(t, 9));
+    assert_false(weft_tokenizer_ends(t, 7));
+    weft_tokenizer_close(t);
+    file_write(scratch_path("along/generation_config.json"), "[", 1);
+    expect_refused(names[0], "JSON");
+}
+
+/* A template of the post-processor, alone or in a sequence as Llama 3 has it. */
+static void test_a_text_begins_with_the_token_of_the_template(void **state) {
+    (void)state;
+    static const char before[] = "\"post_processor\": {";
+    static const char template[] =
+        "\"post_processor\": {\"type\": \"Sequence\", \"processors\": [{\"type\": \"ByteLevel\"}, "
+        "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "
+        "\"<|endoftext|>\"}}, {\"Sequence\": {\"id\": \"A\"}}]}]}, \"old\": {";
+    const int32_t *tokens;
+    int64_t count, n;
+    write_changed(before, template);
+    weft_tokenizer *t = open_tokenizer(scratch_path("changed.json"));
+    weft_encoder *e = open_encoder(t);
+    assert_int_equal(weft_tokenizer_begin(t), 699);
+    encode(e, "a word", 6, false, &n);
+    assert_int_equal(weft_encode_text(e, "a word", 6, &tokens, &count), WEFT_OK);
+    assert_int_equal(count, n + 1);
+    assert_int_equal(tokens[0], 699);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+    t = open_tokenizer(OWN);
+    assert_int_equal(weft_tokenizer_begin(t), -1);
     weft_tokenizer_close(t);
 }
 
@@ -189,7 +323,7 @@ static void check_stream(const char *name, int count) {
         assert_true(read_word(from, &tokens) && tokens <= MOST);
         for (uint32_t i = 0; i < tokens; i++)
             assert_true(read_word(from, (uint32_t *)&want[i]));
-        expect_tokens(t, e, text, bytes, want, tokens);
+        expect_tokens(t, e, text, bytes, want, tokens, true);
     }
     int status = pclose(from);
     weft_encoder_close(e);
@@ -374,30 +508,6 @@ static void test_decode_refuses_other_numbers(void **state) {
     weft_tokenizer_close(t);
 }
 
-static void expect_refused(const char *name, const char *word) {
-    weft_tokenizer *t;
-    weft_status status = weft_tokenizer_open(name, &t);
-    if (status == WEFT_OK) fail_msg("a tokenizer without '%s' was taken", word);
-    assert_null(t);
-    const char *message = weft_error_message();
-    assert_null(strchr(message, '\n'));
-    if (!strstr(message, word)) fail_msg("'%s' is not in: %s", word, message);
-}
-
-/* The own tokenizer with one text put for another. */
-static void expect_changed_refused(const char *from, const char *to, const char *word) {
-    size_t bytes;
-    char *text = file_read(OWN, &bytes), *at = strstr(text, from);
-    assert_non_null(at);
-    char *changed = malloc(bytes + strlen(to) + 1);
-    assert_non_null(changed);
-    int n = sprintf(changed, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
-    file_write(scratch_path("changed.json"), changed, (size_t)n);
-    expect_refused(scratch_path("changed.json"), word);
-    free(changed);
-    free(text);
-}
-
 static void expect_text_refused(const char *name, const char *text, const char *word) {
     file_write(scratch_path("%s", name), text, strlen(text));
     expect_refused(scratch_path("%s", name), word);
@@ -415,7 +525,16 @@ static void test_what_cannot_be_used_is_named(void **state) {
     expect_text_refused("a.bpe", "a b\nzz y\n", "merge 2");
     expect_text_refused("a.bpe", "a b\na b\n", "same bytes");
     expect_text_refused("a.bpe", "\xFF\xFE b\n", "merge 1");
-    expect_changed_refused("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", "NFC");
+    expect_changed_refused("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFKC\"}", "NFKC");
+    expect_changed_refused("\"normalizer\": null",
+                           "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [{\"type\": "
+                           "\"Lowercase\"}]}",
+                           "Lowercase");
+    expect_changed_refused("\"post_processor\": {",
+                           "\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
+                           "[{\"Sequence\": {\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": "
+                           "\"<|endoftext|>\"}}]}, \"old\": {",
+                           "post_processor");
     expect_changed_refused("\"dropout\": null", "\"dropout\": 0.1", "dropout");
     expect_changed_refused("\"add_prefix_space\": false", "\"add_prefix_space\": true",
                            "add_prefix_space");
@@ -566,6 +685,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_own_bpe_equals_kept_reference),
         cmocka_unit_test(test_patterns_equal_kept_reference),
+        cmocka_unit_test(test_a_pair_splits_as_its_model_does),
+        cmocka_unit_test(test_what_ends_generation_goes_along),
+        cmocka_unit_test(test_a_text_begins_with_the_token_of_the_template),
         cmocka_unit_test(test_gpt2_equals_kept_reference),
         cmocka_unit_test(test_gpt2_without_numbers_and_saved),
         cmocka_unit_test(test_gpt2_equals_tiktoken_on_any_string),

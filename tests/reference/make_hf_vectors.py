@@ -1,4 +1,4 @@
-"""Two small models in Hugging Face's layout, and the logits that transformers gives for them: tests/vectors/hf/.
+"""Small models in Hugging Face's layout, and the logits that transformers gives for them: tests/vectors/hf/.
 
 Needs transformers. `tokens[i] = (7 i + 3) mod V` on both sides, 2 rows of 9; the logits are those of the first 8 of each row."""
 
@@ -8,7 +8,8 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+                          SmolLM3Config, SmolLM3ForCausalLM)
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
 VOCAB, ROWS, LENGTH = 13, 2, 8
@@ -22,6 +23,15 @@ MODELS = {
         max_position_embeddings=12, rms_norm_eps=1e-3, attention_bias=True, bos_token_id=None, eos_token_id=None,
         rope_parameters={"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 32})),
+    # Normed queries and keys, heads wider than their share.
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=6,
+        vocab_size=VOCAB, max_position_embeddings=12, tie_word_embeddings=True)),
+    # Layers without rotation, biases in the feed-forward.
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, mlp_bias=True,
+        vocab_size=VOCAB, max_position_embeddings=12, no_rope_layer_interval=2, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None)),
 }
 
 

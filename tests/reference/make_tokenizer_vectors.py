@@ -1,9 +1,10 @@
 """Reference tokens for the tests of the tokenizers, by tiktoken and Hugging Face's tokenizers.
 
     make_tokenizer_vectors.py GPT2_FOLDER
-        writes tests/vectors/tokenizer.{gpt2,own,split}.cases.json: {"cases": [{"text", "tokens"}]}.
+        writes tests/vectors/tokenizer.{gpt2,own,split,qwen2}.cases.json: {"cases": [{"text", "tokens"}]}.
         GPT-2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
-        from tests/vectors/tokenizer.{own,split}.json. Also tokenizer.train.json: a text and the
+        from tests/vectors/tokenizer.{own,split}.json; qwen2 by tokenizers from own's vocabulary with
+        Qwen2's normalizer and pattern. Also tokenizer.train.json: a text and the
         merges that the trainer of tokenizers learns from it.
     make_tokenizer_vectors.py --stream SEED COUNT ASSIGNED GPT2_FOLDER|TOKENIZER_JSON
         writes COUNT random and adversarial strings and their tokens to standard output: for each,
@@ -145,13 +146,34 @@ def kept_texts():
 
 
 def keep(name, source):
-    encode = load(source)
-    cases = [{"text": text, "tokens": encode(text)} for text in kept_texts()]
+    write_cases(name, kept_texts(), load(source))
+
+
+def write_cases(name, texts, encode):
+    cases = [{"text": text, "tokens": encode(text)} for text in texts]
     path = os.path.join(VECTORS, f"tokenizer.{name}.cases.json")
     with open(path, "w", encoding="ascii") as file:
         file.write('{"cases": [\n')
         file.write(",\n".join(json.dumps(case) for case in cases))
         file.write("\n]}\n")
+
+
+def keep_qwen2():
+    """What Qwen2's vocab.json and merges.txt leave unsaid, as its tokenizer.json says it."""
+    import tokenizers
+
+    with open(os.path.join(VECTORS, "tokenizer.own.json"), encoding="utf-8") as file:
+        description = json.load(file)
+    pattern = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"""
+               r"""|\s*[\r\n]+|\s+(?!\S)|\s+""")
+    description["added_tokens"] = []
+    description["normalizer"] = {"type": "NFC"}
+    description["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}]}
+    reference = tokenizers.Tokenizer.from_str(json.dumps(description))
+    texts = ["Hello 123456", "e\u0301te\u0301", "A\u030a \u212b", "\u1100\u1161\u11a8", "\u0958 q\u0307\u0323", "\u0344x"]
+    write_cases("qwen2", texts + kept_texts(), lambda text: reference.encode(text, add_special_tokens=False).ids)
 
 
 def keep_training():
@@ -184,6 +206,7 @@ def main():
         keep("gpt2", sys.argv[1])
         for name in "own", "split":
             keep(name, os.path.join(VECTORS, f"tokenizer.{name}.json"))
+        keep_qwen2()
         keep_training()
     else:
         sys.exit(__doc__)

@@ -258,14 +258,14 @@ def hidden(c, p, x):
     if c["FFN"] in ("gelu", "relu2"):
         a = linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))
         return gelu_tanh(a) if c["FFN"] == "gelu" else torch.relu(a) ** 2, None
-    h1 = linear(x, p["ffn.w1.weight"])
-    return silu(linear(x, p["ffn.w3.weight"])) * h1, h1
+    h1 = linear(x, p["ffn.w1.weight"], p.get("ffn.w1.bias"))
+    return silu(linear(x, p["ffn.w3.weight"], p.get("ffn.w3.bias"))) * h1, h1
 
 
 def project(c, p, h):
     if c["FFN"] in ("gelu", "relu2"):
         return linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias"))
-    return linear(h, p["ffn.w2.weight"])
+    return linear(h, p["ffn.w2.weight"], p.get("ffn.w2.bias"))
 
 
 def latents_z(c, p, h1):
@@ -379,7 +379,9 @@ def forward(c, params, ids, constants):
     for i in range(c["N_LAYER"]):
         start = f"h.{i}."
         p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
-        y, weights, latent = attention(c, p, x if post else norm(c, p, "ln_1", x), gate, received)
+        unrotated = c["NOPE_EVERY"] and (i + 1) % c["NOPE_EVERY"] == 0
+        own = c | {"POSITION": "none"} if unrotated else c
+        y, weights, latent = attention(own, p, x if post else norm(c, p, "ln_1", x), gate, received)
         x = norm(c, p, "ln_1", x + y) if post else x + y
         y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
                                                  constants, i)

@@ -25,6 +25,7 @@ KEYS = {
     "WEIGHT_TYING": (bool, True),
     "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
+    "FFN_BIAS": (bool, False),
     "QK_NORM": (bool, False),
     "ATTENTION_GATE": (("none", "head", "element"), "none"),
     "ROPE_THETA": (float, 10000.0),
@@ -34,6 +35,7 @@ KEYS = {
     "ROPE_LOW": (float, 1.0),
     "ROPE_HIGH": (float, 4.0),
     "ROPE_AMPLITUDE": (float, 0.0),
+    "NOPE_EVERY": (int, 0),
     "DROPOUT": (float, None),
     "LAMBDA_LOGITS_Z": (float, 0.0),
     "LOGITS_Z_DETACH": (bool, False),
@@ -221,6 +223,8 @@ def ffn_shapes(c):
             shapes |= {"fc.bias": (f,), "proj.bias": (e,)}
     else:
         shapes = {"w1.weight": (f, e), "w3.weight": (f, e), "w2.weight": (e, f)}
+        if c["FFN"] == "swiglu" and c["FFN_BIAS"]:
+            shapes |= {"w1.bias": (f,), "w3.bias": (f,), "w2.bias": (e,)}
     if c["FFN"] == "wsffn":
         n = c["WSFFN_N_HEAD"]
         shapes["z_proj.weight"] = (f, f) if c["WSFFN_Z_PROJ"] == "dense" else (n, f // n, f // n)

@@ -24,7 +24,7 @@ static void test_sources_compile_cleanly_without_optional_parts(void **state) {
         skip();
     }
     snprintf(line, sizeof line,
-             "files=$(grep -rlE '#if.*WEFT_HAVE_(MICROHTTPD|MPI)' src --include='*.c'); "
+             "files=$(grep -rlE '#if.*WEFT_HAVE_(MICROHTTPD|MPI|UTF8PROC)' src --include='*.c'); "
              "test -n \"$files\" && for file in $files; do %s \"$file\" || exit 1; done >'%s' 2>&1",
              flags, scratch_path("said.txt"));
     if (system(line) == 0) return;
@@ -42,11 +42,11 @@ static void use_bare_program(void) {
 
 static void test_the_bare_program_says_what_it_lacks(void **state) {
     (void)state;
-    static const char *const parts[] = {"cuda", "mpi", "http"};
+    static const char *const parts[] = {"cuda", "mpi", "http", "utf8proc"};
     char model[512];
     use_bare_program();
     json_t *version = command_json(RUN("version", "--json"));
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         assert_true(json_is_false(json_object_get(version, parts[i])));
     json_decref(version);
     server_model(model, sizeof model);

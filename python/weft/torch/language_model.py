@@ -65,7 +65,9 @@ class LanguageModel(nn.Module):
         for i in range(int(self.config["N_LAYER"])):
             head = f"h.{i}."
             own = {name[len(head):]: read_tensor(model, name) for name in names if name.startswith(head)}
-            self.h.append(Part("layer", first=i == 0, weights=own, shared=COUPLE, **layer))
+            nope = int(self.config["NOPE_EVERY"])
+            unrotated = {"POSITION": "none"} if nope and (i + 1) % nope == 0 else {}
+            self.h.append(Part("layer", first=i == 0, weights=own, shared=COUPLE, **(layer | unrotated)))
         self.h[-1].unread = TO_NEXT
         for name in names:
             if not name.startswith("h."):
