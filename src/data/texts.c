@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "data/bpe_train.h"
 #include "data/shard_write.h"
+#include "data/tokens.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20 };
+enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20, COPY_TOKENS = 1 << 18 };
 
 static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
     const weft_input_unit *units;
@@ -83,6 +84,8 @@ typedef struct {
     result *results;
     int64_t room;
     int64_t documents, bytes;
+    int32_t largest;    /* of tokens that were copied */
+    bool copies;        /* the files hold tokens */
     bool has_tokenizer; /* the folder has its tokenizer.json already */
     bool began[2];      /* a document was written to this split */
     int folder;         /* held by a lock; -1: not yet */
@@ -162,12 +165,83 @@ static weft_status run_all(job *j) {
     return status;
 }
 
+weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
+    *out = false;
+    for (int i = 0; i < input->n_paths; i++) {
+        bool is, plain;
+        WEFT_TRY(weft_token_file_is(input->paths[i], &is, &plain));
+        if (i > 0 && is != *out)
+            return weft_fail(WEFT_EINPUT,
+                             "%s and %s: one holds tokens and the other text; "
+                             "tokenize them apart",
+                             input->paths[0], input->paths[i]);
+        *out = is;
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_tokens(job *j, const weft_token_file *f, const int32_t *tokens,
+                                int64_t count) {
+    int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
+    for (int64_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= vocab)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
+                             "were made with, or none",
+                             f->path, (long long)(f->read - count + i), tokens[i],
+                             (long long)vocab);
+        if (tokens[i] > j->largest) j->largest = tokens[i];
+    }
+    return WEFT_OK;
+}
+
+static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, bool all_val) {
+    int64_t count = f->rows * f->columns;
+    int64_t train = all_val ? 0 : count - (int64_t)((double)count * val_share);
+    WEFT_AUTO_FREE int32_t *some = malloc(COPY_TOKENS * sizeof *some);
+    if (!some) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
+    while (f->read < count) {
+        bool val = f->read >= train;
+        int64_t left = (val ? count : train) - f->read, n = left < COPY_TOKENS ? left : COPY_TOKENS;
+        WEFT_TRY(weft_token_file_read(f, n, some));
+        WEFT_TRY(check_tokens(j, f, some, n));
+        WEFT_TRY(weft_shard_writer_put(j->writers[val], some, n));
+    }
+    j->bytes += f->bytes;
+    j->documents++;
+    return WEFT_OK;
+}
+
+static weft_status copy_all(job *j, const weft_input_options *input) {
+    for (int i = 0; i < input->n_paths; i++) {
+        const char *path = input->paths[i];
+        weft_token_file f;
+        WEFT_TRY(weft_token_file_open(path, true, &f));
+        weft_status status = copy_tokens(j, &f, input->val_share, path == input->val_path);
+        weft_token_file_close(&f);
+        WEFT_TRY(status);
+    }
+    return WEFT_OK;
+}
+
+/* Bytes of the widest token decide how wide those of the shards are. */
+static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
+    *vocab = 65536;
+    for (int i = 0; i < input->n_paths; i++) {
+        weft_token_file f;
+        WEFT_TRY(weft_token_file_open(input->paths[i], true, &f));
+        if (f.size > 2) *vocab = INT32_MAX;
+        weft_token_file_close(&f);
+    }
+    return WEFT_OK;
+}
+
 static weft_status put_in_place(job *j, const char *out) {
     char path[WEFT_PATH_MAX];
     if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
     WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
-    if (!j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
+    if (j->tokenizer && !j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
     return weft_shard_writers_commit(j->writers, 2);
 }
 
@@ -178,7 +252,7 @@ static weft_status check_tokenizer(job *j, const char *out) {
     WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
     WEFT_TRY(weft_path_kind(path, &kind));
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
-    WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
+    if (j->tokenizer) WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
     if (j->has_tokenizer) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: is there already and is not the tokenizer of these shards; name another "
@@ -186,16 +260,25 @@ static weft_status check_tokenizer(job *j, const char *out) {
                      path);
 }
 
-static weft_status open_job(job *j, const weft_input_options *input, const char *out,
-                            int64_t shard_tokens) {
+static weft_status open_texts(job *j, const weft_input_options *input) {
     WEFT_TRY(weft_input_open(input, &j->input));
     int threads = weft_pool_size(j->pool);
     j->encoders = calloc((size_t)threads, sizeof *j->encoders);
     if (!j->encoders) return weft_fail(WEFT_ENOMEM, "no memory to encode with");
     for (int i = 0; i < threads; i++)
         WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
-    int64_t vocab = weft_tokenizer_vocab(j->tokenizer);
+    return WEFT_OK;
+}
+
+static weft_status open_job(job *j, const weft_input_options *input, const char *out,
+                            int64_t shard_tokens) {
+    int64_t vocab = 0;
     weft_kind kind;
+    if (j->tokenizer)
+        vocab = weft_tokenizer_vocab(j->tokenizer);
+    else
+        WEFT_TRY(find_width(input, &vocab));
+    if (!j->copies) WEFT_TRY(open_texts(j, input));
     WEFT_TRY(weft_path_kind(out, &kind));
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
         return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
@@ -226,10 +309,13 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
                                 weft_texts_sum *out) {
     job j = {.tokenizer = t, .pool = pool, .folder = -1};
     weft_input_options cut = *input;
-    cut.cuttable = weft_tokenizer_cuttable(t);
-    weft_status status = open_job(&j, &cut, folder, shard_tokens);
+    cut.cuttable = t && weft_tokenizer_cuttable(t);
+    weft_status status = weft_texts_are_tokens(input, &j.copies);
+    if (status == WEFT_OK && !t && !j.copies)
+        status = weft_fail(WEFT_EBUG, "texts are tokenized without a tokenizer");
+    if (status == WEFT_OK) status = open_job(&j, &cut, folder, shard_tokens);
     double start = weft_clock();
-    if (status == WEFT_OK) status = run_all(&j);
+    if (status == WEFT_OK) status = j.copies ? copy_all(&j, input) : run_all(&j);
     double took = weft_clock() - start;
     if (status == WEFT_OK) status = put_in_place(&j, folder);
     if (status == WEFT_OK)
@@ -239,6 +325,7 @@ weft_status weft_texts_tokenize(const weft_input_options *input, const weft_toke
                                            weft_shard_writer_tokens(j.writers[1])},
                                 .shards = weft_shard_writer_shards(j.writers[0]) +
                                           weft_shard_writer_shards(j.writers[1]),
+                                .vocab = t ? weft_tokenizer_vocab(t) : (int64_t)j.largest + 1,
                                 .seconds = took};
     close_job(&j);
     return status;
