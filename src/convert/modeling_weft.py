@@ -70,11 +70,19 @@ def rope_rates(c, width):
     return rate, 1.0
 
 
-def rotate(c, x, positions):
+def rope_tables(c, positions, dtype):
+    """The cosines and sines of positions [B, T], each [B, 1, T, width/2]; None where nothing rotates."""
+    if not c.rope:
+        return None
+    width = c.sizes[2] if c.attention != "mla" else c.ra_mla_latent_dim // (2 if c.ra_mla_score == "w2" else 1)
+    rate, amplitude = rope_rates(c, width)
+    wide = torch.float32 if positions.device.type == "mps" else torch.float64
+    angle = positions[:, None, :, None].to(wide) * rate.to(positions.device, wide)
+    return (amplitude * angle.cos()).to(dtype), (amplitude * angle.sin()).to(dtype)
+
+
+def rotate(x, cos, sin):
     """Column i of [B, heads, T, width] rotates with column i + width/2."""
-    rate, amplitude = rope_rates(c, x.shape[-1])
-    angle = (positions.to("cpu", torch.float64)[..., None] * rate)[:, None]
-    cos, sin = ((amplitude * f).to(x.device, x.dtype) for f in (angle.cos(), angle.sin()))
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -136,7 +144,7 @@ class Attention(nn.Module):
         return torch.cat((norm(x[..., :width]), x[..., width:]), -1)
 
     def turned(self, q, k, at):
-        return (rotate(self.c, q, at), rotate(self.c, k, at)) if self.c.rope else (q, k)
+        return (rotate(q, *at), rotate(k, *at)) if self.c.rope else (q, k)
 
     def per_head(self, x):
         """Each query head's key or value head."""
@@ -406,9 +414,9 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
             visible = visible & torch.ones(time, time, dtype=torch.bool, device=device).tril()
         if c.position == "learned":
             x = x + self.wpe(position_ids)
-        gate, received, aux = None, None, 0.0
+        gate, received, aux, at = None, None, 0.0, rope_tables(c, position_ids, x.dtype)
         for layer in self.h:
-            x, gate, received, loss = layer(x, visible, real[..., None], position_ids, gate, received, self.couple)
+            x, gate, received, loss = layer(x, visible, real[..., None], at, gate, received, self.couple)
             aux = aux if loss is None else aux + loss
         x = self.ln_f(x)
         if c.mup:
