@@ -42,6 +42,7 @@ $(1)/base/version.o: OWN_DEFINES := -DWEFT_GIT_COMMIT='"$(GIT_COMMIT)"'
 # Holds them whole.
 $(1)/report/page.o: src/report/charts.js src/report/charts.css
 $(1)/serve/server.o: src/serve/page.html
+$(1)/convert/hf_own.o: src/convert/configuration_weft.py src/convert/modeling_weft.py
 $(1)/watch/live.o: src/watch/live.html src/watch/live.js src/watch/live.css
 
 $(1)/%.o: src/%.c $(1)/flags
@@ -106,6 +107,9 @@ DEFINES += -DWEFT_HAVE_CUDA
 endif
 
 OBJ := $(OUT)/obj
+$(OBJ)/data/unpack.o: OWN_DEFINES := $(CONFIG_UNPACK)
+$(eval $(call stamp,$(OBJ)/unpack-flags,$(CONFIG_UNPACK)))
+$(OBJ)/data/unpack.o: $(OBJ)/unpack-flags
 LIB_OBJECTS := $(call lib_objects,$(OBJ))
 PROGRAM_OBJECTS := $(call program_objects,$(OBJ))
 LIB_A := $(OUT)/libweft.a

@@ -52,10 +52,13 @@ def local_texts(files, field):
 
 def remote_texts(source, name, split, field):
     datasets = need("datasets")
-    for row in datasets.load_dataset(source, name, split=split, streaming=True):
-        if field not in row:
-            sys.exit(f"stream_dataset: {source}: has no column {field}; it has {', '.join(row)}")
-        yield row[field]
+    try:
+        for row in datasets.load_dataset(source, name, split=split, streaming=True):
+            if field not in row:
+                sys.exit(f"stream_dataset: {source}: has no column {field}; it has {', '.join(row)}")
+            yield row[field]
+    except Exception as error:  # of the network, of the hub, of a file's format
+        sys.exit(f"stream_dataset: {source}: {' '.join(str(error).split())[:200]}")
 
 
 def save_tokenizer(model, folder):

@@ -177,24 +177,6 @@ def test_dropout_draws_anew_and_from_torchs_seed():
     assert torch.equal(a, torch.autograd.grad(module(tokens), module.wte.weight, towards)[0])
 
 
-def test_the_write_ups_language_model():
-    from w2attn.config import ModelConfig
-    from w2attn.ffn import FFN, RMSNorm
-    from w2attn.model import LanguageModel as Writeup
-    torch.manual_seed(0)
-    model = Writeup(ModelConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=36))
-    ids = torch.from_numpy(TOKENS)
-    logits = model(ids)
-    loss, again = model(ids, labels=ids)
-    assert logits.shape == (2, 9, 50) and torch.equal(logits, again)
-    want = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-    assert loss.item() == pytest.approx(want.item(), abs=1e-6)
-    changed = ids.clone()
-    changed[:, 5:] = 1
-    assert torch.allclose(model(changed)[:, :5], logits[:, :5], atol=1e-6)
-    assert FFN(24, 36)(torch.randn(2, 3, 24)).shape == RMSNorm(24)(torch.randn(2, 3, 24)).shape
-
-
 def test_a_tokenizer_is_kept_or_missed(tmp_path, monkeypatch):
     """The working directory changes, and the checkpoint goes, after it was opened."""
     def opened():

@@ -276,7 +276,7 @@ def test_losses_only_in_training():
     x = torch.randn(B, T, E)
     module = WsFFN(WS)
     assert module(x)[1].dim() == 0 and module.eval()(x)[1] is None
-    assert WsFFN(Config.for_finetuning(d_model=E, d_ffn=F, n_head=4))(x)[1] is None
+    assert WsFFN(Config(d_model=E, d_ffn=F, n_head=4).for_finetuning())(x)[1] is None
     with pytest.raises(ValueError, match="36.*5"):
         WsFFN(Config(d_model=E, d_ffn=F, n_head=5))
 

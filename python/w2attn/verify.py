@@ -20,7 +20,7 @@ def rope_shapes():
 
 def attention_forward():
     x = torch.randn(2, 10, 64)
-    y = W2Attention(64, 4)(x)
+    y = W2Attention(Config())(x, RotaryEmbedding(16, max_position_embeddings=32)(x, seq_len=10))
     return y.shape == x.shape and bool(y.isfinite().all())
 
 

@@ -12,7 +12,9 @@ const char weft_help_tokenize[] =
     "  --out DIR          where train_*.bin and val_*.bin go; made, with the folders above it\n"
     "  --tokenizer T      bytes (the default), a tokenizer.json, a vocab.bpe with its encoder.json "
     "beside it, or a folder with such files\n"
-    "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
+    "  --jsonl FIELD      the files are JSON lines; their texts are in this field. Without it, "
+    "files "
+    "named .jsonl or .ndjson are, and the field is text\n"
     "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; "
     "default: 0.05, and 0 with --val\n"
     "  --val FILE         hold out all the text of this file too\n"
@@ -20,12 +22,38 @@ const char weft_help_tokenize[] =
     "  --threads N        default: one per processor\n"
     "  --json             one object on standard output\n"
     "\n"
-    "FILES are texts, or - for standard input. A file, or a line of JSON lines, is a document. The "
-    "tokenizer's end-of-text token is put before each; where it has none, a newline between them. "
+    "FILES are texts, or - for standard input; gzip and zstd are unpacked. A file, or a line of "
+    "JSON "
+    "lines, is a document. The tokenizer's end-of-text token is put before each; where it has "
+    "none, a newline between them. "
     "Such a token's name within a text is plain text. DIR gets the tokenizer.json too. Nothing "
-    "appears in DIR under its name before everything is written.\n";
+    "appears in DIR under its name before everything is written.\n"
+    "\n"
+    "FILES may hold tokens instead, which are copied: shards as llm.c and modded-nanogpt write "
+    "them, "
+    "a .npy, or nanoGPT's train.bin and val.bin. --tokenizer then names the one they were made "
+    "with; "
+    "without it DIR has none, and CONFIG_VOCAB_SIZE must be above the largest token.\n";
 
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
+
+static void report(const weft_args *args, const char *out, const weft_texts_sum *sum) {
+    char documents[WEFT_COUNT_ROOM], bytes[WEFT_COUNT_ROOM], train[WEFT_COUNT_ROOM];
+    char val[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM];
+    double rate = sum->seconds > 0 ? (double)sum->bytes / sum->seconds / 1e6 : 0;
+    if (args->json)
+        printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
+               "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
+               (long long)sum->documents, (long long)sum->bytes, (long long)sum->tokens[0],
+               (long long)sum->tokens[1], (long long)sum->shards, (long long)sum->vocab,
+               sum->seconds);
+    else
+        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, "
+               "vocabulary %s, %.1f MB/s\n",
+               out, weft_count_text(sum->documents, documents), weft_count_text(sum->bytes, bytes),
+               weft_count_text(sum->tokens[0], train), weft_count_text(sum->tokens[1], val),
+               (long long)sum->shards, weft_count_text(sum->vocab, vocab), rate);
+}
 
 static int refuse_no_files(const weft_args *a) {
     return weft_args_refuse(a, "no files are named; - is standard input");
@@ -36,28 +64,16 @@ static int tokenize(const weft_args *args, const char *tokenizer, const char *ou
     weft_tokenizer *t = NULL;
     weft_pool *pool = NULL;
     weft_texts_sum sum;
-    weft_status status = weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t);
+    bool tokens = false;
+    weft_status status = weft_texts_are_tokens(input, &tokens);
+    if (status == WEFT_OK && (tokenizer || !tokens))
+        status = weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t);
     if (status == WEFT_OK) status = weft_pool_create(args->threads, &pool);
     if (status == WEFT_OK) status = weft_texts_tokenize(input, t, pool, out, shard_tokens, &sum);
     if (status == WEFT_OK) {
         if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
             weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
-        char documents[WEFT_COUNT_ROOM], bytes[WEFT_COUNT_ROOM], train[WEFT_COUNT_ROOM];
-        char val[WEFT_COUNT_ROOM], vocab[WEFT_COUNT_ROOM];
-        double rate = sum.seconds > 0 ? (double)sum.bytes / sum.seconds / 1e6 : 0;
-        if (args->json)
-            printf("{\"documents\": %lld, \"bytes\": %lld, \"train_tokens\": %lld, \"val_tokens\": "
-                   "%lld, \"shards\": %lld, \"vocab\": %lld, \"seconds\": %.3f}\n",
-                   (long long)sum.documents, (long long)sum.bytes, (long long)sum.tokens[0],
-                   (long long)sum.tokens[1], (long long)sum.shards,
-                   (long long)weft_tokenizer_vocab(t), sum.seconds);
-        else
-            printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, "
-                   "vocabulary %s, %.1f MB/s\n",
-                   out, weft_count_text(sum.documents, documents),
-                   weft_count_text(sum.bytes, bytes), weft_count_text(sum.tokens[0], train),
-                   weft_count_text(sum.tokens[1], val), (long long)sum.shards,
-                   weft_count_text(weft_tokenizer_vocab(t), vocab), rate);
+        report(args, out, &sum);
     }
     weft_pool_destroy(pool);
     weft_tokenizer_close(t);
@@ -95,7 +111,7 @@ const char weft_help_tokenizer[] =
     "  --vocab N          tokens in all: 256 bytes, what is learned, and <|endoftext|>\n"
     "  --out FILE         the tokenizer.json to write\n"
     "  --force            overwrite FILE\n"
-    "  --jsonl FIELD      the files are JSON lines; their texts are in this field\n"
+    "  --jsonl FIELD      as in weft tokenize\n"
     "  --min-count N      how often a pair must occur to become a token; default: 2\n"
     "  --json             one object on standard output\n"
     "\n"

@@ -13,7 +13,8 @@
 
 #include <jansson.h>
 
-typedef enum { WEFT_HF_GPT2, WEFT_HF_LLAMA } weft_hf_family;
+/* WEFT_HF_OWN: none of theirs; the folder brings a class of weft's along (hf_own.c). */
+typedef enum { WEFT_HF_GPT2, WEFT_HF_LLAMA, WEFT_HF_OWN } weft_hf_family;
 
 /* Whether the folder's config.json is one of theirs: it has a model_type. */
 bool weft_hf_is_folder(const char *folder);
@@ -23,10 +24,13 @@ weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *k
 /* Their config as ours. `where` names it in errors. */
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
                                 weft_hf_family *family);
-/* Ours as theirs; the caller owns the object. The special tokens are the tokenizer's; NULL: none. A config
- * that they have no model for is refused by the key. */
+/* Ours as theirs; the caller owns the object. The special tokens are the tokenizer's; NULL: none. */
 weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out);
+
+/* The config and the other files of a folder with weft's own class, whose config.json the caller writes. */
+weft_status weft_hf_own_config(const weft_config *c, json_t **out);
+weft_status weft_hf_own_write(const weft_model *m, const char *folder, weft_sum sums[WEFT_PARTS]);
 
 /* ATTENTION_BIAS with auto resolved. */
 int weft_hf_attention_bias(const weft_config *c);

@@ -331,6 +331,11 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     source s = {.root = root, .where = where};
     const char *type = json_string_value(json_object_get(root, "model_type"));
     if (!type) return weft_fail(WEFT_EINPUT, "%s: \"model_type\" is missing", where);
+    if (strcmp(type, "weft") == 0) {
+        *family = WEFT_HF_OWN;
+        weft_config_defaults(c);
+        return weft_config_from_json(c, json_object_get(root, "weft"), where);
+    }
     int like = 0;
     while (like < LIKES && strcmp(likes[like].type, type) != 0)
         like++;
@@ -474,9 +479,14 @@ static void write_specials(const weft_tokenizer *t, json_t *root) {
 weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out) {
     *out = NULL;
-    WEFT_TRY(check_plain(c));
     *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
-    WEFT_TRY(*family == WEFT_HF_GPT2 ? check_gpt2(c) : check_like_llama(c));
+    if (check_plain(c) != WEFT_OK ||
+        (*family == WEFT_HF_GPT2 ? check_gpt2(c) : check_like_llama(c)) != WEFT_OK) {
+        *family = WEFT_HF_OWN;
+        WEFT_TRY(weft_hf_own_config(c, out));
+        write_specials(t, *out);
+        return WEFT_OK;
+    }
     json_t *root = *family == WEFT_HF_GPT2 ? write_gpt2(c) : write_llama(c);
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
     json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));

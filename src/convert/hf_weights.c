@@ -344,6 +344,7 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     WEFT_TRY(weft_model_check(&c, where));
     if (dtype == WEFT_BF16) c.dtype = WEFT_CONFIG_BF16;
     if (dtype == WEFT_F64) c.dtype = WEFT_CONFIG_F64;
+    if (family == WEFT_HF_OWN) return weft_model_load_as(folder, &c, dtype, NULL, out);
     WEFT_TRY(weft_model_describe(&c, dtype, &m));
     WEFT_TRY(read_weights(folder, family, m));
     *out = weft_steal(&m);
@@ -409,9 +410,16 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     json_t *root;
     WEFT_TRY(weft_hf_config_write(&p->model->config, p->tokenizer, &family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[p->model->dtype]));
+    weft_status status =
+        family == WEFT_HF_OWN ? weft_hf_own_write(p->model, folder, sums) : WEFT_OK;
+    if (status != WEFT_OK) {
+        json_decref(root);
+        return status;
+    }
     WEFT_TRY(weft_json_write(path, root, &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
-    WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));
+    if (family != WEFT_HF_OWN)
+        WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
                         : WEFT_OK;

@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "base/text.h"
 #include "data/shards.h"
+#include "data/tokens.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +16,30 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20 };
+enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20, COPY_TOKENS = 1 << 18 };
+
+static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
+    const weft_input_unit *units;
+    int64_t count = 0, read = 0;
+    weft_status status;
+    weft_progress *p = weft_progress_begin(&(weft_progress_options){
+        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
+    while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
+        for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
+            char *keep;
+            const char *text;
+            size_t bytes;
+            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
+            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
+            free(keep);
+            read += (int64_t)units[i].bytes;
+        }
+        if (status != WEFT_OK) break;
+        weft_progress_update(p, read / 1000, NULL);
+    }
+    weft_progress_end(p, false);
+    return status;
+}
 
 static void show_progress(void *progress, int64_t tokens) {
     weft_progress_update(progress, tokens, NULL);
@@ -31,26 +55,7 @@ weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int
     *out = NULL;
     WEFT_TRY(weft_input_open(input, &in));
     WEFT_TRY(weft_bpe_trainer_open(&b));
-    const weft_input_unit *units;
-    int64_t count = 0, read = 0;
-    weft_status counted;
-    weft_progress *bar = weft_progress_begin(&(weft_progress_options){
-        .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
-    while ((counted = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
-        for (int64_t i = 0; i < count && counted == WEFT_OK; i++) {
-            char *keep;
-            const char *text;
-            size_t bytes;
-            counted = weft_input_text(in, &units[i], &keep, &text, &bytes);
-            if (counted == WEFT_OK) counted = weft_bpe_trainer_add(b, text, bytes);
-            free(keep);
-            read += (int64_t)units[i].bytes;
-        }
-        if (counted != WEFT_OK) break;
-        weft_progress_update(bar, read / 1000, NULL);
-    }
-    weft_progress_end(bar, false);
-    WEFT_TRY(counted);
+    WEFT_TRY(count_texts(b, in));
     if (!(*words = weft_bpe_trainer_words(b)))
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
     weft_progress *p = weft_progress_begin(&(weft_progress_options){
@@ -78,6 +83,8 @@ typedef struct {
     result *results;
     int64_t room;
     int64_t documents, bytes;
+    int32_t largest;    /* of tokens that were copied */
+    bool copies;        /* the files hold tokens */
     bool has_tokenizer; /* the folder has its tokenizer.json already */
     bool began[2];      /* a document was written to this split */
     int folder;         /* held by a lock; -1: not yet */
@@ -106,17 +113,16 @@ static void encode_task(void *context, int64_t i, int thread) {
     if (r->status != WEFT_OK) snprintf(r->message, sizeof r->message, "%s", weft_error_message());
 }
 
-/* What stands before a document: the end of the one before it, and what begins every text. */
+/* What stands before a document: the end of the one before it. */
 static weft_status put_separator(job *j, bool val) {
-    int32_t end = weft_tokenizer_end(j->tokenizer), begin = weft_tokenizer_begin(j->tokenizer);
+    int32_t end = weft_tokenizer_end(j->tokenizer);
     const int32_t *tokens = &end;
     int64_t count = 1;
     bool first = !j->began[val];
     j->began[val] = true;
-    if (!first && end < 0) WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
-    if (!first || (end >= 0 && begin < 0))
-        WEFT_TRY(weft_shard_writer_put(j->writers[val], tokens, count));
-    return begin < 0 ? WEFT_OK : weft_shard_writer_put(j->writers[val], &begin, 1);
+    if (end < 0 && first) return WEFT_OK;
+    if (end < 0) WEFT_TRY(weft_encode(j->encoders[0], "\n", 1, false, &tokens, &count));
+    return weft_shard_writer_put(j->writers[val], tokens, count);
 }
 
 static weft_status write_unit(job *j, const weft_input_unit *unit, const result *r) {
@@ -158,16 +164,120 @@ static weft_status run_all(job *j) {
     return status;
 }
 
-static weft_status open_job(job *j, const weft_input_options *input, const char *out,
-                            int64_t shard_tokens) {
+weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
+    *out = false;
+    for (int i = 0; i < input->n_paths; i++) {
+        bool is, plain;
+        WEFT_TRY(weft_token_file_is(input->paths[i], &is, &plain));
+        if (i > 0 && is != *out)
+            return weft_fail(WEFT_EINPUT,
+                             "%s and %s: one holds tokens and the other text; "
+                             "tokenize them apart",
+                             input->paths[0], input->paths[i]);
+        *out = is;
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_tokens(job *j, const weft_token_file *f, const int32_t *tokens,
+                                int64_t count) {
+    int64_t vocab = j->tokenizer ? weft_tokenizer_vocab(j->tokenizer) : INT32_MAX;
+    for (int64_t i = 0; i < count; i++) {
+        if (tokens[i] < 0 || tokens[i] >= vocab)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: token %lld is %d, but the tokenizer has %lld; name the one they "
+                             "were made with, or none",
+                             f->path, (long long)(f->read - count + i), tokens[i],
+                             (long long)vocab);
+        if (tokens[i] > j->largest) j->largest = tokens[i];
+    }
+    return WEFT_OK;
+}
+
+static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, bool all_val) {
+    int64_t count = f->rows * f->columns;
+    int64_t train = all_val ? 0 : count - (int64_t)((double)count * val_share);
+    WEFT_AUTO_FREE int32_t *some = malloc(COPY_TOKENS * sizeof *some);
+    if (!some) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
+    while (f->read < count) {
+        bool val = f->read >= train;
+        int64_t left = (val ? count : train) - f->read, n = left < COPY_TOKENS ? left : COPY_TOKENS;
+        WEFT_TRY(weft_token_file_read(f, n, some));
+        WEFT_TRY(check_tokens(j, f, some, n));
+        WEFT_TRY(weft_shard_writer_put(j->writers[val], some, n));
+    }
+    j->bytes += f->bytes;
+    j->documents++;
+    return WEFT_OK;
+}
+
+static weft_status copy_all(job *j, const weft_input_options *input) {
+    for (int i = 0; i < input->n_paths; i++) {
+        const char *path = input->paths[i];
+        weft_token_file f;
+        WEFT_TRY(weft_token_file_open(path, true, &f));
+        weft_status status = copy_tokens(j, &f, input->val_share, path == input->val_path);
+        weft_token_file_close(&f);
+        WEFT_TRY(status);
+    }
+    return WEFT_OK;
+}
+
+/* Bytes of the widest token decide how wide those of the shards are. */
+static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
+    *vocab = 65536;
+    for (int i = 0; i < input->n_paths; i++) {
+        weft_token_file f;
+        WEFT_TRY(weft_token_file_open(input->paths[i], true, &f));
+        if (f.size > 2) *vocab = INT32_MAX;
+        weft_token_file_close(&f);
+    }
+    return WEFT_OK;
+}
+
+static weft_status put_in_place(job *j, const char *out) {
+    char path[WEFT_PATH_MAX];
+    if (!weft_shard_writer_tokens(j->writers[0]) && !weft_shard_writer_tokens(j->writers[1]))
+        return weft_fail(WEFT_EINPUT, "there is no text in the input");
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    if (j->tokenizer && !j->has_tokenizer) WEFT_TRY(weft_tokenizer_save(j->tokenizer, path, NULL));
+    return weft_shard_writers_commit(j->writers, 2);
+}
+
+/* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
+static weft_status check_tokenizer(job *j, const char *out) {
+    char path[WEFT_PATH_MAX];
+    weft_kind kind;
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
+    WEFT_TRY(weft_path_kind(path, &kind));
+    if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
+    if (j->tokenizer) WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
+    if (j->has_tokenizer) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: is there already and is not the tokenizer of these shards; name another "
+                     "folder",
+                     path);
+}
+
+static weft_status open_texts(job *j, const weft_input_options *input) {
     WEFT_TRY(weft_input_open(input, &j->input));
     int threads = weft_pool_size(j->pool);
     j->encoders = calloc((size_t)threads, sizeof *j->encoders);
     if (!j->encoders) return weft_fail(WEFT_ENOMEM, "no memory to encode with");
     for (int i = 0; i < threads; i++)
         WEFT_TRY(weft_encoder_open(j->tokenizer, &j->encoders[i]));
-    int64_t vocab = weft_tokenizer_vocab(j->tokenizer);
+    return WEFT_OK;
+}
+
+static weft_status open_job(job *j, const weft_input_options *input, const char *out,
+                            int64_t shard_tokens) {
+    int64_t vocab = 0;
     weft_kind kind;
+    if (j->tokenizer)
+        vocab = weft_tokenizer_vocab(j->tokenizer);
+    else
+        WEFT_TRY(find_width(input, &vocab));
+    if (!j->copies) WEFT_TRY(open_texts(j, input));
     WEFT_TRY(weft_path_kind(out, &kind));
     if (kind == WEFT_KIND_FILE || kind == WEFT_KIND_OTHER)
         return weft_fail(WEFT_EINPUT, "%s: is there already and is no folder; name another", out);
@@ -177,18 +287,7 @@ static weft_status open_job(job *j, const weft_input_options *input, const char 
     if (j->folder < 0) return weft_fail(WEFT_EIO, "%s: %s", out, strerror(errno));
     if (flock(j->folder, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return weft_fail(WEFT_EINPUT, "%s: another process tokenizes into this folder", out);
-    /* DIR's tokenizer.json must be that of its shards; another's is not overwritten. */
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", out));
-    WEFT_TRY(weft_path_kind(path, &kind));
-    if (kind != WEFT_KIND_NOTHING) {
-        WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
-        if (!j->has_tokenizer)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: is there already and is not the tokenizer of these shards; name "
-                             "another folder",
-                             path);
-    }
+    WEFT_TRY(check_tokenizer(j, out));
     WEFT_TRY(weft_shard_writer_open(out, "train", vocab, shard_tokens, &j->writers[0]));
     return weft_shard_writer_open(out, "val", vocab, shard_tokens, &j->writers[1]);
 }
@@ -207,22 +306,26 @@ static void close_job(job *j) {
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out) {
-    char path[WEFT_PATH_MAX];
-    WEFT_AUTO(close_job) job j = {.tokenizer = t, .pool = pool, .folder = -1};
+    job j = {.tokenizer = t, .pool = pool, .folder = -1};
     weft_input_options cut = *input;
-    cut.cuttable = weft_tokenizer_cuttable(t);
-    WEFT_TRY(open_job(&j, &cut, folder, shard_tokens));
+    cut.cuttable = t && weft_tokenizer_cuttable(t);
+    weft_status status = weft_texts_are_tokens(input, &j.copies);
+    if (status == WEFT_OK && !t && !j.copies)
+        status = weft_fail(WEFT_EBUG, "texts are tokenized without a tokenizer");
+    if (status == WEFT_OK) status = open_job(&j, &cut, folder, shard_tokens);
     double start = weft_clock();
-    WEFT_TRY(run_all(&j));
-    *out = (weft_texts_sum){
-        .documents = j.documents,
-        .bytes = j.bytes,
-        .tokens = {weft_shard_writer_tokens(j.writers[0]), weft_shard_writer_tokens(j.writers[1])},
-        .shards = weft_shard_writer_shards(j.writers[0]) + weft_shard_writer_shards(j.writers[1]),
-        .seconds = weft_clock() - start};
-    if (!out->tokens[0] && !out->tokens[1])
-        return weft_fail(WEFT_EINPUT, "there is no text in the input");
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", folder));
-    if (!j.has_tokenizer) WEFT_TRY(weft_tokenizer_save(t, path, NULL));
-    return weft_shard_writers_commit(j.writers, 2);
+    if (status == WEFT_OK) status = j.copies ? copy_all(&j, input) : run_all(&j);
+    double took = weft_clock() - start;
+    if (status == WEFT_OK) status = put_in_place(&j, folder);
+    if (status == WEFT_OK)
+        *out = (weft_texts_sum){.documents = j.documents,
+                                .bytes = j.bytes,
+                                .tokens = {weft_shard_writer_tokens(j.writers[0]),
+                                           weft_shard_writer_tokens(j.writers[1])},
+                                .shards = weft_shard_writer_shards(j.writers[0]) +
+                                          weft_shard_writer_shards(j.writers[1]),
+                                .vocab = t ? weft_tokenizer_vocab(t) : (int64_t)j.largest + 1,
+                                .seconds = took};
+    close_job(&j);
+    return status;
 }

@@ -16,13 +16,18 @@ typedef struct {
     int64_t documents, bytes;
     int64_t tokens[2]; /* of training and of validation */
     int64_t shards;
+    int64_t vocab; /* the tokenizer's; without one, what the tokens need */
     double seconds;
 } weft_texts_sum;
+
+/* Whether the files hold tokens already (tokens.h); some of them only is an error. */
+weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out);
 
 /* Writes the shards train_* and val_* of the texts into a folder, which is made where it is not, and
  * its tokenizer.json. Batches of texts are read, encoded by the pool, a unit a task, and written in
  * their order, so the shards are the same for any number of threads. Nothing appears under its name
- * before everything is written. */
+ * before everything is written. Files of tokens are copied, the share at the end of each kept apart; `t` may
+ * then be NULL. */
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out);

@@ -5,6 +5,8 @@
 #include "base/getter.h"
 
 #include "base/json.h"
+#include "data/tokens.h"
+#include "data/unpack.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +24,9 @@ struct weft_input {
     int64_t total;
     int next; /* path to open */
     int file; /* -1: none is open */
+    weft_unpack *unpack;
     bool ended, hold;
+    bool lines; /* of JSON */
     bool starts, in_val;
     int64_t size;  /* of the file; -1: unknown */
     int64_t place; /* in the file, of `start` */
@@ -33,6 +37,24 @@ struct weft_input {
     size_t *at;
     int64_t count, units_room;
 };
+
+/* Whether a path ends on `tail`, or on `tail` and a name of packing. */
+static bool ends_on(const char *path, const char *tail) {
+    static const char *const packed[] = {"", ".gz", ".zst"};
+    for (size_t i = 0, n = strlen(path), m = strlen(tail); i < 3; i++) {
+        size_t more = strlen(packed[i]);
+        if (n >= m + more && strncmp(path + n - m - more, tail, m) == 0 &&
+            strcmp(path + n - more, packed[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* NULL: the file is plain text. */
+static const char *field_of(const weft_input *in, const char *path) {
+    if (in->o.field) return in->o.field;
+    return ends_on(path, ".jsonl") || ends_on(path, ".ndjson") ? "text" : NULL;
+}
 
 weft_status weft_input_open(const weft_input_options *options, weft_input **out) {
     weft_input *in = calloc(1, sizeof *in);
@@ -53,7 +75,8 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
             *out = NULL;
             return weft_fail(WEFT_EINPUT, "%s: %s", options->paths[i], why);
         }
-        if (!S_ISREG(is.st_mode)) in->total = -1;
+        bool packed = ends_on(options->paths[i], ".gz") || ends_on(options->paths[i], ".zst");
+        if (!S_ISREG(is.st_mode) || packed) in->total = -1;
         if (in->total >= 0) in->total += is.st_size;
     }
     if (in->total < 0) in->total = 0;
@@ -63,6 +86,7 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
 void weft_input_close(weft_input *in) {
     if (!in) return;
     if (in->file > 0) close(in->file);
+    weft_unpack_close(in->unpack);
     free(in->buffer);
     free(in->units);
     free(in->at);
@@ -80,14 +104,36 @@ static weft_status open_next(weft_input *in) {
     struct stat is;
     in->file = strcmp(path, "-") == 0 ? 0 : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (in->file < 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
-    in->size = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode) ? is.st_size : -1;
+    WEFT_TRY(weft_unpack_open(in->file, path, &in->unpack));
+    bool known = fstat(in->file, &is) == 0 && S_ISREG(is.st_mode);
+    in->size = known && !weft_unpack_is_packed(in->unpack) ? is.st_size : -1;
     in->ended = false;
-    in->hold = !in->o.field && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
+    in->lines = field_of(in, path) != NULL;
+    in->hold = !in->lines && (!in->o.cuttable || (in->size < 0 && in->o.val_share > 0));
     in->starts = true;
     in->in_val = path == in->o.val_path;
     in->place = in->line = 0;
     in->start = in->seen = in->used;
     return WEFT_OK;
+}
+
+/* The beginning of a file: what has a zero byte, or is known for something else, is no text. */
+static weft_status check_text(const weft_input *in, const char *bytes, size_t n) {
+    const char *zero = memchr(bytes, 0, n), *path = path_now(in);
+    bool npy = n > 6 && memcmp(bytes, "\x93NUMPY", 6) == 0;
+    if (n > 4 && memcmp(bytes, "PAR1", 4) == 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: is a parquet file; scripts/stream_dataset.py FILE | weft tokenize "
+                         "--jsonl text ... - reads it",
+                         path);
+    if (npy || (n > 8 && weft_shard_width((const unsigned char *)bytes)))
+        return weft_fail(WEFT_EINPUT, "%s: holds tokens, and a text is wanted", path);
+    if (n > 2 && zero && (memcmp(bytes, "\xFF\xFE", 2) == 0 || memcmp(bytes, "\xFE\xFF", 2) == 0))
+        return weft_fail(WEFT_EINPUT, "%s: is UTF-16; iconv -f UTF-16 -t UTF-8 makes UTF-8 of it",
+                         path);
+    if (!zero) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: is no text: its byte %lld is zero", path,
+                     (long long)(zero - bytes));
 }
 
 static weft_status fill(weft_input *in) {
@@ -98,14 +144,11 @@ static weft_status fill(weft_input *in) {
         in->buffer = buffer;
         in->room = room;
     }
-    ssize_t got;
-    do
-        got = read(in->file, in->buffer + in->used, READ_BYTES);
-    while (got < 0 && errno == EINTR);
-    if (got < 0)
-        return weft_fail(errno == EISDIR ? WEFT_EINPUT : WEFT_EIO, "%s: %s", path_now(in),
-                         strerror(errno));
-    in->used += (size_t)got;
+    size_t got;
+    char *to = in->buffer + in->used;
+    WEFT_TRY(weft_unpack_read(in->unpack, to, READ_BYTES, &got));
+    if (in->place == 0 && in->used == in->start) WEFT_TRY(check_text(in, to, got));
+    in->used += got;
     in->ended = got == 0;
     return WEFT_OK;
 }
@@ -201,8 +244,10 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
         if (in->file < 0) WEFT_TRY(open_next(in));
         if (!in->ended) WEFT_TRY(fill(in));
         if (in->hold && !in->ended) continue;
-        WEFT_TRY(in->o.field ? cut_lines(in) : cut_text(in));
+        WEFT_TRY(in->lines ? cut_lines(in) : cut_text(in));
         if (!in->ended || in->start < in->used) continue;
+        weft_unpack_close(in->unpack);
+        in->unpack = NULL;
         if (in->file > 0) close(in->file);
         in->file = -1;
     }
@@ -216,10 +261,11 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
 static weft_status take_field(const weft_input *in, const weft_input_unit *unit, json_t *line,
                               char **keep, size_t *bytes) {
     const char *path = in->o.paths[unit->path];
-    const json_t *value = json_object_get(line, in->o.field);
+    const char *field = field_of(in, path);
+    const json_t *value = json_object_get(line, field);
     if (!json_is_string(value))
         return weft_fail(WEFT_EINPUT, "%s, line %lld: has no text in a field \"%s\"", path,
-                         (long long)unit->line, in->o.field);
+                         (long long)unit->line, field);
     *bytes = json_string_length(value);
     *keep = malloc(*bytes + 1);
     if (!*keep) return weft_fail(WEFT_ENOMEM, "%s: no memory for a line of it", path);
@@ -232,7 +278,7 @@ weft_status weft_input_text(const weft_input *in, const weft_input_unit *unit, c
     *keep = NULL;
     *text = unit->text;
     *bytes = unit->bytes;
-    if (!in->o.field) return WEFT_OK;
+    if (!field_of(in, in->o.paths[unit->path])) return WEFT_OK;
     size_t blank = 0;
     while (blank < unit->bytes && strchr(" \t\r\n", unit->text[blank]) && unit->text[blank])
         blank++;

@@ -1,9 +1,10 @@
 /* Texts from files and standard input, in batches that a pool can share out.
  *
  * A plain file is one document; it comes in parts of about a mebibyte where the tokenizer allows
- * that. With a field's name the files are JSON lines, a document each. A share of the text can be
- * kept apart for validation: of a plain file its end, from a line's start on; of JSON lines, one in
- * so many. */
+ * that. With a field's name the files are JSON lines, a document each; without one those are whose names end
+ * on .jsonl or .ndjson, and the field is "text". Files may be packed (unpack.h); what is no text is refused. A
+ * share of the text can be kept apart for validation: of a plain file its end, from a line's start on; of
+ * JSON lines, one in so many. */
 #pragma once
 
 #include "base/error.h"
@@ -18,7 +19,7 @@ typedef struct {
     const char *const *paths; /* "-": standard input */
     int n_paths;
     const char *val_path; /* the one of them whose text is all kept apart; NULL: none */
-    const char *field;    /* of JSON lines; NULL: plain text */
+    const char *field;    /* of JSON lines; NULL: by the file's name */
     double val_share;     /* 0 .. 1 */
     bool cuttable;        /* whether a document may come in parts (weft_tokenizer_cuttable) */
 } weft_input_options;

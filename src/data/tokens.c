@@ -10,44 +10,42 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NPY_HEADER_MAX = 65536 };
+enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 
-typedef struct {
-    const char *path;
-    FILE *file;
-    int64_t bytes; /* of the whole file */
-} token_file;
-
-static weft_status read_bytes(const token_file *f, void *to, size_t bytes) {
+static weft_status read_bytes(const weft_token_file *f, void *to, size_t bytes) {
     if (fread(to, 1, bytes, f->file) == bytes) return WEFT_OK;
     if (ferror(f->file)) return weft_fail(WEFT_EIO, "%s: %s", f->path, strerror(errno));
     return weft_fail(WEFT_EINPUT, "%s: the file ends too early", f->path);
 }
 
-/* Reads the rest of the file as `rows` × `columns` integers of `size` bytes. */
-static weft_status read_values(const token_file *f, int64_t at, int size, bool is_signed,
-                               weft_tokens *out) {
-    int64_t rows = out->rows, columns = out->columns;
-    if (rows < 1 || columns < 1 || columns > (f->bytes - at) / size / rows ||
-        rows * columns * size != f->bytes - at)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: %lld x %lld tokens of %d bytes do not fill its %lld bytes", f->path,
-                         (long long)rows, (long long)columns, size, (long long)(f->bytes - at));
-    int64_t count = rows * columns;
-    WEFT_AUTO_FREE unsigned char *raw = malloc((size_t)(count * size));
-    out->values = malloc((size_t)count * sizeof *out->values);
-    if (!raw || !out->values)
-        return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
-    WEFT_TRY(read_bytes(f, raw, (size_t)(count * size)));
-    for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = 0;
-        for (int b = 0; b < size; b++)
-            bits |= (uint64_t)raw[i * size + b] << (8 * b);
-        int64_t value = size == 4 && is_signed ? (int32_t)(uint32_t)bits : (int64_t)bits;
-        if (value < INT32_MIN || value > INT32_MAX)
-            return weft_fail(WEFT_EINPUT, "%s: token %lld is %lld, which no vocabulary has",
-                             f->path, (long long)i, (long long)value);
-        out->values[i] = (int32_t)value;
+/* The rest of the file, from `at` on, must be `rows` × `columns` integers of `size` bytes. */
+static weft_status check_size(weft_token_file *f, int64_t at) {
+    int64_t rows = f->rows, columns = f->columns;
+    if (rows >= 1 && columns >= 1 && columns <= (f->bytes - at) / f->size / rows &&
+        rows * columns * f->size == f->bytes - at)
+        return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: %lld x %lld tokens of %d bytes do not fill its %lld bytes",
+                     f->path, (long long)rows, (long long)columns, f->size,
+                     (long long)(f->bytes - at));
+}
+
+weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *values) {
+    WEFT_AUTO_FREE unsigned char *raw = malloc((size_t)SOME * (size_t)f->size);
+    if (!raw) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", f->path);
+    for (int64_t done = 0, some; done < count; done += some) {
+        some = count - done < SOME ? count - done : SOME;
+        WEFT_TRY(read_bytes(f, raw, (size_t)some * (size_t)f->size));
+        for (int64_t i = 0; i < some; i++) {
+            uint64_t bits = 0;
+            for (int b = 0; b < f->size; b++)
+                bits |= (uint64_t)raw[i * f->size + b] << (8 * b);
+            int64_t value = f->size == 4 && f->is_signed ? (int32_t)(uint32_t)bits : (int64_t)bits;
+            if (value < INT32_MIN || value > INT32_MAX)
+                return weft_fail(WEFT_EINPUT, "%s: token %lld is %lld, which no vocabulary has",
+                                 f->path, (long long)(f->read + i), (long long)value);
+            values[done + i] = (int32_t)value;
+        }
+        f->read += some;
     }
     return WEFT_OK;
 }
@@ -58,7 +56,30 @@ static const char *npy_value(const char *header, const char *key) {
     return at ? at + strlen(key) + strspn(at + strlen(key), " :") : NULL;
 }
 
-static weft_status read_npy(const token_file *f, weft_tokens *out) {
+/* "(8, 129)" or "(129,)". A number too large for its type comes out as the largest, which no file
+ * fills. */
+static weft_status parse_npy_shape(weft_token_file *f, const char *shape) {
+    int64_t sizes[2];
+    int n = 0;
+    const char *at = shape && *shape == '(' ? shape + 1 : NULL;
+    while (at && n < 2) {
+        at += strspn(at, " ");
+        if (*at < '0' || *at > '9') break;
+        char *end;
+        sizes[n++] = strtoll(at, &end, 10);
+        at = end + strspn(end, " ");
+        if (*at == ',') at++;
+    }
+    if (!at || at[strspn(at, " ")] != ')' || n < 1)
+        return weft_fail(WEFT_EINPUT, "%s: its shape %.*s must be of two sizes, [B, T+1]", f->path,
+                         shape ? (int)strcspn(shape, ")") + (*shape == '(') : 7,
+                         shape ? shape : "missing");
+    f->rows = n == 2 ? sizes[0] : 1;
+    f->columns = sizes[n - 1];
+    return WEFT_OK;
+}
+
+static weft_status read_npy(weft_token_file *f) {
     unsigned char head[12];
     WEFT_TRY(read_bytes(f, head, 10));
     int64_t length = head[8] | head[9] << 8, at = 10;
@@ -75,60 +96,95 @@ static weft_status read_npy(const token_file *f, weft_tokens *out) {
     if (!header) return weft_fail(WEFT_ENOMEM, "%s: no memory", f->path);
     WEFT_TRY(read_bytes(f, header, (size_t)length));
     const char *type = npy_value(header, "'descr'"), *order = npy_value(header, "'fortran_order'");
-    int size = 0;
-    if (type && strncmp(type, "'<i4'", 5) == 0) size = 4;
-    if (type && strncmp(type, "'<i8'", 5) == 0) size = 8;
-    if (!size)
-        return weft_fail(WEFT_EINPUT, "%s: its type %.*s must be int32 or int64 ('<i4', '<i8')",
+    static const char *const types[] = {"'<u2'", "'<u4'", "'<i4'", "'<i8'"};
+    for (int i = 0; type && i < 4; i++)
+        if (strncmp(type, types[i], strlen(types[i])) == 0) f->size = types[i][3] - '0';
+    if (!f->size)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: its type %.*s must be int32 or int64 ('<i4', '<i8'), uint16 or "
+                         "uint32",
                          f->path, type ? (int)strcspn(type, ",}") : 7, type ? type : "missing");
     if (!order || strncmp(order, "False", 5) != 0)
         return weft_fail(WEFT_EINPUT, "%s: the array must be in C order", f->path);
-    /* "(8, 129)" or "(129,)". A number too large for its type comes out as the largest, which no file
-     * fills. */
-    const char *shape = npy_value(header, "'shape'");
-    int64_t sizes[2];
-    int n = 0;
-    const char *place = shape && *shape == '(' ? shape + 1 : NULL;
-    while (place && n < 2) {
-        place += strspn(place, " ");
-        if (*place < '0' || *place > '9') break;
-        char *end;
-        sizes[n++] = strtoll(place, &end, 10);
-        place = end + strspn(end, " ");
-        if (*place == ',') place++;
-    }
-    if (!place || place[strspn(place, " ")] != ')' || n < 1)
-        return weft_fail(WEFT_EINPUT, "%s: its shape %.*s must be of two sizes, [B, T+1]", f->path,
-                         shape ? (int)strcspn(shape, ")") + (*shape == '(') : 7,
-                         shape ? shape : "missing");
-    out->rows = n == 2 ? sizes[0] : 1;
-    out->columns = sizes[n - 1];
-    return read_values(f, at + length, size, true, out);
+    f->is_signed = type[2] == 'i';
+    WEFT_TRY(parse_npy_shape(f, npy_value(header, "'shape'")));
+    return check_size(f, at + length);
 }
 
-static weft_status read_shard(const token_file *f, weft_tokens *out) {
+static weft_status read_shard(weft_token_file *f) {
     unsigned char header[WEFT_SHARD_HEADER * 4];
     WEFT_TRY(read_bytes(f, header, sizeof header));
-    int width = weft_shard_width(header);
-    if (!width)
+    f->size = weft_shard_width(header);
+    if (!f->size)
         return weft_fail(WEFT_EINPUT, "%s: neither a .npy nor a token shard (magic %u, version %u)",
                          f->path, weft_shard_u32(header), weft_shard_u32(header + 4));
-    out->shard = true;
-    out->rows = 1;
-    out->columns = (int32_t)weft_shard_u32(header + 8);
-    return read_values(f, (int64_t)sizeof header, width, false, out);
+    f->shard = true;
+    f->rows = 1;
+    f->columns = (int32_t)weft_shard_u32(header + 8);
+    return check_size(f, (int64_t)sizeof header);
+}
+
+static weft_status take_plain(weft_token_file *f) {
+    f->size = 2;
+    f->rows = 1;
+    f->columns = f->bytes / 2;
+    return check_size(f, 0);
+}
+
+typedef enum { OTHER, NPY, SHARD } token_kind;
+
+static token_kind look(FILE *file) {
+    unsigned char first[8] = {0};
+    size_t n = fread(first, 1, sizeof first, file);
+    rewind(file);
+    if (n >= 6 && memcmp(first, "\x93NUMPY", 6) == 0) return NPY;
+    return n == 8 && weft_shard_width(first) ? SHARD : OTHER;
+}
+
+weft_status weft_token_file_is(const char *path, bool *is, bool *plain) {
+    FILE *file;
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    weft_kind what;
+    *is = *plain = false;
+    /* Of what is missing, or no file, the one who reads it says so. */
+    if (weft_path_kind(path, &what) != WEFT_OK || what != WEFT_KIND_FILE) return WEFT_OK;
+    WEFT_TRY(weft_file_open_stream(path, &file));
+    token_kind kind = look(file);
+    fclose(file);
+    *plain = kind == OTHER && (strcmp(name, "train.bin") == 0 || strcmp(name, "val.bin") == 0);
+    *is = kind != OTHER || *plain;
+    return WEFT_OK;
+}
+
+weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out) {
+    *out = (weft_token_file){.path = strdup(path)};
+    if (!out->path) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    weft_status status = weft_file_size(path, &out->bytes);
+    if (status == WEFT_OK) status = weft_file_open_stream(path, &out->file);
+    token_kind kind = status == WEFT_OK ? look(out->file) : OTHER;
+    if (status == WEFT_OK)
+        status = kind == NPY              ? read_npy(out)
+                 : kind == OTHER && plain ? take_plain(out)
+                                          : read_shard(out);
+    if (status != WEFT_OK) weft_token_file_close(out);
+    return status;
+}
+
+void weft_token_file_close(weft_token_file *f) {
+    if (f->file) fclose(f->file);
+    free(f->path);
+    *f = (weft_token_file){0};
 }
 
 weft_status weft_tokens_read(const char *path, weft_tokens *out) {
     *out = (weft_tokens){0};
-    token_file f = {.path = path};
-    WEFT_TRY(weft_file_size(path, &f.bytes));
-    WEFT_TRY(weft_file_open_stream(path, &f.file));
-    unsigned char first[6] = {0};
-    bool npy = fread(first, 1, 6, f.file) == 6 && memcmp(first, "\x93NUMPY", 6) == 0;
-    rewind(f.file);
-    weft_status status = npy ? read_npy(&f, out) : read_shard(&f, out);
-    fclose(f.file);
+    weft_token_file f;
+    WEFT_TRY(weft_token_file_open(path, false, &f));
+    *out = (weft_tokens){.rows = f.rows, .columns = f.columns, .shard = f.shard};
+    out->values = malloc((size_t)(f.rows * f.columns) * sizeof *out->values);
+    weft_status status = out->values ? weft_token_file_read(&f, f.rows * f.columns, out->values)
+                                     : weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", path);
+    weft_token_file_close(&f);
     if (status != WEFT_OK) weft_tokens_free(out);
     return status;
 }

@@ -169,7 +169,9 @@ static void take_name(weft_contents *c, const char *name) {
         c->mark = true;
     } else if (is_of(name, "state.json", &beside)) {
         c->state = c->state || !beside;
-    } else if (!is_of(name, "model.config", &beside)) {
+    } else if (!is_of(name, "model.config", &beside) &&
+               !is_of(name, "configuration_weft.py", &beside) &&
+               !is_of(name, "modeling_weft.py", &beside)) {
         for (int i = 0; i < WEFT_PARTS; i++) {
             if (!is_of(name, weft_parts[i], &beside)) continue;
             c->file[i] = c->file[i] || !beside;

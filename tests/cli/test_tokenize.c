@@ -94,6 +94,11 @@ static void test_lines_of_json_are_documents(void **state) {
     assert_string_equal(text, "<|endoftext|>first<|endoftext|>s\xC3\xA9"
                               "cond <|endoftext|><|endoftext|>th");
     free(text);
+    /* By the name, without the option. */
+    command_succeeds(RUN("tokenize", "--tokenizer", OWN, "--out", scratch_path("named"), lines),
+                     NULL);
+    file_expect_equal(scratch_path("named/train_000000.bin"),
+                      scratch_path("lines/train_000000.bin"));
 }
 
 static void test_a_share_is_kept_apart(void **state) {
@@ -325,6 +330,166 @@ static void test_tokenizer_is_trained(void **state) {
                   SAYS("/no/such/x"));
 }
 
+/* Skips where this build lacks a library, or the machine the program that packs. */
+static void need_packing(const char *program, const char *packed) {
+    char line[1024];
+    snprintf(line, sizeof line, "printf 'one text\\n' | %s -c >'%s' 2>/dev/null", program, packed);
+    if (system(line) != 0) {
+        printf("there is no %s\n", program);
+        skip();
+    }
+    command_result r =
+        command_run(RUN("tokenize", "--out", scratch_path("probe-%s", program), packed));
+    bool lacks = strstr(r.err, "this build cannot read") != NULL;
+    command_free(&r);
+    if (lacks) {
+        printf("this build cannot read %s\n", program);
+        skip();
+    }
+}
+
+/* Several mebibytes and two packed texts in a row; a share of it; JSON lines by the name within. */
+static void unpacks(const char *program, const char *tail) {
+    char packed[512], folder[512], text[4001];
+    snprintf(packed, sizeof packed, "%s", scratch_path("one.txt.%s", tail));
+    need_packing(program, packed);
+    snprintf(folder, sizeof folder, "%s", scratch_path("packed-%s", tail));
+    shell_succeeds("printf 'and another' | %s -c >>'%s'", program, packed);
+    command_succeeds(RUN("tokenize", "--val-share", "0", "--out", folder, packed), NULL);
+    snprintf(text, sizeof text, "packed-%s", tail);
+    expect_bytes(text, "train_000000.bin", "one text\nand another");
+
+    char plain[512], whole[512], name[64];
+    snprintf(plain, sizeof plain, "%s", scratch_path("many-%s.txt", tail));
+    snprintf(whole, sizeof whole, "%s", scratch_path("whole-%s", tail));
+    shell_succeeds("seq 1 700000 >'%s' && %s -c '%s' >'%s'", plain, program, plain, packed);
+    shell_succeeds("rm -r '%s'", folder);
+    command_succeeds(RUN("tokenize", "--val-share", "0.1", "--out", folder, packed), NULL);
+    command_succeeds(RUN("tokenize", "--val-share", "0.1", "--out", whole, plain), NULL);
+    for (int i = 0; i < 2; i++) {
+        char a[600], b[600];
+        snprintf(name, sizeof name, "%s_000000.bin", i ? "val" : "train");
+        snprintf(a, sizeof a, "%s/%s", folder, name);
+        snprintf(b, sizeof b, "%s/%s", whole, name);
+        file_expect_equal(a, b);
+    }
+
+    snprintf(packed, sizeof packed, "%s", scratch_path("lines.jsonl.%s", tail));
+    shell_succeeds("printf '{\"text\": \"a\"}\\n{\"text\": \"b\"}\\n' | %s -c >'%s'", program,
+                   packed);
+    shell_succeeds("rm -r '%s'", folder);
+    command_succeeds(RUN("tokenize", "--val-share", "0", "--out", folder, packed), NULL);
+    expect_bytes(text, "train_000000.bin", "a\nb");
+
+    /* Cut off, and changed in the middle. */
+    snprintf(packed, sizeof packed, "%s", scratch_path("cut.txt.%s", tail));
+    shell_succeeds("%s -c '%s' | head -c -100 >'%s'", program, plain, packed);
+    command_fails(2, RUN("tokenize", "--out", scratch_path("cut"), packed),
+                  SAYS(packed, "ends too early"));
+    shell_succeeds("printf 'xxxxxxxxxxxxxxxx' | dd of='%s' bs=1 seek=1000 conv=notrunc 2>/dev/null",
+                   packed);
+    command_fails(2, RUN("tokenize", "--out", scratch_path("cut"), packed),
+                  SAYS(packed, "damaged"));
+    assert_false(there_is("cut", "train_000000.bin"));
+}
+
+static void test_gzip_is_unpacked(void **state) {
+    (void)state;
+    unpacks("gzip", "gz");
+}
+
+static void test_zstd_is_unpacked(void **state) {
+    (void)state;
+    unpacks("zstd", "zst");
+}
+
+static void test_what_is_no_text_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *bytes, *says;
+        size_t n;
+    } files[] = {
+        {"program",
+         "\x7F"
+         "ELF\2\1\1\0\0\0",
+         "is no text: its byte 7 is zero", 10},
+        {"table.parquet", "PAR1\x15\x04\x15", "stream_dataset.py", 7},
+        {"wide.txt",
+         "\xFF\xFE"
+         "a\0b\0",
+         "iconv", 6},
+        {"model.bin", "abc\0def", "is no text", 7},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char path[512];
+        const char *out = scratch_path("refused"), *text = text_file("fine.txt", "fine\n");
+        snprintf(path, sizeof path, "%s", scratch_path("%s", files[i].name));
+        file_write(path, files[i].bytes, files[i].n);
+        command_fails(2, RUN("tokenize", "--out", out, text, path), SAYS(path, files[i].says));
+        command_fails(
+            2, RUN("tokenizer", "train", "--vocab", "300", "--out", scratch_path("t.json"), path),
+            SAYS(path, files[i].says));
+    }
+    assert_false(there_is("refused", "train_000000.bin"));
+}
+
+static void expect_tokens(const char *folder, const char *name, const int32_t *tokens, int64_t n) {
+    weft_tokens t = read_shard(folder, name);
+    assert_int_equal(t.columns, n);
+    assert_memory_equal(t.values, tokens, (size_t)n * sizeof *tokens);
+    weft_tokens_free(&t);
+}
+
+/* nanoGPT's bare uint16, shards with a header, and arrays: copied, the end of each kept apart. */
+static void test_files_of_tokens_are_copied(void **state) {
+    (void)state;
+    const int32_t tokens[] = {5, 50256, 7, 8, 9, 10, 11, 12, 13, 65535};
+    char bare[512], shard[512], wide[512], array[512];
+    unsigned char raw[20];
+    for (int i = 0; i < 10; i++) {
+        raw[2 * i] = (unsigned char)(tokens[i] & 255);
+        raw[2 * i + 1] = (unsigned char)(tokens[i] >> 8);
+    }
+    shell_succeeds("mkdir -p '%s'", scratch_path("nano"));
+    snprintf(bare, sizeof bare, "%s", scratch_path("nano/train.bin"));
+    snprintf(shard, sizeof shard, "%s", scratch_path("fineweb_train_000001.bin"));
+    snprintf(wide, sizeof wide, "%s", scratch_path("wide_shard.bin"));
+    snprintf(array, sizeof array, "%s", scratch_path("array.npy"));
+    file_write(bare, raw, sizeof raw);
+    shard_write(shard, 20240520, 1, 10, 2, tokens, 10);
+    shard_write(wide, 20240801, 7, 10, 4, tokens, 10);
+    npy_write_raw(array, "{'descr': '<u2', 'fortran_order': False, 'shape': (2, 5), }", raw, 20);
+    const char *const files[] = {bare, shard, wide, array};
+    for (int i = 0; i < 4; i++) {
+        char folder[32];
+        snprintf(folder, sizeof folder, "tokens-%d", i);
+        char *out;
+        command_succeeds(RUN("tokenize", "--json", "--val-share", "0.3", "--out",
+                             scratch_path("%s", folder), files[i]),
+                         &out);
+        assert_non_null(strstr(out, "\"vocab\": 65536"));
+        free(out);
+        expect_tokens(folder, "train_000000.bin", tokens, 7);
+        expect_tokens(folder, "val_000000.bin", tokens + 7, 3);
+        assert_false(there_is(folder, "tokenizer.json"));
+    }
+    command_succeeds(RUN("tokenize", "--val", shard, "--out", scratch_path("both"), bare), NULL);
+    expect_tokens("both", "train_000000.bin", tokens, 10);
+    expect_tokens("both", "val_000000.bin", tokens, 10);
+    /* With a tokenizer they must be its own. */
+    command_fails(2,
+                  RUN("tokenize", "--tokenizer", OWN, "--out", scratch_path("other-tokens"), bare),
+                  SAYS("train.bin", "token 1 is 50256", "700"));
+    command_fails(
+        2, RUN("tokenize", "--out", scratch_path("mixed"), bare, text_file("beside.txt", "text")),
+        SAYS("train.bin", "beside.txt", "apart"));
+    file_write(bare, raw, 19);
+    command_fails(2, RUN("tokenize", "--out", scratch_path("odd"), bare), SAYS("train.bin", "19"));
+    command_fails(
+        2, RUN("tokenizer", "train", "--vocab", "300", "--out", scratch_path("t.json"), shard),
+        SAYS("holds tokens"));
+}
+
 /* A parquet file made here, through the helper into the program. */
 static void test_parquet_is_streamed(void **state) {
     (void)state;
@@ -372,6 +537,10 @@ int main(void) {
         cmocka_unit_test(test_shards_come_all_or_none),
         cmocka_unit_test(test_two_do_not_tokenize_into_one_folder),
         cmocka_unit_test(test_tokenizer_is_trained),
+        cmocka_unit_test(test_gzip_is_unpacked),
+        cmocka_unit_test(test_zstd_is_unpacked),
+        cmocka_unit_test(test_what_is_no_text_is_refused),
+        cmocka_unit_test(test_files_of_tokens_are_copied),
         cmocka_unit_test(test_parquet_is_streamed),
     };
     return cmocka_run_group_tests_name("tokenize", tests, scratch_setup, scratch_teardown);

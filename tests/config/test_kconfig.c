@@ -136,11 +136,14 @@ static void test_keys_of_other_trainers_are_told_what_to_use(void **state) {
     (void)state;
     static const struct {
         const char *key, *instead;
-    } keys[] = {{"ENABLE_RA_MLA", "CONFIG_ATTENTION=\"mla\""},
-                {"GPT2_DATASET", "CONFIG_DATASET"},
-                {"MIXED_PRECISION", "CONFIG_DTYPE=\"bf16\""},
-                {"GPT2_USE_DDP", "mpirun"},
-                {"GPT2_COMPILE", "leave it out"}};
+    } keys[] = {
+        {"ENABLE_RA_MLA", "CONFIG_ATTENTION=\"mla\""},
+        {"RA_MLA_MLP_TYING_PER_HEAD_SCALAR", "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\""},
+        {"MLA_D_LATENT", "CONFIG_RA_MLA_LATENT_DIM"},
+        {"GPT2_DATASET", "CONFIG_DATASET"},
+        {"MIXED_PRECISION", "CONFIG_DTYPE=\"bf16\""},
+        {"GPT2_USE_DDP", "mpirun"},
+        {"GPT2_COMPILE", "leave it out"}};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         char line[128];
         weft_config c;

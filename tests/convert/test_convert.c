@@ -263,26 +263,32 @@ static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {
                   SAYS("transformer.h.1.", "not one of the model's"));
 }
 
-static void test_what_they_have_no_model_for_is_refused_by_its_key(void **state) {
+/* What none of their classes computes: the folder has weft's own, and says where it is. */
+static void test_other_models_bring_their_class_along(void **state) {
     (void)state;
-    static const char *const keys[][2] = {
-        {"ATTENTION=w2", "CONFIG_ATTENTION=w2"},
-        {"FFN=swiglu", "CONFIG_FFN=swiglu"},
-        {"POSITION=alibi", "CONFIG_POSITION=alibi"},
-        {"NORM_PLACEMENT=post", "CONFIG_NORM_PLACEMENT=post"},
-        {"BIAS=n", "CONFIG_BIAS=n"},
-        {"KV_HEADS=2", "CONFIG_KV_HEADS=2"},
-        {"HEAD_DIM=6", "CONFIG_HEAD_DIM=6"},
-        {"QK_NORM=y", "CONFIG_QK_NORM=y"},
-        {"ATTENTION_GATE=head", "CONFIG_ATTENTION_GATE=head"},
-        {"RA_MLA_MLP_ATTN_GATE=y", "CONFIG_RA_MLA_MLP_ATTN_GATE=y"},
-    };
-    const char *model = scratch_path("model"), *out = scratch_path("refused");
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        command_succeeds(RUN("init", "--force", SIZES, "-o", keys[i][0], "--out", model), NULL);
-        command_fails(2, RUN("convert", "--model", model, "--to-hf", "--out", out),
-                      SAYS(keys[i][1]));
+    static const char *const options[] = {"ATTENTION=w2",        "ATTENTION=mla",
+                                          "FFN=wsffn",           "POSITION=alibi",
+                                          "NORM_PLACEMENT=post", "BIAS=n",
+                                          "KV_HEADS=2",          "QK_NORM=y",
+                                          "ATTENTION_GATE=head", "RA_MLA_MLP_ATTN_GATE=y"};
+    const char *theirs = NULL;
+    char path[600];
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        const char *model = scratch_path("model");
+        command_succeeds(RUN("init", "--force", SIZES, "-o", options[i], "--out", model), NULL);
+        goes_around(model);
+        theirs = scratch_path("theirs");
+        snprintf(path, sizeof path, "%s/config.json", theirs);
+        json_t *root = json_load_file(path, 0, NULL), *map = json_object_get(root, "auto_map");
+        assert_string_equal(json_string_value(json_object_get(map, "AutoModelForCausalLM")),
+                            "modeling_weft.WeftForCausalLM");
+        assert_null(json_object_get(json_object_get(root, "weft"), "steps"));
+        json_decref(root);
     }
+    snprintf(path, sizeof path, "%s/modeling_weft.py", theirs);
+    file_expect_equal(path, "src/convert/modeling_weft.py");
+    snprintf(path, sizeof path, "%s/configuration_weft.py", theirs);
+    file_expect_equal(path, "src/convert/configuration_weft.py");
 }
 
 static void test_nothing_is_overwritten_unasked(void **state) {
@@ -397,7 +403,7 @@ int main(void) {
         cmocka_unit_test(test_published_configs_are_read),
         cmocka_unit_test(test_a_broken_config_is_told_and_not_taken_for_ours),
         cmocka_unit_test(test_weights_that_do_not_fit_are_refused_by_name),
-        cmocka_unit_test(test_what_they_have_no_model_for_is_refused_by_its_key),
+        cmocka_unit_test(test_other_models_bring_their_class_along),
         cmocka_unit_test(test_nothing_is_overwritten_unasked),
         cmocka_unit_test(test_sentencepiece_is_refused_in_one_line),
         cmocka_unit_test(test_special_tokens_and_templates_go_along),

@@ -91,7 +91,7 @@ static void test_npy_of_another_kind_is_refused(void **state) {
     (void)state;
     refuse_header(HEADER("'<f4'", "False", "(2, 3)"), "'<f4' must be int32 or int64");
     refuse_header(HEADER("'>i4'", "False", "(2, 3)"), "'>i4'");
-    refuse_header(HEADER("'<u2'", "False", "(2, 3)"), "'<u2'");
+    refuse_header(HEADER("'<i2'", "False", "(2, 3)"), "'<i2'");
     refuse_header(HEADER("[('a', '<i4')]", "False", "(2, 3)"), "int32 or int64");
     refuse_header(HEADER("'<i4'", "True", "(2, 3)"), "C order");
     refuse_header(HEADER("'<i4'", "False", "(2, 3, 1)"), "(2, 3, 1)");

@@ -24,7 +24,7 @@ static void test_sources_compile_cleanly_without_optional_parts(void **state) {
         skip();
     }
     snprintf(line, sizeof line,
-             "files=$(grep -rlE '#if.*WEFT_HAVE_(MICROHTTPD|MPI|UTF8PROC)' src --include='*.c'); "
+             "files=$(grep -rlE '#if.*WEFT_HAVE_(MICROHTTPD|MPI|UTF8PROC|ZLIB|ZSTD)' src --include='*.c'); "
              "test -n \"$files\" && for file in $files; do %s \"$file\" || exit 1; done >'%s' 2>&1",
              flags, scratch_path("said.txt"));
     if (system(line) == 0) return;
@@ -58,6 +58,13 @@ static void test_the_bare_program_says_what_it_lacks(void **state) {
                   RUN("serve", "--model", "nowhere", "--port", "0"), /* before anything is read */
                   SAYS("without libmicrohttpd", "scripts/setup optional"));
     command_fails(1, RUN("verify", "--device", "cuda"), SAYS("built without it", "make configure"));
+    static const char *const packed[][2] = {{"\x1F\x8B\x08\0", "without zlib"},
+                                            {"\x28\xB5\x2F\xFD", "without libzstd"}};
+    for (int i = 0; i < 2; i++) {
+        file_write(scratch_path("packed"), packed[i][0], 4);
+        command_fails(1, RUN("tokenize", "--out", scratch_path("out"), scratch_path("packed")),
+                      SAYS(packed[i][1], "scripts/setup optional"));
+    }
 }
 
 /* As the guide has it; the tests are run in another folder. */

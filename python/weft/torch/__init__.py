@@ -5,8 +5,9 @@ from .language_model import LanguageModel
 from .modules import (Config, MLAttention, RMSNorm, RotaryEmbedding, SwiGLU, W2Attention, W2TransformerBlock, WsFFN,
                       apply_rotary_pos_emb)
 from .optim import AdamWSPAM, Muon
+from .patch import patch_gpt2
 from .reciprocal import ReciprocalBlock, ReciprocalFFN, State, top_routes
 
 __all__ = ["AdamWSPAM", "Config", "LanguageModel", "MLAttention", "Muon", "Part", "RMSNorm", "ReciprocalBlock", "ReciprocalFFN",
            "RotaryEmbedding", "State", "SwiGLU", "W2Attention", "W2TransformerBlock", "WsFFN", "apply_rotary_pos_emb",
-           "top_routes"]
+           "patch_gpt2", "top_routes"]

@@ -1,4 +1,6 @@
 """A part of a weft model as an nn.Module: its weights are parameters, named as in a checkpoint."""
+import functools
+
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -69,7 +71,7 @@ class Part(nn.Module):
     def __init__(self, part, first=True, weights=None, shared=(), **options):
         super().__init__()
         self.part, self.first, self.shared = part, first, tuple(shared)
-        self._texts = {}
+        self._texts, self._owner = {}, None
         self.unread = ()  # weights of outputs that nobody reads: they get no gradient, and so no decay
         self.options = {key.upper(): text(value) for key, value in options.items()}
         seed = drawn_seed() if weights is None else 0
@@ -82,6 +84,23 @@ class Part(nn.Module):
         for name in self.names:
             if name not in self.shared:
                 owner_of(self, name, make=True).register_parameter(name.rpartition(".")[2], nn.Parameter(weights[name]))
+
+    def lend(self, owner, names):
+        """Its parameters become those of `owner`, under the names that `names` has for its own. Where the owner has
+        such a parameter, that one counts; else a matrix becomes that of an nn.Linear."""
+        for name in self.names:
+            step, _, leaf = names[name].partition(".")
+            parameter = getattr(owner_of(self, name), name.rpartition(".")[2])
+            if not leaf:
+                owner.register_parameter(step, parameter)
+            elif not hasattr(owner, step):
+                holder = nn.Linear(*parameter.shape[::-1], bias=False, device="meta") if parameter.dim() == 2 else Weights()
+                holder.register_parameter(leaf, parameter)
+                owner.add_module(step, holder)
+        for step in {steps[0] for steps, _ in self._places}:
+            delattr(self, step)
+        self._places = [(names[name].split(".")[:-1], names[name].rpartition(".")[2]) for name in self.names]
+        self._owner = (owner,)  # in a tuple, since a module among the attributes would be a part of this one
 
     def _text(self, dtype, **changes):
         """The options as one text. They do not change, so it is made once for each type and change."""
@@ -102,15 +121,17 @@ class Part(nn.Module):
         """The parameters in the order of the block's weights."""
         if not (traced or self.shared or self.unread):
             return self._own_weights()
-        found = {name: shared[name] if name in self.shared else getattr(owner_of(self, name), name.rpartition(".")[2])
-                 for name in self.names}
+        root = self._owner[0] if self._owner else self
+        found = {name: shared[name] if name in self.shared else getattr(functools.reduce(getattr, steps, root), leaf)
+                 for name, (steps, leaf) in zip(self.names, self._places)}
         return [found[name].detach() if name in self.unread else found[name] for name in self.names]
 
     def _own_weights(self):
         """All of them, past nn.Module's __getattr__, which is slow; a parametrized one is an attribute."""
         out = []
+        root = self._owner[0] if self._owner else self
         for steps, leaf in self._places:
-            module = self
+            module = root
             for step in steps:
                 module = module._modules[step]
             parameter = module._parameters.get(leaf)

@@ -37,14 +37,20 @@ def attention(x, p, heads, rope, mask):
         return functional.linear(x, p[name].to(x.dtype)).view(batch, time, heads, -1).transpose(1, 2)
 
     q, k, v = split("attn.q.weight"), split("attn.k.weight"), split("attn.v.weight")
-    mean_q, mean_k = q[..., :dim], k[..., :dim]
+    (q, q_sigma), (k, k_sigma) = ((t[..., :dim], functional.softplus(t[..., dim:])) for t in (q, k))
+    overlap = "attn.log_tau" not in p
+    if overlap:
+        q_sigma, k_sigma = q_sigma + 1e-4, k_sigma + 1e-4
+        q, k = q * q_sigma.rsqrt(), k * k_sigma.rsqrt()
     if rope is not None:
-        mean_q, mean_k = apply_rotary_pos_emb(mean_q, mean_k, *rope)
-    q = torch.cat((mean_q, functional.softplus(q[..., dim:])), -1)
-    k = torch.cat((mean_k, functional.softplus(k[..., dim:])), -1)
-    tau = (p["attn.log_tau"].exp() + EPS).to(x.dtype).view(1, heads, 1, 1)
-    bias = -k.pow(2).sum(-1)[:, :, None, :] / tau
-    o = functional.scaled_dot_product_attention(q * (2 / tau), k, v, attn_mask=score_mask(mask, x) + bias, scale=1.0)
+        q, k = apply_rotary_pos_emb(q, k, *rope)
+    if overlap:
+        bias = -0.5 * (k.pow(2) + k_sigma.log()).sum(-1)
+    else:
+        tau = (p["attn.log_tau"].exp() + EPS).to(x.dtype).view(1, heads, 1, 1)
+        q, k = torch.cat((q, q_sigma), -1) * (2 / tau), torch.cat((k, k_sigma), -1)
+        bias = -k.pow(2).sum(-1) / tau[..., 0]
+    o = functional.scaled_dot_product_attention(q, k, v, attn_mask=score_mask(mask, x) + bias[:, :, None, :], scale=1.0)
     return functional.linear(o.transpose(1, 2).reshape(batch, time, width), p["attn.out.weight"].to(x.dtype))
 
 

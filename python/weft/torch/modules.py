@@ -1,6 +1,6 @@
 """The architectures' blocks as PyTorch modules. Each computes on weft's kernels, forward and backward."""
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -16,9 +16,9 @@ EPS, BASE = 1e-6, 10000.0
 class RMSNorm(nn.Module):
     """x / √(mean x² + eps) · weight, in plain PyTorch: for use beside weft's blocks, which have their own."""
 
-    def __init__(self, width, eps=EPS):
+    def __init__(self, hidden_size, eps=EPS):
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps
 
     def forward(self, x):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -136,17 +136,17 @@ def rotation(given, head_dim, x, base):
     return base
 
 
-class _W2(nn.Module):
+class W2(nn.Module):
     """What W2 attention and its block share: one set of weights under any mask."""
 
-    def __init__(self, part, hidden_size, heads, rope=True, base=BASE, **options):
+    def __init__(self, part, hidden_size, heads, rope=True, base=BASE, kernel="w2", **options):
         super().__init__()
         if hidden_size % heads:
             raise ValueError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {heads}")
         self.heads, self.head_dim, self.rope, self.base = heads, hidden_size // heads, rope, float(base)
         if rope:
             options["ROPE_THETA"] = self.base
-        self.core = Part(part, ATTENTION="w2", POSITION="rope" if rope else "none", BIAS=False, CAUSAL=True,
+        self.core = Part(part, ATTENTION="w2", W2_KERNEL=kernel, POSITION="rope" if rope else "none", BIAS=False, CAUSAL=True,
                          N_EMBD=hidden_size, N_HEAD=heads, **options)
 
     def forward(self, hidden_states, rotary_emb_outputs=None, attention_mask=None, is_causal=False):
@@ -186,25 +186,26 @@ class _W2(nn.Module):
         return masked.attention(x, p, self.heads, rope, mask)
 
 
-class W2Attention(_W2):
+class W2Attention(W2):
     """Attention by the Wasserstein-2 distance of Gaussians, with its four projections: x → y, both
-    [batch, time, hidden_size]. `rope` False leaves positions out; `base` is that of the rotation."""
+    [batch, time, hidden_size]. `rope` False leaves positions out; `base` is that of the rotation; `kernel`
+    "overlap" scores by the Gaussians' overlap."""
 
-    def __init__(self, hidden_size, num_attention_heads, rope=True, base=BASE):
-        super().__init__("attention", hidden_size, num_attention_heads, rope, base)
+    def __init__(self, hidden_size, num_attention_heads, rope=True, base=BASE, kernel="w2"):
+        super().__init__("attention", hidden_size, num_attention_heads, rope, base, kernel)
 
 
-class W2TransformerBlock(_W2):
+class W2TransformerBlock(W2):
     """RMSNorm, W2 attention, RMSNorm, SwiGLU, with residual sums. `config` is any object with
-    hidden_size, num_attention_heads and intermediate_size; rms_norm_eps (1e-6) and rope_theta (10000)
-    count where it has them."""
+    hidden_size, num_attention_heads and intermediate_size; rms_norm_eps (1e-6), rope_theta (10000) and w2_kernel
+    ("w2") count where it has them."""
 
-    def __init__(self, config):
+    def __init__(self, config, rope=True):
         eps = float(getattr(config, "rms_norm_eps", EPS))
         if not 0 < eps < 1:
             raise ValueError(f"rms_norm_eps is {eps:g}; it must be above 0 and below 1")
-        super().__init__("layer", config.hidden_size, config.num_attention_heads, base=getattr(config, "rope_theta", BASE),
-                         FFN="swiglu", NORM="rmsnorm", NORM_EPS=eps, N_FFN=config.intermediate_size)
+        super().__init__("layer", config.hidden_size, config.num_attention_heads, rope, getattr(config, "rope_theta", BASE),
+                         getattr(config, "w2_kernel", "w2"), FFN="swiglu", NORM="rmsnorm", NORM_EPS=eps, N_FFN=config.intermediate_size)
         self.eps = eps
 
 
@@ -225,7 +226,7 @@ class MLAttention(nn.Module):
         return self.core(x, CAUSAL="y" if causal else "n")["y"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Config:
     """WsFFN's options."""
     d_model: int = 1024
@@ -233,20 +234,18 @@ class Config:
     n_head: int = 8
     lambda_z: float = 1e-5
     lambda_c: float = 5e-3
-    lambda_logits_z: float = 0.0
+    lambda_logits_z: float = 1e-4  # for the loss of the model around it
     use_aux_loss: bool = True
     tau: float = 0.07
     z_proj: str = "dense"
 
-    @classmethod
-    def for_finetuning(cls, **options):
-        """Without auxiliary losses."""
-        return cls(**{**options, "use_aux_loss": False})
+    def for_finetuning(self):
+        """The same without auxiliary losses."""
+        return replace(self, use_aux_loss=False)
 
-    @classmethod
-    def for_pretraining(cls, **options):
-        """With auxiliary losses."""
-        return cls(**{**options, "use_aux_loss": True})
+    def for_pretraining(self):
+        """The same with auxiliary losses."""
+        return replace(self, use_aux_loss=True)
 
 
 class WsFFN(nn.Module):
@@ -257,7 +256,7 @@ class WsFFN(nn.Module):
         super().__init__()
         if config.d_ffn % config.n_head:
             raise ValueError(f"d_ffn ({config.d_ffn}) must be a multiple of n_head ({config.n_head})")
-        self.config = config
+        self.config, self.use_aux_loss = config, config.use_aux_loss
         self.core = Part("ffn", FFN="wsffn", N_EMBD=config.d_model, N_HEAD=1, N_FFN=config.d_ffn,
                          WSFFN_N_HEAD=config.n_head, WSFFN_LAMBDA_Z=config.lambda_z, WSFFN_LAMBDA_C=config.lambda_c,
                          WSFFN_TAU=config.tau, WSFFN_Z_PROJ=config.z_proj)
@@ -265,7 +264,7 @@ class WsFFN(nn.Module):
 
     def forward(self, x, is_training=None):
         training = self.training if is_training is None else is_training
-        training = bool(training and self.config.use_aux_loss)
+        training = bool(training and self.use_aux_loss)
         out = self.core(x, train=training)
         return out["y"], out["aux"] if training else None
 
