@@ -18,6 +18,10 @@ int64_t weft_config_kv_heads(const weft_config *c) {
     return c->kv_heads ? c->kv_heads : c->n_head;
 }
 
+int64_t weft_config_window(const weft_config *c, int64_t layer) {
+    return c->window_every && (layer + 1) % c->window_every == 0 ? 0 : c->window;
+}
+
 bool weft_config_leaks(const weft_config *c) {
     return c->causal && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE;
 }
@@ -84,7 +88,13 @@ static weft_status check_reciprocal(const weft_config *c, const char *where) {
     return WEFT_OK;
 }
 
-static weft_status check_rope_scaling(const weft_config *c, const char *where) {
+static weft_status check_rope(const weft_config *c, const char *where) {
+    if (c->rope_dim % 2)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_ROPE_DIM=%lld columns are rotated in pairs; take an even number, "
+            "or 0 for all of them",
+            where, (long long)c->rope_dim);
     if (c->rope_scaling != WEFT_ROPE_SCALING_LLAMA3 && c->rope_scaling != WEFT_ROPE_SCALING_YARN)
         return WEFT_OK;
     if (c->rope_low < c->rope_high) return WEFT_OK;
@@ -95,8 +105,39 @@ static weft_status check_rope_scaling(const weft_config *c, const char *where) {
                      weft_config_word(c, WEFT_OPTION(rope_scaling)));
 }
 
+/* What a token sees, and what goes by it. */
+static weft_status check_sight(const weft_config *c, const char *where) {
+    if ((c->window || c->document_mask) && !c->causal)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_CAUSAL=n lets a token see all others, but CONFIG_WINDOW and "
+            "CONFIG_DOCUMENT_MASK count back from it; set CONFIG_CAUSAL=y, or them to 0 "
+            "and n",
+            where);
+    if (c->document_mask && (c->document_token < 0 || c->document_token >= c->vocab_size))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_DOCUMENT_MASK=y needs CONFIG_DOCUMENT_TOKEN, the token that ends "
+            "a document, from 0 to %lld; it is %lld",
+            where, (long long)c->vocab_size - 1, (long long)c->document_token);
+    if (c->document_mask && c->attn_gate && c->gate_pool != WEFT_GATE_TOKEN)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_MLP_GATE_POOL=\"%s\" pools over the tokens of other "
+                         "documents; with CONFIG_DOCUMENT_MASK=y take \"token\"",
+                         where, weft_config_word(c, WEFT_OPTION(gate_pool)));
+    if (c->cross_token && (c->document_mask || c->window || c->softcap_attention > 0))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_RA_MLA_MLP_CROSS_TOKEN=y routes by weights over all tokens; set "
+            "CONFIG_DOCUMENT_MASK=n, CONFIG_WINDOW=0 and CONFIG_SOFTCAP_ATTENTION=0, or it "
+            "to n",
+            where);
+    return WEFT_OK;
+}
+
 weft_status weft_config_check(const weft_config *c, const char *where) {
     WEFT_TRY(check_sizes(c, where));
-    WEFT_TRY(check_rope_scaling(c, where));
+    WEFT_TRY(check_sight(c, where));
+    WEFT_TRY(check_rope(c, where));
     return check_reciprocal(c, where);
 }

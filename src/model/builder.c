@@ -1,6 +1,7 @@
 /* Parameters, their starts, and the steps that many kinds have in common. */
 #include "model/builder.h"
 
+#include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/norm.h"
 
@@ -104,7 +105,13 @@ weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries) {
 }
 
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
-    return b->position->rotate ? b->position->rotate(b, x, width, heads) : x;
+    if (!b->position->rotate) return x;
+    return b->position->rotate(b, x, rotated_width(b->c, width), heads);
+}
+
+weft_tensor *soften(builder *b, weft_tensor *x, double cap) {
+    if (cap <= 0) return x;
+    return weft_scale(b->g, weft_tanh(b->g, weft_scale(b->g, x, 1 / cap)), cap);
 }
 
 void builder_score_position(builder *b) {

@@ -120,6 +120,13 @@ static weft_status check_reading(weft_graph *g, const weft_node *n) {
     if (rotations)
         WEFT_TRY(weft_check_shape(g, n, "rotations", rotations, 3,
                                   (int64_t[]){WEFT_KEY_BLOCK, 2, attr->rotated / 2}));
+    if (n->in[WEFT_CACHE_FIRST]) {
+        WEFT_TRY(weft_check_int(g, n, "first", n->in[WEFT_CACHE_FIRST]));
+        WEFT_TRY(weft_check_shape(g, n, "first", n->in[WEFT_CACHE_FIRST], 1,
+                                  n->in[WEFT_CACHE_POSITION]->shape));
+        if (attr->weights)
+            return weft_graph_fail(g, "cache_attention: weights from a document's first token on");
+    }
     if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
         return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
                                (long long)attr->context, weft_tensor_describe(table));
@@ -172,11 +179,12 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
         .rotated = query->rotations ? query->rotated : 0,
         .law = query->law,
         .band_alpha = s->band_alpha,
+        .softcap = s->softcap,
         .weights = query->weights,
     };
-    weft_tensor *in[] = {rows->position, rows->slot,    rows->table,      s->q,
-                         query->keys,    query->values, s->scale,         s->beta,
-                         s->log_tau,     s->rel,        query->rotations, query->query_cache};
+    weft_tensor *in[] = {rows->position,   rows->slot,         rows->table, s->q,       query->keys,
+                         query->values,    s->scale,           s->beta,     s->log_tau, s->rel,
+                         query->rotations, query->query_cache, rows->first};
     weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
                                      WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
     if (!n) return (weft_cache_attended){0};

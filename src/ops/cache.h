@@ -40,6 +40,8 @@ typedef struct {
                               written, and makes zeros */
     weft_tensor *table; /* [slots, pages] i32: tokens of positions 16 j to 16 j + 15 of a sequence
                               lie in page table[slot, j mod pages] */
+    weft_tensor *first; /* [R] i32: the first token of the row's document, before which it sees
+                              nothing; NULL: 0. Attention alone keeps to it. */
 } weft_rows;
 
 /* Writes x, R × heads × width numbers, into pages of `cache` [pages, page bytes] i8, a state. Where x
@@ -110,6 +112,7 @@ enum {
     WEFT_CACHE_REL,
     WEFT_CACHE_ROTATIONS,
     WEFT_CACHE_QUERIES,
+    WEFT_CACHE_FIRST,
     WEFT_CACHE_ATTENTION_INPUTS
 };
 
@@ -126,7 +129,7 @@ typedef struct {
     bool band, gaussian, squares;
     int64_t window, rotated;
     weft_rope_law law;
-    double band_alpha;
+    double band_alpha, softcap;
     weft_weights weights;
 } weft_cache_attention_attr;
 

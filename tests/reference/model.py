@@ -79,6 +79,9 @@ def rope_rates(c, width):
 
 def rope(c, x):
     """Rotates pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t times their rates."""
+    if c["ROPE_DIM"] and c["ROPE_DIM"] < x.shape[-1]:
+        whole = {**c, "ROPE_DIM": 0}
+        return torch.cat([rope(whole, x[..., :c["ROPE_DIM"]]), x[..., c["ROPE_DIM"]:]], -1)
     t, half = x.shape[1], x.shape[-1] // 2
     rate, amplitude = rope_rates(c, x.shape[-1])
     angle = torch.arange(t, dtype=torch.float64)[:, None] * rate
@@ -231,18 +234,47 @@ def mla_attention(c, p, x, received):
     return scores, torch.einsum("btl,hld->bthd", values, up), latent
 
 
-def attention(c, p, x, gate, received):
+def soften(x, cap):
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def documents(c, ids):
+    """The number of each token's document, and where it begins: [B, T] each. The token that ends one belongs to it."""
+    number, first = torch.zeros_like(ids), torch.zeros_like(ids)
+    for b in range(ids.shape[0]):
+        begun = 0
+        for t in range(ids.shape[1]):
+            first[b, t] = begun
+            number[b, t] = 0 if t == 0 else number[b, t - 1] + (begun == t)
+            if c["DOCUMENT_MASK"] and ids[b, t] == c["DOCUMENT_TOKEN"]:
+                begun = t + 1
+    return number, first
+
+
+def hide(c, layer, ids, scores):
+    """-inf where token i does not see token j."""
+    t = ids.shape[1]
+    distance = torch.arange(t)[:, None] - torch.arange(t)[None, :]
+    if c["CAUSAL"]:
+        scores = scores.masked_fill(distance < 0, -math.inf)
+    full = c["WINDOW_EVERY"] and (layer + 1) % c["WINDOW_EVERY"] == 0
+    if c["WINDOW"] and not full:
+        scores = scores.masked_fill(distance >= c["WINDOW"], -math.inf)
+    if c["DOCUMENT_MASK"]:
+        number, _ = documents(c, ids)
+        scores = scores.masked_fill((number[:, :, None] != number[:, None, :])[:, None], -math.inf)
+    return scores
+
+
+def attention(c, p, x, gate, received, layer, ids):
     """The branch's output [B, T, E], the weights P [B, H, T, T] and, for mla, the latent c^K."""
     latent = None
     if c["ATTENTION"] == "mla":
         scores, v, latent = mla_attention(c, p, x, received)
     else:
         scores, v = {"dot": dot_attention, "w2": w2_attention, "cosine": cosine_attention}[c["ATTENTION"]](c, p, x)
-    scores = scores + position_term(c, p, x)
-    if c["CAUSAL"]:
-        t = x.shape[1]
-        scores = scores.masked_fill(torch.ones(t, t).triu(1).bool(), -math.inf)
-    weights = torch.softmax(scores, -1)
+    scores = soften(scores + position_term(c, p, x), c["SOFTCAP_ATTENTION"])
+    weights = torch.softmax(hide(c, layer, ids, scores), -1)
     o = torch.einsum("bhij,bjhd->bihd", weights, v)
     if gate is not None:
         alpha = c["RA_MLA_MLP_GATE_ALPHA"]
@@ -372,14 +404,17 @@ def forward(c, params, ids, constants):
     """Logits [B, T, V], and the sums over layers of L_Z and L_C."""
     x = params["wte.weight"][ids]
     if c["POSITION"] == "learned":
-        x = x + params["wpe.weight"][:ids.shape[1]]
+        place = torch.arange(ids.shape[1]).expand(ids.shape)
+        if c["DOCUMENT_POSITIONS"] == "restart":
+            place = place - documents(c, ids)[1]
+        x = x + params["wpe.weight"][place]
     aux_z = aux_c = torch.zeros((), dtype=x.dtype)
     gate = received = None
     post = c["NORM_PLACEMENT"] == "post"
     for i in range(c["N_LAYER"]):
         start = f"h.{i}."
         p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
-        y, weights, latent = attention(c, p, x if post else norm(c, p, "ln_1", x), gate, received)
+        y, weights, latent = attention(c, p, x if post else norm(c, p, "ln_1", x), gate, received, i, ids)
         x = norm(c, p, "ln_1", x + y) if post else x + y
         y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
                                                  constants, i)
@@ -390,7 +425,7 @@ def forward(c, params, ids, constants):
     if c["MUP"]:
         x = x * (c["MUP_BASE_WIDTH"] / c["N_EMBD"])
     head = params["wte.weight"] if c["WEIGHT_TYING"] else params["lm_head.weight"]
-    return linear(x, head), aux_z, aux_c
+    return soften(linear(x, head), c["SOFTCAP_LOGITS"]), aux_z, aux_c
 
 
 def loss_parts(c, params, ids, targets, constants=None):
