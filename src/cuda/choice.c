@@ -53,6 +53,7 @@ typedef enum {
     BY_DTYPE,
     BY_BAND,
     BY_POSITION,
+    BY_SOFTCAP,
     BY_WIDTH,
     BY_LENGTH,
     BY_K,
@@ -65,6 +66,7 @@ static obstacle attention_obstacle(const weft_attention_attr *a, weft_dtype dtyp
     if (dtype != WEFT_BF16) return BY_DTYPE;
     if (a->band) return BY_BAND;
     if (a->pos != WEFT_POS_NONE && !a->causal) return BY_POSITION;
+    if (a->pos == WEFT_POS_ALIBI && a->softcap > 0) return BY_SOFTCAP;
     if (!has_widths(a->dqk, a->dv)) return BY_WIDTH;
     if (larger(a->queries, a->keys) > MOST_ROWS || a->batch * a->heads > MOST_HEADS)
         return BY_LENGTH;
@@ -171,6 +173,8 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
     if (o == BY_DTYPE) name_option(c, "DTYPE f32", "bf16 is fast");
     if (o == BY_BAND) name_option(c, "RA_MLA_RA_ALPHA above 0", "0 is fast");
     if (o == BY_POSITION) name_option(c, "POSITION alibi with CAUSAL=n", "CAUSAL=y is fast");
+    if (o == BY_SOFTCAP)
+        name_option(c, "POSITION alibi with SOFTCAP_ATTENTION", "other positions are fast");
     if (o == BY_LENGTH) name_value(c, "CONTEXT", larger(a->queries, a->keys), NULL);
     if (o == BY_HEADS) name_value(c, "N_HEAD", a->heads, NULL);
     if (o == BY_CODE) name_option(c, "code for another GPU than 9.0a", "");

@@ -198,6 +198,9 @@ static void test_what_they_have_no_model_for_is_refused_by_its_key(void **state)
         {"KV_HEADS=2", "CONFIG_KV_HEADS=2"},
         {"QK_NORM=y", "CONFIG_QK_NORM=y"},
         {"ATTENTION_GATE=head", "CONFIG_ATTENTION_GATE=head"},
+        {"WINDOW=3", "CONFIG_WINDOW=3"},
+        {"SOFTCAP_ATTENTION=5", "CONFIG_SOFTCAP_ATTENTION=5"},
+        {"SOFTCAP_LOGITS=5", "CONFIG_SOFTCAP_LOGITS=5"},
         {"RA_MLA_MLP_ATTN_GATE=y", "CONFIG_RA_MLA_MLP_ATTN_GATE=y"},
     };
     const char *model = scratch_path("model"), *out = scratch_path("refused");

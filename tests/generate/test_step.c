@@ -358,7 +358,9 @@ static void test_other_models_have_no_step(void **state) {
     static const char *const settings[] = {
         "POSITION=alibi", "NORM_PLACEMENT=post", "FFN=wsffn",
         "CAUSAL=n",       "CACHE_DTYPE=int8",    "RA_MLA_MLP_ATTN_GATE=y",
-        "FFN=relu2",      "QK_NORM=y",           "ATTENTION_GATE=head"};
+        "FFN=relu2",      "QK_NORM=y",           "ATTENTION_GATE=head",
+        "WINDOW=4",       "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
+        "ROPE_DIM=2",     "DOCUMENT_MASK=y"};
     (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         model_case c;
