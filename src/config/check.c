@@ -120,18 +120,11 @@ static weft_status check_sight(const weft_config *c, const char *where) {
             "%s: CONFIG_DOCUMENT_MASK=y needs CONFIG_DOCUMENT_TOKEN, the token that ends "
             "a document, from 0 to %lld; it is %lld",
             where, (long long)c->vocab_size - 1, (long long)c->document_token);
-    if (c->document_mask && c->attn_gate && c->gate_pool != WEFT_GATE_TOKEN)
+    if (c->document_mask && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
         return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_RA_MLA_MLP_GATE_POOL=\"%s\" pools over the tokens of other "
-                         "documents; with CONFIG_DOCUMENT_MASK=y take \"token\"",
-                         where, weft_config_word(c, WEFT_OPTION(gate_pool)));
-    if (c->cross_token && (c->document_mask || c->window || c->softcap_attention > 0))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_RA_MLA_MLP_CROSS_TOKEN=y routes by weights over all tokens; set "
-            "CONFIG_DOCUMENT_MASK=n, CONFIG_WINDOW=0 and CONFIG_SOFTCAP_ATTENTION=0, or it "
-            "to n",
-            where);
+                         "%s: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over other documents; "
+                         "with CONFIG_DOCUMENT_MASK=y take \"token\" or \"cummean\"",
+                         where);
     return WEFT_OK;
 }
 

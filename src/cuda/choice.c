@@ -54,6 +54,7 @@ typedef enum {
     BY_BAND,
     BY_POSITION,
     BY_SOFTCAP,
+    BY_SIGHT,
     BY_WIDTH,
     BY_LENGTH,
     BY_K,
@@ -87,6 +88,7 @@ static obstacle topk_obstacle(const weft_node *n) {
     if (n->in[WEFT_ATTN_START]) return BY_START;
     if (n->in[WEFT_ATTN_Q]->dtype != WEFT_BF16) return BY_DTYPE;
     if (a->score.band) return BY_BAND;
+    if (a->score.reach || a->score.softcap > 0 || n->in[WEFT_ATTN_FIRST]) return BY_SIGHT;
     if (!routes_k(a->k)) return BY_K;
     if (!routes_width(a->score.dqk)) return BY_WIDTH;
     if (a->score.heads > WEFT_CUDA_TOPK_HEADS) return BY_HEADS;
@@ -175,6 +177,8 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
     if (o == BY_POSITION) name_option(c, "POSITION alibi with CAUSAL=n", "CAUSAL=y is fast");
     if (o == BY_SOFTCAP)
         name_option(c, "POSITION alibi with SOFTCAP_ATTENTION", "other positions are fast");
+    if (o == BY_SIGHT)
+        name_option(c, "WINDOW, DOCUMENT_MASK or SOFTCAP_ATTENTION", "none of them is fast");
     if (o == BY_LENGTH) name_value(c, "CONTEXT", larger(a->queries, a->keys), NULL);
     if (o == BY_HEADS) name_value(c, "N_HEAD", a->heads, NULL);
     if (o == BY_CODE) name_option(c, "code for another GPU than 9.0a", "");

@@ -41,7 +41,7 @@ typedef struct {
     weft_tensor *table; /* [slots, pages] i32: tokens of positions 16 j to 16 j + 15 of a sequence
                               lie in page table[slot, j mod pages] */
     weft_tensor *first; /* [R] i32: the first token of the row's document, before which it sees
-                              nothing; NULL: 0. Attention alone keeps to it. */
+                              nothing; NULL: 0 */
 } weft_rows;
 
 /* Writes x, R × heads × width numbers, into pages of `cache` [pages, page bytes] i8, a state. Where x
@@ -104,6 +104,8 @@ enum {
     WEFT_CACHE_EXTRA,
     WEFT_CACHE_WRITE_INPUTS,
     WEFT_CACHE_SHORT_INPUTS = WEFT_CACHE_EXTRA,
+    WEFT_CACHE_DOCUMENTS = WEFT_CACHE_EXTRA, /* gather and mean: the rows' first, or NULL */
+    WEFT_CACHE_LONG_INPUTS,
 
     WEFT_CACHE_VALUES = WEFT_CACHE_EXTRA,
     WEFT_CACHE_SCALE,

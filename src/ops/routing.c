@@ -42,9 +42,6 @@ static weft_status check_score(weft_graph *g, const weft_node *n) {
     WEFT_TRY(weft_score_check(g, n, a));
     if (!a->causal && a->pos != WEFT_POS_NONE)
         return weft_graph_fail(g, "%s: positions need a causal attention", n->op->name);
-    if (a->reach || a->softcap > 0 || n->in[WEFT_ATTN_FIRST])
-        return weft_graph_fail(g, "%s: routing knows no reach, no first and no soft-cap",
-                               n->op->name);
     if (!n->in[WEFT_ATTN_START] && a->keys != a->queries)
         return weft_graph_fail(g,
                                "%s: q is %s, but k is %s; without start there must be as many "

@@ -226,9 +226,8 @@ static void test_impossible_mixes_are_refused(void **state) {
     expect_error(check_mix("DOCUMENT_MASK=y"), "DOCUMENT_TOKEN", "0 to 50303", "-1");
     expect_error(check_mix("DOCUMENT_MASK=y", "DOCUMENT_TOKEN=50304"), "DOCUMENT_TOKEN", "50304");
     expect_error(check_mix("DOCUMENT_MASK=y", "DOCUMENT_TOKEN=0", "RA_MLA_MLP_ATTN_GATE=y",
-                           "RA_MLA_MLP_GATE_POOL=cummean"),
-                 "GATE_POOL=\"cummean\"", "\"token\"");
-    expect_error(check_mix("WINDOW=4", "RA_MLA_MLP_CROSS_TOKEN=y"), "CROSS_TOKEN=y", "WINDOW=0");
+                           "RA_MLA_MLP_GATE_POOL=sequence", "ALLOW_FUTURE_LEAK=y"),
+                 "GATE_POOL=\"sequence\"", "\"cummean\"");
     expect_error(check_mix("ATTENTION=w2", "SOFTCAP_ATTENTION=30"), "SOFTCAP_ATTENTION=30", "0");
     expect_error(check_mix("ATTENTION=mla", "RA_MLA_SCORE=w2", "SOFTCAP_ATTENTION=30"), "distance");
     expect_error(check_mix("POSITION=rope", "ROPE_DIM=7"), "ROPE_DIM=7", "even");

@@ -319,11 +319,13 @@ def wsffn_losses(c, p, h1):
     return loss_z, c["WSFFN_LAMBDA_C"] * (torch.logsumexp(s, -1) - torch.diagonal(s)).mean()
 
 
-def head_gates(c, p, h):
+def head_gates(c, p, h, ids):
     """4.1: the gates of the next layer's heads, [B, T, H], or [B, 1, H] pooled over the sequence."""
     a = linear(h, p["ffn.gate_proj.weight"])
     if c["RA_MLA_MLP_GATE_POOL"] == "cummean":
-        a = a.cumsum(1) / torch.arange(1, h.shape[1] + 1, dtype=h.dtype)[:, None]
+        number, _ = documents(c, ids)
+        seen = torch.tril((number[:, :, None] == number[:, None, :]).to(h.dtype))
+        a = torch.einsum("bts,bsg->btg", seen / seen.sum(-1, keepdim=True), a)
     elif c["RA_MLA_MLP_GATE_POOL"] == "sequence":
         a = a.mean(1, keepdim=True)
     return torch.sigmoid(linear(a, p["ffn.gate_heads.weight"]))
@@ -348,15 +350,16 @@ def sparsify_row(c, row, constants):
     return kept / kept.sum() if c["RA_MLA_MLP_SPARSE_NORMALIZE"] else kept
 
 
-def routing(c, weights, constants):
+def routing(c, weights, constants, layer, ids):
     """4.2: R [B, T, T] from P [B, H, T, T], sparse, a constant."""
     weights = weights.detach()
     full = weights.mean(1) if c["RA_MLA_MLP_SPARSE_HEAD_AVERAGE"] else weights.amax(1)
     sparse = torch.zeros_like(full)
+    visible = torch.isfinite(hide(c, layer, ids, torch.zeros_like(weights[:, :1])))[:, 0]
     for b in range(full.shape[0]):
         for t in range(full.shape[1]):
-            seen = t + 1 if c["CAUSAL"] else full.shape[2]
-            sparse[b, t, :seen] = sparsify_row(c, full[b, t, :seen], constants)
+            seen = visible[b, t]
+            sparse[b, t, seen] = sparsify_row(c, full[b, t, seen], constants)
     return sparse
 
 
@@ -383,7 +386,7 @@ def couple(c, p, shared, h, latent):
     return u.flatten(2), e[..., None].expand(-1, -1, -1, -1, run).flatten(2)
 
 
-def feed_forward(c, p, shared, x, weights, latent, constants, layer):
+def feed_forward(c, p, shared, x, weights, latent, constants, layer, ids):
     """The branch's output, what the next layer receives (gates, u), and the auxiliary losses."""
     h, h1 = hidden(c, p, x)
     gate, u, losses = None, None, None
@@ -393,10 +396,10 @@ def feed_forward(c, p, shared, x, weights, latent, constants, layer):
         u, e = couple(c, p, shared, h, latent)
         h = h + c["RA_MLA_MLP_RECIP_ALPHA"] * e
     if c["RA_MLA_MLP_CROSS_TOKEN"]:
-        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, constants))
+        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, constants, layer, ids))
         h = h + c["RA_MLA_MLP_CROSS_ALPHA"] * cross_token(c, p, h, route)
     if c["RA_MLA_MLP_ATTN_GATE"]:
-        gate = head_gates(c, p, h)
+        gate = head_gates(c, p, h, ids)
     return project(c, p, h), gate, u, losses
 
 
@@ -417,7 +420,7 @@ def forward(c, params, ids, constants):
         y, weights, latent = attention(c, p, x if post else norm(c, p, "ln_1", x), gate, received, i, ids)
         x = norm(c, p, "ln_1", x + y) if post else x + y
         y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
-                                                 constants, i)
+                                                 constants, i, ids)
         x = norm(c, p, "ln_2", x + y) if post else x + y
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
