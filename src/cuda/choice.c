@@ -67,7 +67,7 @@ static obstacle attention_obstacle(const weft_attention_attr *a, weft_dtype dtyp
     if (dtype != WEFT_BF16) return BY_DTYPE;
     if (a->band) return BY_BAND;
     if (a->pos != WEFT_POS_NONE && !a->causal) return BY_POSITION;
-    if (a->pos == WEFT_POS_ALIBI && a->softcap > 0) return BY_SOFTCAP;
+    if (a->softcap > 0 && (a->pos != WEFT_POS_NONE || a->dqk != a->dv)) return BY_SOFTCAP;
     if (!has_widths(a->dqk, a->dv)) return BY_WIDTH;
     if (larger(a->queries, a->keys) > MOST_ROWS || a->batch * a->heads > MOST_HEADS)
         return BY_LENGTH;
@@ -176,7 +176,7 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
     if (o == BY_BAND) name_option(c, "RA_MLA_RA_ALPHA above 0", "0 is fast");
     if (o == BY_POSITION) name_option(c, "POSITION alibi with CAUSAL=n", "CAUSAL=y is fast");
     if (o == BY_SOFTCAP)
-        name_option(c, "POSITION alibi with SOFTCAP_ATTENTION", "other positions are fast");
+        name_option(c, "SOFTCAP_ATTENTION beside biases of distances", "rope and learned are fast");
     if (o == BY_SIGHT)
         name_option(c, "WINDOW, DOCUMENT_MASK or SOFTCAP_ATTENTION", "none of them is fast");
     if (o == BY_LENGTH) name_value(c, "CONTEXT", larger(a->queries, a->keys), NULL);

@@ -116,7 +116,8 @@ static void test_alibi_under_a_softcap(void **state) {
     shape s = USUAL;
     s.softcap = 30;
     s.routed = 0;
-    expect_slow(s, ATTENTION, "POSITION alibi with SOFTCAP_ATTENTION", "other positions are fast");
+    expect_slow(s, ATTENTION, "SOFTCAP_ATTENTION beside biases of distances",
+                "rope and learned are fast");
 }
 
 static void test_routing_names_the_option(void **state) {

@@ -72,10 +72,10 @@ __device__ static inline void load_pair(const attention_problem &p, const attent
 /* S and dP to dS, in dp. `limit`: the last key of the tile that the thread's first row sees; `first`: the
  * first that each of its two rows does. */
 template <typename S>
-__device__ static inline void
-make_slopes(const float (&s)[8][4], float (&dp)[8][4], float scale, float softcap,
-            const float *bias, const float *ring, int tile, int row, int limit,
-            const int (&first)[2], int keys, const float (&lse)[2], const float (&total)[2]) {
+__device__ static inline void make_slopes(const float (&s)[8][4], float (&dp)[8][4], float scale,
+                                          const float *bias, const float *ring, int tile, int row,
+                                          int limit, const int (&first)[2], int keys,
+                                          const float (&lse)[2], const float (&total)[2]) {
     int column = threadIdx.x % 4 * 2;
     distance_biases<S::RING> distances(ring, tile % 2 * S::THREADS + S::KEYS - 1 + column - row);
 #pragma unroll
@@ -87,12 +87,9 @@ make_slopes(const float (&s)[8][4], float (&dp)[8][4], float scale, float softca
         for (int i = 0; i < 4; i++) {
             float x = (i % 2 ? b.y : b.x) - lse[i / 2] + further[i];
             x = fmaf(s[m][i], scale, x);
-            if (softcap > 0) x = soften(fmaf(s[m][i], scale, further[i]), softcap) - lse[i / 2];
             int j = 8 * m + column + i % 2;
             if (j > limit + i / 2 * 8 || j >= keys || j < first[i / 2]) x = -NOTHING;
-            float weight = power_of_two(x);
-            dp[m][i] = weight * (dp[m][i] - total[i / 2]);
-            if (softcap > 0) dp[m][i] *= soft_slope(weight, lse[i / 2], softcap);
+            dp[m][i] = power_of_two(x) * (dp[m][i] - total[i / 2]);
         }
     }
 }
@@ -152,7 +149,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         sync_block();
         walk.advance();
         if (walk.more()) load_pair<S>(p, g, maps, t, walk, walk.i0 != at, aligned, tile + 1);
-        make_slopes<S>(s, dp, t.scale, t.softcap, (float *)(aligned + S::BIAS) + tile % 2 * S::KEYS,
+        make_slopes<S>(s, dp, t.scale, (float *)(aligned + S::BIAS) + tile % 2 * S::KEYS,
                        (float *)(aligned + S::RINGS), tile, row, distance + row, hidden, keys, lse,
                        total);
         /* Of row r and column c at r − c + 63. */

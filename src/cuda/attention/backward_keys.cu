@@ -153,7 +153,6 @@ struct transposed_tile {
     int row;                          /* the thread's first key in the block */
     bool wants_scale;
     int b, i0, j0; /* sequence, first query, the block's first key */
-    float softcap; /* to the base 2 */
 };
 
 /* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
@@ -186,8 +185,8 @@ make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
             float x = EXTENT != BARE ? e.bias[i / 2] - less : -less;
             if (EXTENT == RELATIVE) x += further[i];
             x = fmaf(s[n][i], factor, x);
-            if (EXTENT != BARE && t.softcap > 0)
-                x = soften(fmaf(s[n][i], factor, further[i]), t.softcap) + (e.bias[i / 2] - less);
+            if (EXTENT == CAPPED)
+                x = soften(s[n][i] * factor, p.softcap * LOG2E) + (e.bias[i / 2] - less);
             if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
             if (MASKED && t.row + i / 2 * 8 < first[i % 2]) x = -NOTHING;
             if (EXTENT == KEYED) s[n][i] = x;
@@ -200,8 +199,8 @@ make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
 template <int QUERIES, int EXTENT>
 __device__ static inline void
 make_ds_transposed(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
-                   float (&dp)[QUERIES / 8][4], const transposed_tile &t, float scale,
-                   key_extras &e) {
+                   float (&dp)[QUERIES / 8][4], const attention_problem &p,
+                   const transposed_tile &t, float scale, key_extras &e) {
     int column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -212,8 +211,8 @@ make_ds_transposed(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERI
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float ds = weight[n][i] * (dp[n][i] - (i % 2 ? total.y : total.x));
-            if (EXTENT != BARE && t.softcap > 0)
-                ds *= soft_slope(weight[n][i], t.lse[8 * n + column + i % 2], t.softcap);
+            if (EXTENT == CAPPED)
+                ds *= soft_slope(weight[n][i], t.lse[8 * n + column + i % 2], p.softcap * LOG2E);
             float by = s[n][i];
             if (EXTENT >= GENERAL) {
                 /* dlog_tau has no part of the position's. */
@@ -437,8 +436,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
                                w.shift != NULL,
                                t.b,
                                t.first + at * S::QUERIES + half * N,
-                               t.j0,
-                               p.softcap * LOG2E};
+                               t.j0};
     };
     auto weigh = [&](int step, int stage) {
         transposed_tile pairs = place_pairs(step, stage);
@@ -448,7 +446,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
             make_p_transposed<N, EXTENT, false, S::RING>(s, weight, p, pairs, scale, e);
     };
     auto slope = [&](int step, int stage) {
-        make_ds_transposed<N, EXTENT>(s, weight, dp, place_pairs(step, stage), scale, e);
+        make_ds_transposed<N, EXTENT>(s, weight, dp, p, place_pairs(step, stage), scale, e);
     };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
@@ -534,8 +532,10 @@ void flash_backward_dkdv(const attention_problem &p, const attention_gradients &
         using W = decltype(widths);
         using S = typename W::BY_KEYS;
         if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
-        if constexpr (W::HAS_BARE)
+        if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0) return launch<S, CAPPED>(p, g, w, stream);
             if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        }
         if (keyed) return launch<S, KEYED>(p, g, w, stream);
         launch<S, GENERAL>(p, g, w, stream);
     });

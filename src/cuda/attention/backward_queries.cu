@@ -155,8 +155,8 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
             float x = EXTRA ? (i % 2 ? b.y : b.x) - lse[i / 2] : -lse[i / 2];
             if (EXTENT == RELATIVE) x += further[i];
             x = fmaf(s[m][i], t.scale, x);
-            if (EXTRA && t.softcap > 0)
-                x = soften(fmaf(s[m][i], t.scale, further[i]), t.softcap) - lse[i / 2];
+            if (EXTENT == CAPPED)
+                x = soften(fmaf(s[m][i], t.scale, further[i]), p.softcap * LOG2E) - lse[i / 2];
             if (MASKED && 8 * m + i % 2 > limit[i / 2]) x = -NOTHING;
             if (MASKED && 8 * m + i % 2 < first[i / 2]) x = -NOTHING;
             s[m][i] = power_of_two(x);
@@ -165,21 +165,21 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
 }
 
 /* dP to dS = P ∘ (dP − D), in place. */
-template <int N>
+template <int EXTENT, int N>
 __device__ static inline void make_ds(const float (&s)[N][4], float (&dp)[N][4],
-                                      const float (&total)[2], const float (&lse)[2],
-                                      float softcap) {
+                                      const attention_problem &p, const float (&total)[2],
+                                      const float (&lse)[2]) {
 #pragma unroll
     for (int m = 0; m < N; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             dp[m][i] = s[m][i] * (dp[m][i] - total[i / 2]);
-    if (softcap > 0)
+    if (EXTENT == CAPPED)
 #pragma unroll
         for (int m = 0; m < N; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                dp[m][i] *= soft_slope(s[m][i], lse[i / 2], softcap);
+                dp[m][i] *= soft_slope(s[m][i], lse[i / 2], p.softcap * LOG2E);
 }
 
 /* lse of a thread's two rows, to the base 2. */
@@ -287,7 +287,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             weigh(step);
             wait_products<0>();
             settle(dp);
-            make_ds(s, dp, total, lse, EXTENT == BARE ? 0.0f : t.softcap);
+            make_ds<EXTENT>(s, dp, p, total, lse);
             pack_fragments<N>(dp, ds);
             store_weights<S::KEYS, N>(base + S::DS, share.half * N, ds);
             publish_words();
@@ -314,7 +314,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(s);
         settle(dp);
         weigh(0);
-        make_ds(s, dp, total, lse, EXTENT == BARE ? 0.0f : t.softcap);
+        make_ds<EXTENT>(s, dp, p, total, lse);
         pack_fragments<N>(dp, ds);
         for (step = 1; step < mine; step++) {
             int before = stage;
@@ -329,7 +329,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             weigh(step);
             wait_products<1>();
             settle(dp);
-            make_ds(s, dp, total, lse, EXTENT == BARE ? 0.0f : t.softcap);
+            make_ds<EXTENT>(s, dp, p, total, lse);
             wait_products<0>();
             settle(dq);
             pack_fragments<N>(dp, ds);
@@ -375,8 +375,10 @@ void flash_backward_dq(const attention_problem &p, const attention_gradients &g,
         using W = decltype(widths);
         using S = typename W::BY_QUERIES;
         if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
-        if constexpr (W::HAS_BARE)
+        if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0) return launch<S, CAPPED>(p, g, w, stream);
             if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        }
         launch<S, KEYED>(p, g, w, stream);
     });
 }

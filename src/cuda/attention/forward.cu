@@ -18,15 +18,15 @@
 struct row_pair {
     float top[2], sum[2];
     int limit[2]; /* last key that is seen */
-    int first[2]; /* first key that is seen */
 };
 
 /* Scores to weights, in place. Returns by `rescale` what sums so far are worth now. */
 template <int KEYS, int EXTENT, int RING>
-__device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &rows, float scale,
-                                             float softcap, const float *bias, const float *ring,
-                                             int row, int j0, bool masked, bool hidden,
-                                             float (&rescale)[2]) {
+__device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &rows,
+                                             const attention_problem &p, const query_block &t,
+                                             const float *bias, const float *ring, int row, int j0,
+                                             bool masked, bool hidden, float (&rescale)[2]) {
+    float scale = t.scale;
     constexpr bool EXTRA = EXTENT != BARE;
     int column = threadIdx.x % 4 * 2;
     if (EXTRA)
@@ -49,12 +49,12 @@ __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &
                 s[n][i] += b[i];
         }
     }
-    if (EXTRA && softcap > 0)
+    if (EXTENT == CAPPED)
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                s[n][i] = soften(s[n][i], softcap);
+                s[n][i] = soften(s[n][i], p.softcap * LOG2E);
     if (masked)
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
@@ -63,10 +63,14 @@ __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &
                 if (j0 + 8 * n + column + i % 2 > rows.limit[i / 2]) s[n][i] = -INFINITY;
     if (hidden)
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++)
+        for (int r = 0; r < 2; r++) {
+            int first = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (j0 + 8 * n + column + i % 2 < rows.first[i / 2]) s[n][i] = -INFINITY;
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
+        }
     float factor = EXTRA ? 1.0f : scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -185,7 +189,6 @@ __device__ static inline row_pair begin_rows(const attention_problem &p, const q
         /* A row that sees nothing of a tile must not have an infinite difference of scores. */
         rows.top[r] = hides_keys(p) ? -NOTHING : -INFINITY;
         rows.sum[r] = 0;
-        rows.first[r] = hides_keys(p) ? first_key_of(p, t.b, t.i0 + row + 8 * r) : 0;
         rows.limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
     return rows;
@@ -248,9 +251,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63 - t.key0) / S::KEYS + 1) : steps;
     auto softmax = [&](int step) {
         int j0 = t.key0 + step * S::KEYS;
-        online_softmax<S::KEYS, EXTENT, S::RING>(s, rows, t.scale, t.softcap,
-                                                 bias + (step & 1) * S::KEYS, ring, row, j0,
-                                                 j0 + S::KEYS - 1 > whole, j0 < hidden, rescale);
+        online_softmax<S::KEYS, EXTENT, S::RING>(s, rows, p, t, bias + (step & 1) * S::KEYS, ring,
+                                                 row, j0, j0 + S::KEYS - 1 > whole, j0 < hidden,
+                                                 rescale);
     };
     int step = 0;
     loads.wait_for(0);
@@ -320,8 +323,10 @@ void flash_forward(const attention_problem &p, cudaStream_t stream) {
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         if (p.pos == WEFT_POS_RELATIVE) return launch<typename W::FORWARD, RELATIVE>(p, stream);
-        if constexpr (W::HAS_BARE)
+        if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0) return launch<typename W::FORWARD, CAPPED>(p, stream);
             if (!has_extras(p)) return launch<typename W::FORWARD, BARE>(p, stream);
+        }
         launch<typename W::FORWARD, KEYED>(p, stream);
     });
 }

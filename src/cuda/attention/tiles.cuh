@@ -33,8 +33,7 @@ static inline bool has_extras(const attention_problem &p) {
            p.softcap > 0;
 }
 
-/* The soft-cap of a score, both to the base 2. Where there is one, a score has no number per key and no
- * slope. */
+/* The soft-cap of a score, both to the base 2. */
 __device__ static inline float soften(float s, float cap) {
     return cap - __fdividef(2.0f * cap, power_of_two(s * (2.0f * LOG2E / cap)) + 1.0f);
 }
@@ -68,8 +67,8 @@ __device__ static inline int column_index() {
 /* A block's head and queries. */
 struct query_block {
     int b, h, kv, i0, place0;
-    int key0;                          /* of the first tile that one of them sees */
-    float scale, beta, slope, softcap; /* to the base 2 */
+    int key0;                 /* of the first tile that one of them sees */
+    float scale, beta, slope; /* to the base 2 */
 };
 
 /* Those that see most keys come first. */
@@ -97,7 +96,6 @@ __device__ static inline void find_numbers(const attention_problem &p, query_blo
     t.scale = f.scale * LOG2E;
     t.beta = f.beta * LOG2E;
     t.slope = f.slope * LOG2E;
-    t.softcap = p.softcap * LOG2E;
 }
 
 /* A relative position's bias, to the base 2. */
