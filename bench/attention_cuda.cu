@@ -26,6 +26,14 @@ struct form {
     weft_attention_pos pos;
     bool band;
     int window;
+    int reach, document; /* document: keys of one; 0: there is one alone */
+    float softcap;
+
+    /* The first key that the query at `place` sees. */
+    int first_key(int place) const {
+        int first = reach ? std::max(0, place + 1 - reach) : 0;
+        return document ? std::max(first, place / document * document) : first;
+    }
 };
 
 /* A number in [0, 1) of each place and seed. */
@@ -111,7 +119,8 @@ static const char *const names[] = {"o",  "lse",    "dq",    "dk",       "dv",
 
 struct problem {
     form f;
-    array in[INPUTS], out[OUTPUTS], start, workspace, grads; /* packed: grads holds dq, dk, dv */
+    array in[INPUTS], out[OUTPUTS], start, first, workspace,
+        grads; /* packed: grads holds dq, dk, dv */
     attention_problem p = {};
     attention_gradients g = {};
 };
@@ -128,6 +137,7 @@ static void make(problem &x, const form &f) {
     p.heads = f.heads, p.kv_heads = f.kv_heads, p.dqk = f.dqk, p.dv = f.dv;
     p.is_bf16 = f.bf16, p.causal = f.causal, p.pos = f.pos, p.band = f.band, p.window = f.window;
     p.band_alpha = 0.7f;
+    p.reach = f.reach, p.softcap = f.softcap;
     p.scale_value = 1.0f / sqrtf((float)f.dqk);
     if (f.packed) {
         int64_t parts = H + 2 * KV, D = f.dqk;
@@ -164,6 +174,16 @@ static void make(problem &x, const form &f) {
         for (int64_t b = 0; b < B; b++)
             x.start.host[(size_t)b] = (float)start[(size_t)b];
         p.start = (int32_t *)x.start.device;
+    }
+    if (f.document) {
+        std::vector<int32_t> first((size_t)(B * T));
+        for (int64_t e = 0; e < B * T; e++) {
+            int place = (int)(e % T) + (f.start ? (int)x.start.host[(size_t)(e / T)] : 0);
+            first[(size_t)e] = place / f.document * f.document;
+        }
+        CUDA(cudaMalloc(&x.first.device, first.size() * 4));
+        CUDA(cudaMemcpy(x.first.device, first.data(), first.size() * 4, cudaMemcpyHostToDevice));
+        p.first = (int32_t *)x.first.device;
     }
     int64_t bytes = attention_plain_back_workspace(p, true, p.rel != NULL);
     if (attention_fits_flash(p)) bytes = std::max(bytes, flash_backward_workspace(p));
@@ -212,6 +232,7 @@ static void release(problem &x) {
     for (array &a : x.out)
         a.release();
     x.start.release();
+    x.first.release();
     x.workspace.release();
 }
 
@@ -322,7 +343,9 @@ struct reference {
             int64_t end = f.causal ? std::min(S, start + i + 1) : S;
             std::vector<double> raw((size_t)end), s((size_t)end), pos((size_t)end);
             double top = -INFINITY, sum = 0, total = 0;
-            for (int64_t j = 0; j < end; j++) {
+            int64_t first = f.first_key((int)(start + i));
+            std::fill(s.begin(), s.end(), -INFINITY);
+            for (int64_t j = first; j < end; j++) {
                 size_t u = (size_t)j;
                 int64_t distance = start + i - j;
                 raw[u] = product(Q, i, h, K, j, kv, b, f.dqk);
@@ -332,6 +355,7 @@ struct reference {
                 if (f.pos == WEFT_POS_RELATIVE) pos[u] = (double)x.in[REL].host[(size_t)distance];
                 s[u] = scale * raw[u] + pos[u];
                 if (f.n) s[u] += beta * (double)x.in[N].host[(size_t)((b * KV + kv) * S + j)];
+                if (f.softcap > 0) s[u] = (double)f.softcap * tanh(s[u] / (double)f.softcap);
                 top = std::max(top, s[u]);
             }
             for (double v : s)
@@ -345,10 +369,11 @@ struct reference {
                 r[O][(size_t)(at(D_O, b, i, h) + c)] = o;
                 total += o * get(D_O, b, i, h, c);
             }
-            for (int64_t j = 0; j < end; j++) {
+            for (int64_t j = first; j < end; j++) {
                 size_t u = (size_t)j;
                 double p = exp(s[u] - lse);
                 double ds = p * (product(D_O, i, h, V, j, kv, b, f.dv) - total);
+                if (f.softcap > 0) ds *= 1 - s[u] / (double)f.softcap * (s[u] / (double)f.softcap);
                 for (int64_t c = 0; c < f.dv; c++)
                     dv[(size_t)(at(V, b, j, kv) + c)] += p * get(D_O, b, i, h, c);
                 for (int64_t c = 0; c < f.dqk; c++) {
@@ -481,6 +506,7 @@ static int check_alone(problem &x, const results &a) {
     if (p.n) p.n += b * f.kv_heads * f.keys;
     if (g.dn) g.dn += b * f.kv_heads * f.keys;
     if (p.start) p.start += b;
+    if (p.first) p.first += b * f.queries;
     flash_forward(p, 0);
     flash_backward(p, g, 0);
     CUDA(cudaGetLastError());
@@ -532,10 +558,15 @@ static int check_random(unsigned seed, int count) {
             f.keys += draw(200);
             f.start = f.causal;
         }
-        char name[160];
-        snprintf(name, sizeof name, "(%d,%d) B %d T %d S %d H %d/%d%s%s%s%s%s%s", f.dqk, f.dv,
-                 f.batch, f.queries, f.keys, f.heads, f.kv_heads, f.causal ? "" : " open",
-                 f.packed ? " packed" : "",
+        if (f.causal && draw(3) == 0) f.reach = 1 + draw(f.queries);
+        if (f.causal && draw(3) == 0) f.document = 1 + draw(200);
+        if (!f.n && f.pos == WEFT_POS_NONE && f.dqk == f.dv && draw(3) == 0)
+            f.softcap = (float)(1 + draw(5));
+        char name[200];
+        snprintf(name, sizeof name,
+                 "(%d,%d) reach %d document %d cap %g B %d T %d S %d H %d/%d%s%s%s%s%s%s", f.dqk,
+                 f.dv, f.reach, f.document, (double)f.softcap, f.batch, f.queries, f.keys, f.heads,
+                 f.kv_heads, f.causal ? "" : " open", f.packed ? " packed" : "",
                  w2       ? " w2"
                  : f.beta ? " n"
                           : "",
@@ -603,6 +634,38 @@ static int check(bool quick) {
         {"w2 192", 1, 100, 100, 2, 2, 384, 192, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
         {"w2 256", 1, 100, 100, 2, 2, 512, 256, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
         {"w2 256 groups", 1, 70, 90, 4, 2, 512, 256, 1, 1, 0, 1, 1, 1, 0, 1, none, 0, 0},
+        {"window f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 0, 1, 0, 0, 0, rel, 0, 0, 37},
+        {"documents f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 1, 0, 0, 1, 0, none, 0, 0, 0, 31},
+        {"capped f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 0, 1, 0, 0, 0, alibi, 1, 9, 40, 0, 2},
+        {"window", 2, 300, 300, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 100},
+        {"window 96 relative", 1, 260, 260, 2, 2, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0, 70},
+        {"window w2 start", 2, 75, 240, 4, 2, 128, 64, 1, 1, 0, 1, 0, 0, 1, 1, none, 0, 0, 90},
+        {"window 256", 1, 260, 260, 2, 2, 256, 256, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 90},
+        {"documents", 2, 300, 300, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 0, 110},
+        {"documents w2 256",
+         1,
+         200,
+         200,
+         2,
+         1,
+         512,
+         256,
+         1,
+         1,
+         0,
+         1,
+         0,
+         0,
+         1,
+         0,
+         none,
+         0,
+         0,
+         0,
+         45},
+        {"capped", 2, 200, 200, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 0, 0, 1},
+        {"capped scale", 2, 200, 200, 4,  1, 128, 128, 1, 1, 0, 0, 1, 0, 0, 0,
+         none,           0, 0,   90,  70, 1},
     };
     const form large[] = {
         {"32 T 1000", 2, 1000, 1000, 6, 6, 32, 32, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
@@ -666,7 +729,9 @@ static timing time_form(const form &f) {
     problem x;
     make(x, f);
     make_room(x);
-    double pairs = (double)f.batch * f.heads * ((double)f.queries * (f.queries + 1) / 2);
+    double pairs = 0;
+    for (int i = 0; i < f.queries; i++)
+        pairs += (double)f.batch * f.heads * (i + 1 - f.first_key(i));
     timing t;
     t.forward_products = 2 * pairs * (f.dqk + f.dv);
     t.back_products = 2 * pairs * (3 * f.dqk + 2 * f.dv);
@@ -733,8 +798,9 @@ template <typename F> static void for_each_form(F print) {
     print(make_form("dot 128", 1024, 128, 128, 12, false));
 }
 
-/* "dot:80:1024", "w2:128:4096", "mla:128:16384", "rel:64:1024": dot products, W2, one key head for all
- * queries, relative positions; the size of a head; tokens. */
+/* "dot:80:1024", "w2:128:4096", "mla:128:16384", "rel:64:1024", "win:64:4096", "doc:64:4096", "cap:64:1024":
+ * dot products, W2, one key head for all queries, relative positions, a window and documents of an eighth of
+ * the sequence, a soft-cap; the size of a head; tokens. */
 static bool read_form(const char *text, form *f) {
     char name[8];
     int head, T;
@@ -743,6 +809,9 @@ static bool read_form(const char *text, form *f) {
     bool w2 = !strcmp(name, "w2");
     *f = make_form(text, T, w2 ? 2 * head : head, head, strcmp(name, "mla") ? 12 : 1, w2);
     if (!strcmp(name, "rel")) f->pos = WEFT_POS_RELATIVE;
+    if (!strcmp(name, "win")) f->reach = std::max(1, T / 8);
+    if (!strcmp(name, "doc")) f->document = std::max(1, T / 8);
+    if (!strcmp(name, "cap")) f->softcap = 50;
     return true;
 }
 

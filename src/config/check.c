@@ -18,6 +18,10 @@ int64_t weft_config_kv_heads(const weft_config *c) {
     return c->kv_heads ? c->kv_heads : c->n_head;
 }
 
+int64_t weft_config_window(const weft_config *c, int64_t layer) {
+    return c->window_every && (layer + 1) % c->window_every == 0 ? 0 : c->window;
+}
+
 bool weft_config_leaks(const weft_config *c) {
     return c->causal && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE;
 }
@@ -57,6 +61,12 @@ weft_status weft_config_check(const weft_config *c, const char *where) {
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_BATCH_SIZE=%lld is not divisible by CONFIG_MICRO_BATCH=%lld",
                          where, (long long)c->batch_size, (long long)c->micro_batch);
+    if (c->rope_dim % 2)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_ROPE_DIM=%lld columns are rotated in pairs; take an even number, "
+            "or 0 for all of them",
+            where, (long long)c->rope_dim);
     bool bends =
         c->rope_scaling == WEFT_ROPE_SCALING_LLAMA3 || c->rope_scaling == WEFT_ROPE_SCALING_YARN;
     if (bends && !(c->rope_low < c->rope_high))
@@ -65,6 +75,24 @@ weft_status weft_config_check(const weft_config *c, const char *where) {
                          "CONFIG_ROPE_SCALING=\"%s\"",
                          where, c->rope_low, c->rope_high,
                          weft_config_word(c, WEFT_OPTION(rope_scaling)));
+    if ((c->window || c->document_mask) && !c->causal)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_CAUSAL=n lets a token see all others, but CONFIG_WINDOW and "
+            "CONFIG_DOCUMENT_MASK count back from it; set CONFIG_CAUSAL=y, or them to 0 "
+            "and n",
+            where);
+    if (c->document_mask && (c->document_token < 0 || c->document_token >= c->vocab_size))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_DOCUMENT_MASK=y needs CONFIG_DOCUMENT_TOKEN, the token that ends "
+            "a document, from 0 to %lld; it is %lld",
+            where, (long long)c->vocab_size - 1, (long long)c->document_token);
+    if (c->document_mask && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over other documents; "
+                         "with CONFIG_DOCUMENT_MASK=y take \"token\" or \"cummean\"",
+                         where);
     long long f = weft_config_ffn_dim(c), l = c->ra_mla_latent_dim;
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR && (f % h || l % h || f % l))
         return weft_fail(

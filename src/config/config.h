@@ -133,10 +133,12 @@ bool weft_config_write_help(FILE *out, const char *word);
 void weft_option_explain(const weft_option *o, FILE *out);
 
 /* Derived sizes. */
-double weft_config_mup(const weft_config *c);          /* E / MUP_BASE_WIDTH with MUP; else 1 */
-int64_t weft_config_head_dim(const weft_config *c);    /* D: HEAD_DIM, or E / H */
-int64_t weft_config_ffn_dim(const weft_config *c);     /* F */
-int64_t weft_config_kv_heads(const weft_config *c);    /* KV: key and value heads */
+double weft_config_mup(const weft_config *c);       /* E / MUP_BASE_WIDTH with MUP; else 1 */
+int64_t weft_config_head_dim(const weft_config *c); /* D: HEAD_DIM, or E / H */
+int64_t weft_config_ffn_dim(const weft_config *c);  /* F */
+int64_t weft_config_kv_heads(const weft_config *c); /* KV: key and value heads */
+/* Tokens that one of layer `layer` sees, itself included; 0: all before it. */
+int64_t weft_config_window(const weft_config *c, int64_t layer);
 int64_t weft_config_micro_batch(const weft_config *c); /* sequences in one graph run */
 /* Graph runs of a step: its BATCH_SIZE × GRADIENT_ACCUMULATION sequences, so cut. */
 int64_t weft_config_micro_batches(const weft_config *c);

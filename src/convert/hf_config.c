@@ -374,6 +374,11 @@ static weft_status check_plain(const weft_config *c) {
     if (!c->causal) return has_none(c, WEFT_OPTION(causal));
     if (c->mup) return has_none(c, WEFT_OPTION(mup));
     if (c->attention_gate) return has_none(c, WEFT_OPTION(attention_gate));
+    if (c->window) return has_none(c, WEFT_OPTION(window));
+    if (c->softcap_attention > 0) return has_none(c, WEFT_OPTION(softcap_attention));
+    if (c->softcap_logits > 0) return has_none(c, WEFT_OPTION(softcap_logits));
+    if (c->document_mask) return has_none(c, WEFT_OPTION(document_mask));
+    if (c->position == WEFT_POSITION_ROPE && c->rope_dim) return has_none(c, WEFT_OPTION(rope_dim));
     if (c->attn_gate) return has_none(c, WEFT_OPTION(attn_gate));
     if (c->cross_token) return has_none(c, WEFT_OPTION(cross_token));
     return WEFT_OK;

@@ -17,6 +17,8 @@
 #include "cpu/attention_tile.h"
 #include "ops/list.h"
 
+#define LOWEST ((real)-1e30)
+
 enum { KEY_TILE = 64, QUERY_TILE_MAX = 512, QUERY_TILE_MIN = 32, TASKS_WANTED = 64 };
 
 typedef struct {
@@ -36,6 +38,7 @@ typedef struct {
     real *output;       /* [query_tile / TILE_N][dv][TILE_N] */
     real *top;          /* [query_tile] the largest score so far */
     real *sum;          /* [query_tile] */
+    real *hidden;       /* [query_tile] keys that a query does not see, where some are hidden */
     real *keys;         /* [KEY_TILE / TILE_M][dqk][TILE_M] */
     real *values;       /* [dv / TILE_M][KEY_TILE][TILE_M] */
     real *bias;         /* [KEY_TILE] log2 e · beta · n */
@@ -55,6 +58,7 @@ typedef struct {
     int64_t q0, n_queries; /* the tile */
     int64_t place0;        /* position of query q0 */
     real slope;            /* log2 e · the head's */
+    real softcap;          /* log2 e · the score's */
 } query_task;
 
 /* Larger tiles pack the keys less often; smaller ones give more tasks. By the
@@ -75,6 +79,7 @@ static forward_scratch lay_out_scratch(const weft_attention_attr *a, int64_t til
         .output = take_reals(at, tile * dv),
         .top = take_reals(at, tile),
         .sum = take_reals(at, tile),
+        .hidden = take_reals(at, tile),
         .keys = take_reals(at, KEY_TILE * a->dqk),
         .values = take_reals(at, KEY_TILE * dv),
         .bias = take_reals(at, KEY_TILE),
@@ -151,12 +156,12 @@ static ALWAYS_INLINE vreal position_part(const query_task *t, int64_t place, int
     return -t->slope * vabs(viota() + (real)(place - key));
 }
 
-/* What is missing in the scores of keys [from, to) of the tile: the position's part, −inf where a
- * query does not see a key. Keeps each lane's largest in `top`. */
+/* What is missing in the scores of keys [from, to) of the tile: the position's part, the soft-cap, −inf
+ * where a query does not see a key; `hidden`: of each lane, or NULL. Keeps each lane's largest in `top`. */
 static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int64_t key0,
-                                        int64_t from, int64_t to, bool masked, bool position,
-                                        vreal top[TILE_V]) {
-    vreal iota = viota(), unseen = vset(-INFINITY);
+                                        int64_t from, int64_t to, bool masked, const real *hidden,
+                                        bool position, vreal top[TILE_V]) {
+    vreal iota = viota(), unseen = vset(-INFINITY), slope;
     real *scores = t->s.scores;
     for (int64_t j = from; j < to; j++)
 #pragma GCC unroll 4
@@ -165,6 +170,8 @@ static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int6
             vreal x = vload(at);
             int64_t lane = place + v * VLEN;
             if (position) x += position_part(t, lane, key0 + j);
+            if (t->softcap > 0) x = vsoftcap(x, t->softcap, &slope);
+            if (hidden) x = vselect(vload(hidden + v * VLEN) <= vset((real)(key0 + j)), x, unseen);
             if (masked) x = vselect(iota + (real)(lane - key0 - j) >= 0, x, unseen);
             vstore(at, x);
             top[v] = vmax(x, top[v]);
@@ -180,8 +187,11 @@ static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_
     int64_t all_see = a->causal ? max_i64(0, min_i64(seen, place + 1 - key0)) : seen;
     bool band = a->band && place - (key0 + seen - 1) <= a->window;
     bool position = a->pos != WEFT_POS_NONE;
+    const real *hidden = hides_keys(&t->f->p) ? s->hidden + lane0 : NULL;
+    if (hidden && (int64_t)hidden[TILE_N - 1] <= key0) hidden = NULL;
     /* Scores that are finished by the product itself. */
-    int64_t whole = band || position ? 0 : all_see / TILE_M * TILE_M;
+    int64_t whole = all_see / TILE_M * TILE_M;
+    if (band || position || hidden || t->softcap > 0) whole = 0;
     multiply_keys(s->scores, s->keys, s->queries + lane0 * a->dqk, s->bias, whole, seen, a->dqk,
                   top);
     if (whole == seen) return;
@@ -189,12 +199,14 @@ static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_
     vreal most[TILE_V];
     for (int v = 0; v < TILE_V; v++)
         most[v] = vload(top + v * VLEN);
-    if (position) {
-        finish_scores(t, place, key0, 0, all_see, false, true, most);
-        finish_scores(t, place, key0, all_see, seen, true, true, most);
+    if (hidden) {
+        finish_scores(t, place, key0, 0, seen, true, hidden, position, most);
+    } else if (position) {
+        finish_scores(t, place, key0, 0, all_see, false, NULL, true, most);
+        finish_scores(t, place, key0, all_see, seen, true, NULL, true, most);
     } else {
-        finish_scores(t, place, key0, whole, all_see, false, false, most);
-        finish_scores(t, place, key0, all_see, seen, true, false, most);
+        finish_scores(t, place, key0, whole, all_see, false, NULL, false, most);
+        finish_scores(t, place, key0, all_see, seen, true, NULL, false, most);
     }
     for (int v = 0; v < TILE_V; v++)
         vstore(top + v * VLEN, most[v]);
@@ -278,9 +290,13 @@ static void begin_tile(const query_task *t) {
         pack_across(p, &p->k, t->b, t->kv, t->q0, t->n_queries, TILE_N, factor, s->band_keys,
                     s->widened);
     memset(s->output, 0, (size_t)(lanes * dv) * sizeof(real));
+    bool hides = hides_keys(p);
     for (int64_t i = 0; i < lanes; i++) {
-        s->top[i] = -INFINITY;
+        /* A lane that sees nothing of a tile must not have an infinite difference of scores. */
+        s->top[i] = hides ? LOWEST : -INFINITY;
         s->sum[i] = 0;
+        int64_t row = t->q0 + min_i64(i, t->n_queries - 1);
+        s->hidden[i] = hides ? (real)first_key_of(p, t->b, row) : 0;
     }
 }
 
@@ -323,18 +339,20 @@ static void attend_tile(void *context, int64_t task, int thread) {
     t.kv = key_head_of(a, t.h);
     t.head = numbers_of_head(&f->p, t.h);
     t.slope = LOG2_E * t.head.slope;
+    t.softcap = LOG2_E * (real)a->softcap;
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
     t.place0 = start_of(&f->p, t.b) + t.q0;
     begin_tile(&t);
     int64_t end = a->causal ? t.place0 + t.n_queries : a->keys, dv = round_up(a->dv, TILE_M);
-    for (int64_t key0 = 0; key0 < end; key0 += KEY_TILE) {
+    int64_t first = first_key_of(&f->p, t.b, t.q0) / KEY_TILE * KEY_TILE;
+    for (int64_t key0 = first; key0 < end; key0 += KEY_TILE) {
         int64_t n_keys = min_i64(KEY_TILE, end - key0);
         pack_keys(&t, key0, n_keys);
         for (int64_t lane0 = 0; lane0 < t.n_queries; lane0 += TILE_N) {
             int64_t seen = n_keys;
             prefetch_keys(&t, key0, lane0, end);
             if (a->causal) seen = min_i64(seen, t.place0 + lane0 + TILE_N - key0);
-            if (seen <= 0) continue;
+            if (seen <= 0 || (real)(key0 + seen) <= t.s.hidden[lane0]) continue;
             real top[TILE_V * VBYTES / sizeof(real)], rescale[TILE_V * VBYTES / sizeof(real)];
             memcpy(top, t.s.top + lane0, sizeof top);
             score_panel(&t, lane0, key0, seen, top);

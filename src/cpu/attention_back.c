@@ -258,7 +258,7 @@ static void work_head(const backward *w, pair_task *t, const division_part *of) 
     t->head = numbers_of_head(t->p, t->h);
     t->number = 0;
     t->slope = LOG2_E * t->head.slope;
-    t->raw_scale = t->extras == EXTRAS_DSCALE ? 1 : LOG2_E * t->head.scale;
+    t->raw_scale = t->extras >= EXTRAS_DSCALE ? 1 : LOG2_E * t->head.scale;
     t->dq = t->s.dq;
     int64_t sum_size = query_sum_size(a);
     if (w->query_parts) {
@@ -270,14 +270,16 @@ static void work_head(const backward *w, pair_task *t, const division_part *of) 
     memset(t->s.column, 0, (size_t)w->g.split.part_keys * sizeof(real));
     int64_t first = a->causal ? max_i64(0, t->first_key - t->start) : 0;
     first = first / PAIR_QUERIES * PAIR_QUERIES;
-    for (int64_t q = first; q < a->queries; q += PAIR_QUERIES)
+    int64_t end = queries_before(t->p, t->b, t->end_key);
+    for (int64_t q = first; q < end; q += PAIR_QUERIES)
         pack_query_tile(w, t, q);
     for (t->key0 = t->first_key; t->key0 < t->end_key; t->key0 += PAIR_KEYS) {
         t->n_keys = min_i64(PAIR_KEYS, t->end_key - t->key0);
         int64_t q = a->causal ? max_i64(0, t->key0 - t->start) : 0;
         q = q / PAIR_QUERIES * PAIR_QUERIES;
-        if (q < a->queries) pack_keys(t);
-        for (t->q0 = q; t->q0 < a->queries; t->q0 += PAIR_QUERIES) {
+        end = queries_before(t->p, t->b, t->key0 + t->n_keys);
+        if (q < end) pack_keys(t);
+        for (t->q0 = q; t->q0 < end; t->q0 += PAIR_QUERIES) {
             t->n_queries = min_i64(PAIR_QUERIES, a->queries - t->q0);
             prefetch_keys(t, q);
             work_pair(t);
@@ -301,6 +303,7 @@ static void work_task(void *context, int64_t task, int thread) {
                    .first_key = of.first_key,
                    .end_key = of.end_key,
                    .extras = w->extras,
+                   .softcap = LOG2_E * (real)a->softcap,
                    .want_dq = w->g.dq.t != NULL,
                    .want_dk = w->g.dk.t != NULL,
                    .want_dv = w->g.dv.t != NULL};
@@ -379,6 +382,7 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
     w.extras = w.g.p.n || a->pos != WEFT_POS_NONE ? EXTRAS_SCORE : EXTRAS_NONE;
     if (w.g.dscale) w.extras = EXTRAS_DSCALE;
     if (w.g.dlog_tau) w.extras = EXTRAS_DLOG_TAU;
+    if (a->softcap > 0) w.extras = EXTRAS_SOFTCAP;
     lay_out_workspace(&w, weft_workspace(x, n));
     for (int64_t i = 0; i < w.distance_size; i++) {
         int64_t distance = w.distance_zero - i;

@@ -181,6 +181,13 @@ static int64_t seen_by(const pair_task *t, int64_t row) {
     return max_i64(0, min_i64(t->n_keys, t->start + t->q0 + row + 1 - t->key0));
 }
 
+/* How many of the first keys of the pair that query does not see. */
+static int64_t hidden_from(const pair_task *t, int64_t row) {
+    const attention_problem *p = &t->w->g.p;
+    if (!hides_keys(p)) return 0;
+    return max_i64(0, min_i64(t->n_keys, first_key_of(p, t->b, t->q0 + row) - t->key0));
+}
+
 /* c = A Bᵀ where the pair is visible: rows of queries by columns of keys. */
 static void multiply_visible(const pair_task *t, const uint16_t *rows, const uint16_t *columns,
                              int64_t depth, real *c) {
@@ -192,19 +199,24 @@ static void multiply_visible(const pair_task *t, const uint16_t *rows, const uin
     }
 }
 
-/* What the exponential needs of a row: the score with key's and query's numbers, and dP − ⟨dO, O⟩. */
-static void finish_row(const pair_task *t, int64_t row, int64_t seen, int64_t width) {
+/* What the exponential needs of a row: the score with key's and query's numbers, and dP − ⟨dO, O⟩. With
+ * a soft-cap its slope is in that. */
+static void finish_row(const pair_task *t, int64_t row, int64_t hidden, int64_t seen,
+                       int64_t width) {
     real *score = t->s.scores + row * SCORES_LD, *weight = t->s.weights + row * SCORES_LD;
     real *dp = t->s.dp + row * SCORES_LD;
     vreal lse = vset(t->s.lse[t->q0 + row]), total = vset(t->s.total[t->q0 + row]);
-    real factor = LOG2_E * t->head.scale;
+    real factor = LOG2_E * t->head.scale, softcap = LOG2_E * (real)t->w->g.p.a->softcap;
     for (int64_t j = 0; j < width; j += VLEN) {
-        vreal x = vload(score + j) * factor + (vload(t->s.bias + j) + lse);
+        vreal x = vload(score + j) * factor + (vload(t->s.bias + j) + lse), slope = vset(1);
+        if (softcap > 0) x = vsoftcap(vload(score + j) * factor, softcap, &slope) + lse;
         vstore(score + j, x);
         vstore(weight + j, x);
-        vstore(dp + j, vload(dp + j) + total);
+        vstore(dp + j, (vload(dp + j) + total) * slope);
     }
-    for (int64_t j = seen; j < width; j++) {
+    for (int64_t j = 0; j < width; j++) {
+        if (j == hidden) j = seen;
+        if (j >= width) break;
         score[j] = dp[j] = 0;
         weight[j] = -INFINITY;
     }
@@ -239,9 +251,10 @@ static ALWAYS_INLINE void softmax_rows(pair_task *t, const bool extras) {
     vreal number = vset(0);
     for (int64_t row = 0; row < SIDE; row++) {
         int64_t seen = row < t->n_queries ? seen_by(t, row) : 0, width = 0;
-        if (seen > 0) {
+        int64_t hidden = seen > 0 ? hidden_from(t, row) : 0;
+        if (seen > hidden) {
             width = seen <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
-            finish_row(t, row, seen, width);
+            finish_row(t, row, hidden, seen, width);
             softmax_row(t, row, width, extras, &number);
         }
         size_t rest = (size_t)(SIDE - width) * sizeof(uint16_t);
@@ -363,13 +376,15 @@ static void work_head(pair_task *t, const division_part *of) {
     memset(t->dq, 0, (size_t)w->query_size * sizeof(real));
     memset(t->s.column, 0, (size_t)w->g.split.part_keys * sizeof(real));
     int64_t first = a->causal ? max_i64(0, t->first_key - t->start) / SIDE * SIDE : 0;
-    for (int64_t q = first; q < a->queries; q += SIDE)
+    int64_t end = queries_before(&w->g.p, t->b, t->end_key);
+    for (int64_t q = first; q < end; q += SIDE)
         pack_queries(t, q);
     for (t->key0 = t->first_key; t->key0 < t->end_key; t->key0 += SIDE) {
         t->n_keys = min_i64(SIDE, t->end_key - t->key0);
         t->q0 = a->causal ? max_i64(0, t->key0 - t->start) / SIDE * SIDE : 0;
-        if (t->q0 < a->queries) pack_keys(t);
-        for (; t->q0 < a->queries; t->q0 += SIDE) {
+        end = queries_before(&w->g.p, t->b, t->key0 + t->n_keys);
+        if (t->q0 < end) pack_keys(t);
+        for (; t->q0 < end; t->q0 += SIDE) {
             t->n_queries = min_i64(SIDE, a->queries - t->q0);
             work_pair(t);
         }

@@ -122,16 +122,32 @@ static int64_t seen_by(const query_task *t, int64_t row) {
     return max_i64(0, min_i64(t->n_keys, t->place0 + row + 1 - t->key0));
 }
 
-/* Products of a row to scores, −inf behind the keys that it sees; returns the largest. */
-static real finish_row(real *scores, real factor, const real *bias, int64_t seen, int64_t width) {
-    vreal most = vset(-INFINITY);
+/* How many of the first keys of the tile the query at `row` does not see. */
+static int64_t hidden_from(const query_task *t, int64_t row) {
+    if (!hides_keys(&t->f->p)) return 0;
+    return max_i64(0, min_i64(t->n_keys, first_key_of(&t->f->p, t->b, t->q0 + row) - t->key0));
+}
+
+static bool sees_some(const query_task *t, int64_t row) {
+    return seen_by(t, row) > hidden_from(t, row);
+}
+
+/* Products of a row to scores, −inf beside the keys that it sees; returns the largest. */
+static real finish_row(real *scores, real factor, const real *bias, real softcap, int64_t hidden,
+                       int64_t seen, int64_t width) {
+    vreal most = vset(-INFINITY), slope;
+    int64_t from = round_up(hidden, VLEN);
     for (int64_t j = 0; j < width; j += VLEN) {
         vreal x = vload(scores + j) * factor + vload(bias + j);
+        if (softcap > 0) x = vsoftcap(x, softcap, &slope);
         vstore(scores + j, x);
-        if (j + VLEN <= seen) most = vmax(x, most);
+        if (j >= from && j + VLEN <= seen) most = vmax(x, most);
     }
+    for (int64_t j = 0; j < hidden; j++)
+        scores[j] = -INFINITY;
     for (int64_t j = seen; j < width; j++)
         scores[j] = -INFINITY;
+    if (hidden % VLEN) most = vmax(vload(scores + hidden / VLEN * VLEN), most);
     if (seen % VLEN && seen < width) most = vmax(vload(scores + seen / VLEN * VLEN), most);
     return vmax_lane(most);
 }
@@ -155,7 +171,7 @@ static void raise_tops(const query_task *t, int64_t row, int64_t rows) {
     const forward_scratch *s = &t->s;
     for (int64_t i = 0; i < rows; i++) {
         real old = s->top[row + i], top = old > s->fresh[i] ? old : s->fresh[i];
-        s->fresh[i] = seen_by(t, row + i) ? old - top : 0;
+        s->fresh[i] = sees_some(t, row + i) ? old - top : 0;
         s->top[row + i] = top;
     }
     for (int64_t i = 0; i < rows; i += VLEN)
@@ -165,14 +181,14 @@ static void raise_tops(const query_task *t, int64_t row, int64_t rows) {
 /* Weights of a block of queries; the sums of weights join the rows' own. */
 static void softmax_block(const query_task *t, int64_t row, int64_t rows, int64_t width) {
     const forward_scratch *s = &t->s;
-    real factor = LOG2_E * t->head.scale;
+    real factor = LOG2_E * t->head.scale, softcap = LOG2_E * (real)t->f->p.a->softcap;
     for (int64_t i = 0; i < rows; i++)
-        s->fresh[i] =
-            finish_row(s->scores + i * SCORES_LD, factor, s->bias, seen_by(t, row + i), width);
+        s->fresh[i] = finish_row(s->scores + i * SCORES_LD, factor, s->bias, softcap,
+                                 hidden_from(t, row + i), seen_by(t, row + i), width);
     raise_tops(t, row, rows);
     for (int64_t i = 0; i < rows; i++) {
         uint16_t *weights = s->weights + i * PANEL_KEYS;
-        if (seen_by(t, row + i) == 0) {
+        if (!sees_some(t, row + i)) {
             memset(weights, 0, (size_t)width * sizeof *weights);
             continue;
         }
@@ -195,7 +211,9 @@ static void attend_block(const query_task *t, int64_t row) {
     const weft_attention_attr *a = t->f->p.a;
     const forward_scratch *s = &t->s;
     int64_t rows = min_i64(t->f->block, t->n_queries - row), seen = seen_by(t, row + rows - 1);
-    if (seen == 0) return;
+    if (seen <= hidden_from(t, row)) return;
+    /* The block's sums begin with the first tile that one of its queries sees. */
+    bool begun = t->key0 > first_key_of(&t->f->p, t->b, t->q0 + row);
     int64_t depth = round_up(a->dqk, f->terms), columns = round_up(a->dv, f->columns),
             m = round_up(rows, f->rows);
     int64_t terms = round_up(seen, f->terms), width = terms <= PANEL_HALF ? PANEL_HALF : PANEL_KEYS;
@@ -204,10 +222,10 @@ static void attend_block(const query_task *t, int64_t row) {
     softmax_block(t, row, rows, width);
     gemm_matrix weights = {.data = s->weights, .ld = PANEL_KEYS, .bf16 = true};
     f->pack_rows(weights, false, rows, terms, s->packed);
-    if (t->key0 > 0) rescale_rows(t, row, rows, columns);
+    if (begun) rescale_rows(t, row, rows, columns);
     multiply_panels(f, m, columns, terms, s->packed, f->rows * terms, s->values,
-                    f->columns * round_up(t->n_keys, f->terms), 1, t->key0 > 0,
-                    s->output + row * columns, columns);
+                    f->columns * round_up(t->n_keys, f->terms), 1, begun, s->output + row * columns,
+                    columns);
 }
 
 static void end_tile(const query_task *t) {
@@ -239,7 +257,8 @@ static void attend_tile(void *context, int64_t task, int thread) {
     if (f->form->begin) f->form->begin();
     begin_tile(&t);
     int64_t end = a->causal ? t.place0 + t.n_queries : a->keys;
-    for (t.key0 = 0; t.key0 < end; t.key0 += PANEL_KEYS) {
+    t.key0 = first_key_of(&f->p, t.b, t.q0) / PANEL_KEYS * PANEL_KEYS;
+    for (; t.key0 < end; t.key0 += PANEL_KEYS) {
         t.n_keys = min_i64(PANEL_KEYS, end - t.key0);
         pack_keys(&t);
         for (int64_t row = 0; row < t.n_queries; row += f->block)

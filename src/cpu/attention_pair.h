@@ -53,9 +53,15 @@ typedef struct {
     key_sums sums;        /* unless dK and dV have several parts */
 } pair_scratch;
 
-/* What a score has beside ⟨q, k⟩: nothing; n, a position, or a gradient of them; and dscale or
- * dlog_tau, of which there can be one. */
-typedef enum { EXTRAS_NONE, EXTRAS_SCORE, EXTRAS_DSCALE, EXTRAS_DLOG_TAU } score_extras;
+/* What a score has beside ⟨q, k⟩: nothing; n, a position, or a gradient of them; dlog_tau, or dscale, of
+ * which there can be one; a soft-cap, and dscale perhaps. The last two want ⟨q, k⟩ itself. */
+typedef enum {
+    EXTRAS_NONE,
+    EXTRAS_SCORE,
+    EXTRAS_DLOG_TAU,
+    EXTRAS_DSCALE,
+    EXTRAS_SOFTCAP
+} score_extras;
 
 /* A head at work. */
 typedef struct {
@@ -77,6 +83,7 @@ typedef struct {
     int64_t key0, n_keys, q0, n_queries;
     score_extras extras;
     bool want_dq, want_dk, want_dv;
+    real softcap; /* log2 e · the score's; 0: none */
 } pair_task;
 
 /* C = start + AB for a row of blocks: C's and B's panels from c and b. */
@@ -100,6 +107,10 @@ MULTIPLY_ROW(multiply_row_only, TILE_SET)
 MULTIPLY_ROW(multiply_row_on_rows, TILE_ROWS)
 MULTIPLY_ROW(multiply_row_on_sums, TILE_SUMS)
 #undef MULTIPLY_ROW
+
+static inline int64_t first_key_of_row(const pair_task *t, int64_t row) {
+    return first_key_of(t->p, t->b, t->q0 + row);
+}
 
 /* The first row of the pair's queries that is computed for a panel of keys. */
 static inline int64_t first_row(const pair_task *t, int64_t key) {
@@ -247,24 +258,29 @@ typedef struct {
     int64_t place0, key0; /* positions of row 0 and of lane 0 */
     int64_t keys_left;
     bool causal;
+    const pair_task *hides; /* some queries do not see the first keys; NULL: all do */
+    real softcap;
 } panel_rows;
 
 /* P and dS of `rows` rows, in place of S and dP. Several rows and the vectors of each at a time, so
  * that their exponentials overlap. */
 static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, bool masked,
                                        bool position, score_extras extras) {
-    vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V];
+    vreal raw[2 * TILE_V], score[2 * TILE_V], p[2 * TILE_V], slope[2 * TILE_V];
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
         int64_t r = row + u / TILE_V, v = u % TILE_V;
         raw[u] = score[u] = vload(w->p + r * TILE_N + v * VLEN);
         if (extras == EXTRAS_DSCALE) score[u] = raw[u] * w->scale + (w->bias[v] + w->lse[r]);
+        if (extras == EXTRAS_SOFTCAP) score[u] = raw[u] * w->scale;
     }
 #pragma GCC unroll 8
     for (int u = 0; u < rows * TILE_V; u++) {
         int64_t place = w->place0 + row + u / TILE_V, key = w->key0 + u % TILE_V * VLEN;
         p[u] = score[u];
         if (position) p[u] += position_part(w->distance_bias, w->slope, place, key);
+        if (extras == EXTRAS_SOFTCAP)
+            p[u] = vsoftcap(p[u], w->softcap, slope + u) + w->lse[row + u / TILE_V];
         p[u] = vexp2(p[u]);
     }
 #pragma GCC unroll 8
@@ -274,13 +290,19 @@ static ALWAYS_INLINE void softmax_rows(panel_rows *w, int64_t row, int rows, boo
             int64_t seen = w->keys_left;
             if (w->causal) seen = min_i64(seen, w->place0 + r + 1 - w->key0);
             p[u] = (vreal)((vint)p[u] & (viota() < (real)(seen - v * VLEN)));
+            if (w->hides) {
+                int64_t hidden = first_key_of_row(w->hides, r) - w->key0;
+                p[u] = (vreal)((vint)p[u] & (viota() >= (real)(hidden - v * VLEN)));
+            }
         }
         vreal ds = p[u] * vload(w->ds + at);
+        if (extras == EXTRAS_SOFTCAP) ds *= slope[u];
         vstore(w->p + at, p[u]);
         vstore(w->ds + at, ds);
         if (extras == EXTRAS_NONE) continue;
         w->column[v] += ds;
         if (extras == EXTRAS_DSCALE) w->number[v] += ds * (raw[u] - w->shift[r]);
+        if (extras == EXTRAS_SOFTCAP) w->number[v] += ds * raw[u];
         if (extras == EXTRAS_DLOG_TAU) w->number[v] += ds * score[u];
         if (position && w->drel) {
             real *rel = w->drel + w->key0 + v * VLEN - w->place0 - r;
@@ -304,11 +326,13 @@ static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from,
                     .place0 = t->start + t->q0,
                     .key0 = t->key0 + key,
                     .keys_left = t->n_keys - key,
-                    .causal = t->p->a->causal};
+                    .causal = t->p->a->causal,
+                    .hides = hides_keys(t->p) ? t : NULL,
+                    .softcap = t->softcap};
     for (int v = 0; v < TILE_V; v++)
         w.bias[v] = vload(s->bias + key + v * VLEN);
     int64_t row = from;
-    if (!masked && !position && extras != EXTRAS_DSCALE)
+    if (!masked && !position && extras < EXTRAS_DSCALE)
         row +=
             softmax_back_many(w.p + from * TILE_N, w.ds + from * TILE_N, to - from,
                               extras != EXTRAS_NONE, extras == EXTRAS_DLOG_TAU, w.column, w.number);
@@ -341,6 +365,8 @@ SOFTMAX(softmax_dlog_tau, false, EXTRAS_DLOG_TAU)
 SOFTMAX(softmax_score_position, true, EXTRAS_SCORE)
 SOFTMAX(softmax_dscale_position, true, EXTRAS_DSCALE)
 SOFTMAX(softmax_dlog_tau_position, true, EXTRAS_DLOG_TAU)
+SOFTMAX(softmax_capped, false, EXTRAS_SOFTCAP)
+SOFTMAX(softmax_capped_position, true, EXTRAS_SOFTCAP)
 #undef SOFTMAX
 
 static void softmax_pair(pair_task *t) {
@@ -353,6 +379,8 @@ static void softmax_pair(pair_task *t) {
                            {softmax_dscale_position, softmax_dscale_position_masked}},
         [EXTRAS_DLOG_TAU] = {{softmax_dlog_tau, softmax_dlog_tau_masked},
                              {softmax_dlog_tau_position, softmax_dlog_tau_position_masked}},
+        [EXTRAS_SOFTCAP] = {{softmax_capped, softmax_capped_masked},
+                            {softmax_capped_position, softmax_capped_position_masked}},
     };
     softmax_kind *const *softmax = kinds[t->extras][t->p->a->pos != WEFT_POS_NONE];
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
@@ -361,8 +389,14 @@ static void softmax_pair(pair_task *t) {
         if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - (t->start + t->q0);
         if (key + TILE_N > t->n_keys) whole = to;
         whole = max_i64(from, min_i64(whole, to));
+        /* Behind the last one that does, since its first key is hidden from the others. */
+        int64_t end = to;
+        if (hides_keys(t->p))
+            end =
+                max_i64(whole, min_i64(to, queries_before(t->p, t->b, t->key0 + key + 1) - t->q0));
         if (from < whole) softmax[1](t, key, from, whole);
-        if (whole < to) softmax[0](t, key, whole, to);
+        if (whole < end) softmax[0](t, key, whole, end);
+        if (end < to) softmax[1](t, key, end, to);
     }
 }
 
@@ -373,7 +407,7 @@ static void work_pair(pair_task *t) {
     int64_t dv = round_up(a->dv, TILE_N);
     int64_t dqk = round_up(a->dqk, TILE_N), key = t->key0 - t->first_key;
     bool band = a->band && t->q0 - (t->key0 + t->n_keys - 1) <= a->window;
-    multiply_visible(t, t->extras == EXTRAS_DSCALE ? TILE_SET : TILE_SUMS, s->p,
+    multiply_visible(t, t->extras >= EXTRAS_DSCALE ? TILE_SET : TILE_SUMS, s->p,
                      s->q_across + t->q0 * a->dqk, s->k_across, a->dqk, s->lse + t->q0, s->bias);
     multiply_visible(t, TILE_ROWS, s->ds, s->do_across + t->q0 * a->dv, s->v_across, a->dv,
                      s->total + t->q0, NULL);

@@ -74,7 +74,7 @@ typedef struct {
     const weft_attention_attr *a;
     head_rows q, k, v;
     const real *n, *scale, *beta, *log_tau, *rel;
-    const int32_t *start;
+    const int32_t *start, *first;
     int64_t distances; /* numbers in rel */
 } attention_problem;
 
@@ -103,6 +103,7 @@ static inline attention_problem make_problem(weft_exec *x, const weft_node *n,
     p.log_tau = weft_data(x, in[WEFT_ATTN_LOG_TAU]);
     p.rel = weft_data(x, in[WEFT_ATTN_REL]);
     p.start = weft_data(x, in[WEFT_ATTN_START]);
+    p.first = weft_data(x, in[WEFT_ATTN_FIRST]);
     p.distances = p.rel ? weft_tensor_count(in[WEFT_ATTN_REL]) : 0;
     return p;
 }
@@ -122,6 +123,33 @@ static inline weft_status check_starts(const attention_problem *p) {
 
 static inline int64_t start_of(const attention_problem *p, int64_t b) {
     return p->start ? p->start[b] : 0;
+}
+
+/* The first key that query i of a sequence sees; it does not fall from one query to the next. */
+static inline int64_t first_key_of(const attention_problem *p, int64_t b, int64_t i) {
+    const weft_attention_attr *a = p->a;
+    int64_t first = a->reach ? max_i64(0, start_of(p, b) + i + 1 - a->reach) : 0;
+    return p->first ? max_i64(first, p->first[b * a->queries + i]) : first;
+}
+
+/* Whether some query may not see the first key. */
+static inline bool hides_keys(const attention_problem *p) {
+    return p->first || p->a->reach;
+}
+
+/* How many queries of a sequence, counted from the first, see one of the keys before `end` or none at
+ * all: those behind them do not. */
+static inline int64_t queries_before(const attention_problem *p, int64_t b, int64_t end) {
+    int64_t low = 0, high = p->a->queries;
+    if (!hides_keys(p)) return high;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (first_key_of(p, b, middle) < end)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static inline int64_t key_head_of(const weft_attention_attr *a, int64_t h) {
@@ -325,6 +353,13 @@ static ALWAYS_INLINE void multiply_block(int start, real *c, int64_t ldc, const 
             vstore(c + m * ldc + v * VLEN, acc[m][v]);
             if (top) top[v] = vmax(acc[m][v], top[v]);
         }
+}
+
+/* cap · tanh(s / cap), and its slope by s. */
+static ALWAYS_INLINE vreal vsoftcap(vreal s, real cap, vreal *slope) {
+    vreal t = 1 - 2 / (vexp2(s * (2 * LOG2_E / cap)) + 1);
+    *slope = 1 - t * t;
+    return cap * t;
 }
 
 static inline vreal viota(void) {

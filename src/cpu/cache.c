@@ -100,7 +100,8 @@ typedef struct {
     const weft_cache_gather_attr *attr;
     row_places places;
     cached_pages pages;
-    const real *weights; /* [R, context] */
+    const real *weights;      /* [R, context] */
+    const int32_t *documents; /* [R] or NULL */
     int64_t context, width, strips, k;
     real *y;
     kept *rows;     /* [R] */
@@ -108,7 +109,8 @@ typedef struct {
 } gather_run;
 
 static int64_t keys_seen(const gather_run *g, int64_t r) {
-    return min_i64(g->places.position[r] + 1, g->context);
+    int64_t own = g->places.position[r] + 1 - (g->documents ? g->documents[r] : 0);
+    return min_i64(own, g->context);
 }
 
 /* The k largest by insertion, bit-equal ones by index. */
@@ -212,6 +214,7 @@ DEFINE_KERNEL(cache_gather, .workspace = cache_gather_workspace) {
     g.pages = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &g.attr->part);
     g.weights = weft_data(x, n->in[WEFT_CACHE_X]);
     g.context = n->in[WEFT_CACHE_X]->shape[1];
+    g.documents = weft_data(x, n->in[WEFT_CACHE_DOCUMENTS]);
     g.width = g.attr->part.heads * g.attr->part.width;
     g.strips = ceil_div(g.width, STRIP);
     g.y = weft_data(x, n->out[0]);
@@ -232,14 +235,16 @@ DEFINE_KERNEL(cache_mean, .workspace = cache_mean_workspace) {
     const weft_tensor *in = n->in[WEFT_CACHE_X];
     int64_t width = weft_tensor_count(in) / p.rows;
     real *sums = weft_data(x, n->in[WEFT_CACHE_PAGES]), *scratch = weft_workspace(x, n);
+    const int32_t *documents = weft_data(x, n->in[WEFT_CACHE_DOCUMENTS]);
     for (int64_t r = 0; r < p.rows; r++) {
         real *y = tile_out(x, n->out[0], r * width, scratch + width);
         memset(y, 0, (size_t)width * sizeof(real));
         if (p.slot[r] >= 0) {
             const real *from = tile_in(x, in, r * width, width, scratch);
             real *sum = sums + p.slot[r] * width;
-            if (p.position[r] == 0) memset(sum, 0, (size_t)width * sizeof(real));
-            real share = (real)(1 / ((double)p.position[r] + 1));
+            int32_t place = p.position[r] - (documents ? documents[r] : 0);
+            if (place == 0) memset(sum, 0, (size_t)width * sizeof(real));
+            real share = (real)(1 / ((double)place + 1));
             for (int64_t i = 0; i < width; i++) {
                 sum[i] += from[i];
                 y[i] = sum[i] * share;

@@ -207,6 +207,11 @@ static void finish_scores(const attend_run *a, int64_t i, int64_t head, int64_t 
     if (attr->pos == WEFT_POS_RELATIVE)
         for (int64_t j = 0; j < count; j++)
             s[j] += a->rel[i - first - j] * (real)LOG2E;
+    vreal slope;
+    for (int64_t j = 0; attr->softcap > 0 && j < count; j += VLEN) {
+        int64_t part = min_i64(VLEN, count - j);
+        vstore_n(s + j, vsoftcap(vload_n(s + j, part), LOG2_E * (real)attr->softcap, &slope), part);
+    }
 }
 
 static real largest_of(const real *s, int64_t count) {
@@ -529,6 +534,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.rel = weft_data(x, n->in[WEFT_CACHE_REL]);
     a.rotations = weft_data(x, n->in[WEFT_CACHE_ROTATIONS]);
     a.query_cache = weft_data(x, n->in[WEFT_CACHE_QUERIES]);
+    a.documents = weft_data(x, n->in[WEFT_CACHE_FIRST]);
     a.blocks = most_blocks(attr);
     a.rows = group_rows(attr);
     a.key_way = copies_keys(attr) ? NULL : narrow_way(&a.keys.part, a.group);

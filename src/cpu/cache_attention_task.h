@@ -57,6 +57,7 @@ typedef struct {
     const double *scale, *beta; /* [H], with log2 e in them */
     int64_t blocks;             /* most of a row */
     int64_t parts;              /* tasks that share a block's key heads */
+    const int32_t *documents;   /* [R]: a row's document begins there; NULL: with the sequence */
     int64_t *first;             /* [R + 1]: a row's first block */
     real *partial;              /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
     real *scores;               /* [R, H, context] or NULL */
@@ -127,7 +128,8 @@ static inline int64_t cut_scratch(const weft_cache_attention_attr *attr, char *a
 }
 
 static inline int64_t first_seen(const attend_run *a, int64_t r) {
-    return max_i64(0, a->places.position[r] + 1 - a->attr->context);
+    int64_t first = max_i64(0, a->places.position[r] + 1 - a->attr->context);
+    return a->documents ? max_i64(first, a->documents[r]) : first;
 }
 
 static inline page_run run_at(const block_task *b, const cached_pages *c, int64_t j) {

@@ -38,10 +38,12 @@ typedef struct {
     int64_t scratch_bytes;
     void *product_space;
     entropy_upstream upstream;
+    real softcap;
 } entropy_work;
 
-/* The maximum of a row and the sum of exponentials below it, which take the row's place. */
-static void measure_row(real *l, int64_t n, real *most, real *sum) {
+/* The maximum of a row and the sum of exponentials below it, which take the row's place, each times the
+ * slope of a soft-cap c where there is one. */
+static void measure_row(real *l, int64_t n, real c, real *most, real *sum) {
     vreal top = vset(-INFINITY), total = vset(0);
     int64_t i = 0;
     for (; i + VLEN <= n; i += VLEN)
@@ -52,14 +54,14 @@ static void measure_row(real *l, int64_t n, real *most, real *sum) {
     *most = high;
     if (high == -INFINITY) high = 0;
     for (i = 0; i + VLEN <= n; i += VLEN) {
-        vreal e = vexp(vload(l + i) - high);
-        vstore(l + i, e);
+        vreal v = vload(l + i), e = vexp(v - high);
+        vstore(l + i, c > 0 ? e * vcap_slope(v, c) : e);
         total += e;
     }
     *sum = vsum(total);
     if (i == n) return;
-    vreal e = vexp(vload_part(l + i, n - i) - high);
-    vstore_part(l + i, e, n - i);
+    vreal v = vload_part(l + i, n - i), e = vexp(v - high);
+    vstore_part(l + i, c > 0 ? e * vcap_slope(v, c) : e, n - i);
     for (int64_t j = 0; j < n - i; j++)
         *sum += e[j];
 }
@@ -89,9 +91,10 @@ WEFT_TASK(measure_tile) {
     for (int64_t i = 0; i < t.place.m; i++) {
         int64_t row = t.place.row + i, cell = (w->piece + t.piece) * w->part.rows + row;
         real *l = tile + i * ld;
+        if (w->softcap > 0) cap_logits(l, t.place.n, w->softcap);
         int64_t target = w->targets[w->part.row + row] - first;
         if (target >= 0 && target < t.place.n) w->target_logit[w->part.row + row] = l[target];
-        measure_row(l, t.place.n, &w->most[cell], &w->sum[cell]);
+        measure_row(l, t.place.n, w->softcap, &w->most[cell], &w->sum[cell]);
         if (w->kept.data) keep_row(gemm_part(w->kept, 0, row, first), l, t.place.n);
     }
 }
@@ -136,7 +139,8 @@ WEFT_TASK(differentiate_tile) {
         int32_t target = w->targets[w->part.row + row];
         gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
         real weight = row_weight(w->upstream, target, lse[row]);
-        real penalty = row_penalty(w->upstream, target);
+        real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
+        real penalty = row_penalty(w->upstream, target) * slope;
         real above = w->most[t.piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
         bool here = target >= t.place.column && target < t.place.column + t.place.n;
@@ -145,7 +149,7 @@ WEFT_TASK(differentiate_tile) {
             if (!here) continue;
             real chance = vexp(vset(w->target_logit[w->part.row + row] - lse[row]))[0];
             ((uint16_t *)at.data)[target - t.place.column] =
-                weft_float_to_bf16((float)(chance * weight - penalty));
+                weft_float_to_bf16((float)(chance * weight * slope - penalty));
             continue;
         }
         for (int64_t j = 0; j < t.place.n; j++)
@@ -300,6 +304,7 @@ DEFINE_KERNEL(cross_entropy, .workspace = cross_entropy_workspace) {
     w.target_logit = (real *)workspace;
     double divisor = divisor_of(x, n->in[WEFT_CE_COUNT], count);
     w.upstream = scale_upstream(n, divisor, 1, weft_z_trains(n->attr) ? 1 : 0);
+    w.softcap = (real)ATTR(n, weft_cross_entropy_attr)->softcap;
     for (int64_t row = 0; row < rows; row += step) {
         w.part = (entropy_part){row, min_i64(step, rows - row), 0, words};
         entropy_layout at = lay_out_part(n, w.part.rows, weft_pool_size(pool));

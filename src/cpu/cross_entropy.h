@@ -110,6 +110,24 @@ static inline double divisor_of(const weft_exec *x, const weft_tensor *count, in
     return count ? (double)*(const real *)weft_data(x, count) : (double)own;
 }
 
+/* c · tanh(l / c) of n logits, in their place. */
+static inline void cap_logits(real *l, int64_t n, real c) {
+    for (int64_t i = 0; i < n; i += VLEN) {
+        int64_t count = min_i64(VLEN, n - i);
+        vstore_n(l + i, c - 2 * c / (vexp(vload_n(l + i, count) * (2 / c)) + 1), count);
+    }
+}
+
+/* The slope at a capped logit; 1 where there is no cap. */
+static inline real cap_slope(real l, real c) {
+    return c > 0 ? 1 - l / c * (l / c) : 1;
+}
+
+static inline vreal vcap_slope(vreal l, real c) {
+    vreal t = l * (1 / c);
+    return 1 - t * t;
+}
+
 static inline real row_penalty(entropy_upstream s, int32_t target) {
     return target >= 0 ? s.d_ce : 0;
 }

@@ -42,12 +42,20 @@ WEFT_TASK(differentiate_tile) {
         real *l = tile + i * ld;
         real lse = w->lse[row];
         real weight = row_weight(w->upstream, target, lse) + (w->d_lse ? w->d_lse[row] : 0);
+        int64_t column = target - w->part.word - at.column;
+        bool here = column >= 0 && column < at.n;
+        real cap = (real)((const weft_cross_entropy_attr *)w->n->attr)->softcap;
+        if (cap > 0) cap_logits(l, at.n, cap);
+        real slope = here ? cap_slope(l[column], cap) : 1;
+        for (; cap > 0 && j < at.n; j += VLEN) {
+            vreal v = vload_n(l + j, min_i64(VLEN, at.n - j));
+            vstore_n(l + j, vexp(v - lse) * weight * vcap_slope(v, cap), min_i64(VLEN, at.n - j));
+        }
         for (; j + VLEN <= at.n; j += VLEN)
             vstore(l + j, vexp(vload(l + j) - lse) * weight);
         if (j < at.n)
             vstore_part(l + j, vexp(vload_part(l + j, at.n - j) - lse) * weight, at.n - j);
-        int64_t column = target - w->part.word - at.column;
-        if (column >= 0 && column < at.n) l[column] -= row_penalty(w->upstream, target);
+        if (here) l[column] -= row_penalty(w->upstream, target) * slope;
     }
 }
 

@@ -167,12 +167,16 @@ WEFT_TASK(route_topk_task) {
     };
     open_lists(&lists);
     int64_t position = first_position(&r), keys = visible_keys(&r);
-    for (int64_t first = 0; first < keys; first += ROUTE_STEPS) {
+    int64_t first = first_key_of(&c->p, r.batch, r.first) / ROUTE_STEPS * ROUTE_STEPS;
+    for (; first < keys; first += ROUTE_STEPS) {
         int64_t steps = min_i64(ROUTE_STEPS, keys - first);
         route_tile(&r, first, steps, tile);
         for (int64_t s = 0; s < steps; s++) {
             real *weights = tile + s * ROUTE_LANES;
             for (int64_t lane = 0; lane < first + s - position; lane++)
+                weights[lane] = -1;
+            int64_t hides = queries_before(&c->p, r.batch, first + s + 1) - r.first;
+            for (int64_t lane = max_i64(0, hides); lane < r.count; lane++)
                 weights[lane] = -1;
             offer_key(&lists, weights, (int32_t)(first + s));
         }
@@ -216,7 +220,8 @@ static void set_floors(const route_side *r, const weft_route_attr *a, const real
     for (int64_t first = 0; first < keys; first += ROUTE_STEPS)
         add_tile_sums(strip + first * ROUTE_LANES, min_i64(ROUTE_STEPS, keys - first), true, floor);
     for (int64_t i = 0; i < r->count; i++) {
-        real seen = (real)min_i64(first_position(r) + i + 1, r->p->a->keys);
+        real seen = (real)(min_i64(first_position(r) + i + 1, r->p->a->keys) -
+                           first_key_of(r->p, r->batch, r->first + i));
         floor[i] = (real)a->threshold * (real)sqrt((double)(floor[i] / seen));
     }
 }

@@ -245,11 +245,46 @@ static ALWAYS_INLINE void add_weights_as(const route_side *r, const head_terms *
     }
 }
 
+/* The same under a soft-cap, where the numbers of lanes and steps are −lse alone, and pairs that are not
+ * seen are left to hide_pairs. */
+static __attribute__((noinline)) void add_capped_weights(const route_side *r, const head_terms *t,
+                                                         const step_block *b, real *tile) {
+    real cap = (real)r->p->a->softcap;
+    for (int64_t i = 0; i < b->count; i++) {
+        int64_t s = b->first + i;
+        const real *bias = t->bias + ROUTE_STEPS - 1 - s, *band = t->band + ROUTE_STEPS - 1 - s;
+        for (int64_t lane = b->first_lane; lane < b->lanes; lane += VLEN) {
+            int64_t at = i * ROUTE_LANES + lane;
+            real *sum = tile + s * ROUTE_LANES + lane;
+            vreal score = vload(r->dots + at) * t->head.scale;
+            if (t->has_bias) score += vload(bias + lane);
+            if (t->has_band) score += vload(r->band_dots + at) * vload(band + lane);
+            score = cap - 2 * cap / (vexp(score * (2 / cap)) + 1);
+            vreal p = vexp(score + (vload(t->lane + lane) + t->step[s])), old = vload(sum);
+            vstore(sum, r->use_max ? vmax(old, p) : old + p);
+        }
+    }
+}
+
+/* Pairs that are not seen get 0. */
+static void hide_pairs(const route_side *r, int64_t first, int64_t steps, real *tile) {
+    int64_t start = route_start(r->p, r->batch);
+    for (int64_t s = 0; s < steps; s++)
+        for (int64_t lane = 0; lane < r->count; lane++) {
+            int64_t query = r->keys ? first + s : r->first + lane;
+            int64_t key = r->keys ? r->first + lane : first + s;
+            if (key > start + query || key < first_key_of(r->p, r->batch, query))
+                tile[s * ROUTE_LANES + lane] = 0;
+        }
+}
+
 /* Adds a head's weights of a block to the tile, or takes the maximum with them. Never inlined:
  * forward and backward must round alike, so they share these instructions. */
 static __attribute__((noinline)) void add_weights(const route_side *r, const head_terms *t,
                                                   const step_block *b, real *tile) {
-    if (t->has_band && r->use_max)
+    if (r->p->a->softcap > 0)
+        add_capped_weights(r, t, b, tile);
+    else if (t->has_band && r->use_max)
         add_weights_as(r, t, b, tile, true, true, true);
     else if (t->has_band)
         add_weights_as(r, t, b, tile, true, true, false);
@@ -319,6 +354,7 @@ void route_tile(const route_side *r, int64_t first, int64_t steps, real *tile) {
         if (t.has_bias) set_distance_tables(r, first, &t);
         add_head(r, &t, &v, &band, first, steps, tile);
     }
+    if (a->softcap > 0 || hides_keys(r->p)) hide_pairs(r, first, steps, tile);
     if (r->use_max || a->heads == 1) return;
     vreal part = vset((real)1 / (real)a->heads);
     for (int64_t i = 0; i < steps * ROUTE_LANES; i += VLEN)

@@ -12,8 +12,14 @@ typedef struct {
     weft_exec *x;
     const weft_tensor *in, *out;
     int64_t time, width, strips;
-    bool whole; /* sums, not means */
+    bool whole;           /* sums, not means */
+    const int32_t *first; /* [B, T]: of running means, where a token's begins; NULL: at 0 */
 } strip_job;
+
+/* Where the mean of token t begins. */
+static int64_t mean_begin(const strip_job *j, int64_t task, int64_t t) {
+    return j->first ? j->first[task / j->strips * j->time + t] : 0;
+}
 
 /* Where token 0 of the task's strip lies in a [B, T, N] tensor of T = `time`, and its columns. */
 static int64_t strip_at(const strip_job *j, int64_t task, int64_t time, int64_t *len) {
@@ -31,12 +37,15 @@ static ALWAYS_INLINE void sum_along(const strip_job *j, int64_t task, bool back)
         int64_t t = back ? j->time - 1 - step : step, at = first + t * j->width;
         const real *x = tile_in(j->x, j->in, at, len, in_scratch);
         real *y = tile_out(j->x, j->out, at, out_scratch);
-        double share = 1 / (double)(t + 1);
+        int64_t begin = mean_begin(j, task, t);
+        double share = 1 / (double)(t - begin + 1);
+        if (begin == t && !back) memset(sum, 0, sizeof sum);
         for (int64_t i = 0; i < len; i++) {
             sum[i] += back ? (double)x[i] * share : (double)x[i];
             y[i] = (real)(back ? sum[i] : sum[i] * share);
         }
         tile_done(j->x, j->out, at, len, y);
+        if (begin == t && back) memset(sum, 0, sizeof sum);
     }
 }
 
@@ -96,23 +105,25 @@ WEFT_TASK(time_mean_back_strip) {
 
 /* `full` is the one of the two that has all of T. */
 static void run_strips_of(weft_exec *x, const weft_tensor *in, const weft_tensor *out,
-                          const weft_tensor *full, bool whole, weft_task strip) {
+                          const weft_tensor *full, const weft_tensor *first, bool whole,
+                          weft_task strip) {
     strip_job j = {.x = x, .in = in, .out = out, .time = full->shape[1], .width = full->shape[2]};
+    j.first = weft_data(x, first);
     j.strips = ceil_div(j.width, STRIP);
     j.whole = whole;
     weft_pool_run(weft_exec_pool(x), full->shape[0] * j.strips, strip, &j);
 }
 
 /* `full` as above. */
-#define STRIPS(name, full)                                                                         \
+#define STRIPS(name, full, first)                                                                  \
     DEFINE_KERNEL(name) {                                                                          \
-        run_strips_of(x, n->in[0], n->out[0], full, false, name##_strip);                          \
+        run_strips_of(x, n->in[0], n->out[0], full, first, false, name##_strip);                   \
         return WEFT_OK;                                                                            \
     }
-STRIPS(running_mean, n->in[0])
-STRIPS(running_mean_back, n->in[0])
-STRIPS(time_mean, n->in[0])
-STRIPS(time_mean_back, n->out[0])
+STRIPS(running_mean, n->in[0], n->in[1])
+STRIPS(running_mean_back, n->in[0], n->in[1])
+STRIPS(time_mean, n->in[0], NULL)
+STRIPS(time_mean_back, n->out[0], NULL)
 
 static gemm_matrix as_rows(const weft_exec *x, const weft_tensor *t) {
     return (gemm_matrix){.data = x ? weft_data(x, t) : NULL,
@@ -139,7 +150,7 @@ static int64_t moments_workspace(const weft_node *n, int threads) {
 DEFINE_KERNEL(moments, .workspace = moments_workspace) {
     gemm_product p = describe_gram(x, n);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
-    run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], true, time_mean_strip);
+    run_strips_of(x, n->in[0], n->out[WEFT_MOMENTS_SUM], n->in[0], NULL, true, time_mean_strip);
     return WEFT_OK;
 }
 
@@ -162,7 +173,7 @@ static int64_t moments_back_workspace(const weft_node *n, int threads) {
 
 DEFINE_KERNEL(moments_back, .workspace = moments_back_workspace) {
     gemm_product p = describe_back(x, n);
-    run_strips_of(x, n->in[WEFT_MOMENTS_BACK_SUM], n->out[0], n->out[0], true,
+    run_strips_of(x, n->in[WEFT_MOMENTS_BACK_SUM], n->out[0], n->out[0], NULL, true,
                   time_mean_back_strip);
     KERNEL(gemm)(weft_exec_pool(x), &p, weft_workspace(x, n));
     return WEFT_OK;

@@ -53,6 +53,8 @@ typedef enum {
     BY_DTYPE,
     BY_BAND,
     BY_POSITION,
+    BY_SOFTCAP,
+    BY_SIGHT,
     BY_WIDTH,
     BY_LENGTH,
     BY_K,
@@ -65,6 +67,7 @@ static obstacle attention_obstacle(const weft_attention_attr *a, weft_dtype dtyp
     if (dtype != WEFT_BF16) return BY_DTYPE;
     if (a->band) return BY_BAND;
     if (a->pos != WEFT_POS_NONE && !a->causal) return BY_POSITION;
+    if (a->softcap > 0 && (a->pos != WEFT_POS_NONE || a->dqk != a->dv)) return BY_SOFTCAP;
     if (!has_widths(a->dqk, a->dv)) return BY_WIDTH;
     if (larger(a->queries, a->keys) > MOST_ROWS || a->batch * a->heads > MOST_HEADS)
         return BY_LENGTH;
@@ -85,6 +88,7 @@ static obstacle topk_obstacle(const weft_node *n) {
     if (n->in[WEFT_ATTN_START]) return BY_START;
     if (n->in[WEFT_ATTN_Q]->dtype != WEFT_BF16) return BY_DTYPE;
     if (a->score.band) return BY_BAND;
+    if (a->score.reach || a->score.softcap > 0 || n->in[WEFT_ATTN_FIRST]) return BY_SIGHT;
     if (!routes_k(a->k)) return BY_K;
     if (!routes_width(a->score.dqk)) return BY_WIDTH;
     if (a->score.heads > WEFT_CUDA_TOPK_HEADS) return BY_HEADS;
@@ -171,6 +175,10 @@ static void name_obstacle(weft_cuda_choice *c, obstacle o, const weft_attention_
     if (o == BY_DTYPE) name_option(c, "DTYPE f32", "bf16 is fast");
     if (o == BY_BAND) name_option(c, "RA_MLA_RA_ALPHA above 0", "0 is fast");
     if (o == BY_POSITION) name_option(c, "POSITION alibi with CAUSAL=n", "CAUSAL=y is fast");
+    if (o == BY_SOFTCAP)
+        name_option(c, "SOFTCAP_ATTENTION beside biases of distances", "rope and learned are fast");
+    if (o == BY_SIGHT)
+        name_option(c, "WINDOW, DOCUMENT_MASK or SOFTCAP_ATTENTION", "none of them is fast");
     if (o == BY_LENGTH) name_value(c, "CONTEXT", larger(a->queries, a->keys), NULL);
     if (o == BY_HEADS) name_value(c, "N_HEAD", a->heads, NULL);
     if (o == BY_CODE) name_option(c, "code for another GPU than 9.0a", "");

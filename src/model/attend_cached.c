@@ -92,7 +92,7 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
         numbers += (c->n_layer - 1) * c->gate_dim;
     if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0)
         numbers += c->n_layer * band_window(c, c->context) * c->n_head * c->ra_mla_latent_dim;
-    return numbers * size;
+    return numbers * size + (c->document_mask ? (int64_t)sizeof(int32_t) : 0);
 }
 
 static weft_cached_graph *data_of(builder *b) {
@@ -120,6 +120,15 @@ static void begin(builder *b) {
                                     d->shape.table_pages);
     d->wanted = weft_new_tensor(b->g, WEFT_ROLE_INPUT, "wanted", WEFT_I32, d->shape.wanted, 1);
     b->start = d->rows.position;
+}
+
+static weft_documents find_documents(builder *b, weft_tensor *tokens, int32_t end) {
+    weft_cached_graph *d = data_of(b);
+    weft_tensor *begun =
+        weft_new_tensor(b->g, WEFT_ROLE_STATE, "sequence.documents", WEFT_I32, d->shape.slots);
+    weft_documents found = weft_find_cached_documents(b->g, tokens, end, begun, &d->rows);
+    d->rows.first = found.first;
+    return found;
 }
 
 /* Where q, k and v lie in one tensor. */
@@ -174,6 +183,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     weft_cached_graph *d = data_of(b);
     weft_score score = b->score;
     weft_cache_query query = {.score = &score, .heads = b->heads, .context = d->shape.context};
+    if (score.reach && score.reach < query.context) query.context = score.reach;
     if (keys->packed)
         write_packed(b, keys, &query, &score);
     else if (keys->k && keys->v == keys->k)
@@ -262,12 +272,14 @@ static void finish(builder *b, weft_tensor *x, weft_tensor *head) {
     if (d->shape.head_copy) head = joined(b, head, NULL, NULL, 1);
     x = weft_view(b->g, x, b->batch, b->width);
     x = weft_embed(b->g, x, d->wanted, NULL, NULL, 0);
-    d->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
+    x = weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE);
+    d->logits = weft_keep(apply_softcap(b, x, b->c->softcap_logits));
 }
 
 static const weft_attend attend_cached = {
     .rows_alone = true,
     .begin = begin,
+    .documents = find_documents,
     .attention = attend,
     .route = route,
     .gather = gather,

@@ -69,10 +69,15 @@ static void gather(builder *b, weft_tensor **x, weft_tensor **second) {
 }
 
 static weft_tensor *running_mean(builder *b, weft_tensor *x) {
-    return weft_running_mean(b->g, x);
+    return weft_running_mean_within(b->g, x, b->documents.first);
+}
+
+static weft_documents find_documents(builder *b, weft_tensor *tokens, int32_t end) {
+    return weft_find_documents(b->g, tokens, end);
 }
 
 const weft_attend weft_attend_whole = {
+    .documents = find_documents,
     .attention = attend,
     .route = route,
     .gather = gather,

@@ -95,7 +95,7 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
     keys.k = as_heads(b, k, 1, latent);
     keys.v = v == k ? keys.k : as_heads(b, v, 1, latent);
     if (rotates_latent(c)) {
-        keys.rotated = keys.gaussian ? latent / 2 : latent;
+        keys.rotated = rotated_width(c, keys.gaussian ? latent / 2 : latent);
         q = rotate_heads(b, q, keys.rotated, b->heads);
     }
     if (keys.gaussian) {
@@ -156,6 +156,13 @@ static weft_status check(const weft_config *c, const char *where) {
             "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set "
             "it to 0",
             where, (long long)c->nope_every);
+    if (c->ra_mla_use_rope && c->rope_dim > latent / (w2 ? 2 : 1))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
+            "all of them",
+            where, (long long)c->rope_dim, latent / (w2 ? 2 : 1));
+    if (w2) WEFT_TRY(check_distance_uncapped(c, where));
     if (c->ra_mla_ra_alpha > 0 && w2)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_RA_MLA_RA_ALPHA=%g (reciprocal scoring) does not go with "

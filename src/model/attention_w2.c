@@ -65,6 +65,15 @@ static weft_tensor *build_w2(builder *b, weft_tensor *x) {
     return builder_attend(b, &keys);
 }
 
+weft_status check_distance_uncapped(const weft_config *c, const char *where) {
+    if (c->softcap_attention <= 0) return WEFT_OK;
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: CONFIG_SOFTCAP_ATTENTION=%g goes with scores that are products: of a distance "
+        "the query's own norm is left out, which a soft-cap would need; set it to 0",
+        where, c->softcap_attention);
+}
+
 /* k̂, its number, and v. */
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
     int64_t width = weft_config_head_dim(c), factor = c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1;
@@ -104,6 +113,7 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
 
 const weft_attention_kind weft_attention_w2 = {
     .build = build_w2,
+    .check = check_distance_uncapped,
     .cache = list_cache,
     .step = step_form,
     .step_layer = step_layer,

@@ -1,6 +1,7 @@
 /* Parameters, their starts, and the steps that many kinds have in common. */
 #include "model/builder.h"
 
+#include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/norm.h"
 
@@ -106,7 +107,12 @@ weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries) {
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
     int64_t every = b->c->nope_every;
     if (!b->position->rotate || (every && (b->layer + 1) % every == 0)) return x;
-    return b->position->rotate(b, x, width, heads);
+    return b->position->rotate(b, x, rotated_width(b->c, width), heads);
+}
+
+weft_tensor *apply_softcap(builder *b, weft_tensor *x, double cap) {
+    if (cap <= 0) return x;
+    return weft_scale(b->g, weft_tanh(b->g, weft_scale(b->g, x, 1 / cap)), cap);
 }
 
 void builder_score_position(builder *b) {

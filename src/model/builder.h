@@ -20,6 +20,7 @@
 #include "model/kinds.h"
 #include "model/transformer.h"
 #include "ops/attention.h"
+#include "ops/documents.h"
 #include "ops/routing.h"
 
 typedef struct builder {
@@ -47,6 +48,8 @@ typedef struct builder {
 
     /* [B] i32: the position of each sequence's first row; NULL: 0. weft_attend.begin sets it. */
     weft_tensor *start;
+    /* Of each row's document, with DOCUMENT_MASK; NULL otherwise. */
+    weft_documents documents;
 
     /* From the layer before: NULL in the first. */
     weft_tensor *gate;     /* [B, T, H] or [B, 1, H], before the sigmoid */
@@ -99,6 +102,7 @@ typedef struct weft_attend {
     bool rows_alone; /* where there are few rows, each has the bits that it has alone */
     /* Before the first node: inputs and states; sets builder.start. NULL: nothing to do. */
     void (*begin)(builder *b);
+    weft_documents (*documents)(builder *b, weft_tensor *tokens, int32_t end);
     weft_tensor *(*attention)(builder *b, const builder_keys *keys);
     void (*route)(builder *b);
     void (*gather)(builder *b, weft_tensor **x, weft_tensor **second);
@@ -160,6 +164,12 @@ weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries);
  * positions: where the position's kind does so, or whatever it is. */
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads);
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads);
+/* How many of `width` columns rope rotates. */
+int64_t rotated_width(const weft_config *c, int64_t width);
+/* c · tanh(x / c); x itself where c is 0. */
+weft_tensor *apply_softcap(builder *b, weft_tensor *x, double cap);
+/* Refuses SOFTCAP_ATTENTION where scores are distances. */
+weft_status check_distance_uncapped(const weft_config *c, const char *where);
 /* The law of angles that the config asks for. */
 weft_rope_law rope_law_of(const weft_config *c);
 /* A bias [size] of one of attention's projections into queries, keys and values; NULL: the config has

@@ -58,6 +58,10 @@ weft_rope_law rope_law_of(const weft_config *c) {
     return law;
 }
 
+int64_t rotated_width(const weft_config *c, int64_t width) {
+    return c->rope_dim && c->rope_dim < width ? c->rope_dim : width;
+}
+
 weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t heads) {
     return weft_rope_by(b->g, x, width, heads, b->start, 0, &b->law);
 }
@@ -65,7 +69,13 @@ weft_tensor *rotate_heads(builder *b, weft_tensor *x, int64_t width, int64_t hea
 static weft_status check_pairs(const weft_config *c, const char *where) {
     const weft_attention_kind *attention = weft_attention_of(c);
     int64_t width = attention->rotated ? attention->rotated(c) : weft_config_head_dim(c);
-    if (width % 2 == 0) return WEFT_OK;
+    if (c->rope_dim > width)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
+            "all of them",
+            where, (long long)c->rope_dim, (long long)width);
+    if (rotated_width(c, width) % 2 == 0) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_POSITION=\"rope\" rotates pairs, but a head is %lld wide "
                      "(CONFIG_N_EMBD / CONFIG_N_HEAD); make it even",

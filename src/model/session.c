@@ -86,6 +86,7 @@ typedef struct {
     int64_t batch, time;
     double *q, *k; /* [B, T, H, dqk], [B, T, KV, dqk], or both inside `packed` */
     double *n, *scale, *beta, *log_tau, *rel;
+    int32_t *first;
     int64_t q_row, k_row; /* numbers from one token to the next */
 } score_values;
 
@@ -134,6 +135,13 @@ static double key_excess(const score_values *v, int64_t b, int64_t h, int64_t j)
     return key_number(v, b, h, j) - product(k, k, v->s->dqk);
 }
 
+/* The first token that token i sees. */
+static int64_t first_seen(const score_values *v, int64_t b, int64_t i) {
+    int64_t reach = v->s->reach, first = reach && i >= reach ? i + 1 - reach : 0;
+    int64_t document = v->first ? v->first[b * v->time + i] : 0;
+    return first > document ? first : document;
+}
+
 /* The score without position. Where it is a distance, beta is −scale/2, and with the query's norm
  * scale⟨q,k⟩ − scale/2 ‖k‖² becomes −scale/2 ‖q − k‖². */
 static double pair_score(const score_values *v, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -155,13 +163,15 @@ static void fill_scores(const score_values *v, double *out) {
         for (int64_t h = 0; h < s->heads; h++) {
             double slope = s->alibi ? weft_alibi_slope(h, s->heads) : 0;
             for (int64_t i = 0; i < v->time; i++) {
+                int64_t first = first_seen(v, b, i);
                 for (int64_t j = 0; j < v->time; j++, out++) {
-                    if (s->causal && j > i) {
+                    if ((s->causal && j > i) || j < first) {
                         *out = -INFINITY;
                         continue;
                     }
                     *out = pair_score(v, b, h, i, j) - slope * (double)(i - j);
                     if (v->rel) *out += v->rel[i - j];
+                    if (s->softcap > 0) *out = s->softcap * tanh(*out / s->softcap);
                 }
             }
         }
@@ -191,6 +201,11 @@ weft_status weft_session_scores(const weft_session *session, int64_t layer, doub
     if (status == WEFT_OK) status = read_values(session, s->beta, &v.beta);
     if (status == WEFT_OK) status = read_values(session, s->log_tau, &v.log_tau);
     if (status == WEFT_OK) status = read_values(session, s->rel, &v.rel);
+    if (status == WEFT_OK && s->first) {
+        v.first = malloc((size_t)weft_tensor_bytes(s->first));
+        status = v.first ? weft_exec_read(session->exec, s->first, v.first)
+                         : weft_fail(WEFT_ENOMEM, "scores: no memory");
+    }
     double *own_keys = v.k;
     if (s->packed) v.k = v.q;
     v.q_row = (s->packed ? s->heads + 2 * s->kv_heads : s->heads) * s->dqk;
@@ -203,5 +218,6 @@ weft_status weft_session_scores(const weft_session *session, int64_t layer, doub
     free(v.beta);
     free(v.log_tau);
     free(v.rel);
+    free(v.first);
     return status;
 }

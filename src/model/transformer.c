@@ -71,8 +71,11 @@ static void note_scores(builder *b) {
         .kv_heads = s->k ? s->k->shape[2] : weft_config_kv_heads(b->c),
         .dqk = s->q ? s->q->shape[3] : b->head_dim,
         .scale_value = s->scale_value,
+        .first = weft_keep(s->first),
         .band_alpha = s->band_alpha,
+        .softcap = s->softcap,
         .window = s->window,
+        .reach = s->reach,
         .causal = s->causal,
         .alibi = s->pos == WEFT_POS_ALIBI,
         .band = s->band,
@@ -122,7 +125,10 @@ static weft_tensor *build_output_gate(builder *b, weft_tensor *x) {
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
-    b->score = (weft_score){.causal = c->causal};
+    b->score = (weft_score){.causal = c->causal,
+                            .reach = weft_config_window(c, b->layer),
+                            .softcap = c->softcap_attention,
+                            .first = b->documents.first};
     b->latent = b->latent_v = b->rho_q = b->rho_k = b->lse = NULL;
     b->distance = b->gaussian = b->positioned = false;
     b->part = "attention";
@@ -203,8 +209,9 @@ static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logit
     weft_model_graph *m = b->out;
     weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
     weft_tensor *targets = weft_view(b->g, m->targets, b->batch * b->time);
-    weft_losses parts = weft_cross_entropy(b->g, flat, head, targets, m->count,
-                                           b->c->lambda_logits_z, b->c->logits_z_detach);
+    weft_losses parts =
+        weft_cross_entropy_capped(b->g, flat, head, targets, m->count, b->c->lambda_logits_z,
+                                  b->c->logits_z_detach, b->c->softcap_logits);
     m->cross_entropy = weft_keep(parts.ce);
     m->logits_z = weft_keep(parts.z);
     m->aux_z = weft_keep(b->aux_z);
@@ -214,7 +221,21 @@ static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logit
     loss = add_optional(b, loss, b->aux_contrastive);
     if (m->d_contexts) loss = weft_add(b->g, loss, weft_dot(b->g, m->contexts, m->d_contexts));
     m->loss = weft_keep(loss);
-    if (logits) m->logits = weft_keep(weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE));
+    if (!logits) return;
+    x = weft_linear(b->g, x, head, NULL, WEFT_ACT_NONE);
+    m->logits = weft_keep(apply_softcap(b, x, b->c->softcap_logits));
+}
+
+/* The tokens' rows, and those of their places: in the sequence, or in their documents. */
+static weft_tensor *embed_tokens(builder *b, weft_tensor *wte, weft_tensor *wpe) {
+    const weft_config *c = b->c;
+    weft_tensor *tokens = b->out->tokens;
+    if (c->document_mask)
+        b->documents = b->attend->documents(b, tokens, (int32_t)c->document_token);
+    if (!wpe || !c->document_mask || c->document_positions != WEFT_DOCUMENT_RESTART)
+        return weft_embed(b->g, wte, tokens, wpe, wpe ? b->start : NULL, 0);
+    return weft_add(b->g, weft_embed(b->g, wte, tokens, NULL, NULL, 0),
+                    weft_embed(b->g, wpe, b->documents.place, NULL, NULL, 0));
 }
 
 static void build_model(builder *b, const weft_build *build) {
@@ -229,8 +250,7 @@ static void build_model(builder *b, const weft_build *build) {
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
     begin_reciprocal(b);
-    weft_tensor *x = weft_embed(b->g, wte, m->tokens, wpe, wpe ? b->start : NULL, 0);
-    x = build_layers(b, x);
+    weft_tensor *x = build_layers(b, embed_tokens(b, wte, wpe));
     if (c->mup) x = weft_scale(b->g, x, 1 / weft_config_mup(c)); /* the logits' scale */
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
@@ -468,6 +488,10 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (build->time > one.context)
         return weft_fail(WEFT_EINPUT, "block: %lld tokens, but CONTEXT is %lld",
                          (long long)build->time, (long long)one.context);
+    if (one.document_mask)
+        return weft_fail(WEFT_EINPUT,
+                         "block: CONFIG_DOCUMENT_MASK=y goes by tokens, which only a whole "
+                         "model has; set it to n");
     if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
         return weft_fail(WEFT_EINPUT, "block: only a whole layer routes with "
                                       "RA_MLA_MLP_SPARSE_MODE other than topk");

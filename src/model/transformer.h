@@ -64,10 +64,10 @@ typedef struct {
 typedef struct {
     weft_tensor *q, *k;  /* [B, T, H, dqk], [B, T, KV, dqk]; NULL if packed */
     weft_tensor *packed; /* [B, T, (H + 2 KV) D] */
-    weft_tensor *n, *scale, *beta, *log_tau, *rel; /* as in weft_score */
+    weft_tensor *n, *scale, *beta, *log_tau, *rel, *first; /* as in weft_score */
     int64_t heads, kv_heads, dqk;
-    double scale_value, band_alpha;
-    int64_t window;
+    double scale_value, band_alpha, softcap;
+    int64_t window, reach;
     bool causal, alibi, band, distance; /* distance: the query's norm belongs to the score */
     bool gaussian;                      /* the second half of a query is its deviations */
 } weft_layer_scores;

@@ -17,6 +17,9 @@
  *     dscale   = Σ ds_ij (⟨q_i, k_j⟩ − ⟨q_i, k_0⟩)      (with the band's α ⟨q_j, k_i⟩)
  *     dbeta    = Σ ds_ij (n_j − n_0)
  *     dlog_tau = −τ/(τ+ε) Σ ds_ij (s_ij − pos_ij − lse_i)
+ *
+ * Behind a soft-cap c, with t_ij = tanh(s_ij / c), all of this is by ds_ij (1 − t_ij²) in place of ds_ij.
+ * Its rows do not sum to 0, so that dscale has no shift.
  */
 #include "ops/attention.h"
 
@@ -33,7 +36,13 @@ double weft_alibi_slope(int64_t h, int64_t heads) {
 /* The number of (query, key) pairs that are seen in one head of one sequence. */
 int64_t weft_score_pairs(const weft_attention_attr *a) {
     int64_t all = a->queries * a->keys;
-    return a->causal ? all - a->queries * (a->queries - 1) / 2 : all;
+    if (!a->causal) return all;
+    all -= a->queries * (a->queries - 1) / 2;
+    /* What the last queries do not reach. */
+    int64_t beyond = a->reach ? a->keys - a->reach : 0, rows = beyond;
+    if (beyond <= 0) return all;
+    if (rows > a->queries) rows = a->queries;
+    return all - (beyond * (beyond + 1) - (beyond - rows) * (beyond - rows + 1)) / 2;
 }
 
 /* The pairs of the reciprocal band: i − j ≤ window. */
@@ -73,6 +82,15 @@ static weft_status check_options(weft_graph *g, const weft_node *n, const weft_a
                                "%s: %lld queries and %lld keys; causal attention without start "
                                "needs as many",
                                op, (long long)a->queries, (long long)a->keys);
+    if (!a->causal && (a->reach || in[WEFT_ATTN_FIRST]))
+        return weft_graph_fail(g, "%s: reach and first need causal attention", op);
+    if (a->reach < 0 || !(a->softcap >= 0))
+        return weft_graph_fail(g,
+                               "%s: a reach of %lld and a soft-cap of %g; neither may be negative",
+                               op, (long long)a->reach, a->softcap);
+    if (a->softcap > 0 && in[WEFT_ATTN_N])
+        return weft_graph_fail(g, "%s: a soft-cap and n, of which a number per query is left out",
+                               op);
     if (a->queries > a->keys && in[WEFT_ATTN_START])
         return weft_graph_fail(g, "%s: %lld queries do not fit among %lld keys", op,
                                (long long)a->queries, (long long)a->keys);
@@ -103,7 +121,10 @@ static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_at
         WEFT_TRY(weft_check_int(g, n, "start", start));
         WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){a->batch}));
     }
-    return WEFT_OK;
+    weft_tensor *first = in[WEFT_ATTN_FIRST];
+    if (!first) return WEFT_OK;
+    WEFT_TRY(weft_check_int(g, n, "first", first));
+    return weft_check_shape(g, n, "first", first, 2, (int64_t[]){a->batch, a->queries});
 }
 
 weft_status weft_score_check(weft_graph *g, const weft_node *n, const weft_attention_attr *a) {
@@ -184,6 +205,8 @@ weft_attention_attr weft_score_attr(const weft_score *score) {
         .band = score->band,
         .window = score->window,
         .band_alpha = score->band_alpha,
+        .reach = score->reach,
+        .softcap = score->softcap,
         .packed = score->packed != NULL,
     };
     const weft_tensor *qkv = score->packed, *q = score->q, *k = score->k;
@@ -215,6 +238,7 @@ void weft_score_inputs(const weft_score *score, weft_tensor *in[WEFT_ATTN_INPUTS
     in[WEFT_ATTN_LOG_TAU] = score->log_tau;
     in[WEFT_ATTN_REL] = score->rel;
     in[WEFT_ATTN_START] = score->start;
+    in[WEFT_ATTN_FIRST] = score->first;
 }
 
 /* What is to be attended with must be there, and of as many dimensions as its attributes are read from. */

@@ -2,7 +2,11 @@
  *
  *     s_ij = scale_h ⟨q_i, k_j⟩ + beta_h n_j + pos_h(i, j)
  *            + [band and i − j ≤ window] · band_alpha · scale_h ⟨q_j, k_i⟩          j ≤ i
+ *     s_ij ← softcap · tanh(s_ij / softcap)                                       where there is one
  *     p_i· = softmax_j(s_ij)          o_i = Σ_j p_ij v_j
+ *
+ * A query may be kept from the first keys: by `reach` it sees only the last ones, by `first` none before
+ * its document. Where the queries of a tile see none of its keys, the tile is left out.
  *
  * Tiled: only o and the rows' logsumexp are kept, never a T × S matrix. */
 #pragma once
@@ -28,12 +32,17 @@ typedef struct {
     weft_tensor *rel;     /* [R] statistics' type, pos = relative: adds rel[i − j] */
     weft_tensor *start; /* [B] i32: position of a sequence's first query, so that query i sees
                              keys j ≤ start + i; NULL: 0 (and S = T where causal) */
+    weft_tensor *first; /* [B, T] i32: the first key that a query sees, at most its own place and no
+                             less than that of the query before; NULL: 0 */
     double scale_value; /* where scale and log_tau are NULL */
     weft_attention_pos pos;
-    bool causal; /* false: every key is seen (no relative, no band, no start then) */
-    bool band;   /* the reciprocal term; S = T, start NULL */
+    bool
+        causal; /* false: every key is seen (no relative, no band, no start, reach or first then) */
+    bool band;  /* the reciprocal term; S = T, start NULL */
     int64_t window;
     double band_alpha;
+    int64_t reach;  /* keys that a query sees at most, itself included; 0: all before it */
+    double softcap; /* 0: none; no n then, since a number per row does not drop out behind it */
 } weft_score;
 
 /* ALiBi's slope of head h (from 0) of `heads`: it adds −slope · |i − j|. */
@@ -48,7 +57,7 @@ typedef struct {
 weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v);
 
 /* The node's attributes: what is constant in a weft_score. Inputs of the node, in this order
- * (NULL where not wanted): q (or qkv), k, v, n, scale, beta, log_tau, rel, start. */
+ * (NULL where not wanted): q (or qkv), k, v, n, scale, beta, log_tau, rel, start, first. */
 typedef struct {
     int64_t batch, queries, keys; /* B, T, S */
     int64_t heads, kv_heads;      /* H, KV */
@@ -58,6 +67,8 @@ typedef struct {
     bool causal, packed, band;
     int64_t window;
     double band_alpha;
+    int64_t reach;
+    double softcap;
     /* Of attention_back: q or k is the y of a gaussian (gaussian.h), and what is made is the gradient
      * of its x; with gaussian_n the gradient of n, that of k's own squares, goes into it and is made
      * for nobody else. Fusing sets them. */
@@ -74,6 +85,7 @@ enum {
     WEFT_ATTN_LOG_TAU,
     WEFT_ATTN_REL,
     WEFT_ATTN_START,
+    WEFT_ATTN_FIRST,
     WEFT_ATTN_INPUTS
 };
 

@@ -30,6 +30,12 @@ static weft_status check_rows(weft_graph *g, const weft_node *n, int64_t rows) {
     return weft_check_ndim(g, n, "table", table, 2);
 }
 
+static weft_status check_documents(weft_graph *g, const weft_node *n, const weft_tensor *first) {
+    if (!first) return WEFT_OK;
+    WEFT_TRY(weft_check_int(g, n, "first", first));
+    return weft_check_shape(g, n, "first", first, 1, n->in[WEFT_CACHE_POSITION]->shape);
+}
+
 static weft_status check_state(weft_graph *g, const weft_node *n, const char *what,
                                const weft_tensor *t) {
     if (t->role == WEFT_ROLE_STATE && !t->view_of) return WEFT_OK;
@@ -114,6 +120,7 @@ static weft_status check_reading(weft_graph *g, const weft_node *n) {
     if (rotations)
         WEFT_TRY(weft_check_shape(g, n, "rotations", rotations, 3,
                                   (int64_t[]){WEFT_KEY_BLOCK, 2, attr->rotated / 2}));
+    WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_FIRST]));
     if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
         return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
                                (long long)attr->context, weft_tensor_describe(table));
@@ -160,11 +167,12 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
         .rotated = query->rotations ? query->rotated : 0,
         .law = query->law,
         .band_alpha = s->band_alpha,
+        .softcap = s->softcap,
         .weights = query->weights,
     };
-    weft_tensor *in[] = {rows->position, rows->slot,    rows->table,      s->q,
-                         query->keys,    query->values, s->scale,         s->beta,
-                         s->log_tau,     s->rel,        query->rotations, query->query_cache};
+    weft_tensor *in[] = {rows->position,   rows->slot,         rows->table, s->q,       query->keys,
+                         query->values,    s->scale,           s->beta,     s->log_tau, s->rel,
+                         query->rotations, query->query_cache, rows->first};
     weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
                                      WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
     if (!n) return (weft_cache_attended){0};
@@ -177,6 +185,7 @@ static weft_status cache_gather_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float(g, n, "weights", weights));
     WEFT_TRY(weft_check_ndim(g, n, "weights", weights, 2));
     WEFT_TRY(check_rows(g, n, weights->shape[0]));
+    WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_DOCUMENTS]));
     WEFT_TRY(check_pages(g, n, n->in[WEFT_CACHE_PAGES], &attr->part));
     if (attr->keep == WEFT_KEEP_TOPK && attr->k < 1)
         return weft_graph_fail(g, "cache_gather: the %lld largest weights", (long long)attr->k);
@@ -191,14 +200,17 @@ weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_
                                weft_tensor *weights, weft_cache_keep keep, int64_t k,
                                double threshold, bool normalize, const weft_rows *rows) {
     weft_cache_gather_attr attr = {*part, keep, k, threshold, normalize};
-    return weft_append(g, &weft_op_cache_gather, &attr, sizeof attr, rows->position, rows->slot,
-                       rows->table, weights, cache);
+    weft_tensor *in[] = {rows->position, rows->slot, rows->table, weights, cache, rows->first};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_gather, in, WEFT_CACHE_LONG_INPUTS,
+                                     WEFT_CACHE_SHORT_INPUTS, 1, &attr, sizeof attr);
+    return n ? n->out[0] : NULL;
 }
 
 static weft_status cache_mean_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[WEFT_CACHE_X], *sum = n->in[WEFT_CACHE_PAGES];
     WEFT_TRY(check_columns(g, n, x, 0, 1));
     WEFT_TRY(check_rows(g, n, x->shape[0]));
+    WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_DOCUMENTS]));
     WEFT_TRY(check_state(g, n, "the sums", sum));
     WEFT_TRY(weft_check_float(g, n, "the sums", sum));
     WEFT_TRY(weft_check_shape(
@@ -211,6 +223,8 @@ DEFINE_OP(cache_mean, .infer = cache_mean_infer, .side_effect = true);
 
 weft_tensor *weft_cache_mean(weft_graph *g, weft_tensor *x, weft_tensor *sum,
                              const weft_rows *rows) {
-    return weft_append(g, &weft_op_cache_mean, NULL, 0, rows->position, rows->slot, rows->table, x,
-                       sum);
+    weft_tensor *in[] = {rows->position, rows->slot, rows->table, x, sum, rows->first};
+    weft_node *n = weft_graph_append(g, &weft_op_cache_mean, in, WEFT_CACHE_LONG_INPUTS,
+                                     WEFT_CACHE_SHORT_INPUTS, 1, NULL, 0);
+    return n ? n->out[0] : NULL;
 }

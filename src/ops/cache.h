@@ -40,6 +40,8 @@ typedef struct {
                               written, and makes zeros */
     weft_tensor *table; /* [slots, pages] i32: tokens of positions 16 j to 16 j + 15 of a sequence
                               lie in page table[slot, j mod pages] */
+    weft_tensor *first; /* [R] i32: the first token of the row's document, before which it sees
+                              nothing; NULL: 0 */
 } weft_rows;
 
 /* Writes x, R × heads × width numbers, into pages of `cache` [pages, page bytes] i8, a state. Where x
@@ -102,6 +104,8 @@ enum {
     WEFT_CACHE_EXTRA,
     WEFT_CACHE_WRITE_INPUTS,
     WEFT_CACHE_SHORT_INPUTS = WEFT_CACHE_EXTRA,
+    WEFT_CACHE_DOCUMENTS = WEFT_CACHE_EXTRA, /* gather and mean: the rows' first, or NULL */
+    WEFT_CACHE_LONG_INPUTS,
 
     WEFT_CACHE_VALUES = WEFT_CACHE_EXTRA,
     WEFT_CACHE_SCALE,
@@ -110,6 +114,7 @@ enum {
     WEFT_CACHE_REL,
     WEFT_CACHE_ROTATIONS,
     WEFT_CACHE_QUERIES,
+    WEFT_CACHE_FIRST,
     WEFT_CACHE_ATTENTION_INPUTS
 };
 
@@ -126,7 +131,7 @@ typedef struct {
     bool band, gaussian, squares;
     int64_t window, rotated;
     weft_rope_law law;
-    double band_alpha;
+    double band_alpha, softcap;
     weft_weights weights;
 } weft_cache_attention_attr;
 

@@ -18,6 +18,7 @@
     /* x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) */                                             \
     F(X, gelu, vgelu(x), x, (dy * vgelu_slope(x)))                                                 \
     F(X, exp, vexp(x), y, (dy * y))                                                                \
+    F(X, tanh, 2 * vsigmoid(x + x) - 1, x, (dy * 4 * vsigmoid(x + x) * vsigmoid(-x - x)))          \
     /* max(x, 0)² */                                                                              \
     F(X, relu2, vmax(x, vset(0)) * vmax(x, vset(0)), x, (dy * 2 * vmax(x, vset(0))))
 
@@ -65,6 +66,9 @@
     X(cache_attention)                                                                             \
     X(cache_gather)                                                                                \
     X(cache_mean)                                                                                  \
+    /* documents */                                                                                \
+    X(documents)                                                                                   \
+    X(cache_documents)                                                                             \
     /* activation */                                                                               \
     WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
     X(silu_mul)                                                                                    \

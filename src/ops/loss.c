@@ -12,6 +12,8 @@
  *     c_n = [t_n ≥ 0] · d_ce / count
  *     dx = dl w        dw = dlᵀ x        p_nv = exp(l_nv − lse_n)
  *
+ * With a soft-cap c, l = c · tanh(x wᵀ / c), and dl_nv is multiplied by 1 − (l_nv / c)².
+ *
  * Making the logits again for it would be a fourth product beside the three that are needed. So
  * when a gradient is asked for, the forward node makes dx and dw itself, for d_ce = d_z = 1, while
  * it has a part's logits in hand, and the gradient's node has only to scale them, since in training
@@ -128,7 +130,13 @@ DEFINE_OP(cross_entropy_back, .infer = cross_entropy_back_infer, .inplace = scal
 
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
                                weft_tensor *count, double z, bool detach) {
-    weft_cross_entropy_attr attr = {z, detach};
+    return weft_cross_entropy_capped(g, x, w, targets, count, z, detach, 0);
+}
+
+weft_losses weft_cross_entropy_capped(weft_graph *g, weft_tensor *x, weft_tensor *w,
+                                      weft_tensor *targets, weft_tensor *count, double z,
+                                      bool detach, double softcap) {
+    weft_cross_entropy_attr attr = {z, detach, softcap};
     weft_tensor *in[WEFT_CE_INPUTS] = {x, w, targets, count};
     weft_node *n = weft_graph_append(g, &weft_op_cross_entropy, in, WEFT_CE_INPUTS, WEFT_CE_COUNT,
                                      WEFT_CE_OUTPUTS, &attr, sizeof attr);

@@ -18,6 +18,10 @@ typedef struct {
  * rows' targets, for rows that are part of a larger batch. NULL: that number. It has no gradient. */
 weft_losses weft_cross_entropy(weft_graph *g, weft_tensor *x, weft_tensor *w, weft_tensor *targets,
                                weft_tensor *count, double z, bool detach);
+/* The same with logits softcap · tanh(x wᵀ / softcap); 0: as they are. */
+weft_losses weft_cross_entropy_capped(weft_graph *g, weft_tensor *x, weft_tensor *w,
+                                      weft_tensor *targets, weft_tensor *count, double z,
+                                      bool detach, double softcap);
 
 /* Inputs and outputs of the node. The last two outputs are the gradients of ce, or of ce + z where
  * the z-loss trains: weft_graph_backward asks for them (loss.c). dw is of the statistics'
@@ -42,6 +46,7 @@ enum {
 typedef struct {
     double z;
     bool detach;
+    double softcap;
 } weft_cross_entropy_attr;
 
 /* The z-loss has a gradient. */

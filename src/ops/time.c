@@ -1,6 +1,7 @@
 /* Means over time, and moments: what they compute and their gradients.
  *
- * running_mean   y_t = (Σ_s≤t x_s)/(t + 1)      dx_s = Σ_t≥s dy_t/(t + 1)
+ * running_mean   y_t = (Σ_s≤t x_s)/(t + 1)      dx_s = Σ_t≥s dy_t/(t + 1), within documents from their
+ *                                               first token on, and up to their last
  * time_mean      y = (Σ_t x_t)/T                dx_t = dy/T
  * moments        s = Σ_t x_t, S = Σ x xᵀ over   dx_t = 2 dS x_t + ds, dS symmetric
  *                all sequences
@@ -13,16 +14,33 @@
 
 static weft_status running_mean_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_float_of(g, n, "x", n->in[0], 3));
+    if (n->in[1]) {
+        WEFT_TRY(weft_check_int(g, n, "first", n->in[1]));
+        WEFT_TRY(weft_check_shape(g, n, "first", n->in[1], 2, n->in[0]->shape));
+    }
     return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
-DEFINE_GRAD(running_mean, 0)
+static weft_status running_mean_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                     weft_tensor **d_in) {
+    weft_tensor *in[] = {d_out[0], n->in[1]};
+    weft_node *back = weft_graph_append(g, &weft_op_running_mean_back, in, 2, 1, 1, NULL, 0);
+    if (back) d_in[0] = back->out[0];
+    return weft_graph_status(g);
+}
+
 DEFINE_OP(running_mean, .infer = running_mean_infer, .grad = running_mean_grad,
           .inplace = weft_over_first);
 DEFINE_OP(running_mean_back, .infer = running_mean_infer, .inplace = weft_over_first);
 
+weft_tensor *weft_running_mean_within(weft_graph *g, weft_tensor *x, weft_tensor *first) {
+    weft_tensor *in[] = {x, first};
+    weft_node *n = weft_graph_append(g, &weft_op_running_mean, in, 2, 1, 1, NULL, 0);
+    return n ? n->out[0] : NULL;
+}
+
 weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x) {
-    return weft_append(g, &weft_op_running_mean, NULL, 0, x);
+    return weft_running_mean_within(g, x, NULL);
 }
 
 static weft_status time_mean_infer(weft_graph *g, weft_node *n) {

@@ -222,6 +222,21 @@ static void test_impossible_mixes_are_refused(void **state) {
                            "RA_MLA_MLP_TYING_MODE=per_head_scalar"),
                  "per_head_scalar", "128", "12");
     expect_error(check_mix("BATCH_SIZE=8", "MICRO_BATCH=3"), "BATCH_SIZE=8", "MICRO_BATCH=3");
+    expect_error(check_mix("WINDOW=4", "CAUSAL=n"), "WINDOW", "CAUSAL=y");
+    expect_error(check_mix("DOCUMENT_MASK=y"), "DOCUMENT_TOKEN", "0 to 50303", "-1");
+    expect_error(check_mix("DOCUMENT_MASK=y", "DOCUMENT_TOKEN=50304"), "DOCUMENT_TOKEN", "50304");
+    expect_error(check_mix("DOCUMENT_MASK=y", "DOCUMENT_TOKEN=0", "RA_MLA_MLP_ATTN_GATE=y",
+                           "RA_MLA_MLP_GATE_POOL=sequence", "ALLOW_FUTURE_LEAK=y"),
+                 "GATE_POOL=\"sequence\"", "\"cummean\"");
+    expect_error(check_mix("ATTENTION=w2", "SOFTCAP_ATTENTION=30"), "SOFTCAP_ATTENTION=30", "0");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_SCORE=w2", "SOFTCAP_ATTENTION=30"), "distance");
+    expect_error(check_mix("POSITION=rope", "ROPE_DIM=7"), "ROPE_DIM=7", "even");
+    expect_error(check_mix("POSITION=rope", "ROPE_DIM=66"), "ROPE_DIM=66", "64", "take 0");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_USE_ROPE=y", "RA_MLA_SCORE=w2", "ROPE_DIM=66"),
+                 "ROPE_DIM=66", "64");
+    assert_int_equal(check_mix("ATTENTION=w2", "SOFTCAP_LOGITS=30", "WINDOW=1", "ROPE_DIM=64",
+                               "POSITION=rope", "DOCUMENT_MASK=y", "DOCUMENT_TOKEN=50303"),
+                     WEFT_OK);
     assert_int_equal(
         check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence", "ALLOW_FUTURE_LEAK=y"),
         WEFT_OK);

@@ -291,6 +291,18 @@ static void test_other_models_bring_their_class_along(void **state) {
     file_expect_equal(path, "src/convert/configuration_weft.py");
 }
 
+/* And what that class does not compute. */
+static void test_what_no_class_computes_is_refused_by_its_key(void **state) {
+    (void)state;
+    static const char *const keys[] = {"WINDOW=3", "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5"};
+    const char *model = scratch_path("model"), *out = scratch_path("refused");
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        command_succeeds(RUN("init", "--force", SIZES, "-o", keys[i], "--out", model), NULL);
+        command_fails(2, RUN("convert", "--model", model, "--to-hf", "--out", out),
+                      SAYS("CONFIG_", keys[i], "has no counterpart"));
+    }
+}
+
 static void test_nothing_is_overwritten_unasked(void **state) {
     (void)state;
     const char *out = scratch_path("gpt2-again");
@@ -404,6 +416,7 @@ int main(void) {
         cmocka_unit_test(test_a_broken_config_is_told_and_not_taken_for_ours),
         cmocka_unit_test(test_weights_that_do_not_fit_are_refused_by_name),
         cmocka_unit_test(test_other_models_bring_their_class_along),
+        cmocka_unit_test(test_what_no_class_computes_is_refused_by_its_key),
         cmocka_unit_test(test_nothing_is_overwritten_unasked),
         cmocka_unit_test(test_sentencepiece_is_refused_in_one_line),
         cmocka_unit_test(test_special_tokens_and_templates_go_along),

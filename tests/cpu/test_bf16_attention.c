@@ -6,6 +6,7 @@
 #include "cpu/backend.h"
 #include "ops/arith.h"
 #include "ops/attention.h"
+#include "ops/documents.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -31,20 +32,26 @@ enum { LEAVES = 4, RESULTS = 6, NAME_ROOM = 8 };
 typedef struct {
     int64_t batch, tokens, heads, kv_heads, dqk, dv;
     bool w2, causal;
-    bool steep; /* the first keys' scores are far above all others */
+    bool steep;              /* the first keys' scores are far above all others */
+    int64_t reach, document; /* document: tokens of one; 0: there is one alone */
+    double softcap;
 } shape;
 
 static const shape shapes[] = {
-    {1, 1, 1, 1, 4, 4, false, true, false},  /* a single key */
-    {2, 31, 2, 2, 8, 8, false, true, false}, /* less than a block */
+    {1, 1, 1, 1, 4, 4, false, true, .steep = false},  /* a single key */
+    {2, 31, 2, 2, 8, 8, false, true, .steep = false}, /* less than a block */
     {1, 97, 3, 3, 20, 12, false, true,
-     false}, /* one key more than a tile; widths that are padded */
-    {2, 193, 2, 1, 33, 7, false, true, false},   /* odd widths, a shared key head */
-    {1, 200, 2, 2, 16, 16, false, false, false}, /* every key is seen */
-    {1, 640, 1, 1, 32, 32, false, true, false},  /* ranges of keys */
-    {1, 600, 6, 1, 64, 64, false, true, false},  /* parts of heads */
-    {1, 300, 2, 2, 64, 32, true, true, false},   /* a number per key */
-    {1, 555, 4, 2, 128, 64, true, true, false},
+     .steep = false}, /* one key more than a tile; widths that are padded */
+    {2, 193, 2, 1, 33, 7, false, true, .steep = false},   /* odd widths, a shared key head */
+    {1, 200, 2, 2, 16, 16, false, false, .steep = false}, /* every key is seen */
+    {1, 640, 1, 1, 32, 32, false, true, .steep = false},  /* ranges of keys */
+    {1, 600, 6, 1, 64, 64, false, true, .steep = false},  /* parts of heads */
+    {1, 300, 2, 2, 64, 32, true, true, .steep = false},   /* a number per key */
+    {1, 555, 4, 2, 128, 64, true, true, .steep = false},
+    {1, 400, 2, 1, 16, 16, false, true, .steep = false, .reach = 70},
+    {1, 640, 1, 1, 32, 32, false, true, .steep = false, .reach = 300, .softcap = 1},
+    {2, 500, 2, 2, 16, 16, false, true, .steep = false, .document = 130},
+    {1, 300, 2, 1, 64, 32, true, true, .steep = false, .document = 20, .reach = 15},
 };
 
 /* A graph with its results; all that a check compares. */
@@ -52,6 +59,7 @@ typedef struct {
     weft_graph *graph;
     weft_exec *exec;
     weft_tensor *leaf[LEAVES + 1]; /* q, k, v, do, log τ */
+    weft_tensor *tokens;           /* of documents; NULL: there are none */
     const weft_tensor *result[RESULTS];
     int results;
 } run;
@@ -96,6 +104,16 @@ static void make_steep(weft_exec *x, const weft_tensor *t, bool keys) {
     free(values);
 }
 
+/* Every so many-th token is 0. */
+static void end_documents(weft_exec *x, const weft_tensor *t, int64_t length) {
+    int32_t *tokens = malloc((size_t)weft_tensor_bytes(t));
+    assert_non_null(tokens);
+    for (int64_t i = 0; i < weft_tensor_count(t); i++)
+        tokens[i] = i % length == length - 1 ? 0 : 1;
+    assert_int_equal(weft_exec_write(x, t, tokens), WEFT_OK);
+    free(tokens);
+}
+
 static weft_tensor *leaf(run *r, int i, weft_dtype dtype, int ndim, const int64_t *sizes) {
     char name[NAME_ROOM];
     snprintf(name, sizeof name, "leaf%d", i);
@@ -106,7 +124,15 @@ static weft_tensor *leaf(run *r, int i, weft_dtype dtype, int ndim, const int64_
 static run open_run(const shape *s, weft_dtype dtype, int threads, weft_pool **pool) {
     run r = {0};
     assert_int_equal(weft_graph_create(&r.graph), WEFT_OK);
-    weft_score score = {.causal = s->causal, .scale_value = 1 / sqrt((double)s->dqk)};
+    weft_score score = {.causal = s->causal,
+                        .scale_value = 1 / sqrt((double)s->dqk),
+                        .reach = s->reach,
+                        .softcap = s->softcap};
+    if (s->document) {
+        r.tokens =
+            weft_new_tensor(r.graph, WEFT_ROLE_INPUT, "tokens", WEFT_I32, s->batch, s->tokens);
+        score.first = weft_find_documents(r.graph, r.tokens, 0).first;
+    }
     score.q = leaf(&r, 0, dtype, 4, (int64_t[]){s->batch, s->tokens, s->heads, s->dqk});
     score.k = leaf(&r, 1, dtype, 4, (int64_t[]){s->batch, s->tokens, s->kv_heads, s->dqk});
     weft_tensor *v = leaf(&r, 2, dtype, 4, (int64_t[]){s->batch, s->tokens, s->kv_heads, s->dv});
@@ -128,6 +154,7 @@ static run open_run(const shape *s, weft_dtype dtype, int threads, weft_pool **p
     for (int i = 0; i < LEAVES; i++)
         fill(r.exec, r.leaf[i], (uint64_t)i + 1, 1, 0);
     if (s->w2) fill(r.exec, r.leaf[4], 5, 0.125, 0.5 * log(4.0 * (double)s->dqk));
+    if (r.tokens) end_documents(r.exec, r.tokens, s->document);
     if (s->steep) make_steep(r.exec, r.leaf[0], false);
     if (s->steep) make_steep(r.exec, r.leaf[1], true);
     assert_int_equal(weft_exec_run(r.exec, &(weft_run){.seed = 1}), WEFT_OK);
@@ -190,8 +217,8 @@ static void test_attention_in_bf16_is_near_f64(void **state) {
  * are differences of nearly equal numbers here, so o and v's gradient tell. */
 static void test_scores_that_fall_far_after_a_tile(void **state) {
     (void)state;
-    static const shape steep[] = {{1, 200, 2, 1, 4, 8, false, true, true},
-                                  {1, 200, 1, 1, 4, 8, false, false, true}};
+    static const shape steep[] = {{1, 200, 2, 1, 4, 8, false, true, .steep = true},
+                                  {1, 200, 1, 1, 4, 8, false, false, .steep = true}};
     for (size_t n = 0; n < sizeof steep / sizeof steep[0]; n++) {
         weft_pool *pool, *other;
         run narrow = open_run(&steep[n], WEFT_BF16, 2, &pool);

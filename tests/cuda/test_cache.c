@@ -3,7 +3,7 @@
 #include "core/exec.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
-#include "ops/cache.h"
+#include "ops/documents.h"
 #include "support/table.h"
 
 #include <math.h>
@@ -25,6 +25,8 @@ typedef struct {
     bool own_values; /* the values are the keys as they are stored */
     bool number, gaussian, squares, log_tau;
     int64_t rotated, window, context;
+    int64_t document; /* tokens of one; 0: there is one alone */
+    double softcap;
     weft_attention_pos pos;
     weft_weights weights;
     weft_cache_keep keep;
@@ -41,6 +43,9 @@ static const form forms[] = {
     {"mla, rotated", 5, 1, 96, 64, .rotated = 32, .context = MOST},
     {"mla, w2", 4, 1, 64, 32, .gaussian = true, .squares = true, .log_tau = true, .context = MOST},
     {"a band", 4, 2, 32, 32, .window = 5, .context = MOST},
+    {"a soft-cap", 4, 2, 64, 64, .softcap = 0.5, .context = MOST},
+    {"documents", 4, 2, 64, 64, .document = 70, .context = MOST},
+    {"documents, any width, sliding", 3, 3, 20, 12, .document = 310, .softcap = 1, .context = 300},
     {"top-k", 4, 4, 32, 32, .context = MOST, .weights = WEFT_WEIGHTS_MEAN, .keep = WEFT_KEEP_TOPK},
     {"threshold", 4, 4, 32, 32, .context = MOST, .weights = WEFT_WEIGHTS_MAX,
      .keep = WEFT_KEEP_RMS},
@@ -53,6 +58,8 @@ typedef struct {
     weft_pool *pool;
     weft_exec *exec;
     weft_tensor *position, *slot, *table, *q, *k, *v, *log_tau, *rel, *rotations, *o, *c, *mean;
+    weft_tensor *tokens; /* of documents, each so long */
+    int64_t document;
     int64_t rows;
 } decoder;
 
@@ -75,6 +82,13 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
     d->k = input(d, "k", dtype, d->rows, f->key_heads * f->dqk);
     d->v = input(d, "v", dtype, d->rows, 40 + f->key_heads * f->dv);
     weft_rows rows = {d->position, d->slot, d->table};
+    if (f->document) {
+        weft_tensor *begun =
+            weft_new_tensor(d->g, WEFT_ROLE_STATE, "begun", WEFT_I32, (int64_t)SLOTS);
+        d->tokens = input(d, "tokens", WEFT_I32, d->rows, 1);
+        d->document = f->document;
+        rows.first = weft_find_cached_documents(d->g, d->tokens, 0, begun, &rows).first;
+    }
     weft_tensor *keys = pages_of(d, "keys", &key), *values = NULL;
     weft_cache_write(d->g, &key, d->k, 0, NULL, keys, &rows);
     if (!f->own_values) {
@@ -95,6 +109,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
                         .pos = f->pos,
                         .band = f->window > 0,
                         .window = f->window,
+                        .softcap = f->softcap,
                         .band_alpha = 0.5};
     weft_cache_query query = {.score = &score,
                               .heads = f->heads,
@@ -185,6 +200,10 @@ static void run_rows(decoder *d, const int32_t *slot, const int32_t *position) {
     write_rows(d, d->q, "q", slot, position);
     write_rows(d, d->k, "k", slot, position);
     write_rows(d, d->v, "v", slot, position);
+    int32_t tokens[ROWS];
+    for (int64_t r = 0; d->tokens && r < d->rows; r++)
+        tokens[r] = (position[r] + 1) % d->document == 0 ? 0 : 1;
+    if (d->tokens) assert_int_equal(weft_exec_write(d->exec, d->tokens, tokens), WEFT_OK);
     if (weft_exec_run(d->exec, NULL) != WEFT_OK) fail_msg("%s", weft_error_message());
 }
 

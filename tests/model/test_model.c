@@ -168,6 +168,51 @@ static void test_later_tokens_change_nothing_before_them(void **state) {
         assert_true(causal);
 }
 
+/* Where the document of token t of a sequence begins. */
+static int64_t document_of(const model_case *c, int64_t b, int64_t t) {
+    while (t > 0 && c->tokens[b * c->time + t - 1] != c->config.document_token)
+        t--;
+    return t;
+}
+
+/* Changes each token that ends no document, and holds the logits of the other documents to their bits. */
+static void test_documents_change_nothing_beside_them(void **state) {
+    const model_test *t = *state;
+    model_case c;
+    model_run r;
+    model_case_open(&c, t->config);
+    int64_t vocab = c.config.vocab_size, moved = 0, n = c.batch * c.time * vocab;
+    if (!c.config.document_mask) {
+        model_case_close(&c);
+        return;
+    }
+    model_run_open(&r, &c, &(model_run_options){.dtype = WEFT_F32, .train = true});
+    double *before = model_run_values(&r, r.session.graph.logits, n);
+    int32_t end = (int32_t)c.config.document_token;
+    for (int64_t at = 0; at < c.batch * c.time; at++) {
+        int32_t was = c.tokens[at], next = (int32_t)((was + 1) % vocab);
+        if (next == end) next = (int32_t)((next + 1) % vocab);
+        if (was == end || next == was) continue;
+        c.tokens[at] = next;
+        model_run_again(&r, c.tokens, c.targets);
+        c.tokens[at] = was;
+        double *after = model_run_values(&r, r.session.graph.logits, n);
+        int64_t b = at / c.time, own = document_of(&c, b, at % c.time);
+        for (int64_t i = 0; i < c.batch * c.time; i++) {
+            bool same =
+                memcmp(before + i * vocab, after + i * vocab, (size_t)vocab * sizeof *before) == 0;
+            bool inside = i / c.time == b && document_of(&c, b, i % c.time) == own;
+            if (!same && !inside) fail_msg("token %d moves token %d", (int)at, (int)i);
+            moved += !same;
+        }
+        free(after);
+    }
+    assert_true(moved > 0);
+    free(before);
+    model_run_close(&r);
+    model_case_close(&c);
+}
+
 static void compare_bits(const model_run *a, const model_run *b, const char *what) {
     for (int64_t i = 0; i < a->session.graph.n_parameters; i++) {
         const weft_tensor *p = a->session.graph.parameters[i].tensor,
@@ -211,6 +256,7 @@ static const model_check checks[] = {
     {"f32 equals the reference", test_f32_equals_the_reference},
     {"direct and cheap forms equal the reference", test_direct_and_cheap_forms_equal_the_reference},
     {"later tokens change nothing before them", test_later_tokens_change_nothing_before_them},
+    {"documents change nothing beside them", test_documents_change_nothing_beside_them},
     {"threads and recomputation keep the bits", test_threads_and_recomputation_keep_the_bits},
 };
 enum { N_CHECKS = sizeof checks / sizeof checks[0] };

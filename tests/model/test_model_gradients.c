@@ -38,11 +38,13 @@ static void routing_row(const weft_config *c, const double *scores, int64_t time
             row[j] = c->sparse_head_average ? row[j] + p / (double)c->n_head : fmax(row[j], p);
         }
     }
-    double limit = -1, squares = 0, kept = 0;
-    for (int64_t j = 0; j < seen; j++)
+    double limit = -1, squares = 0, kept = 0, count = 0;
+    for (int64_t j = 0; j < seen; j++) {
         squares += row[j] * row[j];
+        count += isfinite(scores[t * time + j]);
+    }
     if (c->sparse_mode == WEFT_SPARSE_RMS)
-        limit = c->sparse_rms_threshold * sqrt(squares / (double)seen);
+        limit = c->sparse_rms_threshold * sqrt(squares / count);
     for (int64_t j = 0; j < seen; j++) {
         int64_t larger = 0;
         for (int64_t k = 0; k < seen; k++)

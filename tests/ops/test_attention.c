@@ -27,6 +27,9 @@ typedef struct {
     weft_attention_pos pos;
     int64_t band; /* the window; 0: none */
     bool ragged;  /* sequence b starts at keys − queries − b */
+    int64_t reach,
+        document; /* document: tokens of one, but for sequence b's first, which has b fewer */
+    double softcap;
 } trial;
 
 enum { GRADIENTS = WEFT_ATTN_BACK_OUTPUTS };
@@ -41,7 +44,7 @@ typedef struct {
     weft_tensor *in[WEFT_ATTN_INPUTS], *d_o, *o, *lse;
     weft_node *back;
     double *value[WEFT_ATTN_INPUTS], *d_o_value;
-    int32_t *start;
+    int32_t *start, *first;
 } attempt;
 
 static weft_dtype stat_dtype(weft_dtype dtype) {
@@ -72,6 +75,9 @@ static void build(attempt *a) {
         in[WEFT_ATTN_REL] = weft_new_tensor(a->g, WEFT_ROLE_PARAM, "rel", stat, t->keys + 3);
     if (!t->full && (t->ragged || t->keys != t->queries))
         in[WEFT_ATTN_START] = weft_new_tensor(a->g, WEFT_ROLE_INPUT, "start", WEFT_I32, t->batch);
+    if (t->document)
+        in[WEFT_ATTN_FIRST] =
+            weft_new_tensor(a->g, WEFT_ROLE_INPUT, "first", WEFT_I32, t->batch, t->queries);
     weft_score score = {.q = in[WEFT_ATTN_Q],
                         .k = in[WEFT_ATTN_K],
                         .n = in[WEFT_ATTN_N],
@@ -80,6 +86,9 @@ static void build(attempt *a) {
                         .log_tau = in[WEFT_ATTN_LOG_TAU],
                         .rel = in[WEFT_ATTN_REL],
                         .start = in[WEFT_ATTN_START],
+                        .first = in[WEFT_ATTN_FIRST],
+                        .reach = t->reach,
+                        .softcap = t->softcap,
                         .scale_value = 1 / sqrt((double)t->dqk),
                         .pos = t->pos,
                         .causal = !t->full,
@@ -163,6 +172,15 @@ static attempt open_attempt(const trial *t, weft_dtype dtype) {
         a.start[b] = (int32_t)(t->keys - t->queries - (t->ragged ? b : 0));
     if (a.in[WEFT_ATTN_START])
         assert_int_equal(weft_exec_write(a.x, a.in[WEFT_ATTN_START], a.start), WEFT_OK);
+    if (!t->document) return a;
+    a.first = calloc((size_t)(t->batch * t->queries), sizeof *a.first);
+    assert_non_null(a.first);
+    for (int64_t b = 0; b < t->batch; b++)
+        for (int64_t i = 0; i < t->queries; i++) {
+            int64_t first = (a.start[b] + i + b) / t->document * t->document - b;
+            a.first[b * t->queries + i] = (int32_t)(first > 0 ? first : 0);
+        }
+    assert_int_equal(weft_exec_write(a.x, a.in[WEFT_ATTN_FIRST], a.first), WEFT_OK);
     return a;
 }
 
@@ -171,6 +189,7 @@ static void close_attempt(attempt *a) {
         free(a->value[i]);
     free(a->d_o_value);
     free(a->start);
+    free(a->first);
     weft_exec_destroy(a->x);
     weft_graph_destroy(a->g);
     weft_pool_destroy(a->pool);
@@ -217,6 +236,7 @@ static void compare_with_plain(const trial *t, weft_dtype dtype) {
         .log_tau = a.value[WEFT_ATTN_LOG_TAU],
         .rel = a.value[WEFT_ATTN_REL],
         .start = a.in[WEFT_ATTN_START] ? a.start : NULL,
+        .first = a.first,
         .o = o,
         .lse = lse,
         .d_o = a.d_o_value,
@@ -258,6 +278,17 @@ static const trial trials[] = {
     {"ragged decode", 4, 1, 210, 6, 2, 16, 16, .ragged = true, .pos = WEFT_POS_ALIBI, .beta = true},
     {"decode, one key head", 2, 1, 600, 12, 1, 32, 32, .tau = true},
     {"few queries", 2, 5, 129, 4, 4, 10, 10, .ragged = true, .tau = true, .pos = WEFT_POS_RELATIVE},
+    {"window", 1, 700, 700, 1, 1, 8, 12, .reach = 100, .tau = true},
+    {"a window of two", 1, 200, 200, 2, 1, 8, 8, .reach = 2},
+    {"window, ragged", 3, 70, 333, 2, 1, 8, 8, .ragged = true, .reach = 65,
+     .pos = WEFT_POS_RELATIVE},
+    {"window and band", 1, 200, 200, 3, 1, 8, 8, .band = 30, .reach = 20, .head_scale = true},
+    {"documents", 2, 700, 700, 2, 1, 16, 16, .document = 130},
+    {"short documents", 2, 300, 300, 2, 2, 8, 8, .document = 7, .beta = true, .head_scale = true},
+    {"documents in a window", 1, 600, 600, 1, 1, 8, 8, .document = 250, .reach = 90,
+     .softcap = 0.5},
+    {"soft-cap", 1, 300, 300, 2, 1, 16, 16, .softcap = 0.3, .head_scale = true},
+    {"soft-cap of biases", 1, 200, 200, 2, 1, 8, 8, .softcap = 2, .pos = WEFT_POS_RELATIVE},
 };
 
 static void test_tiles_agree_with_the_plain_version(void **state) {
@@ -301,6 +332,50 @@ static void test_nothing_of_the_future_is_read(void **state) {
     close_attempt(&a);
 }
 
+/* The rows [from, to) of t of a tensor of rows [B = 1, T, ...]. */
+static void assert_rows_equal(const double *a, const double *b, int64_t row, int64_t from,
+                              int64_t to) {
+    assert_memory_equal(a + from * row, b + from * row, (size_t)((to - from) * row) * sizeof *a);
+}
+
+/* Changes all that belongs to one document; those beside it must keep every bit, of o and of gradients. */
+static void test_documents_do_not_move_each_other(void **state) {
+    (void)state;
+    enum { FROM = 150, TO = 300 };
+    static const trial kinds[] = {
+        {"documents", 1, 420, 420, 2, 1, 16, 16, .document = 150},
+        {"capped documents", 1, 420, 420, 2, 1, 16, 16, .document = 150, .softcap = 1,
+         .reach = 120},
+    };
+    for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+        const trial *t = kinds + k;
+        attempt a = open_attempt(t, WEFT_F32);
+        double *before[4], *after[4];
+        const weft_tensor *seen[4] = {a.o, a.back->out[0], a.back->out[1], a.back->out[2]};
+        assert_int_equal(weft_exec_run(a.x, &(weft_run){0}), WEFT_OK);
+        for (int i = 0; i < 4; i++)
+            before[i] = read_values(&a, seen[i]);
+        for (int i = WEFT_ATTN_Q; i <= WEFT_ATTN_V; i++) {
+            int64_t row = weft_tensor_count(a.in[i]) / t->queries;
+            for (int64_t j = FROM * row; j < TO * row; j++)
+                a.value[i][j] = -3 * a.value[i][j];
+            write_values(&a, a.in[i], a.value[i]);
+        }
+        assert_int_equal(weft_exec_run(a.x, &(weft_run){0}), WEFT_OK);
+        for (int i = 0; i < 4; i++) {
+            after[i] = read_values(&a, seen[i]);
+            int64_t row = weft_tensor_count(seen[i]) / t->queries;
+            assert_rows_equal(before[i], after[i], row, 0, FROM);
+            assert_rows_equal(before[i], after[i], row, TO, t->queries);
+            assert_memory_not_equal(before[i] + FROM * row, after[i] + FROM * row,
+                                    (size_t)row * sizeof **before);
+            free(before[i]);
+            free(after[i]);
+        }
+        close_attempt(&a);
+    }
+}
+
 static int64_t workspace_at(int64_t length) {
     const trial t = {"memory", 1,  length, length,       2,
                      1,        16, 16,     .beta = true, .pos = WEFT_POS_RELATIVE};
@@ -336,6 +411,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiles_agree_with_the_plain_version),
         cmocka_unit_test(test_nothing_of_the_future_is_read),
+        cmocka_unit_test(test_documents_do_not_move_each_other),
         cmocka_unit_test(test_memory_grows_with_the_length_only),
         cmocka_unit_test(test_a_start_that_does_not_fit_is_refused),
     };

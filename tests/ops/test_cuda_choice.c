@@ -21,16 +21,18 @@ typedef struct {
     int64_t heads, kv_heads, dqk, dv, k,
         routed;      /* routed: columns of what is summed; 0: no routing */
     bool band, full; /* full: not causal, with ALiBi */
+    double softcap;  /* above 0: with ALiBi */
 } shape;
 
-static const shape USUAL = {WEFT_BF16, 4, 4, 64, 64, 8, 32, false, false};
+static const shape USUAL = {WEFT_BF16, 4, 4, 64, 64, 8, 32, false, false, 0};
 
 static weft_graph *build(shape s) {
     enum { B = 1, T = 16 };
     weft_graph *g;
     assert_int_equal(weft_graph_create(&g), WEFT_OK);
-    weft_score score = {.scale_value = 1, .causal = !s.full, .band = s.band, .window = 2};
-    if (s.full) score.pos = WEFT_POS_ALIBI;
+    weft_score score = {
+        .scale_value = 1, .causal = !s.full, .band = s.band, .window = 2, .softcap = s.softcap};
+    if (s.full || s.softcap > 0) score.pos = WEFT_POS_ALIBI;
     score.q = weft_new_tensor(g, WEFT_ROLE_INPUT, "q", s.dtype, B, T, s.heads, s.dqk);
     score.k = weft_new_tensor(g, WEFT_ROLE_INPUT, "k", s.dtype, B, T, s.kv_heads, s.dqk);
     weft_tensor *v = weft_new_tensor(g, WEFT_ROLE_INPUT, "v", s.dtype, B, T, s.kv_heads, s.dv);
@@ -107,6 +109,15 @@ static void test_alibi_that_is_not_causal(void **state) {
     shape s = WITH(.full = true);
     s.routed = 0;
     expect_slow(s, ATTENTION, "POSITION alibi with CAUSAL=n", "CAUSAL=y is fast");
+}
+
+static void test_alibi_under_a_softcap(void **state) {
+    (void)state;
+    shape s = USUAL;
+    s.softcap = 30;
+    s.routed = 0;
+    expect_slow(s, ATTENTION, "SOFTCAP_ATTENTION beside biases of distances",
+                "rope and learned are fast");
 }
 
 static void test_routing_names_the_option(void **state) {
@@ -189,6 +200,7 @@ int main(void) {
         cmocka_unit_test(test_attention_by_width),
         cmocka_unit_test(test_attention_names_the_option),
         cmocka_unit_test(test_alibi_that_is_not_causal),
+        cmocka_unit_test(test_alibi_under_a_softcap),
         cmocka_unit_test(test_routing_names_the_option),
         cmocka_unit_test(test_sums_of_unaligned_rows),
         cmocka_unit_test(test_products_of_odd_widths),

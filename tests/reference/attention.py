@@ -78,8 +78,16 @@ def scores(c, q, k, grad=True):
         inside = (distance >= 0) & (distance <= c.size("W"))
         swapped = c.number("alpha", 0.5) * scale[None, :, None, None] * raw.transpose(2, 3)
         s = s + torch.where(inside, swapped, 0.0)
+    if c.number("softcap", 0):
+        s = c.number("softcap", 0) * torch.tanh(s / c.number("softcap", 0))
     if c.integer("causal", 1):
         s = s.masked_fill(distance < 0, -math.inf)
+    if c.integer("reach", 0):
+        s = s.masked_fill(distance >= c.integer("reach", 0), -math.inf)
+    if c.integer("documents", 0):
+        ends = c.ids("tokens", c.integer("documents", 0), b, t) == 0
+        document = ends.long().cumsum(1) - ends.long()  # how many ended before a token
+        s = s.masked_fill((document[:, :, None] != document[:, None, :])[:, None], -math.inf)
     return s
 
 

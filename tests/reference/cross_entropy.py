@@ -10,6 +10,8 @@ def cross_entropy(c):
     x, w = c.input("x", n, e), c.input("w", v, e)
     targets = c.ids("targets", v + 2, n, cut=v) if c.integer("ignore", 0) else c.ids("targets", v, n)
     logits = torch.einsum("ne,ve->nv", x, w)
+    if c.number("softcap", 0):
+        logits = c.number("softcap", 0) * torch.tanh(logits / c.number("softcap", 0))
     lse = logsumexp(logits)
     counted = targets >= 0
     picked = logits[torch.arange(n), targets.clamp(min=0)]

@@ -79,6 +79,9 @@ def rope_rates(c, width):
 
 def rope(c, x):
     """Rotates pairs (i, i + width/2) of the last dimension of [B, T, heads, width] by t times their rates."""
+    if c["ROPE_DIM"] and c["ROPE_DIM"] < x.shape[-1]:
+        whole = {**c, "ROPE_DIM": 0}
+        return torch.cat([rope(whole, x[..., :c["ROPE_DIM"]]), x[..., c["ROPE_DIM"]:]], -1)
     t, half = x.shape[1], x.shape[-1] // 2
     rate, amplitude = rope_rates(c, x.shape[-1])
     angle = torch.arange(t, dtype=torch.float64)[:, None] * rate
@@ -231,18 +234,47 @@ def mla_attention(c, p, x, received):
     return scores, torch.einsum("btl,hld->bthd", values, up), latent
 
 
-def attention(c, p, x, gate, received):
+def softcap(x, cap):
+    return cap * torch.tanh(x / cap) if cap else x
+
+
+def documents(c, ids):
+    """The number of each token's document, and where it begins: [B, T] each. The token that ends one belongs to it."""
+    number, first = torch.zeros_like(ids), torch.zeros_like(ids)
+    for b in range(ids.shape[0]):
+        begun = 0
+        for t in range(ids.shape[1]):
+            first[b, t] = begun
+            number[b, t] = 0 if t == 0 else number[b, t - 1] + (begun == t)
+            if c["DOCUMENT_MASK"] and ids[b, t] == c["DOCUMENT_TOKEN"]:
+                begun = t + 1
+    return number, first
+
+
+def hide(c, layer, ids, scores):
+    """-inf where token i does not see token j."""
+    t = ids.shape[1]
+    distance = torch.arange(t)[:, None] - torch.arange(t)[None, :]
+    if c["CAUSAL"]:
+        scores = scores.masked_fill(distance < 0, -math.inf)
+    full = c["WINDOW_EVERY"] and (layer + 1) % c["WINDOW_EVERY"] == 0
+    if c["WINDOW"] and not full:
+        scores = scores.masked_fill(distance >= c["WINDOW"], -math.inf)
+    if c["DOCUMENT_MASK"]:
+        number, _ = documents(c, ids)
+        scores = scores.masked_fill((number[:, :, None] != number[:, None, :])[:, None], -math.inf)
+    return scores
+
+
+def attention(c, p, x, gate, received, layer, ids):
     """The branch's output [B, T, E], the weights P [B, H, T, T] and, for mla, the latent c^K."""
     latent = None
     if c["ATTENTION"] == "mla":
         scores, v, latent = mla_attention(c, p, x, received)
     else:
         scores, v = {"dot": dot_attention, "w2": w2_attention, "cosine": cosine_attention}[c["ATTENTION"]](c, p, x)
-    scores = scores + position_term(c, p, x)
-    if c["CAUSAL"]:
-        t = x.shape[1]
-        scores = scores.masked_fill(torch.ones(t, t).triu(1).bool(), -math.inf)
-    weights = torch.softmax(scores, -1)
+    scores = softcap(scores + position_term(c, p, x), c["SOFTCAP_ATTENTION"])
+    weights = torch.softmax(hide(c, layer, ids, scores), -1)
     o = torch.einsum("bhij,bjhd->bihd", weights, v)
     if gate is not None:
         alpha = c["RA_MLA_MLP_GATE_ALPHA"]
@@ -287,11 +319,13 @@ def wsffn_losses(c, p, h1):
     return loss_z, c["WSFFN_LAMBDA_C"] * (torch.logsumexp(s, -1) - torch.diagonal(s)).mean()
 
 
-def head_gates(c, p, h):
+def head_gates(c, p, h, ids):
     """4.1: the gates of the next layer's heads, [B, T, H], or [B, 1, H] pooled over the sequence."""
     a = linear(h, p["ffn.gate_proj.weight"])
     if c["RA_MLA_MLP_GATE_POOL"] == "cummean":
-        a = a.cumsum(1) / torch.arange(1, h.shape[1] + 1, dtype=h.dtype)[:, None]
+        number, _ = documents(c, ids)
+        seen = torch.tril((number[:, :, None] == number[:, None, :]).to(h.dtype))
+        a = torch.einsum("bts,bsg->btg", seen / seen.sum(-1, keepdim=True), a)
     elif c["RA_MLA_MLP_GATE_POOL"] == "sequence":
         a = a.mean(1, keepdim=True)
     return torch.sigmoid(linear(a, p["ffn.gate_heads.weight"]))
@@ -316,15 +350,16 @@ def sparsify_row(c, row, constants):
     return kept / kept.sum() if c["RA_MLA_MLP_SPARSE_NORMALIZE"] else kept
 
 
-def routing(c, weights, constants):
+def routing(c, weights, constants, layer, ids):
     """4.2: R [B, T, T] from P [B, H, T, T], sparse, a constant."""
     weights = weights.detach()
     full = weights.mean(1) if c["RA_MLA_MLP_SPARSE_HEAD_AVERAGE"] else weights.amax(1)
     sparse = torch.zeros_like(full)
+    visible = torch.isfinite(hide(c, layer, ids, torch.zeros_like(weights[:, :1])))[:, 0]
     for b in range(full.shape[0]):
         for t in range(full.shape[1]):
-            seen = t + 1 if c["CAUSAL"] else full.shape[2]
-            sparse[b, t, :seen] = sparsify_row(c, full[b, t, :seen], constants)
+            seen = visible[b, t]
+            sparse[b, t, seen] = sparsify_row(c, full[b, t, seen], constants)
     return sparse
 
 
@@ -351,7 +386,7 @@ def couple(c, p, shared, h, latent):
     return u.flatten(2), e[..., None].expand(-1, -1, -1, -1, run).flatten(2)
 
 
-def feed_forward(c, p, shared, x, weights, latent, constants, layer):
+def feed_forward(c, p, shared, x, weights, latent, constants, layer, ids):
     """The branch's output, what the next layer receives (gates, u), and the auxiliary losses."""
     h, h1 = hidden(c, p, x)
     gate, u, losses = None, None, None
@@ -361,10 +396,10 @@ def feed_forward(c, p, shared, x, weights, latent, constants, layer):
         u, e = couple(c, p, shared, h, latent)
         h = h + c["RA_MLA_MLP_RECIP_ALPHA"] * e
     if c["RA_MLA_MLP_CROSS_TOKEN"]:
-        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, constants))
+        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, constants, layer, ids))
         h = h + c["RA_MLA_MLP_CROSS_ALPHA"] * cross_token(c, p, h, route)
     if c["RA_MLA_MLP_ATTN_GATE"]:
-        gate = head_gates(c, p, h)
+        gate = head_gates(c, p, h, ids)
     return project(c, p, h), gate, u, losses
 
 
@@ -372,7 +407,10 @@ def forward(c, params, ids, constants):
     """Logits [B, T, V], and the sums over layers of L_Z and L_C."""
     x = params["wte.weight"][ids]
     if c["POSITION"] == "learned":
-        x = x + params["wpe.weight"][:ids.shape[1]]
+        place = torch.arange(ids.shape[1]).expand(ids.shape)
+        if c["DOCUMENT_POSITIONS"] == "restart":
+            place = place - documents(c, ids)[1]
+        x = x + params["wpe.weight"][place]
     aux_z = aux_c = torch.zeros((), dtype=x.dtype)
     gate = received = None
     post = c["NORM_PLACEMENT"] == "post"
@@ -381,10 +419,10 @@ def forward(c, params, ids, constants):
         p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
         unrotated = c["NOPE_EVERY"] and (i + 1) % c["NOPE_EVERY"] == 0
         own = c | {"POSITION": "none"} if unrotated else c
-        y, weights, latent = attention(own, p, x if post else norm(c, p, "ln_1", x), gate, received)
+        y, weights, latent = attention(own, p, x if post else norm(c, p, "ln_1", x), gate, received, i, ids)
         x = norm(c, p, "ln_1", x + y) if post else x + y
         y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
-                                                 constants, i)
+                                                 constants, i, ids)
         x = norm(c, p, "ln_2", x + y) if post else x + y
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
@@ -392,7 +430,7 @@ def forward(c, params, ids, constants):
     if c["MUP"]:
         x = x * (c["MUP_BASE_WIDTH"] / c["N_EMBD"])
     head = params["wte.weight"] if c["WEIGHT_TYING"] else params["lm_head.weight"]
-    return linear(x, head), aux_z, aux_c
+    return softcap(linear(x, head), c["SOFTCAP_LOGITS"]), aux_z, aux_c
 
 
 def loss_parts(c, params, ids, targets, constants=None):

@@ -17,12 +17,8 @@ def weights(c):
         k = c.input("k", b, s_len, kv, dq, grad=False)
     s = scores(c, q, k, grad=False)
     p = torch.exp(s - logsumexp(s)[..., None])
+    c.seen = torch.isfinite(s[:, 0])  # [B, T, S]
     return p.max(1).values if c.word("head", "mean") == "max" else p.mean(1)
-
-
-def visible(r):
-    """How many keys query t sees: [T]."""
-    return torch.arange(1, r.shape[1] + 1) + (r.shape[2] - r.shape[1])
 
 
 def keep_topk(c, r):
@@ -31,8 +27,8 @@ def keep_topk(c, r):
     kept = torch.zeros_like(r)
     best = torch.zeros(*r.shape[:2], k)
     for b in range(r.shape[0]):
-        for t, seen in enumerate(visible(r).tolist()):
-            order = sorted(range(seen), key=lambda j: (-r[b, t, j].item(), j))
+        for t in range(r.shape[1]):
+            order = sorted(c.seen[b, t].nonzero()[:, 0].tolist(), key=lambda j: (-r[b, t, j].item(), j))
             if len(order) > k:
                 c.refuse_near(f"top-k at b={b} t={t}", (r[b, t, order[k - 1]] - r[b, t, order[k]]).item())
             for place, j in enumerate(order[:k]):
@@ -47,10 +43,8 @@ def keep_topk(c, r):
 def keep_dense(c, r):
     """All, or those at least `threshold` of the root of the mean square over the visible columns."""
     if c.word("mode", "none") == "rms":
-        count = visible(r)
-        limit = c.number("threshold", 0.5) * torch.sqrt((r * r).sum(-1) / count)
-        seen = torch.arange(r.shape[2])[None] < count[:, None]
-        c.refuse_near("rms", (r - limit[..., None]).abs()[:, seen].min().item())
+        limit = c.number("threshold", 0.5) * torch.sqrt((r * r).sum(-1) / c.seen.sum(-1))
+        c.refuse_near("rms", (r - limit[..., None]).abs()[c.seen].min().item())
         r = torch.where(r >= limit[..., None], r, 0.0)
     else:
         c.number("threshold", 0.5)

@@ -6,8 +6,12 @@ import torch
 def running_mean(c):
     b, t, n = c.size("B"), c.size("T"), c.size("N")
     x = c.input("x", b, t, n)
-    share = torch.tril(torch.ones(t, t)) / torch.arange(1, t + 1)[:, None]
-    c.output("y", torch.einsum("ts,bsn->btn", share, x))
+    seen = torch.tril(torch.ones(b, t, t))
+    if c.integer("documents", 0):
+        ends = (c.ids("tokens", c.integer("documents", 0), b, t) == 0).long()
+        document = ends.cumsum(1) - ends
+        seen = seen * (document[:, :, None] == document[:, None, :])
+    c.output("y", torch.einsum("bts,bsn->btn", seen / seen.sum(-1, keepdim=True), x))
 
 
 def time_mean(c):

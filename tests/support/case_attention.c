@@ -2,6 +2,7 @@
 #include "cases.h"
 #include "ops/arith.h"
 #include "ops/attention.h"
+#include "ops/documents.h"
 #include "ops/gaussian.h"
 
 #include <math.h>
@@ -42,6 +43,11 @@ static void add_score_inputs(test_case *c, const sizes *z, weft_score *score) {
     if (case_int(c, "offset", 0))
         score->start =
             case_constant(c, "start", (int32_t)(z->keys - z->queries), 1, (int64_t[]){z->batch});
+    int64_t kinds = case_int(c, "documents", 0), per_query[] = {z->batch, z->queries};
+    if (kinds) {
+        weft_tensor *tokens = case_ids(c, "tokens", kinds, kinds, 2, per_query);
+        score->first = weft_find_documents(case_graph(c), tokens, 0).first;
+    }
 }
 
 /* q and k as the model has them behind their projections. */
@@ -71,6 +77,8 @@ static void build_attention(test_case *c) {
         .causal = case_int(c, "causal", 1) != 0,
         .band = case_int(c, "band", 0) != 0,
         .band_alpha = case_number(c, "alpha", 0.5),
+        .reach = case_int(c, "reach", 0),
+        .softcap = case_number(c, "softcap", 0),
     };
     if (score.band) score.window = case_size(c, "W");
     add_score_inputs(c, &z, &score);

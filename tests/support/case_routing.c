@@ -1,6 +1,7 @@
 /* Cases of routing. The logsumexp comes from the attention itself, whose values are the keys again:
  * its output is not looked at. */
 #include "cases.h"
+#include "ops/documents.h"
 #include "ops/routing.h"
 
 #include <math.h>
@@ -26,6 +27,11 @@ static void add_score_inputs(test_case *c, routed *r) {
         score->pos = WEFT_POS_RELATIVE;
         score->rel = case_stat(c, "r", CASE_CONST, 1, 1, (int64_t[]){case_size(c, "R")});
     }
+    int64_t kinds = case_int(c, "documents", 0), per_query[] = {r->batch, r->queries};
+    if (kinds) {
+        weft_tensor *tokens = case_ids(c, "tokens", kinds, kinds, 2, per_query);
+        score->first = weft_find_documents(case_graph(c), tokens, 0).first;
+    }
     if (case_int(c, "offset", 0))
         score->start =
             case_constant(c, "start", (int32_t)(r->keys - r->queries), 1, (int64_t[]){r->batch});
@@ -45,6 +51,8 @@ static routed make_weights(test_case *c) {
     score->causal = true;
     score->band = case_int(c, "band", 0) != 0;
     score->band_alpha = case_number(c, "alpha", 0.5);
+    score->reach = case_int(c, "reach", 0);
+    score->softcap = case_number(c, "softcap", 0);
     if (score->band) score->window = case_size(c, "W");
     add_score_inputs(c, &r);
     if (case_int(c, "packed", 0)) {

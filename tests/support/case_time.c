@@ -1,6 +1,7 @@
 /* Cases of the means over time, and of moments. */
 #include "cases.h"
 #include "ops/arith.h"
+#include "ops/documents.h"
 #include "ops/linear.h"
 #include "ops/time.h"
 
@@ -10,7 +11,13 @@ static weft_tensor *sequence_input(test_case *c) {
 }
 
 static void build_running_mean(test_case *c) {
-    case_output(c, "y", CASE_DIFF, weft_running_mean(case_graph(c), sequence_input(c)));
+    int64_t kinds = case_int(c, "documents", 0), shape[] = {case_size(c, "B"), case_size(c, "T")};
+    weft_tensor *x = sequence_input(c), *first = NULL;
+    if (kinds) {
+        weft_tensor *tokens = case_ids(c, "tokens", kinds, kinds, 2, shape);
+        first = weft_find_documents(case_graph(c), tokens, 0).first;
+    }
+    case_output(c, "y", CASE_DIFF, weft_running_mean_within(case_graph(c), x, first));
 }
 
 static void build_time_mean(test_case *c) {

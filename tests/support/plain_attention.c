@@ -72,17 +72,18 @@ static double position(const plain_attention_problem *p, const head_numbers *f, 
 }
 
 static void row_gradient(const plain_attention_problem *p, const head_numbers *f, int64_t b,
-                         int64_t h, int64_t i, int64_t place, int64_t seen) {
+                         int64_t h, int64_t i, int64_t place, int64_t hidden, int64_t seen) {
     const weft_attention_attr *a = &p->attr;
     const double *s = p->row, *raw = p->row + a->keys;
     int64_t qi = query_at(a, b, i, h), d = a->dqk;
     const double *d_o = p->d_o + qi * a->dv;
     double total = inner(d_o, p->o + qi * a->dv, a->dv);
     double lse = p->lse[(b * a->heads + h) * a->queries + i];
-    for (int64_t j = 0; j < seen; j++) {
+    for (int64_t j = hidden; j < seen; j++) {
         int64_t kj = key_at(a, b, j, h), nj = number_at(a, b, j, h);
         double prob = exp(s[j] - lse);
         double ds = prob * (inner(d_o, p->v + kj * a->dv, a->dv) - total);
+        if (a->softcap > 0) ds *= 1 - s[j] / a->softcap * (s[j] / a->softcap);
         add_times(p->dv + kj * a->dv, prob, d_o, a->dv);
         add_times(p->dq + qi * d, ds * f->scale, p->k + kj * d, d);
         add_times(p->dk + kj * d, ds * f->scale, p->q + qi * d, d);
@@ -106,21 +107,24 @@ static void attend_row(const plain_attention_problem *p, int64_t b, int64_t h, i
     head_numbers f = numbers_of_head(p, h);
     int64_t place = i + (p->start ? p->start[b] : 0);
     int64_t seen = a->causal ? place + 1 : a->keys;
+    int64_t hidden = a->reach && place >= a->reach ? place + 1 - a->reach : 0;
+    if (p->first && p->first[b * a->queries + i] > hidden) hidden = p->first[b * a->queries + i];
     double *s = p->row, *raw = p->row + a->keys, top = -INFINITY, sum = 0;
-    for (int64_t j = 0; j < seen; j++) {
+    for (int64_t j = hidden; j < seen; j++) {
         raw[j] = product(p, b, h, i, j);
         s[j] = f.scale * raw[j] + position(p, &f, place, j);
         if (p->n) s[j] += f.beta * p->n[number_at(a, b, j, h)];
+        if (a->softcap > 0) s[j] = a->softcap * tanh(s[j] / a->softcap);
         top = fmax(top, s[j]);
     }
-    for (int64_t j = 0; j < seen; j++)
+    for (int64_t j = hidden; j < seen; j++)
         sum += exp(s[j] - top);
     double lse = top + log(sum), *o = p->o + query_at(a, b, i, h) * a->dv;
     p->lse[(b * a->heads + h) * a->queries + i] = lse;
     memset(o, 0, (size_t)a->dv * sizeof *o);
-    for (int64_t j = 0; j < seen; j++)
+    for (int64_t j = hidden; j < seen; j++)
         add_times(o, exp(s[j] - lse), p->v + key_at(a, b, j, h) * a->dv, a->dv);
-    if (p->d_o) row_gradient(p, &f, b, h, i, place, seen);
+    if (p->d_o) row_gradient(p, &f, b, h, i, place, hidden, seen);
 }
 
 static void clear(double *x, int64_t n) {

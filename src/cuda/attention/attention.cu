@@ -81,6 +81,8 @@ static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) 
     p.band = a->band;
     p.pos = a->pos;
     p.window = (int)min_i64(a->window, a->keys);
+    p.reach = (int)min_i64(a->reach, a->keys);
+    p.softcap = (float)a->softcap;
     p.scale_value = (float)a->scale_value;
     p.band_alpha = (float)a->band_alpha;
     p.node = n->index;
@@ -100,6 +102,7 @@ static attention_problem make_problem(const weft_exec *x, const weft_node *n,
     p.log_tau = data_of<float>(x, in[WEFT_ATTN_LOG_TAU]);
     p.rel = data_of<float>(x, in[WEFT_ATTN_REL]);
     p.start = data_of<int32_t>(x, in[WEFT_ATTN_START]);
+    p.first = data_of<int32_t>(x, in[WEFT_ATTN_FIRST]);
     p.run = device_run(x);
     return p;
 }

@@ -26,12 +26,15 @@ struct attention_problem {
     bool is_bf16, causal, band;
     weft_attention_pos pos;
     int window;
+    int reach; /* keys that a query sees at most; 0: all before it */
     float scale_value, band_alpha;
+    float softcap; /* 0: none */
     head_rows q, k, v, o;
     float *lse;                                    /* [B, H, T] */
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
     const int32_t *start;
-    weft_cuda_run *run; /* where a bad start is noted; NULL: it is not */
+    const int32_t *first; /* [B, T]: the first key that a query sees; NULL: 0 */
+    weft_cuda_run *run;   /* where a bad start is noted; NULL: it is not */
     int node;
 };
 
@@ -93,6 +96,34 @@ __device__ static inline int start_of(const attention_problem &p, int b) {
     if (!p.start) return 0;
     int start = p.start[b];
     return start < 0 || start + p.queries > p.keys ? 0 : start;
+}
+
+/* Whether some query may not see the first key. */
+__host__ __device__ static inline bool hides_keys(const attention_problem &p) {
+    return p.reach || p.first;
+}
+
+/* The first key that query i sees, or the last one where there are not as many; it does not fall from one
+ * query to the next. */
+__device__ static inline int first_key_of(const attention_problem &p, int b, int i) {
+    i = min(i, p.queries - 1);
+    int first = p.reach ? max(0, start_of(p, b) + i + 1 - p.reach) : 0;
+    return p.first ? max(first, p.first[(int64_t)b * p.queries + i]) : first;
+}
+
+/* How many queries, counted from the first, see one of the keys before `end` or none at all: those behind
+ * them do not. */
+__device__ static inline int queries_before(const attention_problem &p, int b, int end) {
+    int low = 0, high = p.queries;
+    if (!hides_keys(p)) return high;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (first_key_of(p, b, middle) < end)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 __device__ static inline int64_t row_at(const head_rows &r, int b, int position, int head) {

@@ -54,7 +54,7 @@ static __global__ void prepare_rows(const __grid_constant__ attention_problem p,
     multiply_rows((const bf16 *)g.d_o.data + row_at(g.d_o, b, i0, h), g.d_o.row,
                   (const bf16 *)p.o.data + row_at(p.o, b, i0, h), p.o.row, p.dv, p.queries - i0,
                   total);
-    if (w.shift)
+    if (w.shift && p.softcap == 0)
         multiply_rows((const bf16 *)p.q.data + row_at(p.q, b, i0, h), p.q.row,
                       (const bf16 *)p.k.data + row_at(p.k, b, 0, key_head_of(p, h)), 0, p.dqk,
                       p.queries - i0, shift);

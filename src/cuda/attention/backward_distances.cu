@@ -69,12 +69,13 @@ __device__ static inline void load_pair(const attention_problem &p, const attent
     ring[column] = relative_bias(p, distance + S::KEYS - 1 - column);
 }
 
-/* S and dP to dS, in dp. `limit`: the last key of the tile that the thread's first row sees. */
+/* S and dP to dS, in dp. `limit`: the last key of the tile that the thread's first row sees; `first`: the
+ * first that each of its two rows does. */
 template <typename S>
 __device__ static inline void make_slopes(const float (&s)[8][4], float (&dp)[8][4], float scale,
                                           const float *bias, const float *ring, int tile, int row,
-                                          int limit, int keys, const float (&lse)[2],
-                                          const float (&total)[2]) {
+                                          int limit, const int (&first)[2], int keys,
+                                          const float (&lse)[2], const float (&total)[2]) {
     int column = threadIdx.x % 4 * 2;
     distance_biases<S::RING> distances(ring, tile % 2 * S::THREADS + S::KEYS - 1 + column - row);
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ static inline void make_slopes(const float (&s)[8][4], float (&dp)[8]
             float x = (i % 2 ? b.y : b.x) - lse[i / 2] + further[i];
             x = fmaf(s[m][i], scale, x);
             int j = 8 * m + column + i % 2;
-            if (j > limit + i / 2 * 8 || j >= keys) x = -NOTHING;
+            if (j > limit + i / 2 * 8 || j >= keys || j < first[i / 2]) x = -NOTHING;
             dp[m][i] = power_of_two(x) * (dp[m][i] - total[i / 2]);
         }
     }
@@ -118,6 +119,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     find_numbers(p, t);
     init_barriers(base + S::BARRIERS, 1);
     distance_walk walk = {start_of(p, t.b), first, first + S::DISTANCES, p.queries, p.keys, 0, 0};
+    if (p.reach && first >= p.reach) walk.queries = 0; /* nothing is so far away */
     walk.begin();
     float s[8][4], dp[8][4], lse[2], total[2];
     if (walk.more()) load_pair<S>(p, g, maps, t, walk, true, aligned, 0);
@@ -130,7 +132,11 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                 total[r] = w.total[(int64_t)head * w.padded + at + row + 8 * r];
             }
         }
-        int distance = walk.start + walk.i0 - walk.j0, keys = p.keys - walk.j0;
+        int distance = walk.start + walk.i0 - walk.j0, keys = p.keys - walk.j0, hidden[2] = {};
+        if (hides_keys(p))
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                hidden[r] = first_key_of(p, t.b, walk.i0 + row + 8 * r) - walk.j0;
         wait_barrier(base + S::BARRIERS, tile);
         sync_block();
         begin_products();
@@ -144,7 +150,8 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         walk.advance();
         if (walk.more()) load_pair<S>(p, g, maps, t, walk, walk.i0 != at, aligned, tile + 1);
         make_slopes<S>(s, dp, t.scale, (float *)(aligned + S::BIAS) + tile % 2 * S::KEYS,
-                       (float *)(aligned + S::RINGS), tile, row, distance + row, keys, lse, total);
+                       (float *)(aligned + S::RINGS), tile, row, distance + row, hidden, keys, lse,
+                       total);
         /* Of row r and column c at r − c + 63. */
 #pragma unroll
         for (int m = 0; m < 8; m++)

@@ -16,6 +16,7 @@ struct key_block {
     int b, kv, tile, part, j0, start;
     int first_head, heads;
     int first, per_head; /* first query of a head that is read, and tiles of them */
+    int hides;           /* queries behind the first so many do not see all of the keys */
 };
 
 template <typename S>
@@ -34,7 +35,9 @@ __device__ static inline key_block place_keys(const attention_problem &p, int pa
     t.first_head = from + group * t.part / parts;
     t.heads = from + group * (t.part + 1) / parts - t.first_head;
     t.first = p.causal ? max(0, t.j0 - t.start) / S::QUERIES * S::QUERIES : 0;
-    t.per_head = t.first < p.queries ? (p.queries - t.first + S::QUERIES - 1) / S::QUERIES : 0;
+    int end = queries_before(p, t.b, t.j0 + S::KEYS);
+    t.per_head = t.first < end ? (end - t.first + S::QUERIES - 1) / S::QUERIES : 0;
+    t.hides = hides_keys(p) ? queries_before(p, t.b, t.j0 + 1) : INT_MAX;
     return t;
 }
 
@@ -149,13 +152,15 @@ struct transposed_tile {
     int distance;                     /* from the block's first key to the tile's first place */
     int row;                          /* the thread's first key in the block */
     bool wants_scale;
+    int b, i0, j0; /* sequence, first query, the block's first key */
 };
 
 /* Pᵀ from Sᵀ, which becomes the exponents where EXTENT is KEYED. */
 template <int QUERIES, int EXTENT, bool MASKED, int RING>
 __device__ static inline void
 make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
-                  const transposed_tile &t, float scale, const key_extras &e) {
+                  const attention_problem &p, const transposed_tile &t, float scale,
+                  const key_extras &e) {
     int column = threadIdx.x % 4 * 2;
     float factor = scale * LOG2E;
     distance_biases<RING> distances(t.ring, t.bias_at);
@@ -169,13 +174,21 @@ make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
             lse.x += e.slope * (float)place;
             lse.y += e.slope * (float)(place + 1);
         }
+        int first[2] = {0, 0}; /* keys of the block that the two queries do not see */
+        if (MASKED && hides_keys(p))
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                first[r] = first_key_of(p, t.b, t.i0 + 8 * n + column + r) - t.j0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float less = i % 2 ? lse.y : lse.x;
             float x = EXTENT != BARE ? e.bias[i / 2] - less : -less;
             if (EXTENT == RELATIVE) x += further[i];
             x = fmaf(s[n][i], factor, x);
+            if (EXTENT == CAPPED)
+                x = softcapped(s[n][i] * factor, p.softcap * LOG2E) + (e.bias[i / 2] - less);
             if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
+            if (MASKED && t.row + i / 2 * 8 < first[i % 2]) x = -NOTHING;
             if (EXTENT == KEYED) s[n][i] = x;
             weight[n][i] = power_of_two(x);
         }
@@ -186,8 +199,8 @@ make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
 template <int QUERIES, int EXTENT>
 __device__ static inline void
 make_ds_transposed(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERIES / 8][4],
-                   float (&dp)[QUERIES / 8][4], const transposed_tile &t, float scale,
-                   key_extras &e) {
+                   float (&dp)[QUERIES / 8][4], const attention_problem &p,
+                   const transposed_tile &t, float scale, key_extras &e) {
     int column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int n = 0; n < QUERIES / 8; n++) {
@@ -198,6 +211,8 @@ make_ds_transposed(const float (&s)[QUERIES / 8][4], const float (&weight)[QUERI
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float ds = weight[n][i] * (dp[n][i] - (i % 2 ? total.y : total.x));
+            if (EXTENT == CAPPED)
+                ds *= soft_slope(weight[n][i], t.lse[8 * n + column + i % 2], p.softcap * LOG2E);
             float by = s[n][i];
             if (EXTENT >= GENERAL) {
                 /* dlog_tau has no part of the position's. */
@@ -418,17 +433,20 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
                                bias_at,
                                distance_of(at) + half * N,
                                row,
-                               w.shift != NULL};
+                               w.shift != NULL,
+                               t.b,
+                               t.first + at * S::QUERIES + half * N,
+                               t.j0};
     };
     auto weigh = [&](int step, int stage) {
         transposed_tile pairs = place_pairs(step, stage);
-        if (p.causal && pairs.distance < first_key + 63)
-            make_p_transposed<N, EXTENT, true, S::RING>(s, weight, pairs, scale, e);
+        if (p.causal && (pairs.distance < first_key + 63 || pairs.i0 + N > t.hides))
+            make_p_transposed<N, EXTENT, true, S::RING>(s, weight, p, pairs, scale, e);
         else
-            make_p_transposed<N, EXTENT, false, S::RING>(s, weight, pairs, scale, e);
+            make_p_transposed<N, EXTENT, false, S::RING>(s, weight, p, pairs, scale, e);
     };
     auto slope = [&](int step, int stage) {
-        make_ds_transposed<N, EXTENT>(s, weight, dp, place_pairs(step, stage), scale, e);
+        make_ds_transposed<N, EXTENT>(s, weight, dp, p, place_pairs(step, stage), scale, e);
     };
     /* The first tile in which one of the warpgroup's keys is seen. */
     int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
@@ -514,8 +532,10 @@ void flash_backward_dkdv(const attention_problem &p, const attention_gradients &
         using W = decltype(widths);
         using S = typename W::BY_KEYS;
         if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
-        if constexpr (W::HAS_BARE)
+        if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0) return launch<S, CAPPED>(p, g, w, stream);
             if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        }
         if (keyed) return launch<S, KEYED>(p, g, w, stream);
         launch<S, GENERAL>(p, g, w, stream);
     });

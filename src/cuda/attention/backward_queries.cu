@@ -55,9 +55,9 @@ template <typename S, int EXTENT> struct query_loads {
         uint32_t barrier = base + S::BARRIERS + (uint32_t)(step % S::STAGES * 8);
         expect_tx(barrier, more + k_bytes + v_bytes);
         tma_load<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)(step % S::STAGES * k_bytes),
-                                              k, t.b, step * S::KEYS, t.kv, barrier);
+                                              k, t.b, t.key0 + step * S::KEYS, t.kv, barrier);
         tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
-                                             step * S::KEYS, t.kv, barrier);
+                                             t.key0 + step * S::KEYS, t.kv, barrier);
     }
 
     /* The queries, their dO and the first keys and values. */
@@ -133,13 +133,17 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
                                      const query_block &t, const float *bias, const float *ring,
                                      const float (&lse)[2], int row, int half, int step) {
     constexpr bool EXTRA = EXTENT != BARE;
-    int column = half * N + (int)threadIdx.x % 4 * 2, limit[2];
+    int column = half * N + (int)threadIdx.x % 4 * 2, limit[2], first[2];
+    int j0 = t.key0 + step * S::KEYS;
 #pragma unroll
-    for (int r = 0; r < 2; r++) { /* the last key of the tile that is seen */
+    for (int r = 0; r < 2; r++) { /* the last key of the tile that is seen, and the first */
         int place = t.place0 + row + 8 * r;
-        limit[r] = (p.causal ? min(place, p.keys - 1) : p.keys - 1) - step * S::KEYS - column;
+        limit[r] = (p.causal ? min(place, p.keys - 1) : p.keys - 1) - j0 - column;
+        first[r] = 0;
+        if (MASKED && hides_keys(p))
+            first[r] = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
     }
-    distance_biases<S::RING> distances(ring, step * S::KEYS + column - row);
+    distance_biases<S::RING> distances(ring, j0 + column - row);
 #pragma unroll
     for (int m = 0; m < N / 8; m++) {
         float2 b = EXTRA ? *(const float2 *)(bias + (step & 1) * S::KEYS + 8 * m + column)
@@ -151,21 +155,31 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
             float x = EXTRA ? (i % 2 ? b.y : b.x) - lse[i / 2] : -lse[i / 2];
             if (EXTENT == RELATIVE) x += further[i];
             x = fmaf(s[m][i], t.scale, x);
+            if (EXTENT == CAPPED)
+                x = softcapped(fmaf(s[m][i], t.scale, further[i]), p.softcap * LOG2E) - lse[i / 2];
             if (MASKED && 8 * m + i % 2 > limit[i / 2]) x = -NOTHING;
+            if (MASKED && 8 * m + i % 2 < first[i / 2]) x = -NOTHING;
             s[m][i] = power_of_two(x);
         }
     }
 }
 
 /* dP to dS = P ∘ (dP − D), in place. */
-template <int N>
+template <int EXTENT, int N>
 __device__ static inline void make_ds(const float (&s)[N][4], float (&dp)[N][4],
-                                      const float (&total)[2]) {
+                                      const attention_problem &p, const float (&total)[2],
+                                      const float (&lse)[2]) {
 #pragma unroll
     for (int m = 0; m < N; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             dp[m][i] = s[m][i] * (dp[m][i] - total[i / 2]);
+    if (EXTENT == CAPPED)
+#pragma unroll
+        for (int m = 0; m < N; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                dp[m][i] *= soft_slope(s[m][i], lse[i / 2], p.softcap * LOG2E);
 }
 
 /* lse of a thread's two rows, to the base 2. */
@@ -213,14 +227,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
     float *bias = (float *)(aligned + S::BIAS), *ring = (float *)(aligned + S::DISTANCES);
-    query_block t = place_queries(p, S::QUERIES);
+    query_block t = place_queries(p, S::QUERIES, S::KEYS);
     if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     query_share share = {warpgroup / S::SPLIT * 64, warpgroup % S::SPLIT};
     int row = share.row0 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     int first_place = t.place0 + share.row0;
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
-    int steps = (end + S::KEYS - 1) / S::KEYS;
+    int steps = (end - t.key0 + S::KEYS - 1) / S::KEYS;
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     query_loads<S, EXTENT> loads = {{&maps.q, &p.q, p.queries, p.dqk},
                                     {&maps.d_o, &g.d_o, p.queries, p.dv},
@@ -245,13 +259,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     auto find = [&]() {
         find_rows<S>(p, w, t, products, aligned + S::D_O, row, share.half == 0, lse, total);
     };
+    int hidden = hides_keys(p) ? first_key_of(p, t.b, t.i0 + share.row0 + 63) : 0; /* from one */
     auto weigh = [&](int step) {
-        if ((step + 1) * S::KEYS - 1 > whole)
+        int j0 = t.key0 + step * S::KEYS;
+        if (j0 + S::KEYS - 1 > whole || j0 < hidden)
             make_p<S, N, EXTENT, true>(s, p, t, bias, ring, lse, row, share.half, step);
         else
             make_p<S, N, EXTENT, false>(s, p, t, bias, ring, lse, row, share.half, step);
     };
-    int mine = p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
+    int mine = p.causal ? min(steps, (first_place + 63 - t.key0) / S::KEYS + 1) : steps;
     if (t.i0 + share.row0 >= p.queries) mine = 0;
     int step = 0;
     loads.wait_for(0);
@@ -271,7 +287,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             weigh(step);
             wait_products<0>();
             settle(dp);
-            make_ds(s, dp, total);
+            make_ds<EXTENT>(s, dp, p, total, lse);
             pack_fragments<N>(dp, ds);
             store_weights<S::KEYS, N>(base + S::DS, share.half * N, ds);
             publish_words();
@@ -298,7 +314,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         settle(s);
         settle(dp);
         weigh(0);
-        make_ds(s, dp, total);
+        make_ds<EXTENT>(s, dp, p, total, lse);
         pack_fragments<N>(dp, ds);
         for (step = 1; step < mine; step++) {
             int before = stage;
@@ -313,7 +329,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             weigh(step);
             wait_products<1>();
             settle(dp);
-            make_ds(s, dp, total);
+            make_ds<EXTENT>(s, dp, p, total, lse);
             wait_products<0>();
             settle(dq);
             pack_fragments<N>(dp, ds);
@@ -359,8 +375,10 @@ void flash_backward_dq(const attention_problem &p, const attention_gradients &g,
         using W = decltype(widths);
         using S = typename W::BY_QUERIES;
         if (p.pos == WEFT_POS_RELATIVE) return launch<S, RELATIVE>(p, g, w, stream);
-        if constexpr (W::HAS_BARE)
+        if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0) return launch<S, CAPPED>(p, g, w, stream);
             if (!has_extras(p)) return launch<S, BARE>(p, g, w, stream);
+        }
         launch<S, KEYED>(p, g, w, stream);
     });
 }

@@ -22,9 +22,11 @@ struct row_pair {
 
 /* Scores to weights, in place. Returns by `rescale` what sums so far are worth now. */
 template <int KEYS, int EXTENT, int RING>
-__device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &rows, float scale,
+__device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &rows,
+                                             const attention_problem &p, const query_block &t,
                                              const float *bias, const float *ring, int row, int j0,
-                                             bool masked, float (&rescale)[2]) {
+                                             bool masked, bool hidden, float (&rescale)[2]) {
+    float scale = t.scale;
     constexpr bool EXTRA = EXTENT != BARE;
     int column = threadIdx.x % 4 * 2;
     if (EXTRA)
@@ -47,12 +49,28 @@ __device__ static inline void online_softmax(float (&s)[KEYS / 8][4], row_pair &
                 s[n][i] += b[i];
         }
     }
+    if (EXTENT == CAPPED)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[n][i] = softcapped(s[n][i], p.softcap * LOG2E);
     if (masked)
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 if (j0 + 8 * n + column + i % 2 > rows.limit[i / 2]) s[n][i] = -INFINITY;
+    if (hidden)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int first = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
+        }
     float factor = EXTRA ? 1.0f : scale;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -89,12 +107,12 @@ template <typename S, int EXTENT> struct forward_loads {
 
     __device__ inline void load_keys(const query_block &t, int step, uint32_t barrier) {
         tma_load<S::KEYS, S::DQK, S::THREADS>(base + S::K + (uint32_t)((step & 1) * k_bytes), k,
-                                              t.b, step * S::KEYS, t.kv, barrier);
+                                              t.b, t.key0 + step * S::KEYS, t.kv, barrier);
     }
 
     __device__ inline void load_values(const query_block &t, int step, uint32_t barrier) {
         tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V + (uint32_t)((step & 1) * v_bytes), v, t.b,
-                                             step * S::KEYS, t.kv, barrier);
+                                             t.key0 + step * S::KEYS, t.kv, barrier);
     }
 
     /* The queries and the first keys. */
@@ -168,7 +186,8 @@ __device__ static inline row_pair begin_rows(const attention_problem &p, const q
     row_pair rows;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        rows.top[r] = -INFINITY;
+        /* A row that sees nothing of a tile must not have an infinite difference of scores. */
+        rows.top[r] = hides_keys(p) ? -NOTHING : -INFINITY;
         rows.sum[r] = 0;
         rows.limit[r] = p.causal ? min(t.place0 + row + 8 * r, p.keys - 1) : p.keys - 1;
     }
@@ -206,13 +225,13 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     uint8_t *aligned = align_tiles(memory);
     uint32_t base = shared_address(aligned);
     float *bias = (float *)(aligned + S::BIAS), *ring = (float *)(aligned + S::DISTANCES);
-    query_block t = place_queries(p, S::QUERIES);
+    query_block t = place_queries(p, S::QUERIES, S::KEYS);
     if (t.b >= p.batch) return;
     int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
     int row = threadIdx.x / 32 * 16 + lane / 4; /* in the block */
     int first_place = t.place0 + warpgroup * 64;
     int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
-    int steps = (end + S::KEYS - 1) / S::KEYS;
+    int steps = (end - t.key0 + S::KEYS - 1) / S::KEYS;
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
     forward_loads<S, EXTENT> loads = {
         {&maps.q, &p.q, p.queries, p.dqk}, {&maps.k, &p.k, p.keys, p.dqk},
@@ -226,12 +245,15 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     clear_sums(o);
     row_pair rows = begin_rows(p, t, row);
     int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
+    int hidden =
+        hides_keys(p) ? first_key_of(p, t.b, t.i0 + warpgroup * 64 + 63) : 0; /* from one */
     bool idle = t.i0 + warpgroup * 64 >= p.queries;
-    int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63) / S::KEYS + 1) : steps;
+    int mine = idle ? 0 : p.causal ? min(steps, (first_place + 63 - t.key0) / S::KEYS + 1) : steps;
     auto softmax = [&](int step) {
-        int j0 = step * S::KEYS;
-        online_softmax<S::KEYS, EXTENT, S::RING>(s, rows, t.scale, bias + (step & 1) * S::KEYS,
-                                                 ring, row, j0, j0 + S::KEYS - 1 > whole, rescale);
+        int j0 = t.key0 + step * S::KEYS;
+        online_softmax<S::KEYS, EXTENT, S::RING>(s, rows, p, t, bias + (step & 1) * S::KEYS, ring,
+                                                 row, j0, j0 + S::KEYS - 1 > whole, j0 < hidden,
+                                                 rescale);
     };
     int step = 0;
     loads.wait_for(0);
@@ -292,7 +314,7 @@ bool attention_fits_flash(const attention_problem &p) {
     weft_attention_attr a = {};
     a.batch = p.batch, a.queries = p.queries, a.keys = p.keys;
     a.heads = p.heads, a.dqk = p.dqk, a.dv = p.dv;
-    a.pos = p.pos, a.causal = p.causal, a.band = p.band;
+    a.pos = p.pos, a.causal = p.causal, a.band = p.band, a.softcap = p.softcap;
     return p.dqk % 8 == 0 && p.dv % 8 == 0 &&
            weft_cuda_attention_is_fast(&a, p.is_bf16 ? WEFT_BF16 : WEFT_F32);
 }
@@ -301,8 +323,10 @@ void flash_forward(const attention_problem &p, cudaStream_t stream) {
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         if (p.pos == WEFT_POS_RELATIVE) return launch<typename W::FORWARD, RELATIVE>(p, stream);
-        if constexpr (W::HAS_BARE)
+        if constexpr (W::HAS_BARE) {
+            if (p.softcap > 0) return launch<typename W::FORWARD, CAPPED>(p, stream);
             if (!has_extras(p)) return launch<typename W::FORWARD, BARE>(p, stream);
+        }
         launch<typename W::FORWARD, KEYED>(p, stream);
     });
 }

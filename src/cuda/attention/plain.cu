@@ -95,7 +95,8 @@ __device__ static void store_row(const float (&sum)[OUTPUTS], const head_rows &t
 }
 
 __device__ static bool sees(const attention_problem &p, const head_task &t, int i, int j) {
-    return i >= 0 && i < p.queries && j >= 0 && j < p.keys && (!p.causal || j <= t.start + i);
+    return i >= 0 && i < p.queries && j >= 0 && j < p.keys && (!p.causal || j <= t.start + i) &&
+           (!hides_keys(p) || j >= first_key_of(p, t.b, i));
 }
 
 __device__ static bool in_band(const attention_problem &p, int i, int j) {
@@ -148,7 +149,7 @@ template <typename T> static __global__ void attend_plain(attention_problem p) {
     int i0 = place.tile * TILE, i = i0 + row, c0 = blockIdx.y * WIDE;
     int end = p.causal ? min(p.keys, t.start + i0 + TILE) : p.keys;
     float top = -INFINITY, total = 0, output[OUTPUTS] = {};
-    for (int j0 = 0; j0 < end; j0 += TILE) {
+    for (int j0 = first_key_of(p, t.b, i0) / TILE * TILE; j0 < end; j0 += TILE) {
         float score[SCORES] = {}, largest = top, sum = 0;
         multiply_pairs<T>(p, t, m, i0, j0, score);
 #pragma unroll
@@ -156,6 +157,7 @@ template <typename T> static __global__ void attend_plain(attention_problem p) {
             int j = j0 + column + c * PER_ROW;
             score[c] =
                 score[c] * t.f.scale + t.f.beta * key_number(p, t, j) + position_part(p, t, i, j);
+            if (p.softcap > 0) score[c] = p.softcap * tanhf(score[c] / p.softcap);
             if (!sees(p, t, i, j)) score[c] = -INFINITY;
             largest = fmaxf(largest, score[c]);
         }
@@ -212,7 +214,7 @@ static __global__ void sum_rows(attention_problem p, attention_gradients g, row_
         float total = 0, shift = 0;
         for (int c = lane; c < p.dv; c += 32)
             total += to_float(d_o[c]) * to_float(o[c]);
-        for (int c = lane; g.dscale && c < p.dqk; c += 32)
+        for (int c = lane; g.dscale && p.softcap == 0 && c < p.dqk; c += 32)
             shift += to_float(q[c]) * to_float(k[c]);
         total = warp_sum(total);
         shift = warp_sum(shift);
@@ -242,8 +244,14 @@ __device__ static void make_pair(const attention_problem &p, const attention_gra
     for (int c = 0; c < SCORES; c++) {
         int j = j0 + column + c * PER_ROW;
         float n = key_number(p, t, j), score = raw[c] * t.f.scale - lse + t.f.beta * n;
-        float weight = sees(p, t, i, j) ? expf(score + position_part(p, t, i, j)) : 0.0f;
-        float ds = weight == 0.0f ? 0.0f : weight * (dp[c] - total);
+        float whole = score + position_part(p, t, i, j), slope = 1;
+        if (p.softcap > 0) {
+            float capped = tanhf((whole + lse) / p.softcap);
+            whole = p.softcap * capped - lse;
+            slope = 1 - capped * capped;
+        }
+        float weight = sees(p, t, i, j) ? expf(whole) : 0.0f;
+        float ds = weight == 0.0f ? 0.0f : weight * (dp[c] - total) * slope;
         m.p[row][column + c * PER_ROW] = weight;
         m.ds[row][column + c * PER_ROW] = ds;
         if (numbers && ds != 0.0f) {
@@ -289,7 +297,7 @@ static __global__ void find_query_gradients(attention_problem p, attention_gradi
     bool count = w.numbers && c0 == 0;
     double numbers[NUMBERS] = {};
     float sum[OUTPUTS] = {};
-    for (int j0 = 0; j0 < end; j0 += TILE) {
+    for (int j0 = first_key_of(p, t.b, i0) / TILE * TILE; j0 < end; j0 += TILE) {
         make_pair<T>(p, g, w.rows, t, m, i0, j0, count ? numbers : NULL);
         load_rows<T, WIDE>(m.wide, p.k, t.b, t.kv, j0, p.keys, c0, p.dqk);
         __syncthreads();
@@ -328,7 +336,8 @@ static __global__ void find_key_gradients(attention_problem p, attention_gradien
     for (int h = first_head_of(p, place.head); h < end; h++) {
         head_task t = make_task(p, place.b, h);
         int first = p.causal ? max(0, j0 - t.start) / TILE * TILE : 0;
-        for (int i0 = first; i0 < p.queries; i0 += TILE) {
+        int last = queries_before(p, place.b, j0 + TILE);
+        for (int i0 = first; i0 < last; i0 += TILE) {
             make_pair<T>(p, g, rows, t, m, i0, j0, NULL);
             load_rows<T, WIDE>(m.wide, g.d_o, t.b, h, i0, p.queries, c0, p.dv);
             __syncthreads();

@@ -20,8 +20,9 @@ extern "C" {
 }
 
 /* What a score has beside ⟨q, k⟩ times a positive constant: nothing; a number per key, and by keys only
- * where a block has one query head; anything but a relative position; that too. */
-enum score_extent { BARE, KEYED, GENERAL, RELATIVE };
+ * where a block has one query head; anything but a relative position; that too; a scale per head and a
+ * soft-cap, compiled where dqk is dv. Its exponentials would cost the others registers. */
+enum score_extent { BARE, KEYED, GENERAL, RELATIVE, CAPPED };
 
 /* Biases of distances that a block has at hand: those between its rows and two tiles, and a power of
  * two. */

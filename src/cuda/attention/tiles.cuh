@@ -29,7 +29,20 @@ template <int N> __device__ static inline void clear_sums(float (&c)[N][4]) {
 
 /* Whether a score has more than ⟨q, k⟩ times one positive constant. */
 static inline bool has_extras(const attention_problem &p) {
-    return p.n || p.scale || p.log_tau || p.pos != WEFT_POS_NONE || !(p.scale_value > 0);
+    return p.n || p.scale || p.log_tau || p.pos != WEFT_POS_NONE || !(p.scale_value > 0) ||
+           p.softcap > 0;
+}
+
+/* The soft-cap of a score, both to the base 2. */
+__device__ static inline float softcapped(float s, float cap) {
+    return cap - __fdividef(2.0f * cap, power_of_two(s * (2.0f * LOG2E / cap)) + 1.0f);
+}
+
+/* The slope of a soft-cap at what it made, of which 2 to the power less lse is `weight`. */
+__device__ static inline float soft_slope(float weight, float lse, float cap) {
+    float t = __fdividef(__log2f(fmaxf(weight, 1e-37f)) + lse, cap);
+    t = fminf(fabsf(t), 1.0f); /* also of a query that is not there */
+    return 1.0f - t * t;
 }
 
 /* Blocks come in groups of so many columns (heads of sequences), which a dimension of the grid each
@@ -54,6 +67,7 @@ __device__ static inline int column_index() {
 /* A block's head and queries. */
 struct query_block {
     int b, h, kv, i0, place0;
+    int key0;                 /* of the first tile that one of them sees */
     float scale, beta, slope; /* to the base 2 */
 };
 
@@ -62,14 +76,17 @@ static inline dim3 query_blocks(const attention_problem &p, int queries) {
     return group_blocks((int64_t)p.batch * p.heads, ceil_div(p.queries, queries));
 }
 
-__device__ static inline query_block place_queries(const attention_problem &p, int queries) {
+__device__ static inline query_block place_queries(const attention_problem &p, int queries,
+                                                   int keys) {
     query_block t = {};
     int column = column_index();
     t.b = (int)((unsigned)column / (unsigned)p.heads);
     t.h = column - t.b * p.heads;
     t.kv = key_head_of(p, t.h);
     t.i0 = (int)(gridDim.y - 1 - blockIdx.y) * queries;
-    if (t.b < p.batch) t.place0 = start_of(p, t.b) + t.i0;
+    if (t.b >= p.batch) return t;
+    t.place0 = start_of(p, t.b) + t.i0;
+    t.key0 = hides_keys(p) ? first_key_of(p, t.b, t.i0) / keys * keys : 0;
     return t;
 }
 
@@ -121,14 +138,14 @@ template <int KEYS, int QUERIES, int EXTENT> struct key_biases {
     float number, distance_bias; /* read a step before they are stored, so that nothing waits */
 
     __device__ inline void read(const query_block &t, int step) {
-        int j = step * KEYS + (int)threadIdx.x;
+        int j = t.key0 + step * KEYS + (int)threadIdx.x;
         if (EXTENT == BARE || (int)threadIdx.x >= KEYS) return;
         number = n && j < p->keys ? n[j] : 0.0f;
         if (EXTENT == RELATIVE) distance_bias = relative_bias(*p, t.place0 - j);
     }
 
     __device__ inline void store(const query_block &t, int step) {
-        int j = step * KEYS + (int)threadIdx.x;
+        int j = t.key0 + step * KEYS + (int)threadIdx.x;
         if (EXTENT == BARE || (int)threadIdx.x >= KEYS) return;
         bias[(step & 1) * KEYS + threadIdx.x] =
             fmaf(t.slope, (float)(j - t.place0), t.beta * number);
@@ -139,7 +156,7 @@ template <int KEYS, int QUERIES, int EXTENT> struct key_biases {
     __device__ inline void begin(const query_block &t) {
         if (EXTENT == RELATIVE)
             for (int r = 1 + (int)threadIdx.x; r < QUERIES; r += (int)blockDim.x)
-                ring[-r & (RING - 1)] = relative_bias(*p, t.place0 + r);
+                ring[(t.key0 - r) & (RING - 1)] = relative_bias(*p, t.place0 - t.key0 + r);
         read(t, 0);
         store(t, 0);
         read(t, 1);

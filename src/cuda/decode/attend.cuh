@@ -22,6 +22,8 @@ struct attend_problem {
     int64_t q_columns; /* of a row of q */
     any_tensor q, o;
     float scale_value, band_alpha;
+    float softcap;            /* to the base 2; 0: none */
+    const int32_t *documents; /* [R]: a row's document begins there; NULL: with the sequence */
     const float *scale, *beta, *log_tau, *rel, *rotations; /* NULL: not there */
     float *query_cache;                                    /* [slots, window, H, dqk] */
     weft_attention_pos pos;
@@ -40,8 +42,9 @@ __device__ __host__ static inline bool copies_keys(const attend_problem &a) {
     return a.rotated > 0 || a.gaussian;
 }
 
-__device__ static inline int first_seen(const attend_problem &a, int position) {
-    return max(0, position + 1 - a.context);
+__device__ static inline int first_seen(const attend_problem &a, int r, int position) {
+    int first = max(0, position + 1 - a.context);
+    return a.documents ? max(first, a.documents[r]) : first;
 }
 
 /* Where a block works: row, key head, part of the row's keys, and the keys themselves; none where first
@@ -54,7 +57,7 @@ __device__ static inline block_place place_block(const attend_problem &a) {
     block_place t = {(int)blockIdx.z, (int)blockIdx.y, (int)blockIdx.x, 0, 0, 0, 0};
     if (a.places.slot[t.r] < 0) return t;
     t.position = a.places.position[t.r];
-    int seen = first_seen(a, t.position);
+    int seen = first_seen(a, t.r, t.position);
     t.block = seen / BLOCK + t.part;
     t.first = max(t.block * BLOCK, seen);
     t.end = min((t.block + 1) * BLOCK, t.position + 1);
@@ -108,6 +111,7 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
             if (number) score = fmaf(n[j], f.beta, score);
             score -= f.slope * (float)(i - first - j);
             if (a.rel) score = fmaf(a.rel[i - first - j], LOG2E, score);
+            if (a.softcap > 0) score = a.softcap * tanhf(score / a.softcap);
             s[j] = score;
             top = fmaxf(top, score);
         }
@@ -115,7 +119,7 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
         for (int j = lane; j < count; j += 32) {
             if (a.scores) {
                 int64_t row = (int64_t)t.r * a.heads + head;
-                a.scores[row * a.context + first - first_seen(a, i) + j] = s[j];
+                a.scores[row * a.context + first - first_seen(a, t.r, i) + j] = s[j];
             }
             s[j] = exp2f(s[j] - top);
             sum += s[j];

@@ -119,17 +119,18 @@ static weft_status cache_write_run(weft_exec *x, const weft_node *n) {
 CUDA_KERNEL(cache_write, cache_write_run)
 
 /* A thread a column; rows of a sequence follow each other. */
-static __global__ void mean_columns(row_places p, int64_t width, any_tensor x, float *sums,
-                                    any_tensor y) {
+static __global__ void mean_columns(row_places p, int64_t width, const int32_t *documents,
+                                    any_tensor x, float *sums, any_tensor y) {
     int64_t i = thread_index();
     if (i >= width) return;
     for (int r = 0; r < p.rows; r++) {
         float mean = 0;
         if (p.slot[r] >= 0) {
             float *sum = sums + p.slot[r] * width + i;
-            float all = (p.position[r] == 0 ? 0.0f : *sum) + load_any(x, r * width + i);
+            int place = p.position[r] - (documents ? documents[r] : 0);
+            float all = (place == 0 ? 0.0f : *sum) + load_any(x, r * width + i);
             *sum = all;
-            mean = all * (float)(1 / ((double)p.position[r] + 1));
+            mean = all * (float)(1 / ((double)place + 1));
         }
         store_any(y, r * width + i, mean);
     }
@@ -139,8 +140,8 @@ static weft_status cache_mean_run(weft_exec *x, const weft_node *n) {
     row_places p = places_of(x, n);
     int64_t width = weft_tensor_count(n->in[WEFT_CACHE_X]) / p.rows;
     mean_columns<<<(unsigned)ceil_div(width, 128), 128, 0, stream_of(x)>>>(
-        p, width, any_of(x, n->in[WEFT_CACHE_X]), data_of<float>(x, n->in[WEFT_CACHE_PAGES]),
-        any_of(x, n->out[0]));
+        p, width, data_of<int32_t>(x, n->in[WEFT_CACHE_DOCUMENTS]), any_of(x, n->in[WEFT_CACHE_X]),
+        data_of<float>(x, n->in[WEFT_CACHE_PAGES]), any_of(x, n->out[0]));
     return launched(n);
 }
 
@@ -157,11 +158,12 @@ struct gather_work {
     int32_t *index; /* [R, k]: of the largest, descending */
     float *parts;   /* [R, blocks, width]: without k, the sums of blocks of keys */
     int k, blocks, context, width;
-    const float *weights; /* [R, context] */
+    const float *weights;     /* [R, context] */
+    const int32_t *documents; /* [R] or NULL */
 };
 
-__device__ static inline int keys_seen(const row_places &p, int r, int context) {
-    return min(p.position[r] + 1, context);
+__device__ static inline int keys_seen(const row_places &p, int r, const gather_work &g) {
+    return min(p.position[r] + 1 - (g.documents ? g.documents[r] : 0), g.context);
 }
 
 /* (weight, column) pairs, largest weight first, then lowest column. */
@@ -251,7 +253,7 @@ static __global__ void __launch_bounds__(THREADS)
     kept_row row = {0, 0, 0};
     follow_primary();
     if (p.slot[r] >= 0) {
-        int seen = keys_seen(p, r, g.context);
+        int seen = keys_seen(p, r, g);
         row = keep == WEFT_KEEP_TOPK
                   ? choose_largest(g, r, seen, normalize)
                   : choose_above(g, r, seen, keep == WEFT_KEEP_RMS, threshold, normalize);
@@ -277,7 +279,7 @@ static __global__ void gather_chosen(row_places p, cached_pages c, gather_work g
     float sum = 0;
     if (p.slot[r] >= 0) {
         kept_row row = g.rows[r];
-        int first = p.position[r] + 1 - keys_seen(p, r, g.context);
+        int first = p.position[r] + 1 - keys_seen(p, r, g);
         const float *w = g.weights + (int64_t)r * g.context;
         for (int m = 0; m < row.count; m++) {
             int j = g.index[(int64_t)r * g.k + m];
@@ -292,7 +294,7 @@ template <int KIND>
 static __global__ void gather_block(row_places p, cached_pages c, gather_work g) {
     int r = blockIdx.z, part = blockIdx.y, column = (int)thread_index();
     if (column >= g.width || p.slot[r] < 0) return;
-    int seen = keys_seen(p, r, g.context), first = p.position[r] + 1 - seen;
+    int seen = keys_seen(p, r, g), first = p.position[r] + 1 - seen;
     int block = first / GATHER_KEYS + part, begin = max(block * GATHER_KEYS, first);
     int end = min((block + 1) * GATHER_KEYS, p.position[r] + 1);
     kept_row row = g.rows[r];
@@ -308,7 +310,7 @@ static __global__ void join_gathered(row_places p, gather_work g, float *y) {
     if (column >= g.width) return;
     float sum = 0;
     if (p.slot[r] >= 0) {
-        int first = p.position[r] + 1 - keys_seen(p, r, g.context);
+        int first = p.position[r] + 1 - keys_seen(p, r, g);
         int blocks = p.position[r] / GATHER_KEYS - first / GATHER_KEYS + 1;
         for (int b = 0; b < blocks; b++)
             sum += g.parts[((int64_t)r * g.blocks + b) * g.width + column];
@@ -346,6 +348,7 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     gather_work g;
     lay_out(n, workspace_of<char>(x, n), &g);
     g.weights = data_of<float>(x, n->in[WEFT_CACHE_X]);
+    g.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_DOCUMENTS]);
     float *y = data_of<float>(x, n->out[0]);
     unsigned across = (unsigned)ceil_div(g.width, 128), rows = (unsigned)p.rows;
     launch_following(follows(x), stream_of(x), dim3(rows), THREADS, 0, choose_rows, p, g,

@@ -284,7 +284,7 @@ static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
     follow_primary();
     int at = blockIdx.x, r = at / a.heads, i = a.places.position[r];
     bool there = a.places.slot[r] >= 0;
-    int blocks = there ? i / BLOCK - first_seen(a, i) / BLOCK + 1 : 0, step = a.dv + 2;
+    int blocks = there ? i / BLOCK - first_seen(a, r, i) / BLOCK + 1 : 0, step = a.dv + 2;
     const float *part = a.partial + (int64_t)at * a.blocks * step;
     float top = -INFINITY, total = 0;
     for (int b = 0; b < blocks; b++)
@@ -306,7 +306,7 @@ static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
 static __global__ void join_weights(const __grid_constant__ attend_problem a) {
     follow_primary();
     int r = blockIdx.y, j = (int)thread_index(), i = a.places.position[r];
-    if (a.places.slot[r] < 0 || j > i - first_seen(a, i)) return;
+    if (a.places.slot[r] < 0 || j > i - first_seen(a, r, i)) return;
     float sum = 0;
     for (int h = 0; h < a.heads; h++) {
         int64_t at = (int64_t)r * a.heads + h;
@@ -346,6 +346,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.context = (int)attr->context;
     a.scale_value = (float)attr->scale_value;
     a.band_alpha = (float)attr->band_alpha;
+    a.softcap = (float)attr->softcap * LOG2E;
     a.pos = attr->pos;
     a.band = attr->band;
     a.gaussian = attr->gaussian;
@@ -403,6 +404,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.rel = data_of<float>(x, n->in[WEFT_CACHE_REL]);
     a.rotations = data_of<float>(x, n->in[WEFT_CACHE_ROTATIONS]);
     a.query_cache = data_of<float>(x, n->in[WEFT_CACHE_QUERIES]);
+    a.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_FIRST]);
     if (a.weights) a.weight = data_of<float>(x, n->out[1]);
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)

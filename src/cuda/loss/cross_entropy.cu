@@ -40,6 +40,7 @@ struct entropy_rows {
     float *lse;          /* [N] */
     float *target_logit; /* [N]: the target's logit */
     bool gradients;      /* l becomes its gradient */
+    float softcap;       /* of the logits; 0: none */
     entropy_upstream upstream;
 };
 
@@ -64,6 +65,23 @@ static __device__ inline float row_weight(const entropy_upstream &s, float penal
     if (s.z_scale != 0) weight += s.z_scale * (s.d_z ? *s.d_z : 1.0f) * lse;
     if (s.d_lse) weight += s.d_lse[row];
     return weight;
+}
+
+/* The soft-cap of a logit, -inf being none, and its slope at what it made. */
+static __device__ inline float cap_logit(float l, float c) {
+    return l == -INFINITY ? l : c - __fdividef(2.0f * c, __expf(l * (2.0f / c)) + 1.0f);
+}
+
+static __device__ inline float cap_slope(float l, float c) {
+    float t = fminf(fabsf(l / c), 1.0f);
+    return 1.0f - t * t;
+}
+
+static __device__ inline void cap_pack(float (&v)[VECTOR], float c) {
+    if (c > 0)
+#pragma unroll
+        for (int i = 0; i < VECTOR; i++)
+            v[i] = cap_logit(v[i], c);
 }
 
 /* A maximum and Σ of the exponentials beside it. */
@@ -132,6 +150,7 @@ static __device__ inline float measure_row(const entropy_rows &k, int64_t at, to
             int n = pack_length(k.words, column + i * ROW_THREADS * VECTOR);
             if (n == 0) break;
             widen_pack(p[i], k.l.is_bf16, v);
+            cap_pack(v, k.softcap);
             own = add_pack(own, v, n);
         }
     }
@@ -152,10 +171,13 @@ static __device__ inline void differentiate_row(const entropy_rows &k, int64_t a
             int n = pack_length(k.words, column), hit = (int)(target - column);
             if (n == 0) break;
             widen_pack(p[i], k.l.is_bf16, v);
+            cap_pack(v, k.softcap);
 #pragma unroll
             for (int j = 0; j < VECTOR; j++) {
+                float slope = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
                 v[j] = __expf(v[j] - lse) * weight;
                 v[j] -= j == hit ? penalty : 0.0f;
+                v[j] *= slope;
             }
             store_pack(k.l, at + column, n, v);
         }
@@ -209,7 +231,10 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
     bool counts = target >= 0 && target < k.words;
     load_packs(l, row_packs, first, half < packs ? half : packs);
     load_packs(l, row_packs, first + half, packs);
-    if (threadIdx.x == 0 && !known) k.target_logit[row] = counts ? to_float(l[target]) : 0.0f;
+    if (threadIdx.x == 0 && !known) {
+        float own = counts ? to_float(l[target]) : 0.0f;
+        k.target_logit[row] = k.softcap > 0 ? cap_logit(own, k.softcap) : own;
+    }
     top_sum own = {-INFINITY, 0};
     asm volatile("cp.async.wait_group 1;" ::: "memory");
     for (int i = first; i < packs; i += ROW_THREADS) {
@@ -218,6 +243,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
         if (known) continue;
         float v[VECTOR];
         widen_packed(row_packs[i], words - i * VECTOR, v);
+        cap_pack(v, k.softcap);
         add_packed(&own, v);
     }
     float lse;
@@ -232,16 +258,23 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
     float penalty = row_penalty(k.upstream, counts);
     float weight = row_weight(k.upstream, penalty, row, lse), scaled = lse * LOG2E;
     for (int i = first; i < packs; i += ROW_THREADS) {
-        float v[VECTOR];
+        float v[VECTOR], slope[VECTOR];
         int hit = counts ? (int)target - i * VECTOR : -1;
         widen_packed(row_packs[i], words - i * VECTOR, v);
+        cap_pack(v, k.softcap);
 #pragma unroll
-        for (int j = 0; j < VECTOR; j++)
+        for (int j = 0; j < VECTOR; j++) {
+            slope[j] = k.softcap > 0 ? cap_slope(v[j], k.softcap) : 1.0f;
             v[j] = power_of_two(fmaf(v[j], LOG2E, -scaled)) * weight;
+        }
         if (hit >= 0 && hit < VECTOR)
 #pragma unroll
             for (int j = 0; j < VECTOR; j++)
                 v[j] -= j == hit ? penalty : 0.0f;
+        if (k.softcap > 0)
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++)
+                v[j] *= slope[j];
         store_vector(l + (int64_t)i * VECTOR, v);
     }
 }
@@ -255,7 +288,10 @@ static __global__ void __launch_bounds__(ROW_THREADS) entropy_part(entropy_rows 
     if (known) {
         lse = k.lse[row];
     } else {
-        if (threadIdx.x == 0) k.target_logit[row] = counts ? load_any(k.l, at + target) : 0.0f;
+        if (threadIdx.x == 0) {
+            float own = counts ? load_any(k.l, at + target) : 0.0f;
+            k.target_logit[row] = k.softcap > 0 ? cap_logit(own, k.softcap) : own;
+        }
         lse = measure_row(k, at, shared);
         if (threadIdx.x == 0) k.lse[row] = lse;
     }
@@ -504,6 +540,7 @@ static entropy_rows start_rows(weft_exec *x, const weft_node *n, const entropy_l
     rows.targets = data_of<int32_t>(x, n->in[WEFT_CE_TARGETS]);
     rows.target_logit = (float *)(work + k.target_logit);
     rows.gradients = k.dx || k.dw;
+    rows.softcap = (float)ATTR(n, weft_cross_entropy_attr)->softcap;
     rows.upstream.count = (int32_t *)work;
     rows.upstream.given = data_of<float>(x, count);
     rows.upstream.ce_scale = 1;

@@ -45,6 +45,7 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     p.log_tau = data_of<float>(x, n->in[WEFT_ATTN_LOG_TAU]);
     p.rel = data_of<float>(x, rel);
     p.start = data_of<int32_t>(x, n->in[WEFT_ATTN_START]);
+    p.first = data_of<int32_t>(x, n->in[WEFT_ATTN_FIRST]);
     p.lse = data_of<float>(x, n->in[WEFT_ROUTE_LSE]);
     p.batch = a->batch;
     p.queries = a->queries;
@@ -61,6 +62,8 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     p.use_max = attr->use_max;
     p.vectors = reads_vectors(p.q) && reads_vectors(p.k);
     p.window = a->window;
+    p.reach = a->reach;
+    p.softcap = (float)a->softcap;
     return p;
 }
 
@@ -139,13 +142,13 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
     for (int64_t t = first + warp; t < min_i64(first + LANES, s.lanes); t += blockDim.x / 32) {
         const float *row = weights + (blockIdx.x * LANES + t - first) * s.passing;
         int64_t seen = min_i64(route_place(p, b, t) + 1, s.passing);
-        int64_t at = (b * s.lanes + t) * k;
+        int64_t at = (b * s.lanes + t) * k, hidden = route_first(p, b, t);
         float last = INFINITY, sum = 0;
         int last_index = -1;
         for (int64_t m = 0; m < k; m++) {
             float best = -1;
             int best_index = INT32_MAX;
-            for (int64_t j = lane; m < seen && j < seen; j += 32)
+            for (int64_t j = hidden + lane; m < seen - hidden && j < seen; j += 32)
                 if (comes_before(last, last_index, row[j], (int)j) &&
                     comes_before(row[j], (int)j, best, best_index)) {
                     best = row[j];
@@ -214,7 +217,7 @@ static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile,
     if (rms) {
         for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
             sum += row[j] * row[j];
-        floor = threshold * sqrtf(block_sum(sum, shared) / (float)seen);
+        floor = threshold * sqrtf(block_sum(sum, shared) / (float)(seen - route_first(p, b, t)));
     }
     sum = 0;
     for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)

@@ -22,12 +22,14 @@ typedef struct {
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
     const float *lse;                              /* [B, H, T] */
     const int32_t *start;                          /* [B]; NULL: 0 */
+    const int32_t *first;                          /* [B, T]: the first key seen; NULL: 0 */
     int64_t batch, queries, keys, distances;
     int heads, kv_heads, dqk;
     float scale_value, band_alpha;
     bool alibi, causal, band, use_max;
     bool vectors; /* heads of q and k are read VECTOR elements at a time */
-    int64_t window;
+    int64_t window, reach;
+    float softcap;
 } route_problem;
 
 route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n);
@@ -72,6 +74,12 @@ __device__ static inline int64_t route_place(const route_problem &p, int64_t b, 
     return max_i64(0, min_i64(first, p.keys - p.queries)) + t;
 }
 
+/* The first key that query t sees. */
+__device__ static inline int64_t route_first(const route_problem &p, int64_t b, int64_t t) {
+    int64_t first = p.reach ? max_i64(0, route_place(p, b, t) + 1 - p.reach) : 0;
+    return p.first ? max_i64(first, p.first[b * p.queries + t]) : first;
+}
+
 /* The same sum, term by term, whether it reads vectors or elements. */
 template <typename T>
 __device__ static inline float route_dot(const route_problem &p, int64_t b, int64_t query, int h,
@@ -100,7 +108,7 @@ template <typename T>
 __device__ static inline float route_weight(const route_problem &p, int64_t b, int64_t t,
                                             int64_t j) {
     int64_t distance = route_place(p, b, t) - j;
-    if (distance < 0) return 0;
+    if (distance < 0 || j < route_first(p, b, t)) return 0;
     float total = 0;
     for (int h = 0; h < p.heads; h++) {
         int key_head = h * p.kv_heads / p.heads;
@@ -116,6 +124,7 @@ __device__ static inline float route_weight(const route_problem &p, int64_t b, i
             float back = __fmul_rn(route_dot<T>(p, b, j, h, t, key_head), head.scale);
             score = __fmaf_rn(p.band_alpha, back, score);
         }
+        if (p.softcap > 0) score = __fmul_rn(p.softcap, tanhf(__fdiv_rn(score, p.softcap)));
         float weight = expf(__fadd_rn(score, -p.lse[(b * p.heads + h) * p.queries + t]));
         total = p.use_max ? fmaxf(total, weight) : __fadd_rn(total, weight);
     }

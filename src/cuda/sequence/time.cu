@@ -25,39 +25,61 @@ enum {
 struct time_args {
     int64_t time, width;
     any_tensor x, y;
+    const int32_t *first; /* [B, T]: of running means, where a token's begins; NULL: at 0 */
 };
 
 /* Forward: the mean of tokens up to t. Backward: the sum from t on of dy_t/(t + 1). y may be x: a
- * thread reads an element again just before it writes it. */
+ * thread reads an element again just before it writes it.
+ *
+ * Within documents a segment leaves to the next what belongs to the document that goes on there: forward
+ * that behind its last begin, backward that before its first. */
 static __global__ void scan_means(time_args k, bool back) {
     __shared__ double sums[SEGMENTS][COLUMNS];
+    __shared__ bool begins[SEGMENTS]; /* a document does, in the segment */
+    const int32_t *begin = k.first ? k.first + (int64_t)blockIdx.x * k.time : NULL;
     int64_t column = (int64_t)blockIdx.y * COLUMNS + threadIdx.x;
     int64_t length = ceil_div(k.time, SEGMENTS), first = min_i64(threadIdx.y * length, k.time);
     int64_t end = min_i64(first + length, k.time);
     int64_t base = (int64_t)blockIdx.x * k.time * k.width + column;
     double sum = 0;
+    bool some = false;
     if (column < k.width)
         for (int64_t t = first; t < end; t++) {
             double v = load_any(k.x, base + t * k.width);
-            sum += back ? v / (double)(t + 1) : v;
+            int64_t from = begin ? begin[t] : 0;
+            some |= from == t;
+            if (begin && !back && from == t) sum = 0;
+            if (begin && back && from >= first) break;
+            sum += back ? v / (double)(t - from + 1) : v;
         }
     sums[threadIdx.y][threadIdx.x] = sum;
+    if (threadIdx.x == 0) begins[threadIdx.y] = some;
     __syncthreads();
     if (column >= k.width) return;
     sum = 0;
-    for (int s = 0; s < SEGMENTS; s++)
-        if (back ? s > threadIdx.y : s < threadIdx.y) sum += sums[s][threadIdx.x];
+    if (begin)
+        for (int s = threadIdx.y + (back ? 1 : -1); s >= 0 && s < SEGMENTS; s += back ? 1 : -1) {
+            sum += sums[s][threadIdx.x];
+            if (begins[s]) break;
+        }
+    else
+        for (int s = 0; s < SEGMENTS; s++)
+            if (back ? s > threadIdx.y : s < threadIdx.y) sum += sums[s][threadIdx.x];
     for (int64_t i = first; i < end; i++) {
         int64_t t = back ? end - 1 - (i - first) : i, at = base + t * k.width;
-        double v = load_any(k.x, at), share = 1.0 / (double)(t + 1);
+        int64_t from = begin ? begin[t] : 0;
+        double v = load_any(k.x, at), share = 1.0 / (double)(t - from + 1);
+        if (begin && !back && from == t) sum = 0;
         sum += back ? v * share : v;
         store_any(k.y, at, (float)(back ? sum : sum * share));
+        if (begin && back && from == t) sum = 0;
     }
 }
 
 static weft_status run_scan(weft_exec *x, const weft_node *n, bool back) {
     const weft_tensor *in = n->in[0];
-    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0])};
+    time_args k = {in->shape[1], in->shape[2], any_of(x, in), any_of(x, n->out[0]),
+                   data_of<int32_t>(x, n->in[1])};
     dim3 grid((unsigned)in->shape[0], (unsigned)ceil_div(k.width, COLUMNS));
     scan_means<<<grid, dim3(COLUMNS, SEGMENTS), 0, stream_of(x)>>>(k, back);
     return launched(n);

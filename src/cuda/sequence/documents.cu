@@ -1,0 +1,70 @@
+/* Where documents begin, on the GPU. A block has a sequence: each thread looks through some tokens for the
+ * last that ends a document, the threads tell each other, and each writes its own. In generation a thread
+ * has a row, and looks back over those of its sequence in the run. */
+#include "cuda/decode/cached.cuh"
+
+extern "C" {
+#include "ops/documents.h"
+}
+
+enum { THREADS = 256 };
+
+static __global__ void find_documents(const int32_t *tokens, int32_t end, int time, int32_t *first,
+                                      int32_t *place) {
+    __shared__ int begun[THREADS];
+    int length = (int)ceil_div(time, THREADS), from = min((int)threadIdx.x * length, time);
+    int to = min(from + length, time), own = 0;
+    int64_t base = (int64_t)blockIdx.x * time;
+    for (int t = from; t < to; t++)
+        if (tokens[base + t] == end) own = t + 1;
+    begun[threadIdx.x] = own;
+    __syncthreads();
+    own = 0;
+    for (int i = 0; i < (int)threadIdx.x; i++)
+        own = max(own, begun[i]);
+    for (int t = from; t < to; t++) {
+        first[base + t] = own;
+        place[base + t] = t - own;
+        if (tokens[base + t] == end) own = t + 1;
+    }
+}
+
+static weft_status documents_run(weft_exec *x, const weft_node *n) {
+    int64_t batch = n->in[0]->shape[0], time = n->in[0]->shape[1];
+    find_documents<<<(unsigned)batch, THREADS, 0, stream_of(x)>>>(
+        data_of<int32_t>(x, n->in[0]), ATTR(n, weft_documents_attr)->end, (int)time,
+        data_of<int32_t>(x, n->out[0]), data_of<int32_t>(x, n->out[1]));
+    return launched(n);
+}
+
+CUDA_KERNEL(documents, documents_run)
+
+/* One block: what a sequence had is read by all of its rows before the last of them writes. */
+static __global__ void find_cached_documents(row_places p, const int32_t *tokens, int32_t end,
+                                             int32_t *begun, int32_t *first, int32_t *place) {
+    for (int r = threadIdx.x; r < p.rows; r += blockDim.x) {
+        int slot = p.slot[r], own = 0, before = r;
+        while (slot >= 0 && before > 0 && p.slot[before - 1] == slot && tokens[before - 1] != end)
+            before--;
+        if (slot >= 0 && before > 0 && p.slot[before - 1] == slot)
+            own = p.position[before];
+        else if (slot >= 0 && p.position[before] > 0)
+            own = begun[slot];
+        first[r] = own;
+        place[r] = slot >= 0 ? p.position[r] - own : 0;
+    }
+    __syncthreads();
+    for (int r = threadIdx.x; r < p.rows; r += blockDim.x)
+        if (p.slot[r] >= 0 && (r + 1 == p.rows || p.slot[r + 1] != p.slot[r]))
+            begun[p.slot[r]] = tokens[r] == end ? p.position[r] + 1 : first[r];
+}
+
+static weft_status cache_documents_run(weft_exec *x, const weft_node *n) {
+    find_cached_documents<<<1, 1024, 0, stream_of(x)>>>(
+        places_of(x, n), data_of<int32_t>(x, n->in[WEFT_CACHE_X]),
+        ATTR(n, weft_documents_attr)->end, data_of<int32_t>(x, n->in[WEFT_CACHE_PAGES]),
+        data_of<int32_t>(x, n->out[0]), data_of<int32_t>(x, n->out[1]));
+    return launched(n);
+}
+
+CUDA_KERNEL(cache_documents, cache_documents_run)
