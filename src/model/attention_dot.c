@@ -16,6 +16,12 @@ static double dot_scale(const weft_config *c) {
 static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv;
+    b->score.scale_value = dot_scale(c);
+    if (b->shares) {
+        weft_tensor *q = norm_heads(b, build_queries(b, x, b->head_dim), b->heads, 0);
+        b->score.q = apply_rope(b, q, b->head_dim, b->heads);
+        return builder_attend(b, &(builder_keys){0});
+    }
     weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * b->head_dim, b->width);
     weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * b->head_dim);
     weft_tensor *qkv = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
@@ -24,7 +30,6 @@ static weft_tensor *build_dot(builder *b, weft_tensor *x) {
         qkv = apply_rope(b, qkv, b->head_dim, b->heads + kv);
         qkv = weft_view(b->g, qkv, b->batch, b->time, total * b->head_dim);
     }
-    b->score.scale_value = dot_scale(c);
     return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
 
@@ -55,6 +60,7 @@ const weft_attention_kind weft_attention_dot = {
     .step = step_form,
     .step_layer = step_layer,
     .shares_heads = true,
+    .shares_layers = true,
     .biased = true,
     .mup = true,
 };

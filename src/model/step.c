@@ -11,7 +11,7 @@
 
 /* What a step of one launch knows nothing of. */
 static bool has_mechanism(const weft_config *c) {
-    return c->attn_gate || c->cross_token || c->latent_recip || c->qk_norm ||
+    return c->attn_gate || c->cross_token || c->latent_recip || c->qk_norm || c->kv_share > 1 ||
            c->attention_gate != WEFT_ATTENTION_GATE_NONE;
 }
 
