@@ -40,6 +40,12 @@ static weft_status check_dot(const weft_model *m, const char *what) {
                          "%s: not of a model with CONFIG_QK_NORM=y, whose queries and keys are not "
                          "linear in what they are made from",
                          what);
+    if (c->kv_share > 1)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: not of a model with CONFIG_KV_SHARE=%lld, some of whose layers have no "
+            "keys",
+            what, (long long)c->kv_share);
     if (c->n_head * weft_config_head_dim(c) == c->n_embd) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s takes heads that fill CONFIG_N_EMBD=%lld; this model has %lld of "

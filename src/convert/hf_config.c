@@ -262,6 +262,7 @@ static weft_status check_plain(const weft_config *c) {
     if (c->n_head * weft_config_head_dim(c) != c->n_embd) return has_none(c, WEFT_OPTION(head_dim));
     if (c->mup) return has_none(c, WEFT_OPTION(mup));
     if (c->qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
+    if (c->kv_share > 1) return has_none(c, WEFT_OPTION(kv_share));
     if (c->attention_gate) return has_none(c, WEFT_OPTION(attention_gate));
     if (c->attn_gate) return has_none(c, WEFT_OPTION(attn_gate));
     if (c->cross_token) return has_none(c, WEFT_OPTION(cross_token));

@@ -197,6 +197,7 @@ static void test_what_they_have_no_model_for_is_refused_by_its_key(void **state)
         {"BIAS=n", "CONFIG_BIAS=n"},
         {"KV_HEADS=2", "CONFIG_KV_HEADS=2"},
         {"QK_NORM=y", "CONFIG_QK_NORM=y"},
+        {"KV_SHARE=2", "CONFIG_KV_SHARE=2"},
         {"ATTENTION_GATE=head", "CONFIG_ATTENTION_GATE=head"},
         {"RA_MLA_MLP_ATTN_GATE=y", "CONFIG_RA_MLA_MLP_ATTN_GATE=y"},
     };
