@@ -271,6 +271,15 @@ static weft_status build_variants(weft_study *s, const weft_source *source,
     return weft_fail(WEFT_EINPUT, "%s", s->built[0].error);
 }
 
+/* The checkpoint that runs start from. */
+static weft_status check_from(const weft_study *s) {
+    bool there = true;
+    if (*s->base.study_from) WEFT_TRY(weft_path_there(s->base.study_from, &there));
+    if (there) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_FROM=\"%.300s\": there is no such folder",
+                     s->where, s->base.study_from);
+}
+
 static weft_status open_study(weft_study *s, const weft_source *source, const weft_backend *backend,
                               int threads) {
     s->where = source->file;
@@ -282,6 +291,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
     WEFT_TRY(parse_rate_as(s));
     WEFT_TRY(check_yardstick(s));
     WEFT_TRY(check_variant_keys(s));
+    WEFT_TRY(check_from(s));
     s->built = calloc((size_t)s->variants.n, sizeof *s->built);
     if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     return build_variants(s, source, backend, threads);

@@ -167,6 +167,7 @@ static weft_status start_job(supervisor *v, slot *s, weft_record_run *job) {
     weft_launch_options launch = {.threads = o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
                                   .peak_flops = o->peak_flops,
                                   .save_last = true,
+                                  .from = v->study->base.study_from,
                                   .gpu = o->gpus ? o->gpus[s - v->slots] : NULL};
     weft_config c;
     WEFT_TRY(weft_path(s->folder, "%s/%s", o->out, job->folder));
