@@ -7,7 +7,6 @@
  * Queries are rotated in their second half. The cache holds KV D + D/2 numbers a token and layer. */
 #include "model/builder.h"
 #include "ops/heads.h"
-#include "ops/linear.h"
 
 #include <math.h>
 
@@ -21,23 +20,16 @@ static weft_tensor *swap_halves(builder *b, weft_tensor *q) {
     return weft_head_columns(b->g, attr, q, q);
 }
 
-static weft_tensor *project(builder *b, weft_tensor *x, const char *weight, const char *bias_name,
-                            int64_t heads, int64_t width) {
-    weft_tensor *w = matrix(b, weight, init_normal(0.02), heads * width, b->width);
-    weft_tensor *bias = attention_bias(b, bias_name, heads * width);
-    return as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), heads, width);
-}
-
 static weft_tensor *build_gta(builder *b, weft_tensor *x) {
     int64_t d = b->head_dim, half = d / 2;
     builder_keys keys = {.scored = half};
-    b->score.q = swap_halves(b, build_queries(b, x, d));
+    b->score.q = swap_halves(b, map_to_heads(b, x, "q", b->heads, d));
     b->score.q = rotate_heads(b, b->score.q, half, b->heads);
     b->score.scale_value = 1 / sqrt((double)d);
     if (!b->shares) {
         int64_t kv = weft_config_kv_heads(b->c);
-        keys.k = keys.v = project(b, x, "attn.kv.weight", "attn.kv.bias", kv, d);
-        keys.common = project(b, x, "attn.k_rope.weight", "attn.k_rope.bias", 1, half);
+        keys.k = keys.v = map_to_heads(b, x, "kv", kv, d);
+        keys.common = map_to_heads(b, x, "k_rope", 1, half);
         keys.common = rotate_heads(b, keys.common, half, 1);
     }
     return builder_attend(b, &keys);

@@ -21,7 +21,6 @@
 #include "ops/norm.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -136,15 +135,6 @@ static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor
     return latent_values_up(b, found, value_map(b));
 }
 
-/* y = W x, W "attn.NAME.weight" [rows, *] with its bias where there is one. */
-static weft_tensor *project(builder *b, weft_tensor *x, const char *name, int64_t rows) {
-    char full[64];
-    snprintf(full, sizeof full, "attn.%s.weight", name);
-    weft_tensor *w = matrix(b, full, init_normal(0.02), rows, weft_tensor_width(x));
-    snprintf(full, sizeof full, "attn.%s.bias", name);
-    return weft_linear(b->g, x, w, attention_bias(b, full, rows), WEFT_ACT_NONE);
-}
-
 /* Latents [B, T, g L] as QK_NORM or RA_MLA_LATENT_NORM leaves them. */
 static weft_tensor *norm_latents(builder *b, weft_tensor *k) {
     const weft_config *c = b->c;
@@ -166,22 +156,22 @@ static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     mla_parts p = {0};
     weft_tensor *from = x, *common = b->shares ? b->kept.common : NULL;
     if (c->ra_mla_q_rank) {
-        from = project(b, x, "q_down", c->ra_mla_q_rank);
+        from = attention_map(b, x, "q_down", c->ra_mla_q_rank);
         weft_init start = init_constant(1);
         weft_tensor *gain = builder_vector(b, "attn.q_down_norm.weight", start, c->ra_mla_q_rank);
         from = weft_norm_by(b->g, from, NULL, gain, NULL, WEFT_RMSNORM, 0).y;
     }
-    p.q = project(b, from, "q", b->inner);
+    p.q = attention_map(b, from, "q", b->inner);
     if (rope) {
-        p.q_rope = as_heads(b, project(b, from, "q_rope", b->heads * rope), b->heads, rope);
+        p.q_rope = map_to_heads(b, from, "q_rope", b->heads, rope);
         p.q_rope = rotate_heads(b, p.q_rope, rope, b->heads);
     }
     p.to_latent = query_map(b);
     if (!b->shares) {
-        b->latent = norm_latents(b, build_receive(b, project(b, x, "k_down", latents)));
-        if (!c->ra_mla_joint_kv) b->latent_v = project(b, x, "v_down", latents);
+        b->latent = norm_latents(b, build_receive(b, attention_map(b, x, "k_down", latents)));
+        if (!c->ra_mla_joint_kv) b->latent_v = attention_map(b, x, "v_down", latents);
         if (rope) {
-            common = as_heads(b, project(b, x, "k_rope", rope), 1, rope);
+            common = map_to_heads(b, x, "k_rope", 1, rope);
             common = rotate_heads(b, common, rope, 1);
         }
     }

@@ -88,12 +88,17 @@ weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) 
     return weft_view(b->g, x, b->batch, b->time, heads, width);
 }
 
-weft_tensor *build_queries(builder *b, weft_tensor *x, int64_t width) {
-    int64_t rows = b->heads * width;
-    weft_tensor *w =
-        matrix(b, "attn.q.weight", init_normal(NORMAL_STD), rows, weft_tensor_width(x));
-    weft_tensor *bias = attention_bias(b, "attn.q.bias", rows);
-    return as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), b->heads, width);
+weft_tensor *attention_map(builder *b, weft_tensor *x, const char *name, int64_t rows) {
+    char full[64];
+    snprintf(full, sizeof full, "attn.%s.weight", name);
+    weft_tensor *w = matrix(b, full, init_normal(NORMAL_STD), rows, weft_tensor_width(x));
+    snprintf(full, sizeof full, "attn.%s.bias", name);
+    return weft_linear(b->g, x, w, attention_bias(b, full, rows), WEFT_ACT_NONE);
+}
+
+weft_tensor *map_to_heads(builder *b, weft_tensor *x, const char *name, int64_t heads,
+                          int64_t width) {
+    return as_heads(b, attention_map(b, x, name, heads * width), heads, width);
 }
 
 weft_tensor *join_heads(builder *b, weft_tensor *common, weft_tensor *x, int64_t count) {

@@ -162,8 +162,10 @@ weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y);
 
 /* x as heads: [B, T, heads, width]. */
 weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
-/* Queries [B, T, H, width] by a map of their own. */
-weft_tensor *build_queries(builder *b, weft_tensor *x, int64_t width);
+/* x [B, T, *] by the map "attn.NAME.weight" [rows, *], and its bias where the config has one; as heads. */
+weft_tensor *attention_map(builder *b, weft_tensor *x, const char *name, int64_t rows);
+weft_tensor *map_to_heads(builder *b, weft_tensor *x, const char *name, int64_t heads,
+                          int64_t width);
 /* [common, the first `count` columns of x] of each of x's heads [B, T, heads, *], common being [B, T,
  * heads or 1, *]; x itself where there is none. */
 weft_tensor *join_heads(builder *b, weft_tensor *common, weft_tensor *x, int64_t count);
