@@ -54,7 +54,7 @@ static void list_options(known_options *k, weft_args *a, unsigned taken, const w
         k->list[k->n++] = *o;
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
         if (taken & shared[i].option) k->list[k->n++] = shared[i].arg;
-    k->overrides = taken & ARGS_CONFIG;
+    k->overrides = taken & (ARGS_CONFIG | ARGS_OVERRIDES);
 }
 
 /* `word` may have "=value" behind the option. */

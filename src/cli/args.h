@@ -54,7 +54,8 @@ enum {
     ARGS_DTYPE = 4,
     ARGS_DEVICE = 8,
     ARGS_CONFIG = 16, /* --config, --variant, --seed and -o */
-    ARGS_ALL = 31
+    ARGS_ALL = 31,
+    ARGS_OVERRIDES = 32 /* -o alone */
 };
 
 /* Reads argv[1..]; `own` ends on a NULL name. Words that are no option go to `words`, up to n_words. Returns

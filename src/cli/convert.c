@@ -7,6 +7,8 @@
 #include "convert/hf.h"
 #include "convert/measure.h"
 #include "generate/folder.h"
+#include "model/add.h"
+#include "model/kinds.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,8 +27,15 @@ const char weft_help_convert[] =
     "  --joint            with --to-mla: one latent for keys and values\n"
     "  --to-w2            make W2 from dot attention: means from queries and keys, equal "
     "deviations; prints how far its weights are from dot's\n"
-    "  --spread A         with --to-w2: multiply queries by A and divide keys by it; default: 4. "
+    "  --spread A         with --to-w2 and --add w2: multiply queries by A and divide keys by it; "
+    "default: 4. "
     "The larger, the closer are the scores to dot's\n"
+    "  --add LIST         mechanisms to put into a model without effect, by commas: gate, cross, "
+    "latent "
+    "(of mla), output-gate, wsffn (of swiglu), w2 (of dot, with a spread of 1024). Its logits stay "
+    "as "
+    "they are, and training goes on from there\n"
+    "  -o KEY=VALUE       with --add: an option of what is added; repeatable\n"
     "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
     "the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
@@ -44,7 +53,7 @@ const char weft_help_convert[] =
 enum { TEXT_TIME = 256, TEXT_TOKENS = 16384 };
 
 typedef struct {
-    const char *model, *out, *latent_text, *spread_text, *text;
+    const char *model, *out, *latent_text, *spread_text, *text, *add;
     bool to_hf, to_mla, to_w2, joint, no_tokenizer, force, unchecked;
     int64_t latent;
     double spread;
@@ -149,6 +158,70 @@ static weft_status to_w2(const conversion *v, const weft_model *m, weft_backing 
     return weft_windows_apart(m, *out, place, text, did->apart);
 }
 
+/* A word of --add, which c is to have; w2 is made another way. */
+static weft_status add_word(const weft_config *was, const char *word, size_t n, weft_config *c,
+                            bool *w2) {
+    static const char *const words[] = {"gate", "cross", "latent", "output-gate", "wsffn", "w2"};
+    enum { GATE, CROSS, LATENT, OUTPUT_GATE, WSFFN, W2, WORDS };
+    const bool there[] = {was->attn_gate,
+                          was->cross_token,
+                          was->latent_recip,
+                          was->attention_gate != WEFT_ATTENTION_GATE_NONE,
+                          was->ffn == WEFT_FFN_WSFFN,
+                          was->attention == WEFT_ATTENTION_W2};
+    int i = 0;
+    while (i < WORDS && (strlen(words[i]) != n || strncmp(words[i], word, n) != 0))
+        i++;
+    if (i == WORDS)
+        return weft_fail(WEFT_EINPUT,
+                         "--add %.*s: must be some of gate, cross, latent, output-gate, wsffn, w2, "
+                         "separated by commas",
+                         (int)n, word);
+    if (there[i]) return weft_fail(WEFT_EINPUT, "--add %s: the model has it already", words[i]);
+    if (i == WSFFN && was->ffn != WEFT_FFN_SWIGLU)
+        return weft_fail(WEFT_EINPUT,
+                         "--add wsffn starts from CONFIG_FFN=\"swiglu\"; this model has \"%s\"",
+                         weft_config_word(was, WEFT_OPTION(ffn)));
+    c->attn_gate = c->attn_gate || i == GATE;
+    c->cross_token = c->cross_token || i == CROSS;
+    c->latent_recip = c->latent_recip || i == LATENT;
+    if (i == OUTPUT_GATE) c->attention_gate = WEFT_ATTENTION_GATE_HEAD;
+    if (i == WSFFN) c->ffn = WEFT_FFN_WSFFN;
+    *w2 = *w2 || i == W2;
+    return WEFT_OK;
+}
+
+/* *m becomes the model with the mechanisms of --add. */
+static weft_status add_mechanisms(const weft_args *args, const conversion *v, weft_model **m) {
+    uint64_t seed = (uint64_t)(*m)->config.seed;
+    weft_config with = (*m)->config;
+    weft_model *changed = NULL;
+    bool w2 = false;
+    for (const char *at = v->add; *at;) {
+        size_t n = strcspn(at, ",");
+        WEFT_TRY(add_word(&(*m)->config, at, n, &with, &w2));
+        at += n + (at[n] == ',');
+    }
+    for (int i = 0; i < args->n_overrides; i++)
+        WEFT_TRY(weft_config_override(&with, args->overrides[i], "-o"));
+    if (w2) {
+        WEFT_TRY(weft_convert_to_w2(*m, v->spread_text ? v->spread : 1024, seed, &changed));
+        weft_config only = changed->config;
+        with.attention = only.attention;
+        with.attention_bias = only.attention_bias;
+        with.w2_kernel = only.w2_kernel;
+        with.w2_tau = only.w2_tau;
+        with.w2_tau_learned = only.w2_tau_learned;
+        weft_model_destroy(*m);
+        *m = changed;
+    }
+    WEFT_TRY(weft_model_check(&with, "--add"));
+    WEFT_TRY(weft_model_add(*m, &with, seed, NULL, &changed));
+    weft_model_destroy(*m);
+    *m = changed;
+    return WEFT_OK;
+}
+
 /* *m becomes the model with the other attention. */
 static weft_status change_attention(const weft_args *args, const conversion *v,
                                     const weft_tokenizer *t, weft_model **m, change *did) {
@@ -243,14 +316,15 @@ static weft_status convert(const weft_args *args, const conversion *v) {
                          "Hugging Face's layout; 'hf download NAME --local-dir DIR' fetches one",
                          v->model);
     WEFT_TRY(read_model(args, v, theirs, folder, &m));
-    if (!theirs && !v->to_hf && !changes)
+    if (!theirs && !v->to_hf && !changes && !v->add)
         return weft_fail(WEFT_EINPUT,
-                         "%s is a checkpoint of weft's already; --to-hf, --to-mla and --to-w2 "
-                         "make something else of it",
+                         "%s is a checkpoint of weft's already; --to-hf, --to-mla, --to-w2 and "
+                         "--add make something else of it",
                          v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
     if (theirs) WEFT_TRY(set_text_options(v, t, folder, &m->config));
     if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
+    if (v->add) WEFT_TRY(add_mechanisms(args, v, &m));
     /* Whether they have a model for it, before anything is written. */
     weft_hf_family family;
     WEFT_AUTO_DECREF json_t *config = NULL;
@@ -266,12 +340,14 @@ static int wrong(const weft_args *args, const char *what) {
 }
 
 static int check_usage(const weft_args *args, conversion *v) {
-    if (v->to_hf + v->to_mla + v->to_w2 > 1)
-        return wrong(args, "--to-hf, --to-mla and --to-w2 do not go together");
+    if (v->to_hf + v->to_mla + v->to_w2 + (v->add != NULL) > 1)
+        return wrong(args, "--to-hf, --to-mla, --to-w2 and --add do not go together");
     if (v->to_mla != (v->latent_text != NULL))
         return wrong(args, "--to-mla and --latent go together");
+    if (args->n_overrides && !v->add) return wrong(args, "-o goes with --add");
     if (v->joint && !v->to_mla) return wrong(args, "--joint goes with --to-mla");
-    if (v->spread_text && !v->to_w2) return wrong(args, "--spread goes with --to-w2");
+    if (v->spread_text && !v->to_w2 && !v->add)
+        return wrong(args, "--spread goes with --to-w2 and --add w2");
     if (v->text && !v->to_mla && !v->to_w2)
         return wrong(args, "--text goes with --to-mla and --to-w2");
     return v->text ? weft_args_readable(args, v->text, NULL) : WEFT_EXIT_DONE;
@@ -289,13 +365,15 @@ int weft_cmd_convert(int argc, char **argv) {
         {"--joint", .flag = &v.joint},
         {"--to-w2", .flag = &v.to_w2},
         {"--spread", .value = &v.spread_text, .real = &v.spread, .min = 1e-3, .max = 1e3},
+        {"--add", .value = &v.add},
         {"--text", .value = &v.text},
         {"--no-tokenizer", .flag = &v.no_tokenizer},
         {"--force", .flag = &v.force},
         {"--unchecked", .flag = &v.unchecked},
         {.name = "--ignore-key"},
         {0}};
-    int exit_status = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_DTYPE, own, NULL, 0);
+    int exit_status =
+        weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_DTYPE | ARGS_OVERRIDES, own, NULL, 0);
     if (!exit_status) exit_status = check_usage(&args, &v);
     return exit_status ? exit_status : weft_args_end(&args, convert(&args, &v));
 }

@@ -66,12 +66,14 @@ static void write_value(FILE *out, const weft_option *o, const char *value) {
 }
 
 static void write_range(FILE *out, const char *indent, const weft_option *o) {
-    char words[256];
+    char words[256], where[256];
     if (o->type == WEFT_OPT_WORD)
         fprintf(out, "%sOne of: %s.\n", indent, weft_option_words(o, words, sizeof words));
     if (o->type == WEFT_OPT_NUMBER)
         fprintf(out, "%sA number from %g to %g.\n", indent, o->min, o->max);
-    if (*o->depends) fprintf(out, "%sMatters where %s.\n", indent, o->depends);
+    if (!*o->depends) return;
+    snprintf(where, sizeof where, "Matters where %s.", o->depends);
+    write_folded(out, indent, where);
 }
 
 void weft_config_write_kconfig(FILE *out) {

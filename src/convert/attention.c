@@ -40,6 +40,12 @@ static weft_status check_dot(const weft_model *m, const char *what) {
                          "%s: not of a model with CONFIG_QK_NORM=y, whose queries and keys are not "
                          "linear in what they are made from",
                          what);
+    if (c->kv_share > 1)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: not of a model with CONFIG_KV_SHARE=%lld, some of whose layers have no "
+            "keys",
+            what, (long long)c->kv_share);
     if (c->n_head * weft_config_head_dim(c) == c->n_embd) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s takes heads that fill CONFIG_N_EMBD=%lld; this model has %lld of "
@@ -352,12 +358,15 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
  * deviations are the same constant, their distance has no gradient: a little noise in their maps gives
  * it one. */
 
-static const double NOISE = 0.002; /* standard deviation, a tenth of a fresh model's */
+/* The noise's standard deviation times a: at a = 4 a tenth of a fresh model's, and less where scores are to
+ * be closer to dot's. */
+static const double NOISE = 0.008;
 
 typedef struct {
     weft_model *to;
     int64_t e, heads, kv, width; /* E, H, KV, D */
     uint64_t seed;
+    double spread; /* a */
 } w2_conversion;
 
 /* The maps of `heads` heads: of each D rows of means from `rows` times a factor, then D rows of noise. */
@@ -375,7 +384,7 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
     weft_random_normal_at(v->seed, 0, weft_random_site(site), 0, count, map);
     memset(shift, 0, (size_t)(2 * heads * d) * sizeof *shift);
     for (int64_t i = 0; i < count; i++)
-        map[i] *= NOISE;
+        map[i] *= NOISE / v->spread;
     for (int64_t from = 0; from < heads * d; from++) {
         int64_t to = from / d * 2 * d + from % d;
         for (int64_t j = 0; j < e; j++)
@@ -387,13 +396,13 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
     return WEFT_OK;
 }
 
-static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, int64_t layer,
-                                 double spread) {
+static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, int64_t layer) {
     dot_layer dot;
     double log_tau[1024];
     WEFT_TRY(read_dot(m, layer, &dot));
-    weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread);
-    if (status == WEFT_OK) status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread);
+    weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, v->spread);
+    if (status == WEFT_OK)
+        status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / v->spread);
     if (status == WEFT_OK) {
         write_weight(v->to, layer, "attn.v.weight", dot.v);
         write_weight(v->to, layer, "attn.v.bias", dot.bv);
@@ -425,9 +434,10 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
                        .heads = c.n_head,
                        .kv = weft_config_kv_heads(&m->config),
                        .width = weft_config_head_dim(&c),
-                       .seed = seed};
+                       .seed = seed,
+                       .spread = spread};
     weft_status status = WEFT_OK;
     for (int64_t l = 0; status == WEFT_OK && l < c.n_layer; l++)
-        status = convert_to_w2(&v, m, l, spread);
+        status = convert_to_w2(&v, m, l);
     return finish(out, status);
 }

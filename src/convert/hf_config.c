@@ -373,6 +373,7 @@ static weft_status check_plain(const weft_config *c) {
     if (c->norm_placement != WEFT_PLACEMENT_PRE) return has_none(c, WEFT_OPTION(norm_placement));
     if (!c->causal) return has_none(c, WEFT_OPTION(causal));
     if (c->mup) return has_none(c, WEFT_OPTION(mup));
+    if (c->kv_share > 1) return has_none(c, WEFT_OPTION(kv_share));
     if (c->attention_gate) return has_none(c, WEFT_OPTION(attention_gate));
     if (c->window) return has_none(c, WEFT_OPTION(window));
     if (c->softcap_attention > 0) return has_none(c, WEFT_OPTION(softcap_attention));

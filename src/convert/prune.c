@@ -31,12 +31,21 @@ static weft_status refuse(const char *what, const char *why) {
 /* Heads have places of their own in ALiBi's slopes, in a shared map of queries and in the scalar
  * coupling's groups: with some gone, the others would be other heads. */
 static weft_status check_heads(const weft_config *c, bool sparse) {
+    bool mla = c->attention == WEFT_ATTENTION_MLA;
+    if (c->kv_share > 1)
+        return refuse("heads",
+                      "with CONFIG_KV_SHARE layers read the keys of others, so a head is not "
+                      "one layer's; --what ffn takes any model");
     if (sparse) return WEFT_OK;
+    if (mla && c->ra_mla_latent_heads > 1)
+        return refuse("heads",
+                      "with CONFIG_RA_MLA_LATENT_HEADS a head reads a latent by its number, so "
+                      "none can be removed; --sparse zeroes them in place");
     if (c->position == WEFT_POSITION_ALIBI)
         return refuse("heads",
                       "CONFIG_POSITION=\"alibi\" gives each head its slope by its number, so "
                       "none can be removed; --sparse zeroes them in place");
-    if (c->attention == WEFT_ATTENTION_MLA && !c->ra_mla_per_head_q_latent)
+    if (mla && !c->ra_mla_per_head_q_latent)
         return refuse("heads", "with CONFIG_RA_MLA_PER_HEAD_Q_LATENT=n all heads make one query "
                                "together, so none can be removed; --sparse zeroes them in place");
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
@@ -118,12 +127,25 @@ static void list_w2(const weft_config *c, listing *l) {
     add_zeroed(l, "attn.out.weight", 1, 0, group * d);
 }
 
+static void list_gta(const weft_config *c, listing *l) {
+    int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
+    add(l, "attn.q.weight", 0, 0, group * d);
+    add(l, "attn.q.bias", 0, 0, group * d);
+    add_zeroed(l, "attn.kv.weight", 0, 0, d);
+    add_zeroed(l, "attn.kv.bias", 0, 0, d);
+    add_zeroed(l, "attn.out.weight", 1, 0, group * d);
+}
+
 static void list_mla(const weft_config *c, listing *l) {
     int64_t d = weft_config_head_dim(c);
     if (c->ra_mla_per_head_q_latent) {
         add(l, "attn.q.weight", 0, 0, d);
         add(l, "attn.q.bias", 0, 0, d);
         add(l, "attn.q_latent", 0, 0, 1);
+    }
+    if (c->ra_mla_rope_dim) {
+        add(l, "attn.q_rope.weight", 0, 0, c->ra_mla_rope_dim);
+        add(l, "attn.q_rope.bias", 0, 0, c->ra_mla_rope_dim);
     }
     if (c->ra_mla_per_head_v_up) add_zeroed(l, "attn.v_up", 0, 0, 1);
     add(l, "attn.log_tau", 0, 0, 1)->counts = false;
@@ -136,6 +158,8 @@ static void list_heads(const weft_config *c, listing *l) {
         list_w2(c, l);
     else if (c->attention == WEFT_ATTENTION_MLA)
         list_mla(c, l);
+    else if (c->attention == WEFT_ATTENTION_GTA)
+        list_gta(c, l);
     else
         list_packed(c, l);
     bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;

@@ -1,4 +1,4 @@
-/* Heads on the CPU. Copies and sums of whole heads take a task for some of the B·T positions. Pool,
+/* Heads on the CPU. Columns put together, and their sums, take a task for some of the B·T positions. Pool,
  * spread and the scale's gradient see rows as groups, one a head, of F/H wide or L/H narrow numbers
  * in memory one after another; a run is the r = F/L wide numbers of one narrow one, and a piece as
  * many runs as fit a tile, one at least. */
@@ -6,63 +6,76 @@
 
 #include "cpu/chunks.h"
 
-/* Between [B, T, H, L] and [B, T, 1, L]. */
+/* head_columns and its gradient: a task is some of the B·T positions. */
 typedef struct {
     weft_exec *x;
-    const weft_tensor *from, *to;
-    int64_t positions, heads, width;
-} repeated;
+    const weft_node *n;
+    const weft_head_columns_attr *attr;
+} joining;
 
-static weft_status run_repeated(weft_exec *x, const weft_node *n, const weft_tensor *many,
-                                row_fn each) {
-    repeated k = {.x = x,
-                  .from = n->in[0],
-                  .to = n->out[0],
-                  .positions = many->shape[0] * many->shape[1],
-                  .heads = many->shape[2],
-                  .width = many->shape[3]};
-    return run_rows(x, k.positions, k.heads * k.width, each, &k);
+static weft_status run_columns(weft_exec *x, const weft_node *n, row_fn each) {
+    joining k = {x, n, ATTR(n, weft_head_columns_attr)};
+    const weft_tensor *y = n->out[0];
+    return run_rows(x, y->shape[0] * y->shape[1], y->shape[2] * y->shape[3], each, &k);
 }
 
-static void head_repeat_row(const void *context, int64_t p) {
-    const repeated *k = context;
-    const char *from = weft_data(k->x, k->from);
-    char *to = weft_data(k->x, k->to);
-    size_t bytes = (size_t)k->width * weft_dtype_size(k->from->dtype);
-    for (int64_t h = 0; to != from && h < k->heads; h++)
-        memcpy(to + (size_t)(p * k->heads + h) * bytes, from + (size_t)p * bytes, bytes);
+static void head_columns_row(const void *context, int64_t p) {
+    const joining *k = context;
+    const weft_head_columns_attr *a = k->attr;
+    size_t size = weft_dtype_size(k->n->out[0]->dtype);
+    int64_t taken = a->part[0].count + (k->n->n_in > 1 ? a->part[1].count : 0);
+    char *to = (char *)weft_data(k->x, k->n->out[0]) + (size_t)(p * a->heads * a->width) * size;
+    if (taken < a->width) memset(to, 0, (size_t)(a->heads * a->width) * size);
+    for (int i = 0; i < k->n->n_in; i++) {
+        const weft_tensor *x = k->n->in[i];
+        int64_t heads = x->shape[2], width = x->shape[3];
+        const char *from = (const char *)weft_data(k->x, x) + (size_t)(p * heads * width) * size;
+        for (int64_t h = 0; h < a->heads; h++) {
+            weft_columns_place at = weft_columns_of(a, i, heads, h);
+            memcpy(to + (size_t)(h * a->width + at.to) * size,
+                   from + (size_t)(at.head * width + at.from) * size,
+                   (size_t)a->part[i].count * size);
+        }
+    }
 }
 
-DEFINE_KERNEL(head_repeat) {
-    return run_repeated(x, n, n->out[0], head_repeat_row);
+DEFINE_KERNEL(head_columns) {
+    return run_columns(x, n, head_columns_row);
 }
 
 VECTOR_FN(add_vector) {
     out[0] = in[0] + in[1];
 }
 
-/* Σ_h of `len` columns of position p, from column d on: head after head. */
-static void sum_heads(const repeated *k, int64_t p, int64_t d, int64_t len) {
+/* Columns d .. d + len - 1 of head `head` of position p: Σ over the heads of dy that had them, in their
+ * order. */
+static void sum_columns(const joining *k, int64_t p, int64_t head, int64_t d, int64_t len) {
     real in_scratch[TILE_SCRATCH], out_scratch[TILE_SCRATCH];
-    int64_t from = p * k->heads * k->width + d, to = p * k->width + d;
-    const real *first = tile_in(k->x, k->from, from, len, in_scratch);
-    real *sum = tile_out(k->x, k->to, to, out_scratch);
-    memmove(sum, first, (size_t)len * sizeof(real));
-    for (int64_t h = 1; h < k->heads; h++) {
-        const real *in[] = {sum, tile_in(k->x, k->from, from + h * k->width, len, in_scratch)};
-        apply(add_vector, 2, in, 1, &sum, len, NULL);
+    const weft_head_columns_attr *a = k->attr;
+    int64_t sharing = a->heads / a->from_heads, own = (p * a->from_heads + head) * a->from_width;
+    real *sum = tile_out(k->x, k->n->out[0], own + d, out_scratch);
+    memset(sum, 0, (size_t)len * sizeof *sum);
+    for (int64_t h = head * sharing; h < (head + 1) * sharing; h++) {
+        weft_columns_place at = weft_columns_of(a, 0, a->from_heads, h);
+        int64_t first = max_i64(d, at.from), end = min_i64(d + len, at.from + a->part[0].count);
+        if (first >= end) continue;
+        int64_t from = (p * a->heads + h) * a->width + at.to + first - at.from;
+        real *to = sum + first - d;
+        const real *in[] = {to, tile_in(k->x, k->n->in[0], from, end - first, in_scratch)};
+        apply(add_vector, 2, in, 1, &to, end - first, NULL);
     }
-    tile_done(k->x, k->to, to, len, sum);
+    tile_done(k->x, k->n->out[0], own + d, len, sum);
 }
 
-static void head_sum_row(const void *context, int64_t p) {
-    const repeated *k = context;
-    for (int64_t d = 0; d < k->width; d += TILE)
-        sum_heads(k, p, d, min_i64(TILE, k->width - d));
+static void head_columns_back_row(const void *context, int64_t p) {
+    const joining *k = context;
+    for (int64_t h = 0; h < k->attr->from_heads; h++)
+        for (int64_t d = 0; d < k->attr->from_width; d += TILE)
+            sum_columns(k, p, h, d, min_i64(TILE, k->attr->from_width - d));
 }
 
-DEFINE_KERNEL(head_sum) {
-    return run_repeated(x, n, n->in[0], head_sum_row);
+DEFINE_KERNEL(head_columns_back) {
+    return run_columns(x, n, head_columns_back_row);
 }
 
 typedef struct {
@@ -248,6 +261,11 @@ DEFINE_KERNEL(head_scale_back, .workspace = head_scale_back_workspace) {
  * result. Numbers move as they are, so only their size matters. */
 enum { BAND = 16 };
 
+typedef struct {
+    weft_exec *x;
+    const weft_tensor *from, *to;
+} transposing;
+
 #define TRANSPOSE_BAND(bits)                                                                       \
     typedef uint##bits##_t __attribute__((may_alias)) word_##bits;                                 \
     static void transpose_band_##bits(const word_##bits *from, word_##bits *to, int64_t n,         \
@@ -261,7 +279,7 @@ TRANSPOSE_BAND(32)
 TRANSPOSE_BAND(64)
 
 WEFT_TASK(head_transpose_task) {
-    const repeated *k = context;
+    const transposing *k = context;
     int64_t rows = k->from->shape[1], columns = k->from->shape[2], bands = ceil_div(rows, BAND);
     int64_t head = task / bands, row = task % bands * BAND, n = min_i64(BAND, rows - row);
     int64_t size = (int64_t)weft_dtype_size(k->from->dtype), first = head * rows * columns;
@@ -276,7 +294,7 @@ WEFT_TASK(head_transpose_task) {
 }
 
 DEFINE_KERNEL(head_transpose) {
-    repeated k = {.x = x, .from = n->in[0], .to = n->out[0]};
+    transposing k = {x, n->in[0], n->out[0]};
     int64_t bands = ceil_div(k.from->shape[1], BAND);
     weft_pool_run(weft_exec_pool(x), k.from->shape[0] * bands, head_transpose_task, &k);
     return WEFT_OK;

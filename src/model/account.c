@@ -171,7 +171,7 @@ static weft_status account_training(const weft_config *c, const weft_backend *ba
 }
 
 /* What one more layer keeps: the difference of a model of three layers and one of two, since the
- * first and the last are unlike the others. */
+ * first and the last are unlike the others; of three and two times as many where layers share keys. */
 static weft_status account_layer(const weft_config *c, const weft_backend *backend, int threads,
                                  weft_account *a) {
     int64_t saved[2];
@@ -179,13 +179,13 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
         weft_config few = *c;
         weft_model_graph m;
         weft_plan *plan;
-        few.n_layer = 2 + i;
+        few.n_layer = (2 + i) * c->kv_share;
         WEFT_TRY(plan_training(&few, backend, threads, &m, &plan));
         saved[i] = plan->saved_bytes;
         weft_plan_destroy(plan);
         weft_model_graph_destroy(&m);
     }
-    int64_t tokens = weft_config_micro_batch(c) * c->context;
+    int64_t tokens = weft_config_micro_batch(c) * c->context * c->kv_share;
     double size = (double)weft_dtype_size(weft_config_dtype(c));
     a->kept_per_token_layer = (double)(saved[1] - saved[0]) / size / (double)tokens;
     return WEFT_OK;

@@ -9,6 +9,7 @@
 #include "model/cached.h"
 #include "ops/embedding.h"
 #include "ops/gaussian.h"
+#include "ops/heads.h"
 #include "ops/linear.h"
 
 #include <math.h>
@@ -53,7 +54,7 @@ weft_dtype weft_cached_dtype(const weft_config *c, weft_dtype dtype) {
  * it, whichever is fewest. */
 int weft_cached_parts(const weft_config *c, int64_t layer, weft_dtype dtype,
                       weft_cache_part *parts) {
-    int n = weft_attention_of(c)->cache(c, parts);
+    int n = layer % c->kv_share ? 0 : weft_attention_of(c)->cache(c, parts);
     if (c->cross_token) {
         int64_t gate = c->attn_gate ? c->gate_dim : 0, mapped = c->n_embd + gate;
         int64_t gathered = c->cross_rank ? c->cross_rank : weft_config_ffn_dim(c);
@@ -77,8 +78,10 @@ int64_t weft_cached_layer_bytes(const weft_config *c, int64_t layer, weft_dtype 
 }
 
 int64_t weft_cached_token_bytes(const weft_config *c, weft_dtype dtype) {
-    return (c->n_layer - 1) * weft_cached_layer_bytes(c, 0, dtype) +
-           weft_cached_layer_bytes(c, c->n_layer - 1, dtype);
+    int64_t bytes = 0;
+    for (int64_t layer = 0; layer < c->n_layer; layer++)
+        bytes += weft_cached_layer_bytes(c, layer, dtype);
+    return bytes;
 }
 
 static int64_t band_window(const weft_config *c, int64_t context) {
@@ -90,8 +93,11 @@ int64_t weft_cached_sequence_bytes(const weft_config *c, weft_dtype dtype) {
     /* The last layer makes no gates. */
     if (c->attn_gate && c->gate_pool == WEFT_GATE_CUMMEAN)
         numbers += (c->n_layer - 1) * c->gate_dim;
-    if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0)
-        numbers += c->n_layer * band_window(c, c->context) * c->n_head * c->ra_mla_latent_dim;
+    if (weft_attention_of(c)->latent && c->ra_mla_ra_alpha > 0) {
+        weft_cache_part parts[WEFT_CACHE_PARTS_MAX];
+        weft_cached_parts(c, 0, dtype, parts);
+        numbers += c->n_layer * band_window(c, c->context) * c->n_head * parts[0].width;
+    }
     return numbers * size + (c->document_mask ? (int64_t)sizeof(int32_t) : 0);
 }
 
@@ -178,18 +184,67 @@ static void write_apart(builder *b, const builder_keys *keys, weft_cache_query *
     weft_cache_write(b->g, &query->value, v, 0, NULL, query->values, &d->rows);
 }
 
+/* Keys of which some columns are common to all heads: they are one head here, with the common ones and
+ * behind them the heads' own side by side, so that nothing is kept twice. */
+static void write_common(builder *b, const builder_keys *keys, weft_cache_query *query) {
+    weft_cached_graph *d = data_of(b);
+    weft_tensor *k = keys->k, *v = keys->v;
+    if (!k || !v) return;
+    int64_t own = k->shape[2] * k->shape[3];
+    k = join_heads(b, keys->common, as_heads(b, k, 1, own), own);
+    if (!k) return;
+    query->key = (weft_cache_part){1, k->shape[3], d->shape.cache_dtype, false};
+    query->keys = new_pages(b, "cache.key", &query->key);
+    weft_cache_write(b->g, &query->key, k, 0, NULL, query->keys, &d->rows);
+    if (v == keys->k) return;
+    query->value = (weft_cache_part){1, v->shape[2] * v->shape[3], d->shape.cache_dtype, false};
+    query->values = new_pages(b, "cache.value", &query->value);
+    weft_cache_write(b->g, &query->value, v, 0, NULL, query->values, &d->rows);
+}
+
+/* Queries for such keys: zeros where other heads have their columns. */
+static weft_tensor *spread_queries(builder *b, const builder_keys *keys, weft_tensor *q) {
+    int64_t heads = keys->k->shape[2], width = keys->k->shape[3], common = keys->common->shape[3];
+    weft_head_columns_attr attr = {
+        .heads = b->heads,
+        .width = common + heads * width,
+        .slots = heads,
+        .part = {{.count = common},
+                 {.from = common, .count = keys->scored, .to = common, .to_step = width}}};
+    return weft_head_columns(b->g, attr, q, q);
+}
+
+/* A head's own columns of the values that it found. */
+static weft_tensor *take_values(builder *b, const builder_keys *keys, weft_tensor *o) {
+    int64_t width = keys->v->shape[3], common = keys->v == keys->k ? keys->common->shape[3] : 0;
+    weft_head_columns_attr attr = {.heads = b->heads,
+                                   .width = width,
+                                   .slots = keys->v->shape[2],
+                                   .part = {{.from = common, .count = width, .from_step = width}}};
+    return weft_head_columns(b->g, attr, o, NULL);
+}
+
 static weft_tensor *attend(builder *b, const builder_keys *keys) {
     const weft_config *c = b->c;
     weft_cached_graph *d = data_of(b);
     weft_score score = b->score;
     weft_cache_query query = {.score = &score, .heads = b->heads, .context = d->shape.context};
     if (score.reach && score.reach < query.context) query.context = score.reach;
-    if (keys->packed)
+    if (b->shares) {
+        int64_t context = query.context;
+        query = d->kept;
+        query.score = &score;
+        query.context = context;
+    } else if (keys->common) {
+        write_common(b, keys, &query);
+    } else if (keys->packed)
         write_packed(b, keys, &query, &score);
     else if (keys->k && keys->v == keys->k)
         write_joint(b, keys, &query);
     else
         write_apart(b, keys, &query);
+    d->kept = query;
+    if (keys->common) score.q = spread_queries(b, keys, score.q);
     if (score.band) {
         score.window = band_window(c, d->shape.context);
         query.query_cache =
@@ -200,7 +255,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
         query.weights = c->sparse_head_average ? WEFT_WEIGHTS_MEAN : WEFT_WEIGHTS_MAX;
     weft_cache_attended a = weft_cache_attention(b->g, &query, &d->rows);
     d->weights = a.weights;
-    return a.o;
+    return keys->common ? take_values(b, keys, a.o) : a.o;
 }
 
 static void route(builder *b) {

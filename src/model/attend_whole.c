@@ -10,6 +10,7 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     score->heads = b->heads;
     score->kv_heads = keys->kv_heads;
     score->k = keys->k;
+    if (keys->common) score->k = join_heads(b, keys->common, keys->k, keys->scored);
     if (keys->rotated) score->k = rotate_heads(b, keys->k, keys->rotated, keys->k->shape[2]);
     if (keys->gaussian) {
         weft_gaussian key = weft_gaussian_key(b->g, score->k);

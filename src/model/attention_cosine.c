@@ -9,7 +9,6 @@
 #include "model/builder.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
-#include "ops/linear.h"
 #include "ops/norm.h"
 
 #include <math.h>
@@ -17,16 +16,20 @@
 static weft_tensor *build_cosine(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv, d = b->head_dim;
-    weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * d, b->width);
-    weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * d);
-    weft_tensor *qkv = as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), total, d);
-    qkv = weft_unit(b->g, norm_heads(b, qkv, b->heads, kv), b->heads + kv);
-    qkv = apply_rope(b, qkv, d, b->heads + kv);
-    qkv = weft_view(b->g, qkv, b->batch, b->time, total * d);
+    builder_keys keys = {.kv_heads = kv};
+    if (b->shares) {
+        weft_tensor *q = norm_heads(b, map_to_heads(b, x, "q", b->heads, d), b->heads, 0);
+        b->score.q = apply_rope(b, weft_unit(b->g, q, b->heads), d, b->heads);
+    } else {
+        weft_tensor *qkv = map_to_heads(b, x, "qkv", total, d);
+        qkv = weft_unit(b->g, norm_heads(b, qkv, b->heads, kv), b->heads + kv);
+        qkv = apply_rope(b, qkv, d, b->heads + kv);
+        keys.packed = weft_view(b->g, qkv, b->batch, b->time, total * d);
+    }
     weft_init start = init_constant(-0.5 * log((double)d));
     weft_tensor *log_tau = builder_vector(b, "attn.log_tau", start, b->heads);
     b->score.scale = weft_exp(b->g, weft_scale(b->g, log_tau, -1));
-    return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
+    return builder_attend(b, &keys);
 }
 
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
@@ -39,5 +42,6 @@ const weft_attention_kind weft_attention_cosine = {
     .build = build_cosine,
     .cache = list_cache,
     .shares_heads = true,
+    .shares_layers = true,
     .biased = true,
 };

@@ -3,7 +3,6 @@
  * where they lie. */
 #include "model/builder.h"
 #include "model/step.h"
-#include "ops/linear.h"
 
 #include <math.h>
 
@@ -16,15 +15,18 @@ static double dot_scale(const weft_config *c) {
 static weft_tensor *build_dot(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t kv = weft_config_kv_heads(c), total = b->heads + 2 * kv;
-    weft_tensor *w = matrix(b, "attn.qkv.weight", init_normal(0.02), total * b->head_dim, b->width);
-    weft_tensor *bias = attention_bias(b, "attn.qkv.bias", total * b->head_dim);
-    weft_tensor *qkv = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
+    b->score.scale_value = dot_scale(c);
+    if (b->shares) {
+        weft_tensor *q = norm_heads(b, map_to_heads(b, x, "q", b->heads, b->head_dim), b->heads, 0);
+        b->score.q = apply_rope(b, q, b->head_dim, b->heads);
+        return builder_attend(b, &(builder_keys){0});
+    }
+    weft_tensor *qkv = attention_map(b, x, "qkv", total * b->head_dim);
     if (b->position->rotate || c->qk_norm) {
         qkv = norm_heads(b, as_heads(b, qkv, total, b->head_dim), b->heads, kv);
         qkv = apply_rope(b, qkv, b->head_dim, b->heads + kv);
         qkv = weft_view(b->g, qkv, b->batch, b->time, total * b->head_dim);
     }
-    b->score.scale_value = dot_scale(c);
     return builder_attend(b, &(builder_keys){.packed = qkv, .kv_heads = kv});
 }
 
@@ -55,6 +57,7 @@ const weft_attention_kind weft_attention_dot = {
     .step = step_form,
     .step_layer = step_layer,
     .shares_heads = true,
+    .shares_layers = true,
     .biased = true,
     .mup = true,
 };

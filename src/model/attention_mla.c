@@ -1,6 +1,10 @@
 /* Attention in one latent space that all heads share: a key c^K and a value c^V of width L a token,
  * and per head a map A of queries into the latent and a map U of what is found out of it. The
- * cache holds 2L numbers a token and layer (L if joint).
+ * cache holds 2L numbers a token and layer (L if joint). With RA_MLA_LATENT_HEADS there are several
+ * latents, each shared by a group of heads (GLA).
+ *
+ * With RA_MLA_ROPE_DIM queries and keys have a rotated part q^R, k^R beside the latent, k^R for all
+ * heads; joint, with RA_MLA_LATENT_NORM and RA_MLA_Q_RANK it is DeepSeek's form.
  *
  * Two forms, both exact. In the latent: ⟨q A, c^K⟩, then (Σ p c^V) U, one key head of width L; the
  * only one where something rotates or squares what is in the latent. By head: ⟨q, A c^K⟩, Σ p (c^V U),
@@ -14,6 +18,7 @@
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
+#include "ops/norm.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -54,8 +59,9 @@ static weft_tensor *latent_values_up(builder *b, weft_tensor *o, weft_tensor *ma
     return as_heads(b, o, b->heads, b->head_dim);
 }
 
+/* The rotated part takes all of it. */
 static bool rotates_latent(const weft_config *c) {
-    return c->ra_mla_use_rope || weft_position_of(c)->rotate;
+    return c->ra_mla_rope_dim == 0 && (c->ra_mla_use_rope || weft_position_of(c)->rotate);
 }
 
 static bool goes_by_head(const builder *b) {
@@ -68,32 +74,47 @@ static bool goes_by_head(const builder *b) {
     return b->head_dim < c->ra_mla_latent_dim;
 }
 
-/* A head's keys and values from the latent's: [B, T, H, D] from [B, T, L], by a map [H, D, L]. */
-static weft_tensor *expand_heads(builder *b, weft_tensor *latent, weft_tensor *map) {
-    map = weft_view(b->g, map, b->inner, b->c->ra_mla_latent_dim);
-    weft_tensor *y = weft_linear(b->g, latent, map, NULL, WEFT_ACT_NONE);
+/* A head's keys and values from the latents': [B, T, H, D] from [B, T, g L], by a map [H, D, L]. */
+static weft_tensor *expand_heads(builder *b, weft_tensor *latents, weft_tensor *map) {
+    int64_t n = b->c->ra_mla_latent_heads, width = b->c->ra_mla_latent_dim;
+    weft_tensor *y;
+    if (n == 1) {
+        map = weft_view(b->g, map, b->inner, width);
+        y = weft_linear(b->g, latents, map, NULL, WEFT_ACT_NONE);
+    } else {
+        map = weft_view(b->g, map, n, b->inner / n, width);
+        y = weft_grouped_linear(b->g, as_heads(b, latents, n, width), map, true);
+    }
     return as_heads(b, y, b->heads, b->head_dim);
 }
 
-static weft_tensor *attend_by_head(builder *b, weft_tensor *q, weft_tensor *k, weft_tensor *v,
-                                   weft_tensor *to_latent) {
-    b->score.q = as_heads(b, q, b->heads, b->head_dim);
-    builder_keys keys = {.k = expand_heads(b, k, to_latent)};
+/* What a layer attends with, from what it reads: its queries and their rotated part, the latents, and
+ * the map into them. */
+typedef struct {
+    weft_tensor *q, *q_rope, *k, *v, *to_latent;
+} mla_parts;
+
+static weft_tensor *attend_by_head(builder *b, const mla_parts *p, weft_tensor *common) {
+    weft_tensor *q = as_heads(b, p->q, b->heads, b->head_dim);
+    b->score.q = join_heads(b, p->q_rope, q, b->head_dim);
+    builder_keys keys = {
+        .k = expand_heads(b, p->k, p->to_latent), .common = common, .scored = b->head_dim};
     builder_score_position(b); /* parameters have one order in both forms */
-    keys.v = expand_heads(b, v, weft_head_transpose(b->g, value_map(b)));
+    keys.v = expand_heads(b, p->v, weft_head_transpose(b->g, value_map(b)));
     return builder_attend(b, &keys);
 }
 
-static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k, weft_tensor *v,
-                                     weft_tensor *to_latent) {
+static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor *common) {
     const weft_config *c = b->c;
-    int64_t latent = c->ra_mla_latent_dim;
+    int64_t latent = c->ra_mla_latent_dim, n = c->ra_mla_latent_heads;
     weft_score *score = &b->score;
-    builder_keys keys = {.gaussian = c->ra_mla_score == WEFT_SCORE_W2};
-    q = latent_queries(b, q, to_latent);
+    builder_keys keys = {
+        .gaussian = c->ra_mla_score == WEFT_SCORE_W2, .common = common, .scored = latent};
+    weft_tensor *q = latent_queries(b, p->q, p->to_latent);
     q = keys.gaussian ? norm_means(b, q, true) : norm_heads(b, q, b->heads, 0);
-    keys.k = as_heads(b, k, 1, latent);
-    keys.v = v == k ? keys.k : as_heads(b, v, 1, latent);
+    q = join_heads(b, p->q_rope, q, latent);
+    keys.k = as_heads(b, p->k, n, latent);
+    keys.v = p->v == p->k ? keys.k : as_heads(b, p->v, n, latent);
     if (rotates_latent(c)) {
         keys.rotated = rotated_width(c, keys.gaussian ? latent / 2 : latent);
         q = rotate_heads(b, q, keys.rotated, b->heads);
@@ -114,31 +135,83 @@ static weft_tensor *attend_in_latent(builder *b, weft_tensor *q, weft_tensor *k,
     return latent_values_up(b, found, value_map(b));
 }
 
+/* Latents [B, T, g L] as QK_NORM or RA_MLA_LATENT_NORM leaves them. */
+static weft_tensor *norm_latents(builder *b, weft_tensor *k) {
+    const weft_config *c = b->c;
+    int64_t n = c->ra_mla_latent_heads, latent = c->ra_mla_latent_dim;
+    if (!c->qk_norm && !c->ra_mla_latent_norm) return k;
+    k = as_heads(b, k, n, latent);
+    if (c->ra_mla_latent_norm) {
+        weft_tensor *gain = builder_vector(b, "attn.latent_norm.weight", init_constant(1), latent);
+        k = weft_norm_heads(b->g, k, gain, n, NULL, 0);
+    } else {
+        k = c->ra_mla_score == WEFT_SCORE_W2 ? norm_means(b, k, false) : norm_heads(b, k, 0, n);
+    }
+    return weft_view(b->g, k, b->batch, b->time, n * latent);
+}
+
 static weft_tensor *build_mla(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
-    int64_t latent = c->ra_mla_latent_dim;
-    weft_tensor *w = matrix(b, "attn.q.weight", init_normal(0.02), b->inner, b->width);
-    weft_tensor *bias = attention_bias(b, "attn.q.bias", b->inner);
-    weft_tensor *q = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), *to_latent = query_map(b);
-    w = matrix(b, "attn.k_down.weight", init_normal(0.02), latent, b->width);
-    bias = attention_bias(b, "attn.k_down.bias", latent);
-    weft_tensor *k = build_receive(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE));
-    if (c->qk_norm) {
-        k = as_heads(b, k, 1, latent);
-        k = c->ra_mla_score == WEFT_SCORE_W2 ? norm_means(b, k, false) : norm_heads(b, k, 0, 1);
-        k = weft_view(b->g, k, b->batch, b->time, latent);
+    int64_t latents = c->ra_mla_latent_heads * c->ra_mla_latent_dim, rope = c->ra_mla_rope_dim;
+    mla_parts p = {0};
+    weft_tensor *from = x, *common = b->shares ? b->kept.common : NULL;
+    if (c->ra_mla_q_rank) {
+        from = attention_map(b, x, "q_down", c->ra_mla_q_rank);
+        weft_init start = init_constant(1);
+        weft_tensor *gain = builder_vector(b, "attn.q_down_norm.weight", start, c->ra_mla_q_rank);
+        from = weft_norm_by(b->g, from, NULL, gain, NULL, WEFT_RMSNORM, 0).y;
     }
-    weft_tensor *v = k;
-    if (!c->ra_mla_joint_kv) {
-        w = matrix(b, "attn.v_down.weight", init_normal(0.02), latent, b->width);
-        bias = attention_bias(b, "attn.v_down.bias", latent);
-        v = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
-        b->latent_v = v;
+    p.q = attention_map(b, from, "q", b->inner);
+    if (rope) {
+        p.q_rope = map_to_heads(b, from, "q_rope", b->heads, rope);
+        p.q_rope = rotate_heads(b, p.q_rope, rope, b->heads);
     }
-    b->latent = k;
-    b->score.scale_value = 1 / sqrt((double)latent);
-    return goes_by_head(b) ? attend_by_head(b, q, k, v, to_latent)
-                           : attend_in_latent(b, q, k, v, to_latent);
+    p.to_latent = query_map(b);
+    if (!b->shares) {
+        b->latent = norm_latents(b, build_receive(b, attention_map(b, x, "k_down", latents)));
+        if (!c->ra_mla_joint_kv) b->latent_v = attention_map(b, x, "v_down", latents);
+        if (rope) {
+            common = map_to_heads(b, x, "k_rope", 1, rope);
+            common = rotate_heads(b, common, rope, 1);
+        }
+    }
+    p.k = b->latent;
+    p.v = b->latent_v ? b->latent_v : p.k;
+    b->score.scale_value = 1 / sqrt((double)(rope ? b->head_dim + rope : c->ra_mla_latent_dim));
+    return goes_by_head(b) ? attend_by_head(b, &p, common) : attend_in_latent(b, &p, common);
+}
+
+/* What of the parts that others' forms have does not go with the rest. */
+static weft_status check_parts(const weft_config *c, const char *where) {
+    long long n = c->ra_mla_latent_heads, rope = c->ra_mla_rope_dim;
+    if (c->n_head % n)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_RA_MLA_LATENT_HEADS=%lld", where,
+            (long long)c->n_head, n);
+    if (n > 1 && c->latent_recip)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y couples the feed-forward with one "
+                         "latent, so it needs CONFIG_RA_MLA_LATENT_HEADS=1",
+                         where);
+    if (rope % 2)
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_RA_MLA_ROPE_DIM=%lld rotates pairs; make it even",
+                         where, rope);
+    if (rope && (c->ra_mla_use_rope || c->ra_mla_score == WEFT_SCORE_W2))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_RA_MLA_ROPE_DIM=%lld does not go with CONFIG_%s; set one of them "
+            "back",
+            where, rope,
+            c->ra_mla_use_rope ? "RA_MLA_USE_ROPE=y, which rotates the latent itself"
+                               : "RA_MLA_SCORE=\"w2\"");
+    if (c->ra_mla_latent_norm && (!c->ra_mla_joint_kv || c->qk_norm))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_RA_MLA_LATENT_NORM=y norms the one latent of keys and values: it "
+            "needs CONFIG_RA_MLA_JOINT_KV=y and CONFIG_QK_NORM=n",
+            where);
+    return WEFT_OK;
 }
 
 static weft_status check(const weft_config *c, const char *where) {
@@ -171,22 +244,30 @@ static weft_status check(const weft_config *c, const char *where) {
     if (c->ra_mla_ra_alpha > 0 && !c->causal)
         return weft_fail(WEFT_EINPUT, "%s: CONFIG_RA_MLA_RA_ALPHA=%g needs CONFIG_CAUSAL=y", where,
                          c->ra_mla_ra_alpha);
-    return WEFT_OK;
+    return check_parts(c, where);
 }
 
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
-    parts[0] = parts[1] = (weft_cache_part){.heads = 1, .width = c->ra_mla_latent_dim};
+    int64_t n = c->ra_mla_latent_heads, latent = c->ra_mla_latent_dim, rope = c->ra_mla_rope_dim;
+    parts[0] = parts[1] = (weft_cache_part){.heads = n, .width = latent};
+    if (rope) { /* the rotated part once, beside the latents */
+        parts[0] = (weft_cache_part){.heads = 1, .width = n * latent + rope};
+        parts[1] = (weft_cache_part){.heads = 1, .width = n * latent};
+    }
     return c->ra_mla_joint_kv ? 1 : 2;
 }
 
 static int64_t rotated_columns(const weft_config *c) {
-    return c->ra_mla_latent_dim;
+    return c->ra_mla_rope_dim ? c->ra_mla_rope_dim : c->ra_mla_latent_dim;
 }
 
 static bool step_form(const weft_config *c, weft_step_form *form) {
     form->kv_heads = 1;
     form->dqk = form->dv = c->ra_mla_latent_dim;
     form->joint = c->ra_mla_joint_kv;
+    if (c->ra_mla_latent_heads > 1 || c->ra_mla_rope_dim || c->ra_mla_q_rank ||
+        c->ra_mla_latent_norm)
+        return false;
     return !rotates_latent(c) && c->ra_mla_score == WEFT_SCORE_DOT && c->ra_mla_ra_alpha <= 0;
 }
 
@@ -280,5 +361,6 @@ const weft_attention_kind weft_attention_mla = {
     .rotated = rotated_columns,
     .step = step_form,
     .step_layer = step_layer,
+    .shares_layers = true,
     .latent = true,
 };

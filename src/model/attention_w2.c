@@ -11,7 +11,6 @@
 #include "model/step.h"
 #include "ops/arith.h"
 #include "ops/gaussian.h"
-#include "ops/linear.h"
 
 #include <math.h>
 
@@ -27,38 +26,39 @@ void build_temperature(builder *b, weft_score *score, int64_t width) {
     score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -1 / (tau + TAU_EPS));
 }
 
-/* x as so many heads [B, T, heads, width]. */
-static weft_tensor *project(builder *b, weft_tensor *x, const char *weight, const char *bias_name,
-                            int64_t heads, int64_t width) {
-    weft_tensor *w = matrix(b, weight, init_normal(0.02), heads * width, b->width);
-    weft_tensor *bias = attention_bias(b, bias_name, heads * width);
-    return as_heads(b, weft_linear(b->g, x, w, bias, WEFT_ACT_NONE), heads, width);
-}
-
 static weft_tensor *build_w2(builder *b, weft_tensor *x) {
     int64_t kv = weft_config_kv_heads(b->c), d = b->head_dim;
     /* Means first, then raw deviations. */
-    weft_tensor *q = project(b, x, "attn.q.weight", "attn.q.bias", b->heads, 2 * d);
+    weft_tensor *q = map_to_heads(b, x, "q", b->heads, 2 * d);
     q = norm_means(b, q, true);
-    weft_tensor *k = norm_means(b, project(b, x, "attn.k.weight", "attn.k.bias", kv, 2 * d), false);
+    weft_tensor *k = NULL;
     weft_score *score = &b->score;
-    builder_keys keys = {.v = project(b, x, "attn.v.weight", "attn.v.bias", kv, d)};
+    builder_keys keys = {0};
+    if (!b->shares) {
+        k = norm_means(b, map_to_heads(b, x, "k", kv, 2 * d), false);
+        keys.v = map_to_heads(b, x, "v", kv, d);
+    }
     b->distance = true;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
-        weft_gaussian key = weft_gaussian_key(b->g, apply_rope(b, k, d, kv));
+        if (k) {
+            weft_gaussian key = weft_gaussian_key(b->g, apply_rope(b, k, d, kv));
+            keys.k = key.y;
+            score->n = key.n;
+        }
         b->gaussian = true;
         score->q = weft_gaussian_query(b->g, apply_rope(b, q, d, b->heads));
-        keys.k = key.y;
-        score->n = key.n;
         build_temperature(b, score, d);
     } else {
-        weft_overlap oq = weft_overlap_scale(b->g, q), ok = weft_overlap_scale(b->g, k);
+        weft_overlap oq = weft_overlap_scale(b->g, q);
         b->rho_q = q;
-        b->rho_k = k;
         score->q = apply_rope(b, oq.y, d, b->heads);
-        keys.k = apply_rope(b, ok.y, d, kv);
-        keys.n_extra = ok.log_sigma;
-        score->n = weft_add(b->g, weft_row_squares(b->g, keys.k, 0), ok.log_sigma);
+        if (k) {
+            weft_overlap ok = weft_overlap_scale(b->g, k);
+            b->rho_k = k;
+            keys.k = apply_rope(b, ok.y, d, kv);
+            keys.n_extra = ok.log_sigma;
+            score->n = weft_add(b->g, weft_row_squares(b->g, keys.k, 0), ok.log_sigma);
+        }
         score->scale_value = 1;
         score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -0.5);
     }
@@ -118,4 +118,5 @@ const weft_attention_kind weft_attention_w2 = {
     .step = step_form,
     .step_layer = step_layer,
     .shares_heads = true,
+    .shares_layers = true,
 };

@@ -3,6 +3,8 @@
 
 #include "ops/activation.h"
 #include "ops/arith.h"
+#include "ops/heads.h"
+#include "ops/linear.h"
 #include "ops/norm.h"
 
 #include <math.h>
@@ -87,6 +89,28 @@ weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) 
     return weft_view(b->g, x, b->batch, b->time, heads, width);
 }
 
+weft_tensor *attention_map(builder *b, weft_tensor *x, const char *name, int64_t rows) {
+    char full[64];
+    snprintf(full, sizeof full, "attn.%s.weight", name);
+    weft_tensor *w = matrix(b, full, init_normal(NORMAL_STD), rows, weft_tensor_width(x));
+    snprintf(full, sizeof full, "attn.%s.bias", name);
+    return weft_linear(b->g, x, w, attention_bias(b, full, rows), WEFT_ACT_NONE);
+}
+
+weft_tensor *map_to_heads(builder *b, weft_tensor *x, const char *name, int64_t heads,
+                          int64_t width) {
+    return as_heads(b, attention_map(b, x, name, heads * width), heads, width);
+}
+
+weft_tensor *join_heads(builder *b, weft_tensor *common, weft_tensor *x, int64_t count) {
+    if (!common || !x) return x;
+    int64_t first = common->shape[3];
+    weft_head_columns_attr attr = {.heads = x->shape[2],
+                                   .width = first + count,
+                                   .part = {{.count = first}, {.count = count, .to = first}}};
+    return weft_head_columns(b->g, attr, common, x);
+}
+
 weft_tensor *norm_heads(builder *b, weft_tensor *x, int64_t queries, int64_t keys) {
     if (!b->c->qk_norm || !x) return x;
     weft_tensor *q = NULL, *k = NULL;
@@ -121,8 +145,35 @@ void builder_score_position(builder *b) {
     if (b->position->score) b->position->score(b, &b->score);
 }
 
+/* `heads` heads of a tensor that has q, k and v, from column `first` on. */
+static weft_tensor *take_packed(builder *b, weft_tensor *packed, int64_t first, int64_t heads) {
+    int64_t all = weft_tensor_width(packed), width = heads * b->head_dim;
+    weft_head_columns_attr attr = {
+        .heads = 1, .width = width, .part = {{.from = first, .count = width}}};
+    weft_tensor *taken = weft_head_columns(b->g, attr, as_heads(b, packed, 1, all), NULL);
+    return as_heads(b, taken, heads, b->head_dim);
+}
+
+/* What the layer before left, apart. */
+static const builder_keys *read_kept(builder *b) {
+    builder_keys *kept = &b->kept;
+    b->score.n = b->kept_n;
+    if (!kept->packed || b->attend->rows_alone) return kept;
+    int64_t keys = kept->kv_heads * b->head_dim;
+    kept->k = take_packed(b, kept->packed, b->inner, kept->kv_heads);
+    kept->v = take_packed(b, kept->packed, b->inner + keys, kept->kv_heads);
+    kept->packed = NULL;
+    return kept;
+}
+
 weft_tensor *builder_attend(builder *b, const builder_keys *keys) {
     builder_score_position(b);
+    if (b->shares && !keys->k) {
+        keys = read_kept(b);
+    } else if (!b->shares) {
+        b->kept = *keys;
+        b->kept_n = b->score.n;
+    }
     return b->attend->attention(b, keys);
 }
 

@@ -23,6 +23,28 @@
 #include "ops/documents.h"
 #include "ops/routing.h"
 
+/* What a token leaves for later ones, and what is done to it when it is read. The rest of the score
+ * (q, scale, positions) is in builder.score. */
+typedef struct {
+    /* Either of these: q, k and v in one tensor [B, T, (H + 2 KV) D], rotated as they must be; */
+    weft_tensor *packed;
+    int64_t kv_heads; /* with packed */
+    /* or k [B, T, KV, dqk] and v [B, T, KV, dv]. */
+    weft_tensor *k;
+    weft_tensor *v; /* may be k itself: as it is kept, before the following is done to it */
+    /* Columns of each key that are rotated when it is read; 0: none, or it was done before. */
+    int64_t rotated;
+    /* Where score.n is set, it is the square of a key as it is kept, plus this [B, KV, T]; NULL:
+     * nothing. */
+    weft_tensor *n_extra;
+    /* When a key is read, its second half becomes softplus of it, and score.n its square. */
+    bool gaussian;
+    /* Columns [B, T, 1, R] that every key has before the first `scored` ones of k, and that are kept
+     * once for all heads; NULL: keys are k. */
+    weft_tensor *common;
+    int64_t scored;
+} builder_keys;
+
 typedef struct builder {
     weft_graph *g;
     const weft_config *c;
@@ -55,6 +77,12 @@ typedef struct builder {
     weft_tensor *gate;     /* [B, T, H] or [B, 1, H], before the sigmoid */
     weft_tensor *received; /* α_l u: [B, T, L], for this layer's c^K */
 
+    /* With KV_SHARE: this layer makes no keys and values and reads those that another one before it
+     * left in `kept`, with their numbers; latent and latent_v are that one's too. */
+    bool shares;
+    builder_keys kept;
+    weft_tensor *kept_n;
+
     /* Of this layer's attention, for its feed-forward. */
     weft_score score;      /* what rebuilds the weights */
     bool distance;         /* the score is a distance: the query's own norm, which drops out of the
@@ -78,24 +106,6 @@ typedef struct builder {
     /* per_head_scalar's numbers, one pair for the whole model. */
     weft_tensor *couple_a, *couple_b;
 } builder;
-
-/* What a token leaves for later ones, and what is done to it when it is read. The rest of the score
- * (q, scale, positions) is in builder.score. */
-typedef struct {
-    /* Either of these: q, k and v in one tensor [B, T, (H + 2 KV) D], rotated as they must be; */
-    weft_tensor *packed;
-    int64_t kv_heads; /* with packed */
-    /* or k [B, T, KV, dqk] and v [B, T, KV, dv]. */
-    weft_tensor *k;
-    weft_tensor *v; /* may be k itself: as it is kept, before the following is done to it */
-    /* Columns of each key that are rotated when it is read; 0: none, or it was done before. */
-    int64_t rotated;
-    /* Where score.n is set, it is the square of a key as it is kept, plus this [B, KV, T]; NULL:
-     * nothing. */
-    weft_tensor *n_extra;
-    /* When a key is read, its second half becomes softplus of it, and score.n its square. */
-    bool gaussian;
-} builder_keys;
 
 /* How rows attend to other tokens. */
 typedef struct weft_attend {
@@ -121,7 +131,8 @@ extern const weft_attend weft_attend_whole;
 /* Adds the position's share to the score, once. builder_attend does so; a kind that makes parameters
  * which must come after it asks for it before. */
 void builder_score_position(builder *b);
-/* o [B, T, H, dv], what the rows' queries in builder.score find. */
+/* o [B, T, H, dv], what the rows' queries in builder.score find. In a layer that shares, keys without k
+ * are those that are kept. */
 weft_tensor *builder_attend(builder *b, const builder_keys *keys);
 /* Chooses the routes of this layer's attention, once, before anything is gathered by them. */
 void builder_route(builder *b);
@@ -155,6 +166,13 @@ weft_tensor *add_optional(builder *b, weft_tensor *x, weft_tensor *y);
 
 /* x as heads: [B, T, heads, width]. */
 weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width);
+/* x [B, T, *] by the map "attn.NAME.weight" [rows, *], and its bias where the config has one; as heads. */
+weft_tensor *attention_map(builder *b, weft_tensor *x, const char *name, int64_t rows);
+weft_tensor *map_to_heads(builder *b, weft_tensor *x, const char *name, int64_t heads,
+                          int64_t width);
+/* [common, the first `count` columns of x] of each of x's heads [B, T, heads, *], common being [B, T,
+ * heads or 1, *]; x itself where there is none. */
+weft_tensor *join_heads(builder *b, weft_tensor *common, weft_tensor *x, int64_t count);
 /* With QK_NORM, RMSNorm of the first `queries` heads of x [B, T, *, *] by the gain of queries, and of the
  * `keys` behind them by that of keys; x itself otherwise. norm_means: of the first half of each of x's
  * heads, all of which are queries or all keys. */

@@ -41,7 +41,8 @@ typedef struct {
     weft_derived *derived;
     int64_t n_derived, cap_derived;
     weft_cached_shape shape;
-    weft_tensor *weights; /* of the layer that is being built */
+    weft_tensor *weights;  /* of the layer that is being built */
+    weft_cache_query kept; /* of the last layer that made keys, for those that share them */
 } weft_cached_graph;
 
 /* Refuses configs that cannot generate. */

@@ -56,6 +56,10 @@ static bool shares_heads(const weft_attention_kind *kind) {
     return kind->shares_heads;
 }
 
+static bool shares_layers(const weft_attention_kind *kind) {
+    return kind->shares_layers;
+}
+
 static bool has_latent(const weft_attention_kind *kind) {
     return kind->latent;
 }
@@ -72,6 +76,21 @@ static weft_status check_heads(const weft_config *c, const char *where) {
                          "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld", where,
                          h, kv);
     return WEFT_OK;
+}
+
+static weft_status check_layers(const weft_config *c, const char *where) {
+    char words[256];
+    if (c->kv_share == 1) return WEFT_OK;
+    if (!shares_layers(weft_attention_of(c)))
+        return weft_fail(
+            WEFT_EINPUT, "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1",
+            where, (long long)c->kv_share, attentions_with(shares_layers, words, sizeof words));
+    if (!c->latent_recip) return WEFT_OK;
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: CONFIG_KV_SHARE=%lld leaves layers without a latent of their own, to which "
+        "CONFIG_RA_MLA_MLP_LATENT_RECIP=y would send; set one of them back",
+        where, (long long)c->kv_share);
 }
 
 static weft_status check_latent(const weft_config *c, const char *where) {
@@ -106,6 +125,7 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     const weft_ffn_kind *ffn = weft_ffn_of(c);
     WEFT_TRY(weft_config_check(c, where));
     WEFT_TRY(check_heads(c, where));
+    WEFT_TRY(check_layers(c, where));
     if (attention->check) WEFT_TRY(attention->check(c, where));
     if (position->check) WEFT_TRY(position->check(c, where));
     if (ffn->check) WEFT_TRY(ffn->check(c, where));

@@ -37,10 +37,11 @@ typedef struct {
     bool (*step)(const weft_config *c, weft_step_form *form);
     /* Fills a layer's matrices in that form. */
     weft_status (*step_layer)(const struct weft_step_source *s, const weft_step_maps *to);
-    bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
-    bool biased;       /* with BIAS its projections have biases */
-    bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
-    bool mup;          /* MUP knows how its maps and scores go with the width */
+    bool shares_heads;  /* KV_HEADS may be fewer than N_HEAD */
+    bool shares_layers; /* it heeds builder.shares, so that KV_SHARE may be more than 1 */
+    bool biased;        /* with BIAS its projections have biases */
+    bool latent;        /* sets the builder's latent, which LATENT_RECIP needs */
+    bool mup;           /* MUP knows how its maps and scores go with the width */
 } weft_attention_kind;
 
 typedef struct {

@@ -129,7 +129,9 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
                             .reach = weft_config_window(c, b->layer),
                             .softcap = c->softcap_attention,
                             .first = b->documents.first};
-    b->latent = b->latent_v = b->rho_q = b->rho_k = b->lse = NULL;
+    b->shares = b->layer % c->kv_share != 0;
+    if (!b->shares) b->latent = b->latent_v = NULL;
+    b->rho_q = b->rho_k = b->lse = NULL;
     b->distance = b->gaussian = b->positioned = false;
     b->part = "attention";
     if (b->out->moments) {
@@ -495,6 +497,12 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
         return weft_fail(WEFT_EINPUT, "block: only a whole layer routes with "
                                       "RA_MLA_MLP_SPARSE_MODE other than topk");
+    if (one.kv_share > 1)
+        return weft_fail(
+            WEFT_EINPUT,
+            "block: KV_SHARE=%lld, but a layer by itself has none before it whose keys "
+            "it could read; set it to 1",
+            (long long)one.kv_share);
     part_builder p = {.b = builder_of(&one, build, &out->model), .out = out, .form = form};
     build_part(&p);
     weft_status status = weft_graph_status(g);

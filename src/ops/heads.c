@@ -1,6 +1,6 @@
 /* Between what a head has and what heads share: what is computed and its gradients.
  *
- * head_repeat      y[h] = x                    dx = Σ_h dy[h], which is head_sum
+ * head_columns     y[h] = columns of x and z   dx = head_columns_back(dy): each column's Σ_h
  * head_pool        u[j] = s_h Σ_m x[jr + m]    dx = head_spread(du)    ds = head_scale_back(x, du)
  * head_spread      e[jr + m] = s_h c[j]        dc = head_pool(de)      ds = head_scale_back(de, c)
  * head_scale_back  ds_h = Σ over rows, and j of head h, of n[j] Σ_m w[jr + m], w wide, n narrow
@@ -15,44 +15,84 @@
 
 #include "ops/define.h"
 
-/* head_repeat */
+/* head_columns */
 
-static weft_status head_repeat_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *x = n->in[0];
-    int64_t heads = ((const weft_head_repeat_attr *)n->attr)->heads;
+static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
+    const weft_head_columns_attr *a = n->attr;
+    const weft_tensor *x = n->in[i];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
-    if (x->shape[2] != 1)
-        return weft_graph_fail(g, "head_repeat: x is %s, but it must be [B, T, 1, L]",
-                               weft_tensor_describe(x));
-    if (heads < 1)
-        return weft_graph_fail(g,
-                               "head_repeat: x is %s, for %lld heads: there must be one at least",
-                               weft_tensor_describe(x), (long long)heads);
+    if (x->dtype != n->in[0]->dtype || x->shape[0] != n->in[0]->shape[0] ||
+        x->shape[1] != n->in[0]->shape[1] || a->heads % x->shape[2])
+        return weft_graph_fail(g, "head_columns: %s does not go with %s and %lld heads",
+                               weft_tensor_describe(x), weft_tensor_describe(n->in[0]),
+                               (long long)a->heads);
+    for (int64_t h = 0; h < a->heads; h++) {
+        weft_columns_place p = weft_columns_of(a, i, x->shape[2], h);
+        if (a->part[i].count < 1 || p.from < 0 || p.from + a->part[i].count > x->shape[3] ||
+            p.to < 0 || p.to + a->part[i].count > a->width)
+            return weft_graph_fail(g,
+                                   "head_columns: %lld columns of %s from %lld on do not go to "
+                                   "column %lld of %lld",
+                                   (long long)a->part[i].count, weft_tensor_describe(x),
+                                   (long long)p.from, (long long)p.to, (long long)a->width);
+    }
+    return WEFT_OK;
+}
+
+static weft_status head_columns_infer(weft_graph *g, weft_node *n) {
+    const weft_head_columns_attr *a = n->attr;
+    if (a->heads < 1 || a->slots < 1 || a->heads % a->slots)
+        return weft_graph_fail(g, "head_columns: %lld heads do not share %lld slots",
+                               (long long)a->heads, (long long)a->slots);
+    for (int i = 0; i < n->n_in; i++)
+        WEFT_TRY(check_part(g, n, i));
+    const weft_tensor *x = n->in[0], *z = n->n_in > 1 ? n->in[1] : NULL;
+    for (int64_t h = 0; z && h < a->heads; h++) {
+        int64_t one = weft_columns_of(a, 0, x->shape[2], h).to;
+        int64_t other = weft_columns_of(a, 1, z->shape[2], h).to;
+        if (one < other + a->part[1].count && other < one + a->part[0].count)
+            return weft_graph_fail(g, "head_columns: both parts go to the same columns");
+    }
     return weft_output(g, n, 0, x->dtype, 4,
-                       (int64_t[]){x->shape[0], x->shape[1], heads, x->shape[3]});
+                       (int64_t[]){x->shape[0], x->shape[1], a->heads, a->width});
 }
 
-static weft_status head_repeat_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                    weft_tensor **d_in) {
-    (void)n;
-    return weft_append_back(g, &weft_op_head_sum, NULL, 0, d_in, 1, d_out[0]);
+static weft_status head_columns_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
+                                     weft_tensor **d_in) {
+    for (int i = 0; i < n->n_in; i++) {
+        if (!n->in[i]->needs_grad) continue;
+        weft_head_columns_attr attr = *(const weft_head_columns_attr *)n->attr;
+        attr.part[0] = attr.part[i];
+        attr.from_heads = n->in[i]->shape[2];
+        attr.from_width = n->in[i]->shape[3];
+        d_in[i] = weft_append(g, &weft_op_head_columns_back, &attr, sizeof attr, d_out[0]);
+    }
+    return weft_graph_status(g);
 }
 
-/* In place where there is but one head: the planner asks for as many bytes. */
-DEFINE_OP(head_repeat, .infer = head_repeat_infer, .grad = head_repeat_grad,
-          .inplace = weft_over_first);
+DEFINE_OP(head_columns, .infer = head_columns_infer, .grad = head_columns_grad);
 
-static weft_status head_sum_infer(weft_graph *g, weft_node *n) {
+static weft_status head_columns_back_infer(weft_graph *g, weft_node *n) {
+    const weft_head_columns_attr *a = n->attr;
     const weft_tensor *dy = n->in[0];
     return weft_output(g, n, 0, dy->dtype, 4,
-                       (int64_t[]){dy->shape[0], dy->shape[1], 1, dy->shape[3]});
+                       (int64_t[]){dy->shape[0], dy->shape[1], a->from_heads, a->from_width});
 }
 
-DEFINE_OP(head_sum, .infer = head_sum_infer, .inplace = weft_over_first);
+DEFINE_OP(head_columns_back, .infer = head_columns_back_infer);
+
+weft_tensor *weft_head_columns(weft_graph *g, weft_head_columns_attr attr, weft_tensor *x,
+                               weft_tensor *z) {
+    weft_tensor *in[] = {x, z};
+    if (attr.slots == 0) attr.slots = 1;
+    return weft_append_list(g, &weft_op_head_columns, &attr, sizeof attr,
+                            attr.part[1].count ? 2 : 1, in);
+}
 
 weft_tensor *weft_head_repeat(weft_graph *g, weft_tensor *x, int64_t heads) {
-    weft_head_repeat_attr attr = {heads};
-    return weft_append(g, &weft_op_head_repeat, &attr, sizeof attr, x);
+    int64_t width = x && x->ndim == 4 ? x->shape[3] : 0;
+    weft_head_columns_attr attr = {.heads = heads, .width = width, .part = {{.count = width}}};
+    return weft_head_columns(g, attr, x, NULL);
 }
 
 /* head_pool and head_spread */

@@ -88,8 +88,8 @@
     X(overlap)                                                                                     \
     X(overlap_back)                                                                                \
     /* heads */                                                                                    \
-    X(head_repeat)                                                                                 \
-    X(head_sum)                                                                                    \
+    X(head_columns)                                                                                \
+    X(head_columns_back)                                                                           \
     X(head_pool)                                                                                   \
     X(head_spread)                                                                                 \
     X(head_scale_back)                                                                             \

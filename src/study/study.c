@@ -233,6 +233,11 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
                              "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
                              "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",
                              s->where, s->variants.list[i].name);
+    bool there = true;
+    if (*s->base.study_from) WEFT_TRY(weft_path_there(s->base.study_from, &there));
+    if (!there)
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_FROM=\"%.300s\": there is no such folder",
+                         s->where, s->base.study_from);
     s->built = calloc((size_t)s->variants.n, sizeof *s->built);
     if (!s->built) return weft_fail(WEFT_ENOMEM, "study: no memory for its variants");
     char where[800];

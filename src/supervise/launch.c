@@ -137,8 +137,13 @@ weft_status weft_launch(const weft_config *c, const char *folder,
     snprintf(peak, sizeof peak, "%.17g", options->peak_flops);
     const char *words[] = {"train",    "--config", config,      "--out", folder,
                            "--resume", "--json",   "--threads", count,   "--peak-flops",
-                           peak,       NULL,       NULL};
-    if (options->save_last) words[11] = "--save-last";
+                           peak,       NULL,       NULL,        NULL,    NULL};
+    int n = 11;
+    if (options->save_last) words[n++] = "--save-last";
+    if (options->from && *options->from) {
+        words[n++] = "--from";
+        words[n] = options->from;
+    }
     /* The process gets its GPU by WEFT_CUDA_DEVICE; this one's own is put back. */
     const char *gpu = options->gpu, *own = getenv("WEFT_CUDA_DEVICE");
     WEFT_AUTO_FREE char *before = own ? strdup(own) : NULL;

@@ -275,6 +275,7 @@ static weft_status run_jobs(supervisor *v) {
                                               o->threads / o->jobs > 0 ? o->threads / o->jobs : 1,
                                           .peak_flops = o->peak_flops,
                                           .save_last = true,
+                                          .from = v->study->base.study_from,
                                           .gpu = o->gpus ? o->gpus[i] : NULL};
             weft_config c;
             char runs[WEFT_PATH_MAX];

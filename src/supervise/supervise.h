@@ -71,6 +71,7 @@ typedef struct {
     int threads;
     double peak_flops; /* 0: no mfu */
     bool save_last;    /* a checkpoint whatever SAVE_CHECKPOINT says */
+    const char *from;  /* a checkpoint to start from; NULL or empty: none */
     const char *gpu;   /* the number of its GPU; NULL: as for this process */
 } weft_launch_options;
 

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "base/version.h"
 #include "model/account.h"
+#include "model/add.h"
 #include "train/checkpoint.h"
 #include "train/metrics.h"
 #include "train/samples.h"
@@ -136,7 +137,7 @@ static weft_status open_model(trainer *t) {
         WEFT_TRY(check_dataset(t));
         if (strcmp(t->resumed, "last") == 0) t->saved = t->state.iteration;
     } else if (o->from && t->leads) {
-        WEFT_TRY(weft_model_load_as(o->from, c, dtype, t->pool, &t->model));
+        WEFT_TRY(weft_model_load_more(o->from, c, dtype, t->pool, &t->model));
     } else {
         WEFT_TRY(weft_model_create_on(c, dtype, t->pool, &t->model));
         WEFT_TRY(weft_model_start_on(t->model, (uint64_t)c->seed, t->pool));

@@ -210,6 +210,20 @@ static void test_impossible_mixes_are_refused(void **state) {
                  "MUP=n");
     expect_error(check_mix("ATTENTION=mla", "KV_HEADS=4"), "KV_HEADS", "dot");
     expect_error(check_mix("KV_HEADS=5"), "N_HEAD=12", "KV_HEADS=5");
+    expect_error(check_mix("ATTENTION=gta", "N_EMBD=72"), "gta", "6 wide", "multiple of 4");
+    expect_error(check_mix("ATTENTION=gta", "QK_NORM=y"), "QK_NORM=y", "gta");
+    expect_error(check_mix("ATTENTION=mla", "KV_SHARE=2", "RA_MLA_MLP_LATENT_RECIP=y"),
+                 "KV_SHARE=2", "LATENT_RECIP");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_LATENT_HEADS=5"), "N_HEAD=12",
+                 "RA_MLA_LATENT_HEADS=5");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_LATENT_HEADS=2", "RA_MLA_MLP_LATENT_RECIP=y"),
+                 "LATENT_RECIP", "RA_MLA_LATENT_HEADS=1");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_ROPE_DIM=3"), "RA_MLA_ROPE_DIM=3", "even");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_ROPE_DIM=4", "RA_MLA_USE_ROPE=y"),
+                 "RA_MLA_ROPE_DIM=4", "RA_MLA_USE_ROPE=y");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_ROPE_DIM=4", "RA_MLA_SCORE=w2"),
+                 "RA_MLA_ROPE_DIM=4", "w2");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_LATENT_NORM=y"), "LATENT_NORM", "JOINT_KV=y");
     expect_error(check_mix("POSITION=rope", "N_EMBD=9", "N_HEAD=3"), "rope", "3 wide");
     expect_error(check_mix("POSITION=relative", "CAUSAL=n"), "relative", "CAUSAL");
     expect_error(check_mix("POSITION=alibi", "CAUSAL=n"), "alibi", "CAUSAL");

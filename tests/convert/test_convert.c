@@ -294,7 +294,8 @@ static void test_other_models_bring_their_class_along(void **state) {
 /* And what that class does not compute. */
 static void test_what_no_class_computes_is_refused_by_its_key(void **state) {
     (void)state;
-    static const char *const keys[] = {"WINDOW=3", "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5"};
+    static const char *const keys[] = {"WINDOW=3", "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
+                                       "KV_SHARE=2"};
     const char *model = scratch_path("model"), *out = scratch_path("refused");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         command_succeeds(RUN("init", "--force", SIZES, "-o", keys[i], "--out", model), NULL);

@@ -179,6 +179,8 @@ static const prune_test tests_of[] = {
     {"mla-w2", "heads", "0.5", false},
     {"mla-shared-v", "heads", "0.5", false},
     {"w2-kv-2-of-4-rope", "heads", "0.5", false},
+    {"gta-2-of-4", "heads", "0.5", false},
+    {"mla-deepseek", "heads", "0.5", false},
     {"dot-out-gate-head-gqa", "heads", "0.5", false},
     {"dot-out-gate-element-post", "heads", "0.5", false},
     {"mla-reciprocal", "heads", "0.5", false},

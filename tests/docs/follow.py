@@ -93,7 +93,7 @@ def follow_attention(torch):
     put("tests/reference/model_config.py", '"mla", "cosine"', ', "euclid"')
     shapes = re.sub(r"(?m)^", "    ", page.block('elif c["ATTENTION"] == "euclid"')).rstrip(" ")
     put("tests/reference/model_config.py", '    elif c["ATTENTION"] == "w2":\n', shapes, before=True)
-    put("tests/reference/model.py", "def attention(c, p, x, gate, received):", page.block("def euclid_attention") + "\n\n", before=True)
+    put("tests/reference/model.py", "def attention(c, p, x, gate, received, kept):", page.block("def euclid_attention") + "\n\n", before=True)
     put("tests/reference/model.py", '"cosine": cosine_attention', ', "euclid": euclid_attention')
     config = read("tests/model/configs/dot-rope.config").replace("# rotary positions", "# Euclidean attention", 1)
     write("tests/model/configs/my-euclid.config", config.replace('CONFIG_ATTENTION="dot"\n', page.block('CONFIG_ATTENTION="euclid"')))

@@ -85,7 +85,10 @@ static void test_narrow_logits_are_within_their_error(void **state) {
         {SIZES, "ATTENTION=mla", "RA_MLA_LATENT_DIM=64", "POSITION=alibi", NULL},
         {SIZES, "ATTENTION=mla", "RA_MLA_LATENT_DIM=64", "RA_MLA_JOINT_KV=y", NULL},
         {SIZES, "ATTENTION=mla", "RA_MLA_LATENT_DIM=64", "RA_MLA_PER_HEAD_Q_LATENT=n",
-         "RA_MLA_PER_HEAD_V_UP=n", NULL}};
+         "RA_MLA_PER_HEAD_V_UP=n", NULL},
+        {SIZES, "ATTENTION=mla", "RA_MLA_LATENT_DIM=32", "RA_MLA_LATENT_HEADS=2",
+         "RA_MLA_ROPE_DIM=16", "RA_MLA_JOINT_KV=y", NULL},
+        {SIZES, "ATTENTION=gta", "KV_HEADS=2", "KV_SHARE=2", NULL}};
     static const struct {
         const char *weights, *cache;
         double tolerance; /* of the largest logit */

@@ -356,12 +356,12 @@ static void test_sampled_text_is_the_text_of_the_logits(void **state) {
 
 static void test_other_models_have_no_step(void **state) {
     static const char *const settings[] = {
-        "POSITION=alibi", "NORM_PLACEMENT=post", "FFN=wsffn",
-        "CAUSAL=n",       "CACHE_DTYPE=int8",    "RA_MLA_MLP_ATTN_GATE=y",
-        "FFN=relu2",      "QK_NORM=y",           "ATTENTION_GATE=head",
-        "FFN_BIAS=y",     "NOPE_EVERY=2",        "WINDOW=4",
-        "ROPE_DIM=2",     "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
-        "DOCUMENT_MASK=y"};
+        "POSITION=alibi",  "NORM_PLACEMENT=post", "FFN=wsffn",
+        "CAUSAL=n",        "CACHE_DTYPE=int8",    "RA_MLA_MLP_ATTN_GATE=y",
+        "FFN=relu2",       "QK_NORM=y",           "ATTENTION_GATE=head",
+        "FFN_BIAS=y",      "NOPE_EVERY=2",        "WINDOW=4",
+        "ROPE_DIM=2",      "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
+        "DOCUMENT_MASK=y", "KV_SHARE=2"};
     (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         model_case c;
@@ -372,6 +372,22 @@ static void test_other_models_have_no_step(void **state) {
         assert_int_equal(weft_config_override(&c.config, settings[i], "test"), WEFT_OK);
         cache = weft_cached_dtype(&c.config, WEFT_F32);
         if (weft_step_form_of(&c.config, cache, &form)) fail_msg("%s has a step", settings[i]);
+        free(c.tokens);
+    }
+}
+
+/* Nor has an mla with a part that a step knows nothing of. */
+static void test_other_latents_have_no_step(void **state) {
+    static const char *const settings[] = {"RA_MLA_LATENT_HEADS=2", "RA_MLA_ROPE_DIM=4",
+                                           "RA_MLA_Q_RANK=8", "RA_MLA_LATENT_NORM=y"};
+    (void)state;
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        model_case c;
+        weft_step_form form;
+        step_case_open(&c, &step_forms[7], TIME);
+        assert_true(weft_step_form_of(&c.config, WEFT_BF16, &form));
+        assert_int_equal(weft_config_override(&c.config, settings[i], "test"), WEFT_OK);
+        if (weft_step_form_of(&c.config, WEFT_BF16, &form)) fail_msg("%s has a step", settings[i]);
         free(c.tokens);
     }
 }
@@ -392,7 +408,7 @@ static void test_runs_of_keys_are_whole_numbers_from_one_on(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[STEP_FORMS + 3];
+    struct CMUnitTest tests[STEP_FORMS + 4];
     for (int i = 0; i < STEP_FORMS; i++)
         tests[i] = (struct CMUnitTest){"test_a_step_equals_decoding", test_a_step_equals_decoding,
                                        NULL, NULL, (void *)(uintptr_t)(step_forms + i)};
@@ -401,5 +417,6 @@ int main(void) {
         (struct CMUnitTest)cmocka_unit_test(test_sampled_text_is_the_text_of_the_logits);
     tests[STEP_FORMS + 2] =
         (struct CMUnitTest)cmocka_unit_test(test_runs_of_keys_are_whole_numbers_from_one_on);
-    return _cmocka_run_group_tests("step", tests, STEP_FORMS + 3, NULL, NULL);
+    tests[STEP_FORMS + 3] = (struct CMUnitTest)cmocka_unit_test(test_other_latents_have_no_step);
+    return _cmocka_run_group_tests("step", tests, STEP_FORMS + 4, NULL, NULL);
 }

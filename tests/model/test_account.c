@@ -181,6 +181,28 @@ static void test_cache_bytes_of_each_attention(void **state) {
     assert_int_equal(cache(rank), 4 * (2 * 128 + 32));
 }
 
+/* Of those that keep little: what all heads have in common is counted once. Layers that share keys keep
+ * nothing, and have neither maps of keys nor of values. */
+static void test_cache_bytes_of_small_caches(void **state) {
+    (void)state;
+    const char *gta[] = {"BATCH_SIZE=1", "ATTENTION=gta", "KV_HEADS=3", NULL};
+    const char *gla[] = {"BATCH_SIZE=1",          "ATTENTION=mla",      "RA_MLA_JOINT_KV=y",
+                         "RA_MLA_LATENT_HEADS=2", "RA_MLA_ROPE_DIM=32", NULL};
+    const char *deepseek[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_JOINT_KV=y",
+                              "RA_MLA_ROPE_DIM=32", NULL};
+    const char *apart[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_ROPE_DIM=32", NULL};
+    const char *shared[] = {"BATCH_SIZE=1", "KV_SHARE=2", NULL};
+    const char *five[] = {"BATCH_SIZE=1", "KV_SHARE=5", "BIAS=n", NULL};
+    const char *plain[] = {"BATCH_SIZE=1", "BIAS=n", NULL};
+    assert_int_equal(cache(gta), 4 * (3 * 64 + 32));
+    assert_int_equal(cache(gla), 4 * (2 * 128 + 32));
+    assert_int_equal(cache(deepseek), 4 * (128 + 32));
+    assert_int_equal(cache(apart), 4 * (128 + 32 + 128));
+    assert_int_equal(account_of(shared, -1).cache_bytes_token, 4 * 2 * 768 * 6);
+    assert_int_equal(account_of(five, -1).cache_bytes_token, 4 * 2 * 768 * 3);
+    assert_int_equal(parameters(plain, -1) - parameters(five, -1), 9 * 2 * 768 * 768);
+}
+
 static int64_t needed(const char *const *overrides) {
     weft_config c;
     weft_fit fit;
@@ -237,6 +259,7 @@ int main(void) {
         cmocka_unit_test(test_a_plan_needs_no_backend),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
+        cmocka_unit_test(test_cache_bytes_of_small_caches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -287,9 +287,19 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(overlap_odd_width, "overlap", weft_overlap_scale(g, F(1, 2, 3, 5)).y)                        \
     X(overlap_flat, "overlap", weft_overlap_scale(g, F(3, 4)).y)                                   \
     X(overlap_integers, "overlap", weft_overlap_scale(g, I(1, 2, 3, 4)).y)                         \
-    X(head_repeat_of_two, "head_repeat", weft_head_repeat(g, F(1, 2, 2, 4), 3))                    \
-    X(head_repeat_no_heads, "head_repeat", weft_head_repeat(g, F(1, 2, 1, 4), 0))                  \
-    X(head_repeat_integers, "head_repeat", weft_head_repeat(g, I(1, 2, 1, 4), 3))                  \
+    X(head_repeat_of_two, "head_columns", weft_head_repeat(g, F(1, 2, 2, 4), 3))                   \
+    X(head_repeat_no_heads, "head_columns", weft_head_repeat(g, F(1, 2, 1, 4), 0))                 \
+    X(head_repeat_integers, "head_columns", weft_head_repeat(g, I(1, 2, 1, 4), 3))                 \
+    X(head_columns_past_end, "head_columns",                                                       \
+      weft_head_columns(g, (weft_head_columns_attr){2, 4, 1, {{2, 3, 0, 0, 0}}, 0, 0},             \
+                        F(1, 2, 2, 4), NULL))                                                      \
+    X(head_columns_too_narrow, "head_columns",                                                     \
+      weft_head_columns(g, (weft_head_columns_attr){2, 4, 2, {{0, 3, 0, 0, 2}}, 0, 0},             \
+                        F(1, 2, 2, 4), NULL))                                                      \
+    X(head_columns_of_both, "head_columns",                                                        \
+      weft_head_columns(                                                                           \
+          g, (weft_head_columns_attr){2, 4, 1, {{0, 3, 0, 0, 0}, {0, 2, 2, 0, 0}}, 0, 0},          \
+          F(1, 2, 2, 4), F(1, 2, 1, 2)))                                                           \
     X(head_transpose_flat, "head_transpose", weft_head_transpose(g, F(2, 4)))                      \
     X(head_pool_wider, "head_pool", weft_head_pool(g, F(3, 4), F(2), 8))                           \
     X(head_pool_not_divided, "head_pool", weft_head_pool(g, F(3, 12), F(3), 4))                    \

@@ -1,4 +1,4 @@
-"""What heads share: repeated vectors, and rows pooled or spread head by head."""
+"""What heads share: repeated vectors, columns put together, and rows pooled or spread head by head."""
 
 import torch
 
@@ -6,6 +6,23 @@ import torch
 def head_repeat(c):
     x = c.input("x", c.size("B"), c.size("T"), 1, c.size("L"))
     c.output("y", x.expand(-1, -1, c.size("H"), -1))
+
+
+def head_columns(c):
+    heads, slots, count = c.size("H"), c.integer("slots", 1), c.size("N")
+    x = c.input("x", c.size("B"), c.size("T"), c.size("X"), c.size("L"))
+    z = c.input("z", c.size("B"), c.size("T"), c.integer("Z", 0), c.size("M")) if c.integer("Z", 0) else None
+    made = []
+    for h in range(heads):
+        slot = h * slots // heads
+        row = [torch.zeros_like(x[:, :, 0, 0])] * c.size("W")
+        for i in range(count):
+            row[c.integer("to", 0) + slot * c.integer("to_step", 0) + i] = \
+                x[:, :, h * c.size("X") // heads, c.integer("from", 0) + slot * c.integer("from_step", 0) + i]
+        for i in range(c.size("M") if z is not None else 0):
+            row[c.integer("at", 0) + i] = z[:, :, h * c.integer("Z", 0) // heads, i]
+        made.append(torch.stack(row, -1))
+    c.output("y", torch.stack(made, 2))
 
 
 def rows(c, name, width):
@@ -42,4 +59,4 @@ def head_transpose(c):
     c.output("y", x.transpose(1, 2))
 
 
-OPS = {f.__name__: f for f in (head_repeat, head_pool, head_spread, head_transpose)}
+OPS = {f.__name__: f for f in (head_repeat, head_columns, head_pool, head_spread, head_transpose)}

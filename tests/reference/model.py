@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from model_config import uses_rope
+from model_config import shares_keys, uses_rope
 
 
 class Constants:
@@ -158,80 +158,127 @@ def qk_norm(c, p, name, x):
     return torch.cat([normed / torch.sqrt((normed**2).mean(-1, keepdim=True) + 1e-6) * gain, rest], -1)
 
 
-def dot_heads(c, p, x):
+def map_of(p, name, x):
+    return linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias"))
+
+
+def once(kept, make):
+    """What the first layer of those that share keys makes; the others find it here."""
+    if not kept:
+        kept.append(make())
+    return kept[0]
+
+
+def dot_heads(c, p, x, kept):
     """q, k, v of each query head, [B, T, H, D], from one projection; q and k rotated where positions are rope."""
     h, kv = c["N_HEAD"], c["KV"]
-    heads = split_heads(linear(x, p["attn.qkv.weight"], p.get("attn.qkv.bias")), h + 2 * kv)
-    q, k, v = heads[:, :, :h], heads[:, :, h:h + kv], heads[:, :, h + kv:]
-    q, k = qk_norm(c, p, "q", q), qk_norm(c, p, "k", k)
-    if uses_rope(c):
-        q, k = rope(c, q), rope(c, k)
+    if kept:
+        q, heads = split_heads(map_of(p, "q", x), h), None
+    else:
+        heads = split_heads(map_of(p, "qkv", x), h + 2 * kv)
+        q = heads[:, :, :h]
+    q = qk_norm(c, p, "q", q)
+    q = rope(c, q) if uses_rope(c) else q
+
+    def keys():
+        k = qk_norm(c, p, "k", heads[:, :, h:h + kv])
+        return rope(c, k) if uses_rope(c) else k, heads[:, :, h + kv:]
+
+    k, v = once(kept, keys)
     group = [i * kv // h for i in range(h)]
     return q, k[:, :, group], v[:, :, group]
 
 
-def dot_attention(c, p, x):
+def gta_attention(c, p, x, kept):
+    """Keys are the first half of the group's value, then a rotated half that all groups share."""
+    h, kv, half = c["N_HEAD"], c["KV"], c["D"] // 2
+    u, k_rope = once(kept, lambda: (split_heads(map_of(p, "kv", x), kv), rope(c, map_of(p, "k_rope", x)[:, :, None])))
+    v = u[:, :, [i * kv // h for i in range(h)]]
+    q = split_heads(map_of(p, "q", x), h)
+    scores = inner(q[..., :half], v[..., :half]) + inner(rope(c, q[..., half:]), k_rope.expand(-1, -1, h, -1))
+    return scores / math.sqrt(c["D"]), v
+
+
+def dot_attention(c, p, x, kept):
     """Scores [B, H, T, T] and values [B, T, H, D]."""
-    q, k, v = dot_heads(c, p, x)
+    q, k, v = dot_heads(c, p, x, kept)
     scale = math.sqrt(c["MUP_BASE_HEAD"]) / c["D"] if c["MUP"] and c["MUP_BASE_HEAD"] else 1 / math.sqrt(c["D"])
     return scale * inner(q, k), v
 
 
-def cosine_attention(c, p, x):
+def cosine_attention(c, p, x, kept):
     """The cosine of the angle between q and k over a temperature per head."""
-    q, k, v = dot_heads(c, p, x)
+    q, k, v = dot_heads(c, p, x, kept)
     lengths = [torch.sqrt((y**2).sum(-1)).clamp(min=1e-8).permute(0, 2, 1) for y in (q, k)]
     cosines = inner(q, k) / (lengths[0][:, :, :, None] * lengths[1][:, :, None, :])
     return cosines / torch.exp(p["attn.log_tau"])[:, None, None], v
 
 
-def w2_attention(c, p, x):
+def w2_attention(c, p, x, kept):
     h, kv = c["N_HEAD"], c["KV"]
-    q, k, v = (split_heads(linear(x, p[f"attn.{name}.weight"], p.get(f"attn.{name}.bias")), heads)
-               for name, heads in (("q", h), ("k", kv), ("v", kv)))
+    q = qk_norm(c, p, "q", split_heads(map_of(p, "q", x), h))
+    k, v = once(kept, lambda: (qk_norm(c, p, "k", split_heads(map_of(p, "k", x), kv)), split_heads(map_of(p, "v", x), kv)))
     group = [i * kv // h for i in range(h)]
     k, v = k[:, :, group], v[:, :, group]
-    q, k = qk_norm(c, p, "q", q), qk_norm(c, p, "k", k)
     scores = w2_scores(c, p, q, k) if c["W2_KERNEL"] == "w2" else overlap_scores(c, q, k)
     return scores, v
 
 
+def rms_norm(x, gain):
+    return x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-6) * gain
+
+
 def latent_queries(c, p, x):
     """q̂ [B, T, H, L] of 2.3."""
-    q = linear(x, p["attn.q.weight"], p.get("attn.q.bias"))
+    q = map_of(p, "q", x)
     if c["RA_MLA_PER_HEAD_Q_LATENT"]:
         return torch.einsum("bthd,hdl->bthl", split_heads(q, c["N_HEAD"]), p["attn.q_latent"])
     return (q @ p["attn.q_latent"])[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
 
 
-def band_term(c, q_hat, k_hat):
+def band_term(c, q_hat, k_hat, scale):
     """Reciprocal scoring: the score with the roles exchanged, where 0 ≤ i − j ≤ window."""
     t = q_hat.shape[1]
     distance = torch.arange(t)[:, None] - torch.arange(t)[None, :]
     inside = (distance >= 0) & (distance <= c["RA_MLA_RA_WINDOW"])
-    swapped = inner(q_hat, k_hat).transpose(2, 3) / math.sqrt(c["L"])
+    swapped = inner(q_hat, k_hat).transpose(2, 3) / scale
     return c["RA_MLA_RA_ALPHA"] * torch.where(inside, swapped, torch.zeros_like(swapped))
 
 
-def mla_attention(c, p, x, received):
-    """Scores, values [B, T, H, D] expanded from the latent, and the latent c^K [B, T, L] with what it received."""
-    latent = linear(x, p["attn.k_down.weight"], p.get("attn.k_down.bias"))
+def latents_of(c, p, x, received):
+    """c^K and c^V [B, T, g, L], c^K with what it received, and k^R [B, T, 1, R] or None."""
+    latent = map_of(p, "k_down", x)
     if received is not None:
         latent = latent + c["RA_MLA_MLP_RECIP_ALPHA"] * received
-    latent = qk_norm(c, p, "k", latent)
-    values = latent if c["RA_MLA_JOINT_KV"] else linear(x, p["attn.v_down.weight"], p.get("attn.v_down.bias"))
-    q_hat = qk_norm(c, p, "q", latent_queries(c, p, x))
-    k_hat = latent[:, :, None].expand(-1, -1, c["N_HEAD"], -1)
+    latent = qk_norm(c, p, "k", split_heads(latent, c["G"]))
+    if c["RA_MLA_LATENT_NORM"]:
+        latent = rms_norm(latent, p["attn.latent_norm.weight"])
+    values = latent if c["RA_MLA_JOINT_KV"] else split_heads(map_of(p, "v_down", x), c["G"])
+    return latent, values, rope(c, map_of(p, "k_rope", x)[:, :, None]) if c["R"] else None
+
+
+def mla_attention(c, p, x, received, kept):
+    """Scores, values [B, T, H, D] expanded from the latent, and the latent c^K [B, T, L] with what it received."""
+    latent, values, k_rope = once(kept, lambda: latents_of(c, p, x, received))
+    h = c["N_HEAD"]
+    group = [i * c["G"] // h for i in range(h)]
+    source = rms_norm(map_of(p, "q_down", x), p["attn.q_down_norm.weight"]) if c["RA_MLA_Q_RANK"] else x
+    q_hat = qk_norm(c, p, "q", latent_queries(c, p, source))
+    k_hat = latent[:, :, group]
     if c["RA_MLA_SCORE"] == "w2":
         scores = w2_scores(c, p, q_hat, k_hat)
     else:
-        if uses_rope(c):
+        if c["R"]:
+            q_hat = torch.cat([q_hat, rope(c, split_heads(map_of(p, "q_rope", source), h))], -1)
+            k_hat = torch.cat([k_hat, k_rope.expand(-1, -1, h, -1)], -1)
+        elif uses_rope(c):
             q_hat, k_hat = rope(c, q_hat), rope(c, k_hat)
-        scores = inner(q_hat, k_hat) / math.sqrt(c["L"])
+        scale = math.sqrt(c["D"] + c["R"] if c["R"] else c["L"])
+        scores = inner(q_hat, k_hat) / scale
         if c["RA_MLA_RA_ALPHA"] > 0:
-            scores = scores + band_term(c, q_hat, k_hat)
-    up = p["attn.v_up"] if c["RA_MLA_PER_HEAD_V_UP"] else p["attn.v_up"].expand(c["N_HEAD"], -1, -1)
-    return scores, torch.einsum("btl,hld->bthd", values, up), latent
+            scores = scores + band_term(c, q_hat, k_hat, scale)
+    up = p["attn.v_up"] if c["RA_MLA_PER_HEAD_V_UP"] else p["attn.v_up"].expand(h, -1, -1)
+    return scores, torch.einsum("bthl,hld->bthd", values[:, :, group], up), latent.flatten(2)
 
 
 def softcap(x, cap):
@@ -266,13 +313,14 @@ def hide(c, layer, ids, scores):
     return scores
 
 
-def attention(c, p, x, gate, received, layer, ids):
+def attention(c, p, x, gate, received, kept, layer, ids):
     """The branch's output [B, T, E], the weights P [B, H, T, T] and, for mla, the latent c^K."""
     latent = None
     if c["ATTENTION"] == "mla":
-        scores, v, latent = mla_attention(c, p, x, received)
+        scores, v, latent = mla_attention(c, p, x, received, kept)
     else:
-        scores, v = {"dot": dot_attention, "w2": w2_attention, "cosine": cosine_attention}[c["ATTENTION"]](c, p, x)
+        kinds = {"dot": dot_attention, "w2": w2_attention, "cosine": cosine_attention, "gta": gta_attention}
+        scores, v = kinds[c["ATTENTION"]](c, p, x, kept)
     scores = softcap(scores + position_term(c, p, x), c["SOFTCAP_ATTENTION"])
     weights = torch.softmax(hide(c, layer, ids, scores), -1)
     o = torch.einsum("bhij,bjhd->bihd", weights, v)
@@ -419,7 +467,9 @@ def forward(c, params, ids, constants):
         p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
         unrotated = c["NOPE_EVERY"] and (i + 1) % c["NOPE_EVERY"] == 0
         own = c | {"POSITION": "none"} if unrotated else c
-        y, weights, latent = attention(own, p, x if post else norm(c, p, "ln_1", x), gate, received, i, ids)
+        if not shares_keys(c, i):
+            kept = []
+        y, weights, latent = attention(own, p, x if post else norm(c, p, "ln_1", x), gate, received, kept, i, ids)
         x = norm(c, p, "ln_1", x + y) if post else x + y
         y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
                                                  constants, i, ids)

@@ -4,7 +4,7 @@ import math
 
 # Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
 KEYS = {
-    "ATTENTION": (("dot", "w2", "mla", "cosine"), None),
+    "ATTENTION": (("dot", "w2", "mla", "cosine", "gta"), None),
     "FFN": (("gelu", "swiglu", "wsffn", "relu2"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
@@ -16,6 +16,7 @@ KEYS = {
     "HEAD_DIM": (int, 0),
     "N_FFN": (int, 0),
     "KV_HEADS": (int, 0),
+    "KV_SHARE": (int, 1),
     "VOCAB_SIZE": (int, None),
     "CONTEXT": (int, None),
     "MUP": (bool, False),
@@ -66,6 +67,10 @@ KEYS = {
     "RA_MLA_USE_ROPE": (bool, False),
     "RA_MLA_JOINT_KV": (bool, False),
     "RA_MLA_SCORE": (("dot", "w2"), "dot"),
+    "RA_MLA_LATENT_HEADS": (int, 1),
+    "RA_MLA_ROPE_DIM": (int, 0),
+    "RA_MLA_LATENT_NORM": (bool, False),
+    "RA_MLA_Q_RANK": (int, 0),
     "RA_MLA_MLP_ATTN_GATE": (bool, None),
     "RA_MLA_MLP_GATE_ALPHA": (float, 0.1),
     "RA_MLA_MLP_GATE_DIM": (int, 64),
@@ -136,6 +141,8 @@ def check_config(c):
         "F": c["N_FFN"] or 4 * c["N_EMBD"],
         "KV": c["KV_HEADS"] or heads,
         "L": c["RA_MLA_LATENT_DIM"],
+        "G": c["RA_MLA_LATENT_HEADS"],
+        "R": c["RA_MLA_ROPE_DIM"],
     }
     rules = [
         (c["HEAD_DIM"] or c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
@@ -143,6 +150,13 @@ def check_config(c):
         (not mla or derived["KV"] == heads, "mla has no KV_HEADS"),
         (c["FFN"] != "wsffn" or derived["F"] % c["WSFFN_N_HEAD"] == 0, "WSFFN_N_HEAD must divide N_FFN"),
         (mla or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs mla"),
+        (c["KV_SHARE"] == 1 or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs a latent in each layer"),
+        (derived["G"] == 1 or not c["RA_MLA_MLP_LATENT_RECIP"], "LATENT_RECIP needs one latent"),
+        (not mla or heads % derived["G"] == 0, "LATENT_HEADS must divide N_HEAD"),
+        (not mla or derived["R"] % 2 == 0, "ROPE_DIM must be even"),
+        (not mla or not derived["R"] or not (c["RA_MLA_USE_ROPE"] or c["RA_MLA_SCORE"] == "w2"), "ROPE_DIM has the rotation"),
+        (not mla or not c["RA_MLA_LATENT_NORM"] or (c["RA_MLA_JOINT_KV"] and not c["QK_NORM"]), "LATENT_NORM is of one latent"),
+        (c["ATTENTION"] != "gta" or (derived["D"] % 4 == 0 and not c["QK_NORM"]), "gta: D by 4, no QK_NORM"),
         (c["RA_MLA_MLP_GATE_POOL"] != "sequence" or not c["RA_MLA_MLP_ATTN_GATE"] or not c["CAUSAL"]
          or c["ALLOW_FUTURE_LEAK"], "GATE_POOL=sequence sees the future"),
         (c["CAUSAL"] or not (c["WINDOW"] or c["DOCUMENT_MASK"]), "WINDOW and DOCUMENT_MASK need CAUSAL"),
@@ -158,7 +172,7 @@ def check_config(c):
         rules.append((derived["L"] % (4 if uses_rope(c) else 2) == 0, "LATENT_DIM must be a multiple of 2, of 4 with rope"))
         rules.append((c["RA_MLA_RA_ALPHA"] == 0, "RA_ALPHA goes with RA_MLA_SCORE=dot"))
     elif uses_rope(c):
-        rules.append(((derived["L"] if mla else derived["D"]) % 2 == 0, "rope needs an even width"))
+        rules.append((((derived["R"] or derived["L"]) if mla else derived["D"]) % 2 == 0, "rope needs an even width"))
     if c["RA_MLA_MLP_LATENT_RECIP"] and c["RA_MLA_MLP_TYING_MODE"] == "per_head_scalar":
         even = derived["F"] % heads == 0 and derived["L"] % heads == 0 and derived["F"] % derived["L"] == 0
         rules.append((even, "per_head_scalar: H must divide F and L, and L must divide F"))
@@ -192,27 +206,43 @@ def attention_biases(c):
     return c["ATTENTION_BIAS"] in ("qkv", "all"), c["ATTENTION_BIAS"] == "all"
 
 
-def attention_shapes(c):
+def shares_keys(c, layer):
+    """Whether a layer has the keys and values of one below it."""
+    return layer % c["KV_SHARE"] != 0
+
+
+def attention_shapes(c, layer):
     e, h, d, latent = c["N_EMBD"], c["N_HEAD"], c["D"], c["L"]
     inner = h * d
     if c["ATTENTION"] in ("dot", "cosine"):
         rows = inner + 2 * c["KV"] * d
         shapes = {"qkv.weight": (rows, e), "out.weight": (e, inner)}
+        if shares_keys(c, layer):
+            shapes = {"q.weight": (inner, e), "out.weight": (e, inner)}
+    elif c["ATTENTION"] == "gta":
+        shapes = {"q.weight": (inner, e), "kv.weight": (c["KV"] * d, e), "k_rope.weight": (d // 2, e), "out.weight": (e, inner)}
     elif c["ATTENTION"] == "w2":
         shared = c["KV"] * d
         shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * shared, e), "v.weight": (shared, e), "out.weight": (e, inner)}
     else:
+        rank, latents, rope = c["RA_MLA_Q_RANK"], c["G"] * latent, c["R"]
         shapes = {
-            "q.weight": (inner, e),
-            "k_down.weight": (latent, e),
+            "q.weight": (inner, rank or e),
+            "k_down.weight": (latents, e),
             "q_latent": (h, d, latent) if c["RA_MLA_PER_HEAD_Q_LATENT"] else (inner, latent),
             "v_up": (h, latent, d) if c["RA_MLA_PER_HEAD_V_UP"] else (latent, d),
             "out.weight": (e, inner),
         }
         if not c["RA_MLA_JOINT_KV"]:
-            shapes["v_down.weight"] = (latent, e)
+            shapes["v_down.weight"] = (latents, e)
+        if rank:
+            shapes |= {"q_down.weight": (rank, e), "q_down_norm.weight": (rank,)}
+        if rope:
+            shapes |= {"q_rope.weight": (h * rope, rank or e), "k_rope.weight": (rope, e)}
+        if c["RA_MLA_LATENT_NORM"]:
+            shapes["latent_norm.weight"] = (latent,)
     inputs, output = attention_biases(c)
-    for name in ("qkv", "q", "k", "v", "k_down", "v_down"):
+    for name in ("qkv", "q", "k", "v", "k_down", "v_down", "kv", "k_rope", "q_rope", "q_down"):
         if inputs and f"{name}.weight" in shapes:
             shapes[f"{name}.bias"] = shapes[f"{name}.weight"][:1]
     if output:
@@ -226,6 +256,9 @@ def attention_shapes(c):
         shapes |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
     if c["POSITION"] == "relative":
         shapes["rel_bias"] = (c["CONTEXT"],)
+    if shares_keys(c, layer):
+        of_keys = ("k", "v", "kv", "k_down", "v_down", "k_rope", "k_norm", "latent_norm")
+        shapes = {name: shape for name, shape in shapes.items() if name.split(".")[0] not in of_keys}
     return shapes
 
 
@@ -264,7 +297,7 @@ def parameter_shapes(c):
         shapes["wpe.weight"] = (c["CONTEXT"], e)
     for i in range(c["N_LAYER"]):
         shapes |= norm_shapes(c, f"h.{i}.ln_1")
-        shapes |= {f"h.{i}.attn.{name}": shape for name, shape in attention_shapes(c).items()}
+        shapes |= {f"h.{i}.attn.{name}": shape for name, shape in attention_shapes(c, i).items()}
         shapes |= norm_shapes(c, f"h.{i}.ln_2")
         shapes |= {f"h.{i}.ffn.{name}": shape for name, shape in ffn_shapes(c).items()}
     if c["RA_MLA_MLP_LATENT_RECIP"] and c["RA_MLA_MLP_TYING_MODE"] == "per_head_scalar":

@@ -1,5 +1,5 @@
-/* Heads on the GPU. Repeating and summing heads take a thread for a pack of a position's columns,
- * which goes through the heads in order. Pool and spread go by rows of F wide and L narrow numbers,
+/* Heads on the GPU. Columns are put together, and their gradients summed, by a thread for a pack of a
+ * head's columns, or for one where packs do not fit. Pool and spread go by rows of F wide and L narrow numbers,
  * a narrow one standing for the run of r = F/L wide ones at its place times r; a head has L/H
  * narrow numbers. The floor of each is the bytes of the wide and the narrow tensor, once. */
 #include "cuda/pack.cuh"
@@ -8,62 +8,104 @@ extern "C" {
 #include "ops/heads.h"
 }
 
-/* Between one [B·T, 1, L] and many [B·T, H, L]. */
-struct repeated {
-    int64_t positions, heads, width;
-    any_tensor one, many;
+/* head_columns and its gradient: between [B·T, Hx, Wx] and [B·T, H, W]. */
+struct joining {
+    int64_t positions;
+    weft_head_columns_attr attr;
+    any_tensor x, z, y;
+    int64_t x_heads, x_width, z_heads, z_width;
 };
 
-static repeated repeated_of(weft_exec *x, const weft_tensor *one, const weft_tensor *many) {
-    return repeated{many->shape[0] * many->shape[1], many->shape[2], many->shape[3], any_of(x, one),
-                    any_of(x, many)};
+static int64_t divisor(int64_t a, int64_t b) {
+    return b ? divisor(b, a % b) : a;
 }
 
-static __global__ void repeat_heads(repeated k) {
-    int64_t packs = ceil_div(k.width, VECTOR), p = quotient(thread_index(), packs);
+/* As many columns as a thread takes: a pack where every part begins and ends at one, else 1. */
+static int columns_together(const joining &k) {
+    int64_t d = VECTOR;
+    for (int i = 0; i < 2; i++) {
+        const weft_columns &c = k.attr.part[i];
+        d = divisor(
+            divisor(divisor(divisor(divisor(c.from, c.count), c.to), c.from_step), c.to_step), d);
+    }
+    d = divisor(divisor(divisor(k.attr.width, k.x_width), k.z_width), d);
+    return d == VECTOR ? VECTOR : 1;
+}
+
+/* A thread a run of `n` columns of the result. */
+static __global__ void put_columns(joining k, int n) {
+    int64_t runs = k.attr.width / n, row = quotient(thread_index(), runs);
+    int64_t p = quotient(row, k.attr.heads), h = row - p * k.attr.heads;
     if (p >= k.positions) return;
-    int64_t column = (thread_index() - p * packs) * VECTOR;
-    int n = pack_length(k.width, column);
-    float v[VECTOR];
-    load_pack(k.one, p * k.width + column, n, v);
-    for (int64_t h = 0; h < k.heads; h++)
-        store_pack(k.many, (p * k.heads + h) * k.width + column, n, v);
+    int64_t column = (thread_index() - row * runs) * n;
+    float v[VECTOR] = {0};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const any_tensor &from = i ? k.z : k.x;
+        if (!from.data) continue;
+        int64_t heads = i ? k.z_heads : k.x_heads, width = i ? k.z_width : k.x_width;
+        weft_columns_place at = weft_columns_of(&k.attr, i, heads, h);
+        if (column < at.to || column >= at.to + k.attr.part[i].count) continue;
+        load_pack(from, (p * heads + at.head) * width + at.from + column - at.to, n, v);
+    }
+    store_pack(k.y, row * k.attr.width + column, n, v);
 }
 
-static weft_status head_repeat_run(weft_exec *x, const weft_node *n) {
-    repeated k = repeated_of(x, n->in[0], n->out[0]);
-    repeat_heads<<<pack_grid(k.positions * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
-                   stream_of(x)>>>(k);
-    return launched(n);
-}
-
-CUDA_KERNEL(head_repeat, head_repeat_run)
-
-static __global__ void sum_heads(repeated k) {
-    int64_t packs = ceil_div(k.width, VECTOR), p = quotient(thread_index(), packs);
+/* A thread a run of `n` columns of what was read: Σ over the heads that had them, in their order. */
+static __global__ void sum_columns(joining k, int n) {
+    int64_t runs = k.x_width / n, row = quotient(thread_index(), runs);
+    int64_t p = quotient(row, k.x_heads), head = row - p * k.x_heads;
     if (p >= k.positions) return;
-    int64_t column = (thread_index() - p * packs) * VECTOR;
-    int n = pack_length(k.width, column);
+    int64_t column = (thread_index() - row * runs) * n, sharing = quotient(k.attr.heads, k.x_heads);
     float sum[VECTOR] = {0};
-#pragma unroll 4
-    for (int64_t h = 0; h < k.heads; h++) {
+    for (int64_t h = head * sharing; h < (head + 1) * sharing; h++) {
+        weft_columns_place at = weft_columns_of(&k.attr, 0, k.x_heads, h);
+        if (column < at.from || column >= at.from + k.attr.part[0].count) continue;
         float v[VECTOR];
-        load_pack(k.many, (p * k.heads + h) * k.width + column, n, v);
+        load_pack(k.y, (p * k.attr.heads + h) * k.attr.width + at.to + column - at.from, n, v);
 #pragma unroll
         for (int j = 0; j < VECTOR; j++)
             sum[j] += v[j];
     }
-    store_pack(k.one, p * k.width + column, n, sum);
+    store_pack(k.x, row * k.x_width + column, n, sum);
 }
 
-static weft_status head_sum_run(weft_exec *x, const weft_node *n) {
-    repeated k = repeated_of(x, n->out[0], n->in[0]);
-    sum_heads<<<pack_grid(k.positions * ceil_div(k.width, VECTOR)), PACK_THREADS, 0,
-                stream_of(x)>>>(k);
+static joining columns_of(weft_exec *x, const weft_node *n, const weft_tensor *one,
+                          const weft_tensor *two, const weft_tensor *many) {
+    joining k = {};
+    k.positions = many->shape[0] * many->shape[1];
+    k.attr = *ATTR(n, weft_head_columns_attr);
+    k.x = any_of(x, one);
+    k.y = any_of(x, many);
+    k.x_heads = one->shape[2];
+    k.x_width = one->shape[3];
+    if (!two) k.attr.part[1] = weft_columns{};
+    if (!two) return k;
+    k.z = any_of(x, two);
+    k.z_heads = two->shape[2];
+    k.z_width = two->shape[3];
+    return k;
+}
+
+static weft_status head_columns_run(weft_exec *x, const weft_node *n) {
+    joining k = columns_of(x, n, n->in[0], n->n_in > 1 ? n->in[1] : NULL, n->out[0]);
+    int together = columns_together(k);
+    int64_t items = k.positions * k.attr.heads * (k.attr.width / together);
+    put_columns<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, together);
     return launched(n);
 }
 
-CUDA_KERNEL(head_sum, head_sum_run)
+CUDA_KERNEL(head_columns, head_columns_run)
+
+static weft_status head_columns_back_run(weft_exec *x, const weft_node *n) {
+    joining k = columns_of(x, n, n->out[0], NULL, n->in[0]);
+    int together = columns_together(k);
+    int64_t items = k.positions * k.x_heads * (k.x_width / together);
+    sum_columns<<<pack_grid(items), PACK_THREADS, 0, stream_of(x)>>>(k, together);
+    return launched(n);
+}
+
+CUDA_KERNEL(head_columns_back, head_columns_back_run)
 
 struct grouped {
     int64_t rows, wide, narrow, run, group; /* F, L, r, narrow numbers of a head */

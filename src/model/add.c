@@ -1,0 +1,139 @@
+/* Mechanisms put into a finished model. Each of them ends in a map whose zeros leave everything as it was,
+ * and whose gradient is not zero there, since what it reads is drawn or is the model's own:
+ *
+ *     cross-token    h + α W_c Σ R h              W_c = 0; of low rank the map up
+ *     latent         h + α W_a c, c + α W_m u     both 0
+ *     z-heads        losses in training           nothing to do
+ *     gates          o σ(W x)                     W = 0: σ = ½, which the output projection makes good
+ *
+ * The reciprocal gate leaves 1 − α/2 of a head in every layer but the first, the output gate a half. */
+#include "model/add.h"
+
+#include "model/folder.h"
+#include "model/kinds.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Tensors that mechanisms bring, after "h.I." or, of the whole model, as they are. */
+static const struct {
+    const char *name;
+    bool zero;
+} brought[] = {
+    {"ffn.gate_proj.weight", false},  {"ffn.gate_heads.weight", true},
+    {"ffn.cross_proj.weight", true},  {"ffn.cross_down.weight", false},
+    {"ffn.cross_up.weight", true},    {"ffn.couple.weight", true},
+    {"ffn.mlp_down.weight", false},   {"ffn.attn_to_mlp.weight", true},
+    {"ffn.mlp_to_attn.weight", true}, {"couple.attn_to_mlp", true},
+    {"couple.mlp_to_attn", true},     {"attn.out_gate.weight", true},
+    {"ffn.z_proj.weight", false},
+};
+
+/* A tensor's name without its layer. */
+static const char *name_in_layer(const char *name) {
+    if (strncmp(name, "h.", 2) != 0) return name;
+    const char *dot = strchr(name + 2, '.');
+    return dot ? dot + 1 : name;
+}
+
+static weft_status refuse(const weft_weight *w, const char *what) {
+    return weft_fail(
+        WEFT_EINPUT,
+        "tensor '%s' %s; a gate, cross-token routing, a latent coupling, an output gate "
+        "and wsffn in place of swiglu can be added, nothing else",
+        w->name, what);
+}
+
+/* A weight that the other model has not. */
+static weft_status begin_weight(weft_weight *w) {
+    const char *name = name_in_layer(w->name);
+    for (size_t i = 0; i < sizeof brought / sizeof brought[0]; i++) {
+        if (strcmp(name, brought[i].name) != 0) continue;
+        if (brought[i].zero) memset(w->data, 0, (size_t)w->bytes);
+        return WEFT_OK;
+    }
+    return refuse(w, "is not in the checkpoint");
+}
+
+/* The output projection's weights, times a factor. */
+static weft_status scale_weight(weft_weight *w, double factor) {
+    double *values = malloc((size_t)w->count * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
+    weft_weight_read(w, values);
+    for (int64_t i = 0; i < w->count; i++)
+        values[i] *= factor;
+    weft_weight_write(w, values);
+    free(values);
+    return WEFT_OK;
+}
+
+/* Makes good what new gates take from a layer's heads. */
+static weft_status make_good(const weft_model *m, weft_model *out) {
+    const weft_config *was = &m->config, *c = &out->config;
+    for (int64_t layer = 0; layer < c->n_layer; layer++) {
+        char name[64];
+        double factor = 1;
+        if (c->attention_gate && !was->attention_gate) factor = 2;
+        if (c->attn_gate && !was->attn_gate && layer > 0) factor /= 1 - c->gate_alpha / 2;
+        snprintf(name, sizeof name, "h.%lld.attn.out.weight", (long long)layer);
+        weft_weight *w = weft_model_find(out, name);
+        if (w && factor != 1) WEFT_TRY(scale_weight(w, factor));
+    }
+    return WEFT_OK;
+}
+
+static weft_status fill(const weft_model *m, weft_model *out) {
+    for (int64_t i = 0; i < m->n_weights; i++)
+        if (!weft_model_find(out, m->weights[i].name))
+            return refuse(&m->weights[i], "of the checkpoint is not in the config's model");
+    for (int64_t i = 0; i < out->n_weights; i++) {
+        weft_weight *w = &out->weights[i];
+        const weft_weight *from = weft_model_find(m, w->name);
+        if (!from) {
+            WEFT_TRY(begin_weight(w));
+        } else if (from->ndim != w->ndim || from->bytes != w->bytes ||
+                   memcmp(from->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) != 0) {
+            return refuse(w, "has another shape in the checkpoint");
+        } else {
+            memcpy(w->data, from->data, (size_t)w->bytes);
+        }
+    }
+    return make_good(m, out);
+}
+
+weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
+                           weft_pool *pool, weft_model **out) {
+    *out = NULL;
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    WEFT_TRY(weft_model_create_on(c, m->dtype, pool, out));
+    weft_status status = weft_model_start_on(*out, seed, pool);
+    if (status == WEFT_OK) status = fill(m, *out);
+    weft_mirror_wrote((*out)->mirror, NULL);
+    if (status == WEFT_OK) return WEFT_OK;
+    weft_model_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
+/* Whether c has a mechanism that the other has not. */
+static bool has_more(const weft_config *c, const weft_config *was) {
+    return (c->attn_gate && !was->attn_gate) || (c->cross_token && !was->cross_token) ||
+           (c->latent_recip && !was->latent_recip) || (c->attention_gate && !was->attention_gate) ||
+           (c->ffn == WEFT_FFN_WSFFN && was->ffn != WEFT_FFN_WSFFN);
+}
+
+weft_status weft_model_load_more(const char *folder, const weft_config *c, weft_dtype dtype,
+                                 weft_pool *pool, weft_model **out) {
+    weft_config own;
+    weft_model *m;
+    *out = NULL;
+    /* Others' weights need no config beside them. */
+    if (weft_model_read_config(folder, &own) != WEFT_OK || !has_more(c, &own))
+        return weft_model_load_as(folder, c, dtype, pool, out);
+    WEFT_TRY(weft_model_check(c, "config"));
+    WEFT_TRY(weft_model_load_as(folder, &own, dtype, pool, &m));
+    weft_status status = weft_model_add(m, c, (uint64_t)c->seed, pool, out);
+    weft_model_destroy(m);
+    return status;
+}

@@ -1,0 +1,72 @@
+/* Grouped-tied attention (GTA, arXiv 2505.21487): each of KV groups has one state u of a head's width. It
+ * is the group's value, and its first half the first half of the group's key; the second half is one
+ * rotated vector for all groups.
+ *
+ *     k_g = [u_g (first half), rope(W_r x)]     v_g = u_g     s = ⟨q, k⟩ / √D
+ *
+ * Queries are rotated in their second half. The cache holds KV D + D/2 numbers a token and layer. */
+#include "model/builder.h"
+#include "ops/heads.h"
+
+#include <math.h>
+
+/* q with the second half of each head first, where rotations begin; so are the keys here. */
+static weft_tensor *swap_halves(builder *b, weft_tensor *q) {
+    int64_t half = b->head_dim / 2;
+    weft_head_columns_attr attr = {
+        .heads = b->heads,
+        .width = 2 * half,
+        .part = {{.from = half, .count = half}, {.count = half, .to = half}}};
+    return weft_head_columns(b->g, attr, q, q);
+}
+
+static weft_tensor *build_gta(builder *b, weft_tensor *x) {
+    int64_t d = b->head_dim, half = d / 2;
+    builder_keys keys = {.scored = half};
+    b->score.q = swap_halves(b, map_to_heads(b, x, "q", b->heads, d));
+    b->score.q = rotate_heads(b, b->score.q, half, b->heads);
+    b->score.scale_value = 1 / sqrt((double)d);
+    if (!b->shares) {
+        int64_t kv = weft_config_kv_heads(b->c);
+        keys.k = keys.v = map_to_heads(b, x, "kv", kv, d);
+        keys.common = map_to_heads(b, x, "k_rope", 1, half);
+        keys.common = rotate_heads(b, keys.common, half, 1);
+    }
+    return builder_attend(b, &keys);
+}
+
+static weft_status check(const weft_config *c, const char *where) {
+    if (weft_config_head_dim(c) % 4)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_ATTENTION=\"gta\" rotates pairs in half of a head, but a head is "
+            "%lld wide (CONFIG_N_EMBD / CONFIG_N_HEAD); make it a multiple of 4",
+            where, (long long)weft_config_head_dim(c));
+    if (c->qk_norm)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_QK_NORM=y does not go with CONFIG_ATTENTION=\"gta\", whose keys "
+            "are part of its values; set it to n",
+            where);
+    return WEFT_OK;
+}
+
+/* The groups' states, and the half that they share, once. */
+static int list_cache(const weft_config *c, weft_cache_part *parts) {
+    int64_t d = weft_config_head_dim(c);
+    parts[0] = (weft_cache_part){.heads = 1, .width = weft_config_kv_heads(c) * d + d / 2};
+    return 1;
+}
+
+static int64_t rotated_columns(const weft_config *c) {
+    return weft_config_head_dim(c) / 2;
+}
+
+const weft_attention_kind weft_attention_gta = {
+    .build = build_gta,
+    .check = check,
+    .cache = list_cache,
+    .rotated = rotated_columns,
+    .shares_heads = true,
+    .shares_layers = true,
+};
