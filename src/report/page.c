@@ -11,6 +11,7 @@
 #include "base/embed.h"
 #include "base/folders.h"
 #include "base/json.h"
+#include "base/style.h"
 #include "base/text.h"
 
 #include <ctype.h>
@@ -130,7 +131,7 @@ weft_status weft_page_open(weft_page *p, const char *title) {
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY "\n",
           p->html);
     put_html(p, "<title>", title, "</title>\n<style>\n");
-    fprintf(p->html, "%s</style>\n</head>\n<body>\n<main>\n", weft_charts_style);
+    fprintf(p->html, "%s%s</style>\n</head>\n<body>\n<main>\n", weft_page_style, weft_charts_style);
     return WEFT_OK;
 }
 

@@ -8,6 +8,7 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/style.h"
 #include "base/text.h"
 #include "report/page.h"
 #include "serve/connections.h"
@@ -382,10 +383,10 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
                      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
                      "<link rel=\"icon\" href=\"data:,\">\n"
-                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
+                     "<title>weft watch</title>\n<style>\n%s%s%s</style></head>\n<body>\n%s"
                      "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
-                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
-                     weft_live_script);
+                     weft_page_style, weft_charts_style, weft_live_style, weft_live_body,
+                     weft_charts_script, weft_live_script);
     w->page = n < 0 ? NULL : text;
     w->gpus = weft_gpus_open();
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
