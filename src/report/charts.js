@@ -8,9 +8,9 @@
  * beside it, there (#controls).
  *
  *   x       [{key, label, unit}]  what the x axis can be; unit: "count", "seconds" or "bytes"
- *   series  [{key, name, style, baseline}]  one for each thing compared. `style` (0, 1, ...) chooses colour,
+ *   series  [{key, name, style, baseline, grey}]  one for each thing compared. `style` (0, 1, ...) chooses colour,
  *           dash and marker; `baseline` is the key of the series it is compared with. A series hidden or
- *           coloured in one group is so in all, by its key.
+ *           coloured in one group is so in all, by its key; `grey` is what is never coloured.
  *   lit     the key of the series that is coloured at first, the others being grey; none: all are coloured
  *   charts  [{title, label, unit, lines | points, difference, front, log, note}]
  *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
@@ -18,6 +18,8 @@
  *                   the lowest to the highest, and the single runs show while the series is pointed at
  *           points  [{series, at: [{x, y, low, high}], join}]
  *           difference: lines are shown minus their baseline's, run by run of the same name
+ *           x       of points: {label, unit, names}; names stand at 0, 1, ... of an axis of words
+ *           large   it may be higher than others
  *           front   [[x, y], ..] a staircase, such as a Pareto front
  *           log     its x axis is logarithmic, whatever the toolbar says
  *   note    a sentence about all charts, such as what their bands are; it stands under the legend
@@ -125,6 +127,7 @@ const weftCharts = (() => {
 
   /* 2: coloured. 1: what a coloured one is compared with, in ink. 0: grey. */
   function rankOf(s, all, active) {
+    if (s.grey) return 0;
     if (!lit.size || lit.has(s.key) || (active && active.key === s.key)) return 2;
     return all.some((o) => lit.has(o.key) && o.baseline === s.key) ? 1 : 0;
   }
@@ -248,7 +251,7 @@ const weftCharts = (() => {
 
   function drawChart(view, spec, active) {
     const {chart, figure} = view, width = Math.max(240, Math.floor(figure.clientWidth || 600));
-    const height = Math.round(Math.min(Math.max(width * 0.58, 220), 400));
+    const height = Math.round(chart.large ? Math.min(Math.max(width * 0.8, 220), 560) : Math.min(Math.max(width * 0.58, 220), 400));
     const logX = state.logX || !!chart.log, list = shown(chart, spec, active), range = rangeOf(list, chart, logX);
     const drawn = [...list].sort((a, b) => a.rank - b.rank); /* colours lie on grey */
     const svg = view.svg;
@@ -267,8 +270,9 @@ const weftCharts = (() => {
     const yText = labels(yTicks, false);
     const left = 14 + 7.6 * Math.max(3, ...yText.map((t) => t.length)), right = 14, top = 30, bottom = 44;
     const most = Math.max(2, Math.floor((width - left - right) / 72));
-    const xTicks = logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
-    const xText = labels(xTicks, logX);
+    const xTicks = axis.names ? axis.names.map((n, i) => i) : logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
+    const cut = (n) => { const room = Math.floor((width - left - right) / axis.names.length / 8); return n.length > room ? n.slice(0, Math.max(1, room - 1)) + "\u2026" : n; };
+    const xText = axis.names ? axis.names.map(cut) : labels(xTicks, logX);
     const place = (v, a, b, log) => (log ? Math.log(v / a) / Math.log(b / a) : (v - a) / (b - a));
     const px = (v) => left + place(v, range.x0, range.x1, logX) * (width - left - right);
     const py = (v) => height - bottom - place(v, range.y0, range.y1, logY) * (height - top - bottom);
@@ -433,6 +437,8 @@ const weftCharts = (() => {
     else if (several) html("div", {class: "runs"}, view.tip, "its runs: " + runsText(view, r.line, x));
   }
 
+  const placeText = (map, x) => map.axis.label + " " + (map.axis.names ? map.axis.names[x] : short(x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
+
   /* The values at a place: a box beside the pointer, a line through it, the single runs of the series
      that is nearest. */
   function point(view, group, x, y, key) {
@@ -456,7 +462,7 @@ const weftCharts = (() => {
     const narrow = view.figure.clientWidth < NARROW;
     tip.replaceChildren();
     tip.classList.toggle("narrow", narrow);
-    html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
+    html("div", {class: "at"}, tip, placeText(map, focus.point.x));
     for (const r of told) tellRow(view, r, focus.point.x, narrow);
     if (rows.length > told.length) html("div", {class: "at"}, tip, "and " + (rows.length - told.length) + " more");
     tip.hidden = false;
@@ -476,7 +482,11 @@ const weftCharts = (() => {
   function keys(view, group, event) {
     const map = view.map;
     if (!map || !map.list.length) return;
-    if (event.key === "Escape") { leave(view, group); return; }
+    if (event.key === "Escape") {
+      if (view.at) event.preventDefault();
+      leave(view, group);
+      return;
+    }
     const order = map.list.map((l) => l.series.key);
     let key = view.at ? view.at.key : order[0];
     let line = map.list.find((l) => l.series.key === key) || map.list[0], i = line.points.length - 1;
@@ -492,7 +502,7 @@ const weftCharts = (() => {
     event.preventDefault();
     const p = line.points[Math.max(0, Math.min(i, line.points.length - 1))];
     const rows = point(view, group, map.px(p.x), map.py(p.y), key), on = rows.find((r) => r.on);
-    view.say.textContent = line.series.name + ", " + map.axis.label + " " + short(p.x / map.sx.by, 5) + " " + map.sx.name + ": " + on.text + on.spread;
+    view.say.textContent = line.series.name + ", " + placeText(map, p.x) + ": " + on.text + on.spread;
   }
 
   let count = 0;

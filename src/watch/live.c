@@ -250,7 +250,8 @@ static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
     if (!id || !*id || *end) return send_error(c, 400, "id=N names a run");
     pthread_mutex_lock(&w->lock);
     bool there = number >= 0 && number < weft_watched_count(w->runs);
-    char *text = weft_watched_tail(w->runs, number, TAIL_MOST);
+    bool samples = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "samples");
+    char *text = weft_watched_tail(w->runs, number, samples, TAIL_MOST);
     pthread_mutex_unlock(&w->lock);
     if (!there) return send_error(c, 404, "there is no such run");
     return send_text(c, 200, "text/plain; charset=utf-8", text ? text : strdup(""));

@@ -399,10 +399,34 @@ static void test_the_page_works_in_a_browser(void **state) {
     free(said);
 }
 
-static void test_a_folder_that_is_not_there_is_named(void **state) {
+static void test_what_is_no_folder_is_named(void **state) {
     (void)state;
-    command_fails(2, RUN("watch", "no-such-folder"), SAYS("no-such-folder"));
+    append("first", "file", "");
+    command_fails(2, RUN("watch", scratch_path("runs/first/file")), SAYS("first/file"));
     command_fails(2, RUN("watch", root, "--port", "x"), SAYS("--port"));
+}
+
+static void test_a_folder_that_is_not_there_is_waited_for(void **state) {
+    (void)state;
+    server other = server_start_as("watch", RUN(scratch_path("later")));
+    server first = watch;
+    watch = other;
+    json_t *news = get_json("/api/runs", 200);
+    assert_int_equal(json_array_size(json_object_get(news, "runs")), 0);
+    json_decref(news);
+    assert_int_equal(mkdir(scratch_path("later"), 0777), 0);
+    snprintf(root, sizeof root, "%s", scratch_path("later"));
+    make_run("new", "1");
+    bool told = false;
+    for (int i = 0; i < 1200 && !told; i++) {
+        news = get_json("/api/runs", 200);
+        told = find_run(news, "new") != NULL;
+        json_decref(news);
+        if (!told) usleep(100000);
+    }
+    server_stop(&watch);
+    watch = first;
+    assert_true(told);
 }
 
 int main(void) {
@@ -418,7 +442,8 @@ int main(void) {
         cmocka_unit_test(test_gpus_are_told),
         cmocka_unit_test(test_a_studys_runs_have_their_steps_title),
         cmocka_unit_test(test_the_page_works_in_a_browser),
-        cmocka_unit_test(test_a_folder_that_is_not_there_is_named),
+        cmocka_unit_test(test_what_is_no_folder_is_named),
+        cmocka_unit_test(test_a_folder_that_is_not_there_is_waited_for),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }
