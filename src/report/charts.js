@@ -19,7 +19,7 @@
  *           points  [{series, at: [{x, y, low, high}], join}]
  *           difference: lines are shown minus their baseline's, run by run of the same name
  *           x       of points: {label, unit, names}; names stand at 0, 1, ... of an axis of words
- *           large   it may be higher than others
+ *           large   how high it is where it is wide, by its width
  *           front   [[x, y], ..] a staircase, such as a Pareto front
  *           log     its x axis is logarithmic, whatever the toolbar says
  *   note    a sentence about all charts, such as what their bands are; it stands under the legend
@@ -251,7 +251,8 @@ const weftCharts = (() => {
 
   function drawChart(view, spec, active) {
     const {chart, figure} = view, width = Math.max(240, Math.floor(figure.clientWidth || 600));
-    const height = Math.round(chart.large ? Math.min(Math.max(width * 0.8, 220), 560) : Math.min(Math.max(width * 0.58, 220), 400));
+    const wideEnough = chart.large && width > 500;
+    const height = Math.round(Math.min(Math.max(width * (wideEnough ? chart.large : 0.58), 220), wideEnough ? 780 : 400));
     const logX = state.logX || !!chart.log, list = shown(chart, spec, active), range = rangeOf(list, chart, logX);
     const drawn = [...list].sort((a, b) => a.rank - b.rank); /* colours lie on grey */
     const svg = view.svg;

@@ -115,7 +115,7 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
     weft_page_escape_html(out, weft_say_interval(c));
     fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
     fprintf(out, "</span><span class=\"verdict\" role=\"cell\"><b class=\"word %s\">",
-            weft_say_kind(c->verdict));
+            doubted ? "plain" : weft_say_kind(c->verdict));
     weft_page_escape_html(out, *s->error  ? "cannot be built"
                                : !counted ? "leaks: not compared"
                                           : weft_verdict_word(c->verdict));

@@ -69,12 +69,21 @@ static void find_value(const weft_report_data *d, int variant, const char *key,
     weft_record_value(d->config, weft_option_find(key), value, WEFT_TEXT_MAX);
 }
 
-/* Whom a variant is told from: its baseline, or the first that is compared with it; -1: nobody. */
+static int count_sets(const weft_report_data *d, int variant) {
+    int n = 0;
+    for (const char *at = d->variants[variant].overrides; (at = strchr(at, '=')); at++)
+        n++;
+    return n;
+}
+
+/* Whom a variant is told from: its baseline, or who is compared with it and differs the least; -1: nobody. */
 static int counterpart_of(const weft_report_data *d, int variant) {
-    if (d->variants[variant].baseline >= 0) return d->variants[variant].baseline;
-    for (int i = 0; i < d->n_variants; i++)
-        if (d->variants[i].baseline == variant) return i;
-    return -1;
+    int least = d->variants[variant].baseline;
+    for (int i = 0; i < d->n_variants && d->variants[variant].baseline < 0; i++)
+        if (d->variants[i].baseline == variant &&
+            (least < 0 || count_sets(d, i) < count_sets(d, least)))
+            least = i;
+    return least;
 }
 
 /* Writes what of the sets of `whose` differs between the two; returns how many there are by now. */

@@ -8,7 +8,7 @@
   const runs = new Map(), studies = new Map(), styles = new Map(), ticked = new Set();
   const unfolded = new Set(); /* groups whose runs are listed */
   const samples = new Map(); /* the last sample of a run that runs: {step, prompt, text} */
-  let defaults = {}, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = "";
+  let defaults = {}, sortBy = "status", down = false, open = null, charts = null, waiting = false, shownLog = null;
   let chosen = false; /* the reader ticked, and nothing is ticked for them any more */
   let wished = null;  /* names of the runs that the address ticks, and of the one it opens */
 
@@ -40,9 +40,9 @@
     {key: "val_loss", label: "held-out loss", of: (r) => r.val_loss, text: (r) => digits(r.val_loss), n: 1, score: 1},
     {key: "best_val_loss", label: "best", of: (r) => r.best_val_loss, text: (r) => digits(r.best_val_loss), n: 1, score: 1},
     {key: "tokens_per_s", label: "tokens/s", of: (r) => r.tokens_per_s, text: (r) => count(r.tokens_per_s), n: 1},
-    {key: "mfu", label: "MFU", of: (r) => r.mfu, text: (r) => (known(r.mfu) ? (100 * r.mfu).toFixed(1) + "%" : ""), n: 1},
-    {key: "seconds_left", label: "left", of: (r) => r.seconds_left, text: (r) => time(r.seconds_left), n: 1},
-    {key: "tags", label: "tags", of: (r) => r.tags}];
+    {key: "mfu", label: "MFU", of: (r) => r.mfu, text: (r) => (known(r.mfu) ? (100 * r.mfu).toFixed(1) + "%" : ""), n: 1, spare: 1},
+    {key: "seconds_left", label: "left", of: (r) => r.seconds_left, text: (r) => time(r.seconds_left), n: 1, spare: 1},
+    {key: "tags", label: "tags", of: (r) => r.tags, spare: 1}]; /* spare: not there where no run has it */
 
   const LOWEST = COLUMNS.find((c) => c.key === "best_val_loss");
   const BITS = {key: "bits", label: "bits per byte", of: (r) => bits(r, r.best_val_loss), text: (r) => digits(known(r.bits) ? r.bits : bits(r, r.best_val_loss)), n: 1, score: 1};
@@ -143,15 +143,16 @@
 
   /* The score of each row against an option: numbers where they are, words side by side. What is not drawn as a
      line is grey. */
-  function scatter(groups, rest, by, score, label) {
-    const of = (r) => optionOf(r, by), all = [...groups, ...rest].flatMap((g) => g.members);
+  function scatter(groups, rest, by) {
+    const of = (r) => optionOf(r, by), all = [...groups, ...rest].flatMap((g) => g.members), bitwise = inBits(all);
+    const score = (r) => (bitwise ? bits(r, r.best_val_loss) : r.best_val_loss);
     const numbers = all.every((r) => typeof of(r) === "number"), names = numbers ? null : [...new Set(all.map((r) => value(of(r))))].sort();
     const place = (r) => (numbers ? of(r) : names.indexOf(value(of(r))));
     const at = (g) => g.members.map((r) => ({x: place(r), y: score(r)})).filter((p) => known(p.y));
     const points = groups.map((g, i) => ({series: i, at: at(g)}));
     points.push({series: groups.length, at: rest.flatMap(at)});
     const x = all.map(place).filter((v) => v > 0);
-    return {title: "Best held-out loss against " + by, label, log: numbers && x.length === all.length && Math.max(...x) > 8 * Math.min(...x),
+    return {title: "Best held-out loss against " + by, label: bitwise ? "bits per byte" : "nats per token", log: numbers && x.length === all.length && Math.max(...x) > 8 * Math.min(...x),
       points: points.filter((p) => p.at.length), x: {label: by, names}};
   }
 
@@ -164,14 +165,15 @@
     const loss = {of: bitwise ? bits : null}, rest = grouped(filtered()).filter((g) => !isDrawn(g));
     const series = list.map(({key, members}) => ({key, name: nameOf(members[0], members.length, all), style: styleOf(key, members[0])}));
     if (by && rest.length) series.push({key: "rest", name: "not ticked", style: 6, grey: true});
+    const charts = [chart("Held-out loss", label, VAL, loss), chart("Training loss", label, LOSS, loss),
+      ...(by ? [scatter(list, rest, by)] : []),
+      chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Learning rate", "learning rate", RATE, {higher: true}),
+      chart("Norm of the gradient", "norm", NORM), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100})].filter((c) => (c.lines || c.points).length);
+    if (charts.length) charts[0].large = charts.length > 5 ? 1.15 : 0.8; /* as high as those beside it */
     return {
       note: list.some(({members}) => members.length > 1) ? "A line is the mean of its runs; the band around it goes from the lowest run to the highest." : "",
       x: [{key: "step", label: "training step", unit: "count"}, {key: "tokens", label: "tokens", unit: "count"}, {key: "seconds", label: "training time", unit: "seconds"}],
-      series,
-      charts: [chart("Held-out loss", label, VAL, {...loss, large: true}), chart("Training loss", label, LOSS, loss),
-        ...(by ? [scatter(list, rest, by, (r) => (bitwise ? bits(r, r.best_val_loss) : r.best_val_loss), label)] : []),
-        chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Learning rate", "learning rate", RATE, {higher: true}),
-        chart("Norm of the gradient", "norm", NORM), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100})].filter((c) => (c.lines || c.points).length)};
+      series, charts};
   }
 
   function drawCurves() {
@@ -214,7 +216,7 @@
 
   function columns(list, titled) {
     const keys = byId("all").checked ? keysOf(list) : differing(list);
-    const [name, ...rest] = COLUMNS, titles = titled && list.some((r) => r.title) ? [TITLE] : [];
+    const [name, ...rest] = COLUMNS.filter((c) => !c.spare || list.some((r) => !empty(c.of(r)))), titles = titled && list.some((r) => r.title) ? [TITLE] : [];
     const several = new Set(list.filter((r) => r.title).map((r) => r.study)).size > 1 ? [STUDY] : [];
     const at = rest.indexOf(LOWEST) + 1, bitwise = severalTexts(list) && list.some((r) => known(bits(r, 1))) ? [BITS] : [];
     return [name, ...several, ...titles, ...rest.slice(0, at), ...bitwise, ...rest.slice(at), ...keys.map(optionColumn)];
@@ -367,7 +369,7 @@
     body.replaceChildren();
     const groups = grouped(list), texts = [...new Set([...list].sort((a, b) => ORDER[a.status] - ORDER[b.status]).map(corpusOf))]; /* where something runs first */
     let marked = false;
-    groups.sort((a, b) => inOrder(valueOf(a.members, column), valueOf(b.members, column)) || a.members[0].id - b.members[0].id);
+    groups.sort((a, b) => inOrder(valueOf(a.members, column), valueOf(b.members, column)) || a.members[0].name.localeCompare(b.members[0].name, "en", {numeric: true}));
     for (const text of texts) {
       const part = groups.filter((g) => corpusOf(g.members[0]) === text), best = bestOf(part);
       marked = marked || !!best;
@@ -574,7 +576,7 @@
     const r = runs.get(id), was = open;
     open = open === id ? null : id;
     if (was === null) before = document.activeElement?.dataset.focus;
-    shownLog = "";
+    shownLog = null;
     byId("log").textContent = "";
     byId("kept").textContent = "";
     if (r) { byId("tags").value = r.tags; byId("note").value = r.note; }
