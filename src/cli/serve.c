@@ -239,7 +239,8 @@ int weft_cmd_serve(int argc, char **argv) {
 }
 
 const char weft_help_watch[] =
-    "  DIR...             folders with runs and studies, six deep; default: runs\n"
+    "  DIR...             folders with runs and studies, six deep; default: runs; one that is not "
+    "there yet is waited for\n"
     "  --port N           default: 8100; 0 takes a free port and prints it\n"
     "  --host ADDRESS     default: 127.0.0.1, this machine alone\n"
     "  --json             the address as one object on standard output\n"

@@ -427,6 +427,9 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     stop_page(page);
     WEFT_TRY(status);
     WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
+    char config[WEFT_PATH_MAX];
+    WEFT_TRY(weft_path(config, "%s/" WEFT_STUDY_CONFIG, o.out));
+    WEFT_TRY(weft_config_save(&s->base, config));
     bool stopped = r->signal && r->waiting > 0;
     if (!stopped) status = weft_report_write(database, o.out);
     if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);

@@ -10,6 +10,7 @@
 #include "config/config.h"
 #include "record/database.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +50,8 @@ typedef struct {
     int64_t version, reset; /* of the last change, and of the last beginning anew */
     json_t *options;        /* that are not the default */
     int64_t steps, tokens_per_step;
-    char end[16]; /* of result.json; empty: none */
+    char end[16];           /* of result.json; empty: none */
+    double bytes_per_token; /* by result.json; NaN: not known */
     const char *status;
 } run;
 
@@ -248,11 +250,14 @@ static void read_result(run *r, int folder) {
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     *r->end = '\0';
+    r->bytes_per_token = NAN;
     if (weft_below_read(folder, "result.json", FILE_MOST, &text, &bytes) != WEFT_OK) return;
     WEFT_AUTO_DECREF json_t *object = weft_json_read(text, bytes, 0, NULL);
     const char *end = json_string_value(json_object_get(object, "end"));
     for (int i = 0; end && i < 3; i++)
         if (strcmp(end, known[i]) == 0) snprintf(r->end, sizeof r->end, "%s", end);
+    double bits = weft_json_number_of(object, "bits_per_byte");
+    if (bits > 0) r->bytes_per_token = weft_json_number_of(object, "best_val_loss") / log(2) / bits;
 }
 
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
@@ -393,8 +398,8 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     char *note, *tags;
     weft_notes_get(w->notes, r->at.path, &note, &tags);
     json_t *object = json_pack(
-        "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b, "
-        "s:o, s:o}",
+        "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:b, s:o, s:o}",
         "id", id, "name", weft_json_text(r->name), "title",
         r->title ? weft_json_text(r->title) : json_null(), "study",
         r->study < 0 ? json_null() : json_integer(r->study), "status", r->status, "step",
@@ -405,9 +410,10 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
         weft_json_number(r->rows.best_val_loss), "tokens_per_s",
         weft_json_number(last->value[WEFT_ROW_TOKENS_PER_S]), "mfu",
         weft_json_number(last->value[WEFT_ROW_MFU]), "seconds_left",
-        weft_json_number(seconds_left(r, last)), "note", weft_json_text(note ? note : ""), "tags",
-        weft_json_text(tags ? tags : ""), "reset", reset, "options",
-        r->options ? json_incref(r->options) : json_object(), "rows",
+        weft_json_number(seconds_left(r, last)), "bytes_per_token",
+        weft_json_number(*r->end ? r->bytes_per_token : NAN), "note",
+        weft_json_text(note ? note : ""), "tags", weft_json_text(tags ? tags : ""), "reset", reset,
+        "options", r->options ? json_incref(r->options) : json_object(), "rows",
         weft_watched_lines_json(&r->rows, reset ? 0 : after));
     free(note);
     free(tags);
@@ -456,9 +462,9 @@ static char *read_end(int folder, const char *name, size_t most) {
     return text;
 }
 
-char *weft_watched_tail(const weft_watched *w, int64_t id, size_t most) {
+char *weft_watched_tail(const weft_watched *w, int64_t id, bool samples, size_t most) {
     WEFT_AUTO_CLOSE int folder = weft_watched_folder(w, id);
-    WEFT_AUTO_FREE char *text = read_end(folder, "log", most);
+    WEFT_AUTO_FREE char *text = samples ? NULL : read_end(folder, "log", most);
     if (!text) text = read_end(folder, "samples.jsonl", most);
     return text ? weft_text_repair(text) : NULL;
 }
@@ -472,6 +478,25 @@ weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, con
 
 WEFT_ENDED_BY(weft_watched_close, weft_watched)
 
+/* The folder by its whole path; with `waits`, one that is not there yet too. */
+static weft_status find_root(const char *folder, bool waits, char **out) {
+    struct stat is;
+    bool there = stat(folder, &is) == 0;
+    *out = NULL;
+    if (there ? !S_ISDIR(is.st_mode) : !waits || errno != ENOENT)
+        return weft_fail(WEFT_EINPUT, "%s: there is no such folder; name one that holds runs",
+                         folder);
+    WEFT_AUTO_FREE char *here = realpath(there ? folder : ".", NULL);
+    if (there || *folder == '/')
+        *out = there ? weft_steal(&here) : strdup(folder);
+    else if (here && asprintf(out, "%s/%s", here, folder) < 0)
+        *out = NULL;
+    if (!*out) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+    for (size_t n = strlen(*out); n > 1 && (*out)[n - 1] == '/';)
+        (*out)[--n] = '\0';
+    return WEFT_OK;
+}
+
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out) {
     *out = NULL;
     WEFT_AUTO(weft_watched_close_at) weft_watched *w = calloc(1, sizeof *w);
@@ -482,12 +507,7 @@ weft_status weft_watched_open(const char *const *folders, int n, bool notes, wef
     if (!w->roots || !w->config || !w->plain) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_config_defaults(w->plain);
     for (int i = 0; i < n; i++) {
-        struct stat is;
-        if (stat(folders[i], &is) != 0 || !S_ISDIR(is.st_mode))
-            return weft_fail(WEFT_EINPUT, "%s: there is no such folder; name one that holds runs",
-                             folders[i]);
-        w->roots[i] = realpath(folders[i], NULL);
-        if (!w->roots[i]) return weft_fail(WEFT_ENOMEM, "watch: no memory");
+        WEFT_TRY(find_root(folders[i], notes, &w->roots[i]));
         w->n_roots++;
     }
     if (notes) WEFT_TRY(weft_notes_open(w->roots[0], &w->notes));

@@ -15,7 +15,8 @@
 
 typedef struct weft_watched weft_watched;
 
-/* `notes`: whether notes and tags are kept, in the first folder. */
+/* `notes`: whether notes and tags are kept, in the first folder; then folders may be missing, and are watched from
+ * when they are made. */
 weft_status weft_watched_open(const char *const *folders, int n, bool notes, weft_watched **out);
 void weft_watched_close(weft_watched *w);
 
@@ -29,8 +30,8 @@ int64_t weft_watched_version(const weft_watched *w);
  *   {"version": N,
  *    "studies": [{"id", "name", "folder", "waiting", "running", "done", "failed"}],
  *    "runs": [{"id", "name", "title", "study", "status", "step", "steps", "tokens_per_step", "loss",
- *              "val_loss", "best_val_loss", "tokens_per_s", "mfu", "seconds_left", "note", "tags",
- *              "reset", "options": {"KEY": value that is not the default}, "rows": [[..]]}]}
+ *              "val_loss", "best_val_loss", "tokens_per_s", "mfu", "seconds_left",
+ *              "bytes_per_token" of the held-out text, once the run has ended, "note", "tags", "reset", "options": {"KEY": value that is not the default}, "rows": [[..]]}]}
  *
  * With everything comes "defaults": {"KEY": value}, what an option is that a run does not name.
  *
@@ -47,9 +48,9 @@ bool weft_watched_is_full(const weft_watched *w);
  * folder no longer. */
 int weft_watched_folder(const weft_watched *w, int64_t id);
 
-/* The end of a run's log, at most `most` bytes, or of its samples where it has no log; malloc'd. NULL:
- * there is neither. */
-char *weft_watched_tail(const weft_watched *w, int64_t id, size_t most);
+/* The end of a run's log, at most `most` bytes, or of its samples where they are meant or there is no log;
+ * malloc'd. NULL: there is neither. */
+char *weft_watched_tail(const weft_watched *w, int64_t id, bool samples, size_t most);
 
 /* Keeps a note and tags of a run. */
 weft_status weft_watched_note(weft_watched *w, int64_t id, const char *note, const char *tags);

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/text.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,14 +84,14 @@ static bool has_two_versions(const weft_report_data *d, int variant) {
 }
 
 /* Shown, and one of the caveats takes it back: the sentence does not name it. */
-static bool is_in_doubt(const weft_report_data *d, int variant) {
+bool weft_report_is_in_doubt(const weft_report_data *d, int variant) {
     return is_not_left(d, variant) || has_two_seeds(d, variant) || lost_at_edge(d, variant) ||
            has_two_versions(d, variant);
 }
 
 static bool comes_out(const weft_report_data *d, int variant, weft_verdict verdict) {
     return weft_report_counts(d, variant) && d->variants[variant].compared.verdict == verdict &&
-           !is_in_doubt(d, variant);
+           !weft_report_is_in_doubt(d, variant);
 }
 
 static int count_verdicts(const weft_report_data *d, weft_verdict verdict) {
@@ -121,16 +122,27 @@ int weft_report_most_pairs(const weft_report_data *d) {
     return most;
 }
 
-/* The one whose difference is the largest, of those with a verdict. */
-static int largest(const weft_report_data *d, weft_verdict verdict) {
+/* The one whose difference is the largest, of those with a verdict, or of all that count. */
+enum { ANY_VERDICT = -1 };
+
+static int largest(const weft_report_data *d, int verdict) {
     int best = -1;
     for (int i = 0; i < d->n_variants; i++) {
-        if (!comes_out(d, i, verdict)) continue;
+        if (verdict == ANY_VERDICT ? !weft_report_counts(d, i)
+                                   : !comes_out(d, i, (weft_verdict)verdict))
+            continue;
         if (best < 0 ||
             fabs(d->variants[i].compared.percent) > fabs(d->variants[best].compared.percent))
             best = i;
     }
     return best;
+}
+
+int weft_report_headline(const weft_report_data *d) {
+    static const int order[] = {WEFT_BETTER, WEFT_WORSE, ANY_VERDICT};
+    for (int i = 0; i < 3; i++)
+        if (largest(d, order[i]) >= 0) return largest(d, order[i]);
+    return -1;
 }
 
 /* " against B": a baseline that is not the first variant, which readers take it to be. */
@@ -226,10 +238,18 @@ static void write_open(FILE *out, const weft_report_data *d, int n) {
     fputs(" no difference was shown", out);
 }
 
+/* Of the one comparison that there is. */
+static void write_no_difference(FILE *out, const weft_report_data *d) {
+    int open = largest(d, WEFT_NO_DIFFERENCE);
+    fprintf(out, "No difference in %.100s was shown between %s and %s", d->score_name,
+            weft_variant_label(d, open), weft_variant_label(d, d->variants[open].baseline));
+}
+
 static void write_outcome(FILE *out, const weft_report_data *d) {
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
-    int doubts = weft_report_count(d, is_in_doubt), all = better + worse + open + yet + doubts;
+    int doubts = weft_report_count(d, weft_report_is_in_doubt),
+        all = better + worse + open + yet + doubts;
     if (doubts && !better && !worse) {
         fputs("Nothing is settled: ", out);
         if (all > 1) fprintf(out, "for %d of %d variants ", doubts, all);
@@ -241,13 +261,27 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
     if (open && (better || worse)) {
         write_open(out, d, open);
     } else if (open) {
-        if (!none) fprintf(out, "No difference in the %.100s was shown", d->score_name);
+        if (!none) write_no_difference(out, d);
         fputs("; ", out);
         write_power(out, d);
     }
     if (doubts)
         fprintf(out, "; for %d %s a difference was seen that the warnings below put in doubt",
                 doubts, doubts == 1 ? "other" : "others");
+    fputs(".", out);
+}
+
+/* Where there is nothing to compare: what was reached. */
+static void write_alone(FILE *out, const weft_report_data *d) {
+    const weft_report_variant *s = &d->variants[0];
+    if (d->n_variants > 1 || !isfinite(s->mean)) {
+        fputs("Nothing is compared: no variant has a baseline.", out);
+        return;
+    }
+    fprintf(out, "%s reached a %s of %s", s->label, d->score_name, weft_say_score(s->mean));
+    if (!d->higher_is_better && s->mean < 20) fprintf(out, " (perplexity %.3g)", exp(s->mean));
+    if (s->done > 1) fprintf(out, ", the mean of %d seeds", s->done);
+    if (isfinite(s->iters)) fprintf(out, ", after %.0f training steps", s->iters);
     fputs(".", out);
 }
 
@@ -269,10 +303,7 @@ static void write_sentence(FILE *out, const weft_report_data *d) {
             "cannot be told apart.",
             log(d->vocabulary));
     } else if (comparisons == 0) {
-        fputs("Nothing is compared: no variant has a baseline.", out);
-        if (isfinite(d->variants[0].mean))
-            fprintf(out, " %s has a %s of %s.", weft_variant_label(d, 0), d->score_name,
-                    weft_say_score(d->variants[0].mean));
+        write_alone(out, d);
     } else if (counted == 0) {
         fputs("Nothing can be compared: no variant can be built and keeps from seeing later "
               "tokens, as "
@@ -408,6 +439,17 @@ static const char *say_variants(const weft_report_data *d) {
     return weft_say("%s (and %s as a check)", variants, weft_say_plural(repeats, "repeat"));
 }
 
+/* What the sentence says first is the headline; the rest follows in plain size. */
+static void put_answer(weft_page *p, const char *sentence) {
+    const char *rest = strstr(sentence, "; ");
+    if (!rest) {
+        weft_page_line(p, "answer", "%s", sentence);
+        return;
+    }
+    weft_page_line(p, "answer", "%.*s.", (int)(rest - sentence), sentence);
+    weft_page_line(p, "rest", "%c%s", toupper((unsigned char)rest[2]), rest + 3);
+}
+
 weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_FREE char *sentence = weft_report_sentence(d);
     WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
@@ -415,11 +457,15 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     size_t i;
     char day[40];
     snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
-    weft_page_line(p, "facts", "%s%sweft %s%s%.12s%s%s; %s, %s, %s; %d of %d runs finished.", day,
-                   *day ? ", " : "", d->version, *d->commit ? ", commit " : "", d->commit,
-                   *d->machine ? ", " : "", d->machine, say_variants(d),
-                   weft_say_plural(d->n_seeds, "seed"),
-                   weft_say_plural(d->n_rates, "learning rate"), count_finished(d), d->n_runs);
+    const char *counts = d->n_runs == 1 ? "1 run"
+                                        : weft_say("%s, %s, %s; %d of %d runs", say_variants(d),
+                                                   weft_say_plural(d->n_seeds, "seed"),
+                                                   weft_say_plural(d->n_rates, "learning rate"),
+                                                   count_finished(d), d->n_runs);
+    weft_page_line(p, "facts", "%s%s%s%s%s%.12s%s%s%s%s finished.", day,
+                   *day && *d->version ? ", " : "", *d->version ? "weft " : "", d->version,
+                   *d->commit ? ", commit " : "", d->commit, *d->machine ? ", " : "", d->machine,
+                   *day || *d->version ? "; " : "", counts);
     int base = weft_report_baseline(d);
     if (*d->question)
         weft_page_line(p, "question", "%s", d->question);
@@ -429,7 +475,7 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
                        weft_variant_label(d, base));
     else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
-    weft_page_line(p, "answer", "%s", sentence ? sentence : "");
+    put_answer(p, sentence ? sentence : "");
     json_array_foreach(caveats, i, caveat) {
         weft_page_line(p, "caveat", "%s", json_string_value(caveat));
     }

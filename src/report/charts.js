@@ -1,22 +1,27 @@
 /* Charts of reports and of the live page: lines over training, points over cost, drawn as SVG.
  *
- *   weftCharts.group(element, {x, series, charts, smooth, note})
+ *   weftCharts.group(element, {x, series, charts, lit, smooth, note})
  *
- * fills an element with one toolbar, one legend and the charts that share them, and returns an object
- * whose update(spec) draws new data and keeps what the reader chose.
+ * fills an element with charts and returns an object whose update(spec) draws new data and keeps what the
+ * reader chose. One toolbar serves all charts of a page, and one legend all groups of the same series. They
+ * stand before the first group that they serve, or, where the page is wide enough for its contents to stand
+ * beside it, there (#controls).
  *
  *   x       [{key, label, unit}]  what the x axis can be; unit: "count", "seconds" or "bytes"
- *   series  [{key, name, style, baseline}]  one for each thing compared. `style` (0, 1, ...) chooses colour,
- *           dash and marker; `baseline` is the key of the series it is compared with. A series hidden in
- *           one group is hidden in all, by its key.
+ *   series  [{key, name, style, baseline, grey}]  one for each thing compared. `style` (0, 1, ...) chooses colour,
+ *           dash and marker; `baseline` is the key of the series it is compared with. A series hidden or
+ *           coloured in one group is so in all, by its key; `grey` is what is never coloured.
+ *   lit     the key of the series that is coloured at first, the others being grey; none: all are coloured
  *   charts  [{title, label, unit, lines | points, difference, front, log, note}]
  *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
  *                   runs of one series are averaged where their first x is the same; the band goes from
  *                   the lowest to the highest, and the single runs show while the series is pointed at
  *           points  [{series, at: [{x, y, low, high}], join}]
  *           difference: lines are shown minus their baseline's, run by run of the same name
+ *           x       of points: {label, unit, names}; names stand at 0, 1, ... of an axis of words
+ *           large   how high it is where it is wide, by its width
  *           front   [[x, y], ..] a staircase, such as a Pareto front
- *           log     the x axes of the group begin logarithmic
+ *           log     its x axis is logarithmic, whatever the toolbar says
  *   note    a sentence about all charts, such as what their bands are; it stands under the legend
  *
  * Nothing is loaded and nothing is sent. Names are set as text, never as markup. Every chart takes the
@@ -34,8 +39,9 @@ const weftCharts = (() => {
   const MARKERS = ["circle", "square", "up", "diamond", "down", "cross", "ring"];
   const COLOURS = 8, RUNS_TOLD = 8, ROW = 19; /* pixels of a row of values */
   const NARROW = 430; /* a chart that is less wide has a box without names, which the legend has */
-  const hidden = new Set();
-  const groups = [];
+  const hidden = new Set(), lit = new Set(); /* keys of series; none lit: all are coloured */
+  const groups = [], legends = [];
+  const state = {x: "", logX: false, logY: false, smooth: 0}; /* what the toolbar says, of all charts */
 
   /* Round numbers: 1, 2 or 5 times a power of ten, at most `most` of them within the range. */
   function ticks(low, high, most) {
@@ -117,11 +123,19 @@ const weftCharts = (() => {
   const make = (kind, ...rest) => fill(document.createElementNS(SVG, kind), ...rest);
   const html = (kind, ...rest) => fill(document.createElement(kind), ...rest);
 
-  const colourOf = (style) => "var(--c" + (style % COLOURS) + ")";
   const dashOf = (style) => DASHES[style % DASHES.length];
 
-  function marker(parent, style, x, y, size) {
-    const c = colourOf(style), s = size, kind = MARKERS[style % MARKERS.length];
+  /* 2: coloured. 1: what a coloured one is compared with, in ink. 0: grey. */
+  function rankOf(s, all, active) {
+    if (s.grey) return 0;
+    if (!lit.size || lit.has(s.key) || (active && active.key === s.key)) return 2;
+    return all.some((o) => lit.has(o.key) && o.baseline === s.key) ? 1 : 0;
+  }
+
+  const colourOf = (style, rank) => (rank === 2 ? "var(--c" + (style % COLOURS) + ")" : rank ? "var(--ink)" : "var(--faint)");
+
+  function marker(parent, {style, colour: c}, x, y, size) {
+    const s = size, kind = MARKERS[style % MARKERS.length];
     const shapes = {
       square: [[-s, -s], [s, -s], [s, s], [-s, s]], diamond: [[0, -1.4 * s], [1.4 * s, 0], [0, 1.4 * s], [-1.4 * s, 0]],
       up: [[0, -1.3 * s], [1.2 * s, s], [-1.2 * s, s]], down: [[0, 1.3 * s], [1.2 * s, -s], [-1.2 * s, -s]],
@@ -149,9 +163,9 @@ const weftCharts = (() => {
   }
 
   /* The runs of one series as {name, key: [first x], x, y}, minus the baseline's of the same name. */
-  function runsOf(line, base, state, keys) {
+  function runsOf(line, base, keys) {
     const first = keys[0].key;
-    const plain = (l) => l.runs.map((r) => ({name: r.name, at: r.x[first] || [], x: xOf(r, state.x, first), y: smoothed(r.y, state.smooth)}));
+    const plain = (l) => l.runs.map((r) => ({name: r.name, at: r.x[first] || [], x: xOf(r, keys.some((k) => k.key === state.x) ? state.x : first, first), y: smoothed(r.y, state.smooth)}));
     const runs = plain(line);
     if (!base) return runs;
     const others = new Map(plain(base).map((r) => [r.name, new Map(r.at.map((v, i) => [v, r.y[i]]))]));
@@ -179,8 +193,9 @@ const weftCharts = (() => {
   }
 
   /* What a chart shows now: [{series, style, points, runs, join}]. */
-  function shown(chart, spec, state) {
+  function shown(chart, spec, active) {
     const bySeries = new Map(spec.series.map((s, i) => [i, s])), list = [];
+    const look = (s) => { const rank = rankOf(s, spec.series, active); return {series: s, style: s.style, rank, colour: colourOf(s.style, rank)}; };
     for (const line of chart.lines || []) {
       const s = bySeries.get(line.series);
       if (!s || hidden.has(s.key)) continue;
@@ -189,24 +204,24 @@ const weftCharts = (() => {
         base = chart.lines.find((l) => spec.series[l.series].key === s.baseline);
         if (!base || base === line) continue;
       }
-      const runs = runsOf(line, base, state, spec.x);
-      list.push({series: s, style: s.style, runs, points: summary(runs), join: true, band: true});
+      const runs = runsOf(line, base, spec.x);
+      list.push({...look(s), runs, points: summary(runs), join: true, band: true});
     }
     for (const set of chart.points || []) {
       const s = bySeries.get(set.series);
-      if (s && !hidden.has(s.key)) list.push({series: s, style: s.style, runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, bars: true});
+      if (s && !hidden.has(s.key)) list.push({...look(s), runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, bars: true});
     }
     return list.filter((l) => l.points.length);
   }
 
   /* The first steps fall from far above and would press the rest flat; a linear axis leaves them out. */
-  function rangeOf(list, chart, state) {
+  function rangeOf(list, chart, logX) {
     let x0 = Infinity, x1 = -Infinity, y0 = Infinity, y1 = -Infinity, late = -Infinity;
     for (const l of list) {
       const end = l.points[l.points.length - 1].x;
       for (const p of l.points) {
         const low = isFinite(p.low) ? p.low : p.y, high = isFinite(p.high) ? p.high : p.y;
-        if (state.logX && !(p.x > 0)) continue;
+        if (logX && !(p.x > 0)) continue;
         if (state.logY && !chart.difference && !(low > 0)) continue;
         x0 = Math.min(x0, p.x); x1 = Math.max(x1, p.x);
         y0 = Math.min(y0, low); y1 = Math.max(y1, high);
@@ -228,16 +243,18 @@ const weftCharts = (() => {
     };
     if (!(x1 >= x0)) return null;
     const points = !chart.lines;
-    if (points || x0 === x1) [x0, x1] = grow(x0, x1, 0.08, state.logX);
-    else if (!state.logX) x0 = Math.min(0, x0);
+    if (points || x0 === x1) [x0, x1] = grow(x0, x1, 0.08, logX);
+    else if (!logX) x0 = Math.min(0, x0);
     [y0, y1] = grow(y0, y1, 0.06, state.logY && !chart.difference);
     return {x0, x1, y0, y1};
   }
 
-  function drawChart(view, spec, state, active) {
+  function drawChart(view, spec, active) {
     const {chart, figure} = view, width = Math.max(240, Math.floor(figure.clientWidth || 600));
-    const height = Math.round(Math.min(Math.max(width * 0.58, 220), 400));
-    const list = shown(chart, spec, state), range = rangeOf(list, chart, state);
+    const wideEnough = chart.large && width > 500;
+    const height = Math.round(Math.min(Math.max(width * (wideEnough ? chart.large : 0.58), 220), wideEnough ? 780 : 400));
+    const logX = state.logX || !!chart.log, list = shown(chart, spec, active), range = rangeOf(list, chart, logX);
+    const drawn = [...list].sort((a, b) => a.rank - b.rank); /* colours lie on grey */
     const svg = view.svg;
     svg.replaceChildren();
     svg.setAttribute("viewBox", "0 0 " + width + " " + height);
@@ -254,10 +271,11 @@ const weftCharts = (() => {
     const yText = labels(yTicks, false);
     const left = 14 + 7.6 * Math.max(3, ...yText.map((t) => t.length)), right = 14, top = 30, bottom = 44;
     const most = Math.max(2, Math.floor((width - left - right) / 72));
-    const xTicks = state.logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
-    const xText = labels(xTicks, state.logX);
+    const xTicks = axis.names ? axis.names.map((n, i) => i) : logX ? logTicks(range.x0 / sx.by, range.x1 / sx.by, most) : ticks(range.x0 / sx.by, range.x1 / sx.by, most);
+    const cut = (n) => { const room = Math.floor((width - left - right) / axis.names.length / 8); return n.length > room ? n.slice(0, Math.max(1, room - 1)) + "\u2026" : n; };
+    const xText = axis.names ? axis.names.map(cut) : labels(xTicks, logX);
     const place = (v, a, b, log) => (log ? Math.log(v / a) / Math.log(b / a) : (v - a) / (b - a));
-    const px = (v) => left + place(v, range.x0, range.x1, state.logX) * (width - left - right);
+    const px = (v) => left + place(v, range.x0, range.x1, logX) * (width - left - right);
     const py = (v) => height - bottom - place(v, range.y0, range.y1, logY) * (height - top - bottom);
 
     for (const [i, v] of yTicks.entries()) {
@@ -277,31 +295,31 @@ const weftCharts = (() => {
     const id = "clip" + view.id, clip = make("clipPath", {id}, svg);
     make("rect", {x: left - 2, y: top - 5, width: width - left - right + 8, height: height - top - bottom + 7}, clip);
     const area = make("g", {"clip-path": "url(#" + id + ")"}, svg);
-    const path = (points, y) => points.filter((p) => (!state.logX || p.x > 0) && (!logY || y(p) > 0))
+    const path = (points, y) => points.filter((p) => (!logX || p.x > 0) && (!logY || y(p) > 0))
       .map((p, i) => (i ? "L" : "M") + px(p.x).toFixed(1) + " " + py(y(p)).toFixed(1)).join("");
-    for (const l of list) {
-      if (!l.band || l.runs.length < 2) continue;
+    for (const l of drawn) {
+      if (!l.band || l.runs.length < 2 || !l.rank) continue;
       const low = path([...l.points].reverse(), (p) => p.low).replace("M", "L");
-      make("path", {d: path(l.points, (p) => p.high) + low + "Z", class: "band", style: "fill:" + colourOf(l.style)}, area);
+      make("path", {d: path(l.points, (p) => p.high) + low + "Z", class: "band", style: "fill:" + l.colour}, area);
     }
     if (chart.front && chart.front.length) {
       let d = "";
       chart.front.forEach((p, i) => { d += i ? "H" + px(p[0]) + "V" + py(p[1]) : "M" + px(p[0]) + " " + py(p[1]); });
       make("path", {d: d + "H" + (width - right), class: "front"}, area);
     }
-    for (const l of list) {
+    for (const l of drawn) {
       const on = active && active.key === l.series.key, dim = active && active.key && !on;
       const g = make("g", {class: dim ? "dim" : "", "data-series": l.series.key}, area);
       if (on) for (const r of l.runs) {
         const points = r.x.map((x, i) => ({x, y: r.y[i]})).filter((p) => isFinite(p.x) && isFinite(p.y));
-        make("path", {d: path(points, (p) => p.y), class: "run", style: "stroke:" + colourOf(l.style)}, g);
+        make("path", {d: path(points, (p) => p.y), class: "run", style: "stroke:" + l.colour}, g);
       }
-      if (l.join) make("path", {d: path(l.points, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + colourOf(l.style), "stroke-dasharray": dashOf(l.style)}, g);
+      if (l.join) make("path", {d: path(l.points, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + l.colour, "stroke-dasharray": dashOf(l.style)}, g);
       const every = l.bars ? 1 : Math.max(1, Math.ceil(l.points.length / 6));
       l.points.forEach((p, i) => {
-        if (state.logX && !(p.x > 0)) return;
-        if (l.bars && isFinite(p.low) && isFinite(p.high)) make("line", {x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high), class: "bar", style: "stroke:" + colourOf(l.style)}, g);
-        if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l.style, px(p.x), py(p.y), l.bars ? 5 : 3);
+        if (logX && !(p.x > 0)) return;
+        if (l.bars && isFinite(p.low) && isFinite(p.high)) make("line", {x1: px(p.x), x2: px(p.x), y1: py(p.low), y2: py(p.high), class: "bar", style: "stroke:" + l.colour}, g);
+        if (i % every === (l.bars ? 0 : Math.floor(every / 2))) marker(g, l, px(p.x), py(p.y), l.bars ? 5 : 3);
       });
     }
     view.map = {px, py, left, right: width - right, top, bottom: height - bottom, list, axis, sx, sy, width, height};
@@ -395,16 +413,16 @@ const weftCharts = (() => {
     tip.style.top = picture.top - frame.top + best.b * share + "px";
   }
 
-  function drawCursor(view, style, x, y) {
+  function drawCursor(view, line, x, y) {
     const cursor = {x1: x, x2: x, visibility: "visible"};
     for (const name in cursor) view.cursor.setAttribute(name, cursor[name]);
     view.svg.querySelectorAll(".focus").forEach((n) => n.remove());
-    marker(view.svg, style, x, y, 5).setAttribute("class", "focus");
+    marker(view.svg, line, x, y, 5).setAttribute("class", "focus");
   }
 
-  const swatch = (style) => {
+  const swatch = (line) => {
     const svg = make("svg", {viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true"});
-    marker(svg, style, 6, 6, 4);
+    marker(svg, line, 6, 6, 4);
     return svg;
   };
 
@@ -412,13 +430,15 @@ const weftCharts = (() => {
      the name of that one alone, and its runs' range. */
   function tellRow(view, r, x, narrow) {
     const row = html("div", {class: r.on ? "row on" : "row"}, view.tip), several = r.on && r.line.runs.length > 1;
-    row.appendChild(swatch(r.line.style));
+    row.appendChild(swatch(r.line));
     if (r.on || !narrow) html("span", {}, row, r.line.series.name);
     html("b", {}, row, r.text);
     if (r.spread && r.on && !several) html("small", {}, row, r.spread.trim());
     if (several && narrow) html("div", {class: "runs"}, view.tip, r.spread.trim().slice(1, -1) || r.line.runs.length + " equal runs");
     else if (several) html("div", {class: "runs"}, view.tip, "its runs: " + runsText(view, r.line, x));
   }
+
+  const placeText = (map, x) => map.axis.label + " " + (map.axis.names ? map.axis.names[x] : short(x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
 
   /* The values at a place: a box beside the pointer, a line through it, the single runs of the series
      that is nearest. */
@@ -434,16 +454,16 @@ const weftCharts = (() => {
     else found = found.filter((f) => Math.abs(map.px(f.point.x) - here) < 4 || f === focus);
     if (view.active !== focus.line.series.key) {
       view.active = focus.line.series.key;
-      drawChart(view, group.spec, group.state, {key: view.active});
+      drawChart(view, group.spec, {key: view.active});
     }
     view.at = {x: map.px(focus.point.x), y: map.py(focus.point.y), key: focus.line.series.key, value: focus.point.x, height: focus.point.y};
     const at = view.map.px(focus.point.x);
-    drawCursor(view, focus.line.style, at, view.map.py(focus.point.y));
+    drawCursor(view, focus.line, at, view.map.py(focus.point.y));
     const tip = view.tip, rows = describe(view, found, focus.line), told = nearby(rows, Math.max(3, Math.floor(map.height / ROW) - 5));
     const narrow = view.figure.clientWidth < NARROW;
     tip.replaceChildren();
     tip.classList.toggle("narrow", narrow);
-    html("div", {class: "at"}, tip, map.axis.label + " " + short(focus.point.x / map.sx.by, 5) + (map.sx.name ? " " + map.sx.name : ""));
+    html("div", {class: "at"}, tip, placeText(map, focus.point.x));
     for (const r of told) tellRow(view, r, focus.point.x, narrow);
     if (rows.length > told.length) html("div", {class: "at"}, tip, "and " + (rows.length - told.length) + " more");
     tip.hidden = false;
@@ -455,7 +475,7 @@ const weftCharts = (() => {
     view.tip.hidden = true;
     if (view.active !== null) {
       view.active = null;
-      drawChart(view, group.spec, group.state, null);
+      drawChart(view, group.spec, null);
     }
     view.at = null;
   }
@@ -463,7 +483,11 @@ const weftCharts = (() => {
   function keys(view, group, event) {
     const map = view.map;
     if (!map || !map.list.length) return;
-    if (event.key === "Escape") { leave(view, group); return; }
+    if (event.key === "Escape") {
+      if (view.at) event.preventDefault();
+      leave(view, group);
+      return;
+    }
     const order = map.list.map((l) => l.series.key);
     let key = view.at ? view.at.key : order[0];
     let line = map.list.find((l) => l.series.key === key) || map.list[0], i = line.points.length - 1;
@@ -479,14 +503,16 @@ const weftCharts = (() => {
     event.preventDefault();
     const p = line.points[Math.max(0, Math.min(i, line.points.length - 1))];
     const rows = point(view, group, map.px(p.x), map.py(p.y), key), on = rows.find((r) => r.on);
-    view.say.textContent = line.series.name + ", " + map.axis.label + " " + short(p.x / map.sx.by, 5) + " " + map.sx.name + ": " + on.text + on.spread;
+    view.say.textContent = line.series.name + ", " + placeText(map, p.x) + ": " + on.text + on.spread;
   }
 
   let count = 0;
 
   function buildView(group, chart) {
     const figure = html("figure", {class: "chart"}, group.pictures), id = ++count;
-    if (chart.title) html("h" + group.level, {id: "title" + id, class: "title"}, figure, chart.title);
+    const head = html("div", {class: "head"}, figure);
+    if (chart.title) html("h" + group.level, {id: "title" + id, class: "title"}, head, chart.title);
+    const save = html("button", {type: "button", class: "bare", "aria-label": "save as SVG: " + (chart.title || chart.label)}, head, "SVG");
     const svg = make("svg", {role: "application", tabindex: "0", "aria-label": (chart.title || chart.label) + ". Arrow keys read the values."}, figure);
     const tip = html("div", {class: "tip"}, figure), say = html("div", {class: "unseen", "aria-live": "polite"}, figure);
     tip.hidden = true;
@@ -502,66 +528,135 @@ const weftCharts = (() => {
     svg.addEventListener("pointerleave", () => leave(view, group));
     svg.addEventListener("blur", () => leave(view, group));
     svg.addEventListener("keydown", (e) => keys(view, group, e));
+    save.addEventListener("click", () => saveFigure(view));
     return view;
   }
 
-  function sample(style) {
+  function sample(style, colour) {
     const svg = make("svg", {viewBox: "0 0 34 12", width: 34, height: 12, "aria-hidden": "true"});
-    make("line", {x1: 1, x2: 33, y1: 6, y2: 6, style: "stroke-width:2.4;stroke:" + colourOf(style), "stroke-dasharray": dashOf(style)}, svg);
-    marker(svg, style, 17, 6, 4);
+    make("line", {x1: 1, x2: 33, y1: 6, y2: 6, style: "stroke-width:2.4;stroke:" + colour, "stroke-dasharray": dashOf(style)}, svg);
+    marker(svg, {style, colour}, 17, 6, 4);
     return svg;
   }
 
+  /* A copy of a drawing whose colours and letters are its own, so that it looks the same elsewhere. */
+  function standAlone(svg) {
+    const copy = svg.cloneNode(true), from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
+    const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-family", "text-anchor"];
+    from.forEach((e, i) => {
+      const style = getComputedStyle(e);
+      to[i].setAttribute("style", kept.map((k) => k + ":" + style.getPropertyValue(k)).join(";"));
+      to[i].removeAttribute("class");
+    });
+    copy.querySelectorAll("[visibility=hidden]").forEach((e) => e.remove());
+    return copy;
+  }
+
+  /* The figure as a file for a paper: the chart as it is now, upon the page's colour, and its legend below. */
+  function saveFigure(view) {
+    const {width, height, list} = view.map || {width: 0, height: 0, list: []}, row = 20, all = height + row * list.length + 8;
+    const whole = standAlone(view.svg), paper = getComputedStyle(document.body);
+    whole.setAttribute("viewBox", "0 0 " + width + " " + all);
+    whole.setAttribute("width", width);
+    whole.setAttribute("height", all);
+    whole.prepend(make("rect", {width, height: all, style: "fill:" + paper.backgroundColor}));
+    list.forEach((l, i) => {
+      const part = make("g", {transform: "translate(8 " + (height + row * i) + ")"}, whole);
+      const drawn = sample(l.style, l.colour);
+      view.figure.appendChild(drawn);
+      part.append(...standAlone(drawn).childNodes);
+      drawn.remove();
+      make("text", {x: 42, y: 11, style: "font:13px " + paper.fontFamily.replaceAll('"', "'") + ";fill:" + paper.color}, part, l.series.name);
+    });
+    const link = html("a", {download: (view.chart.title || "figure").toLowerCase().replace(/[^a-z0-9]+/g, "-") + ".svg"});
+    link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(whole)], {type: "image/svg+xml"}));
+    link.click();
+    return link;
+  }
+
   function drawAll() {
+    for (const l of legends) l.draw();
     for (const g of groups) g.draw();
   }
 
-  function buildLegend(group) {
-    group.legend.replaceChildren();
-    const used = new Set(group.spec.charts.flatMap((c) => [...(c.lines || []), ...(c.points || [])].map((l) => l.series)));
-    group.spec.series.forEach((s, i) => {
-      if (!used.has(i)) return;
-      const button = html("button", {type: "button", "aria-pressed": String(!hidden.has(s.key)), "data-key": s.key, title: "Click: hide or show. Shift and click: this one alone."}, group.legend);
-      button.appendChild(sample(s.style));
-      html("span", {}, button, s.name);
-      button.addEventListener("click", (e) => {
-        if (e.shiftKey) {
-          const alone = group.spec.series.every((o) => (o.key === s.key) !== hidden.has(o.key));
-          for (const o of group.spec.series) if (alone || o.key === s.key) hidden.delete(o.key); else hidden.add(o.key);
-        } else if (!hidden.delete(s.key)) hidden.add(s.key);
-        drawAll();
-      });
-      const hint = (on) => () => { for (const v of group.views) drawChart(v, group.spec, group.state, on ? {key: s.key} : null); };
-      for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, hint(true));
-      for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, hint(false));
-    });
+  /* Of all groups with the same series: a box hides one, its name colours it. */
+  function legendOf(group) {
+    const key = JSON.stringify(group.spec.series), there = legends.find((l) => l.key === key);
+    if (there) { there.groups.push(group); return there; }
+    const legend = {key, groups: [group], element: html("div", {class: "legend", role: "group", "aria-label": "What is shown"})};
+    legends.push(legend);
+    return legend;
   }
 
-  function buildTools(group) {
-    const tools = group.tools, spec = group.spec, state = group.state;
+  function buildLegend(legend) {
+    const series = legend.groups[0].spec.series, place = legend.element, entries = [];
+    const used = new Set(legend.groups.flatMap((g) => g.spec.charts.flatMap((c) => [...(c.lines || []), ...(c.points || [])].map((l) => l.series))));
+    place.replaceChildren();
+    series.forEach((s, i) => {
+      if (!used.has(i)) return;
+      const entry = html("span", {class: "entry"}, place), box = html("input", {type: "checkbox", "aria-label": "show " + s.name}, entry);
+      const button = html("button", {type: "button", class: "bare", "data-key": s.key, title: "Click: colour this one, or grey it"}, entry);
+      box.addEventListener("change", () => { if (box.checked) hidden.delete(s.key); else hidden.add(s.key); drawAll(); });
+      button.addEventListener("click", () => { if (!lit.delete(s.key)) lit.add(s.key); drawAll(); });
+      const hint = (on) => () => { for (const g of legend.groups) for (const v of g.views) drawChart(v, g.spec, on ? {key: s.key} : null); };
+      for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, hint(true));
+      for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, hint(false));
+      entries.push(() => {
+        const rank = rankOf(s, series, null);
+        box.checked = !hidden.has(s.key);
+        entry.classList.toggle("off", hidden.has(s.key));
+        button.setAttribute("aria-pressed", String(rank === 2));
+        button.replaceChildren(sample(s.style, colourOf(s.style, rank)));
+        html("span", {}, button, s.name);
+      });
+    });
+    const all = html("button", {type: "button", class: "all"}, place, "colour all");
+    all.addEventListener("click", () => { lit.clear(); drawAll(); });
+    place.hidden = entries.length < 2;
+    legend.draw = () => { all.hidden = !lit.size; for (const draw of entries) draw(); };
+    legend.draw();
+  }
+
+  const tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"});
+
+  function buildTools() {
+    const axes = (groups.find((g) => g.spec.charts.some((c) => c.lines)) || {spec: {x: []}}).spec.x, said = JSON.stringify(axes);
+    if (tools.dataset.axes === said) return;
+    tools.dataset.axes = said;
     tools.replaceChildren();
-    const lines = spec.charts.some((c) => c.lines);
-    if (lines && spec.x.length > 1) {
+    if (axes.length > 1) {
       const label = html("label", {}, tools, "x axis "), select = html("select", {name: "x"}, label);
-      for (const a of spec.x) html("option", {value: a.key}, select, a.label);
-      select.value = state.x;
-      select.addEventListener("change", () => { state.x = select.value; group.draw(); });
+      for (const a of axes) html("option", {value: a.key}, select, a.label);
+      state.x = select.value = axes.some((a) => a.key === state.x) ? state.x : axes[0].key;
+      select.addEventListener("change", () => { state.x = select.value; drawAll(); });
     }
     const check = (name, text) => {
       const label = html("label", {}, tools), box = html("input", {type: "checkbox", name}, label);
       label.append(" " + text);
       box.checked = state[name];
-      box.addEventListener("change", () => { state[name] = box.checked; group.draw(); });
+      box.addEventListener("change", () => { state[name] = box.checked; drawAll(); });
     };
     check("logX", "log x");
     check("logY", "log y");
-    if (lines) {
+    if (axes.length) {
       const label = html("label", {}, tools, "smoothing "), slide = html("input", {type: "range", name: "smooth", min: 0, max: 0.99, step: 0.01, value: state.smooth}, label);
       const out = html("output", {}, label, state.smooth.toFixed(2));
-      slide.addEventListener("input", () => { state.smooth = +slide.value; out.textContent = state.smooth.toFixed(2); group.draw(); });
+      slide.addEventListener("input", () => { state.smooth = +slide.value; out.textContent = state.smooth.toFixed(2); drawAll(); });
     }
-    tools.hidden = !tools.children.length;
   }
+
+  /* Beside the page where there is room for it, before the charts where there is not. */
+  const wide = matchMedia("(min-width: 1100px)");
+
+  function placeControls() {
+    const beside = wide.matches ? document.getElementById("controls") : null;
+    if (groups.length) (beside ? (e) => beside.append(e) : (e) => groups[0].element.before(e))(tools);
+    for (const l of legends) {
+      if (beside && legends.length === 1) beside.append(l.element);
+      else l.groups[0].element.before(l.element);
+    }
+  }
+  wide.addEventListener("change", placeControls);
 
   /* The level of a heading in an element: one below the heading that is before it. */
   function levelBelow(element) {
@@ -572,53 +667,91 @@ const weftCharts = (() => {
   function group(element, spec) {
     element.replaceChildren();
     element.classList.add("charts");
-    const g = {spec, views: [], level: levelBelow(element), state: {x: spec.x.length ? spec.x[0].key : "", logX: spec.charts.some((c) => c.log), logY: false, smooth: spec.smooth || 0}};
-    g.tools = html("div", {class: "tools", role: "toolbar", "aria-label": "How the charts are drawn"}, element);
-    g.legend = html("div", {class: "legend", role: "group", "aria-label": "What is shown"}, element);
+    const g = {element, spec, views: [], level: levelBelow(element)};
+    if (spec.lit && !lit.size) lit.add(spec.lit);
+    if (spec.smooth && !groups.length) state.smooth = spec.smooth;
     g.note = html("p", {class: "about"}, element);
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);
     g.draw = () => {
       g.note.textContent = g.spec.note || "";
       g.note.hidden = !g.spec.note;
-      for (const b of g.legend.children) b.setAttribute("aria-pressed", String(!hidden.has(b.dataset.key)));
       for (const v of g.views) {
         const {at, active} = v;
-        drawChart(v, g.spec, g.state, active ? {key: active} : null);
+        drawChart(v, g.spec, active ? {key: active} : null);
         if (at && v.map) point(v, g, v.map.px(at.value), v.map.py(at.height), at.key); /* what is pointed at stays so */
       }
     };
     g.update = (next) => {
       const same = next.charts.length === g.views.length && next.charts.every((c, i) => c.title === g.views[i].chart.title);
-      const legend = JSON.stringify(next.series) !== JSON.stringify(g.spec.series) || !g.legend.children.length;
+      const series = JSON.stringify(next.series);
       g.spec = next;
       if (!same) {
         g.pictures.replaceChildren();
         g.views = next.charts.map((c) => buildView(g, c));
-        buildTools(g);
       } else next.charts.forEach((c, i) => { g.views[i].chart = c; });
-      if (legend || !same) buildLegend(g);
+      if (series !== g.legend.key || !same) {
+        g.legend.key = series;
+        buildLegend(g.legend);
+      }
+      buildTools();
       g.draw();
     };
     groups.push(g);
-    buildTools(g);
-    buildLegend(g);
+    buildTools();
+    g.legend = legendOf(g);
+    buildLegend(g.legend);
+    placeControls();
     g.views = spec.charts.map((c) => buildView(g, c));
     g.draw();
-    let wide = element.clientWidth;
-    new ResizeObserver(() => { if (element.clientWidth !== wide) { wide = element.clientWidth; g.draw(); } }).observe(element);
+    let width = element.clientWidth;
+    new ResizeObserver(() => { if (element.clientWidth !== width) { width = element.clientWidth; g.draw(); } }).observe(element);
     return g;
+  }
+
+  /* A report's own manners: commands are copied, a name in the contents opens its part and tells which one is
+     being read, a row of the forest colours its variant, paper shows what is folded. */
+  function startPage() {
+    for (const button of document.querySelectorAll(".copy button")) {
+      button.addEventListener("click", () => {
+        const code = button.previousElementSibling, range = document.createRange();
+        range.selectNodeContents(code);
+        getSelection().removeAllRanges();
+        getSelection().addRange(range);
+        button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl+C";
+      });
+    }
+    const reveal = () => { const at = document.getElementById(location.hash.slice(1)); if (at && at.tagName === "DETAILS") at.open = true; };
+    addEventListener("hashchange", reveal);
+    reveal();
+    const links = [...document.querySelectorAll(".contents a")], parts = links.map((a) => document.getElementById(a.hash.slice(1)));
+    const mark = () => {
+      const at = Math.max(0, parts.findLastIndex((e) => e && e.getBoundingClientRect().top < 120));
+      links.forEach((a, i) => { if (i === at) a.setAttribute("aria-current", "true"); else a.removeAttribute("aria-current"); });
+    };
+    addEventListener("scroll", mark, {passive: true});
+    mark();
+    for (const row of document.querySelectorAll(".forest [data-key]")) {
+      row.addEventListener("click", () => {
+        if (getSelection().toString()) return;
+        lit.clear();
+        lit.add(row.dataset.key);
+        for (const other of document.querySelectorAll(".forest [data-key]")) other.classList.toggle("lit", other === row);
+        drawAll();
+      });
+    }
+    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
   }
 
   /* A report: each element with data-charts is filled from the JSON in the page. */
   function start() {
     const data = document.getElementById("weft-charts");
-    if (!data) return;
+    if (!data) return; /* the live page, which has manners of its own */
     const list = JSON.parse(data.textContent);
     for (const element of document.querySelectorAll("[data-charts]")) {
       const spec = list[+element.dataset.charts];
       if (spec) group(element, spec);
     }
-    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+    startPage();
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();

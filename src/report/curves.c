@@ -205,12 +205,7 @@ static weft_status make_picture(const weft_report_data *d, const curve *curves, 
         .lines = lines,
         .top = top,
         .caption = out->caption,
-        .note = difference
-                    ? "Below 0 is lower than the baseline's, seed by seed. The line is the "
-                      "mean over seeds; the band goes from the lowest seed to the highest and "
-                      "is no confidence interval."
-                    : "The line is the mean over seeds; the band goes from the lowest seed to "
-                      "the highest."};
+        .note = difference ? "Below 0 is lower than the baseline's, seed by seed." : NULL};
     return WEFT_OK;
 }
 
@@ -254,11 +249,15 @@ weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {
                                 {"training loss", "ifnull(cross_entropy, loss)", nats, true},
                                 {d->score_name, "metric_value", NULL, false}};
     if (!weft_report_count(d, weft_report_is_finished)) return WEFT_OK;
+    bool alone = d->n_runs == 1;
     weft_page_heading(
-        p, "How they learned",
-        "Each loss as training went on, at each variant's learning rate, and beside it "
-        "the difference from the baseline. Point at a line for its values and single "
-        "seeds; click a name to hide it.");
+        p, alone ? "How it learned" : "How they learned",
+        alone
+            ? "Each loss as training went on. Point at a line for its values."
+            : "Each loss as training went on, at each variant's learning rate, and beside it the "
+              "difference from the baseline. A line is the mean over seeds; the band goes from the "
+              "lowest seed to the highest and is no confidence interval. Point at a line for its "
+              "values and single seeds; click a name to colour it.");
     if (weft_report_count(d, weft_report_is_repeat))
         weft_page_line(p, "about",
                        "Repeats are in no picture: their curves lie on those of the variants that "

@@ -438,6 +438,24 @@ static bool takes_over(const weft_report_data *d, int variant) {
     return false;
 }
 
+/* Where a label made of settings is another's too, the name tells them apart. */
+static void name_variants(weft_report_data *d) {
+    char label[WEFT_TEXT_MAX];
+    for (int i = 0; i < d->n_variants; i++) {
+        weft_report_label(d, i, label, sizeof label);
+        d->variants[i].label = keep_text(d, label);
+    }
+    for (int i = 0; i < d->n_variants; i++) {
+        const char *own = d->variants[i].label;
+        bool same = false;
+        for (int k = 0; k < d->n_variants; k++)
+            same = same || (k != i && strcmp(d->variants[k].label, own) == 0);
+        if (!same || strcmp(own, d->variants[i].title) == 0) continue;
+        snprintf(label, sizeof label, "%.400s (%.100s)", own, d->variants[i].name);
+        d->variants[i].label = keep_text(d, label);
+    }
+}
+
 static weft_status draw_conclusions(weft_report_data *d) {
     d->higher_is_better = strcmp(d->score, "metric") == 0;
     d->score_name = name_score(d);
@@ -448,6 +466,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
         if (d->variants[i].baseline == i) d->variants[i].baseline = -1;
         if (d->variants[i].repeats == i) d->variants[i].repeats = -1;
     }
+    name_variants(d);
     WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
     if (!scores) return no_memory(d);
     for (int i = 0; i < d->n_variants; i++) {

@@ -14,6 +14,7 @@
 typedef struct {
     int64_t id; /* the database's number of it */
     const char *name, *title, *overrides, *error;
+    const char *label;     /* what pages call it: its title, or what differs in words */
     int baseline, repeats; /* places in `variants`; -1: none */
     double iters, tokens, parameters, flops, training_bytes, cache_bytes, seconds_per_iter;
     double work; /* FLOPs of the whole training */
@@ -92,6 +93,9 @@ typedef struct {
 /* `path` is a database or a study's folder and must outlive the data. */
 weft_status weft_report_read(const char *path, weft_report_data *d);
 void weft_report_free(weft_report_data *d);
+
+/* A variant's label, cut at `room`. report/labels.c */
+void weft_report_label(const weft_report_data *d, int variant, char *label, size_t room);
 
 /* The run of a variant at a rate; NULL: none. */
 const weft_report_run *weft_report_find(const weft_report_data *d, int variant, double rate,

@@ -2,24 +2,31 @@
  * difference. It is laid out by the page's style from percentages, so that it fits a telephone and needs
  * no script; Markdown gets a picture. */
 #include "base/scope.h"
+#include "report/report.h"
 #include "report/sections.h"
 
+#include "base/files.h"
 #include "base/order.h"
 #include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
+enum { SEEDS_MOST = 100, FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
 
 /* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
- * one noisy variant does not press the others flat. */
+ * one noisy variant does not press the others flat; what the answer names is shown whole. */
 typedef struct {
     double low, high;
     bool cut;
     weft_ticks ticks;
 } extent;
+
+static double reach_of(const weft_comparison *c) {
+    return c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
+}
 
 static extent find_extent(const weft_report_data *d) {
     extent e = {.cut = false};
@@ -28,10 +35,13 @@ static extent find_extent(const weft_report_data *d) {
     for (int i = 0; i < d->n_variants && reach; i++) {
         const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1 || d->nothing_learned) continue;
-        reach[n++] = c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
+        reach[n++] = reach_of(c);
     }
     if (n) qsort(reach, (size_t)n, sizeof *reach, weft_order_doubles);
     double most = n ? fmax(8 * reach[(n - 1) / 2], 1e-12) : 1;
+    int headline = weft_report_headline(d);
+    if (headline >= 0 && d->variants[headline].compared.pairs > 0)
+        most = fmax(most, reach_of(&d->variants[headline].compared));
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1) continue;
@@ -58,16 +68,15 @@ static bool has_row(const weft_report_data *d, int variant) {
     return weft_report_is_compared(d, variant) && (c->pairs > 0 || c->verdict != WEFT_NOT_YET);
 }
 
-static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool counted) {
+static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool settled) {
     fputs("<div class=\"track\">", out);
     for (int i = 0; i < e->ticks.n; i++)
         fprintf(out, "<i class=\"tick\" style=\"left:%.2f%%\"></i>", place_of(e, e->ticks.at[i]));
     fprintf(out, "<i class=\"zero\" style=\"left:%.2f%%\"></i>", place_of(e, 0));
-    const char *kind = !counted                     ? "open"
-                       : c->verdict == WEFT_BETTER  ? "up"
-                       : c->verdict == WEFT_WORSE   ? "down"
-                       : c->verdict == WEFT_NOT_YET ? "open"
-                                                    : "same";
+    const char *kind = !settled || c->verdict == WEFT_NOT_YET ? "open"
+                       : c->verdict == WEFT_BETTER            ? "up"
+                       : c->verdict == WEFT_WORSE             ? "down"
+                                                              : "same";
     if (c->pairs >= 2) {
         double low = place_of(e, c->low), high = place_of(e, c->high);
         fprintf(out, "<i class=\"%s bar\" style=\"left:%.2f%%;width:%.2f%%\"></i>", kind, low,
@@ -78,27 +87,41 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
     fputs("</div>", out);
 }
 
+static void put_note(FILE *out, const weft_report_data *d, int variant, const char *why) {
+    char *note = NULL;
+    size_t size;
+    FILE *words = open_memstream(&note, &size);
+    if (!words) return;
+    if (*why) fprintf(words, "%c%s.", toupper((unsigned char)*why), why + 1);
+    weft_report_write_note(words, d, variant);
+    if (weft_memory_end(words, &note)) weft_page_escape_html(out, note);
+    free(note);
+}
+
 static void put_row(FILE *out, const weft_report_data *d, int variant, const extent *e) {
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
-    fputs("<div role=\"row\"><span class=\"step\" role=\"rowheader\">", out);
+    bool counted = weft_report_counts(d, variant), doubted = weft_report_is_in_doubt(d, variant);
+    fprintf(out, "<div role=\"row\"%s data-key=\"",
+            variant == weft_report_headline(d) ? " class=\"lit\"" : "");
+    weft_page_escape_html(out, s->name);
+    fputs("\"><span class=\"step\" role=\"rowheader\">", out);
     weft_page_escape_html(out, weft_variant_label(d, variant));
-    if (weft_report_baseline(d) < 0) {
-        fputs(" <small>vs ", out);
-        weft_page_escape_html(out, weft_variant_label(d, s->baseline));
-        fputs("</small>", out);
-    }
-    fputs("</span>", out);
-    put_track(out, c, e, weft_report_counts(d, variant));
+    fputs(" <small>against ", out);
+    weft_page_escape_html(out, weft_variant_label(d, s->baseline));
+    fputs("</small></span>", out);
+    put_track(out, c, e, counted && !doubted);
     fputs("<span class=\"value\" role=\"cell\">", out);
     weft_page_escape_html(out, weft_say_interval(c));
     fprintf(out, "<small>%s</small>", weft_say_share_interval(c));
-    fprintf(out, "</span><span class=\"verdict word %s\" role=\"cell\">",
-            weft_say_kind(c->verdict));
-    weft_page_escape_html(out, *s->error                         ? "cannot be built"
-                               : !weft_report_counts(d, variant) ? "leaks: not compared"
-                                                                 : weft_verdict_word(c->verdict));
-    fputs("</span></div>\n", out);
+    fprintf(out, "</span><span class=\"verdict\" role=\"cell\"><b class=\"word %s\">",
+            doubted ? "plain" : weft_say_kind(c->verdict));
+    weft_page_escape_html(out, *s->error  ? "cannot be built"
+                               : !counted ? "leaks: not compared"
+                                          : weft_verdict_word(c->verdict));
+    fputs("</b><small>", out);
+    put_note(out, d, variant, doubted ? "in doubt: see the warnings above" : s->why);
+    fputs("</small></span></div>\n", out);
 }
 
 static void put_forest(FILE *out, const weft_report_data *d, const extent *e) {
@@ -219,6 +242,55 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
                        d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
 }
 
+/* The open comparison that the fewest seeds would settle; -1: none. */
+static int nearest_to_settled(const weft_report_data *d) {
+    int nearest = -1, least = 0;
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_comparison *c = &d->variants[i].compared;
+        int needed =
+            weft_report_counts(d, i) && c->verdict == WEFT_NO_DIFFERENCE ? weft_seeds_needed(c) : 0;
+        if (needed <= c->pairs || (nearest >= 0 && needed >= least)) continue;
+        nearest = i;
+        least = needed;
+    }
+    return nearest;
+}
+
+/* The study's folder and the config in it, as words of a shell; false: none is there, or a path has a sign that a
+ * shell takes for another. */
+static bool find_config(const weft_report_data *d, char *folder, char *config) {
+    size_t length = strlen(d->path), end = strlen("/runs.db");
+    bool there = false;
+    if (length > end && strcmp(d->path + length - end, "/runs.db") == 0) length -= end;
+    while (length > 1 && d->path[length - 1] == '/')
+        length--;
+    if (weft_path(folder, "%.*s", (int)length, d->path) != WEFT_OK ||
+        weft_path(config, "%s/" WEFT_STUDY_CONFIG, folder) != WEFT_OK ||
+        weft_path_there(config, &there) != WEFT_OK)
+        return false;
+    for (const char *at = config; *at && there; at++)
+        there = isalnum((unsigned char)*at) || strchr("/._-+,:@%=", *at);
+    return there;
+}
+
+/* What to run where nothing was shown. */
+static void say_more_seeds(weft_page *p, const weft_report_data *d) {
+    char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
+    int open = d->nothing_learned ? -1 : nearest_to_settled(d);
+    if (open < 0) return;
+    const weft_comparison *c = &d->variants[open].compared;
+    int more = weft_seeds_needed(c) - c->pairs;
+    bool there = more <= SEEDS_MOST && find_config(d, folder, config);
+    weft_page_say(p,
+                  "%d more %s per variant would settle %s against %s, if the difference and its "
+                  "spread stay as they are%s",
+                  more, more == 1 ? "seed" : "seeds", weft_variant_label(d, open),
+                  weft_variant_label(d, d->variants[open].baseline), there ? ":" : ".");
+    if (there)
+        weft_page_command(p, "weft study --config %s --out %s -o STUDY_SEEDS=%d", config, folder,
+                          d->planned_seeds + more);
+}
+
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     int base = weft_report_baseline(d), n = weft_report_count(d, has_row);
     say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
@@ -227,7 +299,11 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     put_forest(p->html, d, &e);
     WEFT_AUTO_FREE char *svg = draw_forest(d, &e, n);
     if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
+    fputs("\n", p->md);
+    for (int i = 0; i < d->n_variants; i++)
+        if (weft_report_is_compared(d, i)) weft_report_verdict_md(p, d, i);
     say_what_it_is(p, d, base);
     if (e.cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
+    say_more_seeds(p, d);
     return WEFT_OK;
 }

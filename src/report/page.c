@@ -11,6 +11,7 @@
 #include "base/embed.h"
 #include "base/folders.h"
 #include "base/json.h"
+#include "base/style.h"
 #include "base/text.h"
 
 #include <ctype.h>
@@ -96,6 +97,17 @@ static void escape_md(FILE *out, const char *text) {
     }
 }
 
+/* Four blanks before a line make it code in Markdown, whatever is in it. */
+static void put_md_code(weft_page *p, const char *text) {
+    fputs("\n    ", p->md);
+    while (*text) {
+        bool ends = *text == '\n';
+        if (ends) fputs("\n    ", p->md);
+        text += ends ? 1 : put_letter(p->md, text);
+    }
+    fputs("\n", p->md);
+}
+
 /* A formatted text, malloc'd; NULL: no memory. */
 #define FORMAT(text, format)                                                                       \
     va_list args;                                                                                  \
@@ -121,8 +133,9 @@ weft_status weft_page_open(weft_page *p, const char *title) {
     p->html = open_memstream(&p->html_text, &p->html_size);
     p->md = open_memstream(&p->md_text, &p->md_size);
     p->words = open_memstream(&p->words_text, &p->words_size);
+    p->names = open_memstream(&p->names_text, &p->names_size);
     p->charts = json_array();
-    if (!p->html || !p->md || !p->words || !p->charts) {
+    if (!p->html || !p->md || !p->words || !p->names || !p->charts) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
@@ -130,7 +143,11 @@ weft_status weft_page_open(weft_page *p, const char *title) {
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n" POLICY "\n",
           p->html);
     put_html(p, "<title>", title, "</title>\n<style>\n");
-    fprintf(p->html, "%s</style>\n</head>\n<body>\n<main>\n", weft_charts_style);
+    fprintf(p->html, "%s%s</style>\n</head>\n<body>\n<div class=\"page\">\n", weft_page_style,
+            weft_charts_style);
+    fflush(p->html);
+    p->contents = p->html_size;
+    fputs("<main>\n", p->html);
     return WEFT_OK;
 }
 
@@ -138,9 +155,11 @@ void weft_page_free(weft_page *p) {
     if (p->html) fclose(p->html);
     if (p->md) fclose(p->md);
     if (p->words) fclose(p->words);
+    if (p->names) fclose(p->names);
     free(p->html_text);
     free(p->md_text);
     free(p->words_text);
+    free(p->names_text);
     free(p->kinds);
     for (int i = 0; p->svgs && p->svgs[i]; i++)
         free(p->svgs[i]);
@@ -188,9 +207,28 @@ static void put_heading(weft_page *p, int level, const char *kind, const char *t
     fprintf(p->html, "</h%d>", level);
 }
 
+/* The id of a part, made from its heading, by which the contents link to it. */
+static void put_id(weft_page *p, const char *text) {
+    char id[80] = "";
+    size_t n = 0;
+    for (; *text && n + 1 < sizeof id; text++) {
+        if (isalnum((unsigned char)*text))
+            id[n++] = (char)tolower((unsigned char)*text);
+        else if (n && id[n - 1] != '-')
+            id[n++] = '-';
+    }
+    fprintf(p->html, " id=\"%s\"", id);
+    fprintf(p->names, "<li><a href=\"#%s\">", id);
+    weft_page_escape_html(p->names, p->section);
+    fputs("</a></li>\n", p->names);
+}
+
 void weft_page_title(weft_page *p, int level, const char *text) {
     begin_section(p, text);
-    put_heading(p, level, "", text);
+    fprintf(p->html, "<h%d", level);
+    if (level == 2) put_id(p, text);
+    put_html(p, ">", text, "");
+    fprintf(p->html, "</h%d>", level);
     fputs("\n", p->html);
     fprintf(p->md, "%s%.*s", ftell(p->md) > 0 ? "\n" : "", level, "######");
     put_md(p, " ", text, "\n");
@@ -208,7 +246,9 @@ void weft_page_heading(weft_page *p, const char *text, const char *about) {
 void weft_page_fold(weft_page *p, const char *text, const char *about) {
     begin_section(p, text);
     p->folded = true;
-    put_html(p, "<details class=\"fold\"><summary>", text, "</summary>\n");
+    fputs("<details class=\"fold\"", p->html);
+    if (p->level == 2) put_id(p, text);
+    put_html(p, "><summary>", text, "</summary>\n");
     fprintf(p->md, "\n%.*s", p->level, "######");
     put_md(p, " ", text, "\n");
     say_about(p, about);
@@ -238,14 +278,17 @@ const char *weft_page_words(weft_page *p) {
     return good ? p->words_text : "";
 }
 
-void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...) {
-    FORMAT(text, format);
-    go_on(p, "<ul class=\"list\">\n", "</ul>\n", "\n");
-    fprintf(p->html, "<li><span class=\"word %s\">", kind);
-    put_html(p, "", word, "</span><span>");
-    put_html(p, "", text, "</span></li>\n");
+void weft_page_item_md(weft_page *p, const char *word, const char *text) {
     put_md(p, "- **", word, "** ");
     put_md(p, "", text, "\n");
+}
+
+void weft_page_command(weft_page *p, const char *format, ...) {
+    FORMAT(text, format);
+    end_element(p);
+    put_html(p, "<div class=\"copy\"><code tabindex=\"0\">", text,
+             "</code><button type=\"button\">Copy</button></div>\n");
+    put_md_code(p, text ? text : "");
     free(text);
 }
 
@@ -360,19 +403,13 @@ void weft_page_text(weft_page *p, const char *title, const char *given, const ch
     put_md(p, "", text, "\n");
 }
 
-/* Four blanks before a line make it code in Markdown, whatever is in it. */
 void weft_page_folded(weft_page *p, const char *summary, const char *text) {
     end_element(p);
     put_html(p, "<details><summary>", summary, "</summary>\n<pre tabindex=\"0\">");
     escape_html(p->html, text, true);
     fputs("</pre></details>\n", p->html);
-    put_md(p, "\n", summary, "\n\n    ");
-    while (*text) {
-        bool ends = *text == '\n';
-        if (ends) fputs("\n    ", p->md);
-        text += ends ? 1 : put_letter(p->md, text);
-    }
-    fputs("\n", p->md);
+    put_md(p, "\n", summary, "\n");
+    put_md_code(p, text);
 }
 
 /* Whether a mark, or the one of before there were marks, is in the first or the last bytes. */
@@ -447,7 +484,6 @@ static weft_status write_pictures(const weft_page *p, const char *folder) {
 
 /* Data, then the script that draws it. */
 static weft_status put_script(weft_page *p) {
-    if (json_array_size(p->charts) == 0) return WEFT_OK;
     char *text = json_dumps(p->charts, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
     if (!text) return weft_fail(WEFT_ENOMEM, "report: no memory for its charts");
     fputs("<script type=\"application/json\" id=\"weft-charts\">", p->html);
@@ -462,15 +498,34 @@ static weft_status put_script(weft_page *p) {
     return WEFT_OK;
 }
 
+/* The contents come first, where the keyboard looks for them, and are known last. */
+static weft_status insert_contents(weft_page *p) {
+    char *whole;
+    if (fflush(p->names) != 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    if (!p->names_size) return WEFT_OK;
+    int n = asprintf(&whole,
+                     "%.*s<nav class=\"contents\" aria-label=\"Contents\">\n<ol>\n<li><a "
+                     "href=\"#\">Answer</a></li>\n%s</ol>\n"
+                     "<div id=\"controls\"></div>\n</nav>\n%s",
+                     (int)p->contents, p->html_text, p->names_text, p->html_text + p->contents);
+    if (n < 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
+    fclose(p->html);
+    free(p->html_text);
+    p->html = NULL;
+    p->html_text = whole;
+    p->html_size = (size_t)n;
+    return WEFT_OK;
+}
+
 static weft_status finish(weft_page *p) {
     begin_section(p, "");
-    fputs("</main>\n", p->html);
+    fputs("</main>\n</div>\n", p->html);
     WEFT_TRY(put_script(p));
     fputs("</body>\n</html>\n", p->html);
     fputs("\n" MD_MARK "\n", p->md);
     if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
-    return WEFT_OK;
+    return insert_contents(p);
 }
 
 weft_status weft_page_write_html(weft_page *p, const char *path, bool force) {

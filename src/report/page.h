@@ -27,9 +27,13 @@ typedef struct {
     const char *end; /* of the list, table or group that is open, in HTML; NULL: none is */
     bool heading;    /* its heads are not all there */
     bool folded;     /* a section that begins folded is open */
-    int pictures;    /* so far: makes the ids in them unlike */
-    char **svgs;     /* the pictures, for files beside the Markdown */
-    json_t *charts;  /* what charts.js draws: one object for each group of pictures */
+    size_t contents; /* where they stand in the HTML, once it is whole */
+    FILE *names;     /* of the parts, as links to them */
+    char *names_text;
+    size_t names_size;
+    int pictures;   /* so far: makes the ids in them unlike */
+    char **svgs;    /* the pictures, for files beside the Markdown */
+    json_t *charts; /* what charts.js draws: one object for each group of pictures */
 } weft_page;
 
 weft_status weft_page_open(weft_page *p, const char *title);
@@ -58,10 +62,11 @@ const char *weft_page_words(weft_page *p);
 #define weft_page_say(p, ...) weft_page_line(p, "", __VA_ARGS__)
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) PRINTF(3, 4);
 
-/* An item of a list, beginning with a word that stands out. `kind` is "good", "bad" or "plain" and
- * chooses how. */
-void weft_page_item(weft_page *p, const char *kind, const char *word, const char *format, ...)
-    PRINTF(4, 5);
+/* An item of a list that begins with a word that stands out, for the Markdown alone. */
+void weft_page_item_md(weft_page *p, const char *word, const char *text);
+
+/* A command, with a button that copies it. */
+void weft_page_command(weft_page *p, const char *format, ...) PRINTF(2, 3);
 
 /* A table: heads, of which the first are given with '|' between them, then cells, row by row. A head that begins
  * with '>' is of numbers, with '=' of words that stay on one line. */

@@ -43,6 +43,8 @@ void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes
         json_array_append_new(charts, weft_plot_json(&plots[i]));
     if (charts)
         spec = json_pack("{s:o, s:o, s:o}", "x", axes, "series", series_json(d), "charts", charts);
+    if (spec && weft_report_headline(d) >= 0)
+        json_object_set_new(spec, "lit", weft_page_json(d->variants[weft_report_headline(d)].name));
     weft_page_pictures_open(p, spec);
     for (int i = 0; i < n; i++) {
         char *svg;
@@ -152,7 +154,7 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
 }
 
 weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
-    if (!weft_report_count(d, weft_report_is_finished)) return WEFT_OK;
+    if (weft_report_count(d, weft_report_is_finished) < 2) return WEFT_OK;
     weft_plot plots[COSTS];
     cost_picture *pictures = calloc(COSTS, sizeof *pictures);
     weft_status status =

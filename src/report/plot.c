@@ -387,7 +387,7 @@ json_t *weft_plot_json(const weft_plot *p) {
     else
         add_points(p, chart);
     if (p->y_unit) json_object_set_new(chart, "unit", json_string(p->y_unit));
-    json_object_set_new(chart, "note", weft_page_json(p->note));
+    if (p->note) json_object_set_new(chart, "note", weft_page_json(p->note));
     return chart;
 }
 

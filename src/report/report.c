@@ -8,10 +8,10 @@
 #include <stdlib.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_answer,      weft_report_verdicts,  weft_report_curves,    weft_report_fronts,
-    weft_report_table,       weft_report_yardstick, weft_report_positions, weft_report_inside,
-    weft_report_samples,     weft_report_attention, weft_report_sweep,     weft_report_trouble,
-    weft_report_differences, weft_report_equality,  weft_report_repeats,   weft_report_environment};
+    weft_report_answer,      weft_report_curves,    weft_report_fronts,  weft_report_table,
+    weft_report_yardstick,   weft_report_positions, weft_report_inside,  weft_report_samples,
+    weft_report_attention,   weft_report_sweep,     weft_report_trouble, weft_report_verdicts,
+    weft_report_differences, weft_report_equality,  weft_report_repeats, weft_report_environment};
 
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
@@ -25,7 +25,8 @@ weft_status weft_report_write_several(const char *const *databases, int n, const
             if (n > 1) weft_page_title(&page, 1, weft_say("%d studies", n));
             page.level = n > 1 ? 3 : 2;
         }
-        weft_page_title(&page, n > 1 ? 2 : 1, weft_say("Study %.180s", d.name));
+        weft_page_title(&page, n > 1 ? 2 : 1,
+                        weft_say("%s %.180s", d.n_runs == 1 ? "Run" : "Study", d.name));
         for (size_t k = 0; k < sizeof sections / sizeof sections[0]; k++)
             WEFT_TRY(sections[k](&page, &d));
     }

@@ -10,6 +10,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 
+/* The config of a study, in its folder: with it, and more STUDY_SEEDS, the study goes on. */
+#define WEFT_STUDY_CONFIG "study.config"
+
 /* Reads the database of a study, finished or not, and writes folder/report.html and
  * folder/report.md over those that were there. A report that cannot be written whole leaves the old
  * ones as they are; so does one in whose place something else lies. */

@@ -55,19 +55,23 @@ static void write_bound(FILE *out, const weft_comparison *c) {
         fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);
 }
 
-static void write_verdict(weft_page *p, const weft_report_data *d, int variant) {
+void weft_report_write_note(FILE *out, const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
-    const weft_comparison *c = &s->compared;
-    FILE *out = p->words;
-    fprintf(out, "%s against %s", weft_say_variant(d, variant), weft_say_variant(d, s->baseline));
-    fprintf(out, *s->why ? ": %s." : ".%s", s->why);
-    write_numbers(out, d, c);
-    if (!d->nothing_learned) write_bound(out, c);
+    if (!d->nothing_learned) write_bound(out, &s->compared);
     write_left_out(out, d, variant);
     if (s->leaks && d->variants[s->baseline].leaks)
         fputs(" Both leak: a token sees later ones.", out);
-    weft_page_item(p, weft_say_kind(c->verdict), weft_verdict_word(c->verdict), "%s",
-                   weft_page_words(p));
+}
+
+/* Markdown has no rows with bars in them: it gets sentences. */
+void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
+    fprintf(p->words, "%s against %s", weft_say_variant(d, variant),
+            weft_say_variant(d, s->baseline));
+    fprintf(p->words, *s->why ? ": %s." : ".%s", s->why);
+    write_numbers(p->words, d, &s->compared);
+    weft_report_write_note(p->words, d, variant);
+    weft_page_item_md(p, weft_verdict_word(s->compared.verdict), weft_page_words(p));
 }
 
 /* What the intervals are worth, all together. */
@@ -109,8 +113,8 @@ static void say_power(weft_page *p, const weft_report_data *d) {
 
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
     if (weft_report_count(d, weft_report_is_compared) == 0) return WEFT_OK;
-    weft_page_heading(
-        p, "Verdicts",
+    weft_page_fold(
+        p, "How the verdicts are reached",
         "Each variant of the study against its baseline, from runs with the same seeds.");
     if (strcmp(d->score, "metric") == 0)
         weft_page_say(p, "The score is the dataset's own %s. Higher is better.", d->score_name);
@@ -127,8 +131,6 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
                       "Every run ends at the loss of guessing, %.4f for %.0f tokens. Train for "
                       "longer, try another learning rate, or look at the data.",
                       log(d->vocabulary), d->vocabulary);
-    for (int i = 0; i < d->n_variants; i++)
-        if (weft_report_is_compared(d, i)) write_verdict(p, d, i);
     say_power(p, d);
     say_confidence(p, d);
     weft_report_say_together(p, d);
@@ -241,8 +243,8 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
     say_best(p, d);
-    weft_page_say(
-        p,
+    weft_page_line(
+        p, "about",
         "Score: mean and standard deviation over the seeds that finished. Change: the "
         "mean of the differences from the baseline, seed by seed, so it may differ from "
         "the difference of two rows where a seed is missing; in %% of the baseline's "

@@ -10,7 +10,9 @@ typedef weft_status weft_report_section(weft_page *p, const weft_report_data *d)
 
 /* report/answer.c, report/forest.c */
 weft_report_section weft_report_answer, weft_report_forest;
-/* report/results.c */
+/* report/results.c; what is to be said of a comparison beside its numbers, and all of it as an item of Markdown. */
+void weft_report_write_note(FILE *out, const weft_report_data *d, int variant);
+void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant);
 weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats;
 /* report/curves.c */
 weft_report_section weft_report_curves;
@@ -56,10 +58,13 @@ const weft_report_run *weft_report_first_run(const weft_report_data *d, int vari
 
 /* What a variant is. Compared: it has a baseline and is no repeat. Counted: its comparison counts, too: it can be
  * built, and sees later tokens only where its baseline does. A repeat of another, which pictures leave out.
- * Finished: some run of it that counts is. report/answer.c */
+ * Finished: some run of it that counts is. In doubt: a difference is shown that a caveat takes back.
+ * report/answer.c */
 typedef bool weft_variant_is(const weft_report_data *d, int variant);
 weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repeat,
-    weft_report_is_finished;
+    weft_report_is_finished, weft_report_is_in_doubt;
+/* The comparison that the answer is about, which pictures colour: the largest that is shown; -1: none. */
+int weft_report_headline(const weft_report_data *d);
 /* How many variants are that. */
 int weft_report_count(const weft_report_data *d, weft_variant_is *is);
 /* Opens a table with a column for each of them, or for all (NULL), behind the first. */

@@ -22,13 +22,11 @@ const char *weft_say(const char *format, ...) {
 
 const char *weft_say_variant(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
-    if (*s->title && strcmp(s->title, s->name) != 0) return s->title;
-    return weft_say("variant %.400s", s->name);
+    return strcmp(s->label, s->name) != 0 ? s->label : weft_say("variant %.400s", s->name);
 }
 
 const char *weft_variant_label(const weft_report_data *d, int variant) {
-    const weft_report_variant *s = &d->variants[variant];
-    return *s->title ? s->title : s->name;
+    return d->variants[variant].label;
 }
 
 const char *weft_say_share(const weft_comparison *c, double difference) {

@@ -8,6 +8,7 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/style.h"
 #include "base/text.h"
 #include "report/page.h"
 #include "serve/connections.h"
@@ -250,7 +251,8 @@ static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
     if (!id || !*id || *end) return send_error(c, 400, "id=N names a run");
     pthread_mutex_lock(&w->lock);
     bool there = number >= 0 && number < weft_watched_count(w->runs);
-    char *text = weft_watched_tail(w->runs, number, TAIL_MOST);
+    bool samples = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "samples");
+    char *text = weft_watched_tail(w->runs, number, samples, TAIL_MOST);
     pthread_mutex_unlock(&w->lock);
     if (!there) return send_error(c, 404, "there is no such run");
     return send_text(c, 200, "text/plain; charset=utf-8", text ? text : strdup(""));
@@ -386,10 +388,10 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
                      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
                      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
                      "<link rel=\"icon\" href=\"data:,\">\n"
-                     "<title>weft watch</title>\n<style>\n%s%s</style></head>\n<body>\n%s"
+                     "<title>weft watch</title>\n<style>\n%s%s%s</style></head>\n<body>\n%s"
                      "<script>\n%s</script>\n<script>\n%s</script>\n</body></html>\n",
-                     weft_charts_style, weft_live_style, weft_live_body, weft_charts_script,
-                     weft_live_script);
+                     weft_page_style, weft_charts_style, weft_live_style, weft_live_body,
+                     weft_charts_script, weft_live_script);
     w->page = n < 0 ? NULL : text;
     w->gpus = weft_gpus_open();
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");

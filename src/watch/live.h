@@ -4,7 +4,7 @@
  *   GET  /            the page
  *   GET  /api/runs    everything, as weft_watched_news tells it
  *   GET  /api/events  the stream: events `news` and `machine`
- *   GET  /api/log     ?id=N: the end of a run's log, or of its samples
+ *   GET  /api/log     ?id=N: the end of a run's log, or of its samples; &samples=1: of these alone
  *   POST /api/note    {"id": N, "note": TEXT, "tags": TEXT}
  *
  * It is for this machine: names that others gave lead nowhere (see http.h), and a note is taken from

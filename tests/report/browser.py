@@ -3,8 +3,10 @@
     browser.py REPORT.html FOLDER VARIANTS COLOURS
 
 VARIANTS is how many variants the report compares and COLOURS what their curves are drawn in, with commas. The
-report is opened with scripts: hover shows values and single seeds, a click on a name hides the variant in
-every chart, axes and smoothing change what is drawn, the keyboard reads values out, numbers on an axis do
+report is opened with scripts: hover shows values and single seeds, one comparison is coloured and a click on
+a name colours another, a box hides a variant in every chart, one toolbar changes what all charts draw, the
+contents stay in view and open what is folded, a figure is saved as an SVG that stands alone, paper has no
+controls, the keyboard reads values out, numbers on an axis do
 not touch, nothing scrolls sideways from a telephone to a wall, dark is dark, nothing is loaded and no
 error is logged. Then without scripts: the static pictures show every variant's colour, counted in pixels,
 so that a plot whose tags are there but that shows nothing fails.
@@ -135,19 +137,86 @@ def check_hover(b, steps, wrong):
         wrong.append("the values stay when the pointer leaves")
 
 
+# What the lines of the first chart are drawn in.
+STROKES = "[...document.querySelectorAll('.chart')][0] && [...document.querySelector('.chart').querySelectorAll('path.line')].map(p => p.style.stroke)"
+
+
+def check_colours(b, wrong):
+    """One comparison is coloured: the last variant, whose gain is the largest, upon its baseline in ink."""
+    b.move(2, 2)
+    found = sorted(b.value(STROKES))
+    if found != ["var(--c3)", "var(--faint)", "var(--faint)", "var(--ink)"]:
+        wrong.append("the lines are drawn in %r" % found)
+    if b.value("[...document.querySelectorAll('.forest .lit')].map(r => r.dataset.key)") != ["3"]:
+        wrong.append("another row of the forest is coloured")
+    b.value("document.querySelectorAll('.legend .entry button')[1].click()")
+    if sorted(b.value(STROKES))[:2] != ["var(--c1)", "var(--c3)"]:
+        wrong.append("a click on a name colours nothing: %r" % b.value(STROKES))
+    b.value("document.querySelector('.forest [data-key=\"2\"]').click()")
+    if sorted(b.value(STROKES))[:2] != ["var(--c2)", "var(--faint)"]:
+        wrong.append("a row of the forest does not colour its variant: %r" % b.value(STROKES))
+    b.value("document.querySelector('.legend .all').click()")
+    if any("--c" not in s for s in b.value(STROKES)):
+        wrong.append("not all are coloured: %r" % b.value(STROKES))
+
+
+def check_contents(b, wrong):
+    """They stay in view, beside the page and above it, and open what is folded."""
+    for width in (1400, 390):
+        b.size(width)
+        b.value("scrollTo(0, 1500)")
+        box = b.value("(r => [r.left, r.top, r.right, r.bottom])(document.querySelector('.contents').getBoundingClientRect())")
+        if not (box[1] == 0 and box[3] > 20 and (box[2] < 400)):
+            wrong.append("%d: the contents are at %r" % (width, box))
+    b.size(1400)
+    names = b.value("[...document.querySelectorAll('.contents a')].map(a => a.textContent)")
+    parts = b.value("[...document.querySelectorAll('h2, details.fold > summary')].map(e => e.textContent)")
+    if names != ["Answer"] + parts:
+        wrong.append("the contents are %r, the parts %r" % (names, parts))
+    b.value("[...document.querySelectorAll('.contents a')].find(a => a.textContent.includes('verdicts')).click()")
+    b.wait("[...document.querySelectorAll('details')].find(d => d.textContent.includes('Holm')).open", 10)
+    b.wait("document.querySelectorAll('.contents [aria-current]').length === 1", 10)
+    if b.value("document.querySelectorAll('.tools').length") != 1 or b.value("document.querySelectorAll('.legend').length") != 1:
+        wrong.append("there is not one set of controls")
+    b.value("location.hash = ''; scrollTo(0, 0); document.querySelectorAll('details').forEach(d => { d.open = false; })")
+
+
+def check_figure(b, wrong):
+    """A figure by itself: XML with the names of what it shows, and no colour that only the page knows."""
+    b.value("""{ window.saved = ""; const make = URL.createObjectURL;
+        URL.createObjectURL = (blob) => { blob.text().then(t => { window.saved = t; }); return make.call(URL, blob); };
+        HTMLAnchorElement.prototype.click = function () { window.named = this.download; }; }""")
+    b.value("document.querySelector('.chart .head button').click()")
+    b.wait("window.saved.length > 0", 10)
+    if b.value("window.named") != "held-out-loss.svg":
+        wrong.append("a figure is saved as %r" % b.value("window.named"))
+    told = b.value("""(() => { const doc = new DOMParser().parseFromString(window.saved, "image/svg+xml");
+        return [doc.querySelectorAll("parsererror").length, window.saved.includes("var("),
+          [...doc.querySelectorAll("text")].map(t => t.textContent).filter(t => t === "Baseline" || t === "All three").length,
+          doc.querySelectorAll("path").length > 3]; })()""")
+    if told != [0, False, 2, True]:
+        wrong.append("a figure by itself: errors, colours of the page, names, lines %r" % told)
+
+
+def check_print(b, wrong):
+    b.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    seen = b.value("[...document.querySelectorAll('.contents, .tools, .chart .head button')].filter(e => e.offsetParent).length")
+    if seen or b.value("getComputedStyle(document.body).backgroundColor") != "rgb(251, 251, 250)":
+        wrong.append("on paper there are %d controls, on %s" % (seen, b.value("getComputedStyle(document.body).backgroundColor")))
+    b.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
 def check_toggle(b, wrong):
     before = b.value(LINES)
-    at = b.value("""(() => { const r = document.querySelectorAll('.legend button')[1].getBoundingClientRect();
+    at = b.value("""(() => { const r = document.querySelectorAll('.legend .entry input')[1].getBoundingClientRect();
         return [r.left + r.width / 2, r.top + r.height / 2]; })()""")
     b.click(*at)
     b.move(2, 2)
     if not b.value(LINES) < before:
         wrong.append("a click hides nothing: %d lines" % before)
-    key = b.value("document.querySelectorAll('.legend button')[1].dataset.key")
+    key = b.value("document.querySelectorAll('.legend .entry button')[1].dataset.key")
     if b.value("[...document.querySelectorAll('.chart [data-series]')].some(g => g.dataset.series === %r)" % key):
         wrong.append("a hidden step is still in a chart")
-    if b.value("document.querySelectorAll('.legend button[aria-pressed=false]').length") < 2:
-        wrong.append("it is hidden in one legend alone")
     b.click(*at)
     b.move(2, 2)
     if b.value(LINES) != before:
@@ -169,7 +238,7 @@ def check_tools(b, wrong):
             wrong.append("the axis is not tokens: %s" % b.value(LABELS))
     for t in b.value(TOUCHING):
         wrong.append("texts touch with other axes: %s" % t)
-    drawn = "[...document.querySelectorAll('.charts')].pop().querySelector('svg[role]').innerHTML"
+    drawn = "[...document.querySelectorAll('.chart')].find(f => f.textContent.includes('against')).querySelector('svg[role]').innerHTML"
     for name in ("logX", "logY"):
         before = b.value(drawn)
         b.value("[...document.querySelectorAll('.tools [name=%s]')].pop().click()" % name)
@@ -187,7 +256,7 @@ def check_keyboard(b, wrong):
     if ":" not in first or first == second:
         wrong.append("the keyboard says %r and %r" % (first, second))
     b.press("Escape", 27)
-    unnamed = b.value("[...document.querySelectorAll('input,select')].filter(e => !e.labels.length).length +"
+    unnamed = b.value("[...document.querySelectorAll('input,select')].filter(e => !e.labels.length && !e.getAttribute('aria-label')).length +"
                       "[...document.querySelectorAll('svg[role]')].filter(e => !e.getAttribute('aria-label')).length")
     if unnamed:
         wrong.append("%d things have no name for a screen reader" % unnamed)
@@ -196,7 +265,7 @@ def check_keyboard(b, wrong):
 
 
 def check_widths(b, wrong):
-    for width in (2560, 1280, 390):
+    for width in (2560, 1400, 1280, 390):
         b.size(width)
         b.wait("Math.abs(innerWidth - %d) < 1" % width)
         b.value("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
@@ -239,7 +308,7 @@ def check_static(b, url, folder, steps, colours, wrong):
 
 def check_count(b, steps, wrong):
     """As many variants are said as are drawn, and what is not drawn is said too."""
-    drawn, facts = b.value("document.querySelectorAll('.charts .legend')[0].children.length"), b.value(
+    drawn, facts = b.value("document.querySelectorAll('.legend .entry').length"), b.value(
         "document.querySelector('.facts').textContent")
     if drawn != steps or "%d variants (and 2 repeats" % steps not in facts:
         wrong.append("%d variants are drawn, and it says %r" % (drawn, facts))
@@ -254,10 +323,9 @@ def check_units(b, wrong):
     for row in b.value("[...document.querySelectorAll('.forest .value')].map(e => e.innerText)"):
         if not re.fullmatch(form, row):
             wrong.append("a row of the forest is %r" % row)
-    notes = b.value("[...document.querySelector('.charts').querySelectorAll('figcaption')].map(e => e.textContent)")
-    band = "the band goes from the lowest seed to the highest"
-    if len(notes) != 2 or not all(band in n for n in notes) or "no confidence interval" not in notes[1]:
-        wrong.append("of bands it says %r" % notes)
+    said = b.value("document.getElementById('how-they-learned').nextElementSibling.textContent")
+    if "the band goes from the lowest seed to the highest and is no confidence interval" not in said:
+        wrong.append("of bands it says %r" % said)
 
 
 def check_words(b, wrong):
@@ -277,8 +345,12 @@ def drive(b, url, folder, steps, colours, wrong):
     check_words(b, wrong)
     check_count(b, steps, wrong)
     check_units(b, wrong)
+    check_colours(b, wrong)
     check_hover(b, steps, wrong)
     check_toggle(b, wrong)
+    check_contents(b, wrong)
+    check_figure(b, wrong)
+    check_print(b, wrong)
     check_widths(b, wrong)
     b.size(1280)
     check_tools(b, wrong)

@@ -128,8 +128,8 @@ static void test_one_variant_alone_is_said_as_one(void **state) {
     three_seeds(db, 0, 2.0, 2.1, 2.2);
     three_seeds(db, 1, 1.9, 2.15, 2.25);
     expect_answer(db, "alone",
-                  "No difference in the held-out loss was shown; 3 seeds could have shown a "
-                  "difference of 10%.",
+                  "No difference in held-out loss was shown between Gate and Plain; 3 seeds could "
+                  "have shown a difference of 10%.",
                   "");
 }
 

@@ -104,9 +104,13 @@ static void test_verdicts_and_numbers(void **state) {
                 SAYS("the interval contains 0", "95% interval -0.2151 to +0.2151",
                      "With 95% confidence, any difference is smaller than 0.2151."));
     expect_line("- **worse** Against lower against Lower loss", SAYS("0.0100 higher"));
-    expect_in(html, "<span class=\"word good\">better</span>");
-    expect_in(html, "<span class=\"word bad\">worse</span>");
-    expect_in(html, "<span class=\"word plain\">no difference shown</span>");
+    /* In the page the words stand in the row, and the largest gain is the one that is coloured. */
+    expect_in(html, "<div role=\"row\" class=\"lit\" data-key=\"lower\">");
+    expect_in(html, "<b class=\"word good\">better</b>");
+    expect_in(html, "<b class=\"word bad\">worse</b>");
+    expect_in(html, "<b class=\"word plain\">no difference shown</b><small>The interval contains "
+                    "0. With 95% confidence, any difference is smaller than 0.2151.");
+    expect_not_in(html, "2.0000 on average");
     expect_both("There are 4 comparisons");
     expect_both("0.2 of them would still be called better or worse");
     expect_line("| base |",
@@ -121,6 +125,26 @@ static void test_verdicts_and_numbers(void **state) {
     expect_both("in nats per token and in percent of the baseline; 3 seeds");
     expect_both("The best single run is Lower loss with seed 1 and learning rate 0.001: held-out "
                 "loss 1.9000, in ");
+}
+
+/* Differences -0.02 -0.01 +0.01: mean -0.006667, sd 0.015275. Half the interval of 22 seeds is 2.0796 * 0.015275 /
+ * sqrt(22) = 0.006773, of 23 it is 2.0739 * 0.015275 / sqrt(23) = 0.006605: 20 more than 3. */
+static void test_more_seeds_are_a_command_to_copy(void **state) {
+    (void)state;
+    sqlite3 *db = begin("more", "val_loss");
+    study_variant(db, 0, "base", "Plain", -1, -1);
+    study_variant(db, 1, "gate", "Gate", 0, -1);
+    study_sql(db, "UPDATE study SET config = 'STUDY_SEEDS=3'");
+    three_seeds(db, 0, 2.0, 2.1, 2.2);
+    three_seeds(db, 1, 1.98, 2.09, 2.21);
+    finish(db, "more");
+    expect_both("20 more seeds per variant would settle Gate against Plain");
+    expect_not_in(html, "STUDY_SEEDS=23"); /* there is no config to go on with */
+    file_write(scratch_path("more/study.config"), "", 0);
+    write_report("more");
+    expect_in(html, "more/study.config --out ");
+    expect_in(html, "/more -o STUDY_SEEDS=23</code>");
+    expect_in(md, "/more -o STUDY_SEEDS=23\n");
 }
 
 static void test_a_baseline_is_starred_where_all_others_are_worse(void **state) {
@@ -497,7 +521,7 @@ static void test_long_labels_stay_in_the_picture(void **state) {
     write_report("labels");
     char *svg = file_read(scratch_path("labels/report-1.svg"), NULL);
     expect_in(svg, "textLength=\"286\" lengthAdjust=\"spacingAndGlyphs\" fill");
-    expect_in(svg, ">RA_MLA_MLP_ATTN_GATE on and 2 more</text>");
+    expect_in(svg, ">Mlp attn gate, feed-forward width 128, 4 heads</text>");
     expect_in(svg, "x=\"286.0\"");
     free(svg);
     expect_in(html, "RA_MLA_MLP_ATTN_GATE=y N_FFN=128 N_HEAD=4</td>");
@@ -517,7 +541,9 @@ static void test_a_picture_that_is_not_weft_is_spared(void **state) {
     assert_int_equal(unlink(scratch_path("spared/report-1.svg")), 0);
     write_report("spared");
     write_report("spared"); /* over its own */
-    expect_both("Nothing is compared: no variant has a baseline.");
+    /* exp(2.1) = 8.166 */
+    expect_both(
+        "Baseline reached a held-out loss of 2.1000 (perplexity 8.17), the mean of 3 seeds");
 }
 
 static void test_what_differs_and_what_was_not_equal(void **state) {
@@ -690,9 +716,9 @@ static void test_several_studies_are_a_section_each(void **state) {
     assert_int_equal(weft_report_write_several(paths, 2, scratch_path("both"), false), WEFT_OK);
     read_report("both");
     expect_both("2 studies");
-    expect_in(html, "<h2>Study first-study</h2>");
-    expect_in(html, "<h2>Study second-study</h2>");
-    expect_in(md, "### Verdicts");
+    expect_in(html, "<h2 id=\"study-first-study\">Study first-study</h2>");
+    expect_in(html, "<h2 id=\"study-second-study\">Study second-study</h2>");
+    expect_in(md, "### How the verdicts are reached");
     expect_well_formed();
     expect_no_request();
 }
@@ -718,6 +744,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_short_numbers_have_no_exponents),
         TEST(test_verdicts_and_numbers),
+        TEST(test_more_seeds_are_a_command_to_copy),
         TEST(test_a_baseline_is_starred_where_all_others_are_worse),
         TEST(test_a_baseline_is_not_starred_where_one_is_not_told_from_it),
         TEST(test_one_seed_shows_no_difference),

@@ -381,12 +381,11 @@ static void test_a_studys_runs_have_their_steps_title(void **state) {
     fail_msg("the run was not given its title");
 }
 
-static void test_the_page_works_in_a_browser(void **state) {
-    (void)state;
+/* A script of tests/watch in a browser, on a server's page and the folder that it watches. */
+static void drive(const char *script, const server *on, const char *folder) {
     char line[2048];
-    snprintf(line, sizeof line,
-             "python3 tests/watch/watch.py http://127.0.0.1:%d/ '%s' '%s' >'%s' 2>&1", watch.port,
-             root, scratch_path("."), scratch_path("browser.txt"));
+    snprintf(line, sizeof line, "python3 tests/watch/%s http://127.0.0.1:%d/ '%s' '%s' >'%s' 2>&1",
+             script, on->port, folder, scratch_path("."), scratch_path("browser.txt"));
     int status = system(line);
     size_t n;
     char *said = file_read(scratch_path("browser.txt"), &n);
@@ -399,10 +398,36 @@ static void test_the_page_works_in_a_browser(void **state) {
     free(said);
 }
 
-static void test_a_folder_that_is_not_there_is_named(void **state) {
+static void test_the_page_works_in_a_browser(void **state) {
     (void)state;
-    command_fails(2, RUN("watch", "no-such-folder"), SAYS("no-such-folder"));
+    drive("watch.py", &watch, root);
+}
+
+static void test_what_is_no_folder_is_named(void **state) {
+    (void)state;
+    append("first", "file", "");
+    command_fails(2, RUN("watch", scratch_path("runs/first/file")), SAYS("first/file"));
     command_fails(2, RUN("watch", root, "--port", "x"), SAYS("--port"));
+}
+
+/* The folder is made by the script, which finds no runs before. */
+static server later;
+
+static int open_later(void **state) {
+    (void)state;
+    later = server_start_as("watch", RUN(scratch_path("later")));
+    return 0;
+}
+
+static int close_later(void **state) {
+    (void)state;
+    server_stop(&later);
+    return 0;
+}
+
+static void test_a_folder_that_is_not_there_is_waited_for(void **state) {
+    (void)state;
+    drive("many.py", &later, scratch_path("later"));
 }
 
 int main(void) {
@@ -418,7 +443,9 @@ int main(void) {
         cmocka_unit_test(test_gpus_are_told),
         cmocka_unit_test(test_a_studys_runs_have_their_steps_title),
         cmocka_unit_test(test_the_page_works_in_a_browser),
-        cmocka_unit_test(test_a_folder_that_is_not_there_is_named),
+        cmocka_unit_test(test_what_is_no_folder_is_named),
+        cmocka_unit_test_setup_teardown(test_a_folder_that_is_not_there_is_waited_for, open_later,
+                                        close_later),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

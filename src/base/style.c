@@ -1,0 +1,5 @@
+#include "base/style.h"
+
+#include "base/embed.h"
+
+WEFT_EMBED("weft_page_style", "src/base/page.css");
