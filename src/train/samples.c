@@ -141,6 +141,19 @@ static int64_t measure_cache(const weft_generator *g) {
     return (stats.cache_bytes - stats.cache_bytes_per_sequence) / (stats.pages * WEFT_PAGE_TOKENS);
 }
 
+/* A record for each line of the text. */
+static void tell(const weft_samples *s, int64_t step) {
+    char *text = NULL, *rest, *line;
+    if (asprintf(&text, "%s%s", s->config->sample_prompt, s->text) < 0) return;
+    rest = text;
+    for (bool first = true; (line = strsep(&rest, "\n")); first = false)
+        if (first)
+            weft_log(WEFT_LOG_INFO, "step %lld: %s", (long long)step, line);
+        else
+            weft_log(WEFT_LOG_INFO, "    %s", line);
+    free(text);
+}
+
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
                               weft_pool *pool, int64_t step, bool last) {
     if (!s || s->off || (!last && step % s->config->sample_interval != 0)) return WEFT_OK;
@@ -159,7 +172,7 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
         return WEFT_OK;
     }
     WEFT_TRY(status);
-    weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
+    tell(s, step);
     json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",
                             s->config->sample_prompt, "text", s->text, s->bytes,
                             "cache_bytes_per_token", (json_int_t)s->cache_bytes);
