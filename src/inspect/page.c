@@ -2,7 +2,7 @@
  * report/inside.c draws. */
 #include "base/embed.h"
 #include "base/json.h"
-#include "inspect/inspect.h"
+#include "inspect/look.h"
 
 #include "report/inside.h"
 #include "train/samples.h"
@@ -17,16 +17,64 @@ extern const char weft_heads_script[];
 enum { MAP_LAYERS = 12, MAP_HEADS = 16, SEEN_LEAST = 2, SAME_LEAST = 3 };
 static const double MOST = 0.25, ALIKE = 0.9; /* weight, and share of the entropy, for a name */
 
+/* Adds the gates of each head by token, in percent; a gate of the whole text is every token's. */
+static weft_status add_gates(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
+    const weft_tensor *gate = s->graph.inside[layer].gate;
+    WEFT_AUTO_FREE double *values = NULL;
+    WEFT_TRY(weft_look_values(s, gate, &values));
+    if (!values) return WEFT_OK;
+    json_t *all = json_array();
+    for (int64_t h = 0; h < gate->shape[2]; h++) {
+        json_t *row = json_array();
+        for (int64_t i = 0; i < time; i++) {
+            double raw = values[(gate->shape[1] > 1 ? i : 0) * gate->shape[2] + h];
+            json_array_append_new(row, json_integer(lround(100 / (1 + exp(-raw)))));
+        }
+        json_array_append_new(all, row);
+    }
+    return json_object_set_new(to, "gates", all) == 0
+               ? WEFT_OK
+               : weft_fail(WEFT_ENOMEM, "inspect: no memory");
+}
+
+/* Adds the tokens that cross-token's routes keep for each token. */
+static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
+    const weft_config *c = &s->model->config;
+    size_t pairs = (size_t)(time * time);
+    if (!c->cross_token) return WEFT_OK;
+    WEFT_AUTO_FREE double *weights = malloc((size_t)c->n_head * pairs * sizeof *weights);
+    WEFT_AUTO_FREE unsigned char *chosen = malloc(pairs);
+    WEFT_AUTO_FREE weft_head_sums *heads = calloc((size_t)c->n_head, sizeof *heads);
+    weft_layer_sums sums = {.heads = heads};
+    if (!weights || !chosen || !heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    WEFT_TRY(weft_session_scores(s, layer, weights));
+    weft_look_weights(c, weights, time, &sums);
+    WEFT_TRY(weft_look_routes(c, weights, time, NULL, chosen, &sums));
+    json_t *all = json_array();
+    for (int64_t i = 0; i < time; i++) {
+        json_t *row = json_array();
+        for (int64_t j = 0; j < time; j++)
+            if (chosen[i * time + j]) json_array_append_new(row, json_integer(j));
+        json_array_append_new(all, row);
+    }
+    json_object_set_new(to, "routes", all);
+    return WEFT_OK;
+}
+
 static weft_status make_maps(const weft_model *m, weft_backing place, const int32_t *tokens,
                              int64_t time, json_t *layers) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
-    weft_build build = {.batch = 1, .time = time, .dtype = m->dtype, .scores = true};
+    weft_build build = {
+        .batch = 1, .time = time, .dtype = m->dtype, .scores = true, .inside = true};
     WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     WEFT_TRY(weft_session_run(&s, tokens, tokens, NULL));
     int64_t n = m->config.n_layer, count = n < MAP_LAYERS ? n : MAP_LAYERS;
-    for (int64_t k = 0; k < count; k++)
-        WEFT_TRY(weft_attention_map_layer(&s, count > 1 ? k * (n - 1) / (count - 1) : 0, MAP_HEADS,
-                                          layers));
+    for (int64_t k = 0; k < count; k++) {
+        int64_t layer = count > 1 ? k * (n - 1) / (count - 1) : 0;
+        WEFT_TRY(weft_attention_map_layer(&s, layer, MAP_HEADS, layers));
+        WEFT_TRY(add_gates(&s, layer, time, json_array_get(layers, (size_t)k)));
+        WEFT_TRY(add_routes(&s, layer, time, json_array_get(layers, (size_t)k)));
+    }
     return WEFT_OK;
 }
 
@@ -74,10 +122,13 @@ static int name_habit(const double habits[HABITS], double entropy_share) {
     return habits[most] >= MOST ? most : entropy_share >= ALIKE ? EVERYWHERE : SEVERAL;
 }
 
-/* Numbers that stand in the table beside the habits. */
+/* Numbers that stand in the table beside the habits; the first layer has no gate. */
 static bool is_column(const json_t *inside, const char *name) {
+    const json_t *table = json_object_get(json_object_get(inside, "heads"), name);
+    size_t last = json_array_size(table) - 1;
     return strcmp(name, "first") != 0 && strcmp(name, "self") != 0 &&
-           isfinite(inside_number(inside, name, 0, 0));
+           (isfinite(inside_number(inside, name, 0, 0)) ||
+            isfinite(inside_number(inside, name, last, 0)));
 }
 
 static void put_number(weft_page *p, double value) {
@@ -102,7 +153,9 @@ static void put_strip(weft_page *p, const json_t *words) {
         weft_page_escape_html(p->html, json_string_value(word));
         fputs("</button>", p->html);
     }
-    fputs("</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n", p->html);
+    fputs(
+        "</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n<div id=\"routes\"></div>\n",
+        p->html);
 }
 
 /* "Of 8 heads, 3 look most at the previous token, 2 at the first token, 3 at several places." */
@@ -111,9 +164,13 @@ static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
     fprintf(p->words, "Of %d head%s,", heads, heads == 1 ? "" : "s");
     for (int k = 0; k < NAMES; k++) {
         if (!counts[k]) continue;
-        fprintf(p->words, "%s %d look%s%s %s%s", begun ? "," : "", counts[k],
-                counts[k] == 1 ? "s" : "", begun || k >= EVERYWHERE ? "" : " most",
-                k == EVERYWHERE ? "" : "at ", habit_names[k]);
+        if (counts[k] == heads && heads > 1)
+            fprintf(p->words, " all look%s %s%s", k < EVERYWHERE ? " most" : "",
+                    k == EVERYWHERE ? "" : "at ", habit_names[k]);
+        else
+            fprintf(p->words, "%s %d look%s%s %s%s", begun ? "," : "", counts[k],
+                    counts[k] == 1 ? "s" : "", begun || k >= EVERYWHERE ? "" : " most",
+                    k == EVERYWHERE ? "" : "at ", habit_names[k]);
         begun = true;
     }
     weft_page_line(p, "answer", "%s.", weft_page_words(p));
@@ -178,6 +235,8 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
                   "A click on a row chooses its head.%s",
                   json_object_get(json_array_get(layers, 0), "sigma")
                       ? " The bar below a token is its query's mean deviation \xcf\x83."
+                  : json_object_get(json_array_get(layers, json_array_size(layers) - 1), "gates")
+                      ? " The bar below a token is the head's gate there."
                       : "");
     fputs(style, p->html);
     put_strip(p, words);

@@ -35,7 +35,7 @@ def check_names(b, wrong):
         named[row[1]] = named.get(row[1], 0) + 1
     sentence = b.value("document.querySelector('.answer').textContent")
     if not sentence.startswith("Of %d heads, " % len(heads)) or not all(
-            name in sentence and str(count) in sentence for name, count in named.items()):
+            name in sentence and ("all" if count == len(heads) else str(count)) in sentence for name, count in named.items()):
         wrong.append("%r of %r" % (sentence, named))
     return data, heads
 
@@ -51,6 +51,12 @@ def check_pointing(b, data, heads, wrong):
     want = [w / 100 for w in heads[head][token]]
     if shown[:len(want)] != want or any(shown[len(want):]):
         wrong.append("colours: %r, not %r" % (shown, want))
+    layer = data["layers"][-1]
+    told, arcs = b.value("[document.getElementById('look').textContent, document.querySelectorAll('#routes path').length]")
+    if arcs != (min(8, token + 1) if "routes" in layer else 0):
+        wrong.append("%d arcs of %r" % (arcs, layer.get("routes")))
+    if ("gates" in layer) != ("the gate is at " in told):
+        wrong.append("gates: %r" % told)
     for row, weights in zip(b.value(ROWS), heads):
         if "%d%%" % max(weights[token]) not in row[2]:
             wrong.append("head %s from token %d: %r of %r" % (row[0], token, row[2], weights[token]))

@@ -194,6 +194,13 @@ static void test_the_page_shows_where_heads_look(void **state) {
     assert_true(WIFEXITED(status));
     if (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127) skip();
     assert_int_equal(WEXITSTATUS(status), 0);
+    const char *cross = make_model("cross", "RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_ATTN_GATE=y");
+    command_succeeds(RUN("inspect", cross, "--text", make_text(), "--out", page), NULL);
+    char *html = file_read(page, NULL);
+    assert_int_equal(count(html, "\"routes\":"), 2);
+    assert_int_equal(count(html, "\"gates\":"), 1); /* the first layer has none */
+    free(html);
+    assert_int_equal(system(line), 0); /* NOLINT */
 }
 
 static void test_wrong_usage_is_told(void **state) {
