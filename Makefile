@@ -57,7 +57,7 @@ include mk/lint.mk
 include mk/study.mk
 include mk/install.mk
 
-.PHONY: all build help setup configure clean distclean vectors mutate test-torch FORCE
+.PHONY: all build help setup configure clean distclean vectors mutate site test-torch FORCE
 
 # Installs, builds, and ends in a report.
 all: study
@@ -84,6 +84,13 @@ vectors: $(PROGRAM) $(OUT)/tests/train/test_curves ## make the reference vectors
 mutate: build ## break the code on purpose, and see that a test notices; T=word breaks what has it in its line
 	@if [ -x tests/mutate ]; then BUILD='$(BUILD)' CC='$(CC)' tests/mutate $(if $(T),'$(T)'); \
 	else echo "make mutate: tests/mutate is not there" >&2; exit 2; fi
+
+# MkDocs comes from the package index, once, into an environment of its own; the site needs no network.
+site: build ## the documentation as a site with search: open site/index.html
+	@[ -x '$(BUILD)/site-venv/bin/mkdocs' ] || { python3 -m venv '$(BUILD)/site-venv' && \
+		'$(BUILD)/site-venv/bin/pip' install -q 'mkdocs-material==9.*'; }
+	@scripts/site '$(PROGRAM)' '$(BUILD)/site' site '$(abspath $(BUILD)/site-venv/bin/mkdocs)'
+	@echo "site/index.html"
 
 # PyTorch and pytest are the user's to bring: PYTHON=venv/bin/python make test-torch. One line says what
 # became of it; a library with sanitizers cannot be loaded by Python. TORCH=no leaves them out of make test.

@@ -17,7 +17,8 @@ enum {
     RATE_MAX = 256,
     BAR_LEAST = 8,
     BAR_MOST = 40,
-    BAR_WIDTH = 60
+    BAR_WIDTH = 60,
+    POINTS = 2 * BAR_MOST /* of the curve */
 };
 
 static const double redraw_seconds = 0.1, line_seconds = 30;
@@ -27,6 +28,11 @@ struct weft_progress {
     int64_t total, first, done;
     double seconds, begun, shown; /* shown: when the last line or drawing was */
     int tenth;                    /* of the way at the last line */
+    double curve[POINTS];         /* means of `each` values in a row */
+    int points;
+    int64_t each, held; /* held: values in `sum`, of the next point */
+    double sum;
+    bool curved; /* the terminal can show it */
 };
 
 /* Columns of a text: characters of UTF-8. */
@@ -138,11 +144,36 @@ static void describe_tail(const weft_progress *p, double now, int cut, char *out
     join(out, size, (const char *const[]){place, cut ? "" : speed, left, p->note}, 4);
 }
 
+/* Whether texts are UTF-8 here, as the environment says it. */
+static bool has_utf8(void) {
+    static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
+    const char *value = NULL;
+    for (int i = 0; i < 3 && !(value && *value); i++)
+        value = getenv(names[i]);
+    return value && (strcasestr(value, "utf-8") || strcasestr(value, "utf8"));
+}
+
+/* The curve so far in `width` columns, an eighth of a line the smallest step; the bar's end where there is none. */
+static void draw_curve(const weft_progress *p, int width, char *out) {
+    double least = INFINITY, most = -INFINITY;
+    for (int i = 0; i < p->points; i++) {
+        least = fmin(least, p->curve[i]);
+        most = fmax(most, p->curve[i]);
+    }
+    for (int k = 0; k < width; k++) {
+        double at = most > least ? (p->curve[k * p->points / width] - least) / (most - least) : 0;
+        memcpy(out + 3 * k, "\xe2\x96\x81", 3); /* U+2581, a low line, to U+2588, a whole block */
+        out[3 * k + 2] = (char)(0x81 + (int)lround(7 * at));
+    }
+    out[3 * width] = '\0';
+}
+
 /* "train [=====>     ] 480/1000, 12.3 steps/s, 3m05s left, loss 3.21" in `width` columns: the bar takes
  * what the words leave. On a terminal of the usual width it always has some columns; on a narrow one
  * it goes. */
 static void draw_bar(const weft_progress *p, double now, int width) {
-    char head[TEXT_MAX + 4], tail[RATE_MAX + 128], line[2 * RATE_MAX + 256], bar[BAR_MOST + 4] = "";
+    char head[TEXT_MAX + 4], tail[RATE_MAX + 128], line[2 * RATE_MAX + 256],
+        bar[4 * BAR_MOST + 8] = "";
     snprintf(head, sizeof head, "%s ", p->label);
     int words = width - columns(head) - 3, room = 0;
     for (int cut = 0; cut < 2 && room < BAR_LEAST; cut++) {
@@ -155,11 +186,12 @@ static void draw_bar(const weft_progress *p, double now, int width) {
     }
     if (p->total > 0 && room >= BAR_LEAST) {
         int length = room < BAR_MOST ? room : BAR_MOST, full = (int)(fraction(p) * length);
-        bar[0] = '[';
-        memset(bar + 1, '=', (size_t)full);
-        memset(bar + 1 + full, ' ', (size_t)(length - full));
-        if (full > 0 && full < length) bar[full] = '>';
-        memcpy(bar + 1 + length, "] ", 3);
+        char done[3 * BAR_MOST + 1];
+        memset(done, '=', (size_t)full);
+        if (full > 0 && full < length) done[full - 1] = '>';
+        done[full] = '\0';
+        if (p->curved && p->points > 1) draw_curve(p, full, done);
+        snprintf(bar, sizeof bar, "[%s%*s] ", done, length - full, "");
     }
     snprintf(line, sizeof line, "%s%s%s", head, bar, tail);
     cut_columns(line, width);
@@ -199,6 +231,8 @@ weft_progress *weft_progress_begin(const weft_progress_options *options) {
     p->begun = weft_clock();
     p->shown = p->begun;
     p->tenth = (int)(10 * fraction(p));
+    p->each = 1;
+    p->curved = has_utf8();
     if (weft_log_enabled(WEFT_LOG_INFO) && weft_log_status_width() > 0)
         draw_bar(p, p->begun, weft_log_status_width());
     return p;
@@ -210,6 +244,23 @@ void weft_progress_update(weft_progress *p, int64_t done, const char *note) {
     if (!weft_log_enabled(WEFT_LOG_INFO)) return;
     copy_text(p->note, sizeof p->note, note ? note : "");
     show(p, weft_clock());
+}
+
+/* When there are as many points as there is room for, two and two become one. */
+void weft_progress_value(weft_progress *p, double value) {
+    if (!p || !isfinite(value)) return;
+    p->sum += value;
+    if (++p->held < p->each) return;
+    if (p->points == POINTS) {
+        for (int i = 0; i < POINTS / 2; i++)
+            p->curve[i] = (p->curve[2 * i] + p->curve[2 * i + 1]) / 2;
+        p->points /= 2;
+        p->each *= 2;
+        return;
+    }
+    p->curve[p->points++] = p->sum / (double)p->held;
+    p->sum = 0;
+    p->held = 0;
 }
 
 void weft_progress_set_total(weft_progress *p, int64_t total) {

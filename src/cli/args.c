@@ -362,6 +362,23 @@ int weft_args_end(const weft_args *a, weft_status status) {
     return status == WEFT_EINPUT ? WEFT_EXIT_USAGE : WEFT_EXIT_FAILED;
 }
 
+const char *weft_args_word(const char *text) {
+    char quoted[WEFT_PATH_MAX];
+    size_t at = 0;
+    if (*text &&
+        !text[strspn(text,
+                     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=@%+,-")])
+        return weft_shown(text);
+    quoted[at++] = '\'';
+    for (; *text && at + 6 < sizeof quoted; text++)
+        if (*text == '\'')
+            at += (size_t)snprintf(quoted + at, 5, "'\\''");
+        else
+            quoted[at++] = *text;
+    snprintf(quoted + at, 2, "'");
+    return weft_shown(quoted);
+}
+
 void weft_args_print(json_t *object, size_t flags) {
     json_dumpf(object, stdout, JSON_INDENT(2) | flags);
     printf("\n");

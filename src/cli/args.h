@@ -95,6 +95,10 @@ weft_status weft_args_check_model(const char *folder);
 /* The exit status of a call; where it failed, prints "weft COMMAND: message". */
 int weft_args_end(const weft_args *a, weft_status status);
 
+/* A word of a command that can be copied: quoted for the shell where it must be, and safe to show. It stays until
+ * eight more texts were shown. */
+const char *weft_args_word(const char *text);
+
 /* An object on standard output, as --json has it; flags of jansson's beside the indentation. Releases the
  * object. */
 void weft_args_print(json_t *object, size_t flags);

@@ -1,6 +1,7 @@
 /* weft generate: text from a checkpoint, streamed as it is made. */
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/scope.h"
 #include "base/text.h"
 #include "cli/checkpoint.h"
@@ -302,6 +303,28 @@ static void print_json(const generation *g, const sample_text *samples, const sp
     weft_args_print(object, 0);
 }
 
+/* The prompt before its text, where both are read on a screen: dim, so that the two are told apart. */
+static void show_prompt(const char *text, size_t bytes) {
+    const char *plain = getenv("NO_COLOR"), *term = getenv("TERM");
+    bool dim = !(plain && *plain) && term && strcmp(term, "dumb") != 0;
+    if (!bytes || !isatty(STDOUT_FILENO)) return;
+    fputs(dim ? "\033[2m" : "", stdout);
+    show_text(text, bytes);
+    fputs(dim ? "\033[0m" : "", stdout);
+}
+
+static void tell_full(const generation *g, const sample_text *samples, int64_t prompt) {
+    weft_generator_stats stats;
+    weft_generator_count(g->generator, &stats);
+    for (int64_t i = 0; i < g->samples && !g->slide; i++) {
+        if (prompt + samples[i].n_tokens < stats.context) continue;
+        weft_log(WEFT_LOG_INFO,
+                 "the context of %lld tokens is full; --slide goes on with its last tokens in view",
+                 (long long)stats.context);
+        return;
+    }
+}
+
 static void print_speed(const speed *v) {
     if (!isatty(STDERR_FILENO)) return;
     double after = v->seconds - v->first;
@@ -374,6 +397,7 @@ static weft_status generate_once(generation *g) {
         if (status == WEFT_OK)
             status = weft_generator_add(g->generator, tokens, count, &sampling, &samples[i].id);
     }
+    if (status == WEFT_OK && !g->args.json && !g->tokens) show_prompt(text, bytes);
     if (status == WEFT_OK) status = run_samples(g, samples, start, !g->args.json && !g->tokens);
     if (status == WEFT_OK && g->tokens && !g->args.json) print_numbers(g, samples);
     if (status == WEFT_OK) {
@@ -381,6 +405,7 @@ static weft_status generate_once(generation *g) {
         status = check_samples(g, samples);
         if (g->args.json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
         if (!g->args.json) print_speed(&v);
+        if (!g->args.json) tell_full(g, samples, count);
     }
     for (int64_t i = 0; samples && i < g->samples; i++)
         close_sample(samples + i);

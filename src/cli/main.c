@@ -23,60 +23,77 @@
 #include "config/config.h"
 #include "weft/weft.h"
 
-/* X(name, what follows the name in the usage line, summary in a few words) */
+/* X(group, name, what follows the name in the usage line, summary in a few words, an example) */
 #define COMMANDS(X)                                                                                \
-    X(help, "[COMMAND|OPTION|config [WORD]]", "explain a command or an option of a config")        \
-    X(new, "[--text FILE] [--compare A,B] [--minutes M] [--seeds N] [--out DIR] [--json]",         \
-      "write a study that compares parts of a model")                                              \
-    X(plan, "[--config FILE] [--variant NAME] [--json]",                                           \
-      "what a config costs, before anything runs")                                                 \
-    X(init, "[--config FILE] --out DIR [--seed N]", "write a fresh checkpoint")                    \
-    X(train,                                                                                       \
+    X("Start", new,                                                                                \
+      "[--text FILE] [--compare A,B] [--minutes M] [--seeds N] [--out DIR] [--json]",              \
+      "write a study that compares parts of a model",                                              \
+      "weft new --text book.txt --compare dot,w2 --minutes 20 --out my-study")                     \
+    X("Start", help, "[COMMAND|OPTION|config [WORD]]",                                             \
+      "explain a command or an option of a config", "weft help ATTENTION")                         \
+    X("Start", verify, "[--json]", "check weft on this machine", "weft verify")                    \
+    X("Train", train,                                                                              \
       "--config FILE|--text FILE [--variant NAME] [--out DIR] [--resume] [--from DIR] [--json]",   \
-      "train a model")                                                                             \
-    X(eval, "--model DIR --text FILE|--tokens FILE|--suite FILE|--needle [--json]",                \
-      "loss, logits or gradients of a checkpoint")                                                 \
-    X(convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",             \
-      "read or write Hugging Face's layout, or change the attention")                              \
-    X(prune, "--model DIR --out DIR --what heads|ffn|z-heads|cross --keep X [--sparse] [--json]",  \
-      "remove the least important parts of a model")                                               \
-    X(inspect, "MODEL --text FILE [--out FILE] [--json]",                                          \
-      "what a model's mechanisms do on a text")                                                    \
-    X(generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                             \
-      "continue a text with a trained model")                                                      \
-    X(serve, "--model DIR [--host ADDRESS] [--port N] [--api-key-file FILE]",                      \
-      "serve a model over HTTP, compatible with OpenAI's API")                                     \
-    X(watch, "[DIR...] [--port N] [--host ADDRESS] [--json]", "a live page of runs and studies")   \
-    X(study, "--config FILE [--variants A,B] [--out DIR] [--jobs N] [--list] [--json]",            \
-      "run a study and write its report")                                                          \
-    X(runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",                        \
-      "list, compare or export a study's runs")                                                    \
-    X(report, "RUNS... [--out DIR] [--json]", "write the report of studies again")                 \
-    X(tokenize, "[--tokenizer T] --out DIR FILES", "turn text into token shards")                  \
-    X(tokenizer, "train --vocab N --out FILE FILES", "train a byte-level BPE tokenizer")           \
-    X(bench, "train|decode|attention [--peer COMMAND] [--json]",                                   \
-      "measure speed and memory, also beside PyTorch")                                             \
-    X(verify, "[--json]", "check weft on this machine")                                            \
-    X(version, "[--json]", "the version, and the parts of this build")
+      "train a model", "weft train --text book.txt --minutes 10 --out runs/book")                  \
+    X("Train", plan, "[--config FILE] [--variant NAME] [--json]",                                  \
+      "what a config costs, before anything runs", "weft plan --config defconfigs/demo")           \
+    X("Train", init, "[--config FILE] --out DIR [--seed N]", "write a fresh checkpoint",           \
+      "weft init --config defconfigs/demo --out models/fresh --seed 1")                            \
+    X("Look", generate, "--model DIR [--prompt TEXT|--file FILE|-i] [--json]",                     \
+      "continue a text with a trained model",                                                      \
+      "weft generate --model runs/book --prompt 'It was a'")                                       \
+    X("Look", serve,                                                                               \
+      "--model DIR [--beside DIR] [--host ADDRESS] [--port N] [--api-key-file FILE]",              \
+      "serve a model over HTTP, compatible with OpenAI's API", "weft serve --model runs/book")     \
+    X("Look", inspect, "MODEL --text FILE [--out FILE] [--json]",                                  \
+      "what a model's mechanisms do on a text",                                                    \
+      "weft inspect runs/book --text book.txt --out inside.html")                                  \
+    X("Look", eval, "--model DIR --text FILE|--tokens FILE|--suite FILE|--needle [--json]",        \
+      "loss, logits or gradients of a checkpoint", "weft eval --model runs/book --text other.txt") \
+    X("Look", watch, "[DIR...] [--port N] [--host ADDRESS] [--json]",                              \
+      "a live page of runs and studies", "weft watch runs")                                        \
+    X("Compare", study, "--config FILE [--variants A,B] [--out DIR] [--jobs N] [--list] [--json]", \
+      "run a study and write its report", "weft study --config my-study/study --out my-study")     \
+    X("Compare", runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",             \
+      "list, compare or export a study's runs", "weft runs my-study --compare dot w2")             \
+    X("Compare", report, "RUNS... [--out DIR] [--json]", "write the report of studies again",      \
+      "weft report my-study")                                                                      \
+    X("Tools", tokenize, "[--tokenizer T] --out DIR FILES", "turn text into token shards",         \
+      "weft tokenize --out data book.txt")                                                         \
+    X("Tools", tokenizer, "train --vocab N --out FILE FILES", "train a byte-level BPE tokenizer",  \
+      "weft tokenizer train --vocab 1024 --out tokenizer.json book.txt")                           \
+    X("Tools", convert, "--model DIR --out DIR [--to-hf|--to-mla --latent L|--to-w2] [--json]",    \
+      "read or write Hugging Face's layout, or change the attention",                              \
+      "weft convert --model runs/book --out book-hf --to-hf")                                      \
+    X("Tools", prune,                                                                              \
+      "--model DIR --out DIR --what heads|ffn|z-heads|cross --keep X [--sparse] [--json]",         \
+      "remove the least important parts of a model",                                               \
+      "weft prune --model runs/book --out smaller --what heads --keep 0.5")                        \
+    X("Tools", bench, "train|decode|attention [--peer COMMAND] [--json]",                          \
+      "measure speed and memory, also beside PyTorch",                                             \
+      "weft bench train --config defconfigs/demo")                                                 \
+    X("Tools", version, "[--json]", "the version, and the parts of this build", "weft version")
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 typedef struct {
-    const char *name;
+    const char *group, *name;
     const char *usage;
     const char *summary;
+    const char *example;
     const char *help;
     int (*run)(int argc, char **argv);
 } command;
 
-#define DECLARE(name, usage, summary)                                                              \
+#define DECLARE(group, name, usage, summary, example)                                              \
     int weft_cmd_##name(int argc, char **argv);                                                    \
     extern const char weft_help_##name[];
 COMMANDS(DECLARE)
 #undef DECLARE
 
 static const command commands[] = {
-#define ROW(name, usage, summary) {#name, usage, summary, weft_help_##name, weft_cmd_##name},
+#define ROW(group, name, usage, summary, example)                                                  \
+    {group, #name, usage, summary, example, weft_help_##name, weft_cmd_##name},
     COMMANDS(ROW)
 #undef ROW
 };
@@ -106,9 +123,12 @@ static int unknown_name(const char *what, const char *name, bool options) {
 }
 
 static void print_commands(FILE *to) {
-    fputs("usage: weft COMMAND [options]\n\n", to);
-    for (size_t i = 0; i < N_COMMANDS; i++)
+    fputs("usage: weft COMMAND [options]\n", to);
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (i == 0 || strcmp(commands[i].group, commands[i - 1].group) != 0)
+            fprintf(to, "\n%s\n", commands[i].group);
         fprintf(to, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    }
     fputs("\n'weft help COMMAND' explains a command, 'weft help N_LAYER' an option of a\nconfig, "
           "'weft help config' all of them.\n",
           to);
@@ -223,7 +243,8 @@ static int help_command(const command *c) {
     char usage[512];
     snprintf(usage, sizeof usage, "usage: weft %s %s\n", c->name, c->usage);
     print_filled(stdout, usage);
-    printf("\n%c%s.\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1);
+    printf("\n%c%s.\n\nexample: %s\n\n", toupper((unsigned char)c->summary[0]), c->summary + 1,
+           c->example);
     print_filled(stdout, c->help);
     return EXIT_DONE;
 }

@@ -310,7 +310,7 @@ int weft_cmd_new(int argc, char **argv) {
     fflush(stdout); /* the next line comes after it */
     if (!args.json)
         weft_log(WEFT_LOG_INFO, "next: %s study --config %s --out %s --minutes %g",
-                 weft_shown(program_invocation_name), weft_shown(path), weft_shown(w.folder),
-                 w.minutes);
+                 weft_args_word(program_invocation_name), weft_args_word(path),
+                 weft_args_word(w.folder), w.minutes);
     return WEFT_EXIT_DONE;
 }

@@ -156,10 +156,12 @@ static void print_text(const prune_job *job, const prune_result *r) {
     if (job->text) printf("loss: %.4f before, %.4f after\n", r->loss_before, r->loss_after);
     fflush(stdout);
     /* The program as it was called, so that the line can be copied. */
-    const char *out = weft_shown(job->out), *weft = weft_shown(program_invocation_name);
-    fprintf(stderr, "%s: a checkpoint\n", out);
-    fprintf(stderr, "next: %s train --config %s/model.config --from %s -o DATASET=DATA\n", weft,
-            out, out);
+    char config[WEFT_PATH_MAX];
+    snprintf(config, sizeof config, "%s/model.config", job->out);
+    fprintf(stderr, "%s: a checkpoint\n", weft_shown(job->out));
+    fprintf(stderr, "next: %s train --config %s --from %s -o DATASET=DATA\n",
+            weft_args_word(program_invocation_name), weft_args_word(config),
+            weft_args_word(job->out));
 }
 
 static void print_json(const prune_job *job, const prune_result *r) {

@@ -17,6 +17,8 @@
 const char weft_help_serve[] =
     "  --model DIR        a checkpoint; of a run's folder, its best/, or last/ if there is no "
     "best/\n"
+    "  --beside DIR       a second checkpoint; requests choose by 'model', and the page shows both "
+    "side by side\n"
     "  --host ADDRESS     address to listen on; default: 127.0.0.1, this machine only\n"
     "  --port N           default: 8000; 0 takes a free port and prints it\n"
     "  --name NAME        the model's name in /v1/models; default: the folder's name\n"
@@ -30,7 +32,8 @@ const char weft_help_serve[] =
     "with positions that have no end (rope, alibi, none)\n"
     "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
     "--context tokens\n"
-    "  --max-tokens N     most tokens of one text; default: as many as fit the context\n"
+    "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
+    "as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
     "  --connections N    most connections at once; default: 1024\n"
     "  --request-timeout S\n"
@@ -48,26 +51,28 @@ const char weft_help_serve[] =
     "SIGTERM, SIGHUP or Ctrl-C finishes the requests that are being answered and stops; a second "
     "one stops at once. docs/guide/serving.md has examples.\n";
 
-enum { KEY_MOST = 4096, POLL_MS = 50 };
+enum { KEY_MOST = 4096, NAME_MOST = 256, POLL_MS = 50 };
 
 typedef struct {
     weft_args args;
-    const char *path, *key_file;
+    const char *paths[WEFT_SERVED_MOST], *key_file, *name;
     bool unchecked;
     int64_t port, context, cache_mib, request_seconds, answer_seconds;
     weft_server_options options;
-    weft_loaded loaded;
-    weft_generator *generator;
+    weft_loaded loaded[WEFT_SERVED_MOST];
+    weft_served_model models[WEFT_SERVED_MOST];
+    char names[WEFT_SERVED_MOST][NAME_MOST];
     weft_server *server;
-    char *key, *name;
+    char *key;
 } serving;
 
 static int read_options(serving *s, int argc, char **argv) {
     weft_server_options *o = &s->options;
     const weft_arg own[] = {
-        {"--model", .value = &s->path, .rule = WEFT_ARG_NEEDED},
+        {"--model", .value = &s->paths[0], .rule = WEFT_ARG_NEEDED},
+        {"--beside", .value = &s->paths[1]},
         {"--host", .value = &o->host},
-        {"--name", .value = &o->name},
+        {"--name", .value = &s->name},
         {"--api-key-file", .value = &s->key_file},
         {"--unchecked", .flag = &s->unchecked},
         {"--port", .number = &s->port, .max = 65535},
@@ -90,27 +95,8 @@ static int read_options(serving *s, int argc, char **argv) {
     return status;
 }
 
-/* The folder's name; best/ and last/ are the run's. */
-static weft_status find_name(serving *s) {
-    if (s->options.name) return WEFT_OK;
-    char *full = realpath(s->loaded.folder, NULL), *slash = full ? strrchr(full, '/') : NULL;
-    if (slash && slash > full && (!strcmp(slash, "/best") || !strcmp(slash, "/last"))) {
-        *slash = 0;
-        slash = strrchr(full, '/');
-    }
-    s->name = strdup(slash && slash[1] ? slash + 1 : "weft");
-    free(full);
-    if (!s->name) return weft_fail(WEFT_ENOMEM, "no memory");
-    json_t *text = json_string(s->name);
-    s->options.name = text ? s->name : "weft"; /* a name that is no UTF-8 cannot be told in JSON */
-    json_decref(text);
-    return WEFT_OK;
-}
-
-static weft_status open_all(serving *s) {
-    weft_loaded *l = &s->loaded;
-    WEFT_TRY(weft_server_available());
-    /* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
+/* The key: a file's first line, or the environment's. An empty one is a mistake, not a key. */
+static weft_status read_key(serving *s) {
     const char *named = getenv("WEFT_API_KEY");
     size_t bytes;
     if (s->key_file) {
@@ -124,40 +110,93 @@ static weft_status open_all(serving *s) {
         if (!s->key) return weft_fail(WEFT_ENOMEM, "no memory");
     }
     s->options.key = s->key;
-    WEFT_TRY(weft_loaded_open(&s->args, s->path, s->unchecked, WEFT_LOADED_GENERATION, l));
-    WEFT_TRY(find_name(s));
-    weft_generator_limits limits = {.sequences = s->options.sequences,
-                                    .context = s->context,
-                                    .cache_bytes = s->cache_mib << 20};
-    WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &s->generator));
+    return WEFT_OK;
+}
+
+/* The folder's name; best/ and last/ are the run's. Of a second model of one name it says which it is. */
+static void find_name(serving *s, int k) {
+    char *to = s->names[k], *full = realpath(s->loaded[k].folder, NULL),
+         *slash = full ? strrchr(full, '/') : NULL;
+    if (slash && slash > full && (!strcmp(slash, "/best") || !strcmp(slash, "/last"))) {
+        *slash = 0;
+        slash = strrchr(full, '/');
+    }
+    snprintf(to, NAME_MOST, "%s",
+             k == 0 && s->name   ? s->name
+             : slash && slash[1] ? slash + 1
+                                 : "weft");
+    free(full);
+    json_t *text = json_string(to);
+    if (!text) snprintf(to, NAME_MOST, "weft"); /* what is no UTF-8 cannot be told in JSON */
+    json_decref(text);
+    if (k > 0 && strcmp(to, s->names[0]) == 0) snprintf(to, NAME_MOST, "%.240s (2)", s->names[0]);
+}
+
+/* Connections are files to the system, which often allows fewer than it could. */
+static void allow_files(int64_t connections) {
+    struct rlimit limit;
+    rlim_t want = (rlim_t)connections + 64;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= want) return;
+    limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_cur < want)
+        weft_log(WEFT_LOG_WARN,
+                 "serve: the system allows %lld files, so fewer than the %lld "
+                 "connections of --connections",
+                 (long long)limit.rlim_cur, (long long)connections);
+}
+
+static void warn_of_small_cache(const serving *s, const weft_generator *g, int64_t context) {
     weft_generator_stats stats;
-    weft_generator_count(s->generator, &stats);
-    int64_t wanted = s->context ? s->context : s->loaded.config.context;
+    weft_generator_count(g, &stats);
+    int64_t wanted = s->context ? s->context : context;
     if (stats.context < wanted)
         weft_log(WEFT_LOG_WARN,
                  "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
                  "end there",
                  (long long)s->cache_mib, (long long)stats.context, (long long)wanted);
-    s->options.chat_template = l->config.chat_template;
-    /* Connections are files to the system, which often allows fewer than it could. */
-    struct rlimit limit;
-    rlim_t want = (rlim_t)s->options.connections + 64;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < want) {
-        limit.rlim_cur = limit.rlim_max < want ? limit.rlim_max : want;
-        setrlimit(RLIMIT_NOFILE, &limit);
-        if (limit.rlim_cur < want)
-            weft_log(WEFT_LOG_WARN,
-                     "serve: the system allows %lld files, so fewer than the %lld "
-                     "connections of --connections",
-                     (long long)limit.rlim_cur, (long long)s->options.connections);
-    }
-    WEFT_TRY(weft_server_open(&s->options, s->generator, l->tokenizer, l->encoder, &s->server));
+}
+
+static weft_status open_model(serving *s, int k) {
+    weft_loaded *l = s->loaded + k;
+    weft_served_model *m = s->models + k;
+    WEFT_TRY(weft_loaded_open(&s->args, s->paths[k], s->unchecked, WEFT_LOADED_GENERATION, l));
+    find_name(s, k);
+    weft_generator_limits limits = {.sequences = s->options.sequences,
+                                    .context = s->context,
+                                    .cache_bytes = s->cache_mib << 20};
+    WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
+    warn_of_small_cache(s, m->generator, l->config.context);
+    m->name = s->names[k];
+    m->chat_template = l->config.chat_template;
+    m->tokenizer = l->tokenizer;
+    m->encoder = l->encoder;
+    return WEFT_OK;
+}
+
+static weft_status open_all(serving *s) {
+    int n = s->paths[1] ? 2 : 1;
+    WEFT_TRY(weft_server_available());
+    WEFT_TRY(read_key(s));
+    for (int k = 0; k < n; k++)
+        WEFT_TRY(open_model(s, k));
+    allow_files(s->options.connections);
+    WEFT_TRY(weft_server_open(&s->options, s->models, n, &s->server));
     if (!s->key && !weft_http_is_local(s->options.host))
         weft_log(WEFT_LOG_WARN,
                  "serve: everyone who reaches %s can use the model; "
                  "--api-key-file sets a key",
                  s->options.host);
     return WEFT_OK;
+}
+
+static void close_all(serving *s) {
+    weft_server_close(s->server);
+    for (int k = 0; k < WEFT_SERVED_MOST; k++) {
+        weft_generator_close(s->models[k].generator);
+        weft_loaded_close(s->loaded + k);
+    }
+    free(s->key);
 }
 
 /* "serving NAME at http://..."; an object of the host and port, and `more`, with --json. */
@@ -225,22 +264,18 @@ int weft_cmd_serve(int argc, char **argv) {
     weft_status status = open_all(&s);
     if (status == WEFT_OK) {
         char what[WEFT_PATH_MAX];
-        snprintf(what, sizeof what, "serving %s", s.options.name);
+        bool two = s.paths[1] != NULL;
+        snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
         print_address(&s.args, what, s.options.host, weft_server_port(s.server),
-                      json_pack("{s:s}", "model", s.options.name));
+                      json_pack("{s:s}", "model", s.names[0]));
         wait_for_end(&s, &signals);
     }
-    weft_server_close(s.server);
-    weft_generator_close(s.generator);
-    weft_loaded_close(&s.loaded);
-    free(s.key);
-    free(s.name);
+    close_all(&s);
     return weft_args_end(&s.args, status);
 }
 
 const char weft_help_watch[] =
-    "  DIR...             folders with runs and studies, six deep; default: runs; one that is not "
-    "there yet is waited for\n"
+    "  DIR...             folders with runs and studies, six deep; default: runs\n"
     "  --port N           default: 8100; 0 takes a free port and prints it\n"
     "  --host ADDRESS     default: 127.0.0.1, this machine alone\n"
     "  --json             the address as one object on standard output\n"

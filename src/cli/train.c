@@ -110,21 +110,23 @@ static json_t *result_object(const weft_train_result *r, const char *out, json_t
 /* Where the run is, how good it became, and what can be done with it. */
 static void tell_end(const weft_train_result *r, const char *out) {
     char steps[WEFT_COUNT_ROOM], loss[96] = "", bits[48] = "", best[WEFT_FOLDER_PATH];
-    const char *shown = weft_shown(out);
     if (isfinite(r->best_val_loss))
         snprintf(loss, sizeof loss, ", best held-out loss %.4f, perplexity %.2f", r->best_val_loss,
                  exp(r->best_val_loss));
     if (isfinite(bits_per_byte(r)))
         snprintf(bits, sizeof bits, ", %.3f bits per byte", bits_per_byte(r));
-    weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", shown, weft_count_text(r->steps, steps), loss,
-             bits);
+    weft_log(WEFT_LOG_INFO, "%s: %s steps%s%s", weft_shown(out), weft_count_text(r->steps, steps),
+             loss, bits);
     if (weft_generation_folder(out, best) != WEFT_OK) return;
     /* The program as it was called, so that the line can be copied. */
-    const char *weft = weft_shown(program_invocation_name);
-    if (r->bytes_per_token > 0)
-        weft_log(WEFT_LOG_INFO, "next: %s generate --model %s --prompt TEXT", weft, shown);
-    else
-        weft_log(WEFT_LOG_INFO, "next: %s eval --model %s --tokens FILE", weft, shown);
+    const char *weft = weft_args_word(program_invocation_name), *run = weft_args_word(out);
+    if (r->bytes_per_token > 0) {
+        weft_log(WEFT_LOG_INFO, "next: %s generate --model %s --prompt 'Once'", weft, run);
+        weft_log(WEFT_LOG_INFO, "next: %s serve --model %s", weft, run);
+        weft_log(WEFT_LOG_INFO, "next: %s inspect %s --text FILE --out inside.html", weft, run);
+    } else {
+        weft_log(WEFT_LOG_INFO, "next: %s eval --model %s --tokens FILE", weft, run);
+    }
 }
 
 /* DIR/result.json, for whoever looks at runs; a study has its own hand on it. */

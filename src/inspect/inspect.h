@@ -80,8 +80,8 @@ void weft_inspection_free(weft_inspection *i);
 void weft_inspection_print(const weft_inspection *i, FILE *out);
 /* One object; numbers that there are none of are null. */
 json_t *weft_inspection_json(const weft_inspection *i);
-/* A page with pictures: heads by layers as grids, the latents' directions as curves, and the weights over
- * the first tokens of the text as maps. */
+/* A page: the first tokens of the text with what each head looks at from them, heads named by what they do with
+ * their numbers, heads by layers as grids, the latents' directions as curves. */
 weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, weft_backing place,
                                  const weft_windows *text, const weft_tokenizer *t,
                                  const char *title, const char *path, bool force);

@@ -1,55 +1,259 @@
-/* The page: what report/inside.c draws, and maps of the weights. */
+/* The page: the text with what each head looks at from every token of it, heads by what they do, and what
+ * report/inside.c draws. */
+#include "base/embed.h"
 #include "base/json.h"
-#include "inspect/inspect.h"
+#include "inspect/look.h"
 
 #include "report/inside.h"
 #include "train/samples.h"
 
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { MAP_LAYERS = 3, MAP_HEADS = 16 };
+WEFT_EMBED("weft_heads_script", "src/inspect/heads.js");
+extern const char weft_heads_script[];
+
+enum { MAP_LAYERS = 12, MAP_HEADS = 16, SEEN_LEAST = 2, SAME_LEAST = 3 };
+static const double MOST = 0.25, ALIKE = 0.9; /* weight, and share of the entropy, for a name */
+
+/* Adds the gates of each head by token, in percent; a gate of the whole text is every token's. */
+static weft_status add_gates(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
+    const weft_tensor *gate = s->graph.inside[layer].gate;
+    WEFT_AUTO_FREE double *values = NULL;
+    WEFT_TRY(weft_look_values(s, gate, &values));
+    if (!values) return WEFT_OK;
+    json_t *all = json_array();
+    for (int64_t h = 0; h < gate->shape[2]; h++) {
+        json_t *row = json_array();
+        for (int64_t i = 0; i < time; i++) {
+            double raw = values[(gate->shape[1] > 1 ? i : 0) * gate->shape[2] + h];
+            json_array_append_new(row, json_integer(lround(100 / (1 + exp(-raw)))));
+        }
+        json_array_append_new(all, row);
+    }
+    return json_object_set_new(to, "gates", all) == 0
+               ? WEFT_OK
+               : weft_fail(WEFT_ENOMEM, "inspect: no memory");
+}
+
+/* Adds the tokens that cross-token's routes keep for each token. */
+static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time, json_t *to) {
+    const weft_config *c = &s->model->config;
+    size_t pairs = (size_t)(time * time);
+    if (!c->cross_token) return WEFT_OK;
+    WEFT_AUTO_FREE double *weights = malloc((size_t)c->n_head * pairs * sizeof *weights);
+    WEFT_AUTO_FREE unsigned char *chosen = malloc(pairs);
+    WEFT_AUTO_FREE weft_head_sums *heads = calloc((size_t)c->n_head, sizeof *heads);
+    weft_layer_sums sums = {.heads = heads};
+    if (!weights || !chosen || !heads) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    WEFT_TRY(weft_session_scores(s, layer, weights));
+    weft_look_weights(c, weights, time, &sums);
+    WEFT_TRY(weft_look_routes(c, weights, time, NULL, chosen, &sums));
+    json_t *all = json_array();
+    for (int64_t i = 0; i < time; i++) {
+        json_t *row = json_array();
+        for (int64_t j = 0; j < time; j++)
+            if (chosen[i * time + j]) json_array_append_new(row, json_integer(j));
+        json_array_append_new(all, row);
+    }
+    json_object_set_new(to, "routes", all);
+    return WEFT_OK;
+}
 
 static weft_status make_maps(const weft_model *m, weft_backing place, const int32_t *tokens,
                              int64_t time, json_t *layers) {
     WEFT_AUTO(weft_session_close) weft_session s = {0};
-    weft_build build = {.batch = 1, .time = time, .dtype = m->dtype, .scores = true};
+    weft_build build = {
+        .batch = 1, .time = time, .dtype = m->dtype, .scores = true, .inside = true};
     WEFT_TRY(weft_session_open(m, place.backend, place.pool, &build, false, false, &s));
     WEFT_TRY(weft_session_run(&s, tokens, tokens, NULL));
     int64_t n = m->config.n_layer, count = n < MAP_LAYERS ? n : MAP_LAYERS;
-    for (int64_t k = 0; k < count; k++)
-        WEFT_TRY(weft_attention_map_layer(&s, count > 1 ? k * (n - 1) / (count - 1) : 0, MAP_HEADS,
-                                          layers));
+    for (int64_t k = 0; k < count; k++) {
+        int64_t layer = count > 1 ? k * (n - 1) / (count - 1) : 0;
+        WEFT_TRY(weft_attention_map_layer(&s, layer, MAP_HEADS, layers));
+        WEFT_TRY(add_gates(&s, layer, time, json_array_get(layers, (size_t)k)));
+        WEFT_TRY(add_routes(&s, layer, time, json_array_get(layers, (size_t)k)));
+    }
     return WEFT_OK;
 }
 
-static weft_status put_maps(weft_page *p, const weft_model *m, weft_backing place,
-                            const weft_windows *text, const weft_tokenizer *t) {
+/* What a head may do, in the order of the columns; the last two are said of heads that do none of these. */
+enum { PREVIOUS, FIRST, ITSELF, SAME, HABITS, EVERYWHERE = HABITS, SEVERAL, NAMES };
+static const char *const habit_names[NAMES] = {"the previous token", "the first token",
+                                               "the token itself",   "the same word",
+                                               "everywhere alike",   "several places"};
+
+/* A number of the object that report/inside.h draws. */
+static double inside_number(const json_t *inside, const char *name, size_t layer, size_t head) {
+    const json_t *table = json_object_get(json_object_get(inside, "heads"), name);
+    const json_t *number = json_array_get(json_array_get(table, layer), head);
+    return json_is_number(number) ? json_number_value(number) : NAN;
+}
+
+/* The weight on each such place: on the first token and the token itself as measured over the text; on the others over
+ * the tokens shown, of those that see three at least, and for the same word of those that have one before them, NaN
+ * where they are few. */
+static void find_habits(const json_t *rows, const int32_t *tokens, int64_t time,
+                        const json_t *inside, size_t layer, size_t head, double out[HABITS]) {
+    double previous = 0, same = 0;
+    int64_t seen = 0, repeated = 0;
+    for (int64_t i = SEEN_LEAST; i < time; i++, seen++) {
+        const json_t *row = json_array_get(rows, (size_t)i);
+        bool repeats = false;
+        previous += json_number_value(json_array_get(row, (size_t)i - 1)) / 100;
+        for (int64_t j = 0; j < i; j++) {
+            if (tokens[j] != tokens[i]) continue;
+            same += json_number_value(json_array_get(row, (size_t)j)) / 100;
+            repeats = true;
+        }
+        repeated += repeats;
+    }
+    out[PREVIOUS] = seen ? previous / (double)seen : NAN;
+    out[FIRST] = inside_number(inside, "first", layer, head);
+    out[ITSELF] = inside_number(inside, "self", layer, head);
+    out[SAME] = repeated >= SAME_LEAST ? same / (double)repeated : NAN;
+}
+
+static int name_habit(const double habits[HABITS], double entropy_share) {
+    int most = 0;
+    for (int k = 1; k < HABITS; k++)
+        if (habits[k] > habits[most]) most = k;
+    return habits[most] >= MOST ? most : entropy_share >= ALIKE ? EVERYWHERE : SEVERAL;
+}
+
+/* Numbers that stand in the table beside the habits; the first layer has no gate. */
+static bool is_column(const json_t *inside, const char *name) {
+    const json_t *table = json_object_get(json_object_get(inside, "heads"), name);
+    size_t last = json_array_size(table) - 1;
+    return strcmp(name, "first") != 0 && strcmp(name, "self") != 0 &&
+           (isfinite(inside_number(inside, name, 0, 0)) ||
+            isfinite(inside_number(inside, name, last, 0)));
+}
+
+static void put_number(weft_page *p, double value) {
+    weft_page_cell(p, isfinite(value) ? "%.3g" : "–", value);
+}
+
+static void put_json(weft_page *p, const char *id, const json_t *object) {
+    WEFT_AUTO_FREE char *text = json_dumps(object, JSON_COMPACT | JSON_ENSURE_ASCII);
+    fprintf(p->html, "<script type=\"application/json\" id=\"%s\">", id);
+    for (const char *at = text ? text : "{}"; *at; at++)
+        fprintf(p->html, strchr("<>&", *at) ? "\\u%04x" : "%c", (unsigned char)*at);
+    fputs("</script>\n", p->html);
+}
+
+/* The text, a button a token, for the script to tint. */
+static void put_strip(weft_page *p, const json_t *words) {
+    const json_t *word;
+    size_t k;
+    fputs("<div id=\"looks\" class=\"card\">", p->html);
+    json_array_foreach(words, k, word) {
+        fputs("<button type=\"button\" class=\"tk\">", p->html);
+        weft_page_escape_html(p->html, json_string_value(word));
+        fputs("</button>", p->html);
+    }
+    fputs(
+        "</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n<div id=\"routes\"></div>\n",
+        p->html);
+}
+
+/* "Of 8 heads, 3 look most at the previous token, 2 at the first token, 3 at several places." */
+static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
+    bool begun = false;
+    fprintf(p->words, "Of %d head%s,", heads, heads == 1 ? "" : "s");
+    for (int k = 0; k < NAMES; k++) {
+        if (!counts[k]) continue;
+        if (counts[k] == heads && heads > 1)
+            fprintf(p->words, " all look%s %s%s", k < EVERYWHERE ? " most" : "",
+                    k == EVERYWHERE ? "" : "at ", habit_names[k]);
+        else
+            fprintf(p->words, "%s %d look%s%s %s%s", begun ? "," : "", counts[k],
+                    counts[k] == 1 ? "s" : "", begun || k >= EVERYWHERE ? "" : " most",
+                    k == EVERYWHERE ? "" : "at ", habit_names[k]);
+        begun = true;
+    }
+    weft_page_line(p, "answer", "%s.", weft_page_words(p));
+}
+
+static void put_head(weft_page *p, const json_t *inside, size_t layer, size_t head, int name,
+                     const double habits[HABITS]) {
+    weft_page_cell(p, "%zu.%zu", layer, head);
+    weft_page_cell(p, "%s", habit_names[name]);
+    weft_page_cell(p, "–");
+    for (int k = 0; k < HABITS; k++)
+        put_number(p, habits[k]);
+    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
+        if (is_column(inside, n->name)) put_number(p, inside_number(inside, n->name, layer, head));
+}
+
+/* A row for each head, what it does and all its numbers; or, without `shown`, how many do what. Returns how many there
+ * are. */
+static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
+                     const weft_windows *text, int64_t time, bool shown, int counts[NAMES]) {
+    const json_t *layer, *rows;
+    size_t l, h;
+    int heads = 0;
+    json_array_foreach(layers, l, layer) {
+        size_t at = (size_t)json_integer_value(json_object_get(layer, "layer"));
+        json_array_foreach(json_object_get(layer, "heads"), h, rows) {
+            double habits[HABITS];
+            find_habits(rows, text->tokens, time, inside, at, h, habits);
+            int name = name_habit(habits, inside_number(inside, "entropy_share", at, h));
+            if (shown) put_head(p, inside, at, h, name, habits);
+            counts[name]++;
+            heads++;
+        }
+    }
+    return heads;
+}
+
+static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing place,
+                             const weft_windows *text, const weft_tokenizer *t,
+                             const json_t *inside) {
+    static const char style[] =
+        "<style>#looks{line-height:2.2;white-space:pre-wrap}\n"
+        ".tk{font:inherit;padding:0 1px;border:0;border-radius:3px;color:var(--ink);"
+        "background:linear-gradient(var(--c0),var(--c0)) bottom/100% calc(var(--d,0)*6px) "
+        "no-repeat color-mix(in srgb,var(--c1) calc(var(--w,0)*90%),transparent)}\n"
+        ".tk.at{outline:2px solid var(--accent)}tr.on td{background:var(--tint)}"
+        ".looks tr{cursor:pointer}</style>\n";
     int64_t time = text->time < WEFT_MAP_TOKENS ? text->time : WEFT_MAP_TOKENS;
     WEFT_AUTO_DECREF json_t *layers = json_array();
-    json_t *layer;
-    size_t k;
     WEFT_TRY(make_maps(m, place, text->tokens, time, layers));
-    weft_page_fold(p, "What heads look at",
-                   "Heads of the first, a middle and the last layer over the first tokens of the "
-                   "text: a row for each token, darker where it looks more. The first token is at "
-                   "the top left.");
-    json_t *word, *words = t ? weft_attention_map_tokens(t, text->tokens, time) : NULL;
-    json_array_foreach(words, k, word) {
-        fputs(json_string_value(word), p->words);
-    }
-    if (t) weft_page_say(p, "%s", weft_page_words(p));
-    json_decref(words);
-    weft_page_pictures_open(p, NULL);
-    json_array_foreach(layers, k, layer) {
-        weft_inside_put_maps(p, layer, (size_t)time, "", 0, (int)k, MAP_HEADS);
-    }
+    WEFT_AUTO_DECREF json_t *words =
+        t ? weft_attention_map_tokens(t, text->tokens, time) : json_array();
+    for (int64_t i = 0; !t && i < time; i++)
+        json_array_append_new(words, json_sprintf("%d ", (int)text->tokens[i]));
+    weft_page_heading(p, "Where each head looks", NULL);
+    int counts[NAMES] = {0}, heads = put_heads(p, layers, inside, text, time, false, counts);
+    put_sentence(p, counts, heads);
+    weft_page_say(p,
+                  "The first tokens of the text. Point at one, or tap it, to see from there: the "
+                  "table's third column has what each head looks at most, and the colour of the "
+                  "tokens is the weight that the chosen head gives them, the stronger the more. "
+                  "A click on a row chooses its head.%s",
+                  json_object_get(json_array_get(layers, 0), "sigma")
+                      ? " The bar below a token is its query's mean deviation \xcf\x83."
+                  : json_object_get(json_array_get(layers, json_array_size(layers) - 1), "gates")
+                      ? " The bar below a token is the head's gate there."
+                      : "");
+    fputs(style, p->html);
+    put_strip(p, words);
+    WEFT_AUTO_DECREF json_t *data = json_pack("{s:O, s:O}", "tokens", words, "layers", layers);
+    put_json(p, "weft-looks", data);
+    weft_page_table_open(
+        p, "=head|=looks most at|=from the chosen token|>previous|>first|>itself|>same word");
+    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
+        if (is_column(inside, n->name)) weft_page_head(p, ">%s", n->name);
+    put_heads(p, layers, inside, text, time, true, counts);
     return WEFT_OK;
 }
 
-static weft_status put_inside(weft_page *p, const weft_inspection *i) {
-    WEFT_AUTO_DECREF json_t *inside = weft_inspection_inside(i);
-    if (!inside) return weft_fail(WEFT_ENOMEM, "inspect: no memory for its pictures");
-    weft_page_heading(p, "Heads", "A square for each head; its number shows on hover.");
+static void put_inside(weft_page *p, const json_t *inside) {
+    weft_page_heading(p, "Heads by layers",
+                      "A square for each head, coloured the stronger the larger its number is; the "
+                      "numbers are in the table above.");
     weft_page_pictures_open(p, NULL);
     weft_inside_put_heads(p, inside, 0);
     if (weft_inside_has_latent(inside, "keys")) {
@@ -58,7 +262,6 @@ static weft_status put_inside(weft_page *p, const weft_inspection *i) {
         weft_page_pictures_open(p, NULL);
         weft_inside_put_latents(p, inside);
     }
-    return WEFT_OK;
 }
 
 weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, weft_backing place,
@@ -70,9 +273,12 @@ weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, 
     weft_page_line(&p, "facts", "%lld tokens in %lld windows of %lld; loss %.4f",
                    (long long)(i->windows * i->time), (long long)i->windows, (long long)i->time,
                    i->loss);
-    WEFT_TRY(put_inside(&p, i));
-    WEFT_TRY(put_maps(&p, m, place, text, t));
+    WEFT_AUTO_DECREF json_t *inside = weft_inspection_inside(i);
+    if (!inside) return weft_fail(WEFT_ENOMEM, "inspect: no memory for its pictures");
+    WEFT_TRY(put_looks(&p, m, place, text, t, inside));
+    put_inside(&p, inside);
     weft_inspection_print(i, p.words);
     weft_page_folded(&p, "All numbers", weft_page_words(&p));
+    fprintf(p.html, "<script>\n%s</script>\n", weft_heads_script);
     return weft_page_write_html(&p, path, force);
 }

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "record/gather.h"
+#include "report/data.h"
 #include "study/study.h"
 
 #include <math.h>
@@ -46,6 +47,33 @@ static void print_title(sqlite3_stmt *rows, void *context) {
     fprintf(out, "%s\n", weft_column_shown(rows, 1));
 }
 
+/* What the runs say together: a variant's mean at its rate, and its difference to its baseline. */
+static weft_status print_variants(const char *path, FILE *out) {
+    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+    WEFT_TRY(weft_report_read(path, &d));
+    if (d.n_variants < 2) return WEFT_OK;
+    fprintf(out, "\n%-16s %9s %5s %9s %9s  %s\n", "variant", "lr", "runs", "mean", "sd",
+            "difference and its 95% interval");
+    for (int i = 0; i < d.n_variants; i++) {
+        const weft_report_variant *v = d.variants + i;
+        char rate[32] = "-";
+        if (isfinite(v->rate)) weft_study_number(v->rate, rate, sizeof rate);
+        fprintf(out, "%-16s %9s %5d", weft_shown(v->name), rate, v->done);
+        print_number(out, 9, 4, v->mean);
+        print_number(out, 9, 4, v->sd);
+        if (v->baseline >= 0) {
+            const weft_comparison *c = &v->compared;
+            fprintf(out, "  ");
+            if (isfinite(c->mean)) fprintf(out, "%+.4f ", c->mean);
+            if (isfinite(c->low)) fprintf(out, "(%+.4f to %+.4f) ", c->low, c->high);
+            fprintf(out, "against %s: %s", weft_shown(d.variants[v->baseline].name),
+                    weft_verdict_word(c->verdict));
+        }
+        fprintf(out, "\n");
+    }
+    return WEFT_OK;
+}
+
 weft_status weft_listing_table(const char *path, FILE *out) {
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     WEFT_TRY(weft_listing_open(path, &d));
@@ -59,11 +87,12 @@ weft_status weft_listing_table(const char *path, FILE *out) {
                                print_title, out));
     fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr", "seed",
             "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
-    return weft_listing_each(d,
-                             "SELECT run, name, learning_rate, seed, status, runs.iters,"
-                             " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
-                             " FROM runs JOIN variants USING (variant) ORDER BY run",
-                             print_run, out);
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT run, name, learning_rate, seed, status, runs.iters,"
+                               " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
+                               " FROM runs JOIN variants USING (variant) ORDER BY run",
+                               print_run, out));
+    return print_variants(path, out);
 }
 
 /* One row as an object: every column by its name. */

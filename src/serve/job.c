@@ -170,7 +170,7 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
                              int64_t *offset) {
     char text[TOKEN_TEXT];
     json_t *tokens = json_array(), *values = json_array(), *tops = json_array();
-    json_t *offsets = json_array();
+    json_t *offsets = json_array(), *ids = json_array();
     for (int64_t i = from; i < c->n_tokens; i++) {
         const weft_sampled *t = c->tokens + i;
         json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
@@ -179,18 +179,37 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
         int32_t bytes = 0;
         const char *raw = weft_tokenizer_token(a->tokenizer, t->token, &bytes);
         *offset += raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
-        json_t *top = json_object();
-        for (int k = 0; k < t->n_top; k++)
-            json_object_set_new(top, token_text(a, t->top[k], text),
-                                weft_json_number((double)t->top_logprob[k]));
+        json_t *top = json_object(), *top_ids = json_object();
+        for (int k = 0; k < t->n_top; k++) {
+            const char *name = token_text(a, t->top[k], text);
+            json_object_set_new(top, name, weft_json_number((double)t->top_logprob[k]));
+            json_object_set_new(top_ids, name, json_integer(t->top[k]));
+        }
         json_array_append_new(tops, top);
+        json_array_append_new(ids, top_ids);
     }
     bool wanted = a->job->request.sampling.top_logprobs > 0;
     json_t *object =
         json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", values, "text_offset",
                   offsets, "top_logprobs", wanted ? json_incref(tops) : json_null());
+    if (wanted && a->job->request.token_ids) json_object_set(object, "top_token_ids", ids);
     json_decref(tops);
+    json_decref(ids);
     return object;
+}
+
+static json_t *token_ids(const weft_choice *c, int64_t from) {
+    json_t *list = json_array();
+    for (int64_t i = from; i < c->n_tokens; i++)
+        json_array_append_new(list, json_integer(c->tokens[i].token));
+    return list;
+}
+
+static json_t *prompt_ids(const weft_job_prompt *p) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i < p->count; i++)
+        json_array_append_new(list, json_integer(p->tokens[i]));
+    return list;
 }
 
 /* Tokens of all prompts, of all texts, and those of prompts that were not computed again. */
@@ -270,10 +289,9 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
                            text, "logprobs", logprobs, "finish_reason", finish);
     if (event && is_chat(a) && !p->begun)
         json_object_set_new(json_object_get(object, "delta"), "role", json_string("assistant"));
-    json_t *ids = r->token_ids ? json_array() : NULL;
-    for (int64_t k = p->tokens; ids && k < c->n_tokens; k++)
-        json_array_append_new(ids, json_integer(c->tokens[k].token));
-    if (ids) json_object_set_new(object, "token_ids", ids);
+    if (r->token_ids) json_object_set_new(object, "token_ids", token_ids(c, p->tokens));
+    if (r->token_ids && !p->begun)
+        json_object_set_new(object, "prompt_token_ids", prompt_ids(a->job->prompts + c->prompt));
     return object;
 }
 

@@ -319,11 +319,10 @@ static bool read_stops(const reading *in) {
 
 static bool read_sampling(const reading *in) {
     weft_sampling *s = &in->r->sampling;
-    int64_t seed = 0, most = in->limits->max_tokens;
+    int64_t seed = 0;
+    const int64_t most = WEFT_REQUEST_TOKENS;
     *s = weft_sampling_default();
-    s->max_tokens = most;
-    if (in->r->endpoint == WEFT_COMPLETIONS && most > WEFT_REQUEST_TEXT_TOKENS)
-        s->max_tokens = WEFT_REQUEST_TEXT_TOKENS;
+    s->max_tokens = in->r->endpoint == WEFT_COMPLETIONS ? WEFT_REQUEST_TEXT_TOKENS : most;
     in->r->has_seed = find(in, "seed") != NULL;
     bool good = read_number(in, "temperature", 0, 100, &s->temperature) &&
                 read_number(in, "top_p", 0, 1, &s->top_p) &&

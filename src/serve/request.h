@@ -31,7 +31,12 @@ bool weft_refuse(weft_refusal *why, int status, const char *code, const char *pa
 /* As JSON, malloc'd; NULL: no memory. */
 char *weft_refusal_json(const weft_refusal *why);
 
-enum { WEFT_REQUEST_STOPS = 16, WEFT_REQUEST_N = 128, WEFT_REQUEST_TEXT_TOKENS = 16 };
+enum {
+    WEFT_REQUEST_STOPS = 16,
+    WEFT_REQUEST_N = 128,
+    WEFT_REQUEST_TEXT_TOKENS = 16,  /* of a completion that says nothing; */
+    WEFT_REQUEST_TOKENS = INT32_MAX /* a chat means as many as fit */
+};
 
 typedef enum { WEFT_COMPLETIONS, WEFT_CHAT } weft_endpoint;
 
@@ -69,8 +74,7 @@ typedef struct {
 
 /* What the server allows. */
 typedef struct {
-    int64_t max_tokens; /* of a text; also of a chat's that says nothing */
-    int64_t texts;      /* prompts times n */
+    int64_t texts; /* prompts times n */
 } weft_request_limits;
 
 /* False: *why says what is wrong, and nothing is to be freed. */

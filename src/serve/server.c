@@ -15,6 +15,7 @@
 #include "base/embed.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/style.h"
 #include "base/text.h"
 #include "generate/text.h"
 #include "serve/connections.h"
@@ -31,18 +32,21 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The page at /: a form to try the model in a browser. It asks nobody else for anything. */
+/* The page at /: a playground for the models in a browser. It asks nobody else for anything. */
 WEFT_EMBED("weft_page_html", "src/serve/page.html");
 extern const char weft_page_html[];
 
 /* What all exchanges of a server share. */
 struct weft_server {
     weft_server_options options;
-    weft_generator_stats model; /* vocabulary and context */
-    const weft_tokenizer *tokenizer;
-    weft_encoder *encoder; /* the HTTP thread's */
-    weft_template *chat;
-    weft_worker *worker;
+    struct served {
+        weft_served_model is;
+        weft_generator_stats size; /* vocabulary and context */
+        weft_template *chat;
+        weft_worker *worker;
+    } models[WEFT_SERVED_MOST];
+    int n_models;
+    char *page;
     weft_server_metrics *metrics;
     weft_connections *connections;
     struct MHD_Daemon *daemon;
@@ -66,6 +70,7 @@ typedef struct {
     size_t bytes, room, discarded;
     weft_refusal refusal; /* known before the body has come */
     int retry_after;
+    const struct served *model; /* the job's */
     weft_job *job;
     weft_answer *answer;
     char *events; /* to be sent */
@@ -109,6 +114,18 @@ static enum MHD_Result send_refusal(exchange *x, const weft_refusal *why) {
     return send_text(x, why->status, json_media, weft_refusal_json(why), false);
 }
 
+/* The model of that name, or the first where none is given; NULL: the refusal says so. */
+static const struct served *find_model(exchange *x, const char *name) {
+    const weft_server *s = x->server;
+    for (int i = 0; i < s->n_models; i++)
+        if (!name || strcmp(name, s->models[i].is.name) == 0) return s->models + i;
+    weft_refuse(&x->refusal, 404, "model_not_found", "model",
+                "there is no model '%.64s' here; GET /v1/models names what there is, such as "
+                "'%.64s'",
+                name, s->models[0].is.name);
+    return NULL;
+}
+
 /* What a path and a method are for; false: nothing, and the refusal says so. */
 static bool find_path(exchange *x, const char *url, const char *method) {
     static const struct {
@@ -134,10 +151,7 @@ static bool find_path(exchange *x, const char *url, const char *method) {
     }
     if (get && strncmp(url, "/v1/models/", 11) == 0) {
         x->path = WEFT_PATH_MODELS;
-        if (strcmp(url + 11, x->server->options.name) == 0) return true;
-        return weft_refuse(&x->refusal, 404, "model_not_found", "model",
-                           "there is no model '%.64s' here; GET /v1/models names the one there is",
-                           url + 11);
+        return find_model(x, url + 11) != NULL;
     }
     return weft_refuse(&x->refusal, 404, NULL, NULL,
                        "there is no %.64s here; there are /v1/completions, /v1/chat/completions, "
@@ -188,9 +202,56 @@ static bool check_head(exchange *x, const char *url, const char *method) {
     return true;
 }
 
+static enum MHD_Result receive_head(weft_server *s, struct MHD_Connection *c, const char *url,
+                                    const char *method, void **out) {
+    exchange *x = calloc(1, sizeof *x);
+    if (!x) return MHD_NO;
+    *out = x;
+    x->server = s;
+    x->mhd = c;
+    x->connection = weft_connection_of(c);
+    x->start = weft_clock();
+    if (!x->connection) return MHD_NO;
+    if (check_head(x, url, method)) return MHD_YES;
+    /* A client that waits for leave to send its body gets the refusal in place of it. */
+    const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
+    bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
+    return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
+}
+
+static json_t *model_json(const weft_server *s, const struct served *m) {
+    return json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", m->is.name, "object", "model", "created",
+                     (json_int_t)s->started, "owned_by", "weft", "context",
+                     (json_int_t)m->size.context);
+}
+
+/* One model, or all where the name is NULL. */
+static enum MHD_Result send_models(exchange *x, const char *name) {
+    const weft_server *s = x->server;
+    if (name)
+        return send_text(x, 200, json_media, weft_json_line(model_json(s, find_model(x, name))),
+                         false);
+    json_t *list = json_array();
+    for (int i = 0; i < s->n_models; i++)
+        json_array_append_new(list, model_json(s, s->models + i));
+    json_t *all = json_pack("{s:s, s:o}", "object", "list", "data", list);
+    return send_text(x, 200, json_media, weft_json_line(all), false);
+}
+
+static enum MHD_Result send_metrics(exchange *x) {
+    const weft_server *s = x->server;
+    weft_server_metrics_now now = {.model = s->models[0].is.name};
+    int64_t busy;
+    for (int i = 0; i < s->n_models; i++)
+        weft_worker_count(s->models[i].worker, &now.generator, &now.queued);
+    weft_connections_count(x->server->connections, &now.connections, &busy);
+    return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
+                     weft_server_metrics_text(x->server->metrics, &now), false);
+}
+
 /* A prompt's tokens into the job. */
 static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64_t count) {
-    const weft_generator_stats *model = &x->server->model;
+    const weft_generator_stats *model = &x->model->size;
     weft_job_prompt *p = x->job->prompts + number;
     const char *param = x->job->request.endpoint == WEFT_CHAT ? "messages" : "prompt";
     if (count >= model->context)
@@ -216,15 +277,15 @@ static bool refuse_failed(exchange *x, weft_status status) {
 }
 
 static bool encode_prompts(exchange *x) {
-    const weft_server *s = x->server;
+    const weft_served_model *m = &x->model->is;
     weft_request *r = &x->job->request;
     for (int64_t i = 0; i < r->n_prompts; i++) {
         const weft_request_prompt *p = r->prompts + i;
         const int32_t *tokens = p->tokens;
         int64_t count = p->n_tokens;
         if (p->text) {
-            weft_status status = weft_prompt_encode(s->tokenizer, s->encoder, p->text, p->bytes,
-                                                    true, &tokens, &count);
+            weft_status status =
+                weft_prompt_encode(m->tokenizer, m->encoder, p->text, p->bytes, true, &tokens, &count);
             if (status != WEFT_OK) return refuse_failed(x, status);
         }
         if (!add_prompt(x, i, tokens, count)) return false;
@@ -232,9 +293,9 @@ static bool encode_prompts(exchange *x) {
     if (r->endpoint != WEFT_CHAT) return true;
     int32_t *tokens;
     int64_t count;
-    const char *stop = weft_template_stop(s->chat);
-    weft_status status =
-        weft_template_encode(s->chat, s->encoder, r->messages, r->n_messages, &tokens, &count);
+    const char *stop = weft_template_stop(x->model->chat);
+    weft_status status = weft_template_encode(x->model->chat, m->encoder, r->messages,
+                                              r->n_messages, &tokens, &count);
     if (status != WEFT_OK) return refuse_failed(x, status);
     if (stop) r->stops[r->n_stops++] = stop;
     bool good = add_prompt(x, 0, tokens, count);
@@ -251,19 +312,20 @@ static bool start_job(exchange *x) {
     weft_server *s = x->server;
     const weft_server_options *o = &s->options;
     weft_request request;
-    weft_request_limits limits = {o->max_tokens, o->sequences + o->queue};
+    weft_request_limits limits = {.texts = o->sequences + o->queue};
     weft_endpoint endpoint = x->path == WEFT_PATH_CHAT ? WEFT_CHAT : WEFT_COMPLETIONS;
     if (!weft_request_parse(x->body ? x->body : "", x->bytes, endpoint, &limits, &request,
                             &x->refusal))
         return false;
     free(x->body);
     x->body = NULL;
-    if (request.model && strcmp(request.model, o->name) != 0) {
-        weft_refuse(&x->refusal, 404, "model_not_found", "model",
-                    "there is no model '%.64s' here; the model is '%.64s'", request.model, o->name);
+    x->model = find_model(x, request.model);
+    if (!x->model) {
         weft_request_free(&request);
         return false;
     }
+    int64_t most = o->max_tokens ? o->max_tokens : x->model->size.context;
+    if (request.sampling.max_tokens > most) request.sampling.max_tokens = most;
     uint64_t drawn = 0;
     if (!request.has_seed && getrandom(&drawn, sizeof drawn, 0) == sizeof drawn)
         request.sampling.seed = drawn >> 11; /* as large as a seed may be in JSON */
@@ -273,9 +335,9 @@ static bool start_job(exchange *x) {
     x->job->wake = wake;
     x->job->context = x->mhd;
     if (!encode_prompts(x)) return false;
-    x->answer = weft_answer_open(x->job, s->tokenizer, o->name);
+    x->answer = weft_answer_open(x->job, x->model->is.tokenizer, x->model->is.name);
     if (!x->answer) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
-    if (!weft_worker_submit(s->worker, x->job, &x->refusal, &x->retry_after)) return false;
+    if (!weft_worker_submit(x->model->worker, x->job, &x->refusal, &x->retry_after)) return false;
     weft_connection_watch(s->connections, x->connection, x->job);
     return true;
 }
@@ -309,6 +371,15 @@ static ssize_t read_events(void *context, uint64_t position, char *to, size_t mo
     return (ssize_t)bytes;
 }
 
+static enum MHD_Result send_events(exchange *x) {
+    struct MHD_Response *r =
+        MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
+    if (!r) return MHD_NO;
+    MHD_add_response_header(r, "Cache-Control", "no-cache");
+    MHD_add_response_header(r, "X-Accel-Buffering", "no");
+    return queue(x, 200, "text/event-stream; charset=utf-8", r);
+}
+
 /* Answers as soon as there is something to say: all of it, or the first of the events. So a job that
  * fails at once fails with its own status. */
 static enum MHD_Result answer_job(exchange *x) {
@@ -329,14 +400,7 @@ static enum MHD_Result answer_job(exchange *x) {
     if (!ready) return MHD_YES;
     if (gone && !why.status) weft_refuse(&why, 499, NULL, NULL, "the client went away");
     if (why.status && (!j->request.stream || made == 0)) return send_refusal(x, &why);
-    if (j->request.stream) {
-        struct MHD_Response *r =
-            MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_events, x, NULL);
-        if (!r) return MHD_NO;
-        MHD_add_response_header(r, "Cache-Control", "no-cache");
-        MHD_add_response_header(r, "X-Accel-Buffering", "no");
-        return queue(x, 200, "text/event-stream; charset=utf-8", r);
-    }
+    if (j->request.stream) return send_events(x);
     return send_text(x, 200, json_media, weft_answer_whole(x->answer), false);
 }
 
@@ -347,29 +411,15 @@ static enum MHD_Result begin(exchange *x, const char *url) {
     if (x->refusal.status) return send_refusal(x, &x->refusal);
     switch (x->path) {
     case WEFT_PATH_PAGE:
-        return send_text(x, 200, "text/html; charset=utf-8", (char *)(uintptr_t)weft_page_html,
-                         true);
+        return send_text(x, 200, "text/html; charset=utf-8", x->server->page, true);
     case WEFT_PATH_HEALTH:
         if (atomic_load(&x->server->draining))
             return send_text(x, 503, json_media, strdup("{\"status\":\"stopping\"}"), false);
         return send_text(x, 200, json_media, strdup("{\"status\":\"ok\"}"), false);
-    case WEFT_PATH_METRICS: {
-        weft_server_metrics_now now = {.model = x->server->options.name};
-        int64_t busy;
-        weft_worker_count(x->server->worker, &now.generator, &now.queued);
-        weft_connections_count(x->server->connections, &now.connections, &busy);
-        return send_text(x, 200, "text/plain; version=0.0.4; charset=utf-8",
-                         weft_server_metrics_text(x->server->metrics, &now), false);
-    }
-    case WEFT_PATH_MODELS: {
-        const weft_server *s = x->server;
-        json_t *model = json_pack("{s:s, s:s, s:I, s:s, s:I}", "id", s->options.name, "object",
-                                  "model", "created", (json_int_t)s->started, "owned_by", "weft",
-                                  "context", (json_int_t)s->model.context);
-        if (strcmp(url, "/v1/models") == 0)
-            model = json_pack("{s:s, s:[o]}", "object", "list", "data", model);
-        return send_text(x, 200, json_media, weft_json_line(model), false);
-    }
+    case WEFT_PATH_METRICS:
+        return send_metrics(x);
+    case WEFT_PATH_MODELS:
+        return send_models(x, strcmp(url, "/v1/models") != 0 ? url + 11 : NULL);
     default:
         return start_job(x) ? answer_job(x) : send_refusal(x, &x->refusal);
     }
@@ -380,21 +430,7 @@ static enum MHD_Result receive(void *server, struct MHD_Connection *c, const cha
                                size_t *upload_bytes, void **out) {
     (void)version;
     exchange *x = *out;
-    if (!x) {
-        x = calloc(1, sizeof *x);
-        if (!x) return MHD_NO;
-        *out = x;
-        x->server = server;
-        x->mhd = c;
-        x->connection = weft_connection_of(c);
-        x->start = weft_clock();
-        if (!x->connection) return MHD_NO;
-        if (check_head(x, url, method)) return MHD_YES;
-        /* A client that waits for leave to send its body gets the refusal in place of it. */
-        const char *expects = header(x, "Expect"), *length = header(x, "Content-Length");
-        bool huge = length && strtoll(length, NULL, 10) > DISCARD_MOST;
-        return expects || huge ? send_refusal(x, &x->refusal) : MHD_YES;
-    }
+    if (!x) return receive_head(server, c, url, method, out);
     if (*upload_bytes) {
         size_t bytes = *upload_bytes;
         *upload_bytes = 0;
@@ -421,8 +457,7 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
     *out = NULL;
     bool whole = how == MHD_REQUEST_TERMINATED_COMPLETED_OK;
     double seconds = weft_clock() - x->start;
-    if (x->job)
-        weft_worker_cancel(s->worker, x->job); /* of one that is finished it changes nothing */
+    if (x->job) weft_worker_cancel(x->model->worker, x->job); /* one that is finished stays so */
     if (x->connection) weft_connection_end(s->connections, x->connection);
     weft_server_metrics_request(s->metrics, x->path, whole ? x->status : 499, seconds);
     weft_log(WEFT_LOG_DEBUG, "serve: %d after %.3f s", whole ? x->status : 499, seconds);
@@ -436,7 +471,8 @@ static void end_exchange(void *server, struct MHD_Connection *c, void **out,
 /* Of a client that has gone: its job is given up. */
 static void give_up(void *server, weft_job *j) {
     weft_server *s = server;
-    weft_worker_cancel(s->worker, j);
+    for (int i = 0; i < s->n_models; i++) /* the one that has it, and the other looks around once */
+        weft_worker_cancel(s->models[i].worker, j);
     WEFT_LOCK(&j->lock);
     weft_job_wake(j);
 }
@@ -461,23 +497,38 @@ static weft_status start_daemon(weft_server *s) {
 
 WEFT_ENDED_BY(weft_server_close, weft_server)
 
-weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
-                             const weft_tokenizer *t, weft_encoder *encoder, weft_server **out) {
+/* The page with the style that all pages share before its own. */
+static char *make_page(void) {
+    char *page = NULL;
+    const char *own = strstr(weft_page_html, "<style>\n") + 8;
+    int n = asprintf(&page, "%.*s%s%s", (int)(own - weft_page_html), weft_page_html,
+                     weft_page_style, own);
+    return n < 0 ? NULL : page;
+}
+
+static weft_status open_model(weft_server *s, const weft_served_model *m) {
+    struct served *to = s->models + s->n_models++;
+    weft_worker_limits limits = {s->options.sequences, s->options.queue, s->options.answer_seconds};
+    to->is = *m;
+    weft_generator_count(m->generator, &to->size);
+    WEFT_TRY(weft_template_open(m->chat_template, m->tokenizer, &to->chat));
+    return weft_worker_open(m->generator, m->tokenizer, &limits, s->metrics, &to->worker);
+}
+
+weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
+                             weft_server **out) {
     *out = NULL;
     WEFT_AUTO(weft_server_close_at) weft_server *s = calloc(1, sizeof *s);
     if (!s) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     s->options = *o;
-    s->tokenizer = t;
-    s->encoder = encoder;
     s->listening = -1;
     s->started = (int64_t)time(NULL);
     atomic_init(&s->draining, false);
-    weft_generator_count(g, &s->model);
-    if (!s->options.max_tokens) s->options.max_tokens = s->model.context;
-    weft_worker_limits limits = {o->sequences, o->queue, o->answer_seconds};
-    WEFT_TRY(weft_template_open(o->chat_template, t, &s->chat));
+    s->page = make_page();
+    if (!s->page) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     WEFT_TRY(weft_server_metrics_create(&s->metrics));
-    WEFT_TRY(weft_worker_open(g, t, &limits, s->metrics, &s->worker));
+    for (int i = 0; i < n; i++)
+        WEFT_TRY(open_model(s, models + i));
     WEFT_TRY(weft_connections_open(o->request_seconds, give_up, s, &s->connections));
     WEFT_TRY(start_daemon(s));
     *out = weft_steal(&s);
@@ -505,17 +556,21 @@ int64_t weft_server_busy(weft_server *s) {
     return busy;
 }
 
-/* The worker first: it finishes every job, which resumes every connection that is suspended, as
+/* The workers first: they finish every job, which resumes every connection that is suspended, as
  * libmicrohttpd wants before it stops. */
 void weft_server_close(weft_server *s) {
     if (!s) return;
-    if (s->worker) weft_worker_stop(s->worker);
+    for (int i = 0; i < s->n_models; i++)
+        if (s->models[i].worker) weft_worker_stop(s->models[i].worker);
     if (s->daemon) MHD_stop_daemon(s->daemon);
     if (s->listening >= 0) close(s->listening);
     weft_connections_close(s->connections);
-    weft_worker_close(s->worker);
+    for (int i = 0; i < s->n_models; i++) {
+        weft_worker_close(s->models[i].worker);
+        weft_template_close(s->models[i].chat);
+    }
     weft_server_metrics_destroy(s->metrics);
-    weft_template_close(s->chat);
+    free(s->page);
     free(s);
 }
 
@@ -526,9 +581,9 @@ weft_status weft_server_available(void) {
                                     "scripts/setup optional installs it, then make configure");
 }
 
-weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
-                             const weft_tokenizer *t, weft_encoder *encoder, weft_server **out) {
-    (void)o, (void)g, (void)t, (void)encoder;
+weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
+                             weft_server **out) {
+    (void)o, (void)models, (void)n;
     *out = NULL;
     return weft_server_available();
 }

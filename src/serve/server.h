@@ -11,11 +11,9 @@
 typedef struct weft_server weft_server;
 
 typedef struct {
-    const char *host;          /* to listen on */
-    int port;                  /* 0: any that is free */
-    const char *name;          /* of the model */
-    const char *key;           /* that clients must send; NULL: none */
-    const char *chat_template; /* CONFIG_CHAT_TEMPLATE */
+    const char *host; /* to listen on */
+    int port;         /* 0: any that is free */
+    const char *key;  /* that clients must send; NULL: none */
     int64_t body_bytes, connections;
     int64_t max_tokens;       /* of a text; 0: the context's */
     int64_t sequences, queue; /* that run at once: the generator's; and that may wait */
@@ -26,10 +24,21 @@ typedef struct {
 /* Fails, with a line that says so, in a build without libmicrohttpd. */
 weft_status weft_server_available(void);
 
-/* Starts it, where it is available. What is given must outlive it; generator and encoder are its alone
- * meanwhile. The tokenizer may be shared. */
-weft_status weft_server_open(const weft_server_options *o, weft_generator *g,
-                             const weft_tokenizer *t, weft_encoder *encoder, weft_server **out);
+/* A model that is served: generator and encoder are the server's alone meanwhile, the tokenizer may be shared. */
+typedef struct {
+    const char *name;
+    const char *chat_template; /* CONFIG_CHAT_TEMPLATE */
+    weft_generator *generator;
+    const weft_tokenizer *tokenizer;
+    weft_encoder *encoder;
+} weft_served_model;
+
+enum { WEFT_SERVED_MOST = 2 };
+
+/* Starts it, where it is available. What is given must outlive it. A request names one of the models, or
+ * means the first. */
+weft_status weft_server_open(const weft_server_options *o, const weft_served_model *models, int n,
+                             weft_server **out);
 int weft_server_port(const weft_server *s);
 
 /* Takes no more connections and refuses new requests; what runs goes on. */

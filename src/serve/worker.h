@@ -72,5 +72,5 @@ bool weft_worker_submit(weft_worker *w, weft_job *j, weft_refusal *why, int *ret
 /* Ends a job that nobody waits for any more; its pages are free after the step that runs. */
 void weft_worker_cancel(weft_worker *w, weft_job *j);
 
-/* As of the last step. */
+/* Adds what it counts, as of the last step. */
 void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queued);

@@ -424,6 +424,7 @@ static void show_progress(const trainer *t, const weft_metrics_row *row) {
     if (isfinite(t->result->val_loss)) snprintf(val, sizeof val, " val %.3f", t->result->val_loss);
     snprintf(note, sizeof note, "loss %.3f%s %.*f%s tok/s", row->parts.loss, val,
              large && rate < 1e5, large ? rate / 1e3 : rate, large ? "k" : "");
+    weft_progress_value(t->progress, row->parts.loss);
     weft_progress_update(t->progress, row->step, note);
 }
 

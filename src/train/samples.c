@@ -126,6 +126,19 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     return add_text(s, text, bytes);
 }
 
+/* A record for each line of the text. */
+static void tell(const weft_samples *s, int64_t step) {
+    char *text = NULL, *rest, *line;
+    if (asprintf(&text, "%s%s", s->config->sample_prompt, s->text) < 0) return;
+    rest = text;
+    for (bool first = true; (line = strsep(&rest, "\n")); first = false)
+        if (first)
+            weft_log(WEFT_LOG_INFO, "step %lld: %s", (long long)step, line);
+        else
+            weft_log(WEFT_LOG_INFO, "    %s", line);
+    free(text);
+}
+
 weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_backend *backend,
                               weft_pool *pool, int64_t step, bool last) {
     if (!s || s->off || (!last && step % s->config->sample_interval != 0)) return WEFT_OK;
@@ -145,7 +158,7 @@ weft_status weft_samples_make(weft_samples *s, const weft_model *m, const weft_b
         return WEFT_OK;
     }
     WEFT_TRY(status);
-    weft_log(WEFT_LOG_INFO, "step %lld: %s%s", (long long)step, s->config->sample_prompt, s->text);
+    tell(s, step);
     int64_t of_pages = stats.cache_bytes - stats.cache_bytes_per_sequence;
     int64_t cache_bytes = of_pages / (stats.pages * WEFT_PAGE_TOKENS);
     json_t *row = json_pack("{s:I, s:s, s:s%, s:I}", "step", (json_int_t)step, "prompt",

@@ -117,6 +117,33 @@ static void test_eighty_columns_hold_a_training_step_and_its_bar(void **state) {
     screen_free(&s);
 }
 
+/* A loss that falls from step to step: the bar is its curve, highest at first, where the terminal has the signs. */
+static void run_curve(void) {
+    weft_progress *p = weft_progress_begin(
+        &(weft_progress_options){.label = "train", .unit = "steps", .total = 1000});
+    for (int i = 1; i <= 1000; i++) {
+        if (i == 1000) usleep(110000);
+        weft_progress_value(p, 1000 - i);
+        weft_progress_update(p, i, "loss");
+    }
+    weft_progress_end(p, false);
+}
+
+static void test_a_bar_is_the_curve_of_a_value(void **state) {
+    (void)state;
+    screen s = screen_run(80, WITH("NO_COLOR=1", "LC_ALL=C.UTF-8"), run_curve);
+    assert_int_equal(s.status, 0);
+    assert_false(s.overflow);
+    assert_int_equal(screen_count(&s, "train [\xe2\x96\x88"), 1);
+    assert_int_equal(screen_count(&s, "\xe2\x96\x85\xe2\x96\x84"), 1);
+    assert_int_equal(screen_count(&s, "\xe2\x96\x81] 1000/1000"), 1);
+    screen_free(&s);
+    s = screen_run(80, WITH("NO_COLOR=1", "LC_ALL=C"), run_curve);
+    assert_int_equal(screen_count(&s, "=] 1000/1000"), 1);
+    assert_int_equal(screen_count(&s, "\xe2"), 0);
+    screen_free(&s);
+}
+
 /* A study's note is longer than the screen: its last parts go, not the bar. */
 static void run_long_note(void) {
     weft_progress *p = weft_progress_begin(
@@ -250,6 +277,7 @@ int main(void) {
         cmocka_unit_test(test_a_bar_is_one_line_that_goes_away),
         cmocka_unit_test(test_a_bar_fits_every_width),
         cmocka_unit_test(test_eighty_columns_hold_a_training_step_and_its_bar),
+        cmocka_unit_test(test_a_bar_is_the_curve_of_a_value),
         cmocka_unit_test(test_a_long_note_leaves_the_bar),
         cmocka_unit_test(test_odd_texts_and_numbers_do_not_garble),
         cmocka_unit_test(test_a_pipe_gets_a_line_each_tenth),

@@ -357,7 +357,7 @@ static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(voi
         command_succeeds(RUN(TEXT_OF(seeds_of_text[seed_shown])), &out);
         raw += count_controls(out, strlen(out), "\n\t");
         free(out);
-        screen s = screen_run(500, NULL, generate_to_terminal);
+        screen s = screen_run(500, SAYS("NO_COLOR=1"), generate_to_terminal);
         assert_int_equal(s.status, 0);
         assert_int_equal(count_controls(s.raw, s.bytes, "\r\n\t"), 0);
         for (size_t i = 0; i < s.bytes; i++) /* a carriage return is the terminal's own */
@@ -365,8 +365,13 @@ static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(voi
         escaped += screen_count(&s, "\\x");
         assert_int_equal(screen_count(&s, "4 tokens of prompt, first token after "), 1);
         assert_int_equal(screen_count(&s, " tokens/s"), 1);
+        assert_int_equal(strncmp(s.raw, "Once", 4), 0);
         screen_free(&s);
     }
+    seed_shown = 0;
+    screen s = screen_run(500, SAYS("NO_COLOR"), generate_to_terminal);
+    assert_int_equal(strncmp(s.raw, "\033[2mOnce\033[0m", 12), 0);
+    screen_free(&s);
     assert_true(raw > 0);
     assert_true(escaped >= raw);
 }
@@ -380,6 +385,14 @@ static void test_the_context_ends_a_text_unless_it_slides(void **state) {
                                    "200", ways[i][0], ways[i][1], "--json"));
         assert_int_equal(json_array_size(json_object_get(all, "tokens")), lengths[i]);
         json_decref(all);
+    }
+    static const char *const room[] = {"59", "60"};
+    for (int i = 0; i < 2; i++) { /* it says so when the last place is taken */
+        command_result r = command_run(
+            RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens", room[i]));
+        bool told = strstr(r.err, "the context of 64 tokens is full") != NULL;
+        assert_int_equal(told, i == 1);
+        command_free(&r);
     }
     json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
                                "200", "--slide", "--json"));

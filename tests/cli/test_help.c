@@ -35,6 +35,23 @@ static void test_help_lists_every_command(void **state) {
     }
 }
 
+static void test_commands_are_in_groups(void **state) {
+    (void)state;
+    static const char *const groups[][2] = {{"\nStart\n", "\n  new "},
+                                            {"\nTrain\n", "\n  train "},
+                                            {"\nLook\n", "\n  generate "},
+                                            {"\nCompare\n", "\n  study "},
+                                            {"\nTools\n", "\n  bench "}};
+    char *list, *at;
+    command_succeeds(RUN("help"), &list);
+    at = list;
+    for (int i = 0; i < 10; i++) {
+        at = strstr(at, groups[i / 2][i % 2]);
+        if (!at) fail_msg("'%s' is not there, or too early: %s", groups[i / 2][i % 2], list);
+    }
+    free(list);
+}
+
 static void test_every_command_has_help(void **state) {
     (void)state;
     char *list;
@@ -46,6 +63,9 @@ static void test_every_command_has_help(void **state) {
         snprintf(name, sizeof name, "%.*s", (int)strcspn(at, " "), at);
         snprintf(usage, sizeof usage, "usage: weft %s ", name);
         expect_text(RUN("help", name), usage);
+        snprintf(usage, sizeof usage, "\nexample: weft %s", name);
+        expect_text(RUN("help", name), usage);
+        snprintf(usage, sizeof usage, "usage: weft %s ", name);
         expect_text(RUN(name, "--help"), usage);
         expect_text(RUN(name, "-h"), usage);
     }
@@ -82,8 +102,11 @@ static void test_help_shows_options_that_are_taken(void **state) {
             char option[32];
             at += 3;
             snprintf(option, sizeof option, "%.*s", (int)strcspn(at, " \n"), at);
-            command_result r = command_run(RUN(commands[i], option));
-            if (strstr(r.err, "unknown option")) fail_msg("weft %s: %s", commands[i], r.err);
+            /* What follows is no option, so that nothing is done, whether it takes a value or not. */
+            command_result r = command_run(RUN(commands[i], option, "--none", "--none"));
+            char unknown[64];
+            snprintf(unknown, sizeof unknown, "unknown option '%s'", option);
+            if (strstr(r.err, unknown)) fail_msg("weft %s: %s", commands[i], r.err);
             command_free(&r);
         }
         free(out);
@@ -301,6 +324,7 @@ static void test_a_full_disk_is_an_error(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_lists_every_command),
+        cmocka_unit_test(test_commands_are_in_groups),
         cmocka_unit_test(test_every_command_has_help),
         cmocka_unit_test(test_help_fits_eighty_columns),
         cmocka_unit_test(test_help_shows_options_that_are_taken),

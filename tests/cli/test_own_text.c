@@ -37,18 +37,23 @@ static void test_a_text_is_enough(void **state) {
     (void)state;
     const char *text = write_text("book.txt", SENTENCES);
     char out[512], *made;
-    snprintf(out, sizeof out, "%s", scratch_path("runs/book"));
+    char next[600];
+    snprintf(out, sizeof out, "%s", scratch_path("runs/a book"));
     command_result r = command_run(RUN("train", "--text", text, "--minutes", "1", "--out", out,
                                        "--device", "cpu", "--threads", "1", "-o", "STEPS=20"));
     assert_int_equal(r.status, 0);
     assert_non_null(strstr(r.err, "bits per byte"));
-    assert_non_null(strstr(r.err, "weft generate --model"));
+    static const char *const steps[] = {"generate --model", "serve --model", "inspect"};
+    for (int i = 0; i < 3; i++) { /* three lines that can be copied */
+        snprintf(next, sizeof next, "weft %s '%s'", steps[i], out);
+        if (!strstr(r.err, next)) fail_msg("no '%s' in %s", next, r.err);
+    }
     assert_non_null(strstr(r.err, "The miller")); /* a sample began so */
     command_free(&r);
-    assert_int_equal(access(scratch_path("runs/book/data/val_000000.bin"), R_OK), 0);
-    assert_int_equal(access(scratch_path("runs/book/config"), R_OK), 0);
+    assert_int_equal(access(scratch_path("runs/a book/data/val_000000.bin"), R_OK), 0);
+    assert_int_equal(access(scratch_path("runs/a book/config"), R_OK), 0);
     size_t n;
-    char *log = file_read(scratch_path("runs/book/log"), &n);
+    char *log = file_read(scratch_path("runs/a book/log"), &n);
     assert_non_null(strstr(log, " parameters on "));
     assert_non_null(strstr(log, "val_loss"));
     assert_null(strstr(log, "\033"));
@@ -62,7 +67,7 @@ static void test_a_text_is_enough(void **state) {
 /* The same run by parts: perplexity and bits per byte follow from the loss, by their definitions. */
 static void test_a_run_is_evaluated_on_text(void **state) {
     (void)state;
-    json_t *e = command_json(RUN("eval", "--json", "--model", scratch_path("runs/book"), "--text",
+    json_t *e = command_json(RUN("eval", "--json", "--model", scratch_path("runs/a book"), "--text",
                                  scratch_path("book.txt")));
     double loss = number(e, "cross_entropy"), bytes = 0;
     size_t count;
@@ -75,20 +80,20 @@ static void test_a_run_is_evaluated_on_text(void **state) {
     assert_true(fabs(number(e, "bits_per_byte") / bits - 1) < 1e-9);
     assert_true(bits < 8); /* it learned something */
     json_decref(e);
-    command_fails(2,
-                  RUN("eval", "--model", scratch_path("runs/book"), "--text", "x", "--tokens", "y"),
-                  SAYS("--text", "--tokens"));
+    command_fails(
+        2, RUN("eval", "--model", scratch_path("runs/a book"), "--text", "x", "--tokens", "y"),
+        SAYS("--text", "--tokens"));
 }
 
 static void test_resuming_needs_the_folder_alone(void **state) {
     (void)state;
-    const char *out = scratch_path("runs/book");
-    json_t *before = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
+    const char *out = scratch_path("runs/a book");
+    json_t *before = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(before);
     char iters[64];
     snprintf(iters, sizeof iters, "STEPS=%d", (int)number(before, "step") + 3);
     command_succeeds(RUN("train", "--resume", "--out", out, "-o", iters), NULL);
-    json_t *after = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
+    json_t *after = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(after);
     assert_int_equal(number(after, "step"), number(before, "step") + 3);
     json_decref(before);
@@ -101,9 +106,9 @@ static void test_resuming_needs_the_folder_alone(void **state) {
 static void test_a_run_can_be_moved(void **state) {
     (void)state;
     char old[512], new[512];
-    json_t *before = json_load_file(scratch_path("runs/book/result.json"), 0, NULL);
+    json_t *before = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(before);
-    snprintf(old, sizeof old, "%s", scratch_path("runs/book"));
+    snprintf(old, sizeof old, "%s", scratch_path("runs/a book"));
     snprintf(new, sizeof new, "%s", scratch_path("elsewhere"));
     assert_int_equal(rename(old, new), 0);
     char *config = file_read(scratch_path("elsewhere/config"), NULL), iters[64];

@@ -62,6 +62,8 @@ static void test_runs_says_what_the_variants_are(void **state) {
     char *out;
     command_succeeds(RUN("runs", scratch_path("good")), &out);
     assert_non_null(strstr(out, "variant 1: Gate\n"));
+    /* Seeds 1 to 3 differ by -0.2, -0.19, -0.2: their mean, and t(2) = 4.303 times 0.00577 / sqrt(3) around it. */
+    assert_non_null(strstr(out, "-0.1967 (-0.2110 to -0.1823) against 0: better\n"));
     free(out);
 }
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const weft_request_limits limits = {.max_tokens = 64, .texts = 16};
+static const weft_request_limits limits = {.texts = 16};
 
 static void check_prompts(const weft_request *r) {
     for (int64_t i = 0; i < r->n_prompts; i++) {

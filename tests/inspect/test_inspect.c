@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include <cmocka.h>
 
@@ -164,11 +165,13 @@ static void test_tables_and_pictures_show_what_the_model_has(void **state) {
     assert_null(strstr(out, "latents:"));
     free(out);
     char *html = file_read(page, NULL);
-    /* A map for each head of both layers, with the deviations below, and a grid for each number. */
-    assert_int_equal(count(html, "; below: each token"), 2 * 2 * 2);
+    /* A button for each token of the first window, deviations of both layers, and a grid for each number. */
+    assert_int_equal(count(html, "class=\"tk\""), 32);
+    assert_int_equal(count(html, "\"sigma\":"), 2);
     assert_non_null(strstr(html, "spread_k"));
     assert_non_null(strstr(html, "histogram of the gates"));
-    assert_non_null(strstr(html, "to be &lt;or&gt; not &amp; to be"));
+    assert_non_null(strstr(html, ">&lt;</button>"));
+    assert_non_null(strstr(html, "\\u003c"));
     assert_null(strstr(html, "<or>"));
     free(html);
     /* A page of weft's is written over, another file is not. */
@@ -178,6 +181,26 @@ static void test_tables_and_pictures_show_what_the_model_has(void **state) {
     free(out);
     command_fails(2, RUN("inspect", mla, "--text", text, "--out", text),
                   SAYS("there already", "--force"));
+}
+
+static void test_the_page_shows_where_heads_look(void **state) {
+    (void)state;
+    const char *page = scratch_path("looks.html"),
+               *w2 = make_model("w2", "ATTENTION=w2", "FFN=gelu");
+    char line[2048];
+    command_succeeds(RUN("inspect", w2, "--text", make_text(), "--out", page), NULL);
+    snprintf(line, sizeof line, "python3 tests/inspect/page.py '%s' '%s'", page, scratch_path("."));
+    int status = system(line); /* NOLINT */
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127) skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+    const char *cross = make_model("cross", "RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_ATTN_GATE=y");
+    command_succeeds(RUN("inspect", cross, "--text", make_text(), "--out", page), NULL);
+    char *html = file_read(page, NULL);
+    assert_int_equal(count(html, "\"routes\":"), 2);
+    assert_int_equal(count(html, "\"gates\":"), 1); /* the first layer has none */
+    free(html);
+    assert_int_equal(system(line), 0); /* NOLINT */
 }
 
 static void test_wrong_usage_is_told(void **state) {
@@ -198,6 +221,7 @@ int main(void) {
         cmocka_unit_test(test_every_number_is_the_references),
         cmocka_unit_test(test_a_text_is_read_in_windows),
         cmocka_unit_test(test_tables_and_pictures_show_what_the_model_has),
+        cmocka_unit_test(test_the_page_shows_where_heads_look),
         cmocka_unit_test(test_wrong_usage_is_told),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

@@ -127,13 +127,13 @@ static void test_what_is_inside_is_shown_and_nothing_else(void **state) {
     expect_in(md, "| entropy: entropy of the weights, in nats | 2 | 5 |");
     expect_in(md, "| gate: gate, in the mean over tokens | – | 0.25 |");
     expect_in(md, "| attention | 0.5 (0.1) | 0.5 (0.1) |");
-    expect_in(html, "gate: gate, in the mean over tokens; darkest: 1");
+    expect_in(html, "gate: gate, in the mean over tokens; full colour: 1");
     expect_in(html, "histogram of the gates: each layer&#39;s share in each tenth of 0 to 1; "
-                    "darkest: 0.5");
+                    "full colour: 0.5");
     expect_in(html, "keys&#39; latent");
     assert_null(strstr(html, "evil"));
     /* Rows of unequal length are no grid. */
-    assert_null(strstr(html, "darkest: 7"));
+    assert_null(strstr(html, "full colour: 7"));
     free(md);
     free(html);
 }

@@ -48,7 +48,7 @@ def check_chat(client, model):
 
 
 def check_errors(client, model):
-    for kind, call in ((openai.BadRequestError, {"model": model, "max_tokens": 10 ** 9}),
+    for kind, call in ((openai.BadRequestError, {"model": model, "max_tokens": 0}),
                        (openai.BadRequestError, {"model": model, "temperature": -1}),
                        (openai.NotFoundError, {"model": "none"})):
         try:

@@ -169,21 +169,48 @@ static void quote(char *to, const char *text) {
     strcpy(to, "'");
 }
 
-static void test_the_page_works_in_a_browser(void **state) {
-    (void)state;
+/* Drives the page of a server; `texts` is what each of its models makes of "Once" with seed 31. */
+static void drive_page(const char *at, const char *texts) {
     static char out[OUTPUT];
-    char line[4096], quoted[1024];
-    json_t *made = command_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed",
-                                    "31", "--max-tokens", "24", "--json"));
-    const char *text = json_string_value(json_object_get(made, "text"));
-    assert_non_null(text);
-    quote(quoted, text);
-    snprintf(line, sizeof line, "python3 tests/serve/page.py %s '%s' Once 31 %s", url,
-             scratch_path("."), quoted);
-    json_decref(made);
+    char line[8192];
+    snprintf(line, sizeof line, "python3 tests/serve/page.py %s '%s' Once 31 %s", at,
+             scratch_path("."), texts);
     int status = run_line(line, out);
     skip_where_missing(status, out);
     if (status != 0) fail_msg("%s", out);
+}
+
+/* Appends what weft generate makes with seed 31, quoted. */
+static void add_text(const char *folder, char *texts) {
+    json_t *made = command_json(RUN("generate", "--model", folder, "--prompt", "Once", "--seed",
+                                    "31", "--max-tokens", "24", "--json"));
+    const char *text = json_string_value(json_object_get(made, "text"));
+    assert_non_null(text);
+    strcat(texts, " ");
+    quote(texts + strlen(texts), text);
+    json_decref(made);
+}
+
+static void test_the_page_works_in_a_browser(void **state) {
+    (void)state;
+    char texts[1024] = "";
+    add_text(model, texts);
+    drive_page(url, texts);
+}
+
+static void test_the_page_shows_two_models_side_by_side(void **state) {
+    (void)state;
+    char texts[2048] = "", other[512], config[512], at[64];
+    snprintf(other, sizeof other, "%s", scratch_path("other"));
+    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
+    command_succeeds(RUN("init", "--config", config, "--out", other, "--seed", "2"), NULL);
+    server s = server_start(RUN("--model", model, "--beside", other, "--threads", "1", "--context",
+                                "64", "--sequences", "2"));
+    snprintf(at, sizeof at, "http://127.0.0.1:%d", s.port);
+    add_text(model, texts);
+    add_text(other, texts);
+    drive_page(at, texts);
+    server_stop(&s);
 }
 
 int main(void) {
@@ -193,6 +220,7 @@ int main(void) {
         cmocka_unit_test(test_curl_sees_the_statuses),
         cmocka_unit_test(test_the_openai_package_works),
         cmocka_unit_test(test_the_page_works_in_a_browser),
+        cmocka_unit_test(test_the_page_shows_two_models_side_by_side),
     };
     return cmocka_run_group_tests(tests, start_shared, stop_shared);
 }

@@ -174,10 +174,16 @@ static void test_a_request_may_not_take_too_long(void **state) {
 
 static void test_max_tokens_and_context_are_limits(void **state) {
     (void)state;
-    server s = server_start(RUN("--model", model, "--threads", "1", "--max-tokens", "20"));
-    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":20}", 200));
-    json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":21}", 400));
     char body[400];
+    server s = server_start(RUN("--model", model, "--threads", "1", "--max-tokens", "20"));
+    for (int wanted = 19; wanted < 22; wanted++) { /* more than the limit is shortened to it */
+        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", wanted);
+        json_t *made = http_json(s.port, "/v1/completions", body, 200), *usage;
+        usage = json_object_get(made, "usage");
+        assert_int_equal(json_integer_value(json_object_get(usage, "completion_tokens")),
+                         wanted < 20 ? wanted : 20);
+        json_decref(made);
+    }
     snprintf(body, sizeof body, "{\"prompt\":\"%0300d\"}", 0);
     json_t *error = http_json(s.port, "/v1/completions", body, 400);
     const char *code = json_string_value(json_object_get(json_object_get(error, "error"), "code"));

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-static const weft_request_limits limits = {.max_tokens = 1000, .texts = 64};
+static const weft_request_limits limits = {.texts = 64};
 
 static void test_a_body_becomes_its_struct(void **state) {
     (void)state;
@@ -57,7 +57,7 @@ static void test_what_is_missing_has_its_default(void **state) {
     assert_true(r.sampling.temperature == 1 && r.sampling.top_p == 1 && !r.has_seed && !r.logprobs);
     weft_request_free(&r);
     assert_true(weft_request_parse(chat, sizeof chat - 1, WEFT_CHAT, &limits, &r, &why));
-    assert_int_equal(r.sampling.max_tokens, 1000);
+    assert_int_equal(r.sampling.max_tokens, WEFT_REQUEST_TOKENS);
     assert_string_equal(r.messages[0].role, "user");
     weft_request_free(&r);
 }

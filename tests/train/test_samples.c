@@ -30,6 +30,19 @@ static char *lines_of(const char *run) {
     return file_read(scratch_path("%s/samples.jsonl", run), NULL);
 }
 
+/* A record a line, and the file has the text as it is. */
+static void test_samples_are_told_line_by_line(void **state) {
+    (void)state;
+    command_result r = command_run(RUN("train", "--config", config, TINY, "-o", "STEPS=4", "-o",
+                                       "SAMPLE_PROMPT=one\ntwo ", "--out", scratch_path("lines")));
+    assert_int_equal(r.status, 0);
+    assert_non_null(strstr(r.err, "info  step 4: one\ninfo      two "));
+    command_free(&r);
+    char *kept = lines_of("lines");
+    assert_non_null(strstr(kept, "\"prompt\":\"one\\ntwo \""));
+    free(kept);
+}
+
 static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
     (void)state;
     char whole[512], cut[512];
@@ -158,6 +171,7 @@ static void test_tokens_that_are_no_text_have_no_samples(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_samples_are_told_line_by_line),
         cmocka_unit_test(test_samples_are_kept_and_come_again_after_a_resume),
         cmocka_unit_test(test_a_kill_at_the_end_loses_no_sample),
         cmocka_unit_test(test_the_last_sample_shows_what_attention_looks_at),
