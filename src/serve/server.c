@@ -284,8 +284,8 @@ static bool encode_prompts(exchange *x) {
         const int32_t *tokens = p->tokens;
         int64_t count = p->n_tokens;
         if (p->text) {
-            weft_status status =
-                weft_prompt_encode(m->tokenizer, m->encoder, p->text, p->bytes, true, &tokens, &count);
+            weft_status status = weft_prompt_encode(m->tokenizer, m->encoder, p->text, p->bytes,
+                                                    true, &tokens, &count);
             if (status != WEFT_OK) return refuse_failed(x, status);
         }
         if (!add_prompt(x, i, tokens, count)) return false;
