@@ -168,7 +168,7 @@ static void attend(const form *f, const cache *keys, const cache *values, const 
                                      weft_cache_page_bytes(&keys->part));
     weft_tensor *v = weft_new_tensor(g, WEFT_ROLE_STATE, "values", WEFT_I8, (int64_t)PAGES,
                                      weft_cache_page_bytes(&values->part));
-    weft_rows places = {position, slot, table};
+    weft_rows places = {.position = position, .slot = slot, .table = table};
     weft_score score = {.q = query, .scale_value = scale_of(f)};
     weft_cache_query wanted = {.score = &score,
                                .heads = f->heads,
