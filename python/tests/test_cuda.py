@@ -17,6 +17,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import gpu
+import w2attn
 from weft.torch import (AdamWSPAM, Config, LanguageModel, MLAttention, Muon, ReciprocalBlock, State, SwiGLU,
                         W2Attention, W2TransformerBlock, WsFFN)
 
@@ -34,7 +35,9 @@ class W2Config:
 MODULES = {
     "w2 attention": (lambda: W2Attention(E, H), lambda m, x: m(x)),
     "w2 attention, causal": (lambda: W2Attention(E, H), lambda m, x: m(x, is_causal=True)),
+    "overlap attention, causal": (lambda: W2Attention(E, H, kernel="overlap"), lambda m, x: m(x, is_causal=True)),
     "w2 block": (lambda: W2TransformerBlock(W2Config()), lambda m, x: m(x)),
+    "w2 block of the repository's names": (lambda: w2attn.W2TransformerBlock(W2Config()), lambda m, x: m(x, is_causal=True)),
     "mla": (lambda: MLAttention(E, H, latent_dim=16), lambda m, x: m(x)),
     "wsffn": (lambda: WsFFN(Config(d_model=E, d_ffn=F, n_head=4)), lambda m, x: m(x)[0] + m(x)[1]),
     "swiglu": (lambda: SwiGLU(E, F), lambda m, x: m(x)),

@@ -83,6 +83,10 @@ def test_the_class_computes_the_engines_logits(path):
         ids = torch.from_numpy(tokens)
         with torch.no_grad():
             assert torch.allclose(made.eval()(ids).logits, want, rtol=1e-9, atol=1e-9)
+            if made.can_keep() and ids.shape[1] > 3:  # the same, some tokens at a time
+                first = made(ids[:, :2], use_cache=True)
+                rest = [made(part, past_key_values=first.past_key_values).logits for part in ids[:, 2:].split((1, ids.shape[1] - 3), 1)]
+                assert torch.allclose(torch.cat((first.logits, *rest), 1), want, rtol=1e-9, atol=1e-9)
             targets = np.full_like(tokens, -1)
             targets[:, :-1] = tokens[:, 1:]
             if ids.shape[1] > 1:
@@ -118,9 +122,17 @@ for ours, theirs, back in zip(*[iter(sys.argv[1:])] * 3):
     tokens = torch.arange(2 * 12).view(2, 12) * 5 % 50
     with weft.Model(ours) as engine, torch.no_grad():
         assert np.abs(model(tokens).logits.numpy() - engine.logits(tokens.numpy())).max() < 1e-5
+        read = []
+        watch = model.wte.register_forward_hook(lambda module, given, made: read.append(given[0].shape[1]))
         greedy = model.generate(tokens[:1, 1:5], max_new_tokens=8, do_sample=False, pad_token_id=0)[0, 4:].tolist()
         want = engine.generate(tokens[0, 1:5].tolist(), max_tokens=8, temperature=0)
-        assert greedy == want, (greedy, want)
+        watch.remove()
+        assert greedy == want and read == [4] + [1] * 7, (greedy, want, read)
+        for beams in (1, 3):  # rows of unequal length, with the cache and without
+            rows, mask = tokens[:, 1:6].clone(), torch.ones(2, 5, dtype=torch.long)
+            mask[0, :2] = 0
+            given = dict(attention_mask=mask, max_new_tokens=6, do_sample=False, num_beams=beams, pad_token_id=0)
+            assert torch.equal(model.generate(rows, **given), model.generate(rows, use_cache=False, **given))
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(tokens, labels=tokens).loss.backward()

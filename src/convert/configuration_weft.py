@@ -54,7 +54,7 @@ class WeftConfig(PretrainedConfig):
         self.num_hidden_layers, self.num_attention_heads = self.weft["n_layer"], self.weft["n_head"]
         self.max_position_embeddings = self.weft["context"]
         # A tied model has no output layer of its own, so there is nothing for transformers to tie.
-        super().__init__(**{**given, "tie_word_embeddings": False, "use_cache": False})
+        super().__init__(**{**given, "tie_word_embeddings": False})
 
     @property
     def options(self):

@@ -3,7 +3,7 @@
 Every kind of attention (dot, cosine, W2, MLA), feed-forward (GELU, SwiGLU, WsFFN, squared ReLU) and position, and the
 reciprocal mechanisms, by the formulas of weft's docs/internals/mathematics.md. Tensors have the names of weft's checkpoints.
 Attention is brought to one form, scores = ⟨q, k⟩ + bias, which scaled_dot_product_attention takes; where the feed-forward
-reads attention's weights they are written out. There is no cache: generation computes all tokens again.
+reads attention's weights they are written out.
 """
 import math
 
@@ -94,6 +94,30 @@ def alibi_slopes(heads):
                         + [2.0 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)])
 
 
+class WeftCache:
+    """What generation keeps of the tokens so far, a dict for each layer: keys and values, MLA's as latents, and what the
+    mechanisms read of other tokens."""
+
+    def __init__(self, layers):
+        self.layers, self.length = [{} for _ in range(layers)], 0
+
+    def get_seq_length(self, layer=0):
+        return self.length
+
+    def reorder_cache(self, beams):
+        for layer in self.layers:
+            for name, value in layer.items():
+                layer[name] = value.index_select(0, beams.to(value.device))
+
+
+def kept(store, name, new, dim=-2):
+    """`new` behind what is kept under that name; `store` None: nothing is kept."""
+    if store is None:
+        return new
+    store[name] = torch.cat((store[name], new), dim) if name in store else new
+    return store[name]
+
+
 class Attention(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -150,42 +174,44 @@ class Attention(nn.Module):
         """Each query head's key or value head."""
         return x.repeat_interleave(self.c.n_head // x.shape[1], 1) if x.shape[1] > 1 else x.expand(-1, self.c.n_head, -1, -1)
 
+    def tau(self, like):
+        """What scores are divided by, and the numbers of keys."""
+        if self.fixed_tau is not None:
+            return self.fixed_tau + 1e-6
+        return (self.log_tau.exp() + (0.0 if self.c.attention == "cosine" else 1e-6)).to(like.dtype).view(1, -1, 1, 1)
+
     def distances(self, q, k, at):
-        """-(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/(τ + ε) without the query's own norm, the same for every key: q, k, bias."""
+        """-(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ without the query's own norm, the same for every key: q, k, and a number for
+        each key."""
         half = q.shape[-1] // 2
         mean_q, mean_k = self.turned(q[..., :half], k[..., :half], at)
         q, k = (torch.cat((mean, functional.softplus(t[..., half:])), -1) for mean, t in ((mean_q, q), (mean_k, k)))
-        if self.fixed_tau is None:
-            tau = (self.log_tau.exp() + 1e-6).to(q.dtype).view(1, -1, 1, 1)
-        else:
-            tau = self.fixed_tau + 1e-6
-        return q * (2 / tau), k, -k.square().sum(-1)[..., None, :] / tau
+        return 2 * q / self.tau(q), k, k.square().sum(-1)
 
     def overlaps(self, q, k, at):
         half = q.shape[-1] // 2
         sigma_q, sigma_k = (functional.softplus(t[..., half:]) + 1e-4 for t in (q, k))
         q, k = self.turned(q[..., :half] * sigma_q.rsqrt(), k[..., :half] * sigma_k.rsqrt(), at)
-        return q, k, -0.5 * (k.square() + sigma_k.log()).sum(-1)[..., None, :]
+        return q, k, 0.5 * (k.square() + sigma_k.log()).sum(-1)
 
     def from_heads(self, x, at):
-        """dot, cosine and W2: q with its scale, k, v of every head, and what is added to the scores."""
+        """dot, cosine and W2: q with its scale, k, the keys' numbers or None, v."""
         c = self.c
         heads, kv, dim = c.sizes
         if c.attention == "w2":
             q, k, v = self.split(self.q(x), heads), self.split(self.k(x), kv), self.split(self.v(x), kv)
         else:
             q, k, v = self.split(self.qkv(x), heads + 2 * kv).split((heads, kv, kv), 1)
-        q, k, v = self.normed("q", q), self.per_head(self.normed("k", k)), self.per_head(v)
+        q, k = self.normed("q", q), self.normed("k", k)
         if c.attention == "w2":
             return (*(self.distances if c.w2_kernel == "w2" else self.overlaps)(q, k, at), v)
         q, k = self.turned(q, k, at)
         if c.attention == "dot":
-            return q * self.inner_scale, k, 0.0, v
-        q, k = functional.normalize(q, dim=-1, eps=1e-8), functional.normalize(k, dim=-1, eps=1e-8)
-        return q * self.log_tau.neg().exp().to(q.dtype).view(1, -1, 1, 1), k, 0.0, v
+            return q * self.inner_scale, k, None, v
+        return functional.normalize(q, dim=-1, eps=1e-8) / self.tau(q), functional.normalize(k, dim=-1, eps=1e-8), None, v
 
     def from_latent(self, x, at, received):
-        """MLA, and its latent."""
+        """MLA, its values as latents, and the latent of its keys."""
         c = self.c
         latent = self.k_down(x)
         if received is not None:
@@ -197,42 +223,42 @@ class Attention(nn.Module):
             q = torch.einsum("bhtd,hdl->bhtl", self.split(q, c.n_head), self.q_latent)
         else:
             q = (q @ self.q_latent)[:, None].expand(-1, c.n_head, -1, -1)
-        q, k = self.normed("q", q), latent[:, None].expand(-1, c.n_head, -1, -1)
+        q, k = self.normed("q", q), latent[:, None]
         if c.ra_mla_score == "w2":
-            q, k, bias = self.distances(q, k, at)
-        else:
-            q, k = self.turned(q, k, at)
-            q, bias = q * self.inner_scale, 0.0
-        value = (value[:, None] @ self.v_up).expand(-1, c.n_head, -1, -1)
-        return q, k, bias, value, latent
+            return *self.distances(q, k, at), value[:, None], latent
+        q, k = self.turned(q, k, at)
+        return q * self.inner_scale, k, None, value[:, None], latent
 
-    def placed(self, time, like):
-        """What positions add to the scores: [1, heads or 1, T, T]."""
-        at = torch.arange(time, device=like.device)
-        apart = at[:, None] - at
+    def placed(self, apart, like):
+        """What positions add to the scores, by the distance of query and key: [1, heads or 1, queries, keys]."""
         if self.c.position == "alibi":
             return -alibi_slopes(self.c.n_head).to(like).view(1, -1, 1, 1) * apart
         if self.c.position == "relative":
             return self.rel_bias[apart.clamp_min(0)].to(like.dtype)[None, None]
         return 0.0
 
-    def swapped(self, q, k):
-        """Reciprocal scoring: the score with the roles exchanged, for keys up to a window back."""
-        at = torch.arange(q.shape[-2], device=q.device)
-        apart = at[:, None] - at
+    def swapped(self, q, k, apart):
+        """Reciprocal scoring: the score with the roles exchanged, for keys up to a window back. `k` are those of the
+        tokens that ask, `q` those of all."""
         inside = (apart >= 0) & (apart <= self.c.ra_mla_ra_window)
-        return self.c.ra_mla_ra_alpha * torch.where(inside, (q @ k.transpose(-1, -2)).transpose(-1, -2), 0.0)
+        return self.c.ra_mla_ra_alpha * torch.where(inside, k @ q.transpose(-1, -2), 0.0)
 
-    def forward(self, x, visible, at, gate, received):
+    def forward(self, x, visible, apart, at, gate, received, store):
         """The branch's output, attention's weights where the feed-forward reads them, and MLA's latent."""
         c, latent, weights = self.c, None, None
         if c.attention == "mla":
-            q, k, bias, v, latent = self.from_latent(x, at, received)
-            if c.ra_mla_ra_alpha > 0:
-                bias = bias + self.swapped(q, k)
+            q, k, number, v, latent = self.from_latent(x, at, received)
         else:
-            q, k, bias, v = self.from_heads(x, at)
-        bias = torch.zeros_like(visible, dtype=x.dtype).masked_fill(~visible, -math.inf) + bias + self.placed(x.shape[1], x)
+            q, k, number, v = self.from_heads(x, at)
+        bias = torch.zeros_like(visible, dtype=x.dtype).masked_fill(~visible, -math.inf) + self.placed(apart, x)
+        if c.attention == "mla" and c.ra_mla_ra_alpha > 0:
+            bias = bias + self.swapped(kept(store, "q", q), k, apart)
+        k, v = self.per_head(kept(store, "k", k)), kept(store, "v", v)
+        v = v @ self.v_up if c.attention == "mla" else self.per_head(v)
+        if number is not None:
+            number = self.per_head(kept(store, "n", number, -1)[..., None]).transpose(-1, -2)
+            bias = bias - (number if c.attention == "w2" and c.w2_kernel == "overlap" else number / self.tau(x))
+        v = v.expand(-1, c.n_head, -1, -1)
         if c.ra_mla_mlp_cross_token:
             weights = (q @ k.transpose(-1, -2) + bias).softmax(-1)
             found = weights @ v
@@ -308,16 +334,27 @@ class FeedForward(nn.Module):
         heard = (latent.unflatten(-1, (c.n_head, -1)) * scalars.attn_to_mlp[:, None]).flatten(2)
         return sent.flatten(2), heard.repeat_interleave(run, -1)
 
-    def gates(self, h, real):
-        """Those of the next layer's heads, [B, T or 1, heads]. `real`: the tokens that are no padding, [B, T, 1]."""
+    def gates(self, h, real, store):
+        """Those of the next layer's heads, [B, T or 1, heads]. `real`: the tokens that are no padding, [B, all, 1]."""
         a, pool = self.gate_proj(h), self.c.ra_mla_mlp_gate_pool
+        if pool != "token":
+            a = a * real[:, -h.shape[1]:]
         if pool == "cummean":
-            a = (a * real).cumsum(1) / real.cumsum(1).clamp_min(1)
+            a = a.cumsum(1) + (store or {}).get("sum", 0.0)
+            if store is not None:
+                store["sum"] = a[:, -1:]
+            a = a / real.cumsum(1)[:, -h.shape[1]:].clamp_min(1)
         elif pool == "sequence":
-            a = (a * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+            a = a.sum(1, keepdim=True) / real.sum(1, keepdim=True)
         return self.gate_heads(a).sigmoid()
 
-    def forward(self, x, weights, visible, real, latent, scalars):
+    def heard(self, h, weights, visible, store):
+        """What comes of other tokens along attention's routes."""
+        low = self.c.ra_mla_mlp_cross_rank > 0
+        carried = self.routes(weights, visible) @ kept(store, "h", self.cross_down(h) if low else h)
+        return self.cross_up(carried) if low else self.cross_proj(carried)
+
+    def forward(self, x, weights, visible, real, latent, scalars, store):
         """The branch's output, the next layer's gate and what it receives, and the auxiliary loss."""
         c, gate, sent, loss = self.c, None, None, None
         if c.ffn in ("gelu", "relu2"):
@@ -332,11 +369,9 @@ class FeedForward(nn.Module):
             sent, heard = self.coupled(h, latent, scalars)
             h = h + c.ra_mla_mlp_recip_alpha * heard
         if c.ra_mla_mlp_cross_token:
-            carried = self.routes(weights, visible) @ h
-            carried = self.cross_up(self.cross_down(carried)) if c.ra_mla_mlp_cross_rank else self.cross_proj(carried)
-            h = h + c.ra_mla_mlp_cross_alpha * carried
+            h = h + c.ra_mla_mlp_cross_alpha * self.heard(h, weights, visible, store)
         if c.ra_mla_mlp_attn_gate:
-            gate = self.gates(h, real)
+            gate = self.gates(h, real, store)
         return self.proj(h) if c.ffn in ("gelu", "relu2") else self.w2(h), gate, sent, loss
 
 
@@ -350,11 +385,11 @@ class Layer(nn.Module):
         x = x + functional.dropout(y, self.c.dropout, self.training)
         return norm(x) if self.c.norm_placement == "post" else x
 
-    def forward(self, x, visible, real, at, gate, received, scalars):
+    def forward(self, x, visible, apart, real, at, gate, received, scalars, store):
         pre = self.c.norm_placement == "pre"
-        y, weights, latent = self.attn(self.ln_1(x) if pre else x, visible, at, gate, received)
+        y, weights, latent = self.attn(self.ln_1(x) if pre else x, visible, apart, at, gate, received, store)
         x = self.added(x, y, self.ln_1)
-        y, gate, sent, loss = self.ffn(self.ln_2(x) if pre else x, weights, visible, real, latent, scalars)
+        y, gate, sent, loss = self.ffn(self.ln_2(x) if pre else x, weights, visible, real, latent, scalars, store)
         return self.added(x, y, self.ln_2), gate, sent, loss
 
 
@@ -395,29 +430,47 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new):
         self.lm_head = new
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **rest):
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None, **rest):
+        own = past_key_values if isinstance(past_key_values, WeftCache) else None
+        seen = own.length if own is not None else 0
+        return {"input_ids": input_ids[:, seen:], "attention_mask": attention_mask, "past_key_values": own,
+                "use_cache": use_cache is not False}
+
+    def can_keep(self):
+        """Not where a token may read later ones."""
+        c = self.c
+        return c.causal and not (c.ra_mla_mlp_attn_gate and c.ra_mla_mlp_gate_pool == "sequence")
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, labels=None,
-                past_key_values=None, **rest):
-        """The loss is that of telling each next token (labels of -100 do not count), with the auxiliary ones in training."""
+                past_key_values=None, use_cache=None, **rest):
+        """The loss is that of telling each next token (labels of -100 do not count), with the auxiliary ones in training.
+        `attention_mask` is of all tokens, those that `past_key_values`, a WeftCache, keeps among them."""
         c = self.c
         x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
         batch, time, device = *x.shape[:2], x.device
-        if time > c.context and c.position in ("learned", "relative"):
-            raise ValueError(f"{time} tokens, but the model's context is {c.context}")
-        real = torch.ones(batch, time, device=device, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        if past_key_values is None and use_cache and self.can_keep():
+            past_key_values = WeftCache(c.n_layer)
+        seen = past_key_values.length if past_key_values is not None else 0
+        every = seen + time
+        if every > c.context and c.position in ("learned", "relative"):
+            raise ValueError(f"{every} tokens, but the model's context is {c.context}")
+        real = torch.ones(batch, every, device=device, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         if position_ids is None:
-            position_ids = (real.cumsum(1) - 1).clamp_min(0)
-        visible = real[:, None, None, :] | torch.eye(time, dtype=torch.bool, device=device)  # a row of padding sees itself
+            position_ids = (real.cumsum(1) - 1).clamp_min(0)[:, seen:]
+        place = torch.arange(every, device=device)
+        apart = place[seen:, None] - place
+        visible = real[:, None, None, :] | (apart == 0)  # a row of padding sees itself
         if c.causal:
-            visible = visible & torch.ones(time, time, dtype=torch.bool, device=device).tril()
+            visible = visible & (apart >= 0)
         if c.position == "learned":
             x = x + self.wpe(position_ids)
         gate, received, aux, at = None, None, 0.0, rope_tables(c, position_ids, x.dtype)
-        for layer in self.h:
-            x, gate, received, loss = layer(x, visible, real[..., None], at, gate, received, self.couple)
+        for i, layer in enumerate(self.h):
+            store = None if past_key_values is None else past_key_values.layers[i]
+            x, gate, received, loss = layer(x, visible, apart, real[..., None], at, gate, received, self.couple, store)
             aux = aux if loss is None else aux + loss
+        if past_key_values is not None:
+            past_key_values.length = every
         x = self.ln_f(x)
         if c.mup:
             x = x * (c.mup_base_width / c.n_embd)
@@ -429,4 +482,4 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
             if c.lambda_logits_z > 0:
                 z = wide.detach() if c.logits_z_detach else wide
                 loss = loss + c.lambda_logits_z * z.logsumexp(-1).square().mean()
-        return CausalLMOutputWithPast(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)

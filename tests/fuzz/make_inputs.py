@@ -4,6 +4,7 @@
 Each is a whole file as its reader wants it, or nearly one, as short as it can be: a fuzzer finds the
 damaged ones by itself. What the bytes of each target mean is said at the head of
 tests/fuzz/fuzz_TARGET.c."""
+import gzip
 import json
 import pathlib
 import struct
@@ -124,7 +125,10 @@ def make_tokens():
 def make_lines():
     line = '{"text": "a\\u00e9b", "n": 1}\n'
     write("jsonl", "lines", b"\x64", line * 3, "\n", '{"text": "end"}')
-    write("jsonl", "text", b"\x48", "one two\nthree\n" * 3)
+    text = b"one two\nthree\n" * 3
+    write("jsonl", "text", b"\x48", text)
+    write("jsonl", "gzip", b"\x48", gzip.compress(text, mtime=0))
+    write("jsonl", "zstd", b"\x48", b"\x28\xb5\x2f\xfd\x20", bytes([len(text)]), struct.pack("<I", len(text) << 3 | 1)[:3], text)
     row = '{"step": %d, "loss": 2.5, "cross_entropy": 2.5, "tokens_per_s": 10.0}\n'
     write("metrics", "rows", struct.pack("<2q", 3, 1), row % 1, row % 2, row % 3)
     write("metrics", "damaged", struct.pack("<2q", 4, 2), row % 2, "{}\n", row % 4, row % 6, '{"step": 8')
