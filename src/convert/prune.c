@@ -31,6 +31,10 @@ static weft_status refuse(const char *what, const char *why) {
 /* Heads have places of their own in ALiBi's slopes, in a shared map of queries and in the scalar
  * coupling's groups: with some gone, the others would be other heads. */
 static weft_status check_heads(const weft_config *c, bool sparse) {
+    if (c->qk_norm && c->qk_norm_whole)
+        return refuse("heads",
+                      "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the "
+                      "others are not what they were");
     if (sparse) return WEFT_OK;
     if (c->position == WEFT_POSITION_ALIBI)
         return refuse("heads",

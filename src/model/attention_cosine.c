@@ -40,4 +40,5 @@ const weft_attention_kind weft_attention_cosine = {
     .cache = list_cache,
     .shares_heads = true,
     .biased = true,
+    .norms_whole = true,
 };

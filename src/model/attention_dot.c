@@ -56,5 +56,6 @@ const weft_attention_kind weft_attention_dot = {
     .step_layer = step_layer,
     .shares_heads = true,
     .biased = true,
+    .norms_whole = true,
     .mup = true,
 };

@@ -39,6 +39,7 @@ typedef struct {
     weft_status (*step_layer)(const struct weft_step_source *s, const weft_step_maps *to);
     bool shares_heads; /* KV_HEADS may be fewer than N_HEAD */
     bool biased;       /* with BIAS its projections have biases */
+    bool norms_whole;  /* QK_NORM_WHOLE: queries and keys come from one map, heads in a row */
     bool latent;       /* sets the builder's latent, which LATENT_RECIP needs */
     bool mup;          /* MUP knows how its maps and scores go with the width */
 } weft_attention_kind;
