@@ -73,10 +73,12 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         WEFT_TRY(find_file(folder, names[i], &there));
     if (!there) WEFT_TRY(find_file(folder, "tokenizer.model", &other));
     if (other)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: its tokenizer is SentencePiece's tokenizer.model, which is not "
-                         "supported; byte-level BPE is. --no-tokenizer converts the weights alone",
-                         folder);
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: its tokenizer is SentencePiece's tokenizer.model, which is not read; "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of transformers, "
+            "writes a tokenizer.json. --no-tokenizer converts the weights alone",
+            folder);
     if (!there) return WEFT_OK;
     weft_status status = weft_tokenizer_open(folder, out);
     if (status != WEFT_OK)
