@@ -61,14 +61,13 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
-        bool plain = o->type == WEFT_OPT_BOOL || o->type == WEFT_OPT_INT;
         bool own = o->owner == WEFT_OWNER_MODEL || strcmp(o->key, "DTYPE") == 0 ||
                    strcmp(o->key, "CHAT_TEMPLATE") == 0;
         if (!own) continue;
         weft_config_format(&p->model->config, o, value, sizeof value);
         weft_config_format(&defaults, o, usual, sizeof usual);
         if (strcmp(value, usual) == 0) continue;
-        fprintf(out, plain ? "CONFIG_%s=%s\n" : "CONFIG_%s=\"%s\"\n", o->key, value);
+        weft_config_write_option(&p->model->config, o, out);
     }
     if (fclose(out) != 0) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
     WEFT_TRY(weft_file_write(config, text, bytes, NULL));

@@ -17,7 +17,7 @@
 
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3: config.json, safetensors, tokenizer)\n"
+    "(GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout; a model that none of its families has goes "
     "with a class in plain PyTorch (trust_remote_code=True)\n"
@@ -88,10 +88,12 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
         WEFT_TRY(find_file(folder, names[i], &there));
     if (!there) WEFT_TRY(find_file(folder, "tokenizer.model", &other));
     if (other)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: its tokenizer is SentencePiece's tokenizer.model, which is not "
-                         "supported; byte-level BPE is. --no-tokenizer converts the weights alone",
-                         folder);
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: its tokenizer is SentencePiece's tokenizer.model, which is not read; "
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of transformers, "
+            "writes a tokenizer.json. --no-tokenizer converts the weights alone",
+            folder);
     if (!there) return WEFT_OK;
     weft_status status = weft_tokenizer_open(folder, out);
     if (status != WEFT_OK)

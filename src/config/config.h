@@ -120,8 +120,9 @@ void weft_option_json_key(const weft_option *o, char *key, size_t room);
 /* A config.json as somebody kept it, every option by its key of today. NULL: it is no object. */
 json_t *weft_config_kept(const char *text);
 
-/* Every key as a config's line: what reading takes back. */
+/* Every key, or one, as a config's line: what reading takes back. */
 void weft_config_write(const weft_config *c, FILE *out);
+void weft_config_write_option(const weft_config *c, const weft_option *o, FILE *out);
 /* The same as a file; beside, then renamed. */
 weft_status weft_config_save(const weft_config *c, const char *path);
 

@@ -149,15 +149,18 @@ bool weft_config_write_help(FILE *out, const char *word) {
     return *group;
 }
 
-void weft_config_write(const weft_config *c, FILE *out) {
+void weft_config_write_option(const weft_config *c, const weft_option *o, FILE *out) {
     char value[WEFT_TEXT_MAX];
+    weft_config_format(c, o, value, sizeof value);
+    fprintf(out, "CONFIG_%s=", o->key);
+    write_value(out, o, value);
+}
+
+void weft_config_write(const weft_config *c, FILE *out) {
     int count;
     const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++) {
-        weft_config_format(c, &options[i], value, sizeof value);
-        fprintf(out, "CONFIG_%s=", options[i].key);
-        write_value(out, &options[i], value);
-    }
+    for (int i = 0; i < count; i++)
+        weft_config_write_option(c, &options[i], out);
 }
 
 weft_status weft_config_save(const weft_config *c, const char *path) {

@@ -78,11 +78,13 @@ typedef struct {
     bool qk_norm;
     bool tied;
     bool windows; /* a sliding_window is in use unless use_sliding_window says no */
+    bool
+        reordered; /* the norms come behind the branches, and those of queries and keys are whole */
     int kv_heads, head_dim, nope_every, window;
-    double theta;
+    double theta, eps;
 } llama_like;
 
-enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, LIKES };
+enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, LIKES };
 
 static const llama_like likes[LIKES] = {
     [LLAMA] = {"llama", "LlamaForCausalLM", .windows = true},
@@ -91,6 +93,7 @@ static const llama_like likes[LIKES] = {
     [QWEN3] = {"qwen3", "Qwen3ForCausalLM", .qk_norm = true, .head_dim = 128},
     [SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM", .tied = true, .kv_heads = 4, .nope_every = 4,
                  .theta = 2e6},
+    [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .eps = 1e-5},
 };
 
 typedef struct {
@@ -299,12 +302,15 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
         number_of(s, s->root, "num_key_value_heads", like->kv_heads ? like->kv_heads : heads));
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
     set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
-    set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", 1e-6));
+    double eps = like->eps > 0 ? like->eps : 1e-6;
+    set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", eps));
     read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", like->tied);
     bool biased = json_is_true(json_object_get(s->root, "attention_bias"));
     set_word(s, c, "ATTENTION_BIAS", like->qkv_bias ? "qkv" : biased ? "all" : "none");
     read_flag(s, c, "FFN_BIAS", "mlp_bias", false);
     if (like->qk_norm) set_word(s, c, "QK_NORM", "y");
+    if (like->reordered) set_word(s, c, "QK_NORM_WHOLE", "y");
+    if (like->reordered) set_word(s, c, "NORM_PLACEMENT", "reordered");
     read_rope(s, like, c);
     read_nope(s, like, c);
     check_llama(s, like, c);
@@ -343,7 +349,7 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     if (!gpt2 && like == LIKES)
         return weft_fail(WEFT_EINPUT,
                          "%s: \"model_type\": \"%.40s\" is not supported; gpt2, llama, mistral, "
-                         "qwen2, qwen3 and smollm3 are",
+                         "qwen2, qwen3, smollm3 and olmo2 are",
                          where, type);
     *family = gpt2 ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
     weft_config_defaults(c);
@@ -370,7 +376,6 @@ static weft_status has_none(const weft_config *c, const weft_option *o) {
 /* What neither family has. */
 static weft_status check_plain(const weft_config *c) {
     if (c->attention != WEFT_ATTENTION_DOT) return has_none(c, WEFT_OPTION(attention));
-    if (c->norm_placement != WEFT_PLACEMENT_PRE) return has_none(c, WEFT_OPTION(norm_placement));
     if (!c->causal) return has_none(c, WEFT_OPTION(causal));
     if (c->mup) return has_none(c, WEFT_OPTION(mup));
     if (c->kv_share > 1) return has_none(c, WEFT_OPTION(kv_share));
@@ -386,6 +391,7 @@ static weft_status check_plain(const weft_config *c) {
 }
 
 static weft_status check_gpt2(const weft_config *c) {
+    if (c->norm_placement != WEFT_PLACEMENT_PRE) return has_none(c, WEFT_OPTION(norm_placement));
     if (c->ffn != WEFT_FFN_GELU) return has_none(c, WEFT_OPTION(ffn));
     if (c->norm != WEFT_NORM_LAYERNORM) return has_none(c, WEFT_OPTION(norm));
     if (!c->bias) return has_none(c, WEFT_OPTION(bias));
@@ -401,6 +407,7 @@ static weft_status check_gpt2(const weft_config *c) {
 /* Which of the likes has all of it. */
 static int choose_like(const weft_config *c) {
     bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
+    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return OLMO2;
     return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
 }
 
@@ -410,9 +417,13 @@ static weft_status check_like_llama(const weft_config *c) {
     if (c->position != WEFT_POSITION_ROPE) return has_none(c, WEFT_OPTION(position));
     if (c->ffn != WEFT_FFN_SWIGLU) return has_none(c, WEFT_OPTION(ffn));
     if (c->norm != WEFT_NORM_RMSNORM) return has_none(c, WEFT_OPTION(norm));
-    if (c->qk_norm && like != QWEN3) return has_none(c, WEFT_OPTION(qk_norm));
+    if (c->norm_placement == WEFT_PLACEMENT_POST) return has_none(c, WEFT_OPTION(norm_placement));
+    if (c->qk_norm != likes[like].qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
+    if (c->qk_norm && c->qk_norm_whole != likes[like].reordered)
+        return has_none(c, WEFT_OPTION(qk_norm_whole));
+    if (c->nope_every && like != SMOLLM3) return has_none(c, WEFT_OPTION(nope_every));
     if (qkv && like != QWEN2) return has_none(c, WEFT_OPTION(attention_bias));
-    if (c->ffn_bias && (like == QWEN2 || like == QWEN3)) return has_none(c, WEFT_OPTION(ffn_bias));
+    if (c->ffn_bias && like != LLAMA && like != SMOLLM3) return has_none(c, WEFT_OPTION(ffn_bias));
     if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
         return has_none(c, WEFT_OPTION(norm_eps));
     return WEFT_OK;

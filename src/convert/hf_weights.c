@@ -108,11 +108,15 @@ static void list_llama(piece_list *p) {
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c), d = weft_config_head_dim(c);
     int bias = weft_hf_attention_bias(c);
     bool all = bias == WEFT_ATTENTION_BIAS_ALL;
+    bool behind = c->norm_placement == WEFT_PLACEMENT_REORDERED;
+    int64_t normed = c->qk_norm_whole ? c->n_head * d : d;
     add(p, "", BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
     add(p, "", BODY, "ln_f.weight", "norm.weight", e, 0);
     for (int64_t i = 0; i < c->n_layer; i++) {
-        add(p, "layers", i, "ln_1.weight", "input_layernorm.weight", e, 0);
-        add(p, "layers", i, "ln_2.weight", "post_attention_layernorm.weight", e, 0);
+        add(p, "layers", i, behind ? "ln_2.weight" : "ln_1.weight",
+            behind ? "post_feedforward_layernorm.weight" : "input_layernorm.weight", e, 0);
+        add(p, "layers", i, behind ? "ln_1.weight" : "ln_2.weight",
+            "post_attention_layernorm.weight", e, 0);
         add_projections(p, i, "attn.qkv.weight", "weight", e);
         if (bias != WEFT_ATTENTION_BIAS_NONE) add_projections(p, i, "attn.qkv.bias", "bias", 0);
         add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, c->n_head * d);
@@ -121,8 +125,8 @@ static void list_llama(piece_list *p) {
         add(p, "layers", i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
         add(p, "layers", i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
         if (c->qk_norm) {
-            add(p, "layers", i, "attn.q_norm.weight", "self_attn.q_norm.weight", d, 0);
-            add(p, "layers", i, "attn.k_norm.weight", "self_attn.k_norm.weight", d, 0);
+            add(p, "layers", i, "attn.q_norm.weight", "self_attn.q_norm.weight", normed, 0);
+            add(p, "layers", i, "attn.k_norm.weight", "self_attn.k_norm.weight", normed, 0);
         }
         if (c->ffn_bias) {
             add(p, "layers", i, "ffn.w1.bias", "mlp.up_proj.bias", f, 0);

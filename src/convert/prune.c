@@ -36,6 +36,10 @@ static weft_status check_heads(const weft_config *c, bool sparse) {
         return refuse("heads",
                       "with CONFIG_KV_SHARE layers read the keys of others, so a head is not "
                       "one layer's; --what ffn takes any model");
+    if (c->qk_norm && c->qk_norm_whole)
+        return refuse("heads",
+                      "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the "
+                      "others are not what they were");
     if (sparse) return WEFT_OK;
     if (mla && c->ra_mla_latent_heads > 1)
         return refuse("heads",

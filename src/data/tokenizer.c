@@ -24,6 +24,7 @@ weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out) {
         return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", name);
     }
     t->end = t->begin = -1;
+    memset(t->byte_token, 0xFF, sizeof t->byte_token);
     t->ids_most = TOKENIZER_VOCAB_MAX;
     *out = t;
     return WEFT_OK;
@@ -168,7 +169,7 @@ weft_status weft_tokenizer_finish(weft_tokenizer *t) {
     static const char *const ends[] = {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"};
     for (int b = 0; b < 256; b++) {
         char byte = (char)b;
-        t->byte_token[b] = weft_tokenizer_find(t, &byte, 1);
+        if (!t->characters) t->byte_token[b] = weft_tokenizer_find(t, &byte, 1);
         if (t->byte_token[b] < 0)
             return weft_fail(WEFT_EINPUT,
                              "tokenizer %s: there is no token for the byte 0x%02x; a byte-level "
@@ -255,13 +256,16 @@ weft_status weft_tokenizer_decode(const weft_tokenizer *t, const int32_t *tokens
     char *to = malloc(all + 1);
     if (!to) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory for %zu bytes", t->name, all);
     *text = to;
-    *bytes = all;
     for (int64_t i = 0; i < count; i++) {
         const char *from = weft_tokenizer_token(t, tokens[i], &n);
         memcpy(to, from, (size_t)n);
         to += n;
     }
     *to = 0;
+    /* The space that was put before it. */
+    bool before = t->space != SPACE_NONE && all && **text == ' ';
+    *bytes = all - before;
+    if (before) memmove(*text, *text + 1, all);
     return WEFT_OK;
 }
 

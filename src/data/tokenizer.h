@@ -1,10 +1,10 @@
 /* Text to tokens and back.
  *
- * Three kinds, one interface: single bytes; GPT-2's byte-level BPE from its vocab.bpe and
- * encoder.json; any byte-level BPE of a Hugging Face tokenizer.json. On valid UTF-8 the tokens are
+ * Four kinds, one interface: single bytes; GPT-2's byte-level BPE from its vocab.bpe and
+ * encoder.json; any byte-level BPE of a Hugging Face tokenizer.json; SentencePiece's BPE of one. On valid UTF-8 the tokens are
  * those of the libraries the files come from. On any bytes at all, decoding what was encoded gives
  * the same bytes again: what is not UTF-8 is encoded byte by byte. (With the normalizer NFC it gives
- * their composed form.) Files are not trusted; what is damaged, or asks for something that would lose
+ * their composed form; SentencePiece's takes U+2581 for a space, and some of it a space before a text.) Files are not trusted; what is damaged, or asks for something that would lose
  * bytes, is refused in one line.
  *
  * What Hugging Face's folders have beside a tokenizer goes where it goes: generation_config.json, which

@@ -108,11 +108,24 @@ static bool reserve_tokens(weft_encoder *e, size_t more) {
     return weft_grow_list(&e->out, &e->room, e->n + (int64_t)more, sizeof *e->out);
 }
 
+/* The tokens that merging begins with: those of characters, where the tokenizer has such, or of bytes. */
+static int64_t list_first(const weft_tokenizer *t, const char *piece, size_t bytes, int32_t *id) {
+    int64_t n = 0;
+    for (size_t i = 0; i < bytes;) {
+        int length = t->characters ? weft_utf8_scan(piece + i, bytes - i) : 0;
+        int32_t whole = length > 0 ? weft_tokenizer_find(t, piece + i, length) : -1;
+        id[n++] = whole >= 0 ? whole : t->byte_token[(uint8_t)piece[i]];
+        for (int k = 1; whole < 0 && k < length; k++)
+            id[n++] = t->byte_token[(uint8_t)piece[i + (size_t)k]];
+        i += length > 0 ? (size_t)length : 1;
+    }
+    return n;
+}
+
 /* Tokens of a piece of at most SHORT_PIECE bytes; returns how many. */
-static int merge_short(const weft_tokenizer *t, const char *piece, int n, int32_t *id) {
+static int merge_short(const weft_tokenizer *t, const char *piece, size_t bytes, int32_t *id) {
     int32_t rank[SHORT_PIECE], made[SHORT_PIECE]; /* of the pair that starts here */
-    for (int i = 0; i < n; i++)
-        id[i] = t->byte_token[(uint8_t)piece[i]];
+    int n = (int)list_first(t, piece, bytes, id);
     for (int i = 0; i + 1 < n; i++) {
         const weft_merge *m = weft_find_merge(t, id[i], id[i + 1]);
         rank[i] = m ? m->rank : INT32_MAX;
@@ -185,11 +198,10 @@ static void push_pair(weft_encoder *e, int32_t at) {
 /* Appends the tokens of a long piece. A rank names its pair, so an entry of the heap is out of date
  * exactly when the pair at its place has another rank. */
 static bool merge_long(weft_encoder *e, const char *piece, size_t bytes) {
-    int32_t n = (int32_t)bytes;
-    if (!reserve_long(e, n)) return false;
+    if (!reserve_long(e, (int64_t)bytes)) return false;
+    int32_t n = (int32_t)list_first(e->t, piece, bytes, e->id);
     e->heap_n = 0;
     for (int32_t i = 0; i < n; i++) {
-        e->id[i] = e->t->byte_token[(uint8_t)piece[i]];
         e->next[i] = i + 1 < n ? i + 1 : -1;
         e->before[i] = i - 1;
     }
@@ -222,7 +234,7 @@ static bool merge_piece(weft_encoder *e, const char *piece, size_t bytes) {
         }
     }
     if (bytes > SHORT_PIECE) return merge_long(e, piece, bytes);
-    e->n += merge_short(e->t, piece, (int)bytes, e->out + e->n);
+    e->n += merge_short(e->t, piece, bytes, e->out + e->n);
     return true;
 }
 
@@ -347,8 +359,20 @@ static weft_status encode_valid(weft_encoder *e, const char *text, size_t bytes)
     return split_text(e, 0, text, bytes);
 }
 
-/* Text without any token's name in it. */
-static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes) {
+/* Text without any token's name in it; `first`: the text begins with it. */
+static weft_status encode_plain(weft_encoder *e, const char *text, size_t bytes, bool first) {
+    WEFT_AUTO_FREE char *spaced = NULL;
+    if (e->t->characters && bytes) {
+        spaced = malloc(bytes + 1);
+        if (!spaced) return no_memory(e);
+        spaced[0] = ' ';
+        bytes = weft_spaces_from_marks(text, bytes, spaced + 1);
+        bool missing = spaced[1] != ' ' && e->t->space != SPACE_NONE &&
+                       (first || e->t->space != SPACE_MISSING_FIRST);
+        bool before = missing || e->t->space == SPACE_ALWAYS;
+        text = spaced + !before;
+        bytes += before;
+    }
     for (size_t at = 0; at < bytes;) {
         size_t valid = weft_utf8_valid(text + at, bytes - at);
         if (valid) WEFT_TRY(encode_valid(e, text + at, valid));
@@ -397,13 +421,13 @@ static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, 
                 at++;
                 continue;
             }
-            WEFT_TRY(encode_plain(e, text + from, at - from));
+            WEFT_TRY(encode_plain(e, text + from, at - from, from == 0));
             if (!reserve_tokens(e, 1)) return no_memory(e);
             e->out[e->n++] = a->id;
             from = at += (size_t)a->bytes;
         }
     }
-    return encode_plain(e, text + from, bytes - from);
+    return encode_plain(e, text + from, bytes - from, from == 0);
 }
 
 /* `first` is a token that comes before; -1: none. */

@@ -16,6 +16,10 @@ enum {
     TOKENIZER_FILE_MAX = 256 * 1024 * 1024
 };
 
+/* Whether a space is put before a text, or before each part of it between added tokens: none; whatever it
+ * begins with; where it does not begin with one, and then only before the first part. */
+typedef enum { SPACE_NONE, SPACE_ALWAYS, SPACE_MISSING, SPACE_MISSING_FIRST } weft_space_before;
+
 /* Files beside a tokenizer.json that go where it goes. */
 enum { BESIDE_GENERATION, BESIDE_CONFIG, BESIDE_SPECIALS, BESIDE_CHAT, BESIDE_FILES };
 
@@ -68,6 +72,10 @@ struct weft_tokenizer {
     int n_ends;
 
     bool nfc; /* a text is brought into Unicode's composed form first */
+    /* SentencePiece's BPE: merging begins with characters, and with bytes where a character is no token;
+     * spaces are written U+2581, and one may be put before a text. */
+    bool characters;
+    weft_space_before space;
     weft_split_step steps[TOKENIZER_STEPS_MAX];
     int n_steps;
     bool whole_words; /* a piece that is a token is that token, whatever the merges say */
@@ -100,6 +108,9 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab);
 weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t left_length,
                                  const char *right, size_t right_length);
 
+/* The bytes that a token's text in a file stands for, to `out` (as long as text); -1: it stands for none. */
+int64_t weft_token_bytes(const weft_tokenizer *t, const char *text, size_t length, char *out);
+
 /* tokenizer_beside.c: keeps what lies beside a tokenizer's file, and takes from it the tokens that end
  * generation; writes it beside another. */
 weft_status weft_tokenizer_read_beside(weft_tokenizer *t, const char *dir);
@@ -129,6 +140,8 @@ void weft_bytes_to_symbols(const char *bytes, int64_t length, char *out);
 size_t weft_utf8_valid(const char *text, size_t bytes);
 /* Length of the bytes at the start that are no UTF-8. */
 size_t weft_utf8_invalid(const char *text, size_t bytes);
+/* U+2581 as spaces, to `out`, as long as text; returns how long it became. */
+size_t weft_spaces_from_marks(const char *text, size_t bytes, char *out);
 /* Builds the table of GPT-2's scanner; once a process, later calls are free. */
 weft_status weft_gpt2_prepare(void);
 /* Length of the first piece of a valid text that is not empty, by GPT-2's pattern. */

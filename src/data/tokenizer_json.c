@@ -1,6 +1,7 @@
 /* A Hugging Face tokenizer.json. It describes a pipeline: normalizer, splitting steps, model, added
- * tokens. What is taken is byte-level BPE, without a normalizer or with NFC: then no byte of a text in
- * composed form is lost, and decoding gives it back. All else is refused by its name, rather than read as
+ * tokens. What is taken is byte-level BPE, without a normalizer or with NFC, and SentencePiece's BPE, which
+ * falls back to bytes: then no byte of a text in composed form is lost, and decoding gives it back. All else
+ * is refused by its name, rather than read as
  * something it is not. Of the post-processor, which puts tokens around a text, the one that begins it is
  * taken; weft_encode_text puts it there. */
 #include "base/json.h"
@@ -27,7 +28,9 @@ static const char *text_of(const json_t *object, const char *key) {
 }
 
 static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
-    return weft_fail(WEFT_EINPUT, "tokenizer %s: %s \"%.40s\" is not supported; byte-level BPE is",
+    return weft_fail(WEFT_EINPUT,
+                     "tokenizer %s: %s \"%.40s\" is not supported; byte-level BPE is, and "
+                     "SentencePiece's BPE with byte_fallback",
                      t->name, what, value);
 }
 
@@ -135,7 +138,7 @@ static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
 
 static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     static const char *const others[] = {"dropout", "continuing_subword_prefix",
-                                         "end_of_word_suffix", "byte_fallback"};
+                                         "end_of_word_suffix"};
     const char *type = text_of(model, "type");
     const json_t *vocab = json_object_get(model, "vocab"),
                  *merges = json_object_get(model, "merges");
@@ -160,11 +163,15 @@ weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, in
                          t->name);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (is_set(token, others[i])) return refuse(t, "an added token with", others[i]);
+    WEFT_AUTO_FREE char *own = strdup(text);
+    if (!own) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    int64_t length = (int64_t)strlen(text);
+    if (t->characters) length = weft_token_bytes(t, text, (size_t)length, own);
     int32_t bytes = 0;
     const char *known = id < t->vocab ? weft_tokenizer_token(t, (int32_t)id, &bytes) : NULL;
     if (!known)
-        WEFT_TRY(weft_tokenizer_add_token(t, id, text, (int64_t)strlen(text), false));
-    else if ((size_t)bytes != strlen(text) || memcmp(known, text, (size_t)bytes) != 0)
+        WEFT_TRY(weft_tokenizer_add_token(t, id, own, length, false));
+    else if (bytes != length || memcmp(known, own, (size_t)bytes) != 0)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: the number %lld is given to two tokens",
                          t->name, (long long)id);
     return weft_tokenizer_add_special(t, text, (int32_t)id, is_set(token, "special"));
@@ -178,15 +185,43 @@ weft_status weft_tokenizer_set_nfc(weft_tokenizer *t) {
     return weft_fail(WEFT_EMISSING, "tokenizer %s: %s", t->name, weft_error_message());
 }
 
-/* NFC, alone or as all that a Sequence has. */
+static bool is_mark(const char *text) {
+    return strcmp(text, "\xe2\x96\x81") == 0;
+}
+
+/* NFC; and for SentencePiece's BPE, a space before the text, and spaces as U+2581. */
 static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) {
     const char *type = text_of(normalizer, "type");
     const json_t *list = json_object_get(normalizer, "normalizers");
     if (!json_is_object(normalizer)) return WEFT_OK;
     if (strcmp(type, "NFC") == 0) return weft_tokenizer_set_nfc(t);
+    if (t->characters && strcmp(type, "Prepend") == 0 && is_mark(text_of(normalizer, "prepend"))) {
+        t->space = SPACE_ALWAYS;
+        return WEFT_OK;
+    }
+    if (t->characters && strcmp(type, "Replace") == 0 && is_mark(text_of(normalizer, "content")) &&
+        strcmp(text_of(json_object_get(normalizer, "pattern"), "String"), " ") == 0)
+        return WEFT_OK;
     if (strcmp(type, "Sequence") != 0) return refuse(t, "the normalizer", type);
     for (size_t i = 0; i < json_array_size(list); i++)
         WEFT_TRY(read_normalizer(t, json_array_get(list, i)));
+    return WEFT_OK;
+}
+
+/* What SentencePiece's BPE has in place of splitting: nothing, or Metaspace without splitting. */
+static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
+    const json_t *pre = json_object_get(root, "pre_tokenizer");
+    const char *type = text_of(pre, "type"), *scheme = text_of(pre, "prepend_scheme");
+    if (!json_is_object(pre)) {
+        if (json_is_object(json_object_get(root, "normalizer"))) return WEFT_OK;
+        return refuse(t, "a model with", "byte_fallback");
+    }
+    if (strcmp(type, "Metaspace") != 0 || !is_mark(text_of(pre, "replacement")) ||
+        !json_is_false(json_object_get(pre, "split")))
+        return refuse(t, "with byte_fallback the pre_tokenizer", type);
+    t->space = strcmp(scheme, "never") == 0   ? SPACE_NONE
+               : strcmp(scheme, "first") == 0 ? SPACE_MISSING_FIRST
+                                              : SPACE_MISSING;
     return WEFT_OK;
 }
 
@@ -214,9 +249,10 @@ static weft_status read_processor(weft_tokenizer *t, const json_t *processor) {
 
 weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root) {
     const json_t *added = json_object_get(root, "added_tokens");
+    t->characters = is_set(json_object_get(root, "model"), "byte_fallback");
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
     WEFT_TRY(read_model(t, json_object_get(root, "model")));
-    WEFT_TRY(read_steps(t, root));
+    WEFT_TRY(t->characters ? read_metaspace(t, root) : read_steps(t, root));
     for (size_t i = 0; i < json_array_size(added); i++) {
         const json_t *token = json_array_get(added, i), *id = json_object_get(token, "id");
         WEFT_TRY(

@@ -28,6 +28,19 @@ static weft_status read_file(weft_tokenizer *t, const char *path, char **text, s
     return weft_fail(errno == ENOENT ? WEFT_EINPUT : status, "tokenizer %s", weft_error_message());
 }
 
+int64_t weft_token_bytes(const weft_tokenizer *t, const char *text, size_t length, char *out) {
+    if (!t->characters) return weft_symbols_to_bytes(text, length, out);
+    return (int64_t)weft_spaces_from_marks(text, length, out);
+}
+
+/* The byte of "<0x0A>"; -1: it is another token. */
+static int byte_of(const weft_tokenizer *t, const char *text) {
+    unsigned byte;
+    int end = 0;
+    bool is = t->characters && strlen(text) == 6 && sscanf(text, "<0x%2X>%n", &byte, &end) == 1;
+    return is && end == 6 ? (int)byte : -1;
+}
+
 weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
     const char *key;
     json_t *value;
@@ -39,7 +52,14 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
                              key);
         WEFT_AUTO_FREE char *bytes = malloc(length + 1);
         if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
-        int64_t n = weft_symbols_to_bytes(key, length, bytes);
+        int64_t n = weft_token_bytes(t, key, length, bytes);
+        int byte = byte_of(t, key);
+        if (byte >= 0) {
+            t->byte_token[byte] = (int32_t)json_integer_value(value);
+            bytes[0] = (char)byte;
+            WEFT_TRY(weft_tokenizer_add_token(t, json_integer_value(value), bytes, 1, false));
+            continue;
+        }
         /* A name with characters that stand for no byte means itself. */
         WEFT_TRY(weft_tokenizer_add_token(t, json_integer_value(value), n < 0 ? key : bytes,
                                           n < 0 ? (int64_t)length : n, n >= 0));
@@ -52,8 +72,8 @@ weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t lef
     long long number = (long long)t->n_merges + 1;
     WEFT_AUTO_FREE char *bytes = malloc(left_length + right_length + 1);
     if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
-    int64_t l = weft_symbols_to_bytes(left, left_length, bytes), r = -1;
-    if (l > 0) r = weft_symbols_to_bytes(right, right_length, bytes + l);
+    int64_t l = weft_token_bytes(t, left, left_length, bytes), r = -1;
+    if (l > 0) r = weft_token_bytes(t, right, right_length, bytes + l);
     int32_t a = -1, b = -1, made = -1;
     if (r > 0) {
         a = weft_tokenizer_find(t, bytes, l);

@@ -182,6 +182,16 @@ size_t weft_utf8_valid(const char *text, size_t bytes) {
     return at;
 }
 
+size_t weft_spaces_from_marks(const char *text, size_t bytes, char *out) {
+    size_t n = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        bool mark = i + 2 < bytes && memcmp(text + i, "\xe2\x96\x81", 3) == 0;
+        out[n++] = mark ? ' ' : text[i];
+        i += mark ? 2 : 0;
+    }
+    return n;
+}
+
 size_t weft_utf8_invalid(const char *text, size_t bytes) {
     size_t at = 0;
     while (at < bytes && !valid_char((const uint8_t *)text + at, bytes - at))

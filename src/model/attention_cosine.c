@@ -44,4 +44,5 @@ const weft_attention_kind weft_attention_cosine = {
     .shares_heads = true,
     .shares_layers = true,
     .biased = true,
+    .norms_whole = true,
 };

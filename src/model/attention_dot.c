@@ -59,5 +59,6 @@ const weft_attention_kind weft_attention_dot = {
     .shares_heads = true,
     .shares_layers = true,
     .biased = true,
+    .norms_whole = true,
     .mup = true,
 };

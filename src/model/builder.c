@@ -114,11 +114,18 @@ weft_tensor *join_heads(builder *b, weft_tensor *common, weft_tensor *x, int64_t
 weft_tensor *norm_heads(builder *b, weft_tensor *x, int64_t queries, int64_t keys) {
     if (!b->c->qk_norm || !x) return x;
     weft_tensor *q = NULL, *k = NULL;
+    int64_t heads = x->shape[2], width = x->shape[3];
+    bool whole = b->c->qk_norm_whole;
+    if (whole) { /* as many keys as queries: each is one wide head */
+        x = as_heads(b, x, heads / queries, queries * width);
+        queries = keys = 1;
+    }
     weft_init start = init_constant(1);
     if (queries) q = builder_vector(b, "attn.q_norm.weight", start, weft_tensor_width(x));
     if (keys) k = builder_vector(b, "attn.k_norm.weight", start, weft_tensor_width(x));
-    return queries ? weft_norm_heads(b->g, x, q, queries, k, keys)
-                   : weft_norm_heads(b->g, x, k, keys, NULL, 0);
+    x = queries ? weft_norm_heads(b->g, x, q, queries, k, keys)
+                : weft_norm_heads(b->g, x, k, keys, NULL, 0);
+    return whole ? as_heads(b, x, heads, width) : x;
 }
 
 weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries) {

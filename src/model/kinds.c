@@ -60,6 +60,10 @@ static bool shares_layers(const weft_attention_kind *kind) {
     return kind->shares_layers;
 }
 
+static bool norms_whole(const weft_attention_kind *kind) {
+    return kind->norms_whole;
+}
+
 static bool has_latent(const weft_attention_kind *kind) {
     return kind->latent;
 }
@@ -75,6 +79,12 @@ static weft_status check_heads(const weft_config *c, const char *where) {
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld", where,
                          h, kv);
+    if (c->qk_norm && c->qk_norm_whole && (h != kv || !norms_whole(weft_attention_of(c))))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key as "
+            "query heads; set it to n",
+            where, attentions_with(norms_whole, words, sizeof words));
     return WEFT_OK;
 }
 

@@ -40,6 +40,7 @@ typedef struct {
     bool shares_heads;  /* KV_HEADS may be fewer than N_HEAD */
     bool shares_layers; /* it heeds builder.shares, so that KV_SHARE may be more than 1 */
     bool biased;        /* with BIAS its projections have biases */
+    bool norms_whole;   /* QK_NORM_WHOLE: queries and keys come from one map, heads in a row */
     bool latent;        /* sets the builder's latent, which LATENT_RECIP needs */
     bool mup;           /* MUP knows how its maps and scores go with the width */
 } weft_attention_kind;

@@ -184,6 +184,10 @@ void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     if (b->c->norm_placement == WEFT_PLACEMENT_POST) {
         *x = apply_norm(b, first, *x, build_attention(b, *x), NULL);
         *x = apply_norm(b, second, *x, build_ffn(b, *x), NULL);
+    } else if (b->c->norm_placement == WEFT_PLACEMENT_REORDERED) {
+        *x = add_optional(b, *x, *branch);
+        *x = weft_add(b->g, *x, apply_norm(b, first, build_attention(b, *x), NULL, NULL));
+        *branch = apply_norm(b, second, build_ffn(b, *x), NULL, NULL);
     } else {
         weft_tensor *y = apply_norm(b, first, *x, *branch, x);
         *branch = build_attention(b, y);

@@ -5,8 +5,8 @@ import json
 import pathlib
 
 import torch
-from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen2Config,
-                          Qwen3Config, SmolLM3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Olmo2Config,
+                          Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
 PUBLISHED = {path.stem: path for path in sorted((pathlib.Path(__file__).parent / "published").glob("*.json"))}
@@ -45,6 +45,7 @@ CASES = {
     "qwen2": llama_config(Qwen2Config, num_key_value_heads=1),
     "qwen3": llama_config(Qwen3Config, head_dim=12),
     "qwen3-bias": llama_config(Qwen3Config, head_dim=8, attention_bias=True),
+    "olmo2": llama_config(Olmo2Config, num_key_value_heads=4, rms_norm_eps=1e-6, attention_bias=True),
     "smollm3": llama_config(SmolLM3Config, num_hidden_layers=5, no_rope_layer_interval=2, mlp_bias=True),
 }
 

@@ -46,8 +46,8 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3", "olmo2"};
+    for (int i = 0; i < 5; i++) {
         char from[64], kept[64];
         const char *out = scratch_path("%s", names[i]);
         snprintf(from, sizeof from, "tests/vectors/hf/%s", names[i]);
@@ -89,6 +89,10 @@ static void test_written_and_read_again_is_the_same(void **state) {
     goes_around(model);
     command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "NOPE_EVERY=2", "-o", "FFN_BIAS=y",
                          "--out", model),
+                     NULL);
+    goes_around(model);
+    command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "KV_HEADS=0", "-o", "QK_NORM=y",
+                         "-o", "QK_NORM_WHOLE=y", "-o", "NORM_PLACEMENT=reordered", "--out", model),
                      NULL);
     goes_around(model);
 }
@@ -224,7 +228,7 @@ static void test_published_configs_are_read(void **state) {
     (void)state;
     static const char *const names[] = {"distilgpt2",   "llama-3.2-1b", "mistral-nemo",
                                         "qwen2.5-0.5b", "qwen3-0.6b",   "smollm2-135m",
-                                        "smollm3-3b"};
+                                        "smollm3-3b",   "olmo-2-1b"};
     const char *folder = scratch_path("published"), *out = scratch_path("refused");
     mkdir(folder, 0777);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {

@@ -3,7 +3,8 @@
     make_tokenizer_vectors.py GPT2_FOLDER
         writes tests/vectors/tokenizer.{gpt2,own,split,qwen2}.cases.json: {"cases": [{"text", "tokens"}]}.
         GPT-2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
-        from tests/vectors/tokenizer.{own,split}.json; qwen2 by tokenizers from own's vocabulary with
+        from tests/vectors/tokenizer.{own,split}.json; pieces-* by tokenizers from tokenizer.pieces.json, a
+        small BPE of SentencePiece's kind that is made here; qwen2 by tokenizers from own's vocabulary with
         Qwen2's normalizer and pattern. Also tokenizer.train.json: a text and the
         merges that the trainer of tokenizers learns from it.
     make_tokenizer_vectors.py --stream SEED COUNT ASSIGNED GPT2_FOLDER|TOKENIZER_JSON
@@ -176,6 +177,52 @@ def keep_qwen2():
     write_cases("qwen2", texts + kept_texts(), lambda text: reference.encode(text, add_special_tokens=False).ids)
 
 
+def pieces_description(form):
+    """SentencePiece's BPE as tokenizer.json has it: spaces are U+2581, unknown characters their bytes. `form` is Llama 2's
+    normalizer ("normalizer"), Gemma's ("gemma"), or Mistral's Metaspace ("first")."""
+    with open(os.path.join(VECTORS, "tokenizer.pieces.json"), encoding="utf-8") as file:
+        description = json.load(file)
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    if form == "first":
+        description["normalizer"] = None
+        description["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": form, "split": False}
+    elif form == "gemma":
+        description["normalizer"] = replace
+    return description
+
+
+def make_pieces():
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    named = ["<unk>", "<s>", "</s>"]
+    trained = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    trained.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    text = " ".join(WORDS) + " " + " ".join(kept_texts()[14:40])
+    ascii_only = "".join(c for c in text if " " <= c <= "~" or c in "éïñß世界Привет")
+    trained.train_from_iterator([ascii_only], trainers.BpeTrainer(
+        vocab_size=620, min_frequency=2, show_progress=False,
+        special_tokens=named + [f"<0x{byte:02X}>" for byte in range(256)]))
+    description = json.loads(trained.to_str())
+    description["added_tokens"] = [t for t in description["added_tokens"] if t["content"] in named]
+    description["post_processor"] = {
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
+    with open(os.path.join(VECTORS, "tokenizer.pieces.json"), "w", encoding="ascii") as file:
+        json.dump(description, file, indent=0)
+        file.write("\n")
+
+
+def keep_pieces():
+    import tokenizers
+
+    texts = ["", " ", "  a", "a", "\u2581a", "a\u2581 b", "the attention", " the attention", "世界 ж e\u0301", "\n\n x", "\U0001f600"]
+    texts += kept_texts()[:80]
+    for form in "normalizer", "gemma", "first":
+        description = pieces_description(form) | {"added_tokens": [], "post_processor": None}
+        reference = tokenizers.Tokenizer.from_str(json.dumps(description))
+        write_cases(f"pieces-{form}", texts, lambda text: reference.encode(text, add_special_tokens=False).ids)
+
+
 def keep_training():
     """Words by rank, frequent ones short: many pairs are as frequent as others, so ties count."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -207,6 +254,8 @@ def main():
         for name in "own", "split":
             keep(name, os.path.join(VECTORS, f"tokenizer.{name}.json"))
         keep_qwen2()
+        make_pieces()
+        keep_pieces()
         keep_training()
     else:
         sys.exit(__doc__)

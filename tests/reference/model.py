@@ -154,6 +154,9 @@ def qk_norm(c, p, name, x):
     if not c["QK_NORM"]:
         return x
     gain = p[f"attn.{name}_norm.weight"]
+    if c["QK_NORM_WHOLE"]:
+        whole = x.flatten(2)
+        return (whole / torch.sqrt((whole**2).mean(-1, keepdim=True) + 1e-6) * gain).view(x.shape)
     normed, rest = x[..., :len(gain)], x[..., len(gain):]
     return torch.cat([normed / torch.sqrt((normed**2).mean(-1, keepdim=True) + 1e-6) * gain, rest], -1)
 
@@ -461,7 +464,7 @@ def forward(c, params, ids, constants):
         x = x + params["wpe.weight"][place]
     aux_z = aux_c = torch.zeros((), dtype=x.dtype)
     gate = received = None
-    post = c["NORM_PLACEMENT"] == "post"
+    post, pre = c["NORM_PLACEMENT"] == "post", c["NORM_PLACEMENT"] == "pre"
     for i in range(c["N_LAYER"]):
         start = f"h.{i}."
         p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
@@ -469,11 +472,11 @@ def forward(c, params, ids, constants):
         own = c | {"POSITION": "none"} if unrotated else c
         if not shares_keys(c, i):
             kept = []
-        y, weights, latent = attention(own, p, x if post else norm(c, p, "ln_1", x), gate, received, kept, i, ids)
-        x = norm(c, p, "ln_1", x + y) if post else x + y
-        y, gate, received, losses = feed_forward(c, p, params, x if post else norm(c, p, "ln_2", x), weights, latent,
+        y, weights, latent = attention(own, p, norm(c, p, "ln_1", x) if pre else x, gate, received, kept, i, ids)
+        x = norm(c, p, "ln_1", x + y) if post else x + (y if pre else norm(c, p, "ln_1", y))
+        y, gate, received, losses = feed_forward(c, p, params, norm(c, p, "ln_2", x) if pre else x, weights, latent,
                                                  constants, i, ids)
-        x = norm(c, p, "ln_2", x + y) if post else x + y
+        x = norm(c, p, "ln_2", x + y) if post else x + (y if pre else norm(c, p, "ln_2", y))
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
     x = norm(c, params, "ln_f", x)

@@ -9,7 +9,7 @@ KEYS = {
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
     "NORM_EPS": (float, 0.0),
-    "NORM_PLACEMENT": (("pre", "post"), "pre"),
+    "NORM_PLACEMENT": (("pre", "post", "reordered"), "pre"),
     "N_LAYER": (int, None),
     "N_HEAD": (int, None),
     "N_EMBD": (int, None),
@@ -28,6 +28,7 @@ KEYS = {
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
     "FFN_BIAS": (bool, False),
     "QK_NORM": (bool, False),
+    "QK_NORM_WHOLE": (bool, False),
     "ATTENTION_GATE": (("none", "head", "element"), "none"),
     "WINDOW": (int, 0),
     "WINDOW_EVERY": (int, 0),
@@ -253,6 +254,7 @@ def attention_shapes(c, layer):
         shapes["out_gate.weight"] = (h if c["ATTENTION_GATE"] == "head" else inner, e)
     if c["QK_NORM"]:
         width = d if c["ATTENTION"] != "mla" else latent // 2 if has_tau(c) else latent
+        width = inner if c["QK_NORM_WHOLE"] else width
         shapes |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
     if c["POSITION"] == "relative":
         shapes["rel_bias"] = (c["CONTEXT"],)
