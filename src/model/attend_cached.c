@@ -204,6 +204,7 @@ static void write_common(builder *b, const builder_keys *keys, weft_cache_query 
 
 /* Queries for such keys: zeros where other heads have their columns. */
 static weft_tensor *spread_queries(builder *b, const builder_keys *keys, weft_tensor *q) {
+    if (!keys->k) return NULL;
     int64_t heads = keys->k->shape[2], width = keys->k->shape[3], common = keys->common->shape[3];
     weft_head_columns_attr attr = {
         .heads = b->heads,
@@ -216,6 +217,7 @@ static weft_tensor *spread_queries(builder *b, const builder_keys *keys, weft_te
 
 /* A head's own columns of the values that it found. */
 static weft_tensor *take_values(builder *b, const builder_keys *keys, weft_tensor *o) {
+    if (!keys->v) return NULL;
     int64_t width = keys->v->shape[3], common = keys->v == keys->k ? keys->common->shape[3] : 0;
     weft_head_columns_attr attr = {.heads = b->heads,
                                    .width = width,

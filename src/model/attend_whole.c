@@ -6,6 +6,7 @@
 
 static weft_tensor *attend(builder *b, const builder_keys *keys) {
     weft_score *score = &b->score;
+    if (!keys->packed && !keys->k) return NULL; /* the graph has failed */
     score->packed = keys->packed;
     score->heads = b->heads;
     score->kv_heads = keys->kv_heads;

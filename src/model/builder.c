@@ -91,6 +91,7 @@ weft_tensor *as_heads(builder *b, weft_tensor *x, int64_t heads, int64_t width) 
 
 weft_tensor *attention_map(builder *b, weft_tensor *x, const char *name, int64_t rows) {
     char full[64];
+    if (!x) return NULL;
     snprintf(full, sizeof full, "attn.%s.weight", name);
     weft_tensor *w = matrix(b, full, init_normal(NORMAL_STD), rows, weft_tensor_width(x));
     snprintf(full, sizeof full, "attn.%s.bias", name);
@@ -154,7 +155,7 @@ void builder_score_position(builder *b) {
 
 /* `heads` heads of a tensor that has q, k and v, from column `first` on. */
 static weft_tensor *take_packed(builder *b, weft_tensor *packed, int64_t first, int64_t heads) {
-    int64_t all = weft_tensor_width(packed), width = heads * b->head_dim;
+    int64_t all = packed ? weft_tensor_width(packed) : 0, width = heads * b->head_dim;
     weft_head_columns_attr attr = {
         .heads = 1, .width = width, .part = {{.from = first, .count = width}}};
     weft_tensor *taken = weft_head_columns(b->g, attr, as_heads(b, packed, 1, all), NULL);

@@ -241,10 +241,22 @@ static void test_a_thousand_layers_are_planned_at_once(void **state) {
 
 static void test_enormous_sizes_are_answered(void **state) {
     (void)state;
-    command_fails(2,
-                  RUN("plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o", "BATCH_SIZE=1048576",
-                      "-o", "CONTEXT=1048576", "-o", "VOCAB_SIZE=16777216"),
-                  SAYS("weft plan:"));
+    static const char *const mixes[][3] = {
+        {"ATTENTION=dot", "POSITION=learned", "KV_SHARE=1"},
+        {"ATTENTION=cosine", "POSITION=rope", "KV_SHARE=2"},
+        {"ATTENTION=w2", "POSITION=rope", "KV_SHARE=2"},
+        {"ATTENTION=w2", "W2_KERNEL=overlap", "KV_SHARE=1"},
+        {"ATTENTION=mla", "POSITION=rope", "KV_SHARE=2"},
+        {"ATTENTION=mla", "POSITION=rope", "RA_MLA_SCORE=w2"},
+        {"ATTENTION=mla", "RA_MLA_ROPE_DIM=64", "RA_MLA_Q_RANK=65536"},
+        {"ATTENTION=gta", "KV_HEADS=2", "KV_SHARE=2"}};
+    for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++)
+        command_fails(2,
+                      RUN("plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
+                          "BATCH_SIZE=1048576", "-o", "CONTEXT=1048576", "-o",
+                          "VOCAB_SIZE=16777216", "-o", mixes[i][0], "-o", mixes[i][1], "-o",
+                          mixes[i][2]),
+                      SAYS("weft plan:"));
     assert_true(parameters(RUN("plan", "--json", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
                                "N_FFN=1048576", "-o", "BATCH_SIZE=1", "-o",
                                "VOCAB_SIZE=16777216")) > 1000000000000LL);
