@@ -648,8 +648,8 @@ const weftCharts = (() => {
   /* Beside the page where there is room for it, before the charts where there is not. */
   const wide = matchMedia("(min-width: 1100px)");
 
-  function placeControls() {
-    const beside = wide.matches ? document.getElementById("controls") : null;
+  function placeControls(onPaper) {
+    const beside = wide.matches && onPaper !== true ? document.getElementById("controls") : null;
     if (groups.length) (beside ? (e) => beside.append(e) : (e) => groups[0].element.before(e))(tools);
     for (const l of legends) {
       if (beside && legends.length === 1) beside.append(l.element);
@@ -739,7 +739,11 @@ const weftCharts = (() => {
         drawAll();
       });
     }
-    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+    addEventListener("beforeprint", () => {
+      document.querySelectorAll("details").forEach((d) => { d.open = true; });
+      placeControls(true);
+    });
+    addEventListener("afterprint", () => placeControls());
   }
 
   /* A report: each element with data-charts is filled from the JSON in the page. */

@@ -17,16 +17,12 @@
 enum { SEEDS_MOST = 100, FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
 
 /* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
- * one noisy variant does not press the others flat; what the answer names is shown whole. */
+ * one that lies far out does not press the others flat; an arrow at the edge stands for it. */
 typedef struct {
     double low, high;
     bool cut;
     weft_ticks ticks;
 } extent;
-
-static double reach_of(const weft_comparison *c) {
-    return c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
-}
 
 static extent find_extent(const weft_report_data *d) {
     extent e = {.cut = false};
@@ -35,13 +31,10 @@ static extent find_extent(const weft_report_data *d) {
     for (int i = 0; i < d->n_variants && reach; i++) {
         const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1 || d->nothing_learned) continue;
-        reach[n++] = reach_of(c);
+        reach[n++] = c->pairs < 2 ? fabs(c->mean) : fmax(fabs(c->low), fabs(c->high));
     }
     if (n) qsort(reach, (size_t)n, sizeof *reach, weft_order_doubles);
-    double most = n ? fmax(8 * reach[(n - 1) / 2], 1e-12) : 1;
-    int headline = weft_report_headline(d);
-    if (headline >= 0 && d->variants[headline].compared.pairs > 0)
-        most = fmax(most, reach_of(&d->variants[headline].compared));
+    double most = n ? fmax(8 * reach[n / 2], 1e-12) : 1;
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *c = &d->variants[i].compared;
         if (!weft_report_is_compared(d, i) || c->pairs < 1) continue;
@@ -83,7 +76,11 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
                 fmax(high - low, 0.3));
     }
     if (c->pairs >= 1)
-        fprintf(out, "<i class=\"%s mean\" style=\"left:%.2f%%\"></i>", kind, place_of(e, c->mean));
+        fprintf(out, "<i class=\"%s mean%s\" style=\"left:%.2f%%\"></i>", kind,
+                c->mean < e->low    ? " before"
+                : c->mean > e->high ? " beyond"
+                                    : "",
+                place_of(e, c->mean));
     fputs("</div>", out);
 }
 
@@ -92,8 +89,8 @@ static void put_note(FILE *out, const weft_report_data *d, int variant, const ch
     size_t size;
     FILE *words = open_memstream(&note, &size);
     if (!words) return;
-    if (*why) fprintf(words, "%c%s.", toupper((unsigned char)*why), why + 1);
-    weft_report_write_note(words, d, variant);
+    bool bounded = weft_report_write_note(words, d, variant, true);
+    if (*why && !bounded) fprintf(words, " %c%s.", toupper((unsigned char)*why), why + 1);
     if (weft_memory_end(words, &note)) weft_page_escape_html(out, note);
     free(note);
 }
@@ -303,7 +300,7 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_variants; i++)
         if (weft_report_is_compared(d, i)) weft_report_verdict_md(p, d, i);
     say_what_it_is(p, d, base);
-    if (e.cut) weft_page_line(p, "about", "Bars that reach the edge go on beyond it.");
+    if (e.cut) weft_page_line(p, "about", "What reaches the edge goes on beyond it.");
     say_more_seeds(p, d);
     return WEFT_OK;
 }

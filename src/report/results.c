@@ -46,21 +46,31 @@ static void write_numbers(FILE *out, const weft_report_data *d, const weft_compa
 
 /* What a comparison that shows nothing still says: how large the difference can be at most, and how
  * many seeds would tell. */
-static void write_bound(FILE *out, const weft_comparison *c) {
+static bool write_bound(FILE *out, const weft_comparison *c, bool brief) {
     int seeds = weft_seeds_needed(c);
-    if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return;
-    fprintf(out, " With %.0f%% confidence, any difference is smaller than %s.",
-            100 * WEFT_CONFIDENCE, weft_say_change(c, fmax(fabs(c->low), fabs(c->high))) + 1);
+    if (c->pairs < 2 || c->verdict != WEFT_NO_DIFFERENCE || !isfinite(c->low)) return false;
+    const char *most = weft_say_change(c, fmax(fabs(c->low), fabs(c->high))) + 1;
+    if (brief)
+        fprintf(out, " Any difference is smaller than %s.", most);
+    else
+        fprintf(out, " With %.0f%% confidence, any difference is smaller than %s.",
+                100 * WEFT_CONFIDENCE, most);
     if (seeds > c->pairs)
-        fprintf(out, " At this spread, %d seeds would show one of the size measured.", seeds);
+        fprintf(out,
+                brief ? " %d seeds would show one as large as measured."
+                      : " At this spread, %d seeds would show one of the size measured.",
+                seeds);
+    return true;
 }
 
-void weft_report_write_note(FILE *out, const weft_report_data *d, int variant) {
+bool weft_report_write_note(FILE *out, const weft_report_data *d, int variant, bool brief) {
     const weft_report_variant *s = &d->variants[variant];
-    if (!d->nothing_learned) write_bound(out, &s->compared);
+    bool bounded = !d->nothing_learned && s->leaks == d->variants[s->baseline].leaks &&
+                   write_bound(out, &s->compared, brief);
     write_left_out(out, d, variant);
     if (s->leaks && d->variants[s->baseline].leaks)
         fputs(" Both leak: a token sees later ones.", out);
+    return bounded;
 }
 
 /* Markdown has no rows with bars in them: it gets sentences. */
@@ -70,7 +80,7 @@ void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant
             weft_say_variant(d, s->baseline));
     fprintf(p->words, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(p->words, d, &s->compared);
-    weft_report_write_note(p->words, d, variant);
+    weft_report_write_note(p->words, d, variant, false);
     weft_page_item_md(p, weft_verdict_word(s->compared.verdict), weft_page_words(p));
 }
 

@@ -200,9 +200,13 @@ def check_figure(b, wrong):
 
 def check_print(b, wrong):
     b.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    b.value("dispatchEvent(new Event('beforeprint'))")
+    if not b.value("!!document.querySelector('.legend').offsetParent"):
+        wrong.append("on paper there is no legend")
     seen = b.value("[...document.querySelectorAll('.contents, .tools, .chart .head button')].filter(e => e.offsetParent).length")
     if seen or b.value("getComputedStyle(document.body).backgroundColor") != "rgb(251, 251, 250)":
         wrong.append("on paper there are %d controls, on %s" % (seen, b.value("getComputedStyle(document.body).backgroundColor")))
+    b.value("dispatchEvent(new Event('afterprint')); document.querySelectorAll('details').forEach(d => { d.open = false; })")
     b.call("Emulation.setEmulatedMedia", media="", features=[])
 
 

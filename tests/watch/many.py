@@ -152,8 +152,8 @@ def main():
     def drive(b, wrong):
         b.open(url)
         b.size(1400)
-        b.wait("document.getElementById('empty').offsetParent && document.getElementById('state').textContent === '0 runs, 0 running'", 30)
-        if b.value("document.getElementById('list').offsetParent || document.getElementById('curves').offsetParent"):
+        b.wait("!!document.getElementById('empty').offsetParent && document.getElementById('state').textContent === '0 runs, 0 running'", 30)
+        if b.value("!!(document.getElementById('list').offsetParent || document.getElementById('curves').offsetParent)"):
             wrong.append("without runs there is a table or a chart")
         check_looks(b, "empty", pictures, wrong)
         add_run(runs, 0, ends=False)
