@@ -58,6 +58,9 @@ def check_code(b, text, wrong):
 def check_branch(b, url, seed, wrong):
     """The second of a token's alternatives in its place, and what the server makes of these tokens."""
     before = b.value(OUT)
+    ids = b.value("panes[0].ids")
+    if ids != list(before[:len(ids)].encode()):  # tokens are bytes
+        wrong.append("the prompt's tokens: %r" % ids)
     place, x, y = b.value("(() => { const i = panes[0].tokens.findIndex((t, k) => k > 1 && /[!-~]/.test(t.text));"
                           "const r = panes[0].tokens[i].node.getBoundingClientRect();"
                           "return [i, r.x + r.width / 2, r.y + r.height / 2]; })()")
