@@ -18,7 +18,8 @@ enum {
     BAR_LEAST = 8,
     BAR_MOST = 40,
     BAR_WIDTH = 60,
-    POINTS = 2 * BAR_MOST /* of the curve */
+    POINTS = 2 * BAR_MOST, /* of the curve */
+    CURVE = 16             /* columns of it in a summary */
 };
 
 static const double redraw_seconds = 0.1, line_seconds = 30;
@@ -272,12 +273,13 @@ void weft_progress_end(weft_progress *p, bool summary) {
     weft_log_status(NULL);
     if (summary) {
         double passed = weft_clock() - p->begun;
-        char rate[16], time[16];
+        char rate[16], time[16], curve[3 * CURVE + 1] = "";
+        if (p->curved && p->points > 1 && weft_log_status_width() > 0) draw_curve(p, CURVE, curve);
         format_rate(passed > 0 ? (double)(p->done - p->first) / passed : 0, rate, sizeof rate);
         format_time(passed, time, sizeof time);
-        weft_log(WEFT_LOG_INFO, "%s %lld %s in %s, %s %s/s%s%s", p->label,
+        weft_log(WEFT_LOG_INFO, "%s %lld %s in %s, %s %s/s%s%s%s%s", p->label,
                  (long long)(p->done - p->first), p->unit, time, rate, p->unit,
-                 *p->note ? ", " : "", p->note);
+                 *p->note ? ", " : "", p->note, *curve ? "  " : "", curve);
     }
     free(p);
 }

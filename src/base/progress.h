@@ -31,7 +31,8 @@ weft_progress *weft_progress_begin(const weft_progress_options *options);
  * clock when there is nothing to draw. */
 void weft_progress_update(weft_progress *p, int64_t done, const char *note);
 
-/* A number of this step, such as the loss: on a terminal that writes UTF-8 the bar is drawn as its curve. */
+/* A number of this step, such as the loss: on a terminal that writes UTF-8 the bar is drawn as its curve,
+ * and the summary ends on it. */
 void weft_progress_value(weft_progress *p, double value);
 
 /* Another end than the one it began with. */

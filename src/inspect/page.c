@@ -216,7 +216,7 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
         ".tk{font:inherit;padding:0 1px;border:0;border-radius:3px;color:var(--ink);"
         "background:linear-gradient(var(--c0),var(--c0)) bottom/100% calc(var(--d,0)*6px) "
         "no-repeat color-mix(in srgb,var(--c1) calc(var(--w,0)*90%),transparent)}\n"
-        ".tk.at{outline:2px solid var(--accent)}tr.on td{background:var(--tint)}"
+        ".tk.at{outline:2px solid var(--accent)}table.looks tr.on>*{background:var(--tint)}"
         ".looks tr{cursor:pointer}</style>\n";
     int64_t time = text->time < WEFT_MAP_TOKENS ? text->time : WEFT_MAP_TOKENS;
     WEFT_AUTO_DECREF json_t *layers = json_array();
@@ -225,9 +225,9 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
         t ? weft_attention_map_tokens(t, text->tokens, time) : json_array();
     for (int64_t i = 0; !t && i < time; i++)
         json_array_append_new(words, json_sprintf("%d ", (int)text->tokens[i]));
-    weft_page_heading(p, "Where each head looks", NULL);
     int counts[NAMES] = {0}, heads = put_heads(p, layers, inside, text, time, false, counts);
     put_sentence(p, counts, heads);
+    weft_page_heading(p, "Where each head looks", NULL);
     weft_page_say(p,
                   "The first tokens of the text. Point at one, or tap it, to see from there: the "
                   "table's third column has what each head looks at most, and the colour of the "

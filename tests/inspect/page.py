@@ -26,7 +26,7 @@ def check_names(b, wrong):
     named = {}
     for row, head in zip(rows, heads):
         mean = sum(head[i][i - 1] for i in range(2, len(head))) / 100 / (len(head) - 2)
-        if abs(mean - float(row[3])) > 0.006 * max(1, mean):
+        if abs(mean - float(row[3])) > 0.006 * mean:
             wrong.append("head %s: %s on the previous token, not %g" % (row[0], row[3], mean))
         weights = [float(x) if x[0].isdigit() else 0 for x in row[3:7]]
         most = weights.index(max(weights))

@@ -194,7 +194,7 @@ static void test_the_page_shows_where_heads_look(void **state) {
     assert_true(WIFEXITED(status));
     if (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127) skip();
     assert_int_equal(WEXITSTATUS(status), 0);
-    const char *cross = make_model("cross", "RA_MLA_MLP_CROSS_TOKEN=y", "RA_MLA_MLP_ATTN_GATE=y");
+    const char *cross = make_model("cross", "RA_MLA_MLP_CROSS_TOKEN=y", "POSITION=alibi");
     command_succeeds(RUN("inspect", cross, "--text", make_text(), "--out", page), NULL);
     char *html = file_read(page, NULL);
     assert_int_equal(count(html, "\"routes\":"), 2);

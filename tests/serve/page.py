@@ -58,6 +58,9 @@ def check_code(b, text, wrong):
 def check_branch(b, url, seed, wrong):
     """The second of a token's alternatives in its place, and what the server makes of these tokens."""
     before = b.value(OUT)
+    ids = b.value("panes[0].ids")
+    if ids != list(before[:len(ids)].encode()):  # tokens are bytes
+        wrong.append("the prompt's tokens: %r" % ids)
     place, x, y = b.value("(() => { const i = panes[0].tokens.findIndex((t, k) => k > 1 && /[!-~]/.test(t.text));"
                           "const r = panes[0].tokens[i].node.getBoundingClientRect();"
                           "return [i, r.x + r.width / 2, r.y + r.height / 2]; })()")
@@ -65,6 +68,9 @@ def check_branch(b, url, seed, wrong):
     rows = b.value("[...document.querySelectorAll('#alternatives button')].map(e => [e.innerText, e.ariaCurrent])")
     if len(rows) < 8 or sum(row[1] == "true" for row in rows) != 1 or not all("%" in row[0] for row in rows):
         wrong.append("alternatives: %r" % rows)
+    shares = b.value("[1, 0.5, 0.0999, 0.0985, 0.0949, 0.012, 0.00123, 0.00096, 0.0009, 1e-9].map(percent)")
+    if shares != ["100%", "50%", "10%", "10%", "9%", "1%", "0.1%", "0.1%", "<0.1%", "<0.1%"]:
+        wrong.append("shares in percent: %r" % shares)
     other = b.value("(() => { const t = panes[0].tokens[%d]; return t.tops.find(a => a.id !== t.id).id; })()" % place)
     tokens = b.value("panes[0].ids.concat(panes[0].tokens.slice(0, %d).map(t => t.id))" % place) + [other]
     b.value("document.querySelector('#alternatives button:not([aria-current])').click()")
