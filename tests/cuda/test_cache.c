@@ -304,7 +304,8 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
     int n = make_steps(steps);
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         decoder d;
-        if (forms[i].window) continue; /* a row's own query takes the place of one that it read */
+        /* A row's own query takes the place of one that it read; the end of a document is passed. */
+        if (forms[i].window || forms[i].document) continue;
         open_decoder(&d, weft_cuda_backend(), &forms[i], WEFT_BF16, WEFT_BF16, ROWS);
         write_constants(&d, &forms[i]);
         for (int k = 0; k < n; k++)

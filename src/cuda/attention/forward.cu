@@ -306,8 +306,9 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
  * scores are made, one of values when it is added, the queries after their last scores; a warp says so
  * by arriving.
  *
- * There is one block on a multiprocessor, which takes one block of queries after another: while it ends
- * one, the tiles of the next are copied. Steps are counted through from the first to the last. */
+ * There is one block on a multiprocessor. Of short sequences it takes one block of queries after another:
+ * while it ends one, the tiles of the next are copied. Steps are counted through from the first to the
+ * last. */
 template <typename S> struct produced_barriers {
     uint32_t at; /* full: Q, two of K, two of V; empty: the same */
 
@@ -548,7 +549,9 @@ static void launch_produced(const attention_problem &p, cudaStream_t stream) {
     bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
     dim3 blocks = query_blocks(p, S::QUERIES);
     int64_t works = (int64_t)blocks.x * blocks.y * blocks.z;
-    unsigned grid = made ? (unsigned)min_i64(works, multiprocessors()) : 0;
+    /* Many tiles outweigh the beginning and the end, and are shared out better block by block. */
+    if (p.keys <= 2048) works = min_i64(works, multiprocessors());
+    unsigned grid = made ? (unsigned)works : 0;
     kernel<<<grid, S::THREADS, S::MEMORY, stream>>>(p, maps, blocks);
 }
 
