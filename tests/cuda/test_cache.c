@@ -81,7 +81,7 @@ static void build(decoder *d, const form *f, weft_dtype dtype, weft_dtype cached
     d->q = input(d, "q", dtype, d->rows, f->heads * f->dqk);
     d->k = input(d, "k", dtype, d->rows, f->key_heads * f->dqk);
     d->v = input(d, "v", dtype, d->rows, 40 + f->key_heads * f->dv);
-    weft_rows rows = {d->position, d->slot, d->table};
+    weft_rows rows = {.position = d->position, .slot = d->slot, .table = d->table};
     if (f->document) {
         weft_tensor *begun =
             weft_new_tensor(d->g, WEFT_ROLE_STATE, "begun", WEFT_I32, (int64_t)SLOTS);
