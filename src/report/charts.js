@@ -668,7 +668,7 @@ const weftCharts = (() => {
     element.replaceChildren();
     element.classList.add("charts");
     const g = {element, spec, views: [], level: levelBelow(element)};
-    if (spec.lit && !lit.size) lit.add(spec.lit);
+    if (spec.lit) lit.add(spec.lit);
     if (spec.smooth && !groups.length) state.smooth = spec.smooth;
     g.note = html("p", {class: "about"}, element);
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);
@@ -733,9 +733,11 @@ const weftCharts = (() => {
     for (const row of document.querySelectorAll(".forest [data-key]")) {
       row.addEventListener("click", () => {
         if (getSelection().toString()) return;
-        lit.clear();
+        for (const other of row.parentNode.querySelectorAll("[data-key]")) {
+          lit.delete(other.dataset.key);
+          other.classList.toggle("lit", other === row);
+        }
         lit.add(row.dataset.key);
-        for (const other of document.querySelectorAll(".forest [data-key]")) other.classList.toggle("lit", other === row);
         drawAll();
       });
     }

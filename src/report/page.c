@@ -209,14 +209,18 @@ static void put_heading(weft_page *p, int level, const char *kind, const char *t
 
 /* The id of a part, made from its heading, by which the contents link to it. */
 static void put_id(weft_page *p, const char *text) {
-    char id[80] = "";
+    char id[96] = "", link[100];
     size_t n = 0;
-    for (; *text && n + 1 < sizeof id; text++) {
+    for (; *text && n < 80; text++) {
         if (isalnum((unsigned char)*text))
             id[n++] = (char)tolower((unsigned char)*text);
         else if (n && id[n - 1] != '-')
             id[n++] = '-';
     }
+    fflush(p->names);
+    for (int k = 2; snprintf(link, sizeof link, "#%s\"", id) > 0 && strstr(p->names_text, link);
+         k++)
+        snprintf(id + n, sizeof id - n, "-%d", k);
     fprintf(p->html, " id=\"%s\"", id);
     fprintf(p->names, "<li><a href=\"#%s\">", id);
     weft_page_escape_html(p->names, p->section);
@@ -264,6 +268,7 @@ void weft_page_subtitle(weft_page *p, const char *text) {
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     FORMAT(text, format);
     bool answer = strcmp(kind, "answer") == 0;
+    p->answers = p->answers || (answer && p->level == 2);
     end_element(p);
     fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
     put_html(p, "", text, "</p>\n");
@@ -505,9 +510,10 @@ static weft_status insert_contents(weft_page *p) {
     if (!p->names_size) return WEFT_OK;
     int n = asprintf(&whole,
                      "%.*s<nav class=\"contents\" aria-label=\"Contents\">\n<ol>\n<li><a "
-                     "href=\"#\">Answer</a></li>\n%s</ol>\n"
+                     "href=\"#\">%s</a></li>\n%s</ol>\n"
                      "<div id=\"controls\"></div>\n</nav>\n%s",
-                     (int)p->contents, p->html_text, p->names_text, p->html_text + p->contents);
+                     (int)p->contents, p->html_text, p->answers ? "Answer" : "Top", p->names_text,
+                     p->html_text + p->contents);
     if (n < 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     fclose(p->html);
     free(p->html_text);

@@ -27,6 +27,7 @@ typedef struct {
     const char *end; /* of the list, table or group that is open, in HTML; NULL: none is */
     bool heading;    /* its heads are not all there */
     bool folded;     /* a section that begins folded is open */
+    bool answers;    /* it has an answer, and no second one */
     size_t contents; /* where they stand in the HTML, once it is whole */
     FILE *names;     /* of the parts, as links to them */
     char *names_text;

@@ -721,6 +721,12 @@ static void test_several_studies_are_a_section_each(void **state) {
     expect_in(md, "### How the verdicts are reached");
     expect_well_formed();
     expect_no_request();
+    paths[1] = paths[0]; /* of one name: the contents lead to each */
+    assert_int_equal(weft_report_write_several(paths, 2, scratch_path("both"), false), WEFT_OK);
+    read_report("both");
+    expect_in(html, "<a href=\"#study-first-study\">");
+    expect_in(html, "<a href=\"#study-first-study-2\">");
+    expect_in(html, "<h2 id=\"study-first-study-2\">");
 }
 
 /* Ticks and table cells: what a person would write. */
