@@ -217,10 +217,11 @@ static void put_id(weft_page *p, const char *text) {
         else if (n && id[n - 1] != '-')
             id[n++] = '-';
     }
-    fflush(p->names);
-    for (int k = 2; snprintf(link, sizeof link, "#%s\"", id) > 0 && strstr(p->names_text, link);
-         k++)
-        snprintf(id + n, sizeof id - n, "-%d", k);
+    bool known = fflush(p->names) == 0 && p->names_text;
+    for (int k = 2; known && snprintf(link, sizeof link, "#%s\"", id) > 0; k++) {
+        known = strstr(p->names_text, link);
+        if (known) snprintf(id + n, sizeof id - n, "-%d", k);
+    }
     fprintf(p->html, " id=\"%s\"", id);
     fprintf(p->names, "<li><a href=\"#%s\">", id);
     weft_page_escape_html(p->names, p->section);
