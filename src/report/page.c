@@ -22,6 +22,7 @@
 #include <string.h>
 
 WEFT_EMBED("weft_charts_script", "src/report/charts.js");
+WEFT_EMBED("weft_report_script", "src/report/page.js");
 WEFT_EMBED("weft_charts_style", "src/report/charts.css");
 
 /* By these a report is known, so that nothing else is written over. */
@@ -500,7 +501,8 @@ static weft_status put_script(weft_page *p) {
             fputc(*at, p->html);
     }
     free(text);
-    fprintf(p->html, "</script>\n<script>\n%s</script>\n", weft_charts_script);
+    fprintf(p->html, "</script>\n<script>\n%s%s</script>\n", weft_charts_script,
+            weft_report_script);
     return WEFT_OK;
 }
 
