@@ -16,18 +16,21 @@ extern const char weft_hf_configuration[], weft_hf_modeling[];
 weft_status weft_hf_own_config(const weft_config *c, json_t **out) {
     WEFT_AUTO_DECREF json_t *all = weft_config_to_json(c), *ours = json_object();
     int count;
+    weft_config defaults;
     const weft_option *options = weft_options(&count);
+    weft_config_defaults(&defaults);
     *out = NULL;
     for (int i = 0; i < count; i++) {
         const weft_option *o = &options[i];
-        char key[64], quoted[80], value[WEFT_TEXT_MAX];
+        char key[64], quoted[80], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
         if (o->owner != WEFT_OWNER_MODEL) continue;
         weft_option_json_key(o, key, sizeof key);
         snprintf(quoted, sizeof quoted, "\"%s\": ", key);
         weft_config_format(c, o, value, sizeof value);
+        weft_config_format(&defaults, o, usual, sizeof usual);
         if (strstr(weft_hf_configuration, quoted))
             json_object_set(ours, key, json_object_get(all, key));
-        else if (strcmp(value, o->fallback) != 0)
+        else if (strcmp(value, usual) != 0)
             return weft_fail(WEFT_EINPUT,
                              "config: CONFIG_%s=%s has no counterpart in Hugging Face's layout; "
                              "weft reads the checkpoint as it is",

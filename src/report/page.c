@@ -22,6 +22,7 @@
 #include <string.h>
 
 WEFT_EMBED("weft_charts_script", "src/report/charts.js");
+WEFT_EMBED("weft_report_script", "src/report/page.js");
 WEFT_EMBED("weft_charts_style", "src/report/charts.css");
 
 /* By these a report is known, so that nothing else is written over. */
@@ -217,10 +218,11 @@ static void put_id(weft_page *p, const char *text) {
         else if (n && id[n - 1] != '-')
             id[n++] = '-';
     }
-    fflush(p->names);
-    for (int k = 2; snprintf(link, sizeof link, "#%s\"", id) > 0 && strstr(p->names_text, link);
-         k++)
-        snprintf(id + n, sizeof id - n, "-%d", k);
+    bool known = fflush(p->names) == 0 && p->names_text;
+    for (int k = 2; known && snprintf(link, sizeof link, "#%s\"", id) > 0; k++) {
+        known = strstr(p->names_text, link);
+        if (known) snprintf(id + n, sizeof id - n, "-%d", k);
+    }
     fprintf(p->html, " id=\"%s\"", id);
     fprintf(p->names, "<li><a href=\"#%s\">", id);
     weft_page_escape_html(p->names, p->section);
@@ -499,7 +501,8 @@ static weft_status put_script(weft_page *p) {
             fputc(*at, p->html);
     }
     free(text);
-    fprintf(p->html, "</script>\n<script>\n%s</script>\n", weft_charts_script);
+    fprintf(p->html, "</script>\n<script>\n%s%s</script>\n", weft_charts_script,
+            weft_report_script);
     return WEFT_OK;
 }
 

@@ -12,6 +12,7 @@
 /* The script and the style of pages with charts, as they are in charts.js and charts.css, for a page to
  * hold whole: this one, and the live page of runs. charts.js tells how a page calls it. */
 extern const char weft_charts_script[], weft_charts_style[];
+extern const char weft_report_script[]; /* page.js: what is a report's alone */
 
 typedef struct {
     FILE *html, *md;

@@ -421,9 +421,10 @@ static void cut_script(void) {
     for (const char *at = data + 1; at < script; at++)
         if (strchr("<>&", *at) && at - data > 52) fail_msg("in the data: %.80s", at);
     script += strlen("</script>\n<script>\n");
-    size_t length = strlen(weft_charts_script);
+    size_t length = strlen(weft_charts_script), own = strlen(weft_report_script);
     assert_int_equal(strncmp(script, weft_charts_script, length), 0);
-    assert_string_equal(script + length, "</script>\n</body>\n</html>\n");
+    assert_int_equal(strncmp(script + length, weft_report_script, own), 0);
+    assert_string_equal(script + length + own, "</script>\n</body>\n</html>\n");
     *data = '\0';
 }
 
