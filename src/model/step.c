@@ -12,7 +12,7 @@
 /* What a step of one launch knows nothing of. */
 static bool has_mechanism(const weft_config *c) {
     return c->attn_gate || c->cross_token || c->latent_recip || c->qk_norm || c->nope_every ||
-           c->ffn_bias || c->attention_gate != WEFT_ATTENTION_GATE_NONE;
+           c->parallel_residual || c->ffn_bias || c->attention_gate != WEFT_ATTENTION_GATE_NONE;
 }
 
 bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_form *form) {

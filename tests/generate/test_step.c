@@ -359,7 +359,8 @@ static void test_other_models_have_no_step(void **state) {
         "POSITION=alibi", "NORM_PLACEMENT=post", "FFN=wsffn",
         "CAUSAL=n",       "CACHE_DTYPE=int8",    "RA_MLA_MLP_ATTN_GATE=y",
         "FFN=relu2",      "QK_NORM=y",           "ATTENTION_GATE=head",
-        "FFN_BIAS=y",     "NOPE_EVERY=2"};
+        "FFN_BIAS=y",     "NOPE_EVERY=2",        "PARALLEL_RESIDUAL=y",
+        "FFN=gelu_erf"};
     (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         model_case c;

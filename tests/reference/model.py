@@ -258,15 +258,16 @@ def attention(c, p, x, gate, received):
 
 def hidden(c, p, x):
     """h [B, T, F], and h₁ for the auxiliary losses of wsffn."""
-    if c["FFN"] in ("gelu", "relu2"):
+    if c["FFN"] in ("gelu", "gelu_erf", "relu2"):
         a = linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))
-        return gelu_tanh(a) if c["FFN"] == "gelu" else torch.relu(a) ** 2, None
+        shapes = {"gelu": gelu_tanh, "gelu_erf": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2, "relu2": lambda x: torch.relu(x) ** 2}
+        return shapes[c["FFN"]](a), None
     h1 = linear(x, p["ffn.w1.weight"], p.get("ffn.w1.bias"))
     return silu(linear(x, p["ffn.w3.weight"], p.get("ffn.w3.bias"))) * h1, h1
 
 
 def project(c, p, h):
-    if c["FFN"] in ("gelu", "relu2"):
+    if c["FFN"] in ("gelu", "gelu_erf", "relu2"):
         return linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias"))
     return linear(h, p["ffn.w2.weight"], p.get("ffn.w2.bias"))
 
@@ -385,8 +386,10 @@ def forward(c, params, ids, constants):
         unrotated = c["NOPE_EVERY"] and (i + 1) % c["NOPE_EVERY"] == 0
         own = c | {"POSITION": "none"} if unrotated else c
         y, weights, latent = attention(own, p, norm(c, p, "ln_1", x) if pre else x, gate, received)
+        before = x
         x = norm(c, p, "ln_1", x + y) if post else x + (y if pre else norm(c, p, "ln_1", y))
-        y, gate, received, losses = feed_forward(c, p, params, norm(c, p, "ln_2", x) if pre else x, weights, latent,
+        y, gate, received, losses = feed_forward(c, p, params, norm(c, p, "ln_2", before if c["PARALLEL_RESIDUAL"] else x) if pre else x,
+                                                 weights, latent,
                                                  constants, i)
         x = norm(c, p, "ln_2", x + y) if post else x + (y if pre else norm(c, p, "ln_2", y))
         if losses is not None:
