@@ -1,6 +1,6 @@
 """A model of weft in plain PyTorch, for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
 
-Every kind of attention (dot, cosine, W2, MLA), feed-forward (GELU, SwiGLU, WsFFN, squared ReLU) and position, and the
+Every kind of attention (dot, cosine, W2, MLA), feed-forward (GELU in both forms, SwiGLU, WsFFN, squared ReLU) and position, and the
 reciprocal mechanisms, by the formulas of weft's docs/internals/mathematics.md. Tensors have the names of weft's checkpoints.
 Attention is brought to one form, scores = ⟨q, k⟩ + bias, which scaled_dot_product_attention takes; where the feed-forward
 reads attention's weights they are written out.
@@ -278,7 +278,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.c = c
         width, hidden, latent = c.n_embd, c.hidden, c.ra_mla_latent_dim
-        if c.ffn in ("gelu", "relu2"):
+        if c.ffn in ("gelu", "gelu_erf", "relu2"):
             self.fc, self.proj = linear(width, hidden, c.bias), linear(hidden, width, c.bias)
         else:
             self.w1, self.w3, self.w2 = linear(width, hidden), linear(width, hidden), linear(hidden, width)
@@ -357,9 +357,9 @@ class FeedForward(nn.Module):
     def forward(self, x, weights, visible, real, latent, scalars, store):
         """The branch's output, the next layer's gate and what it receives, and the auxiliary loss."""
         c, gate, sent, loss = self.c, None, None, None
-        if c.ffn in ("gelu", "relu2"):
+        if c.ffn in ("gelu", "gelu_erf", "relu2"):
             h = self.fc(x)
-            h = functional.gelu(h, approximate="tanh") if c.ffn == "gelu" else functional.relu(h).square()
+            h = functional.relu(h).square() if c.ffn == "relu2" else functional.gelu(h, approximate="tanh" if c.ffn == "gelu" else "none")
         else:
             h = self.w1(x)
             if self.training and c.ffn == "wsffn" and c.wsffn_aux_loss:
@@ -372,7 +372,7 @@ class FeedForward(nn.Module):
             h = h + c.ra_mla_mlp_cross_alpha * self.heard(h, weights, visible, store)
         if c.ra_mla_mlp_attn_gate:
             gate = self.gates(h, real, store)
-        return self.proj(h) if c.ffn in ("gelu", "relu2") else self.w2(h), gate, sent, loss
+        return self.proj(h) if c.ffn in ("gelu", "gelu_erf", "relu2") else self.w2(h), gate, sent, loss
 
 
 class Layer(nn.Module):
@@ -382,7 +382,8 @@ class Layer(nn.Module):
         self.ln_1, self.attn, self.ln_2, self.ffn = make_norm(c), Attention(c), make_norm(c), FeedForward(c)
 
     def added(self, x, y, norm):
-        x = x + functional.dropout(y, self.c.dropout, self.training)
+        y = functional.dropout(y, self.c.dropout, self.training)
+        x = x + (norm(y) if self.c.norm_placement == "reordered" else y)
         return norm(x) if self.c.norm_placement == "post" else x
 
     def forward(self, x, visible, apart, real, at, gate, received, scalars, store):
