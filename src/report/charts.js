@@ -13,7 +13,8 @@
  *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
  *                   runs of one series are averaged where their first x is the same; the band goes from
  *                   the lowest to the highest, and the single runs show while the series is pointed at
- *           points  [{series, at: [{x, y, low, high}], join}]
+ *           points  [{series, at: [{x, y, low, high}], join, fit, least}]
+ *                   fit: [{x, y}], a curve fitted through them; least: {x, y}, its minimum, which is marked
  *           difference: lines are shown minus their baseline's, run by run of the same name
  *           front   [[x, y], ..] a staircase, such as a Pareto front
  *           log     the x axes of the group begin logarithmic
@@ -194,7 +195,7 @@ const weftCharts = (() => {
     }
     for (const set of chart.points || []) {
       const s = bySeries.get(set.series);
-      if (s && !hidden.has(s.key)) list.push({series: s, style: s.style, runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, bars: true});
+      if (s && !hidden.has(s.key)) list.push({series: s, style: s.style, runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, fit: set.fit, least: set.least, bars: true});
     }
     return list.filter((l) => l.points.length);
   }
@@ -212,6 +213,7 @@ const weftCharts = (() => {
         y0 = Math.min(y0, low); y1 = Math.max(y1, high);
         if (p.x >= 0.2 * end) late = Math.max(late, high);
       }
+      for (const p of l.fit || []) { y0 = Math.min(y0, p.y); y1 = Math.max(y1, p.y); }
     }
     for (const p of chart.front || []) { y0 = Math.min(y0, p[1]); y1 = Math.max(y1, p[1]); }
     if (chart.difference) {
@@ -296,7 +298,9 @@ const weftCharts = (() => {
         const points = r.x.map((x, i) => ({x, y: r.y[i]})).filter((p) => isFinite(p.x) && isFinite(p.y));
         make("path", {d: path(points, (p) => p.y), class: "run", style: "stroke:" + colourOf(l.style)}, g);
       }
-      if (l.join) make("path", {d: path(l.points, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + colourOf(l.style), "stroke-dasharray": dashOf(l.style)}, g);
+      const line = l.fit || (l.join && l.points);
+      if (l.fit) make("circle", {cx: px(l.least.x), cy: py(l.least.y), r: 9, style: "fill:none;stroke:" + colourOf(l.style)}, g);
+      if (line) make("path", {d: path(line, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + colourOf(l.style), "stroke-dasharray": dashOf(l.style)}, g);
       const every = l.bars ? 1 : Math.max(1, Math.ceil(l.points.length / 6));
       l.points.forEach((p, i) => {
         if (state.logX && !(p.x > 0)) return;
