@@ -213,7 +213,12 @@ static void list_table(const weft_study *s, double seconds) {
     char time[64], power[WEFT_STUDY_LINE];
     if (*s->base.study_rate_as) printf("learning rates taken over: %s\n", s->base.study_rate_as);
     weft_power_text((int)s->base.study_seeds, s->base.study_spread, power, sizeof power);
-    if (s->variants.n > 1) printf("%s\n", power);
+    if (weft_study_fits(s))
+        printf("compared at the minima over the learning rates; one at the edge adds a rate, %d at "
+               "most\n",
+               WEFT_RATES_ADDED);
+    else if (s->variants.n > 1)
+        printf("%s\n", power);
     if (!isfinite(seconds)) return;
     describe_time(seconds, time, sizeof time);
     printf("%s here, one run after the other\n", time);

@@ -10,32 +10,62 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum { EMBEDDED, RECALL, ENTAILMENT, NEEDLE, SHARDS } dataset_kind;
+/* What the program makes itself. Where the vocabulary may be less, it is VOCAB_SIZE, which with CONTEXT must have room
+ * for n, TASK_SIZE: vocab_of n + vocab_more, time_of n + time_more. */
+static const struct {
+    const char *name, *metric;
+    int64_t vocab;
+    weft_task_fill *fill; /* NULL: the embedded text */
+    bool less;
+    int64_t vocab_of, vocab_more, time_of, time_more;
+} known[] = {
+    {"embedded", NULL, WEFT_CORPUS_VOCAB, NULL, false, 0, 0, 0, 0},
+    {"recall", "recall_accuracy", WEFT_RECALL_VOCAB, weft_recall_fill, true, 0, 0, 0, 0},
+    {"entailment", "entailment_accuracy", WEFT_ENTAILMENT_VOCAB, weft_entailment_fill, false, 0, 0,
+     0, 0},
+    {"needle", "needle_accuracy", WEFT_CORPUS_VOCAB, weft_needle_fill, false, 0, 0, 0, 0},
+    {"mqar", "mqar_accuracy", WEFT_TASK_VOCAB, weft_mqar_fill, true, 2, 0, 2, 1},
+    {"induction", "induction_accuracy", WEFT_TASK_VOCAB, weft_induction_fill, true, 3, 0, 0, 3},
+    {"copying", "copying_accuracy", WEFT_TASK_VOCAB, weft_copying_fill, true, 0, 3, 2, 0},
+    {"compression", "compression_accuracy", WEFT_TASK_VOCAB, weft_compression_fill, true, 1, 3, 1,
+     2},
+};
+enum { SHARDS = sizeof known / sizeof known[0] }; /* the kind behind them */
 
 struct weft_dataset {
-    dataset_kind kind;
+    int kind;
     char name[WEFT_TEXT_MAX];
-    int64_t vocab;
+    weft_task_shape task;
     weft_shards *shards; /* SHARDS only */
 };
 
+static weft_status check_size(const weft_dataset *d, int64_t time) {
+    if (d->kind == SHARDS) return WEFT_OK;
+    int64_t vocab = known[d->kind].vocab_of * d->task.size + known[d->kind].vocab_more;
+    int64_t least = known[d->kind].time_of * d->task.size + known[d->kind].time_more;
+    if (d->task.vocab >= vocab && time >= least) return WEFT_OK;
+    return weft_fail(
+        WEFT_EINPUT,
+        "DATASET %s: TASK_SIZE=%lld takes a VOCAB_SIZE of %lld and a CONTEXT of %lld at "
+        "least; they are %lld and %lld",
+        d->name, (long long)d->task.size, (long long)vocab, (long long)least,
+        (long long)d->task.vocab, (long long)time);
+}
+
 weft_status weft_dataset_open(const weft_config *c, weft_dataset **out) {
     *out = NULL;
-    static const struct {
-        const char *name;
-        int64_t vocab;
-    } known[SHARDS] = {[EMBEDDED] = {"embedded", WEFT_CORPUS_VOCAB},
-                       [RECALL] = {"recall", WEFT_RECALL_VOCAB},
-                       [ENTAILMENT] = {"entailment", WEFT_ENTAILMENT_VOCAB},
-                       [NEEDLE] = {"needle", WEFT_CORPUS_VOCAB}};
     WEFT_AUTO_FREE weft_dataset *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "DATASET: no memory");
     memcpy(d->name, c->dataset, sizeof d->name);
     while (d->kind < SHARDS && strcmp(c->dataset, known[d->kind].name) != 0)
         d->kind++;
     if (d->kind == SHARDS) WEFT_TRY(weft_shards_open(c->dataset, c->vocab_size, &d->shards));
-    d->vocab = d->kind == SHARDS ? weft_shards_vocab(d->shards) : known[d->kind].vocab;
-    if (d->kind == RECALL && c->vocab_size < d->vocab) d->vocab = c->vocab_size;
+    d->task =
+        (weft_task_shape){d->kind == SHARDS ? weft_shards_vocab(d->shards) : known[d->kind].vocab,
+                          c->task_size, c->task_noise};
+    if (d->kind < SHARDS && known[d->kind].less && c->vocab_size < d->task.vocab)
+        d->task.vocab = c->vocab_size;
+    WEFT_TRY(check_size(d, c->context));
     *out = weft_steal(&d);
     return WEFT_OK;
 }
@@ -47,7 +77,7 @@ void weft_dataset_close(weft_dataset *d) {
 }
 
 WEFT_GETTER(const char *, weft_dataset_name, weft_dataset, name)
-WEFT_GETTER(int64_t, weft_dataset_vocab, weft_dataset, vocab)
+WEFT_GETTER(int64_t, weft_dataset_vocab, weft_dataset, task.vocab)
 
 int64_t weft_dataset_tokens(const weft_dataset *d, weft_split split) {
     return d->kind == SHARDS ? weft_shards_tokens(d->shards, split) : -1;
@@ -60,9 +90,7 @@ weft_status weft_dataset_sum(const weft_dataset *d, bool *has, uint32_t *crc) {
 }
 
 const char *weft_dataset_metric(const weft_dataset *d) {
-    if (d->kind == RECALL) return "recall_accuracy";
-    if (d->kind == NEEDLE) return "needle_accuracy";
-    return d->kind == ENTAILMENT ? "entailment_accuracy" : NULL;
+    return d->kind == SHARDS ? NULL : known[d->kind].metric;
 }
 
 weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t seed,
@@ -71,12 +99,10 @@ weft_status weft_dataset_fill(const weft_dataset *d, weft_split split, uint64_t 
     if (time < 1) return weft_fail(WEFT_EINPUT, "DATASET %s: a sequence of no tokens", d->name);
     weft_sequence_place p = {
         .split = split, .seed = seed, .iteration = iteration, .sequence = sequence};
-    if (d->kind == RECALL) {
-        weft_recall_fill(d->vocab, &p, time, tokens, targets, scored);
-        return WEFT_OK;
+    if (d->kind < SHARDS && known[d->kind].fill) {
+        WEFT_TRY(check_size(d, time));
+        return known[d->kind].fill(&d->task, &p, time, tokens, targets, scored);
     }
-    if (d->kind == NEEDLE) return weft_needle_fill(&p, time, tokens, targets, scored);
-    if (d->kind == ENTAILMENT) return weft_entailment_fill(&p, time, tokens, targets, scored);
     if (scored) memset(scored, 0, (size_t)time);
     if (d->kind == SHARDS) return weft_shards_fill(d->shards, &p, time, tokens, targets);
     weft_corpus_fill(&p, time, tokens, targets);

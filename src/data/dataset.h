@@ -10,7 +10,7 @@
 typedef struct weft_dataset weft_dataset;
 typedef enum { WEFT_SPLIT_TRAIN, WEFT_SPLIT_VAL } weft_split;
 
-/* Opens what CONFIG_DATASET names: embedded (corpus.h), recall, entailment, needle (tasks.h), or a folder
+/* Opens what CONFIG_DATASET names: embedded (corpus.h), a task by its name (tasks.h), or a folder
  * of token shards (shards.h). A folder by one of those names is meant by a path, "./recall". */
 weft_status weft_dataset_open(const weft_config *c, weft_dataset **out);
 void weft_dataset_close(weft_dataset *d);
@@ -28,7 +28,7 @@ int64_t weft_dataset_tokens(const weft_dataset *d, weft_split split);
  * none, it is made by this program. Of large ones a part is read, evenly spread. */
 weft_status weft_dataset_sum(const weft_dataset *d, bool *has, uint32_t *crc);
 
-/* What `scored` measures: "recall_accuracy", "entailment_accuracy", "needle_accuracy"; NULL: nothing. */
+/* What `scored` measures: "recall_accuracy" and so on, by the task's name; NULL: nothing. */
 const char *weft_dataset_metric(const weft_dataset *d);
 
 /* Fills tokens[time], targets[time] (-1: not counted) of one sequence and, where not NULL,

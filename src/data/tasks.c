@@ -1,4 +1,4 @@
-/* The three tasks: tasks.h says what they ask. */
+/* The tasks: tasks.h says what they ask. */
 #include "data/tasks.h"
 
 #include "data/corpus.h"
@@ -8,19 +8,20 @@
 
 /* Associative recall: what followed this token the last time? The half is drawn once into the
  * tokens and copied from there, so no memory is needed. */
-void weft_recall_fill(int64_t vocab, const weft_sequence_place *p, int64_t time, int32_t *tokens,
-                      int32_t *targets, uint8_t *scored) {
+weft_status weft_recall_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
+                             int32_t *tokens, int32_t *targets, uint8_t *scored) {
     const uint32_t sites[2] = {weft_random_site("data.recall.train"),
                                weft_random_site("data.recall.val")};
     weft_random_stream random = weft_random_stream_at(p, sites, 0);
     int64_t half = time / 2 > 1 ? time / 2 : 1;
     for (int64_t t = 0; t < time; t++)
-        tokens[t] = t < half ? (int32_t)weft_random_stream_below(&random, (uint32_t)vocab)
+        tokens[t] = t < half ? (int32_t)weft_random_stream_below(&random, (uint32_t)k->vocab)
                              : tokens[t - half];
     for (int64_t t = 0; t < time; t++) {
         targets[t] = tokens[(t + 1) % half];
         if (scored) scored[t] = t >= half;
     }
+    return WEFT_OK;
 }
 
 /* Entailment in a random tree. Nodes are numbered in the order they join the tree, so a parent has
@@ -46,8 +47,9 @@ static void draw_pair(weft_random_stream *random, const tree *t, bool yes, uint3
     } while (*a == *b || (t->above[*a] >> *b & 1) != yes);
 }
 
-weft_status weft_entailment_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
-                                 int32_t *targets, uint8_t *scored) {
+weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_place *p,
+                                 int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    (void)k;
     if (time < WEFT_ENTAILMENT_TIME)
         return weft_fail(WEFT_EINPUT,
                          "DATASET entailment: a sequence has at least %d tokens, and "
@@ -133,8 +135,9 @@ static void put(const char *piece, int64_t bytes, int64_t at, int64_t time, int3
     }
 }
 
-weft_status weft_needle_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
-                             int32_t *targets, uint8_t *scored) {
+weft_status weft_needle_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
+                             int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    (void)k;
     const uint32_t sites[2] = {weft_random_site("data.needle.train"),
                                weft_random_site("data.needle.val")};
     weft_random_stream random = weft_random_stream_at(p, sites, 0);
@@ -159,5 +162,143 @@ weft_status weft_needle_fill(const weft_sequence_place *p, int64_t time, int32_t
     /* The blank before the digits is no part of what must be remembered. */
     for (int64_t t = 0; scored && t < time; t++)
         scored[t] = t >= time - (long_answer - 1);
+    return WEFT_OK;
+}
+
+/* A sequence being written from its begin, nothing of it asked for at first. */
+typedef struct {
+    weft_random_stream random;
+    int64_t at, time;
+    int32_t *tokens, *targets;
+    uint8_t *scored;
+} sheet;
+
+static sheet open_sheet(const weft_sequence_place *p, const char *train, const char *val,
+                        int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    const uint32_t sites[2] = {weft_random_site(train), weft_random_site(val)};
+    for (int64_t t = 0; t < time; t++) {
+        targets[t] = -1;
+        if (scored) scored[t] = 0;
+    }
+    return (sheet){weft_random_stream_at(p, sites, 0), 0, time, tokens, targets, scored};
+}
+
+/* The next token, and what is asked for there; -1: nothing is. Behind the end nothing is written. */
+static void put_token(sheet *s, int32_t token, int32_t target) {
+    if (s->at >= s->time) return;
+    s->tokens[s->at] = token;
+    s->targets[s->at] = target;
+    if (s->scored) s->scored[s->at] = target >= 0;
+    s->at++;
+}
+
+/* One of n numbers from `first` on. */
+static int32_t draw(sheet *s, int64_t first, int64_t n) {
+    return (int32_t)(first + weft_random_stream_below(&s->random, (uint32_t)n));
+}
+
+/* Whether the next of `left` places is one of those that `wanted` things take, each choice of places as likely. */
+static bool takes_place(sheet *s, int64_t wanted, int64_t left) {
+    return weft_random_stream_below(&s->random, (uint32_t)left) < wanted;
+}
+
+/* Distinct keys below `keys`, the first n of a shuffle, each with a value of as many from `first` on. */
+typedef struct {
+    int32_t key[WEFT_TASK_VOCAB], value[WEFT_TASK_VOCAB];
+} pairs;
+
+static void draw_pairs(sheet *s, int64_t n, int64_t keys, int64_t first, pairs *p) {
+    for (int64_t i = 0; i < keys; i++)
+        p->key[i] = (int32_t)i;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t from = draw(s, i, keys - i), key = p->key[from];
+        p->key[from] = p->key[i];
+        p->key[i] = key;
+        p->value[i] = draw(s, first, keys);
+    }
+}
+
+weft_status weft_mqar_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
+                           int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    sheet s = open_sheet(p, "data.mqar.train", "data.mqar.val", time, tokens, targets, scored);
+    int64_t half = k->vocab / 2, places = (time - 2 * k->size + 1) / 2;
+    int64_t asked = places < k->size ? places : k->size;
+    pairs of;
+    draw_pairs(&s, k->size, half, half, &of);
+    for (int64_t i = 0; i < k->size; i++) {
+        put_token(&s, of.key[i], -1);
+        put_token(&s, of.value[i], -1);
+    }
+    for (int64_t i = 0; s.at < time; places--) {
+        bool asks = takes_place(&s, asked - i, places);
+        int32_t key = draw(&s, half, half), value = draw(&s, half, half);
+        if (asks) { /* the next of a shuffle */
+            int32_t from = draw(&s, i, k->size - i);
+            key = of.key[from];
+            value = of.value[from];
+            of.key[from] = of.key[i];
+            of.value[from] = of.value[i++];
+        }
+        put_token(&s, key, asks ? value : -1);
+        put_token(&s, value, -1);
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_induction_fill(const weft_task_shape *k, const weft_sequence_place *p,
+                                int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    sheet s =
+        open_sheet(p, "data.induction.train", "data.induction.val", time, tokens, targets, scored);
+    int64_t third = k->vocab / 3;
+    pairs of;
+    bool seen[WEFT_TASK_VOCAB] = {false};
+    int32_t i = 0;
+    draw_pairs(&s, k->size, third, third, &of);
+    while (s.at + 1 < time) {
+        double unit = weft_random_unit(weft_random_stream_word(&s.random));
+        if (s.at > 0 && (unit < k->noise || s.at + 2 == time)) {
+            put_token(&s, draw(&s, 2 * third, k->vocab - 2 * third), -1);
+            continue;
+        }
+        i = draw(&s, 0, k->size);
+        put_token(&s, of.key[i], seen[i] ? of.value[i] : -1);
+        put_token(&s, of.value[i], -1);
+        seen[i] = true;
+    }
+    while (!seen[i = draw(&s, 0, k->size)]) {
+    }
+    put_token(&s, of.key[i], of.value[i]);
+    return WEFT_OK;
+}
+
+weft_status weft_copying_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
+                              int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    enum { BLANK, MARK, LETTER };
+    sheet s =
+        open_sheet(p, "data.copying.train", "data.copying.val", time, tokens, targets, scored);
+    int64_t n = 0, places = time - k->size;
+    for (; s.at < places;) {
+        bool letter = takes_place(&s, k->size - n, places - s.at);
+        put_token(&s, letter ? draw(&s, LETTER, k->vocab - LETTER) : BLANK, -1);
+        n += letter;
+    }
+    for (int64_t t = 0; t < places; t++)
+        if (tokens[t] != BLANK) put_token(&s, MARK, tokens[t]);
+    return WEFT_OK;
+}
+
+weft_status weft_compression_fill(const weft_task_shape *k, const weft_sequence_place *p,
+                                  int64_t time, int32_t *tokens, int32_t *targets,
+                                  uint8_t *scored) {
+    sheet s = open_sheet(p, "data.compression.train", "data.compression.val", time, tokens, targets,
+                         scored);
+    int64_t letters = k->vocab - 1 - k->size;
+    for (int64_t i = 0; i < k->size; i++)
+        put_token(&s, draw(&s, 0, letters), -1);
+    put_token(&s, (int32_t)letters, -1);
+    while (s.at < time) {
+        int32_t place = draw(&s, 0, k->size);
+        put_token(&s, (int32_t)letters + 1 + place, tokens[place]);
+    }
     return WEFT_OK;
 }

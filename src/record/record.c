@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/version.h"
+#include "study/minimum.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -93,20 +94,27 @@ static void name_folder(const weft_study *s, weft_record_run *job) {
              s->variants.list[job->variant].name, number, (long long)job->seed);
 }
 
+/* Rates that a variant has a number for: its own, then those that are added where its minimum is at the edge. */
+static int rate_places(const weft_study *s) {
+    return weft_study_variant_rates(s) + (weft_study_fits(s) ? WEFT_RATES_ADDED : 0);
+}
+
 /* Run k of a rate: its seeds in their order, then the one that chooses. The number is the same
- * whichever of them are run. */
-static weft_record_run make_job(const weft_study *s, int variant, int rate_place, int k) {
-    weft_record_run job = {.variant = variant, .rate = weft_study_rate(s, variant, rate_place)};
-    job.run =
-        ((int64_t)variant * weft_study_variant_rates(s) + rate_place) * runs_of_rate(s) + k + 1;
+ * whichever of them are run. `added`: the rate, where the place is of one that was added. */
+static weft_record_run make_job(const weft_study *s, int variant, int rate_place, int k,
+                                double added) {
+    bool own = rate_place < weft_study_variant_rates(s);
+    weft_record_run job = {.variant = variant,
+                           .rate = own ? weft_study_rate(s, variant, rate_place) : added};
+    job.run = ((int64_t)variant * rate_places(s) + rate_place) * runs_of_rate(s) + k + 1;
     job.seed = k < (int)s->base.study_seeds ? weft_study_seed(s, k) : s->base.study_rate_seed;
     name_folder(s, &job);
     return job;
 }
 
 static weft_status insert_run(weft_database *d, const weft_study *s, int variant, int rate_place,
-                              int k) {
-    weft_record_run job = make_job(s, variant, rate_place, k);
+                              int k, double added) {
+    weft_record_run job = make_job(s, variant, rate_place, k, added);
     weft_config c;
     weft_study_run_config(s, variant, job.rate, job.seed, &c);
     WEFT_AUTO_FREE char *json = weft_record_config_json(&c);
@@ -151,19 +159,54 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int varian
     WEFT_TRY(
         find_best_rate(d, s, s->rate_as[variant] >= 0 ? s->rate_as[variant] : variant, &place));
     for (int k = 0; place >= 0 && k < (int)s->base.study_seeds; k++) {
-        WEFT_TRY(insert_run(d, s, variant, place, k));
+        WEFT_TRY(insert_run(d, s, variant, place, k, NAN));
         ++*added;
     }
     return WEFT_OK;
 }
 
+/* A rate beyond the edge where the minimum of a variant's runs is, once all have ended. */
+static weft_status add_rate(weft_database *d, const weft_study *s, int variant, int *added) {
+    const weft_option *o = WEFT_OPTION(learning_rate);
+    weft_rate_run *runs = NULL;
+    int n = 0, ended = 0;
+    sqlite3_stmt *rows = weft_database_ask(d,
+                                           "SELECT learning_rate, score, seed, status IN ('done',"
+                                           " 'diverged') FROM runs WHERE variant = ?",
+                                           "i", (int64_t)variant);
+    while (weft_database_next(d, rows)) {
+        weft_rate_run *more = realloc(runs, (size_t)(n + 1) * sizeof *runs);
+        weft_database_break(d, more ? WEFT_OK : no_memory());
+        if (!more) continue;
+        runs = more;
+        runs[n++] = (weft_rate_run){sqlite3_column_double(rows, 0), weft_column_number(rows, 1),
+                                    sqlite3_column_int64(rows, 2)};
+        ended += sqlite3_column_int(rows, 3);
+    }
+    weft_status status = weft_database_end(d, rows);
+    bool higher = s->base.study_score == WEFT_STUDY_SCORE_METRIC;
+    double rate = status == WEFT_OK && ended == n ? weft_minimum_fit(runs, n, higher).beyond : NAN;
+    int place = n / runs_of_rate(s);
+    for (int i = 0; i < n; i++) /* as near to one that was tried as rounding puts it */
+        if (fabs(rate / runs[i].rate - 1) < 0.01) rate = NAN;
+    free(runs);
+    if (!(rate >= o->min && rate <= o->max) || place >= rate_places(s)) return status;
+    weft_log(WEFT_LOG_INFO,
+             "variant %s: its minimum is at the edge of the learning rates, and %g is added",
+             s->variants.list[variant].name, rate);
+    for (int k = 0; status == WEFT_OK && k < (int)s->base.study_seeds; k++, ++*added)
+        status = insert_run(d, s, variant, place, k, rate);
+    return status;
+}
+
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added) {
     *added = 0;
-    if (!weft_study_chooses(s)) return WEFT_OK;
+    if (!weft_study_chooses(s) && !weft_study_fits(s)) return WEFT_OK;
     WEFT_TRY(weft_database_begin(d));
     weft_status status = WEFT_OK;
     for (int i = 0; status == WEFT_OK && i < s->variants.n; i++)
-        if (!*s->built[i].error) status = choose_rate(d, s, i, added);
+        if (!*s->built[i].error)
+            status = weft_study_fits(s) ? add_rate(d, s, i, added) : choose_rate(d, s, i, added);
     return weft_database_finish(d, status);
 }
 
@@ -201,7 +244,7 @@ static weft_status insert_variant(weft_database *d, const weft_study *s, int var
     if (s->rate_as[variant] >= 0) return WEFT_OK;
     for (int rate = 0; rate < weft_study_variant_rates(s); rate++)
         for (int k = chooses ? seeds : 0; k < seeds + chooses; k++)
-            WEFT_TRY(insert_run(d, s, variant, rate, k));
+            WEFT_TRY(insert_run(d, s, variant, rate, k, NAN));
     return WEFT_OK;
 }
 
@@ -305,15 +348,16 @@ static weft_status add_seeds(weft_database *d, const weft_study *s, int64_t befo
     for (int i = 0; i < s->variants.n; i++)
         if (!*s->built[i].error) {
             /* The new seeds run wherever the old ones do: at every rate, or at the one that was chosen. */
-            for (int rate = 0; rate < weft_study_variant_rates(s); rate++) {
-                int64_t there;
-                WEFT_TRY(weft_database_number(d, 0, &there,
-                                              "SELECT count(*) FROM runs WHERE variant = ?"
-                                              " AND learning_rate = ? AND seed = ?",
-                                              "idi", (int64_t)i, weft_study_rate(s, i, rate),
-                                              weft_study_seed(s, 0)));
-                for (int64_t k = before; there && k < s->base.study_seeds; k++)
-                    WEFT_TRY(insert_run(d, s, i, rate, (int)k));
+            for (int rate = 0; rate < rate_places(s); rate++) {
+                double there = NAN; /* the rate, by the run of its first seed */
+                sqlite3_stmt *first =
+                    weft_database_ask(d, "SELECT learning_rate FROM runs WHERE run = ?", "i",
+                                      make_job(s, i, rate, 0, NAN).run);
+                while (weft_database_next(d, first))
+                    there = sqlite3_column_double(first, 0);
+                WEFT_TRY(weft_database_end(d, first));
+                for (int64_t k = before; isfinite(there) && k < s->base.study_seeds; k++)
+                    WEFT_TRY(insert_run(d, s, i, rate, (int)k, there));
             }
         }
     char seeds[LIST_ROOM];
@@ -413,11 +457,11 @@ weft_status weft_record_renew(weft_database *d, const weft_study *s) {
 static weft_status check_job(const weft_database *d, const weft_study *s, sqlite3_stmt *rows,
                              weft_record_run *job) {
     int64_t run = sqlite3_column_int64(rows, 0), row = runs_of_rate(s);
-    int64_t variant_runs = row * weft_study_variant_rates(s), at = run - 1;
+    int64_t variant_runs = row * rate_places(s), at = run - 1;
     bool known = at >= 0 && at / variant_runs < s->variants.n;
     if (known)
-        *job =
-            make_job(s, (int)(at / variant_runs), (int)(at % variant_runs / row), (int)(at % row));
+        *job = make_job(s, (int)(at / variant_runs), (int)(at % variant_runs / row),
+                        (int)(at % row), sqlite3_column_double(rows, 2));
     if (known && *s->built[job->variant].error) { /* which has no config now, and runs nothing */
         job->rate = sqlite3_column_double(rows, 2);
         name_folder(s, job);

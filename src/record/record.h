@@ -55,7 +55,8 @@ weft_status weft_record_match(weft_database *d, weft_study *s);
 weft_status weft_record_renew(weft_database *d, const weft_study *s);
 
 /* With STUDY_RATE_SEED: a variant whose rates have all been tried gets its runs with the study's seeds
- * at the best of them. *added tells how many runs that made. */
+ * at the best of them. With STUDY_COMPARE=minimum: one whose minimum is at the edge of its rates gets runs at another
+ * beyond it. *added tells how many runs that made. */
 weft_status weft_record_choose(weft_database *d, const weft_study *s, int *added);
 
 /* "KEY=VALUE" lines of every option in their order, as a study keeps its config; the caller frees it. NULL: no

@@ -43,6 +43,18 @@ static bool is_shown(const weft_report_data *d, int variant) {
     return weft_report_counts(d, variant) && (verdict == WEFT_BETTER || verdict == WEFT_WORSE);
 }
 
+static bool is_equivalent(const weft_report_data *d, int variant) {
+    return weft_report_counts(d, variant) &&
+           d->variants[variant].compared.verdict == WEFT_EQUIVALENT;
+}
+
+/* Equivalent by itself; or its minimum, or the baseline's, may lie beyond the rates that were tried. */
+static bool is_hardly_equivalent(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
+    return is_equivalent(d, variant) &&
+           (!s->left || weft_report_at_edge(d, variant) || weft_report_at_edge(d, s->baseline));
+}
+
 static bool is_at_edge(const weft_report_data *d, int variant) {
     return d->variants[variant].repeats < 0 && d->variants[variant].done > 0 &&
            weft_report_at_edge(d, variant);
@@ -74,7 +86,8 @@ static const char *commit_of(const weft_report_data *d, const weft_report_run *r
 }
 
 static bool has_two_versions(const weft_report_data *d, int variant) {
-    for (int i = 0; i < d->n_seeds && is_shown(d, variant); i++) {
+    bool said = is_shown(d, variant) || is_equivalent(d, variant);
+    for (int i = 0; i < d->n_seeds && said; i++) {
         weft_report_pair pair =
             weft_report_pair_of(d, variant, d->variants[variant].baseline, d->seeds[i]);
         if (pair.counts && strcmp(commit_of(d, pair.variant), commit_of(d, pair.baseline)) != 0)
@@ -86,7 +99,7 @@ static bool has_two_versions(const weft_report_data *d, int variant) {
 /* Shown, and one of the caveats takes it back: the sentence does not name it. */
 bool weft_report_is_in_doubt(const weft_report_data *d, int variant) {
     return is_not_left(d, variant) || has_two_seeds(d, variant) || lost_at_edge(d, variant) ||
-           has_two_versions(d, variant);
+           has_two_versions(d, variant) || is_hardly_equivalent(d, variant);
 }
 
 static bool comes_out(const weft_report_data *d, int variant, weft_verdict verdict) {
@@ -207,7 +220,7 @@ static void write_power(FILE *out, const weft_report_data *d) {
     }
     if (!wide || !narrow) return;
     fprintf(out, "%s could have shown a difference of ",
-            weft_say_plural(weft_report_most_pairs(d), "seed"));
+            weft_say_pairs(d, weft_report_most_pairs(d)));
     if (most > 1.5 * least)
         fprintf(out, "%s to %s, depending on the variant",
                 weft_say_share(narrow, (narrow->high - narrow->low) / 2),
@@ -228,16 +241,22 @@ static void write_sides(FILE *out, const weft_report_data *d, bool none, int all
     write_side(out, d, WEFT_WORSE, loss, begun ? "it" : object, all);
 }
 
-/* "; for A and B against C no difference was shown", or how many they are. */
-static void write_open(FILE *out, const weft_report_data *d, int n) {
-    fputs("; for ", out);
+/* "A and B against C", or how many they are. */
+static void write_those(FILE *out, const weft_report_data *d, weft_verdict verdict, int n) {
     if (n > NAMES_MOST) fprintf(out, "%d others", n);
     for (int i = 0, said = 0; n <= NAMES_MOST && i < d->n_variants; i++) {
-        if (!comes_out(d, i, WEFT_NO_DIFFERENCE)) continue;
+        if (!comes_out(d, i, verdict)) continue;
         fprintf(out, "%s%s", weft_say_between(said++, n), weft_variant_label(d, i));
         write_baseline(out, d, i);
     }
-    fputs(" no difference was shown", out);
+}
+
+/* "A and B are equivalent to the baseline, within 0.01; " */
+static void write_equivalent(FILE *out, const weft_report_data *d, int n, bool more) {
+    if (n == 0) return;
+    write_those(out, d, WEFT_EQUIVALENT, n);
+    fprintf(out, " %s equivalent to the baseline, within %g%s", n == 1 ? "is" : "are", d->effect,
+            more ? "; " : "");
 }
 
 /* Of the one comparison that there is. */
@@ -250,18 +269,22 @@ static void write_no_difference(FILE *out, const weft_report_data *d) {
 static void write_outcome(FILE *out, const weft_report_data *d) {
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
+    int same = count_verdicts(d, WEFT_EQUIVALENT);
     int doubts = weft_report_count(d, weft_report_is_in_doubt),
-        all = better + worse + open + yet + doubts;
-    if (doubts && !better && !worse) {
+        all = better + worse + open + yet + same + doubts;
+    if (doubts && !better && !worse && !same) {
         fputs("Nothing is settled: ", out);
         if (all > 1) fprintf(out, "for %d of %d variants ", doubts, all);
         fputs("a difference was seen that the warnings below put in doubt.", out);
         return;
     }
-    bool none = better == 0 && all > 1 && !doubts;
+    bool none = better == 0 && all > 1 && !doubts && !same;
+    write_equivalent(out, d, same, better || worse || open);
     write_sides(out, d, none, all);
     if (open && (better || worse)) {
-        write_open(out, d, open);
+        fputs("; for ", out);
+        write_those(out, d, WEFT_NO_DIFFERENCE, open);
+        fputs(" no difference was shown", out);
     } else if (open) {
         if (!none) write_no_difference(out, d);
         fputs("; ", out);
@@ -378,6 +401,11 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
          "method).",
          " differ from their baselines, but not when all comparisons are counted together (Holm's "
          "method)."},
+        {is_hardly_equivalent,
+         " is equivalent to its baseline by itself, but not when all comparisons are counted "
+         "together (Holm's method), or a minimum is at the edge of the learning rates.",
+         " are equivalent to their baselines by themselves, but not when all comparisons are "
+         "counted together (Holm's method), or a minimum is at the edge of the learning rates."},
         {has_fewer_seeds, " was compared over two seeds only, which are too few.",
          " were compared over two seeds only, which are too few."},
         {has_two_versions,

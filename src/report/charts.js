@@ -16,7 +16,8 @@
  *           lines   [{series, runs: [{name, x: {KEY: [..] or a factor of the first key's}, y: [..]}]}]
  *                   runs of one series are averaged where their first x is the same; the band goes from
  *                   the lowest to the highest, and the single runs show while the series is pointed at
- *           points  [{series, at: [{x, y, low, high}], join}]
+ *           points  [{series, at: [{x, y, low, high}], join, fit, least}]
+ *                   fit: [{x, y}], a curve fitted through them; least: {x, y}, its minimum, which is marked
  *           difference: lines are shown minus their baseline's, run by run of the same name
  *           x       of points: {label, unit, names}; names stand at 0, 1, ... of an axis of words
  *           large   how high it is where it is wide, by its width
@@ -209,7 +210,7 @@ const weftCharts = (() => {
     }
     for (const set of chart.points || []) {
       const s = bySeries.get(set.series);
-      if (s && !hidden.has(s.key)) list.push({...look(s), runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, bars: true});
+      if (s && !hidden.has(s.key)) list.push({...look(s), runs: [], points: set.at.filter((p) => isFinite(p.x) && isFinite(p.y)), join: set.join, fit: set.fit, least: set.least, bars: true});
     }
     return list.filter((l) => l.points.length);
   }
@@ -227,6 +228,7 @@ const weftCharts = (() => {
         y0 = Math.min(y0, low); y1 = Math.max(y1, high);
         if (p.x >= 0.2 * end) late = Math.max(late, high);
       }
+      for (const p of l.fit || []) { y0 = Math.min(y0, p.y); y1 = Math.max(y1, p.y); }
     }
     for (const p of chart.front || []) { y0 = Math.min(y0, p[1]); y1 = Math.max(y1, p[1]); }
     if (chart.difference) {
@@ -314,7 +316,9 @@ const weftCharts = (() => {
         const points = r.x.map((x, i) => ({x, y: r.y[i]})).filter((p) => isFinite(p.x) && isFinite(p.y));
         make("path", {d: path(points, (p) => p.y), class: "run", style: "stroke:" + l.colour}, g);
       }
-      if (l.join) make("path", {d: path(l.points, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + l.colour, "stroke-dasharray": dashOf(l.style)}, g);
+      const line = l.fit || (l.join && l.points);
+      if (l.fit) make("circle", {cx: px(l.least.x), cy: py(l.least.y), r: 9, style: "fill:none;stroke:" + l.colour}, g);
+      if (line) make("path", {d: path(line, (p) => p.y), class: on ? "line on" : "line", style: "stroke:" + l.colour, "stroke-dasharray": dashOf(l.style)}, g);
       const every = l.bars ? 1 : Math.max(1, Math.ceil(l.points.length / 6));
       l.points.forEach((p, i) => {
         if (logX && !(p.x > 0)) return;

@@ -95,6 +95,8 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
     d->rate_as = option_text(d, WEFT_OPTION(study_rate_as));
     d->yardstick = option_text(d, WEFT_OPTION(study_yardstick));
     d->spread = strtod(option_text(d, WEFT_OPTION(study_spread)), NULL);
+    d->minima = strcmp(option_text(d, WEFT_OPTION(study_compare)), "minimum") == 0;
+    d->effect = strtod(option_text(d, WEFT_OPTION(study_effect)), NULL);
     d->planned_seeds = (int)strtol(option_text(d, WEFT_OPTION(study_seeds)), NULL, 10);
     const char *vocabulary = strstr(d->config, "\nVOCAB_SIZE=");
     d->vocabulary = vocabulary ? strtod(strchr(vocabulary, '=') + 1, NULL) : NAN;
@@ -329,6 +331,12 @@ static const char *say_why(const weft_report_data *d, const weft_report_variant 
                      "compared";
     if (c->verdict == WEFT_NOT_YET) return "runs of it or of its baseline are still to come";
     if (d->nothing_learned) return "nothing was learned";
+    if (c->minima && c->pairs == 0) return "one of them has no three learning rates";
+    if (c->minima && c->pairs == 1) return "so few runs have no interval";
+    if (c->minima)
+        return c->verdict == WEFT_NO_DIFFERENCE
+                   ? "the intervals lie neither beyond nor within the smallest effect of interest"
+                   : "";
     if (c->pairs == 0) return "no seed was finished by both";
     if (c->pairs == 1) return "one seed has no interval";
     return c->verdict == WEFT_NO_DIFFERENCE ? "the interval contains 0" : "";
@@ -383,6 +391,26 @@ static weft_status compare_seeds(const weft_report_data *d, int variant, int bas
     return WEFT_OK;
 }
 
+/* The runs of a variant at all its rates that ended; returns how many. `out` has room for every run. */
+static int list_rates(const weft_report_data *d, int variant, weft_rate_run *out) {
+    int n = 0;
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_run *run = &d->runs[i];
+        bool diverged = strcmp(run->status, "diverged") == 0;
+        if (run->variant != variant || run->chooses || !(run->finished || diverged)) continue;
+        out[n++] = (weft_rate_run){run->rate, diverged ? NAN : run->score, run->seed};
+    }
+    return n;
+}
+
+static weft_status compare_minima(const weft_report_data *d, int variant, int baseline,
+                                  weft_comparison *out) {
+    WEFT_AUTO_FREE weft_rate_run *runs = malloc(sizeof *runs * ((size_t)d->n_runs + 1));
+    if (!runs) return no_memory(d);
+    int n = list_rates(d, variant, runs), m = list_rates(d, baseline, runs + n);
+    return weft_compare_minima(runs, n, runs + n, m, d->effect, d->higher_is_better, out);
+}
+
 weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
                                      const char *name, weft_comparison *out) {
     return compare_seeds(d, variant, baseline, name, false, out);
@@ -391,7 +419,8 @@ weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int
 weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
                                 weft_comparison *out, const char **why) {
     const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
-    WEFT_TRY(compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
+    WEFT_TRY(d->minima ? compare_minima(d, variant, baseline, out)
+                       : compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
     if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
     bool built = !*is->error && !*base->error && is->leaks == base->leaks;
     if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)
@@ -468,9 +497,12 @@ static weft_status draw_conclusions(weft_report_data *d) {
     }
     name_variants(d);
     WEFT_AUTO_FREE double *scores = calloc((size_t)d->n_runs + 1, sizeof *scores);
-    if (!scores) return no_memory(d);
+    WEFT_AUTO_FREE weft_rate_run *tried = calloc((size_t)d->n_runs + 1, sizeof *tried);
+    if (!scores || !tried) return no_memory(d);
     for (int i = 0; i < d->n_variants; i++) {
         if (takes_over(d, i) && !has_runs(d, i)) d->variants[i].waiting++;
+        d->variants[i].minimum =
+            weft_minimum_fit(tried, list_rates(d, i, tried), d->higher_is_better);
         choose_rate(d, i, scores);
         sum_up_variant(d, i, scores);
     }
@@ -522,6 +554,7 @@ void weft_report_free(weft_report_data *d) {
 bool weft_report_at_edge(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     double least = NAN, most = NAN;
+    if (d->minima) return s->minimum.edge != 0;
     for (int i = 0; i < d->n_runs; i++) {
         if (d->runs[i].variant != variant) continue;
         least = fmin(least, d->runs[i].rate);

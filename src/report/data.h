@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "record/database.h"
-#include "study/statistics.h"
+#include "study/minimum.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,6 +25,7 @@ typedef struct {
     double mean, sd, least, most; /* score over the finished runs at that rate */
     double memory;         /* the largest peak of them, bytes; the device's where it has its own */
     double speed, seconds; /* their means: tokens per second, seconds a run */
+    weft_minimum minimum;  /* over its learning rates (STUDY_COMPARE) */
     weft_comparison compared; /* with the baseline, where there is one */
     bool left;       /* its difference is, when all comparisons are counted (report/together.c) */
     const char *why; /* no difference shown, or not yet, because ...; "" else */
@@ -74,6 +75,8 @@ typedef struct {
     const char *yardstick;  /* STUDY_YARDSTICK */
     double spread;          /* STUDY_SPREAD; 0: unknown */
     int planned_seeds;      /* STUDY_SEEDS */
+    bool minima;            /* STUDY_COMPARE: variants are compared at their minima */
+    double effect;          /* STUDY_EFFECT */
     double vocabulary;      /* VOCAB_SIZE; NaN: unknown */
     bool nothing_learned;   /* every finished run is at the loss of guessing */
 
@@ -121,11 +124,11 @@ weft_report_pair weft_report_pair_of(const weft_report_data *d, int variant, int
                                      int64_t seed);
 
 /* What can be said of one variant against another, each at the rate chosen for it, over the seeds that
- * both finished; and why no difference is shown ("" where one is). */
+ * both finished, or at their minima over all rates; and why no difference is shown ("" where one is). */
 weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
                                 weft_comparison *out, const char **why);
 
-/* Whether a variant's rate is the least or the most of those that were tried for it. */
+/* Whether a variant's rate, or its minimum, is at the least or the most of those that were tried for it. */
 bool weft_report_at_edge(const weft_report_data *d, int variant);
 
 /* How a run of a variant ended, in a few words. */

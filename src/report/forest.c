@@ -126,7 +126,7 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
             doubted ? "plain" : weft_say_kind(c->verdict));
     weft_page_escape_html(out, *s->error  ? "cannot be built"
                                : !counted ? "leaks: not compared"
-                                          : weft_verdict_word(c->verdict));
+                                          : weft_comparison_word(c));
     fputs("</b><small>", out);
     put_note(out, d, variant, doubted ? "in doubt: see the warnings above" : s->why);
     fputs("</small></span></div>\n", out);
@@ -235,7 +235,7 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
 /* What is drawn, and in what it is measured: the sentence above is in percent, the axis is not. */
 static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
     const char *unit = d->higher_is_better ? "absolute and " : "in nats per token and ";
-    const char *seeds = weft_say_plural(weft_report_most_pairs(d), "seed");
+    const char *seeds = weft_say_pairs(d, weft_report_most_pairs(d));
     if (base >= 0)
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "

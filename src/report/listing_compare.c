@@ -156,7 +156,7 @@ static weft_status compare_variants(const weft_report_data *d, const char *a, co
         "rate_b", weft_json_number(d->variants[two].rate), "config",
         config_differences(d, one, two), "pairs", pair_up(d, one, two), "mean_difference",
         weft_json_number(c.mean), "low", weft_json_number(c.low), "high", weft_json_number(c.high),
-        "verdict", weft_verdict_word(c.verdict), "why", why);
+        "verdict", weft_comparison_word(&c), "why", why);
     if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     json_t *positions = json_array();
     json_object_set_new(*object, "loss_by_position", positions);

@@ -58,8 +58,7 @@ bool weft_report_is_finished(const weft_report_data *d, int variant) {
     return d->variants[variant].done > 0;
 }
 
-/* The unit of the score; NULL: it has none. */
-static const char *score_unit(const weft_report_data *d) {
+const char *weft_report_score_unit(const weft_report_data *d) {
     return d->higher_is_better ? NULL : "nats per token";
 }
 
@@ -141,7 +140,7 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
                         .x_label = costs[cost].name,
                         .x_unit = costs[cost].unit,
                         .y_label = d->score_name,
-                        .y_unit = score_unit(d),
+                        .y_unit = weft_report_score_unit(d),
                         .series = c->series,
                         .n_series = d->n_variants,
                         .front = c->front,
@@ -183,9 +182,8 @@ weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
     return status;
 }
 
-/* The mean score of a variant at each rate where some seed finished. */
-static weft_plot_point sweep_point(const weft_report_data *d, int variant, double rate, int *done,
-                                   int *runs) {
+weft_plot_point weft_report_at_rate(const weft_report_data *d, int variant, double rate, int *done,
+                                    int *runs) {
     weft_plot_point at = {rate, 0, NAN, NAN};
     *done = *runs = 0;
     for (int i = 0; i < d->n_runs; i++) {
@@ -213,7 +211,7 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
         weft_page_cell(p, "%s", weft_variant_label(d, i));
         for (int k = 0; k < n; k++) {
             int done, runs;
-            weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
+            weft_plot_point at = weft_report_at_rate(d, i, d->rates[k], &done, &runs);
             const char *chosen = d->rates[k] == d->variants[i].rate ? " chosen" : "";
             if (runs == 0)
                 weft_page_cell(p, "%s", *chosen ? "taken over" : "not tried");
@@ -225,26 +223,27 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
 
 weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     if (d->n_rates < 2) return WEFT_OK;
+    weft_page_heading(p, "Learning rates",
+                      "The score at each learning rate that was tried: mean over seeds, and how "
+                      "many of them finished.");
+    sweep_table(p, d);
+    if (d->minima) return WEFT_OK; /* which have a picture of their own */
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(d, d->n_rates, &series));
     for (int i = 0; i < d->n_variants; i++) {
         for (int k = 0; k < d->n_rates && d->variants[i].repeats < 0; k++) {
             int done, runs;
-            weft_plot_point at = sweep_point(d, i, d->rates[k], &done, &runs);
+            weft_plot_point at = weft_report_at_rate(d, i, d->rates[k], &done, &runs);
             if (done && at.x > 0) series[i].points[series[i].n++] = at;
         }
     }
-    weft_page_heading(p, "Learning rates",
-                      "The score at each learning rate that was tried: mean over seeds, and how "
-                      "many of them finished.");
-    sweep_table(p, d);
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
     weft_plot plot = {.kind = WEFT_PLOT_MEASURED,
                       .title = "Score by learning rate",
                       .x_label = "learning rate",
                       .y_label = d->score_name,
-                      .y_unit = score_unit(d),
+                      .y_unit = weft_report_score_unit(d),
                       .log_x = true,
                       .series = series,
                       .n_series = d->n_variants,

@@ -79,6 +79,8 @@ static void find_ranges(canvas *c) {
             take_in(&c->y, at.low);
             take_in(&c->y, at.high);
         }
+        for (int i = 0; i < p->series[s].n_fit; i++)
+            take_in(&c->y, p->series[s].fit[i].y);
     }
     if (p->top < c->y.high && p->top > c->y.low) c->y.high = p->top;
     if (p->zero) take_in(&c->y, 0);
@@ -204,22 +206,27 @@ static void put_band(const canvas *c, const weft_plot_series *s) {
     fputs("Z\"/>\n", c->out);
 }
 
-static void put_curve(const canvas *c, const weft_plot_series *s) {
+static void put_curve(const canvas *c, const weft_plot_series *s, const weft_plot_point *points,
+                      int n) {
     const char *dash = dashes[s->style % COUNT(dashes)];
     fprintf(c->out, "<path fill=\"none\" stroke=\"%s\" stroke-width=\"2\"",
             weft_plot_colour(s->style));
     if (*dash) fprintf(c->out, " stroke-dasharray=\"%s\"", dash);
     fputs(" d=\"", c->out);
-    for (int i = 0; i < s->n; i++)
-        fprintf(c->out, "%c%.1f %.1f", i ? 'L' : 'M', x_of(c, s->points[i].x),
-                y_of(c, s->points[i].y));
+    for (int i = 0; i < n; i++)
+        fprintf(c->out, "%c%.1f %.1f", i ? 'L' : 'M', x_of(c, points[i].x), y_of(c, points[i].y));
     fputs("\"/>\n", c->out);
 }
 
 static void put_series(const canvas *c, const weft_plot_series *s) {
     bool curve = c->plot->kind == WEFT_PLOT_CURVES;
     int every = curve && s->n / MARKERS > 0 ? s->n / MARKERS : 1;
-    if (c->plot->kind != WEFT_PLOT_POINTS) put_curve(c, s);
+    if (c->plot->kind != WEFT_PLOT_POINTS) put_curve(c, s, s->points, s->n);
+    if (s->n_fit) {
+        put_curve(c, s, s->fit, s->n_fit);
+        fprintf(c->out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"9\" fill=\"none\" stroke=\"%s\"/>\n",
+                x_of(c, s->least.x), y_of(c, s->least.y), weft_plot_colour(s->style));
+    }
     for (int i = 0; i < s->n; i++) {
         weft_plot_point at = s->points[i];
         double x = x_of(c, at.x);
@@ -361,13 +368,19 @@ static void add_points(const weft_plot *p, json_t *chart) {
     static const char *const units[] = {"count", "seconds", "bytes"};
     json_t *sets = json_array(), *front = json_array();
     for (int s = 0; s < p->n_series; s++) {
-        json_t *at = json_array();
-        for (int i = 0; i < p->series[s].n; i++)
-            json_array_append_new(at, point_json(p->series[s].points[i]));
-        if (p->series[s].n)
-            json_array_append_new(sets, json_pack("{s:i, s:O, s:b}", "series", s, "at", at, "join",
-                                                  p->kind == WEFT_PLOT_MEASURED));
-        json_decref(at);
+        const weft_plot_series *one = &p->series[s];
+        json_t *at = json_array(), *fit = json_array(), *set;
+        for (int i = 0; i < one->n; i++)
+            json_array_append_new(at, point_json(one->points[i]));
+        for (int i = 0; i < one->n_fit; i++)
+            json_array_append_new(fit, point_json(one->fit[i]));
+        set = json_pack("{s:i, s:o, s:b}", "series", s, "at", at, "join",
+                        p->kind == WEFT_PLOT_MEASURED);
+        if (one->n_fit) json_object_set(set, "fit", fit);
+        if (one->n_fit) json_object_set_new(set, "least", point_json(one->least));
+        if (one->n) json_array_append(sets, set);
+        json_decref(set);
+        json_decref(fit);
     }
     for (int i = 0; i < p->n_front; i++)
         json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));

@@ -44,6 +44,9 @@ typedef struct {
     int style; /* any number >= 0: the variant's place */
     weft_plot_point *points;
     int n;
+    const weft_plot_point *fit; /* a curve fitted through the points; 0: none */
+    int n_fit;
+    weft_plot_point least; /* its minimum, which is marked */
 } weft_plot_series;
 
 typedef enum {

@@ -8,10 +8,11 @@
 #include <stdlib.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_answer,      weft_report_curves,    weft_report_fronts,  weft_report_table,
-    weft_report_yardstick,   weft_report_positions, weft_report_inside,  weft_report_samples,
-    weft_report_attention,   weft_report_sweep,     weft_report_trouble, weft_report_verdicts,
-    weft_report_differences, weft_report_equality,  weft_report_repeats, weft_report_environment};
+    weft_report_answer,     weft_report_curves,      weft_report_fronts,   weft_report_table,
+    weft_report_yardstick,  weft_report_positions,   weft_report_inside,   weft_report_samples,
+    weft_report_attention,  weft_report_sweep,       weft_report_minima,   weft_report_trouble,
+    weft_report_verdicts,   weft_report_differences, weft_report_equality, weft_report_repeats,
+    weft_report_environment};
 
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
@@ -61,11 +62,11 @@ static json_t *verdict_json(const weft_report_data *d, int variant) {
     return json_pack("{s:o, s:o, s:o, s:s, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:o, s:o}",
                      "variant", weft_json_text(s->name), "step", weft_json_text(s->name),
                      "baseline", weft_json_text(d->variants[s->baseline].name), "verdict",
-                     weft_verdict_word(c->verdict), "why", weft_json_text(s->why), "pairs",
-                     c->pairs, "difference", weft_json_number(c->mean), "low",
-                     weft_json_number(c->low), "high", weft_json_number(c->high), "sd",
-                     weft_json_number(c->sd), "percent", weft_json_number(c->percent), "p",
-                     weft_json_number(weft_comparison_p(c)), "left", s->left, "repeat_of",
+                     weft_comparison_word(c), "why", weft_json_text(s->why), "pairs", c->pairs,
+                     "difference", weft_json_number(c->mean), "low", weft_json_number(c->low),
+                     "high", weft_json_number(c->high), "sd", weft_json_number(c->sd), "percent",
+                     weft_json_number(c->percent), "p", weft_json_number(weft_comparison_p(c)),
+                     "left", s->left, "repeat_of",
                      s->repeats >= 0 ? weft_json_text(d->variants[s->repeats].name) : json_null(),
                      "left_out", left_out(d, variant));
 }
@@ -100,6 +101,11 @@ static json_t *variant_json(const weft_report_data *d, int variant) {
         weft_json_number(s->speed), "cache_bytes_per_token", weft_json_whole(s->cache_bytes),
         "seconds", weft_json_number(s->seconds));
     json_object_update(object, cost);
+    if (d->minima)
+        json_object_set_new(object, "minimum",
+                            json_pack("{s:o, s:o, s:i}", "learning_rate",
+                                      weft_json_number(s->minimum.rate), "score",
+                                      weft_json_number(s->minimum.score), "edge", s->minimum.edge));
     json_object_set_new(object, "loss_by_position", positions_json(d, variant));
     json_object_set_new(object, "inside", weft_report_inside_json(d, variant));
     return object;

@@ -33,7 +33,8 @@ static void write_left_out(FILE *out, const weft_report_data *d, int variant, bo
 
 static void write_numbers(FILE *out, const weft_report_data *d, const weft_comparison *c) {
     if (c->pairs < 1) return;
-    fprintf(out, " The %s is %s on average, ", d->score_name, weft_say_score(c->variant));
+    fprintf(out, " The %s is %s %s, ", d->score_name, weft_say_score(c->variant),
+            c->minima ? "at its minimum" : "on average");
     if (c->mean == 0)
         fputs("the same as the baseline's", out);
     else
@@ -43,7 +44,7 @@ static void write_numbers(FILE *out, const weft_report_data *d, const weft_compa
     if (c->pairs >= 2)
         fprintf(out, "; %.0f%% interval %s to %s", 100 * WEFT_CONFIDENCE,
                 weft_say_change(c, c->low), weft_say_change(c, c->high));
-    fprintf(out, "; %s.", weft_say_plural(c->pairs, "seed"));
+    fprintf(out, "; %s.", weft_say_pairs(d, c->pairs));
 }
 
 /* What a comparison that shows nothing still says: how large the difference can be at most, and how
@@ -83,7 +84,7 @@ void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant
     fprintf(p->words, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(p->words, d, &s->compared);
     weft_report_write_note(p->words, d, variant, false);
-    weft_page_item_md(p, weft_verdict_word(s->compared.verdict), weft_page_words(p));
+    weft_page_item_md(p, weft_comparison_word(&s->compared), weft_page_words(p));
 }
 
 /* What the intervals are worth, all together. */
@@ -92,6 +93,16 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
     if (n == 0) {
         weft_page_say(p, "No comparison has the two seeds that an interval takes, so nothing is "
                          "called better or worse.");
+        return;
+    }
+    if (d->minima) {
+        weft_page_say(p,
+                      "Variants are compared at the minima of parabolas in the logarithm of the "
+                      "learning rate; intervals have %.0f%% confidence, by a bootstrap over runs. "
+                      "A variant helps or hurts where its interval lies beyond the smallest effect "
+                      "of interest, %g, and is equivalent where the interval at %.0f%% lies within "
+                      "it.",
+                      100 * WEFT_CONFIDENCE, d->effect, 100 * WEFT_EQUIVALENCE);
         return;
     }
     weft_page_say(
@@ -272,6 +283,9 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
                       "Each variant was run at %d learning rates with seed %lld, which counts for "
                       "nothing else, and got the best of them.",
                       d->n_rates, (long long)d->rate_seed);
+    else if (d->minima)
+        weft_page_say(p, "Each variant's score is at the learning rate that has the best mean; the "
+                         "verdicts compare minima over all rates, and so do the changes.");
     else if (d->n_rates > 1)
         weft_page_say(p,
                       "Each variant was run at %d learning rates and counts with the one that has "

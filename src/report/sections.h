@@ -19,6 +19,8 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 weft_report_section weft_report_curves;
 /* report/pictures.c */
 weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions;
+/* report/minima.c */
+weft_report_section weft_report_minima;
 /* report/laws.c */
 weft_report_section weft_report_yardstick;
 /* report/inside.c */
@@ -53,6 +55,8 @@ const char *weft_say_kind(weft_verdict verdict); /* of an item on a page: "good"
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);
 const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */
+const char *weft_say_pairs(const weft_report_data *d,
+                           int n); /* what a comparison counts: seeds or runs */
 
 /* A variant's first seed that finished; NULL: none, or the variant is a repeat. report/samples.c */
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
@@ -90,6 +94,12 @@ weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_pl
  * where there are no scripts the static pictures. Without axes (NULL) these alone. report/pictures.c */
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n);
+
+/* The mean score of a variant at a rate, with its least and most; how many of its runs there finished. The unit of the score; NULL: it
+ * has none. report/pictures.c */
+weft_plot_point weft_report_at_rate(const weft_report_data *d, int variant, double rate, int *done,
+                                    int *runs);
+const char *weft_report_score_unit(const weft_report_data *d);
 
 /* The ranges of positions whose losses the records have, in their order; returns how many.
  * report/pictures.c */

@@ -125,7 +125,7 @@ void weft_report_say_together(weft_page *p, const weft_report_data *d) {
     }
     if (!any) fputs("none is left", p->words);
     fputs(".", p->words);
-    if (find_common(d, &spread)) write_common(p->words, d, &spread);
+    if (!d->minima && find_common(d, &spread)) write_common(p->words, d, &spread);
     weft_page_say(p, "%s", weft_page_words(p));
 }
 

@@ -119,3 +119,7 @@ const char *weft_say_between(int said, int n) {
 const char *weft_say_plural(int n, const char *thing) {
     return weft_say("%d %s%s", n, thing, n == 1 ? "" : "s");
 }
+
+const char *weft_say_pairs(const weft_report_data *d, int n) {
+    return weft_say_plural(n, d->minima ? "run" : "seed");
+}

@@ -93,8 +93,15 @@ double weft_t_quantile(double probability, double freedom) {
 }
 
 const char *weft_verdict_word(weft_verdict v) {
-    static const char *const words[] = {"no difference shown", "better", "worse", "not yet"};
+    static const char *const words[] = {"no difference shown", "better", "worse", "not yet",
+                                        "equivalent"};
     return words[v];
+}
+
+const char *weft_comparison_word(const weft_comparison *c) {
+    static const char *const words[] = {"undecided", "helps", "hurts"};
+    return c->minima && c->verdict <= WEFT_WORSE ? words[c->verdict]
+                                                 : weft_verdict_word(c->verdict);
 }
 
 weft_comparison weft_compare(const double *variant, const double *baseline, int pairs,
@@ -122,6 +129,7 @@ weft_comparison weft_compare(const double *variant, const double *baseline, int 
 }
 
 double weft_comparison_p(const weft_comparison *c) {
+    if (c->minima) return c->p;
     if (c->pairs < 2 || !isfinite(c->mean) || !isfinite(c->sd)) return NAN;
     if (c->sd == 0) return c->mean == 0 ? 1 : 0;
     double t = fabs(c->mean) / (c->sd / sqrt(c->pairs));

@@ -7,6 +7,8 @@
 
 /* How sure an interval is. */
 #define WEFT_CONFIDENCE 0.95
+/* How sure one is that shows two variants to be equivalent, by two tests of one side each. */
+#define WEFT_EQUIVALENCE 0.90
 
 double weft_mean(const double *values, int n); /* NaN for none */
 double weft_sd(const double *values, int n);   /* with n - 1; NaN for fewer than two */
@@ -16,9 +18,16 @@ double weft_sd(const double *values, int n);   /* with n - 1; NaN for fewer than
 double weft_t_probability(double t, double freedom);
 double weft_t_quantile(double probability, double freedom);
 
-/* NOT_YET: runs are still to come that may decide it. weft_compare, which knows of none, never says it. */
-typedef enum { WEFT_NO_DIFFERENCE, WEFT_BETTER, WEFT_WORSE, WEFT_NOT_YET } weft_verdict;
-/* "no difference shown", "better", "worse", "not yet" */
+/* NOT_YET: runs are still to come that may decide it. weft_compare, which knows of none, never says it, nor EQUIVALENT:
+ * that is for minima (study/minimum.h). */
+typedef enum {
+    WEFT_NO_DIFFERENCE,
+    WEFT_BETTER,
+    WEFT_WORSE,
+    WEFT_NOT_YET,
+    WEFT_EQUIVALENT
+} weft_verdict;
+/* "no difference shown", "better", "worse", "not yet", "equivalent" */
 const char *weft_verdict_word(weft_verdict v);
 
 /* Differences, variant minus baseline, over the seeds that both finished. What cannot be known is
@@ -30,7 +39,12 @@ typedef struct {
     double low, high;         /* the interval of the mean at WEFT_CONFIDENCE */
     double variant, baseline; /* mean scores over the pairs */
     double percent;           /* mean, of the baseline's; NaN where that is 0 */
+    bool minima;              /* of two minima over learning rates; there are no pairs, but runs */
+    double p;                 /* of minima: what weft_comparison_p returns */
 } weft_comparison;
+
+/* The verdict in a word; of minima "undecided", "helps", "hurts". */
+const char *weft_comparison_word(const weft_comparison *c);
 
 /* variant[i] and baseline[i] belong to one seed. */
 weft_comparison weft_compare(const double *variant, const double *baseline, int pairs,

@@ -30,6 +30,10 @@ bool weft_study_chooses(const weft_study *s) {
     return s->base.study_rate_seed >= 0 && s->n_rates > 1;
 }
 
+bool weft_study_fits(const weft_study *s) {
+    return s->base.study_compare == WEFT_COMPARE_MINIMUM;
+}
+
 int weft_study_variant_runs(const weft_study *s, int variant) {
     int rates = weft_study_variant_rates(s), seeds = (int)s->base.study_seeds;
     if (s->rate_as[variant] >= 0) return seeds;
@@ -225,6 +229,12 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
                          "%lld; take another",
                          s->where, (long long)seed, (long long)first,
                          (long long)(first + s->base.study_seeds - 1));
+    if (weft_study_fits(s) && (s->n_rates < 3 || s->base.study_seeds < 2 || seed >= 0))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_STUDY_COMPARE=\"minimum\" takes three or more "
+                         "CONFIG_STUDY_LEARNING_RATES and two or more CONFIG_STUDY_SEEDS, without "
+                         "CONFIG_STUDY_RATE_SEED",
+                         s->where);
     WEFT_TRY(parse_rate_as(s));
     WEFT_TRY(check_yardstick(s));
     for (int i = 0; i < s->variants.n; i++)

@@ -7,7 +7,7 @@
 #include "model/account.h"
 #include "study/variants.h"
 
-enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64 };
+enum { WEFT_STUDY_LINE = 1024, WEFT_STUDY_RATES_MAX = 64, WEFT_RATES_ADDED = 4 };
 
 typedef struct {
     const weft_variant *variant;
@@ -44,7 +44,10 @@ double weft_study_rate(const weft_study *s, int variant, int k);
 int64_t weft_study_seed(const weft_study *s, int k);
 /* Whether each variant's rate is chosen by runs with STUDY_RATE_SEED, which count for nothing else. */
 bool weft_study_chooses(const weft_study *s);
-/* How many runs variant i comes to. */
+/* Whether variants are compared at the minima of parabolas through their runs (STUDY_COMPARE). A variant whose minimum is
+ * at the edge of its rates gets more of them, WEFT_RATES_ADDED at most. */
+bool weft_study_fits(const weft_study *s);
+/* How many runs variant i comes to, without those of rates that are added. */
 int weft_study_variant_runs(const weft_study *s, int variant);
 /* Tokens in one iteration of a config, and of variant i's whole training. */
 int64_t weft_study_iter_tokens(const weft_config *c);

@@ -61,26 +61,34 @@ static bool is_listed(const char *const *list, const char *key) {
 /* Written out: one of these less changes what --resume and studies promise. */
 static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
     (void)state;
-    static const char *const free_keys[] = {"STEPS",           "EVAL_INTERVAL",
-                                            "EVAL_SAMPLES",    "LOG_INTERVAL",
-                                            "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",
-                                            "CHECKPOINT_KEEP", "DEVICE",
-                                            "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS",
-                                            "STUDY_EQUAL",     "STUDY_LEARNING_RATES",
-                                            "STUDY_RATE_SEED", "STUDY_VARIANTS",
-                                            "STUDY_SWEEP",     "STUDY_SWEEP_POINTS",
-                                            "EVAL_POSITIONS",  "STUDY_SCORE",
-                                            "STUDY_TAIL",      "STUDY_QUESTION",
-                                            "RECOMPUTE",       "EVAL_INSIDE",
-                                            "STUDY_RATE_AS",   "STUDY_SPREAD",
-                                            "STUDY_YARDSTICK", NULL};
-    static const char *const study_keys[] = {
-        "SEED",           "STUDY_FROM",           "RA_MLA_ABLATION_STEPS",
-        "STUDY_VARIANTS", "STUDY_SWEEP",          "STUDY_SWEEP_POINTS",
-        "STUDY_SEEDS",    "STUDY_LEARNING_RATES", "STUDY_RATE_SEED",
-        "STUDY_RATE_AS",  "STUDY_SPREAD",         "STUDY_YARDSTICK",
-        "STUDY_EQUAL",    "STUDY_WEIGHTS",        "STUDY_SCORE",
-        "STUDY_TAIL",     "STUDY_QUESTION",       NULL};
+    static const char *const free_keys[] = {
+        "STEPS",           "EVAL_INTERVAL",         "EVAL_SAMPLES",    "LOG_INTERVAL",
+        "SAVE_CHECKPOINT", "CHECKPOINT_INTERVAL",   "CHECKPOINT_KEEP", "DEVICE",
+        "STUDY_SEEDS",     "RA_MLA_ABLATION_STEPS", "STUDY_EQUAL",     "STUDY_LEARNING_RATES",
+        "STUDY_RATE_SEED", "STUDY_VARIANTS",        "STUDY_SWEEP",     "STUDY_SWEEP_POINTS",
+        "EVAL_POSITIONS",  "STUDY_SCORE",           "STUDY_TAIL",      "STUDY_QUESTION",
+        "RECOMPUTE",       "EVAL_INSIDE",           "STUDY_RATE_AS",   "STUDY_SPREAD",
+        "STUDY_YARDSTICK", "STUDY_COMPARE",         "STUDY_EFFECT",    NULL};
+    static const char *const study_keys[] = {"SEED",
+                                             "STUDY_FROM",
+                                             "RA_MLA_ABLATION_STEPS",
+                                             "STUDY_VARIANTS",
+                                             "STUDY_SWEEP",
+                                             "STUDY_SWEEP_POINTS",
+                                             "STUDY_SEEDS",
+                                             "STUDY_LEARNING_RATES",
+                                             "STUDY_RATE_SEED",
+                                             "STUDY_RATE_AS",
+                                             "STUDY_SPREAD",
+                                             "STUDY_YARDSTICK",
+                                             "STUDY_EQUAL",
+                                             "STUDY_WEIGHTS",
+                                             "STUDY_SCORE",
+                                             "STUDY_TAIL",
+                                             "STUDY_QUESTION",
+                                             "STUDY_COMPARE",
+                                             "STUDY_EFFECT",
+                                             NULL};
     int count;
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++) {

@@ -172,6 +172,82 @@ static void test_held_out_documents_are_in_no_training_text(void **state) {
     assert_in_range(held, PAGES / 8, PAGES / 3);
 }
 
+/* A whole package is held out, but for what the training text has too: page03 of the third package is page03 of the
+ * first, and a quarter of its notes is in page05 of the first. */
+static void test_a_package_is_held_out_whole(void **state) {
+    (void)state;
+    char path[64], options[600];
+    for (int i = 0; i < 6; i++) {
+        snprintf(path, sizeof path, "usr/share/doc/three/page%02d.html", i);
+        write_page("three-doc", path, i == 3 ? 3 : 500 + i);
+    }
+    FILE *out = open_in("three-doc", "usr/share/doc/three/notes.txt");
+    for (int i = 0; i < 4; i++)
+        write_prose(out, i ? 700 + i : 5);
+    fclose(out);
+    snprintf(options, sizeof options, "--val-share 0 --hold-out three-doc -- %s",
+             scratch_path("tree/three-doc"));
+    make_corpus(scratch_path("whole"), options);
+    for (int i = 0; i < 6; i++) {
+        snprintf(path, sizeof path, "three-doc:/usr/share/doc/three/page%02d", i);
+        assert_null(find_document(scratch_path("whole"), "train.jsonl", path));
+        assert_null(find_document(scratch_path("whole"), "val.jsonl", path));
+        char *text = find_document(scratch_path("whole"), "held-out.jsonl", path);
+        assert_int_equal(text != NULL, i != 3);
+        free(text);
+    }
+    assert_null(find_document(scratch_path("whole"), "held-out.jsonl", "notes"));
+    char *first = find_document(scratch_path("whole"), "train.jsonl", "one-doc:");
+    assert_non_null(first);
+    free(first);
+    char *text = read_part(scratch_path("whole"), "manifest.json");
+    json_t *manifest = json_loads(text, 0, NULL);
+    assert_int_equal(json_array_size(json_object_get(manifest, "files")), 3);
+    assert_string_equal(
+        json_string_value(json_array_get(json_object_get(manifest, "held_out_packages"), 0)),
+        "three-doc");
+    json_decref(manifest);
+    free(text);
+    /* Nothing is left of what waited on the disk. */
+    snprintf(options, sizeof options, "test -z \"$(ls %s | grep work)\"", scratch_path("whole"));
+    assert_int_equal(system(options), 0);
+}
+
+/* Of what apt-cache lists, here one of the test's own: what is named as documentation, and the section doc, but not in
+ * another language. */
+static void test_all_documentation_is_found_by_section_and_name(void **state) {
+    (void)state;
+    static const char lists[] = "#!/bin/sh\n"
+                                "for p in one-doc:libs guide:doc guide-de:doc four:libs; do\n"
+                                "printf 'Package: %s\\nSection: %s\\n\\n' ${p%:*} ${p#*:}\n"
+                                "done\n";
+    char line[2048];
+    if (system("command -v dpkg-deb >/dev/null 2>&1") != 0) {
+        printf("dpkg-deb is not on this machine\n");
+        skip();
+    }
+    mkdir(scratch_path("bin"), 0777);
+    mkdir(scratch_path("cache"), 0777);
+    file_write(scratch_path("bin/apt-cache"), lists, sizeof lists - 1);
+    chmod(scratch_path("bin/apt-cache"), 0755);
+    snprintf(
+        line, sizeof line,
+        "dpkg-deb --root-owner-group -b %s %s >/dev/null 2>&1 && cd %s && cp one-doc_1.2-3_all.deb "
+        "guide_1_all.deb && cd - >/dev/null && PATH=%s:$PATH %s scripts/corpus "
+        "--all-docs --out %s --cache %s --val-share 0 >%s 2>&1",
+        scratch_path("tree/one-doc"), scratch_path("cache/one-doc_1.2-3_all.deb"),
+        scratch_path("cache"), scratch_path("bin"), python(), scratch_path("docs"),
+        scratch_path("cache"), scratch_path("said"));
+    if (system(line) != 0) fail_msg("%s", file_read(scratch_path("said"), NULL));
+    char *text = read_part(scratch_path("docs"), "manifest.json");
+    json_t *manifest = json_loads(text, 0, NULL), *packages = json_object_get(manifest, "packages");
+    assert_int_equal(json_array_size(packages), 2); /* the second is the first under another name */
+    assert_string_equal(json_string_value(json_object_get(json_array_get(packages, 0), "package")),
+                        "one-doc");
+    json_decref(manifest);
+    free(text);
+}
+
 static void test_the_same_packages_make_the_same_bytes(void **state) {
     (void)state;
     make_corpus(scratch_path("again"), "--val-share 0");
@@ -261,6 +337,8 @@ int main(void) {
         cmocka_unit_test(test_text_is_drawn_out_of_pages_and_manuals),
         cmocka_unit_test(test_duplicates_lists_and_other_languages_are_dropped),
         cmocka_unit_test(test_held_out_documents_are_in_no_training_text),
+        cmocka_unit_test(test_a_package_is_held_out_whole),
+        cmocka_unit_test(test_all_documentation_is_found_by_section_and_name),
         cmocka_unit_test(test_the_same_packages_make_the_same_bytes),
         cmocka_unit_test(test_a_package_file_reads_as_its_folder),
         cmocka_unit_test(test_it_becomes_a_dataset_with_its_hash_in_the_record),

@@ -1,7 +1,8 @@
 /* The synthetic tasks, their sequences read back by other means than made them. */
-#include "support/bigram.h"
 #include "data/tasks.h"
+#include "support/bigram.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -29,7 +30,7 @@ static void test_recall_repeats_its_first_half(void **state) {
     for (size_t i = 0; i < sizeof TIMES / sizeof *TIMES; i++) {
         int64_t time = TIMES[i], half = time / 2;
         weft_sequence_place p = place((uint32_t)i);
-        weft_recall_fill(1024, &p, time, tokens, targets, scored);
+        weft_recall_fill(&(weft_task_shape){.vocab = 1024}, &p, time, tokens, targets, scored);
         for (int64_t t = 0; t < time; t++) {
             assert_in_range(tokens[t], 0, 1023);
             if (t + half < time) assert_int_equal(tokens[t + half], tokens[t]);
@@ -46,7 +47,7 @@ static void test_recall_takes_any_size(void **state) {
     for (int64_t time = 1; time < 6; time++)
         for (int64_t vocab = 1; vocab < 4; vocab++) {
             memset(targets, -1, sizeof targets);
-            weft_recall_fill(vocab, &p, time, tokens, targets, NULL);
+            weft_recall_fill(&(weft_task_shape){.vocab = vocab}, &p, time, tokens, targets, NULL);
             for (int64_t t = 0; t < time; t++) {
                 assert_in_range(tokens[t], 0, vocab - 1);
                 assert_in_range(targets[t], 0, vocab - 1);
@@ -61,7 +62,7 @@ static void test_recall_halves_are_uniform(void **state) {
     int counts[1024] = {0};
     for (uint32_t s = 0; s < 512; s++) {
         weft_sequence_place p = place(s);
-        weft_recall_fill(1024, &p, 512, tokens, targets, NULL);
+        weft_recall_fill(&(weft_task_shape){.vocab = 1024}, &p, 512, tokens, targets, NULL);
         for (int64_t t = 0; t < 256; t++)
             counts[tokens[t]]++;
     }
@@ -149,7 +150,8 @@ static void test_entailment_answers_are_right(void **state) {
             int64_t time = TIMES[i];
             int32_t parents[WEFT_ENTAILMENT_VOCAB];
             weft_sequence_place p = place(s);
-            assert_int_equal(weft_entailment_fill(&p, time, tokens, targets, scored), WEFT_OK);
+            assert_int_equal(weft_entailment_fill(NULL, &p, time, tokens, targets, scored),
+                             WEFT_OK);
             int64_t edges = read_edges(time, parents);
             assert_in_range(edges, 1, 31);
             check_tree(parents, edges);
@@ -165,14 +167,14 @@ static void test_entailment_trees_differ(void **state) {
     (void)state;
     static int32_t other[TIME_MAX];
     weft_sequence_place p = {.split = WEFT_SPLIT_TRAIN, .seed = 0}, q = p;
-    weft_entailment_fill(&p, 128, other, targets, NULL);
+    weft_entailment_fill(NULL, &p, 128, other, targets, NULL);
     for (int what = 0; what < 4; what++) {
         q = p;
         if (what == 0) q.seed++;
         if (what == 1) q.iteration++;
         if (what == 2) q.sequence++;
         if (what == 3) q.split = WEFT_SPLIT_VAL;
-        weft_entailment_fill(&q, 128, tokens, targets, NULL);
+        weft_entailment_fill(NULL, &q, 128, tokens, targets, NULL);
         assert_memory_not_equal(tokens, other, 128 * sizeof *tokens);
     }
 }
@@ -181,7 +183,8 @@ static void test_entailment_of_too_few_tokens_is_refused(void **state) {
     (void)state;
     weft_sequence_place p = place(0);
     for (int64_t time = 1; time < WEFT_ENTAILMENT_TIME; time++) {
-        assert_int_equal(weft_entailment_fill(&p, time, tokens, targets, scored), WEFT_EINPUT);
+        assert_int_equal(weft_entailment_fill(NULL, &p, time, tokens, targets, scored),
+                         WEFT_EINPUT);
         assert_non_null(strstr(weft_error_message(), "at least 7 tokens"));
     }
 }
@@ -190,7 +193,7 @@ static void test_entailment_of_too_few_tokens_is_refused(void **state) {
 static char *needle_text(uint32_t sequence, weft_split split, int64_t time) {
     static char text[1100];
     weft_sequence_place p = {.split = split, .seed = 3, .iteration = 5, .sequence = sequence};
-    assert_int_equal(weft_needle_fill(&p, time, tokens, targets, scored), WEFT_OK);
+    assert_int_equal(weft_needle_fill(NULL, &p, time, tokens, targets, scored), WEFT_OK);
     for (int64_t t = 0; t < time; t++) {
         text[t] = (char)tokens[t];
         if (t > 0) assert_int_equal(targets[t - 1], tokens[t]);
@@ -229,8 +232,91 @@ static void test_needle_asks_for_the_key_in_the_text(void **state) {
     snprintf(own, sizeof own, "%s", needle_text(1, WEFT_SPLIT_TRAIN, 500));
     assert_string_not_equal(own, needle_text(1, WEFT_SPLIT_VAL, 500));
     weft_sequence_place p = {.split = WEFT_SPLIT_VAL};
-    assert_int_equal(weft_needle_fill(&p, 127, tokens, targets, NULL), WEFT_EINPUT);
+    assert_int_equal(weft_needle_fill(NULL, &p, 127, tokens, targets, NULL), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "at least 128 bytes"));
+}
+
+/* tests/vectors/tasks.json has sequences of tests/reference/make_task_vectors.py, which draws them by code of its own and
+ * checks that what is asked for can be told from the tokens. */
+static void test_sequences_are_the_references(void **state) {
+    (void)state;
+    json_error_t error;
+    json_t *vectors = json_load_file("tests/vectors/tasks.json", 0, &error), *row;
+    static weft_config c;
+    size_t i;
+    int seen = 0;
+    json_array_foreach(json_object_get(vectors, "cases"), i, row) {
+        const json_t *expected = json_object_get(row, "tokens");
+        const char *task = json_string_value(json_object_get(row, "task")), *split;
+        int64_t time = (int64_t)json_array_size(expected), number[5];
+        double noise;
+        weft_dataset *d;
+        assert_int_equal(json_unpack(row, "{s:I, s:I, s:I, s:I, s:I, s:F, s:s}", "vocab",
+                                     &number[0], "size", &number[1], "seed", &number[2],
+                                     "iteration", &number[3], "sequence", &number[4], "noise",
+                                     &noise, "split", &split),
+                         0);
+        weft_config_defaults(&c);
+        weft_config_set(&c, "DATASET", task, "test");
+        c.vocab_size = number[0];
+        c.task_size = number[1];
+        c.task_noise = noise;
+        c.context = time;
+        if (weft_dataset_open(&c, &d) != WEFT_OK) fail_msg("%s", weft_error_message());
+        assert_int_equal(
+            weft_dataset_fill(d, strcmp(split, "val") == 0 ? WEFT_SPLIT_VAL : WEFT_SPLIT_TRAIN,
+                              (uint64_t)number[2], (uint32_t)number[3], (uint32_t)number[4], time,
+                              tokens, targets, scored),
+            WEFT_OK);
+        for (int64_t t = 0; t < time; t++) {
+            const json_t *target = json_array_get(json_object_get(row, "targets"), (size_t)t);
+            if (tokens[t] != json_integer_value(json_array_get(expected, (size_t)t)) ||
+                targets[t] != json_integer_value(target))
+                fail_msg("%s, case %zu: token %d and target %d at %d", task, i, (int)tokens[t],
+                         (int)targets[t], (int)t);
+            assert_int_equal(scored[t], targets[t] >= 0);
+        }
+        char metric[64];
+        snprintf(metric, sizeof metric, "%s_accuracy", task);
+        assert_string_equal(weft_dataset_metric(d), metric);
+        weft_dataset_close(d);
+        seen++;
+    }
+    assert_int_equal(seen, 16);
+    json_decref(vectors);
+}
+
+/* Vocabulary and context that have just room for a size of 8, and with one less. */
+static void test_a_size_that_has_no_room_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *task;
+        int64_t vocab, time;
+    } least[] = {
+        {"mqar", 16, 17}, {"induction", 24, 3}, {"copying", 3, 16}, {"compression", 11, 10}};
+    static weft_config c;
+    for (size_t i = 0; i < 3 * sizeof least / sizeof *least; i++) {
+        weft_dataset *d;
+        weft_config_defaults(&c);
+        weft_config_set(&c, "DATASET", least[i / 3].task, "test");
+        c.task_size = 8;
+        c.vocab_size = least[i / 3].vocab - (i % 3 == 1);
+        c.context = least[i / 3].time - (i % 3 == 2);
+        weft_status status = weft_dataset_open(&c, &d);
+        assert_int_equal(status, i % 3 ? WEFT_EINPUT : WEFT_OK);
+        if (i % 3) {
+            assert_non_null(strstr(weft_error_message(), "TASK_SIZE=8 takes a VOCAB_SIZE of "));
+            continue;
+        }
+        weft_sequence_place p = place(1);
+        assert_int_equal(weft_dataset_fill(d, p.split, p.seed, p.iteration, p.sequence, c.context,
+                                           tokens, targets, scored),
+                         WEFT_OK);
+        assert_int_equal(weft_dataset_fill(d, p.split, p.seed, p.iteration, p.sequence,
+                                           c.context - 1, tokens, targets, scored),
+                         WEFT_EINPUT);
+        weft_dataset_close(d);
+    }
 }
 
 /* The last token alone tells nothing of either task: a bigram model has to guess. */
@@ -261,6 +347,8 @@ int main(void) {
         cmocka_unit_test(test_entailment_answers_are_right),
         cmocka_unit_test(test_entailment_trees_differ),
         cmocka_unit_test(test_entailment_of_too_few_tokens_is_refused),
+        cmocka_unit_test(test_sequences_are_the_references),
+        cmocka_unit_test(test_a_size_that_has_no_room_is_refused),
         cmocka_unit_test(test_tasks_need_attention),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,7 +31,9 @@ static const char *const known[] = {"demo",          "gpt2-ra-mla-full",
                                     "needle",        "mup",
                                     "w2-micro",      "wsffn",
                                     "mix",           "long-context",
-                                    "reciprocal",    "ra-mla"};
+                                    "reciprocal",    "ra-mla",
+                                    "mqar",          "induction",
+                                    "copying",       "compression"};
 
 static bool is_known(const char *name) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)

@@ -212,6 +212,42 @@ static void test_seeds_may_be_added_at_the_rate_that_was_chosen(void **state) {
     grow(true);
 }
 
+/* Eight steps are too few for any rate to be too high, so every rate that is added is again at the edge, until there are
+ * four more; a study that gets a seed has it at those, too, and ends as one that had it from the start. */
+static void test_a_minimum_at_the_edge_adds_rates(void **state) {
+    (void)state;
+    static const char *const minimum[] = {"-o", "STUDY_COMPARE=minimum", "-o",
+                                          "STUDY_LEARNING_RATES=1e-3,2e-3,4e-3"};
+#define MINIMUM minimum[0], minimum[1], minimum[2], minimum[3]
+    const char *few = scratch_path("minimum"), *all = scratch_path("minimum-all");
+    command_succeeds(
+        RUN("study", "--config", config, "--out", few, MINIMUM, "-o", "RA_MLA_ABLATION_STEPS=2"),
+        NULL);
+    char *rates = study_text(few, "SELECT group_concat(learning_rate) FROM (SELECT DISTINCT"
+                                  " learning_rate FROM runs ORDER BY run)");
+    assert_string_equal(rates, "0.001,0.002,0.004,0.008,0.016,0.032,0.064");
+    free(rates);
+    assert_int_equal(study_number(few, "SELECT count(*) FROM runs WHERE status = 'done'"), 14);
+    command_succeeds(RUN("study", "--config", config, "--out", few, MINIMUM, "-o",
+                         "RA_MLA_ABLATION_STEPS=2", "-o", "STUDY_SEEDS=3"),
+                     NULL);
+    command_succeeds(RUN("study", "--config", config, "--out", all, MINIMUM, "-o",
+                         "RA_MLA_ABLATION_STEPS=2", "-o", "STUDY_SEEDS=3"),
+                     NULL);
+    study_same(all, few);
+    /* One that the study would not have made is refused. */
+    study_change(few, "UPDATE runs SET learning_rate = 0.128 WHERE learning_rate = 0.064 AND"
+                      " seed = 1");
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", few, MINIMUM, "-o",
+                      "RA_MLA_ABLATION_STEPS=2", "-o", "STUDY_SEEDS=3"),
+                  SAYS("none that this study makes"));
+    command_fails(2,
+                  RUN("study", "--config", config, "--out", scratch_path("two"), "-o",
+                      "STUDY_COMPARE=minimum"),
+                  SAYS("three or more CONFIG_STUDY_LEARNING_RATES"));
+}
+
 /* Another way to name the device is no other study; another batch is. */
 static void test_the_device_may_change(void **state) {
     (void)state;
@@ -243,6 +279,7 @@ int main(void) {
         cmocka_unit_test(test_a_variant_may_take_over_anothers_rate),
         cmocka_unit_test(test_seeds_may_be_added),
         cmocka_unit_test(test_seeds_may_be_added_at_the_rate_that_was_chosen),
+        cmocka_unit_test(test_a_minimum_at_the_edge_adds_rates),
         cmocka_unit_test(test_the_device_may_change),
     };
     return cmocka_run_group_tests(tests, make_whole, scratch_teardown);

@@ -151,6 +151,30 @@ static void test_metric_of_a_task_is_reported(void **state) {
     assert_true(isfinite(metric(folder("recall"), "recall_accuracy", NULL)));
 }
 
+/* Each task at its smallest, where guessing has 0.25 to 0.5: the held-out answers are nearly all right. */
+static void test_tasks_are_learned(void **state) {
+    (void)state;
+    static const char *const tasks[][4] = {
+        {"DATASET=mqar", "TASK_SIZE=1", "VOCAB_SIZE=8", "mqar_accuracy"},
+        {"DATASET=induction", "TASK_SIZE=1", "VOCAB_SIZE=9", "induction_accuracy"},
+        {"DATASET=copying", "TASK_SIZE=2", "VOCAB_SIZE=8", "copying_accuracy"},
+        {"DATASET=compression", "TASK_SIZE=2", "VOCAB_SIZE=8", "compression_accuracy"}};
+    static const char text[] = "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=32\n"
+                               "CONFIG_N_FFN=64\nCONFIG_POSITION=\"rope\"\nCONFIG_CONTEXT=8\n"
+                               "CONFIG_BATCH_SIZE=16\nCONFIG_STEPS=300\nCONFIG_WARMUP_STEPS=20\n"
+                               "CONFIG_LEARNING_RATE=1e-2\nCONFIG_EVAL_INTERVAL=300\n"
+                               "CONFIG_EVAL_SAMPLES=8\nCONFIG_SAVE_CHECKPOINT=n\n";
+    file_write(scratch_path("task"), text, sizeof text - 1);
+    for (size_t i = 0; i < sizeof tasks / sizeof tasks[0]; i++) {
+        const char *const *t = tasks[i];
+        command_succeeds(RUN("train", "--config", scratch_path("task"), "--out", folder(t[3]), "-o",
+                             t[0], "-o", t[1], "-o", t[2]),
+                         NULL);
+        double right = metric(folder(t[3]), t[3], NULL);
+        if (!(right > 0.9)) fail_msg("%s: %g", t[3], right);
+    }
+}
+
 static void test_used_folder_needs_resume(void **state) {
     (void)state;
     train(folder("used"), "1", "STEPS=2");
@@ -205,6 +229,7 @@ int main(void) {
         cmocka_unit_test(test_a_run_keeps_its_config),
         cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
         cmocka_unit_test(test_metric_of_a_task_is_reported),
+        cmocka_unit_test(test_tasks_are_learned),
         cmocka_unit_test(test_used_folder_needs_resume),
         cmocka_unit_test(test_from_starts_with_a_fresh_optimizer),
         cmocka_unit_test(test_last_checkpoints_are_kept),
