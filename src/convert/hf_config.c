@@ -364,44 +364,20 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     return s.status;
 }
 
-static weft_status has_none(const weft_config *c, const weft_option *o) {
-    char value[128];
-    weft_config_format(c, o, value, sizeof value);
-    return weft_fail(WEFT_EINPUT,
-                     "config: CONFIG_%s=%s has no counterpart in GPT-2's or Llama's layout; weft "
-                     "reads the checkpoint as it is",
-                     o->key, value);
+/* Whether nothing is in it that neither family has. */
+static bool is_plain(const weft_config *c) {
+    return c->attention == WEFT_ATTENTION_DOT && c->causal && !c->mup && c->kv_share == 1 &&
+           !c->attention_gate && !c->window && !(c->softcap_attention > 0) &&
+           !(c->softcap_logits > 0) && !c->document_mask && !c->attn_gate && !c->cross_token &&
+           !(c->position == WEFT_POSITION_ROPE && c->rope_dim);
 }
 
-/* What neither family has. */
-static weft_status check_plain(const weft_config *c) {
-    if (c->attention != WEFT_ATTENTION_DOT) return has_none(c, WEFT_OPTION(attention));
-    if (!c->causal) return has_none(c, WEFT_OPTION(causal));
-    if (c->mup) return has_none(c, WEFT_OPTION(mup));
-    if (c->kv_share > 1) return has_none(c, WEFT_OPTION(kv_share));
-    if (c->attention_gate) return has_none(c, WEFT_OPTION(attention_gate));
-    if (c->window) return has_none(c, WEFT_OPTION(window));
-    if (c->softcap_attention > 0) return has_none(c, WEFT_OPTION(softcap_attention));
-    if (c->softcap_logits > 0) return has_none(c, WEFT_OPTION(softcap_logits));
-    if (c->document_mask) return has_none(c, WEFT_OPTION(document_mask));
-    if (c->position == WEFT_POSITION_ROPE && c->rope_dim) return has_none(c, WEFT_OPTION(rope_dim));
-    if (c->attn_gate) return has_none(c, WEFT_OPTION(attn_gate));
-    if (c->cross_token) return has_none(c, WEFT_OPTION(cross_token));
-    return WEFT_OK;
-}
-
-static weft_status check_gpt2(const weft_config *c) {
-    if (c->norm_placement != WEFT_PLACEMENT_PRE) return has_none(c, WEFT_OPTION(norm_placement));
-    if (c->ffn != WEFT_FFN_GELU) return has_none(c, WEFT_OPTION(ffn));
-    if (c->norm != WEFT_NORM_LAYERNORM) return has_none(c, WEFT_OPTION(norm));
-    if (!c->bias) return has_none(c, WEFT_OPTION(bias));
-    if (c->attention_bias != WEFT_ATTENTION_BIAS_AUTO &&
-        c->attention_bias != WEFT_ATTENTION_BIAS_ALL)
-        return has_none(c, WEFT_OPTION(attention_bias));
-    if (weft_config_kv_heads(c) != c->n_head) return has_none(c, WEFT_OPTION(kv_heads));
-    if (c->n_head * weft_config_head_dim(c) != c->n_embd) return has_none(c, WEFT_OPTION(head_dim));
-    if (c->qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
-    return WEFT_OK;
+static bool is_gpt2(const weft_config *c) {
+    return c->norm_placement == WEFT_PLACEMENT_PRE && c->ffn == WEFT_FFN_GELU &&
+           c->norm == WEFT_NORM_LAYERNORM && c->bias &&
+           weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL &&
+           weft_config_kv_heads(c) == c->n_head &&
+           c->n_head * weft_config_head_dim(c) == c->n_embd && !c->qk_norm;
 }
 
 /* Which of the likes has all of it. */
@@ -411,22 +387,15 @@ static int choose_like(const weft_config *c) {
     return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
 }
 
-static weft_status check_like_llama(const weft_config *c) {
+static bool is_like_llama(const weft_config *c) {
     int like = choose_like(c);
     bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
-    if (c->position != WEFT_POSITION_ROPE) return has_none(c, WEFT_OPTION(position));
-    if (c->ffn != WEFT_FFN_SWIGLU) return has_none(c, WEFT_OPTION(ffn));
-    if (c->norm != WEFT_NORM_RMSNORM) return has_none(c, WEFT_OPTION(norm));
-    if (c->norm_placement == WEFT_PLACEMENT_POST) return has_none(c, WEFT_OPTION(norm_placement));
-    if (c->qk_norm != likes[like].qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
-    if (c->qk_norm && c->qk_norm_whole != likes[like].reordered)
-        return has_none(c, WEFT_OPTION(qk_norm_whole));
-    if (c->nope_every && like != SMOLLM3) return has_none(c, WEFT_OPTION(nope_every));
-    if (qkv && like != QWEN2) return has_none(c, WEFT_OPTION(attention_bias));
-    if (c->ffn_bias && like != LLAMA && like != SMOLLM3) return has_none(c, WEFT_OPTION(ffn_bias));
-    if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
-        return has_none(c, WEFT_OPTION(norm_eps));
-    return WEFT_OK;
+    return c->position == WEFT_POSITION_ROPE && c->ffn == WEFT_FFN_SWIGLU &&
+           c->norm == WEFT_NORM_RMSNORM && c->norm_placement != WEFT_PLACEMENT_POST &&
+           c->qk_norm == likes[like].qk_norm && (!c->nope_every || like == SMOLLM3) &&
+           (!qkv || like == QWEN2) && (!c->ffn_bias || like == LLAMA || like == SMOLLM3) &&
+           (!c->qk_norm || (c->qk_norm_whole == likes[like].reordered &&
+                            (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
 }
 
 static json_t *write_rope(const weft_config *c) {
@@ -497,8 +466,7 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out) {
     *out = NULL;
     *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
-    if (check_plain(c) != WEFT_OK ||
-        (*family == WEFT_HF_GPT2 ? check_gpt2(c) : check_like_llama(c)) != WEFT_OK) {
+    if (!is_plain(c) || !(*family == WEFT_HF_GPT2 ? is_gpt2(c) : is_like_llama(c))) {
         *family = WEFT_HF_OWN;
         WEFT_TRY(weft_hf_own_config(c, out));
         write_specials(t, *out);
