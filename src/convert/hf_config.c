@@ -64,6 +64,14 @@ static const char llama_keys[] =
     "no_rope_layer_interval "
     "partial_rotary_factor=1 use_mrope=false pretraining_tp";
 
+/* Of DeepSeek's models those whose layers are all dense, so that what is said of experts has no bearing. */
+static const char deepseek_keys[] =
+    "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim "
+    "rope_interleave attention_bias=false first_k_dense_replace n_routed_experts n_shared_experts "
+    "moe_intermediate_size moe_layer_freq routed_scaling_factor n_group topk_group topk_method "
+    "num_experts_per_tok norm_topk_prob scoring_func seq_aux aux_loss_alpha ep_size "
+    "output_router_logits num_nextn_predict_layers";
+
 static const char rope_keys[] =
     "rope_type type rope_theta factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow attention_factor truncate=true "
@@ -82,9 +90,10 @@ typedef struct {
         reordered; /* the norms come behind the branches, and those of queries and keys are whole */
     int kv_heads, head_dim, nope_every, window;
     double theta, eps;
+    const char *keys; /* that the others do not have, or not with these values */
 } llama_like;
 
-enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, LIKES };
+enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, DEEPSEEK, LIKES };
 
 static const llama_like likes[LIKES] = {
     [LLAMA] = {"llama", "LlamaForCausalLM", .windows = true},
@@ -94,6 +103,7 @@ static const llama_like likes[LIKES] = {
     [SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM", .tied = true, .kv_heads = 4, .nope_every = 4,
                  .theta = 2e6},
     [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .eps = 1e-5},
+    [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .keys = deepseek_keys},
 };
 
 typedef struct {
@@ -140,9 +150,10 @@ static weft_status refuse(const source *s, const char *key, const json_t *value,
                      shown(value, text), remedy);
 }
 
-/* Refuses values that weft cannot follow, and adds the keys that are not known to `unknown`. */
-static weft_status check_keys(const source *s, const json_t *object, const char *keys,
-                              const char *more, const char *inside, char unknown[256]) {
+/* Refuses values that weft cannot follow, and adds the keys that are not known to `unknown`. The first of
+ * `lists` that has a key says what it may be. */
+static weft_status check_keys(const source *s, const json_t *object, const char *const lists[3],
+                              const char *inside, char unknown[256]) {
     const char *key;
     char must[16];
     json_t *value;
@@ -150,7 +161,10 @@ static weft_status check_keys(const source *s, const json_t *object, const char 
         char full[128];
         snprintf(full, sizeof full, "%s%.60s", inside, key);
         if (json_is_null(value)) continue;
-        if (!find_key(keys, key, must) && !find_key(more, key, must)) {
+        int list = 0;
+        while (list < 3 && (!lists[list] || !find_key(lists[list], key, must)))
+            list++;
+        if (list == 3) {
             size_t used = strlen(unknown);
             snprintf(unknown + used, 256 - used, "%s\"%s\"", used ? ", " : "", full);
         } else if (*must && !is_the_same(value, must)) {
@@ -220,7 +234,7 @@ static void read_rope(source *s, const llama_like *like, weft_config *c) {
     double theta = number_of(s, s->root, "rope_theta", like->theta > 0 ? like->theta : 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
     if (!json_is_object(rope)) return;
-    note(s, check_keys(s, rope, rope_keys, "", "rope_scaling.", s->unknown));
+    note(s, check_keys(s, rope, (const char *[3]){rope_keys}, "rope_scaling.", s->unknown));
     const json_t *type = json_object_get(rope, "rope_type");
     if (!type) type = json_object_get(rope, "type");
     const char *word = json_is_string(type) ? json_string_value(type) : "";
@@ -284,6 +298,33 @@ static void read_nope(source *s, const llama_like *like, weft_config *c) {
     if (first < layers) set_number(s, c, "NOPE_EVERY", (double)first + 1);
 }
 
+/* DeepSeek's attention, and that its layers are all dense. */
+static void read_deepseek(source *s, weft_config *c) {
+    const json_t *experts = json_object_get(s->root, "n_routed_experts");
+    double head = number_of(s, s->root, "qk_nope_head_dim", NAN);
+    double rope = number_of(s, s->root, "qk_rope_head_dim", NAN);
+    if (json_is_integer(experts) &&
+        number_of(s, s->root, "first_k_dense_replace", 0) < (double)c->n_layer)
+        note(s, refuse(s, "n_routed_experts", experts,
+                       "only layers without experts are: first_k_dense_replace must be as many as "
+                       "num_hidden_layers"));
+    if (rope < 2)
+        note(s, refuse(s, "qk_rope_head_dim", json_object_get(s->root, "qk_rope_head_dim"),
+                       "it must be 2 at least"));
+    if (number_of(s, s->root, "v_head_dim", NAN) != head)
+        note(s, refuse(s, "v_head_dim", json_object_get(s->root, "v_head_dim"),
+                       "it must be qk_nope_head_dim"));
+    set_word(s, c, "ATTENTION", "mla");
+    set_word(s, c, "POSITION", "none");
+    set_word(s, c, "RA_MLA_JOINT_KV", "y");
+    set_word(s, c, "RA_MLA_LATENT_NORM", "y");
+    set_number(s, c, "KV_HEADS", 0);
+    set_number(s, c, "HEAD_DIM", head);
+    set_number(s, c, "RA_MLA_LATENT_DIM", number_of(s, s->root, "kv_lora_rank", NAN));
+    set_number(s, c, "RA_MLA_ROPE_DIM", rope);
+    set_number(s, c, "RA_MLA_Q_RANK", number_of(s, s->root, "q_lora_rank", 0));
+}
+
 static void read_llama(source *s, weft_config *c, const llama_like *like) {
     double heads = number_of(s, s->root, "num_attention_heads", NAN);
     double width = number_of(s, s->root, "hidden_size", NAN);
@@ -313,6 +354,7 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     if (like->reordered) set_word(s, c, "NORM_PLACEMENT", "reordered");
     read_rope(s, like, c);
     read_nope(s, like, c);
+    if (like == &likes[DEEPSEEK]) read_deepseek(s, c);
     check_llama(s, like, c);
 }
 
@@ -349,11 +391,15 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     if (!gpt2 && like == LIKES)
         return weft_fail(WEFT_EINPUT,
                          "%s: \"model_type\": \"%.40s\" is not supported; gpt2, llama, mistral, "
-                         "qwen2, qwen3, smollm3 and olmo2 are",
+                         "qwen2, qwen3, smollm3, olmo2 and deepseek_v3 are",
                          where, type);
     *family = gpt2 ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
+    if (like == DEEPSEEK && !json_is_false(json_object_get(root, "rope_interleave")))
+        *family = WEFT_HF_LLAMA_PAIRS;
     weft_config_defaults(c);
-    note(&s, check_keys(&s, root, common_keys, gpt2 ? gpt2_keys : llama_keys, "", s.unknown));
+    const char *lists[] = {gpt2 ? NULL : likes[like].keys, gpt2 ? gpt2_keys : llama_keys,
+                           common_keys};
+    note(&s, check_keys(&s, root, lists, "", s.unknown));
     if (s.status == WEFT_OK && gpt2) read_gpt2(&s, c);
     if (s.status == WEFT_OK && !gpt2) read_llama(&s, c, &likes[like]);
     if (s.status == WEFT_OK && *s.unknown)

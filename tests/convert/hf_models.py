@@ -5,8 +5,8 @@ import json
 import pathlib
 
 import torch
-from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Olmo2Config,
-                          Qwen2Config, Qwen3Config, SmolLM3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GPT2Config, LlamaConfig, MistralConfig,
+                          Olmo2Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
 PUBLISHED = {path.stem: path for path in sorted((pathlib.Path(__file__).parent / "published").glob("*.json"))}
@@ -21,6 +21,12 @@ def llama_config(kind=LlamaConfig, **more):
 def gpt2_config(**more):
     sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=None)
     return GPT2Config(**(sizes | more))
+
+
+def deepseek_config(**more):
+    sizes = dict(num_key_value_heads=4, first_k_dense_replace=2, kv_lora_rank=12, q_lora_rank=10, qk_nope_head_dim=6,
+                 qk_rope_head_dim=4, v_head_dim=6)
+    return llama_config(DeepseekV3Config, **(sizes | more))
 
 
 def rope(kind, theta=10000.0, **more):
@@ -47,6 +53,8 @@ CASES = {
     "qwen3-bias": llama_config(Qwen3Config, head_dim=8, attention_bias=True),
     "olmo2": llama_config(Olmo2Config, num_key_value_heads=4, rms_norm_eps=1e-6, attention_bias=True),
     "smollm3": llama_config(SmolLM3Config, num_hidden_layers=5, no_rope_layer_interval=2, mlp_bias=True),
+    "deepseek": deepseek_config(),
+    "deepseek-plain": deepseek_config(q_lora_rank=None, rope_interleave=False),
 }
 
 

@@ -46,8 +46,8 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3", "olmo2"};
-    for (int i = 0; i < 5; i++) {
+    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3", "olmo2", "deepseek"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char from[64], kept[64];
         const char *out = scratch_path("%s", names[i]);
         snprintf(from, sizeof from, "tests/vectors/hf/%s", names[i]);
@@ -168,6 +168,11 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
          "rope_scaling.mscale"},
         {"llama", "rope_parameters", "{\"rope_type\": \"linear\"}", "factor"},
         {"llama", "rope_parameters", "{\"rope_type\": 5, \"factor\": 2}", "\"rope_type\": 5"},
+        {"llama", "kv_lora_rank", "4", "only null is"},
+        {"deepseek", "first_k_dense_replace", "1", "n_routed_experts"},
+        {"deepseek", "qk_rope_head_dim", "0", "2 at least"},
+        {"deepseek", "v_head_dim", "4", "qk_nope_head_dim"},
+        {"deepseek", "attention_bias", "true", "only false is"},
     };
     const char *out = scratch_path("refused");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
