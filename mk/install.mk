@@ -19,7 +19,7 @@ INSTALLED := $(BINDIR)/weft $(LIBDIR)/libweft.a $(LIBDIR)/$(SO_FILE) $(LIBDIR)/l
 	$(LIBDIR)/libweft.so $(INCLUDEDIR)/weft/weft.h $(INCLUDEDIR)/weft/graph.h $(INCLUDEDIR)/weft/step.h $(PKGCONFIGDIR)/weft.pc $(MANDIR)/man1/weft.1 $(LIBDIR)/libweft-mpi.so $(LIBDIR)/libweft-nccl.so \
 	$(BASHDIR)/weft $(ZSHDIR)/_weft
 # What a reader reads; the databases behind the results stay in the repository.
-DOC_FILES := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs/*.md docs/guide/*.md docs/internals/*.md \
+DOC_FILES := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs/*.md docs/explainer.html docs/guide/*.md docs/internals/*.md \
 	docs/notes/*.md docs/results/*.md docs/images/*.svg docs/images/*.png docs/images/*.webp)
 EXAMPLE_FILES := $(wildcard examples/*)
 SCRIPT_FILES := scripts/export scripts/corpus scripts/stream_dataset.py

@@ -46,9 +46,9 @@ static weft_muon_parts matrices_of(const weft_step_tensor *t) {
     weft_muon_parts parts = {0};
     int64_t first = t->columns * t->first_rows, each = t->columns * t->rows;
     if (first > 0) parts.part[parts.n++] = (weft_matrices){0, 1, t->first_rows, t->columns};
-    if (each > 0)
+    if (each > 0 || (t->columns && first == 0)) /* none of no rows, which are refused */
         parts.part[parts.n++] =
-            (weft_matrices){first, (t->count - first) / each, t->rows, t->columns};
+            (weft_matrices){first, each ? (t->count - first) / each : 0, t->rows, t->columns};
     return parts;
 }
 
@@ -72,6 +72,7 @@ static weft_adam_slot describe_slot(const wish *w, int i) {
         .param = slot_tensor(w, i, WEFT_ROLE_PARAM, "param", w->dtype),
         .grad = slot_tensor(w, i, WEFT_ROLE_INPUT, "grad", t->bf16_grad ? WEFT_BF16 : w->dtype),
         .m = slot_tensor(w, i, WEFT_ROLE_STATE, "m", w->dtype),
+        .matrices = matrices_of(t),
     };
     if (!t->columns) slot.v = slot_tensor(w, i, WEFT_ROLE_STATE, "v", w->dtype);
     if (!t->columns && w->groups[t->group].amsgrad)
@@ -84,7 +85,7 @@ static weft_adam_slot describe_slot(const wish *w, int i) {
     return slot;
 }
 
-/* What a group's step decides, and its update: `chosen` has room for those of AdamW. */
+/* What a group's step decides, and its update: `chosen` has room for its slots. */
 static void describe_group(const wish *w, int group, weft_tensor *norm, const weft_adam_slot *slots,
                            weft_adam_slot *chosen) {
     weft_graph *g = w->step->graph;
@@ -108,13 +109,10 @@ static void describe_group(const wish *w, int group, weft_tensor *norm, const we
     weft_tensor *control = weft_adam_control(g, norm, lr, state, &options);
     int n = 0, tensors = w->step->n_tensors;
     for (int i = 0; i < tensors; i++)
-        if (w->tensors[i].group == group && !w->tensors[i].columns) chosen[n++] = slots[i];
-    weft_tensor *cut = n > 0 ? weft_adamw(g, control, chosen, n) : NULL;
-    for (int i = 0; i < tensors; i++) {
-        weft_muon_parts parts = matrices_of(&w->tensors[i]);
-        if (w->tensors[i].group == group && w->tensors[i].columns)
-            weft_muon(g, control, &slots[i], &parts, o->momentum, w->step->engine->backend->remote);
-    }
+        if (w->tensors[i].group == group) chosen[n++] = slots[i];
+    weft_muon_options muon = weft_muon_defaults(o->momentum, w->step->engine->backend->remote);
+    weft_tensor *cut = weft_adamw(g, control, chosen, n);
+    weft_muon(g, control, chosen, n, &muon);
     const weft_tensor *all[GROUP_BOUND] = {lr, state, control, cut};
     memcpy(w->step->bound + (int64_t)GROUP_BOUND * group, all, sizeof all);
 }

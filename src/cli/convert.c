@@ -17,7 +17,7 @@
 
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, DeepSeek-V3 without experts: "
+    "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, DeepSeek-V3 without experts: "
     "config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout; a model that none of its families has goes "
@@ -161,39 +161,6 @@ static weft_status to_w2(const conversion *v, const weft_model *m, weft_backing 
     return weft_windows_apart(m, *out, place, text, did->apart);
 }
 
-/* A word of --add, which c is to have; w2 is made another way. */
-static weft_status add_word(const weft_config *was, const char *word, size_t n, weft_config *c,
-                            bool *w2) {
-    static const char *const words[] = {"gate", "cross", "latent", "output-gate", "wsffn", "w2"};
-    enum { GATE, CROSS, LATENT, OUTPUT_GATE, WSFFN, W2, WORDS };
-    const bool there[] = {was->attn_gate,
-                          was->cross_token,
-                          was->latent_recip,
-                          was->attention_gate != WEFT_ATTENTION_GATE_NONE,
-                          was->ffn == WEFT_FFN_WSFFN,
-                          was->attention == WEFT_ATTENTION_W2};
-    int i = 0;
-    while (i < WORDS && (strlen(words[i]) != n || strncmp(words[i], word, n) != 0))
-        i++;
-    if (i == WORDS)
-        return weft_fail(WEFT_EINPUT,
-                         "--add %.*s: must be some of gate, cross, latent, output-gate, wsffn, w2, "
-                         "separated by commas",
-                         (int)n, word);
-    if (there[i]) return weft_fail(WEFT_EINPUT, "--add %s: the model has it already", words[i]);
-    if (i == WSFFN && was->ffn != WEFT_FFN_SWIGLU)
-        return weft_fail(WEFT_EINPUT,
-                         "--add wsffn starts from CONFIG_FFN=\"swiglu\"; this model has \"%s\"",
-                         weft_config_word(was, WEFT_OPTION(ffn)));
-    c->attn_gate = c->attn_gate || i == GATE;
-    c->cross_token = c->cross_token || i == CROSS;
-    c->latent_recip = c->latent_recip || i == LATENT;
-    if (i == OUTPUT_GATE) c->attention_gate = WEFT_ATTENTION_GATE_HEAD;
-    if (i == WSFFN) c->ffn = WEFT_FFN_WSFFN;
-    *w2 = *w2 || i == W2;
-    return WEFT_OK;
-}
-
 /* *m becomes the model with the mechanisms of --add. */
 static weft_status add_mechanisms(const weft_args *args, const conversion *v, weft_model **m) {
     uint64_t seed = (uint64_t)(*m)->config.seed;
@@ -202,7 +169,7 @@ static weft_status add_mechanisms(const weft_args *args, const conversion *v, we
     bool w2 = false;
     for (const char *at = v->add; *at;) {
         size_t n = strcspn(at, ",");
-        WEFT_TRY(add_word(&(*m)->config, at, n, &with, &w2));
+        WEFT_TRY(weft_convert_add_word(&(*m)->config, at, n, &with, &w2));
         at += n + (at[n] == ',');
     }
     for (int i = 0; i < args->n_overrides; i++)

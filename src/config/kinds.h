@@ -20,7 +20,8 @@
     KIND(GELU, gelu, "GELU", "two matrices around a GELU, as in GPT-2")                            \
     KIND(SWIGLU, swiglu, "SwiGLU", "gated, three matrices")                                        \
     KIND(WSFFN, wsffn, "WsFFN", "swiglu with latent z-heads and auxiliary losses in training")     \
-    KIND(RELU2, relu2, "ReLU²", "two matrices around a squared ReLU")
+    KIND(RELU2, relu2, "ReLU²", "two matrices around a squared ReLU")                              \
+    KIND(GELU_ERF, gelu_erf, "GELU (erf)", "gelu by the error function, as in GPT-NeoX")
 
 #define WEFT_POSITIONS(KIND)                                                                       \
     KIND(LEARNED, learned, "learned positions", "a learned table, added to the embedding")         \

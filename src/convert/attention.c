@@ -441,3 +441,35 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
         status = convert_to_w2(&v, m, l);
     return finish(out, status);
 }
+
+weft_status weft_convert_add_word(const weft_config *was, const char *word, size_t n,
+                                  weft_config *c, bool *w2) {
+    static const char *const words[] = {"gate", "cross", "latent", "output-gate", "wsffn", "w2"};
+    enum { GATE, CROSS, LATENT, OUTPUT_GATE, WSFFN, W2, WORDS };
+    const bool there[] = {was->attn_gate,
+                          was->cross_token,
+                          was->latent_recip,
+                          was->attention_gate != WEFT_ATTENTION_GATE_NONE,
+                          was->ffn == WEFT_FFN_WSFFN,
+                          was->attention == WEFT_ATTENTION_W2};
+    int i = 0;
+    while (i < WORDS && (strlen(words[i]) != n || strncmp(words[i], word, n) != 0))
+        i++;
+    if (i == WORDS)
+        return weft_fail(WEFT_EINPUT,
+                         "--add %.*s: must be some of gate, cross, latent, output-gate, wsffn, w2, "
+                         "separated by commas",
+                         (int)n, word);
+    if (there[i]) return weft_fail(WEFT_EINPUT, "--add %s: the model has it already", words[i]);
+    if (i == WSFFN && was->ffn != WEFT_FFN_SWIGLU)
+        return weft_fail(WEFT_EINPUT,
+                         "--add wsffn starts from CONFIG_FFN=\"swiglu\"; this model has \"%s\"",
+                         weft_config_word(was, WEFT_OPTION(ffn)));
+    c->attn_gate = c->attn_gate || i == GATE;
+    c->cross_token = c->cross_token || i == CROSS;
+    c->latent_recip = c->latent_recip || i == LATENT;
+    if (i == OUTPUT_GATE) c->attention_gate = WEFT_ATTENTION_GATE_HEAD;
+    if (i == WSFFN) c->ffn = WEFT_FFN_WSFFN;
+    *w2 = *w2 || i == W2;
+    return WEFT_OK;
+}

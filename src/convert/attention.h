@@ -1,4 +1,4 @@
-/* Another attention in place of dot's, with weights made from its own. */
+/* Another attention in place of dot's, with weights made from its own; and which mechanisms a model gets. */
 #pragma once
 
 #include "model/model.h"
@@ -24,3 +24,8 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
  * for a little noise, without which they would have no gradient. The scores are dot's but for
  * −‖k‖²/(2√D spread²), one number per key. */
 weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed, weft_model **out);
+
+/* The first n letters of `word` name a mechanism, as in weft convert --add: c has it afterwards, where the
+ * model that `was` is of has not; but w2, which weft_convert_to_w2 makes, is only noted. */
+weft_status weft_convert_add_word(const weft_config *was, const char *word, size_t n,
+                                  weft_config *c, bool *w2);

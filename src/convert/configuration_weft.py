@@ -6,8 +6,8 @@ from transformers import PretrainedConfig
 # Every option that says what is computed, and its default. weft writes no model that needs another.
 OPTIONS = {
     "attention": "dot", "ffn": "gelu", "position": "learned", "norm": "layernorm", "norm_eps": 0.0, "norm_placement": "pre",
-    "n_layer": 12, "n_head": 12, "head_dim": 0, "n_embd": 768, "n_ffn": 0, "kv_heads": 0, "kv_share": 1, "vocab_size": 50304,
-    "context": 1024, "weight_tying": True, "bias": True, "attention_bias": "auto", "ffn_bias": False, "qk_norm": False,
+    "parallel_residual": False, "n_layer": 12, "n_head": 12, "head_dim": 0, "n_embd": 768, "n_ffn": 0, "kv_heads": 0, "kv_share": 1,
+    "vocab_size": 50304, "context": 1024, "weight_tying": True, "bias": True, "attention_bias": "auto", "ffn_bias": False, "qk_norm": False,
     "qk_norm_whole": False, "attention_gate": "none", "window": 0, "window_every": 0, "softcap_attention": 0.0,
     "softcap_logits": 0.0, "document_mask": False, "document_token": -1, "document_positions": "continue", "dropout": 0.0,
     "lambda_logits_z": 0.0, "logits_z_detach": False, "causal": True, "mup": False, "mup_base_width": 0, "mup_base_head": 0,

@@ -72,6 +72,12 @@ static const char deepseek_keys[] =
     "num_experts_per_tok norm_topk_prob scoring_func seq_aux aux_loss_alpha ep_size "
     "output_router_logits num_nextn_predict_layers";
 
+static const char neox_keys[] =
+    "hidden_size intermediate_size num_attention_heads num_hidden_layers max_position_embeddings "
+    "layer_norm_eps hidden_act rotary_pct rotary_emb_base rope_theta rope_scaling rope_parameters "
+    "partial_rotary_factor use_parallel_residual attention_bias=true classifier_dropout "
+    "hidden_dropout";
+
 static const char rope_keys[] =
     "rope_type type rope_theta factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow attention_factor truncate=true "
@@ -88,6 +94,7 @@ typedef struct {
     bool windows; /* a sliding_window is in use unless use_sliding_window says no */
     bool
         reordered; /* the norms come behind the branches, and those of queries and keys are whole */
+    bool partial;  /* some columns of a head may be left unrotated */
     int kv_heads, head_dim, nope_every, window;
     double theta, eps;
     const char *keys; /* that the others do not have, or not with these values */
@@ -234,7 +241,8 @@ static void read_rope(source *s, const llama_like *like, weft_config *c) {
     double theta = number_of(s, s->root, "rope_theta", like->theta > 0 ? like->theta : 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
     if (!json_is_object(rope)) return;
-    note(s, check_keys(s, rope, (const char *[3]){rope_keys}, "rope_scaling.", s->unknown));
+    const char *lists[3] = {like->partial ? "partial_rotary_factor" : NULL, rope_keys};
+    note(s, check_keys(s, rope, lists, "rope_scaling.", s->unknown));
     const json_t *type = json_object_get(rope, "rope_type");
     if (!type) type = json_object_get(rope, "type");
     const char *word = json_is_string(type) ? json_string_value(type) : "";
@@ -358,6 +366,42 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     check_llama(s, like, c);
 }
 
+/* GELU by either formula, as they call it. */
+static void read_gelu(source *s, weft_config *c) {
+    static const char *const tanhs[] = {"gelu_new", "gelu_pytorch_tanh", "gelu_fast"};
+    const json_t *act = json_object_get(s->root, "hidden_act");
+    const char *word = json_is_string(act) ? json_string_value(act) : "gelu";
+    bool by_tanh = false;
+    for (int i = 0; i < 3; i++)
+        by_tanh = by_tanh || strcmp(word, tanhs[i]) == 0;
+    if (!by_tanh && strcmp(word, "gelu") != 0)
+        note(s, refuse(s, "hidden_act", act, "\"gelu\" and \"gelu_new\" are"));
+    set_word(s, c, "FFN", by_tanh ? "gelu" : "gelu_erf");
+}
+
+static void read_neox(source *s, weft_config *c) {
+    const json_t *rope = json_object_get(s->root, "rope_parameters");
+    double heads = number_of(s, s->root, "num_attention_heads", NAN);
+    double width = number_of(s, s->root, "hidden_size", NAN);
+    double share = number_of(s, s->root, "partial_rotary_factor", 0.25);
+    share = number_of(s, s->root, "rotary_pct", share);
+    share = number_of(s, rope, "partial_rotary_factor", share);
+    llama_like like = {.partial = true, .theta = number_of(s, s->root, "rotary_emb_base", 10000)};
+    read_gelu(s, c);
+    set_word(s, c, "POSITION", "rope");
+    set_number(s, c, "N_EMBD", width);
+    set_number(s, c, "N_HEAD", heads);
+    set_number(s, c, "N_LAYER", number_of(s, s->root, "num_hidden_layers", NAN));
+    set_number(s, c, "N_FFN", number_of(s, s->root, "intermediate_size", NAN));
+    set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
+    set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
+    set_number(s, c, "NORM_EPS", number_of(s, s->root, "layer_norm_eps", 1e-5));
+    read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", false);
+    read_flag(s, c, "PARALLEL_RESIDUAL", "use_parallel_residual", true);
+    if (share < 1 && heads > 0) set_number(s, c, "ROPE_DIM", trunc(width / heads * share));
+    read_rope(s, &like, c);
+}
+
 weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *key) {
     char first[64];
     const char *dot = strchr(key, '.');
@@ -387,21 +431,24 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     int like = 0;
     while (like < LIKES && strcmp(likes[like].type, type) != 0)
         like++;
-    bool gpt2 = strcmp(type, "gpt2") == 0;
-    if (!gpt2 && like == LIKES)
+    bool gpt2 = strcmp(type, "gpt2") == 0, neox = strcmp(type, "gpt_neox") == 0;
+    if (!gpt2 && !neox && like == LIKES)
         return weft_fail(WEFT_EINPUT,
-                         "%s: \"model_type\": \"%.40s\" is not supported; gpt2, llama, mistral, "
-                         "qwen2, qwen3, smollm3, olmo2 and deepseek_v3 are",
+                         "%s: \"model_type\": \"%.40s\" is not supported; gpt2, gpt_neox, llama, "
+                         "mistral, qwen2, qwen3, smollm3, olmo2 and deepseek_v3 are",
                          where, type);
-    *family = gpt2 ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
+    const char *lists[3] = {gpt2   ? gpt2_keys
+                            : neox ? neox_keys
+                                   : likes[like].keys,
+                            gpt2 || neox ? NULL : llama_keys, common_keys};
+    *family = gpt2 ? WEFT_HF_GPT2 : neox ? WEFT_HF_NEOX : WEFT_HF_LLAMA;
     if (like == DEEPSEEK && !json_is_false(json_object_get(root, "rope_interleave")))
         *family = WEFT_HF_LLAMA_PAIRS;
     weft_config_defaults(c);
-    const char *lists[] = {gpt2 ? NULL : likes[like].keys, gpt2 ? gpt2_keys : llama_keys,
-                           common_keys};
     note(&s, check_keys(&s, root, lists, "", s.unknown));
     if (s.status == WEFT_OK && gpt2) read_gpt2(&s, c);
-    if (s.status == WEFT_OK && !gpt2) read_llama(&s, c, &likes[like]);
+    if (s.status == WEFT_OK && neox) read_neox(&s, c);
+    if (s.status == WEFT_OK && !gpt2 && !neox) read_llama(&s, c, &likes[like]);
     if (s.status == WEFT_OK && *s.unknown)
         weft_log(WEFT_LOG_WARN,
                  "%s: passed over what is not known: %s; if one of them changes what the model "
@@ -410,20 +457,20 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     return s.status;
 }
 
-/* Whether nothing is in it that neither family has. */
+/* Whether nothing is in it that no family has. */
 static bool is_plain(const weft_config *c) {
     return c->attention == WEFT_ATTENTION_DOT && c->causal && !c->mup && c->kv_share == 1 &&
            !c->attention_gate && !c->window && !(c->softcap_attention > 0) &&
-           !(c->softcap_logits > 0) && !c->document_mask && !c->attn_gate && !c->cross_token &&
-           !(c->position == WEFT_POSITION_ROPE && c->rope_dim);
+           !(c->softcap_logits > 0) && !c->document_mask && !c->attn_gate && !c->cross_token;
 }
 
-static bool is_gpt2(const weft_config *c) {
-    return c->norm_placement == WEFT_PLACEMENT_PRE && c->ffn == WEFT_FFN_GELU &&
-           c->norm == WEFT_NORM_LAYERNORM && c->bias &&
+/* GPT-2's and GPT-NeoX's blocks have the same parts, in another order. */
+static bool is_gpt2(const weft_config *c, bool neox) {
+    return c->norm_placement == WEFT_PLACEMENT_PRE && c->norm == WEFT_NORM_LAYERNORM && c->bias &&
+           (c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF)) &&
+           (neox || !c->parallel_residual) && !c->nope_every && !c->qk_norm &&
            weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL &&
-           weft_config_kv_heads(c) == c->n_head &&
-           c->n_head * weft_config_head_dim(c) == c->n_embd && !c->qk_norm;
+           weft_config_kv_heads(c) == c->n_head && c->n_head * weft_config_head_dim(c) == c->n_embd;
 }
 
 /* Which of the likes has all of it. */
@@ -436,10 +483,11 @@ static int choose_like(const weft_config *c) {
 static bool is_like_llama(const weft_config *c) {
     int like = choose_like(c);
     bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
-    return c->position == WEFT_POSITION_ROPE && c->ffn == WEFT_FFN_SWIGLU &&
-           c->norm == WEFT_NORM_RMSNORM && c->norm_placement != WEFT_PLACEMENT_POST &&
-           c->qk_norm == likes[like].qk_norm && (!c->nope_every || like == SMOLLM3) &&
-           (!qkv || like == QWEN2) && (!c->ffn_bias || like == LLAMA || like == SMOLLM3) &&
+    return c->position == WEFT_POSITION_ROPE && !c->rope_dim && c->ffn == WEFT_FFN_SWIGLU &&
+           !c->parallel_residual && c->norm == WEFT_NORM_RMSNORM &&
+           c->norm_placement != WEFT_PLACEMENT_POST && c->qk_norm == likes[like].qk_norm &&
+           (!c->nope_every || like == SMOLLM3) && (!qkv || like == QWEN2) &&
+           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) &&
            (!c->qk_norm || (c->qk_norm_whole == likes[like].reordered &&
                             (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
 }
@@ -466,6 +514,27 @@ static json_t *write_gpt2(const weft_config *c) {
                      (json_int_t)weft_config_ffn_dim(c), "n_positions", (json_int_t)c->context,
                      "layer_norm_epsilon", c->norm_eps > 0 ? c->norm_eps : 1e-5, "resid_pdrop",
                      c->dropout, "embd_pdrop", 0.0, "attn_pdrop", 0.0);
+}
+
+/* The share of a head's columns that is rotated. */
+static double rotated_share(const weft_config *c) {
+    const weft_option *o = weft_option_find("ROPE_DIM");
+    char value[64] = "0";
+    if (o) weft_config_format(c, o, value, sizeof value);
+    double columns = strtod(value, NULL);
+    return columns > 0 ? columns / (double)weft_config_head_dim(c) : 1;
+}
+
+static json_t *write_neox(const weft_config *c) {
+    return json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:b, s:o}",
+                     "architectures", "GPTNeoXForCausalLM", "model_type", "gpt_neox", "hidden_act",
+                     c->ffn == WEFT_FFN_GELU ? "gelu_new" : "gelu", "hidden_size",
+                     (json_int_t)c->n_embd, "num_attention_heads", (json_int_t)c->n_head,
+                     "num_hidden_layers", (json_int_t)c->n_layer, "intermediate_size",
+                     (json_int_t)weft_config_ffn_dim(c), "max_position_embeddings",
+                     (json_int_t)c->context, "layer_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-5,
+                     "rotary_pct", rotated_share(c), "rotary_emb_base", c->rope_theta,
+                     "use_parallel_residual", c->parallel_residual, "rope_scaling", write_rope(c));
 }
 
 static json_t *write_llama(const weft_config *c) {
@@ -497,7 +566,8 @@ int weft_hf_attention_bias(const weft_config *c) {
 static void write_specials(const weft_tokenizer *t, json_t *root) {
     static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
     const char *text = t ? weft_tokenizer_generation(t) : NULL;
-    WEFT_AUTO_DECREF json_t *was = text ? json_loads(text, 0, NULL) : NULL;
+    json_error_t error;
+    WEFT_AUTO_DECREF json_t *was = text ? weft_json_read(text, strlen(text), 0, &error) : NULL;
     int32_t end = t && !was ? weft_tokenizer_end(t) : -1;
     for (int i = 0; i < 3; i++) {
         json_t *value = json_object_get(was, keys[i]);
@@ -511,14 +581,17 @@ static void write_specials(const weft_tokenizer *t, json_t *root) {
 weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
                                  weft_hf_family *family, json_t **out) {
     *out = NULL;
-    *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2 : WEFT_HF_LLAMA;
-    if (!is_plain(c) || !(*family == WEFT_HF_GPT2 ? is_gpt2(c) : is_like_llama(c))) {
+    bool neox = c->position == WEFT_POSITION_ROPE && c->norm == WEFT_NORM_LAYERNORM;
+    *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2
+              : neox                               ? WEFT_HF_NEOX
+                                                   : WEFT_HF_LLAMA;
+    if (!is_plain(c) || !(*family == WEFT_HF_LLAMA ? is_like_llama(c) : is_gpt2(c, neox))) {
         *family = WEFT_HF_OWN;
         WEFT_TRY(weft_hf_own_config(c, out));
         write_specials(t, *out);
         return WEFT_OK;
     }
-    json_t *root = *family == WEFT_HF_GPT2 ? write_gpt2(c) : write_llama(c);
+    json_t *root = *family == WEFT_HF_GPT2 ? write_gpt2(c) : neox ? write_neox(c) : write_llama(c);
     if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
     json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));
     json_object_set_new(root, "tie_word_embeddings", json_boolean(c->weight_tying));

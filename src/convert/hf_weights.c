@@ -1,9 +1,9 @@
 /* Their tensors and ours: which is which, and models read from a folder of Hugging Face's and written into
  * one.
  *
- * GPT-2 keeps its matrices [in, out] and queries, keys and values in one; the Llama-like models keep them
- * [out, in] and apart, where ours are one tensor's rows. DeepSeek's have several of ours in one, head by
- * head.
+ * GPT-2 keeps its matrices [in, out] and queries, keys and values in one; GPT-NeoX keeps these head by head;
+ * the Llama-like models keep matrices [out, in] and those apart, where ours are one tensor's rows. DeepSeek's have
+ * several of ours in one, head by head.
  *
  * The weights of a folder are in model.safetensors, or in several files that model.safetensors.index.json
  * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
@@ -23,11 +23,18 @@ typedef struct {
     int64_t columns;     /* 0: it has one dimension */
     bool transposed;     /* theirs is [columns, rows] */
     /* Theirs has so many blocks of `block` rows, of which ours are those from `at` on; 0: as ours. With
-     * `pairs` rows 2i and 2i + 1 of them are i and i + n/2 of our n; with `turned` each of our blocks is
-     * transposed. */
+     * `pairs` rows 2i and 2i + 1 of them are i and i + n/2 of our n; with `turned` our columns are their rows,
+     * block by block. */
     int64_t blocks, block, at;
     bool pairs, turned;
+    int64_t heads; /* theirs has q, k and v of one head after the other, of so many; 0: not so */
 } hf_piece;
+
+/* Before the names of a body. */
+static const char *const prefixes[] = {[WEFT_HF_GPT2] = "transformer.",
+                                       [WEFT_HF_LLAMA] = "model.",
+                                       [WEFT_HF_LLAMA_PAIRS] = "model.",
+                                       [WEFT_HF_NEOX] = "gpt_neox."};
 
 typedef struct {
     const weft_config *c;
@@ -67,9 +74,9 @@ static void add_rows(piece_list *p, int64_t layer, const char *ours, const char 
     add(p, "layers", layer, ours, theirs, rows, columns)->first = first;
 }
 
-static void add_head(piece_list *p) {
+static void add_head(piece_list *p, const char *theirs) {
     if (!p->c->weight_tying)
-        add(p, "", HEAD, "lm_head.weight", "lm_head.weight", p->c->vocab_size, p->c->n_embd);
+        add(p, "", HEAD, "lm_head.weight", theirs, p->c->vocab_size, p->c->n_embd);
 }
 
 static void list_gpt2(piece_list *p) {
@@ -93,7 +100,7 @@ static void list_gpt2(piece_list *p) {
         add_transposed(p, i, "ffn.proj.weight", "mlp.c_proj.weight", e, f);
         add(p, "h", i, "ffn.proj.bias", "mlp.c_proj.bias", e, 0);
     }
-    add_head(p);
+    add_head(p, "lm_head.weight");
 }
 
 /* `columns` 0: the biases. */
@@ -140,7 +147,7 @@ static void add_latents(piece_list *p, int64_t i) {
         p->interleaved;
     add(p, "layers", i, "attn.latent_norm.weight", "self_attn.kv_a_layernorm.weight", latent, 0);
     add_blocks(p, i, "attn.q_latent", kv_b, h, 2 * d, 0, d, latent);
-    add_blocks(p, i, "attn.v_up", kv_b, h, 2 * d, d, d, latent)->turned = true;
+    add_blocks(p, i, "attn.v_up", kv_b, h, 2 * d, d, latent, d)->turned = true;
 }
 
 static void list_llama(piece_list *p) {
@@ -177,7 +184,52 @@ static void list_llama(piece_list *p) {
             add(p, "layers", i, "ffn.w2.bias", "mlp.down_proj.bias", e, 0);
         }
     }
-    add_head(p);
+    add_head(p, "lm_head.weight");
+}
+
+/* A map of a layer and its bias. */
+static void add_map(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                    int64_t rows, int64_t columns, int64_t heads) {
+    char mine[64], yours[64];
+    snprintf(mine, sizeof mine, "%s.weight", ours);
+    snprintf(yours, sizeof yours, "%s.weight", theirs);
+    add(p, "layers", layer, mine, yours, rows, columns)->heads = heads;
+    snprintf(mine, sizeof mine, "%s.bias", ours);
+    snprintf(yours, sizeof yours, "%s.bias", theirs);
+    add(p, "layers", layer, mine, yours, rows, 0)->heads = heads;
+}
+
+static void list_neox(piece_list *p) {
+    const weft_config *c = p->c;
+    int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
+    add(p, "", BODY, "wte.weight", "embed_in.weight", c->vocab_size, e);
+    add(p, "", BODY, "ln_f.weight", "final_layer_norm.weight", e, 0);
+    add(p, "", BODY, "ln_f.bias", "final_layer_norm.bias", e, 0);
+    for (int64_t i = 0; i < c->n_layer; i++) {
+        add(p, "layers", i, "ln_1.weight", "input_layernorm.weight", e, 0);
+        add(p, "layers", i, "ln_1.bias", "input_layernorm.bias", e, 0);
+        add(p, "layers", i, "ln_2.weight", "post_attention_layernorm.weight", e, 0);
+        add(p, "layers", i, "ln_2.bias", "post_attention_layernorm.bias", e, 0);
+        add_map(p, i, "attn.qkv", "attention.query_key_value", 3 * e, e, c->n_head);
+        add_map(p, i, "attn.out", "attention.dense", e, e, 0);
+        add_map(p, i, "ffn.fc", "mlp.dense_h_to_4h", f, e, 0);
+        add_map(p, i, "ffn.proj", "mlp.dense_4h_to_h", e, f, 0);
+    }
+    add_head(p, "embed_out.weight");
+}
+
+/* Where their tensor has the element (i, j) of our rows. */
+static int64_t their_place(const hf_piece *p, int64_t i, int64_t j) {
+    int64_t width = p->columns ? p->columns : 1;
+    if (p->transposed) return j * p->rows + i;
+    if (p->blocks) {
+        int64_t n = p->rows / p->blocks, in = i % n, first = i / n * p->block + p->at;
+        if (p->turned) return (first + j) * n + in;
+        return (first + (p->pairs ? in % (n / 2) * 2 + in / (n / 2) : in)) * width + j;
+    }
+    if (!p->heads) return i * width + j;
+    int64_t d = p->rows / (3 * p->heads), part = i / d / p->heads, head = i / d % p->heads;
+    return ((head * 3 + part) * d + i % d) * width + j;
 }
 
 /* All pieces; malloc'd. `prefix` is before the names of the body ("transformer.", "model."). NULL: no
@@ -191,6 +243,8 @@ static hf_piece *list_pieces(const weft_config *c, weft_hf_family family, const 
         weft_fail(WEFT_ENOMEM, "convert: no memory for the list of tensors");
     else if (family == WEFT_HF_GPT2)
         list_gpt2(&p);
+    else if (family == WEFT_HF_NEOX)
+        list_neox(&p);
     else
         list_llama(&p);
     *count = p.n;
@@ -286,7 +340,9 @@ static weft_status check_piece(const weight_files *f, const hf_piece *p) {
     int64_t rows = p->transposed ? p->columns
                    : p->blocks   ? p->blocks * p->block
                                  : p->rows,
-            columns = p->transposed ? p->rows : p->columns;
+            columns = p->transposed ? p->rows
+                      : p->turned   ? p->rows / p->blocks
+                                    : p->columns;
     if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
     bool matrix = p->columns > 0, whole = t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64;
     if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
@@ -298,43 +354,25 @@ static weft_status check_piece(const weight_files *f, const hf_piece *p) {
                      (long long)(matrix ? columns : 0));
 }
 
-/* Our rows from blocks of theirs. */
-static weft_status read_blocks(const weft_safetensor *t, const hf_piece *p, weft_weight *w) {
-    int64_t n = p->rows / p->blocks, width = p->columns, theirs = p->blocks * p->block * width;
-    WEFT_AUTO_FREE double *values = malloc((size_t)(theirs + p->rows * width) * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
-    double *to = values + theirs;
-    weft_safetensor_values(t, 0, theirs, values);
-    for (int64_t b = 0; b < p->blocks; b++)
-        for (int64_t i = 0; i < n; i++) {
-            int64_t place = p->pairs ? i % (n / 2) * 2 + i / (n / 2) : i;
-            const double *row = values + (b * p->block + p->at + place) * width;
-            for (int64_t j = 0; j < width; j++)
-                to[p->turned ? (b * width + j) * n + i : (b * n + i) * width + j] = row[j];
-        }
-    weft_weight_write(w, to);
-    return WEFT_OK;
-}
-
 static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_model *m) {
     const weft_safetensor *t = find_tensor(f, p->theirs);
     weft_weight *w = weft_model_find(m, p->ours);
     if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
-    if (p->blocks) return read_blocks(t, p, w);
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * 2 * sizeof *values);
+    int64_t theirs = t->shape[0] * (t->ndim == 2 ? t->shape[1] : 1);
+    WEFT_AUTO_FREE double *values = malloc((size_t)(theirs + count) * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
-    double *transposed = values + count;
-    weft_safetensor_values(t, 0, count, values);
-    for (int64_t i = 0; p->transposed && i < p->rows; i++)
+    double *ordered = values + theirs;
+    weft_safetensor_values(t, 0, theirs, values);
+    for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
-            transposed[i * width + j] = values[j * p->rows + i];
+            ordered[i * width + j] = values[their_place(p, i, j)];
     size_t size = weft_dtype_size(w->dtype);
     weft_weight part = *w;
     part.count = count;
     part.bytes = count * (int64_t)size;
     part.data = (unsigned char *)w->data + (size_t)(p->first * width) * size;
-    weft_weight_write(&part, p->transposed ? transposed : values);
+    weft_weight_write(&part, ordered);
     return WEFT_OK;
 }
 
@@ -359,6 +397,7 @@ static weft_status check_all_taken(const weight_files *f, const weft_config *c,
                 continue;
             /* Those are made from the config, or written twice. */
             if (!ends_on(name, ".attn.bias") && !ends_on(name, ".attn.masked_bias") &&
+                !ends_on(name, ".attention.bias") && !ends_on(name, ".attention.masked_bias") &&
                 !ends_on(name, ".rotary_emb.inv_freq") &&
                 !(c->weight_tying && strcmp(name, "lm_head.weight") == 0))
                 return weft_fail(WEFT_EINPUT, "%s: tensor '%.120s' is not one of the model's",
@@ -378,10 +417,11 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     int64_t n = 0;
     WEFT_TRY(open_files(folder, &files));
     /* Models saved without their head have no prefix. */
-    const char *prefix = family == WEFT_HF_GPT2
-                             ? find_tensor(&files, "transformer.wte.weight") ? "transformer." : ""
-                         : find_tensor(&files, "embed_tokens.weight") ? ""
-                                                                      : "model.";
+    static const char *const firsts[] = {[WEFT_HF_GPT2] = "wte.weight",
+                                         [WEFT_HF_LLAMA] = "embed_tokens.weight",
+                                         [WEFT_HF_LLAMA_PAIRS] = "embed_tokens.weight",
+                                         [WEFT_HF_NEOX] = "embed_in.weight"};
+    const char *prefix = find_tensor(&files, firsts[family]) ? "" : prefixes[family];
     WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefix, &n);
     if (!pieces) return WEFT_ENOMEM;
     for (int64_t i = 0; i < n; i++)
@@ -420,7 +460,7 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     return WEFT_OK;
 }
 
-/* Their tensor's elements from our rows, of the same type; malloc'd where they must be transposed. */
+/* Their tensor's elements from our rows, of the same type; malloc'd where they are in another order. */
 static weft_status fill_tensor(const weft_model *m, const hf_piece *p, weft_safetensor *t,
                                void **own) {
     const weft_weight *w = weft_model_find(m, p->ours);
@@ -434,12 +474,12 @@ static weft_status fill_tensor(const weft_model *m, const hf_piece *p, weft_safe
         .ndim = p->columns ? 2 : 1,
         .shape = {p->transposed ? p->columns : p->rows, p->transposed ? p->rows : p->columns},
         .data = from};
-    if (!p->transposed) return WEFT_OK;
+    if (!p->transposed && !p->heads) return WEFT_OK;
     unsigned char *to = malloc((size_t)(p->rows * width) * size);
     if (!to) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
-            memcpy(to + (size_t)(j * p->rows + i) * size, from + (size_t)(i * width + j) * size,
+            memcpy(to + (size_t)their_place(p, i, j) * size, from + (size_t)(i * width + j) * size,
                    size);
     t->data = *own = to;
     return WEFT_OK;
@@ -449,8 +489,7 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
                                  weft_sum *sum) {
     static const char *const metadata[] = {"format", "pt", NULL};
     int64_t n;
-    WEFT_AUTO_FREE hf_piece *pieces =
-        list_pieces(&m->config, family, family == WEFT_HF_GPT2 ? "transformer." : "model.", &n);
+    WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefixes[family], &n);
     if (!pieces) return WEFT_ENOMEM;
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
     WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);

@@ -318,7 +318,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.c = c
         width, hidden, latent = c.n_embd, c.hidden, c.ra_mla_latent_dim
-        if c.ffn in ("gelu", "relu2"):
+        self.gated = c.ffn in ("swiglu", "wsffn")
+        if not self.gated:
             self.fc, self.proj = linear(width, hidden, c.bias), linear(hidden, width, c.bias)
         else:
             bias = c.ffn == "swiglu" and c.ffn_bias
@@ -395,9 +396,9 @@ class FeedForward(nn.Module):
     def forward(self, x, weights, visible, view, latent, scalars, store):
         """The branch's output, the next layer's gate and what it receives, and the auxiliary loss."""
         c, gate, sent, loss = self.c, None, None, None
-        if c.ffn in ("gelu", "relu2"):
+        if not self.gated:
             h = self.fc(x)
-            h = functional.gelu(h, approximate="tanh") if c.ffn == "gelu" else functional.relu(h).square()
+            h = functional.relu(h).square() if c.ffn == "relu2" else functional.gelu(h, approximate="tanh" if c.ffn == "gelu" else "none")
         else:
             h = self.w1(x)
             if self.training and c.ffn == "wsffn" and c.wsffn_aux_loss:
@@ -410,7 +411,7 @@ class FeedForward(nn.Module):
             h = h + c.ra_mla_mlp_cross_alpha * self.heard(h, weights, visible, store)
         if c.ra_mla_mlp_attn_gate:
             gate = self.gates(h, view, store)
-        return self.proj(h) if c.ffn in ("gelu", "relu2") else self.w2(h), gate, sent, loss
+        return self.w2(h) if self.gated else self.proj(h), gate, sent, loss
 
 
 class Layer(nn.Module):
@@ -432,8 +433,9 @@ class Layer(nn.Module):
         store = None if past is None else past.layers[self.index]
         visible = view["visible"] & (view["apart"] < self.window) if self.window else view["visible"]
         y, weights, latent, shared = self.attn(self.ln_1(x) if pre else x, visible, view["apart"], at, gate, received, shared, store)
-        x = self.added(x, y, self.ln_1)
-        y, gate, sent, loss = self.ffn(self.ln_2(x) if pre else x, weights, visible, view, latent, scalars, store)
+        before, x = x, self.added(x, y, self.ln_1)
+        source = self.ln_2(before if self.c.parallel_residual else x) if pre else x
+        y, gate, sent, loss = self.ffn(source, weights, visible, view, latent, scalars, store)
         return self.added(x, y, self.ln_2), shared, gate, sent, loss
 
 

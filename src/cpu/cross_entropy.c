@@ -140,7 +140,7 @@ WEFT_TASK(differentiate_tile) {
         gemm_matrix at = gemm_part(w->kept, 0, row, t.place.column);
         real weight = row_weight(w->upstream, target, lse[row]);
         real slope = cap_slope(w->target_logit[w->part.row + row], w->softcap);
-        real penalty = row_penalty(w->upstream, target) * slope;
+        real penalty = row_penalty(w->upstream, target);
         real above = w->most[t.piece * w->part.rows + row] - lse[row];
         real factor = vexp(vset(above))[0] * weight, *l = at.data;
         bool here = target >= t.place.column && target < t.place.column + t.place.n;
@@ -149,12 +149,12 @@ WEFT_TASK(differentiate_tile) {
             if (!here) continue;
             real chance = vexp(vset(w->target_logit[w->part.row + row] - lse[row]))[0];
             ((uint16_t *)at.data)[target - t.place.column] =
-                weft_float_to_bf16((float)(chance * weight * slope - penalty));
+                weft_float_to_bf16((float)((chance * weight - penalty) * slope));
             continue;
         }
         for (int64_t j = 0; j < t.place.n; j++)
             l[j] *= factor;
-        if (here) l[target - t.place.column] -= penalty;
+        if (here) l[target - t.place.column] -= penalty * slope;
     }
 }
 

@@ -351,8 +351,8 @@ DEFINE_KERNEL(adamw, .workspace = adamw_workspace) {
     return WEFT_OK;
 }
 
-/* Muon. A part's matrices are cut into chunks that no two of them share, numbered through from the first
- * part to the last. */
+/* Muon. Matrices are cut into chunks that no two of them share, numbered through from the first matrix of X
+ * to the last. */
 typedef struct {
     weft_exec *x;
     const weft_node *n;
@@ -362,35 +362,31 @@ typedef struct {
     bool written;    /* m is; what is left is Ĝ, from it */
 } muon_run;
 
-static int64_t muon_chunks_of(const weft_matrices *p) {
-    return ceil_div(p->rows * p->columns, CHUNK);
+static int64_t chunks_of_matrix(const weft_muon_attr *a) {
+    return ceil_div(a->rows * a->columns, CHUNK);
 }
 
-static int64_t muon_chunks(const weft_muon_parts *parts) {
-    int64_t chunks = 0;
-    for (int i = 0; i < parts->n; i++)
-        chunks += parts->part[i].count * muon_chunks_of(&parts->part[i]);
-    return chunks;
+static int64_t muon_chunks(const weft_muon_attr *a) {
+    const weft_muon_piece *last = &a->piece[a->n - 1];
+    return (last->at + last->count) * chunks_of_matrix(a);
 }
 
-/* Where a chunk lies: its part, its first element there, how many; `first` is its matrix's first chunk. */
+/* Where a chunk lies: its piece; its first element in that one's tensors, and in X; how many there are;
+ * `first` is its matrix's first chunk. */
 typedef struct {
-    int part;
-    int64_t at, count, first, chunks;
+    int piece;
+    int64_t from, at, count, first, chunks;
 } muon_place;
 
-static muon_place muon_place_of(const weft_muon_parts *parts, int64_t chunk) {
-    muon_place m = {0};
-    int64_t before = 0;
-    while (chunk - before >= parts->part[m.part].count * muon_chunks_of(&parts->part[m.part])) {
-        before += parts->part[m.part].count * muon_chunks_of(&parts->part[m.part]);
-        m.part++;
-    }
-    const weft_matrices *p = &parts->part[m.part];
-    int64_t size = p->rows * p->columns, matrix = (chunk - before) / muon_chunks_of(p);
-    m.chunks = muon_chunks_of(p);
-    m.first = before + matrix * m.chunks;
+static muon_place muon_place_of(const weft_muon_attr *a, int64_t chunk) {
+    muon_place m = {.chunks = chunks_of_matrix(a)};
+    int64_t matrix = chunk / m.chunks, size = a->rows * a->columns;
+    while (m.piece + 1 < a->n && a->piece[m.piece + 1].at <= matrix)
+        m.piece++;
+    const weft_muon_piece *p = &a->piece[m.piece];
+    m.first = matrix * m.chunks;
     int64_t inside = (chunk - m.first) * CHUNK;
+    m.from = p->first + (matrix - p->at) * size + inside;
     m.at = matrix * size + inside;
     m.count = min_i64(CHUNK, size - inside);
     return m;
@@ -406,17 +402,17 @@ static real muon_scale(const muon_run *r, const muon_place *m) {
 
 WEFT_TASK(muon_direction_chunk) {
     const muon_run *r = context;
-    muon_place at = muon_place_of(&r->attr->parts, task);
-    const weft_tensor *out = r->n->out[at.part];
-    int64_t from = r->attr->parts.part[at.part].first + at.at;
+    muon_place at = muon_place_of(r->attr, task);
+    weft_tensor *const *in = r->n->in + at.piece * WEFT_MUON_DIRECTION_SIZE;
+    const weft_tensor *out = r->n->out[0];
     real clip = r->control[WEFT_CONTROL_GRAD], keep = (real)r->attr->momentum;
     real scale = r->written ? muon_scale(r, &at) : 1;
     real widened[TILE], made[TILE];
     double sums[SUM_LANES] = {0};
     for (int64_t i = 0; i < at.count; i += TILE) {
         int64_t len = min_i64(TILE, at.count - i);
-        const real *g = tile_in(r->x, r->n->in[1], from + i, len, widened);
-        real *m = (real *)weft_data(r->x, r->n->in[2]) + from + i;
+        const real *g = tile_in(r->x, in[WEFT_MUON_GRAD], at.from + i, len, widened);
+        real *m = (real *)weft_data(r->x, in[WEFT_MUON_M]) + at.from + i;
         real *to = r->written ? tile_out(r->x, out, at.at + i, made) : made;
         for (int64_t k = 0; k < len; k++) {
             real clipped = g[k] * clip;
@@ -435,7 +431,7 @@ WEFT_TASK(muon_direction_chunk) {
 }
 
 WORKSPACE(muon_direction_workspace) {
-    return muon_chunks(&ATTR(n, weft_muon_attr)->parts) * (int64_t)sizeof(double);
+    return muon_chunks(n->attr) * (int64_t)sizeof(double);
 }
 
 DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
@@ -444,10 +440,9 @@ DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
                   .attr = n->attr,
                   .control = weft_data(x, n->in[0]),
                   .squares = weft_workspace(x, n)};
-    int64_t chunks = muon_chunks(&r.attr->parts);
+    int64_t chunks = muon_chunks(r.attr);
     if (r.control[WEFT_CONTROL_APPLY] == 0) { /* products of zeros, which nobody takes */
-        for (int i = 0; i < n->n_out; i++)
-            memset(weft_data(x, n->out[i]), 0, (size_t)weft_tensor_bytes(n->out[i]));
+        memset(weft_data(x, n->out[0]), 0, (size_t)weft_tensor_bytes(n->out[0]));
         return WEFT_OK;
     }
     weft_pool_run(weft_exec_pool(x), chunks, muon_direction_chunk, &r);
@@ -458,27 +453,26 @@ DEFINE_KERNEL(muon_direction, .workspace = muon_direction_workspace) {
 
 WEFT_TASK(muon_step_chunk) {
     const muon_run *r = context;
-    const weft_node *n = r->n;
-    muon_place at = muon_place_of(&r->attr->parts, task);
-    const weft_tensor *copy = n->in[WEFT_MUON_COPY];
-    const uint16_t *given = weft_data(r->x, n->in[WEFT_MUON_GIVEN]);
-    int64_t from = r->attr->parts.part[at.part].first + at.at;
-    real step = (real)((double)r->control[WEFT_CONTROL_LR] * r->attr->factor[at.part]);
+    muon_place at = muon_place_of(r->attr, task);
+    weft_tensor *const *in = r->n->in + at.piece * WEFT_MUON_STEP_SIZE;
+    const weft_tensor *copy = in[WEFT_MUON_COPY];
+    const uint16_t *given = weft_data(r->x, in[WEFT_MUON_GIVEN]);
+    real step = (real)((double)r->control[WEFT_CONTROL_LR] * r->attr->piece[at.piece].factor);
     real decay = r->control[WEFT_CONTROL_DECAY], widened[TILE];
     for (int64_t i = 0; i < at.count; i += TILE) {
         int64_t len = min_i64(TILE, at.count - i);
-        const real *by = tile_in(r->x, n->in[WEFT_MUON_X + at.part], at.at + i, len, widened);
-        real *p = (real *)weft_data(r->x, n->in[WEFT_MUON_PARAM]) + from + i;
-        if (given) take_given(p, given + from + i, len);
+        const real *by = tile_in(r->x, r->n->in[WEFT_MUON_X], at.at + i, len, widened);
+        real *p = (real *)weft_data(r->x, in[WEFT_MUON_PARAM]) + at.from + i;
+        if (given) take_given(p, given + at.from + i, len);
         for (int64_t k = 0; k < len; k++)
             p[k] -= p[k] * decay + by[k] * step;
-        if (copy) tile_done(r->x, copy, from + i, len, p);
+        if (copy) tile_done(r->x, copy, at.from + i, len, p);
     }
 }
 
 DEFINE_KERNEL(muon_step) {
     muon_run r = {.x = x, .n = n, .attr = n->attr, .control = weft_data(x, n->in[0])};
     if (r.control[WEFT_CONTROL_APPLY] != 0)
-        weft_pool_run(weft_exec_pool(x), muon_chunks(&r.attr->parts), muon_step_chunk, &r);
+        weft_pool_run(weft_exec_pool(x), muon_chunks(r.attr), muon_step_chunk, &r);
     return WEFT_OK;
 }

@@ -426,6 +426,19 @@ static inline void vgelu_back(real *out, const real *dy, const real *x, int64_t 
     apply(gelu_rows_back_vector, 2, (const real *[]){dy, x}, 1, &out, n, NULL);
 }
 
+/* The normal distribution's Φ, by the library's function, a number at a time; and its density. */
+static inline vreal vnormal(vreal x) {
+    real lanes[VLEN];
+    vstore(lanes, x);
+    for (int64_t i = 0; i < VLEN; i++)
+        lanes[i] = (real)(0.5 * erfc(-0.70710678118654752440 * (double)lanes[i]));
+    return vload(lanes);
+}
+
+static inline vreal vdensity(vreal x) {
+    return (real)0.39894228040143267794 * vexp(x * x * (real)-0.5);
+}
+
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|): neither end overflows or loses its small part. */
 static inline vreal vsoftplus(vreal x) {
     return vmax(x, vset(0)) + vlog1p_unit(vexp(-vabs(x)));

@@ -119,6 +119,19 @@ static inline unsigned pack_grid(int64_t items) {
     return (unsigned)ceil_div(items, PACK_THREADS);
 }
 
+/* The tensor of a chunk by halving: those of tensor i are first[i] .. first[i+1] − 1. */
+static __device__ inline int tensor_of_chunk(const int32_t *first, int tensors, int chunk) {
+    int low = 0, high = tensors;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (first[middle] <= chunk)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* f on every element of tensors of one count: f(in, out), in[IN] to out[OUT]. An output that is
  * not there is left out, and one may lie over an input of its size: a thread reads before it
  * writes. Floor: each input's and output's bytes once. */

@@ -92,7 +92,8 @@ weft_status weft_tokenizer_save_beside(const weft_tokenizer *t, const char *path
 /* tokenizer_config.json; NULL: there is none. Its model_max_length may be a number beyond 64 bits. */
 static json_t *parse_config(const weft_tokenizer *t) {
     const char *text = t->beside[BESIDE_CONFIG];
-    return text ? json_loads(text, JSON_DECODE_INT_AS_REAL, NULL) : NULL;
+    json_error_t error;
+    return text ? weft_json_read(text, strlen(text), JSON_DECODE_INT_AS_REAL, &error) : NULL;
 }
 
 bool weft_tokenizer_is_beside(const char *name) {

@@ -17,11 +17,20 @@ static int64_t seen_by(const weft_config *c, int64_t token, int64_t time) {
     return c->causal ? token + 1 : time;
 }
 
+/* How many of a token's first weights are hidden from it, by a window or as other documents. */
+static int64_t hidden_from(const double *p, int64_t seen) {
+    int64_t hidden = 0;
+    while (hidden < seen && p[hidden] <= 0)
+        hidden++;
+    return hidden;
+}
+
 static void add_row(weft_head_sums *h, const double *p, int64_t token, int64_t seen) {
-    if (seen < 2) return;
+    int64_t visible = seen - hidden_from(p, seen);
+    if (visible < 2) return;
     h->rows++;
     h->entropy += entropy(p, seen);
-    h->most += log((double)seen);
+    h->most += log((double)visible);
     h->first += p[0];
     h->self += p[token];
     for (int64_t j = 0; j < seen; j++)
@@ -113,12 +122,13 @@ weft_status weft_look_routes(const weft_config *c, const double *weights, int64_
     if (!row) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     memset(chosen, 0, (size_t)(time * time));
     for (int64_t i = 0; i < time; i++) {
-        int64_t seen = seen_by(c, i, time);
+        int64_t seen = seen_by(c, i, time), hidden;
         unsigned char *mine = chosen + i * time;
         join_heads(c, weights, time, i, row);
-        choose(c, row, seen, mine);
-        add_routes(c, sums, row, mine, seen);
-        if (!has_choice(c, seen)) continue;
+        hidden = hidden_from(row, seen);
+        choose(c, row + hidden, seen - hidden, mine + hidden);
+        add_routes(c, sums, row + hidden, mine + hidden, seen - hidden);
+        if (!has_choice(c, seen - hidden)) continue;
         if (before) {
             sums->same_layer += shared(mine, before + i * time, seen);
             sums->same_layer_rows++;

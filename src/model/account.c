@@ -105,18 +105,20 @@ static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) 
     return bytes;
 }
 
-/* A weight that Muon updates, with memory of its own for nothing but what the update makes. */
-static void append_muon(weft_graph *g, weft_tensor *control, const weft_tensor *weight,
-                        const weft_muon_parts *parts, bool narrow) {
+/* A weight as Muon updates it, with memory of its own for nothing but what the update makes. */
+static weft_adam_slot describe_slot(weft_graph *g, const weft_config *c, weft_dtype dtype,
+                                    const weft_tensor *weight) {
     char name[128];
     weft_tensor *of[3];
     for (int i = 0; i < 3; i++) {
         snprintf(name, sizeof name, "%d.%s", i, weight->name);
-        of[i] = weft_graph_tensor(g, WEFT_ROLE_STATE, name, control->dtype, weight->ndim,
-                                  weight->shape);
+        of[i] = weft_graph_tensor(g, WEFT_ROLE_STATE, name, dtype, weight->ndim, weight->shape);
     }
-    weft_adam_slot slot = {.param = of[0], .grad = of[1], .m = of[2]};
-    weft_muon(g, control, &slot, parts, WEFT_MUON_MOMENTUM, narrow);
+    return (weft_adam_slot){.param = of[0],
+                            .grad = of[1],
+                            .m = of[2],
+                            .matrices =
+                                weft_muon_matrices(c, weight->name, weight->ndim, weight->shape)};
 }
 
 /* The arena of the optimizer's step: Muon's products; AdamW makes nothing that lasts. */
@@ -132,11 +134,11 @@ static weft_status account_update(const weft_config *c, const weft_model_graph *
     if (c->optimizer != WEFT_OPTIMIZER_MUON) return WEFT_OK;
     WEFT_TRY(weft_graph_create(&g));
     weft_tensor *control = weft_new_tensor(g, WEFT_ROLE_INPUT, "control", real, WEFT_ADAM_CONTROL);
-    for (int64_t i = 0; control && i < m->n_parameters; i++) {
-        const weft_tensor *t = m->parameters[i].tensor;
-        weft_muon_parts parts = weft_muon_matrices(c, t->name, t->ndim, t->shape);
-        if (parts.n) append_muon(g, control, t, &parts, backend->remote);
-    }
+    weft_adam_slot *slots = weft_graph_alloc(g, (size_t)m->n_parameters * sizeof *slots);
+    weft_muon_options muon = weft_model_muon(c, backend);
+    for (int64_t i = 0; slots && i < m->n_parameters; i++)
+        slots[i] = describe_slot(g, c, real, m->parameters[i].tensor);
+    if (slots) weft_muon(g, control, slots, (int)m->n_parameters, &muon);
     weft_status status = weft_graph_status(g);
     if (status == WEFT_OK) status = weft_program_make(g, backend, threads, &options, &plan);
     if (status == WEFT_OK) *bytes = plan->arena_bytes;

@@ -120,7 +120,7 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
 static bool has_more(const weft_config *c, const weft_config *was) {
     return (c->attn_gate && !was->attn_gate) || (c->cross_token && !was->cross_token) ||
            (c->latent_recip && !was->latent_recip) || (c->attention_gate && !was->attention_gate) ||
-           (c->ffn == WEFT_FFN_WSFFN && was->ffn != WEFT_FFN_WSFFN);
+           (weft_ffn_of(c)->contrasts && !weft_ffn_of(was)->contrasts);
 }
 
 weft_status weft_model_load_more(const char *folder, const weft_config *c, weft_dtype dtype,

@@ -121,12 +121,12 @@ static weft_status check_mup(const weft_config *c, const char *where) {
     bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
     if (!c->mup || (weft_attention_of(c)->mup && weft_ffn_of(c)->mup && !mechanisms))
         return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
-        "\"relu2\" or \"swiglu\" and no reciprocal mechanism: how others go with the width is not "
-        "known",
-        where, attentions_with(knows_mup, words, sizeof words));
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
+                     "\"gelu_erf\", \"relu2\" or \"swiglu\" and no reciprocal mechanism: how "
+                     "others go with the width is not "
+                     "known",
+                     where, attentions_with(knows_mup, words, sizeof words));
 }
 
 weft_status weft_model_check(const weft_config *c, const char *where) {

@@ -122,6 +122,12 @@ weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int n
     return out;
 }
 
+weft_muon_options weft_model_muon(const weft_config *c, const weft_backend *backend) {
+    weft_muon_options o = weft_muon_defaults(WEFT_MUON_MOMENTUM, backend->remote);
+    if (backend->remote && c->shard != WEFT_SHARD_NONE) o.together = 0;
+    return o;
+}
+
 int64_t weft_model_parameter_count(const weft_model *m) {
     int64_t count = 0;
     for (int64_t i = 0; i < m->n_weights; i++)

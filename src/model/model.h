@@ -56,6 +56,9 @@ double weft_model_rate(const weft_model *m, const weft_weight *w);
  * head where a weight is of heads. Others, and all with another optimizer, have none: n is 0. */
 weft_muon_parts weft_muon_matrices(const weft_config *c, const char *name, int ndim,
                                    const int64_t *shape);
+/* How they are updated on a backend. Where SHARD divides them and a batch of products may have other bits
+ * than its parts, on a GPU, none depends on which of them a rank has: they do not go together. */
+weft_muon_options weft_model_muon(const weft_config *c, const weft_backend *backend);
 int64_t weft_model_parameter_count(const weft_model *m);
 
 /* The bindings of a graph's parameters to the model's memory on a backend, for weft_exec_options;

@@ -12,9 +12,9 @@
 /* What a step of one launch knows nothing of. */
 static bool has_mechanism(const weft_config *c) {
     return c->attn_gate || c->cross_token || c->latent_recip || c->qk_norm || c->nope_every ||
-           c->ffn_bias || c->attention_gate != WEFT_ATTENTION_GATE_NONE || c->window ||
-           c->document_mask || c->softcap_attention > 0 || c->softcap_logits > 0 || c->rope_dim ||
-           c->kv_share > 1;
+           c->parallel_residual || c->ffn_bias || c->attention_gate != WEFT_ATTENTION_GATE_NONE ||
+           c->window || c->document_mask || c->softcap_attention > 0 || c->softcap_logits > 0 ||
+           c->rope_dim || c->kv_share > 1;
 }
 
 bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_form *form) {

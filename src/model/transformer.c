@@ -191,8 +191,13 @@ void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     } else {
         weft_tensor *y = apply_norm(b, first, *x, *branch, x);
         *branch = build_attention(b, y);
-        y = apply_norm(b, second, *x, *branch, x);
-        *branch = build_ffn(b, y);
+        if (b->c->parallel_residual) {
+            y = apply_norm(b, second, *x, NULL, NULL);
+            *branch = weft_add(b->g, *branch, build_ffn(b, y));
+        } else {
+            y = apply_norm(b, second, *x, *branch, x);
+            *branch = build_ffn(b, y);
+        }
     }
     if (b->recompute) weft_graph_recompute_end(b->g);
 }

@@ -6,6 +6,7 @@
  * sigmoid_mul   y = a σ(b)               da = dy σ(b)         db = dy · a · σ(b)(1 − σ(b))
  * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
  * exp           y = e^x                  dx = dy · y
+ * gelu_erf      y = x Φ(x), Φ the normal distribution's      dx = dy (Φ + x φ)
  * relu2         y = max(x, 0)²           dx = dy · 2 max(x, 0)
  * gate_mix      y = o (1 − α + α σ(g))   do = dy (1 − α + α σ(g))
  *               dg = α σ(g)(1 − σ(g)) Σ_d dy · o, over the sequence too where it has one gate

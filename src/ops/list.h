@@ -17,6 +17,8 @@
 #define WEFT_UNARY_OPS(F, X)                                                                       \
     /* x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) */                                             \
     F(X, gelu, vgelu(x), x, (dy * vgelu_slope(x)))                                                 \
+    /* x/2 (1 + erf(x/√2)) */                                                                    \
+    F(X, gelu_erf, x *vnormal(x), x, (dy * (vnormal(x) + x * vdensity(x))))                        \
     F(X, exp, vexp(x), y, (dy * y))                                                                \
     F(X, tanh, 2 * vsigmoid(x + x) - 1, x, (dy * 4 * vsigmoid(x + x) * vsigmoid(-x - x)))          \
     /* max(x, 0)² */                                                                              \

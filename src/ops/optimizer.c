@@ -212,12 +212,16 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
         weft_graph_fail(g, "adamw: there is no parameter to update");
         return NULL;
     }
-    int64_t n_in = 1 + (int64_t)n * WEFT_SLOT_SIZE;
-    weft_tensor **in = n_in <= INT32_MAX ? tensor_list(g, n_in) : NULL;
-    if (!in) return NULL;
+    int64_t most = 1 + (int64_t)n * WEFT_SLOT_SIZE;
+    weft_tensor **in = most <= INT32_MAX ? tensor_list(g, most) : NULL;
+    double *rates = weft_graph_alloc(g, (size_t)n * sizeof *rates);
+    if (!in || !rates) return NULL;
+    bool own = false;
+    int count = 0;
     in[0] = control;
     for (int i = 0; i < n; i++) {
-        weft_tensor **slot = in + 1 + (int64_t)i * WEFT_SLOT_SIZE;
+        if (slots[i].matrices.n) continue;
+        weft_tensor **slot = in + 1 + (int64_t)count * WEFT_SLOT_SIZE;
         slot[WEFT_SLOT_PARAM] = slots[i].param;
         slot[WEFT_SLOT_GRAD] = slots[i].grad;
         slot[WEFT_SLOT_M] = slots[i].m;
@@ -225,16 +229,14 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
         slot[WEFT_SLOT_V_MAX] = slots[i].v_max;
         slot[WEFT_SLOT_COPY] = slots[i].copy;
         slot[WEFT_SLOT_GIVEN] = slots[i].given;
+        rates[count] = slots[i].rate != 0 ? slots[i].rate : 1;
+        own = own || rates[count] != 1;
+        count++;
     }
-    bool own = false;
-    double *rates = weft_graph_alloc(g, (size_t)n * sizeof *rates);
-    if (!rates) return NULL;
-    for (int i = 0; i < n; i++) {
-        rates[i] = slots[i].rate != 0 ? slots[i].rate : 1;
-        own = own || rates[i] != 1;
-    }
-    weft_node *node = weft_graph_append(g, &weft_op_adamw, in, (int)n_in, 1, 1, own ? rates : NULL,
-                                        own ? (size_t)n * sizeof *rates : 0);
+    if (count == 0) return NULL;
+    weft_node *node =
+        weft_graph_append(g, &weft_op_adamw, in, 1 + count * WEFT_SLOT_SIZE, 1, 1,
+                          own ? rates : NULL, own ? (size_t)count * sizeof *rates : 0);
     return node ? weft_keep(node->out[0]) : NULL;
 }
 
@@ -242,48 +244,36 @@ weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slo
 static const double NEWTON_A = 3.4445, NEWTON_B = -4.7750, NEWTON_C = 2.0315;
 enum { NEWTON_ROUNDS = 5 };
 
-static weft_status check_muon_parts(weft_graph *g, const weft_node *n, const weft_tensor *param) {
-    const weft_muon_attr *attr = n->attr;
-    int64_t at = 0;
-    bool fit = attr->parts.n >= 1 && attr->parts.n <= WEFT_MUON_PARTS;
-    for (int i = 0; fit && i < attr->parts.n; i++) {
-        const weft_matrices *p = &attr->parts.part[i];
-        fit = p->first == at && p->count > 0 && p->rows > 0 && p->columns > 0;
-        at += p->count * p->rows * p->columns;
-    }
-    if (fit && at == weft_tensor_count(param)) return WEFT_OK;
-    return weft_graph_fail(g, "%s: %s is not filled by the matrices that are named", n->op->name,
-                           weft_tensor_describe(param));
-}
-
 static weft_status muon_direction_infer(weft_graph *g, weft_node *n) {
     const weft_muon_attr *attr = n->attr;
-    const weft_tensor *control = n->in[0], *grad = n->in[1], *m = n->in[2];
+    const weft_tensor *control = n->in[0];
     WEFT_TRY(weft_check_shape(g, n, "control", control, 1, (int64_t[]){WEFT_ADAM_CONTROL}));
-    WEFT_TRY(check_moment(g, n, "m", m, m));
-    WEFT_TRY(check_real(g, n, "m", m, control));
-    WEFT_TRY(weft_check_float(g, n, "a gradient", grad));
-    WEFT_TRY(weft_check_same(g, n, "a gradient", grad, "its momentum", m));
-    WEFT_TRY(check_muon_parts(g, n, m));
+    for (int i = 0; i < n->n_in - 1; i += WEFT_MUON_DIRECTION_SIZE) {
+        const weft_tensor *grad = n->in[WEFT_MUON_GRAD + i], *m = n->in[WEFT_MUON_M + i];
+        WEFT_TRY(check_moment(g, n, "m", m, m));
+        WEFT_TRY(check_real(g, n, "m", m, control));
+        WEFT_TRY(weft_check_float(g, n, "a gradient", grad));
+        WEFT_TRY(weft_check_same(g, n, "a gradient", grad, "its momentum", m));
+    }
     if (!(attr->momentum >= 0 && attr->momentum < 1))
         return weft_graph_fail(g, "muon: the momentum is %g, but it must be at least 0 and below 1",
                                attr->momentum);
-    for (int i = 0; i < attr->parts.n; i++) {
-        const weft_matrices *p = &attr->parts.part[i];
-        weft_node_output(g, n, i, attr->dtype, 3, (int64_t[]){p->count, p->rows, p->columns});
-    }
-    return weft_graph_status(g);
+    const weft_muon_piece *last = &attr->piece[attr->n - 1];
+    return weft_output(g, n, 0, attr->dtype, 3,
+                       (int64_t[]){last->at + last->count, attr->rows, attr->columns});
 }
 
 DEFINE_OP(muon_direction, .infer = muon_direction_infer, .side_effect = true);
 
 static weft_status muon_step_infer(weft_graph *g, weft_node *n) {
-    const weft_tensor *param = n->in[WEFT_MUON_PARAM];
-    WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
-    WEFT_TRY(check_written(g, n, "a parameter", param));
-    WEFT_TRY(check_muon_parts(g, n, param));
-    WEFT_TRY(check_half(g, n, "a copy", n->in[WEFT_MUON_COPY], param));
-    return check_half(g, n, "a given parameter", n->in[WEFT_MUON_GIVEN], param);
+    for (int i = 0; i < n->n_in - WEFT_MUON_PARAM; i += WEFT_MUON_STEP_SIZE) {
+        const weft_tensor *param = n->in[WEFT_MUON_PARAM + i];
+        WEFT_TRY(check_real(g, n, "a parameter", param, n->in[0]));
+        WEFT_TRY(check_written(g, n, "a parameter", param));
+        WEFT_TRY(check_half(g, n, "a copy", n->in[WEFT_MUON_COPY + i], param));
+        WEFT_TRY(check_half(g, n, "a given parameter", n->in[WEFT_MUON_GIVEN + i], param));
+    }
+    return WEFT_OK;
 }
 
 DEFINE_OP(muon_step, .infer = muon_step_infer, .side_effect = true);
@@ -312,24 +302,99 @@ static weft_tensor *orthogonalise(weft_graph *g, weft_tensor *z) {
     return z;
 }
 
-void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slot,
-               const weft_muon_parts *parts, double momentum, bool narrow) {
-    weft_muon_attr attr = {.parts = *parts, .momentum = momentum};
-    if (slot->m) attr.dtype = narrow && slot->m->dtype == WEFT_F32 ? WEFT_BF16 : slot->m->dtype;
-    weft_tensor *in[] = {control, slot->grad, slot->m};
-    weft_node *n =
-        weft_graph_append(g, &weft_op_muon_direction, in, 3, 3, parts->n, &attr, sizeof attr);
-    if (!n) return;
-    weft_tensor *step[WEFT_MUON_X + WEFT_MUON_PARTS] = {control, slot->param, slot->copy,
-                                                        slot->given};
-    for (int i = 0; i < parts->n; i++) {
-        const weft_matrices *p = &parts->part[i];
-        double longest = (double)(p->rows > p->columns ? p->rows : p->columns);
-        attr.factor[i] =
-            0.2 * sqrt(longest) * pow(NEWTON_A, NEWTON_ROUNDS) * (slot->rate != 0 ? slot->rate : 1);
-        step[WEFT_MUON_X + i] = orthogonalise(g, n->out[i]);
-        if (!step[WEFT_MUON_X + i]) return;
+weft_muon_options weft_muon_defaults(double momentum, bool remote) {
+    return (weft_muon_options){momentum, remote, remote ? 64 << 20 : 1 << 20};
+}
+
+/* Matrices of one shape in a slot's tensors. */
+typedef struct {
+    const weft_adam_slot *slot;
+    const weft_matrices *of;
+} muon_part;
+
+/* What updates n parts of one shape. */
+static void append_together(weft_graph *g, weft_tensor *control, const muon_part *parts, int n,
+                            const weft_muon_options *o, weft_dtype dtype) {
+    const weft_matrices *p = parts->of;
+    weft_muon_attr attr = {
+        .rows = p->rows, .columns = p->columns, .momentum = o->momentum, .dtype = dtype, .n = n};
+    weft_tensor *from[WEFT_MUON_GRAD + WEFT_MUON_PIECES * WEFT_MUON_DIRECTION_SIZE] = {control};
+    weft_tensor *step[WEFT_MUON_PARAM + WEFT_MUON_PIECES * WEFT_MUON_STEP_SIZE] = {control};
+    double longest = (double)(p->rows > p->columns ? p->rows : p->columns);
+    double factor = 0.2 * sqrt(longest) * pow(NEWTON_A, NEWTON_ROUNDS);
+    int64_t at = 0;
+    for (int i = 0; i < n; at += parts[i++].of->count) {
+        const weft_adam_slot *s = parts[i].slot;
+        attr.piece[i] = (weft_muon_piece){parts[i].of->first, parts[i].of->count, at,
+                                          factor * (s->rate != 0 ? s->rate : 1)};
+        from[WEFT_MUON_GRAD + i * WEFT_MUON_DIRECTION_SIZE] = s->grad;
+        from[WEFT_MUON_M + i * WEFT_MUON_DIRECTION_SIZE] = s->m;
+        step[WEFT_MUON_PARAM + i * WEFT_MUON_STEP_SIZE] = s->param;
+        step[WEFT_MUON_COPY + i * WEFT_MUON_STEP_SIZE] = s->copy;
+        step[WEFT_MUON_GIVEN + i * WEFT_MUON_STEP_SIZE] = s->given;
     }
-    weft_graph_append(g, &weft_op_muon_step, step, WEFT_MUON_X + parts->n, 2, 0, &attr,
-                      sizeof attr);
+    int n_from = WEFT_MUON_GRAD + n * WEFT_MUON_DIRECTION_SIZE;
+    weft_node *made =
+        weft_graph_append(g, &weft_op_muon_direction, from, n_from, n_from, 1, &attr, sizeof attr);
+    step[WEFT_MUON_X] = made ? orthogonalise(g, made->out[0]) : NULL;
+    if (step[WEFT_MUON_X])
+        weft_graph_append(g, &weft_op_muon_step, step, WEFT_MUON_PARAM + n * WEFT_MUON_STEP_SIZE,
+                          WEFT_MUON_PARAM, 0, &attr, sizeof attr);
+}
+
+/* A slot's parts to the list; returns how many. -1: they do not fill it. */
+static int list_parts(weft_graph *g, const weft_adam_slot *s, muon_part *out) {
+    const weft_muon_parts *m = &s->matrices;
+    int64_t at = 0;
+    bool fit = s->param && m->n <= WEFT_MUON_PARTS;
+    for (int i = 0; fit && i < m->n; i++) {
+        const weft_matrices *p = &m->part[i];
+        fit = p->first == at && p->count > 0 && p->rows > 0 && p->columns > 0;
+        at += p->count * p->rows * p->columns;
+        out[i] = (muon_part){s, p};
+    }
+    if (fit && at == weft_tensor_count(s->param)) return m->n;
+    weft_graph_fail(g, "muon: %s is not filled by the matrices that are named",
+                    s->param ? weft_tensor_describe(s->param) : "a slot without a parameter");
+    return -1;
+}
+
+/* Takes the first of `count` parts and those that go with it out of the list; returns how many. */
+static int take_together(muon_part *parts, int count, int64_t most, int64_t size,
+                         muon_part *taken) {
+    const weft_matrices *like = parts->of;
+    int64_t bytes = 0;
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        const weft_matrices *p = parts[i].of;
+        int64_t more = p->count * p->rows * p->columns * size;
+        bool joins = i == 0 || (p->rows == like->rows && p->columns == like->columns &&
+                                n < WEFT_MUON_PIECES && bytes + more <= most);
+        if (joins) {
+            taken[n++] = parts[i];
+            bytes += more;
+        } else {
+            parts[i - n] = parts[i];
+        }
+    }
+    return n;
+}
+
+void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n,
+               const weft_muon_options *options) {
+    muon_part taken[WEFT_MUON_PIECES];
+    muon_part *parts = weft_graph_alloc(g, (size_t)n * WEFT_MUON_PARTS * sizeof *parts + 1);
+    int count = 0;
+    if (!parts || !control) return;
+    for (int i = 0; i < n; i++) {
+        int more = slots[i].matrices.n ? list_parts(g, &slots[i], parts + count) : 0;
+        if (more < 0) return;
+        count += more;
+    }
+    weft_dtype dtype = options->narrow && control->dtype == WEFT_F32 ? WEFT_BF16 : control->dtype;
+    for (int joined; count > 0; count -= joined) {
+        joined =
+            take_together(parts, count, options->together, (int64_t)weft_dtype_size(dtype), taken);
+        append_together(g, control, taken, joined, options, dtype);
+    }
 }

@@ -86,23 +86,6 @@ weft_tensor *weft_norm_join(weft_graph *g, weft_tensor *parts, weft_dtype dtype)
 weft_tensor *weft_adam_control(weft_graph *g, weft_tensor *norm, weft_tensor *lr,
                                weft_tensor *state, const weft_adam_options *options);
 
-/* A parameter and what belongs to it, all of one shape. */
-typedef struct {
-    weft_tensor *param; /* f32 or f64 */
-    weft_tensor *grad;  /* of param's type, or bf16; NULL: zeros */
-    weft_tensor *m, *v; /* states of param's type that start as zeros */
-    weft_tensor *v_max; /* the same; with it the update is AMSGrad's. NULL: none */
-    weft_tensor *copy;  /* bf16: gets the new parameter, rounded. NULL: none */
-    weft_tensor
-        *given;  /* bf16, may be `copy`: where it is not the parameter rounded, someone else wrote
-                           it, and the parameter takes its value before the step. NULL: none */
-    double rate; /* factor of its learning rate, decay apart; 0: 1 */
-} weft_adam_slot;
-
-/* Updates n parameters. Returns how many elements spike clipping cut in this step: an i32 number,
- * kept. */
-weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n);
-
 /* Neighbouring matrices of one shape in a tensor, row-major, from element `first` on. */
 typedef struct {
     int64_t first, count, rows, columns;
@@ -115,25 +98,68 @@ typedef struct {
     weft_matrices part[WEFT_MUON_PARTS];
 } weft_muon_parts;
 
+/* A parameter and what belongs to it, all of one shape. */
+typedef struct {
+    weft_tensor *param; /* f32 or f64 */
+    weft_tensor *grad;  /* of param's type, or bf16; NULL: zeros */
+    weft_tensor *m, *v; /* states of param's type that start as zeros */
+    weft_tensor *v_max; /* the same; with it the update is AMSGrad's. NULL: none */
+    weft_tensor *copy;  /* bf16: gets the new parameter, rounded. NULL: none */
+    weft_tensor
+        *given;  /* bf16, may be `copy`: where it is not the parameter rounded, someone else wrote
+                           it, and the parameter takes its value before the step. NULL: none */
+    double rate; /* factor of its learning rate, decay apart; 0: 1 */
+    weft_muon_parts matrices; /* which fill it: Muon's, with grad and m alone. n 0: AdamW's */
+} weft_adam_slot;
+
+/* Updates those of n parameters that are AdamW's. Returns how many elements spike clipping cut in this
+ * step: an i32 number, kept. NULL: none is. */
+weft_tensor *weft_adamw(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n);
+
 /* Muon's momentum as it was published. */
 #define WEFT_MUON_MOMENTUM 0.95
 
-/* Updates one parameter of matrices, which fill it: its slot with m alone, and a gradient. Each is
- * orthogonalised on its own, with `narrow` by bf16 products where the parameter is f32. Behind weft_adam_control, whose
- * clipping, rate and decay it takes; its moments' factors are AdamW's alone. */
-void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slot,
-               const weft_muon_parts *parts, double momentum, bool narrow);
-
-/* For kernels. muon_direction: control, gradient, m → Ĝ/(‖Ĝ‖ + ε) of each part, [count, rows, columns].
- * muon_step: control, parameter, copy, given, the parts' X; attributes as those of the direction. */
 typedef struct {
-    weft_muon_parts parts;
     double momentum;
-    double factor[WEFT_MUON_PARTS]; /* of the learning rate, for each part's X */
-    weft_dtype dtype;               /* of X */
+    bool narrow; /* bf16 products where the parameters are f32 */
+    int64_t
+        together; /* most bytes of equal shapes of several tensors that go through the products as one
+                       * batch; 0: every tensor's by themselves */
+} weft_muon_options;
+
+/* What serves on a GPU (`remote`), where many matrices at a time keep it busy, and on a CPU, where that is
+ * worth no memory but for small ones. */
+weft_muon_options weft_muon_defaults(double momentum, bool remote);
+
+/* Updates those of n parameters that are Muon's, each matrix orthogonalised on its own. Behind
+ * weft_adam_control, whose clipping, rate and decay it takes; its moments' factors are AdamW's alone. On
+ * the CPU no bit depends on what goes together. */
+void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n,
+               const weft_muon_options *options);
+
+/* For kernels: matrices of one shape that go together, in pieces, of one tensor each.
+ * muon_direction: control, then of each piece gradient and m → Ĝ/(‖Ĝ‖ + ε), [matrices, rows, columns].
+ * muon_step: control, X as the direction has it, then of each piece parameter, copy, given; the same
+ * attributes. */
+enum { WEFT_MUON_PIECES = 64 };
+
+typedef struct {
+    int64_t first, count; /* of its tensor: so many matrices from that element on */
+    int64_t at;           /* which matrix of X is its first */
+    double factor;        /* of the learning rate, for X */
+} weft_muon_piece;
+
+typedef struct {
+    int64_t rows, columns;
+    double momentum;
+    weft_dtype dtype; /* of X */
+    int n;
+    weft_muon_piece piece[WEFT_MUON_PIECES];
 } weft_muon_attr;
 
-enum { WEFT_MUON_PARAM = 1, WEFT_MUON_COPY, WEFT_MUON_GIVEN, WEFT_MUON_X };
+/* Inputs of the first piece; those of the next ones follow. */
+enum { WEFT_MUON_GRAD = 1, WEFT_MUON_M, WEFT_MUON_DIRECTION_SIZE = 2 };
+enum { WEFT_MUON_X = 1, WEFT_MUON_PARAM, WEFT_MUON_COPY, WEFT_MUON_GIVEN, WEFT_MUON_STEP_SIZE = 3 };
 
 /* For kernels: a slot's tensors are the node's inputs 1 + WEFT_SLOT_SIZE · slot + ..., and the factor of
  * its learning rate is the slot's number of the node's attributes, doubles; no attributes: 1. */

@@ -122,13 +122,13 @@ int weft_report_most_pairs(const weft_report_data *d) {
     return most;
 }
 
-/* The one whose difference is the largest, of those with a verdict, or of all that count. */
+/* The one whose difference is the largest, of those with a verdict, or of all with an interval. */
 enum { ANY_VERDICT = -1 };
 
 static int largest(const weft_report_data *d, int verdict) {
     int best = -1;
     for (int i = 0; i < d->n_variants; i++) {
-        if (verdict == ANY_VERDICT ? !weft_report_counts(d, i)
+        if (verdict == ANY_VERDICT ? !weft_report_counts(d, i) || d->variants[i].compared.pairs < 2
                                    : !comes_out(d, i, (weft_verdict)verdict))
             continue;
         if (best < 0 ||
@@ -142,6 +142,8 @@ int weft_report_headline(const weft_report_data *d) {
     static const int order[] = {WEFT_BETTER, WEFT_WORSE, ANY_VERDICT};
     for (int i = 0; i < 3; i++)
         if (largest(d, order[i]) >= 0) return largest(d, order[i]);
+    for (int i = 0; i < d->n_variants; i++)
+        if (weft_report_counts(d, i)) return i;
     return -1;
 }
 

@@ -668,7 +668,7 @@ const weftCharts = (() => {
     element.replaceChildren();
     element.classList.add("charts");
     const g = {element, spec, views: [], level: levelBelow(element)};
-    if (spec.lit && !lit.size) lit.add(spec.lit);
+    if (spec.lit) lit.add(spec.lit);
     if (spec.smooth && !groups.length) state.smooth = spec.smooth;
     g.note = html("p", {class: "about"}, element);
     g.pictures = html("div", {class: spec.charts.length > 2 ? "pictures small" : "pictures"}, element);
@@ -708,56 +708,24 @@ const weftCharts = (() => {
     return g;
   }
 
-  /* A report's own manners: commands are copied, a name in the contents opens its part and tells which one is
-     being read, a row of the forest colours its variant, paper shows what is folded. */
-  function startPage() {
-    for (const button of document.querySelectorAll(".copy button")) {
-      button.addEventListener("click", () => {
-        const code = button.previousElementSibling, range = document.createRange();
-        range.selectNodeContents(code);
-        getSelection().removeAllRanges();
-        getSelection().addRange(range);
-        button.textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl+C";
-      });
-    }
-    const reveal = () => { const at = document.getElementById(location.hash.slice(1)); if (at && at.tagName === "DETAILS") at.open = true; };
-    addEventListener("hashchange", reveal);
-    reveal();
-    const links = [...document.querySelectorAll(".contents a")], parts = links.map((a) => document.getElementById(a.hash.slice(1)));
-    const mark = () => {
-      const at = Math.max(0, parts.findLastIndex((e) => e && e.getBoundingClientRect().top < 120));
-      links.forEach((a, i) => { if (i === at) a.setAttribute("aria-current", "true"); else a.removeAttribute("aria-current"); });
-    };
-    addEventListener("scroll", mark, {passive: true});
-    mark();
-    for (const row of document.querySelectorAll(".forest [data-key]")) {
-      row.addEventListener("click", () => {
-        if (getSelection().toString()) return;
-        lit.clear();
-        lit.add(row.dataset.key);
-        for (const other of document.querySelectorAll(".forest [data-key]")) other.classList.toggle("lit", other === row);
-        drawAll();
-      });
-    }
-    addEventListener("beforeprint", () => {
-      document.querySelectorAll("details").forEach((d) => { d.open = true; });
-      placeControls(true);
-    });
-    addEventListener("afterprint", () => placeControls());
+  /* Colours one series in place of others. */
+  function light(key, others) {
+    for (const other of others) lit.delete(other);
+    lit.add(key);
+    drawAll();
   }
 
   /* A report: each element with data-charts is filled from the JSON in the page. */
   function start() {
     const data = document.getElementById("weft-charts");
-    if (!data) return; /* the live page, which has manners of its own */
+    if (!data) return;
     const list = JSON.parse(data.textContent);
     for (const element of document.querySelectorAll("[data-charts]")) {
       const spec = list[+element.dataset.charts];
       if (spec) group(element, spec);
     }
-    startPage();
   }
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();
-  return {group};
+  return {group, light, placeControls};
 })();

@@ -14,7 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEEDS_MOST = 100, FOREST_TICKS = 6, ROW = 42, TRACK_LEFT = 300, TRACK_WIDTH = 380 };
+enum {
+    SEEDS_MOST = 100,
+    SHORT_LABEL = 24,
+    FOREST_TICKS = 6,
+    ROW = 42,
+    TRACK_LEFT = 300,
+    TRACK_WIDTH = 380
+};
 
 /* The range of the forest: every interval, and 0; widths beyond four times the median are cut, so that
  * one that lies far out does not press the others flat; an arrow at the edge stands for it. */
@@ -104,9 +111,13 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
     weft_page_escape_html(out, s->name);
     fputs("\"><span class=\"step\" role=\"rowheader\">", out);
     weft_page_escape_html(out, weft_variant_label(d, variant));
-    fputs(" <small>against ", out);
-    weft_page_escape_html(out, weft_variant_label(d, s->baseline));
-    fputs("</small></span>", out);
+    const char *baseline = weft_variant_label(d, s->baseline);
+    if (weft_report_baseline(d) < 0 || strlen(baseline) <= SHORT_LABEL) {
+        fputs(" <small>against ", out);
+        weft_page_escape_html(out, baseline);
+        fputs("</small>", out);
+    }
+    fputs("</span>", out);
     put_track(out, c, e, counted && !doubted);
     fputs("<span class=\"value\" role=\"cell\">", out);
     weft_page_escape_html(out, weft_say_interval(c));
@@ -246,6 +257,7 @@ static int nearest_to_settled(const weft_report_data *d) {
         const weft_comparison *c = &d->variants[i].compared;
         int needed =
             weft_report_counts(d, i) && c->verdict == WEFT_NO_DIFFERENCE ? weft_seeds_needed(c) : 0;
+        if (d->variants[i].waiting) return -1; /* what was planned comes first */
         if (needed <= c->pairs || (nearest >= 0 && needed >= least)) continue;
         nearest = i;
         least = needed;

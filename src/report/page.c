@@ -22,6 +22,7 @@
 #include <string.h>
 
 WEFT_EMBED("weft_charts_script", "src/report/charts.js");
+WEFT_EMBED("weft_report_script", "src/report/page.js");
 WEFT_EMBED("weft_charts_style", "src/report/charts.css");
 
 /* By these a report is known, so that nothing else is written over. */
@@ -209,13 +210,18 @@ static void put_heading(weft_page *p, int level, const char *kind, const char *t
 
 /* The id of a part, made from its heading, by which the contents link to it. */
 static void put_id(weft_page *p, const char *text) {
-    char id[80] = "";
+    char id[96] = "", link[100];
     size_t n = 0;
-    for (; *text && n + 1 < sizeof id; text++) {
+    for (; *text && n < 80; text++) {
         if (isalnum((unsigned char)*text))
             id[n++] = (char)tolower((unsigned char)*text);
         else if (n && id[n - 1] != '-')
             id[n++] = '-';
+    }
+    bool known = fflush(p->names) == 0 && p->names_text;
+    for (int k = 2; known && snprintf(link, sizeof link, "#%s\"", id) > 0; k++) {
+        known = strstr(p->names_text, link);
+        if (known) snprintf(id + n, sizeof id - n, "-%d", k);
     }
     fprintf(p->html, " id=\"%s\"", id);
     fprintf(p->names, "<li><a href=\"#%s\">", id);
@@ -264,6 +270,7 @@ void weft_page_subtitle(weft_page *p, const char *text) {
 void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     FORMAT(text, format);
     bool answer = strcmp(kind, "answer") == 0;
+    p->answers = p->answers || (answer && p->level == 2);
     end_element(p);
     fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
     put_html(p, "", text, "</p>\n");
@@ -494,7 +501,8 @@ static weft_status put_script(weft_page *p) {
             fputc(*at, p->html);
     }
     free(text);
-    fprintf(p->html, "</script>\n<script>\n%s</script>\n", weft_charts_script);
+    fprintf(p->html, "</script>\n<script>\n%s%s</script>\n", weft_charts_script,
+            weft_report_script);
     return WEFT_OK;
 }
 
@@ -505,9 +513,10 @@ static weft_status insert_contents(weft_page *p) {
     if (!p->names_size) return WEFT_OK;
     int n = asprintf(&whole,
                      "%.*s<nav class=\"contents\" aria-label=\"Contents\">\n<ol>\n<li><a "
-                     "href=\"#\">Answer</a></li>\n%s</ol>\n"
+                     "href=\"#\">%s</a></li>\n%s</ol>\n"
                      "<div id=\"controls\"></div>\n</nav>\n%s",
-                     (int)p->contents, p->html_text, p->names_text, p->html_text + p->contents);
+                     (int)p->contents, p->html_text, p->answers ? "Answer" : "Top", p->names_text,
+                     p->html_text + p->contents);
     if (n < 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     fclose(p->html);
     free(p->html_text);

@@ -12,6 +12,7 @@
 /* The script and the style of pages with charts, as they are in charts.js and charts.css, for a page to
  * hold whole: this one, and the live page of runs. charts.js tells how a page calls it. */
 extern const char weft_charts_script[], weft_charts_style[];
+extern const char weft_report_script[]; /* page.js: what is a report's alone */
 
 typedef struct {
     FILE *html, *md;
@@ -27,6 +28,7 @@ typedef struct {
     const char *end; /* of the list, table or group that is open, in HTML; NULL: none is */
     bool heading;    /* its heads are not all there */
     bool folded;     /* a section that begins folded is open */
+    bool answers;    /* it has an answer, and no second one */
     size_t contents; /* where they stand in the HTML, once it is whole */
     FILE *names;     /* of the parts, as links to them */
     char *names_text;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
-static void write_left_out(FILE *out, const weft_report_data *d, int variant) {
+static void write_left_out(FILE *out, const weft_report_data *d, int variant, bool brief) {
     const weft_report_variant *s = &d->variants[variant];
     bool any = false;
     if (*s->error || *d->variants[s->baseline].error) return;
@@ -20,9 +20,11 @@ static void write_left_out(FILE *out, const weft_report_data *d, int variant) {
         bool variant_bad = !pair.variant || !pair.variant->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
         if (variant_bad)
-            fprintf(out, "%s %s", weft_say_variant(d, variant), weft_report_ended(pair.variant));
+            fprintf(out, "%s %s", brief ? "it" : weft_say_variant(d, variant),
+                    weft_report_ended(pair.variant));
         if (base_bad)
-            fprintf(out, "%s%s %s", variant_bad ? "; " : "", weft_say_variant(d, s->baseline),
+            fprintf(out, "%s%s %s", variant_bad ? "; " : "",
+                    brief ? "the baseline" : weft_say_variant(d, s->baseline),
                     weft_report_ended(pair.baseline));
         fputs(")", out);
     }
@@ -67,7 +69,7 @@ bool weft_report_write_note(FILE *out, const weft_report_data *d, int variant, b
     const weft_report_variant *s = &d->variants[variant];
     bool bounded = !d->nothing_learned && s->leaks == d->variants[s->baseline].leaks &&
                    write_bound(out, &s->compared, brief);
-    write_left_out(out, d, variant);
+    write_left_out(out, d, variant, brief);
     if (s->leaks && d->variants[s->baseline].leaks)
         fputs(" Both leak: a token sees later ones.", out);
     return bounded;

@@ -1,5 +1,5 @@
 /* The optimizer's memory and its graph. The state is one block of named tensors; binding gradients
- * makes a graph of three operations over it, and with Muon some for each matrix. It is made anew for each place
+ * makes a graph of three operations over it, and with Muon some for the matrices of a shape. It is made anew for each place
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
@@ -220,26 +220,8 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
         .copy =
             master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
         .rate = weft_model_rate(o->model, w),
+        .matrices = weft_optimizer_matrices(o, p->weight),
     };
-}
-
-/* The updates: AdamW's together, then matrix by matrix, whose temporaries so share memory. */
-static void append_updates(weft_optimizer *o, const weft_adam_slot *slots, weft_adam_slot *others) {
-    int n = 0, at = 0;
-    for (int64_t i = 0; i < o->n_slots; i++) {
-        if (!o->bound[i].data) continue;
-        if (!weft_optimizer_matrices(o, o->slots[i].part.weight).n) others[n++] = slots[at];
-        at++;
-    }
-    o->cut = n > 0 ? weft_adamw(o->graph, o->control, others, n) : NULL;
-    for (int64_t i = at = 0; i < o->n_slots; i++) {
-        if (!o->bound[i].data) continue;
-        weft_muon_parts parts = weft_optimizer_matrices(o, o->slots[i].part.weight);
-        if (parts.n)
-            weft_muon(o->graph, o->control, &slots[at], &parts, WEFT_MUON_MOMENTUM,
-                      o->backend->remote);
-        at++;
-    }
 }
 
 static weft_status build_graph(weft_optimizer *o) {
@@ -249,7 +231,7 @@ static weft_status build_graph(weft_optimizer *o) {
         return weft_fail(WEFT_EINPUT, "optimizer: %lld tensors are too many",
                          (long long)o->n_slots);
     WEFT_AUTO_FREE weft_binding *bindings = calloc(most * WEFT_SLOT_SIZE + 2, sizeof *bindings);
-    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(2 * most + 1, sizeof *slots);
+    WEFT_AUTO_FREE weft_adam_slot *slots = calloc(most + 1, sizeof *slots);
     WEFT_AUTO_FREE weft_tensor **grads = calloc(most + 1, sizeof *grads);
     if (!bindings || !slots || !grads) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     WEFT_TRY(weft_graph_create(&o->graph));
@@ -269,7 +251,9 @@ static weft_status build_graph(weft_optimizer *o) {
     weft_tensor *norm =
         o->sharded ? weft_optimizer_shard_norm(o) : weft_global_norm(o->graph, grads, n);
     o->control = weft_adam_control(o->graph, norm, o->lr, state, &o->options);
-    append_updates(o, slots, slots + n);
+    weft_muon_options muon = weft_model_muon(&o->model->config, o->backend);
+    o->cut = n > 0 ? weft_adamw(o->graph, o->control, slots, n) : NULL;
+    weft_muon(o->graph, o->control, slots, n, &muon);
     WEFT_TRY(weft_graph_status(o->graph));
     weft_exec_options options = {.bindings = bindings};
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);

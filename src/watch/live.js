@@ -57,9 +57,10 @@
   /* Losses per token compare where text and tokenizer are the same; between others bits per byte do. How many
      bytes a token is, a run says when it has ended: it holds for all of the same text. */
   const corpusOf = (r) => [optionOf(r, "DATASET"), optionOf(r, "TOKENIZER"), optionOf(r, "VOCAB_SIZE")].map(value).join(" \u00b7 ");
+  const bytes = new Map();
   function bits(r, loss) {
-    const same = known(r.bytes_per_token) ? r : [...runs.values()].find((o) => known(o.bytes_per_token) && corpusOf(o) === corpusOf(r));
-    return same && known(loss) ? loss / LN2 / same.bytes_per_token : undefined;
+    const each = known(r.bytes_per_token) ? r.bytes_per_token : bytes.get(corpusOf(r));
+    return known(each) && known(loss) ? loss / LN2 / each : undefined;
   }
   const severalTexts = (list) => new Set(list.map(corpusOf)).size > 1;
   const inBits = (list) => severalTexts(list) && list.every((r) => known(bits(r, 1)));
@@ -103,13 +104,12 @@
      are shown: the study, the learning rate, the seed. Runs of weft train that are averaged are called by the
      folder that they have in common but for its seed, or by the options in which they differ from the others. */
   function nameOf(r, members, shown) {
-    const together = byId("group").checked, count = members > 1 ? " (" + members + (r.title ? " seeds)" : " runs)") : "";
+    const together = byId("group").checked, count = members.length > 1 ? " (" + members.length + (r.title ? " seeds)" : " runs)") : "";
     if (!r.title) {
-      const plain = (o) => o.name.replace(/-seed\d+$/, ""), key = groupOf(r);
-      const alike = shown.filter((o) => groupOf(o) === key), keys = differing(shown).filter((k) => k !== "SEED");
+      const plain = (o) => o.name.replace(/-seed\d+$/, "");
       if (!together) return r.name;
-      if (!keys.length || alike.every((o) => plain(o) === plain(r))) return plain(r) + count;
-      return keys.slice(0, 3).map((k) => k + " " + value(optionOf(r, k))).join(", ") + count;
+      const keys = members.every((o) => plain(o) === plain(r)) ? [] : differing(shown).filter((k) => k !== "SEED");
+      return (keys.slice(0, 3).map((k) => k + " " + value(optionOf(r, k))).join(", ") || plain(r)) + count;
     }
     const several = (list, of) => new Set(list.map(of)).size > 1, parts = [r.title];
     const same = shown.filter((o) => o.title === r.title && o.study === r.study);
@@ -163,7 +163,7 @@
     const chart = (title, label, column, more = {}) => ({title, label, ...more,
       lines: list.map(({members}, i) => ({series: i, runs: members.map((r) => lineOf(r, column, more)).filter((l) => l.y.length)})).filter((l) => l.runs.length)});
     const loss = {of: bitwise ? bits : null}, rest = grouped(filtered()).filter((g) => !isDrawn(g));
-    const series = list.map(({key, members}) => ({key, name: nameOf(members[0], members.length, all), style: styleOf(key, members[0])}));
+    const series = list.map(({key, members}) => ({key, name: nameOf(members[0], members, all), style: styleOf(key, members[0])}));
     if (by && rest.length) series.push({key: "rest", name: "not ticked", style: 6, grey: true});
     const charts = [chart("Held-out loss", label, VAL, loss), chart("Training loss", label, LOSS, loss),
       ...(by ? [scatter(list, rest, by)] : []),
@@ -208,7 +208,7 @@
     const all = [...runs.values()].sort((a, b) => a.id - b.id), seen = new Set();
     const again = (r) => { const key = JSON.stringify([r.study, r.options]), there = seen.has(key); seen.add(key); return there && r.title && r.status !== "running"; };
     const groups = grouped(all.filter((r) => !again(r)));
-    const score = (g) => valueOf(g.members, inBits(all) ? BITS : LOWEST), runsNow = (g) => g.members.some((r) => r.status === "running");
+    const column = inBits(all) ? BITS : LOWEST, score = (g) => valueOf(g.members, column), runsNow = (g) => g.members.some((r) => r.status === "running");
     const best = groups.filter((g) => known(score(g))).sort((a, b) => score(a) - score(b)).slice(0, BEST);
     ticked.clear();
     for (const g of groups) if (groups.length <= FEW || runsNow(g) || best.includes(g)) for (const r of g.members) ticked.add(r.id);
@@ -331,7 +331,7 @@
     row.classList.toggle("group", several);
     row.classList.toggle("inside", !!inside);
     if (!several) row.dataset.id = r.id;
-    const name = several || (byId("group").checked && !inside) ? nameOf(r, members.length, shown) : r.name;
+    const name = several || (byId("group").checked && !inside) ? nameOf(r, members, shown) : r.name;
     const act = several ? () => { if (!unfolded.delete(key)) unfolded.add(key); draw(); } : () => show(r.id);
     tick(row, name, members, "tick " + (several ? key : r.id), styleOf(groupOf(r), r));
     for (const c of all) {
@@ -393,7 +393,7 @@
     if (place.hidden) return;
     const head = node("tr", null), body = place.querySelector("tbody");
     node("th", head, "option");
-    for (const r of list) node("th", head, nameOf(r, 1, list));
+    for (const r of list) node("th", head, nameOf(r, [r], list));
     place.querySelector("thead").replaceChildren(head);
     body.replaceChildren();
     const line = (name, of) => {
@@ -600,6 +600,7 @@
       const before = runs.get(r.id);
       if (before && !r.reset) r.rows = before.rows.concat(r.rows);
       runs.set(r.id, r);
+      if (known(r.bytes_per_token)) bytes.set(corpusOf(r), r.bytes_per_token);
       if (!before) tickWished(r);
     }
     if (waiting) return;

@@ -167,6 +167,9 @@ static void test_matrices_step_by_muon(void **state) {
         {.size = sizeof *tensors, .count = 33, .columns = 33, .rows = 1}};
     weft_step *step;
     refused(weft_step_open(engine, "f64", &group, 1, tensors, TENSORS, &step), "muon");
+    tensors[0].rows = tensors[0].first_rows = 0;
+    refused(weft_step_open(engine, "f64", &group, 1, tensors, TENSORS, &step), "muon");
+    tensors[0].rows = 2, tensors[0].first_rows = 3;
     tensors[0].columns = -1;
     refused(weft_step_open(engine, "f64", &group, 1, tensors, TENSORS, &step), "-1 columns");
     tensors[0].columns = 3;

@@ -74,23 +74,13 @@ static void test_what_a_resumed_run_and_a_step_may_change(void **state) {
                                             "RECOMPUTE",       "EVAL_INSIDE",
                                             "STUDY_RATE_AS",   "STUDY_SPREAD",
                                             "STUDY_YARDSTICK", NULL};
-    static const char *const study_keys[] = {"SEED",
-                                             "RA_MLA_ABLATION_STEPS",
-                                             "STUDY_VARIANTS",
-                                             "STUDY_SWEEP",
-                                             "STUDY_SWEEP_POINTS",
-                                             "STUDY_SEEDS",
-                                             "STUDY_LEARNING_RATES",
-                                             "STUDY_RATE_SEED",
-                                             "STUDY_RATE_AS",
-                                             "STUDY_SPREAD",
-                                             "STUDY_YARDSTICK",
-                                             "STUDY_EQUAL",
-                                             "STUDY_WEIGHTS",
-                                             "STUDY_SCORE",
-                                             "STUDY_TAIL",
-                                             "STUDY_QUESTION",
-                                             NULL};
+    static const char *const study_keys[] = {
+        "SEED",           "STUDY_FROM",           "RA_MLA_ABLATION_STEPS",
+        "STUDY_VARIANTS", "STUDY_SWEEP",          "STUDY_SWEEP_POINTS",
+        "STUDY_SEEDS",    "STUDY_LEARNING_RATES", "STUDY_RATE_SEED",
+        "STUDY_RATE_AS",  "STUDY_SPREAD",         "STUDY_YARDSTICK",
+        "STUDY_EQUAL",    "STUDY_WEIGHTS",        "STUDY_SCORE",
+        "STUDY_TAIL",     "STUDY_QUESTION",       NULL};
     int count;
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++) {

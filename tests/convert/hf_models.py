@@ -5,7 +5,7 @@ import json
 import pathlib
 
 import torch
-from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GPT2Config, LlamaConfig, MistralConfig,
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig,
                           Olmo2Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
@@ -27,6 +27,12 @@ def deepseek_config(**more):
     sizes = dict(num_key_value_heads=4, first_k_dense_replace=2, kv_lora_rank=12, q_lora_rank=10, qk_nope_head_dim=6,
                  qk_rope_head_dim=4, v_head_dim=6)
     return llama_config(DeepseekV3Config, **(sizes | more))
+
+
+def neox_config(**more):
+    sizes = dict(hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
+                 vocab_size=VOCAB, rotary_pct=1.0, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    return GPTNeoXConfig(**(sizes | more))
 
 
 def rope(kind, theta=10000.0, **more):
@@ -51,6 +57,8 @@ CASES = {
     "qwen2": llama_config(Qwen2Config, num_key_value_heads=1),
     "qwen3": llama_config(Qwen3Config, head_dim=12),
     "qwen3-bias": llama_config(Qwen3Config, head_dim=8, attention_bias=True),
+    "neox": neox_config(),
+    "neox-sequential": neox_config(use_parallel_residual=False, hidden_act="gelu_new", rotary_emb_base=500),
     "olmo2": llama_config(Olmo2Config, num_key_value_heads=4, rms_norm_eps=1e-6, attention_bias=True),
     "smollm3": llama_config(SmolLM3Config, num_hidden_layers=5, no_rope_layer_interval=2, mlp_bias=True),
     "deepseek": deepseek_config(),

@@ -46,7 +46,8 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3", "olmo2", "deepseek"};
+    static const char *const names[] = {"gpt2",  "llama",    "qwen3", "smollm3",
+                                        "olmo2", "deepseek", "neox"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char from[64], kept[64];
         const char *out = scratch_path("%s", names[i]);
@@ -93,6 +94,15 @@ static void test_written_and_read_again_is_the_same(void **state) {
     goes_around(model);
     command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "KV_HEADS=0", "-o", "QK_NORM=y",
                          "-o", "QK_NORM_WHOLE=y", "-o", "NORM_PLACEMENT=reordered", "--out", model),
+                     NULL);
+    goes_around(model);
+}
+
+static void test_heads_in_a_row_go_around(void **state) {
+    (void)state;
+    const char *model = scratch_path("model");
+    command_succeeds(RUN("init", "--force", SIZES, "-o", "POSITION=rope", "-o", "FFN=gelu_erf",
+                         "-o", "PARALLEL_RESIDUAL=y", "-o", "WEIGHT_TYING=n", "--out", model),
                      NULL);
     goes_around(model);
 }
@@ -427,6 +437,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kept_models_have_the_logits_of_transformers),
         cmocka_unit_test(test_written_and_read_again_is_the_same),
+        cmocka_unit_test(test_heads_in_a_row_go_around),
         cmocka_unit_test(test_a_converted_model_is_trained_further),
         cmocka_unit_test(test_what_is_not_computed_is_refused_by_its_key),
         cmocka_unit_test(test_keys_without_a_bearing_are_passed_over),

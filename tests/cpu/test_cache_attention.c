@@ -30,16 +30,21 @@ static const int32_t positions[ROWS] = {0, 3, 17, 255, 261, 635};
 typedef struct {
     const char *name;
     int64_t heads, key_heads, dqk, dv, context;
+    int64_t document; /* tokens of one; 0: there is one alone */
+    double softcap;
 } form;
 
 static const form forms[] = {
-    {"one query head to a key head", 4, 4, 64, 64, MOST},
-    {"one to one, sliding", 3, 3, 128, 64, 101},
-    {"any width", 3, 3, 20, 12, MOST},
-    {"any width, five to one, sliding", 5, 1, 36, 20, 101},
-    {"three to a key head, sliding", 6, 2, 32, 32, 101},
-    {"twelve to one", 12, 1, 128, 128, MOST},
-    {"fifteen to one, sliding", 15, 1, 64, 96, 297},
+    {"one query head to a key head", 4, 4, 64, 64, .context = MOST},
+    {"one to one, sliding", 3, 3, 128, 64, .context = 101},
+    {"any width", 3, 3, 20, 12, .context = MOST},
+    {"any width, five to one, sliding", 5, 1, 36, 20, .context = 101},
+    {"three to a key head, sliding", 6, 2, 32, 32, .context = 101},
+    {"twelve to one", 12, 1, 128, 128, .context = MOST},
+    {"fifteen to one, sliding", 15, 1, 64, 96, .context = 297},
+    {"documents", 4, 4, 64, 64, .context = MOST, .document = 100},
+    {"documents, three to a key head, sliding", 6, 2, 32, 32, .context = 101, .document = 250},
+    {"soft-cap, any width", 3, 3, 20, 12, .context = MOST, .softcap = 2},
 };
 
 static const struct {
@@ -59,8 +64,14 @@ static int32_t page_of(int64_t row, int64_t token) {
     return (int32_t)((row * TABLE + token / WEFT_PAGE_TOKENS) * 37 % PAGES);
 }
 
+/* Where the document of the token at `position` begins. */
+static int64_t document_of(const form *f, int64_t position) {
+    return f->document ? position / f->document * f->document : 0;
+}
+
 static bool seen(const form *f, int64_t row, int64_t token) {
-    return token <= positions[row] && token > positions[row] - f->context;
+    return token <= positions[row] && token > positions[row] - f->context &&
+           token >= document_of(f, positions[row]);
 }
 
 static double store_number(const cache *c, char *page, int64_t at, double x, double scale) {
@@ -136,6 +147,7 @@ static void attend_plainly(const form *f, const cache *keys, const cache *values
         score[t] = 0;
         for (int64_t i = 0; i < f->dqk; i++)
             score[t] += scale_of(f) * (double)q[(row * f->heads + head) * f->dqk + i] * k[i];
+        if (f->softcap > 0) score[t] = f->softcap * tanh(score[t] / f->softcap);
         top = fmax(top, score[t]);
     }
     for (int64_t t = 0; t < MOST; t++) {
@@ -169,7 +181,8 @@ static void attend(const form *f, const cache *keys, const cache *values, const 
     weft_tensor *v = weft_new_tensor(g, WEFT_ROLE_STATE, "values", WEFT_I8, (int64_t)PAGES,
                                      weft_cache_page_bytes(&values->part));
     weft_rows places = {.position = position, .slot = slot, .table = table};
-    weft_score score = {.q = query, .scale_value = scale_of(f)};
+    if (f->document) places.first = weft_new_tensor(g, WEFT_ROLE_INPUT, "first", WEFT_I32, rows);
+    weft_score score = {.q = query, .scale_value = scale_of(f), .softcap = f->softcap};
     weft_cache_query wanted = {.score = &score,
                                .heads = f->heads,
                                .key = keys->part,
@@ -180,14 +193,17 @@ static void attend(const form *f, const cache *keys, const cache *values, const 
     weft_tensor *out = weft_keep(weft_cache_attention(g, &wanted, &places).o);
     if (weft_exec_create(g, weft_cpu_backend(), pool, NULL, &exec) != WEFT_OK)
         fail_msg("%s: %s", f->name, weft_error_message());
-    int32_t slots[ROWS], pages[ROWS * TABLE];
+    int32_t slots[ROWS], documents[ROWS], pages[ROWS * TABLE];
     for (int32_t r = 0; r < ROWS; r++) {
         slots[r] = r;
+        documents[r] = (int32_t)document_of(f, positions[r]);
         for (int p = 0; p < TABLE; p++)
             pages[r * TABLE + p] = page_of(r, p * WEFT_PAGE_TOKENS);
     }
     assert_int_equal(weft_exec_write(exec, position, positions + first), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, slot, slots + first), WEFT_OK);
+    if (places.first)
+        assert_int_equal(weft_exec_write(exec, places.first, documents + first), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, table, pages), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, query, q + first * f->heads * f->dqk), WEFT_OK);
     assert_int_equal(weft_exec_write(exec, k, keys->pages), WEFT_OK);

@@ -46,8 +46,10 @@ def search(site):
         b.open("file://%s/docs/guide/first-finding.html" % site)
         b.value("document.querySelector('[data-md-toggle=search]').click();"
                 "document.querySelector('.md-search__input').focus()")
+        b.wait("!document.querySelector('.md-search-result__meta').textContent.includes('Initializing')")
         b.call("Input.insertText", text="temperature")
-        b.wait("document.querySelectorAll('.md-search-result__item').length > 3", 20)
+        b.value("document.querySelector('.md-search__input').dispatchEvent(new KeyboardEvent('keyup', {bubbles: true}))")
+        b.wait("document.querySelectorAll('.md-search-result__item').length > 3")
         wrong.extend(b.faults())
         wrong.extend("it loads %s" % url for url in b.requests()
                      if not url.startswith(("file:", "data:", "about:", "blob:")))

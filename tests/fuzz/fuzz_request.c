@@ -30,8 +30,8 @@ static void check_request(const weft_request *r) {
     FUZZ_PROMISE(r->n >= 1 && (chat ? r->n : r->n * r->n_prompts) <= limits.texts,
                  "there are no more texts than the server allows");
     FUZZ_PROMISE(weft_sampling_check(&r->sampling) == WEFT_OK, "what is drawn by is in its range");
-    FUZZ_PROMISE(r->sampling.max_tokens <= limits.max_tokens,
-                 "there are no more tokens than the server allows");
+    FUZZ_PROMISE(r->sampling.max_tokens <= WEFT_REQUEST_TOKENS,
+                 "there are no more tokens than a request may ask for");
     FUZZ_PROMISE(r->n_stops >= 0 && r->n_stops <= WEFT_REQUEST_STOPS, "stops have room");
     for (int i = 0; i < r->n_stops; i++)
         FUZZ_PROMISE(*r->stops[i] != 0, "a stop is a text");

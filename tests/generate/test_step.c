@@ -361,7 +361,8 @@ static void test_other_models_have_no_step(void **state) {
         "FFN=relu2",       "QK_NORM=y",           "ATTENTION_GATE=head",
         "FFN_BIAS=y",      "NOPE_EVERY=2",        "WINDOW=4",
         "ROPE_DIM=2",      "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
-        "DOCUMENT_MASK=y", "KV_SHARE=2"};
+        "DOCUMENT_MASK=y", "KV_SHARE=2",          "PARALLEL_RESIDUAL=y",
+        "FFN=gelu_erf"};
     (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         model_case c;

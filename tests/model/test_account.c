@@ -125,19 +125,40 @@ static void test_moments_are_those_that_the_optimizer_keeps(void **state) {
     assert_int_equal(b.optimizer_bytes, 2 * 4 * b.parameters);
 }
 
-/* One moment of a matrix; of its products the largest are there at a time: two of the matrix's size and
- * two of its square's, some alignment beside. */
+/* What Muon's products have beside AdamW, and one moment of a matrix for two. */
+static int64_t muon_products(const char *layers) {
+#define SIZES "N_EMBD=64", "N_HEAD=4", "N_FFN=320", "CONTEXT=16", "VOCAB_SIZE=300"
+    const char *adam[] = {layers, SIZES, NULL}, *muon[] = {layers, SIZES, "OPTIMIZER=muon", NULL};
+    weft_account a = account_of(adam, -1), b = account_of(muon, -1);
+    int64_t matrices = atoi(strchr(layers, '=') + 1) * (4 * 64 * 64 + 2 * 64 * 320);
+    assert_int_equal(b.optimizer_bytes, a.optimizer_bytes - 4 * matrices);
+    return b.workspace_bytes - a.workspace_bytes;
+}
+
+/* Of the products the largest are there at a time, of the matrices of a shape: two of their size and two of
+ * their squares', some alignment beside. */
 static void test_muons_memory_is_counted(void **state) {
     (void)state;
-#define SIZES "N_LAYER=2", "N_EMBD=64", "N_HEAD=4", "N_FFN=320", "CONTEXT=16", "VOCAB_SIZE=300"
-    const char *adam[] = {SIZES, NULL}, *muon[] = {SIZES, "OPTIMIZER=muon", NULL};
-    weft_account a = account_of(adam, -1), b = account_of(muon, -1);
-    int64_t matrices = 2 * (4 * 64 * 64 + 2 * 64 * 320), most = 4 * (2 * 64 * 320 + 2 * 64 * 64);
-    assert_int_equal(b.optimizer_bytes, a.optimizer_bytes - 4 * matrices);
-    int64_t update = b.workspace_bytes - a.workspace_bytes;
-    if (update < most || update > 3 * most)
-        fail_msg("Muon's products have %lld bytes; the largest are %lld", (long long)update,
-                 (long long)most);
+    int64_t update = muon_products("N_LAYER=2"), more = muon_products("N_LAYER=4") - update;
+    int64_t most = 2 * 4 * (2 * 64 * 320 + 2 * 64 * 64);
+    if (update < most || update > 3 * most || more < most || more > 2 * most)
+        fail_msg("Muon's products have %lld bytes, and %lld more for two more layers; the largest "
+                 "are %lld",
+                 (long long)update, (long long)more, (long long)most);
+}
+
+/* Which matrices a rank has must show in no bit, and a GPU's batches may have other bits. */
+static void test_divided_matrices_are_apart_on_a_gpu(void **state) {
+    (void)state;
+    static const char *const shards[] = {"SHARD=none", "SHARD=optimizer", "SHARD=gradients"};
+    for (int remote = 0; remote < 2; remote++)
+        for (int i = 0; i < 3; i++) {
+            weft_config c;
+            weft_backend backend = {.remote = remote};
+            weft_config_defaults(&c);
+            assert_int_equal(weft_config_override(&c, shards[i], "test"), WEFT_OK);
+            assert_int_equal(weft_model_muon(&c, &backend).together > 0, !remote || i == 0);
+        }
 }
 
 static void test_memory_adds_up(void **state) {
@@ -255,6 +276,7 @@ int main(void) {
         cmocka_unit_test(test_first_phase_is_counted),
         cmocka_unit_test(test_moments_are_those_that_the_optimizer_keeps),
         cmocka_unit_test(test_muons_memory_is_counted),
+        cmocka_unit_test(test_divided_matrices_are_apart_on_a_gpu),
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_a_plan_needs_no_backend),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),

@@ -43,8 +43,7 @@ static void routing_row(const weft_config *c, const double *scores, int64_t time
         squares += row[j] * row[j];
         count += isfinite(scores[t * time + j]);
     }
-    if (c->sparse_mode == WEFT_SPARSE_RMS)
-        limit = c->sparse_rms_threshold * sqrt(squares / count);
+    if (c->sparse_mode == WEFT_SPARSE_RMS) limit = c->sparse_rms_threshold * sqrt(squares / count);
     for (int64_t j = 0; j < seen; j++) {
         int64_t larger = 0;
         for (int64_t k = 0; k < seen; k++)

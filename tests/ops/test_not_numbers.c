@@ -92,9 +92,10 @@ static void check_gather(const weft_backend *b, int broken_from, bool normalize)
     work w;
     begin(&w);
     weft_rows rows = {
-        weft_new_tensor(w.g, WEFT_ROLE_INPUT, "position", WEFT_I32, (int64_t)ROWS),
-        weft_new_tensor(w.g, WEFT_ROLE_INPUT, "slot", WEFT_I32, (int64_t)ROWS),
-        weft_new_tensor(w.g, WEFT_ROLE_INPUT, "table", WEFT_I32, (int64_t)1, (int64_t)PAGES)};
+        .position = weft_new_tensor(w.g, WEFT_ROLE_INPUT, "position", WEFT_I32, (int64_t)ROWS),
+        .slot = weft_new_tensor(w.g, WEFT_ROLE_INPUT, "slot", WEFT_I32, (int64_t)ROWS),
+        .table =
+            weft_new_tensor(w.g, WEFT_ROLE_INPUT, "table", WEFT_I32, (int64_t)1, (int64_t)PAGES)};
     weft_tensor *cache = weft_new_tensor(w.g, WEFT_ROLE_STATE, "cache", WEFT_I8, (int64_t)PAGES,
                                          weft_cache_page_bytes(&part));
     weft_tensor *in =

@@ -115,10 +115,10 @@ static void build_graph(trainer *t) {
     weft_adam_options options = options_of(line);
     t->control =
         weft_adam_control(g, weft_global_norm(g, grads, TENSORS), t->lr, t->state, &options);
-    weft_muon_parts parts = parts_of(line);
-    int muon = uses_muon(line);
-    t->cut = weft_adamw(g, t->control, t->slot + muon, TENSORS - muon);
-    if (muon) weft_muon(g, t->control, t->slot, &parts, WEFT_MUON_MOMENTUM, narrow_products);
+    weft_muon_options muon = {WEFT_MUON_MOMENTUM, narrow_products, 1 << 20};
+    if (uses_muon(line)) t->slot[0].matrices = parts_of(line);
+    t->cut = weft_adamw(g, t->control, t->slot, TENSORS);
+    weft_muon(g, t->control, t->slot, TENSORS, &muon);
 }
 
 /* Writes and reads a tensor's values as doubles. */

@@ -384,7 +384,8 @@ static const char *build_wrong(wrong_kind wrong) {
     weft_tensor *s = weft_new_tensor(g, WEFT_ROLE_STATE, "state", WEFT_F32, length);
     weft_tensor *norm = weft_global_norm(g, &d, wrong == WRONG_EMPTY_LIST ? 0 : 1);
     weft_tensor *control = weft_adam_control(g, norm, lr, s, &o);
-    weft_adam_slot slot = {p, d, m, wrong == WRONG_MOMENT_MISSING ? NULL : v, NULL, copy, NULL, 0};
+    weft_adam_slot slot = {.param = p, .grad = d, .m = m, .copy = copy};
+    if (wrong != WRONG_MOMENT_MISSING) slot.v = v;
     if (wrong == WRONG_PARAM_TEMP) slot.param = control;
     weft_adamw(g, control, &slot, 1);
     weft_status status = weft_graph_status(g);

@@ -44,7 +44,8 @@ def gate_mix(c):
 
 
 # The operations of one element: what a line of the case `unary` stands for.
-UNARY = {"gelu": gelu_tanh, "exp": torch.exp, "tanh": torch.tanh, "relu2": lambda x: torch.where(x > 0, x, 0 * x) ** 2}
+UNARY = {"gelu": gelu_tanh, "gelu_erf": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2, "exp": torch.exp, "tanh": torch.tanh,
+         "relu2": lambda x: torch.where(x > 0, x, 0 * x) ** 2}
 
 
 def unary(f):

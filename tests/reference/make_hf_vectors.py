@@ -8,7 +8,8 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
@@ -32,6 +33,10 @@ MODELS = {
         hidden_size=8, intermediate_size=12, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, mlp_bias=True,
         vocab_size=VOCAB, max_position_embeddings=12, no_rope_layer_interval=2, bos_token_id=None, eos_token_id=None,
         pad_token_id=None)),
+    # Attention and feed-forward beside each other, queries, keys and values head by head.
+    "neox": (GPTNeoXForCausalLM, GPTNeoXConfig(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCAB, rotary_pct=1.0,
+        max_position_embeddings=12, bos_token_id=None, eos_token_id=None, pad_token_id=None)),
     # Norms behind the branches, and over all heads of queries and keys.
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(
         hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCAB,

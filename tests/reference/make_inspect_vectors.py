@@ -26,14 +26,8 @@ from model_config import uses_rope  # noqa: E402
 FILE = HERE.parent / "vectors" / "inspect.json"
 NAMES = ["step-3", "mix-w2-wsffn-gate-zloss", "mix-mla-w2-wsffn-three-layers", "mix-overlap-wsffn-cummean-cross",
          "cross-rms-normalized-max-full", "mla-joint", "ffn-wsffn-grouped", "cross-noncausal", "gate-sequence-leak",
-         "w2-rope", "w2-tau-fixed", "mix-w2-swiglu-gate-cross-max", "dot-gqa-2-of-4-rope", "cosine-rope-kv-gate-cross"]
-
-
-def softmax(case, scores):
-    if case["CAUSAL"]:
-        t = scores.shape[-1]
-        scores = scores.masked_fill(torch.ones(t, t).triu(1).bool(), -math.inf)
-    return torch.softmax(scores, -1)
+         "w2-rope", "w2-tau-fixed", "mix-w2-swiglu-gate-cross-max", "dot-gqa-2-of-4-rope", "cosine-rope-kv-gate-cross",
+         "document-w2-window", "cross-document-topk-window", "cross-document-rms-softcap"]
 
 
 def gaussians(c, p, x, latent):
@@ -45,7 +39,7 @@ def gaussians(c, p, x, latent):
     return None
 
 
-def look_at_gaussians(c, p, x, weights, latent):
+def look_at_gaussians(c, p, x, weights, latent, layer, ids):
     """For each head: tau, the mean and spread of deviations, and what moves without them."""
     pair = gaussians(c, p, x, latent)
     if pair is None:
@@ -57,7 +51,8 @@ def look_at_gaussians(c, p, x, weights, latent):
     if not overlap:
         means = [model.rope(c, y[..., :half]) if uses_rope(c) else y[..., :half] for y in pair]
         tau = model.tau_of(c, p, half)
-        alike = softmax(c, -model.squared_distance(*means) / (tau + 1e-6) + model.position_term(c, p, x))
+        scores = -model.squared_distance(*means) / (tau + 1e-6) + model.position_term(c, p, x)
+        alike = torch.softmax(model.hide(c, layer, ids, scores), -1)
         moved = 0.5 * (weights - alike).abs().sum(-1)[:, :, (1 if c["CAUSAL"] else 0):]
     for h in range(c["N_HEAD"]):
         numbers = {}
@@ -79,12 +74,12 @@ def look_at_weights(c, weights):
         rows = []
         for b in range(w.shape[0]):
             for i in range(w.shape[2]):
-                seen = i + 1 if c["CAUSAL"] else w.shape[2]
-                if seen < 2:
+                p = w[b, h, i]
+                seen = [j for j in range(len(p)) if p[j] > 0]
+                if len(seen) < 2:
                     continue
-                p = w[b, h, i, :seen]
-                back = sum(p[j] * abs(i - j) for j in range(seen))
-                rows.append([-(p * np.log(p)).sum(), math.log(seen), p[0], p[i], back])
+                back = sum(p[j] * abs(i - j) for j in seen)
+                rows.append([-(p[seen] * np.log(p[seen])).sum(), math.log(len(seen)), p[0], p[i], back])
         entropy, most, first, own, back = np.mean(rows, 0)
         out.append({"entropy": entropy, "entropy_share": entropy / most, "first": first, "self": own, "back": back})
     return out
@@ -98,14 +93,14 @@ def routes_of(c, weights):
     for b in range(full.shape[0]):
         rows = []
         for i in range(full.shape[1]):
-            seen = i + 1 if c["CAUSAL"] else full.shape[1]
-            row, mode = full[b, i, :seen], c["RA_MLA_MLP_SPARSE_MODE"]
+            row, mode = full[b, i], c["RA_MLA_MLP_SPARSE_MODE"]
+            seen = [j for j in range(len(row)) if row[j] > 0]
             if mode == "topk":
                 k = c["RA_MLA_MLP_SPARSE_K"]
-                kept, choice = set(sorted(range(seen), key=lambda j: (-row[j], j))[:k]), seen > k
+                kept, choice = set(sorted(seen, key=lambda j: (-row[j], j))[:k]), len(seen) > k
             else:
-                limit = c["RA_MLA_MLP_SPARSE_RMS_THRESHOLD"] * np.sqrt((row**2).mean()) if mode == "rms" else 0
-                kept, choice = {j for j in range(seen) if row[j] >= limit}, seen > 1
+                limit = c["RA_MLA_MLP_SPARSE_RMS_THRESHOLD"] * np.sqrt((row[seen]**2).mean()) if mode == "rms" else 0
+                kept, choice = {j for j in seen if row[j] >= limit}, len(seen) > 1
             rows.append((kept, row[sorted(kept)].sum() / row.sum(), choice))
         out.append(rows)
     return out
@@ -207,8 +202,8 @@ def look(name):
     c, seen = case.config, []
     attention, feed_forward = model.attention, model.feed_forward
 
-    def watched_attention(c, p, x, gate, received):
-        y, weights, latent = attention(c, p, x, gate, received)
+    def watched_attention(c, p, x, gate, received, *rest):
+        y, weights, latent = attention(c, p, x, gate, received, *rest)
         latent_v = None
         if latent is not None and not c["RA_MLA_JOINT_KV"]:
             latent_v = model.linear(x, p["attn.v_down.weight"], p.get("attn.v_down.bias"))
@@ -225,7 +220,7 @@ def look(name):
     layers, before = [], None
     for i, at in enumerate(seen):
         heads = [dict.fromkeys(HEAD_NUMBERS) for _ in range(c["N_HEAD"])]
-        for found in (look_at_weights(c, at["weights"]), look_at_gaussians(c, at["p"], at["x"], at["weights"], at["latent"]),
+        for found in (look_at_weights(c, at["weights"]), look_at_gaussians(c, at["p"], at["x"], at["weights"], at["latent"], i, case.ids),
                       look_at_gate(c, at["gate"])):
             for head, numbers in zip(heads, found):
                 head.update(numbers)

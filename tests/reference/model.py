@@ -338,15 +338,16 @@ def attention(c, p, x, gate, received, kept, layer, ids):
 
 def hidden(c, p, x):
     """h [B, T, F], and h₁ for the auxiliary losses of wsffn."""
-    if c["FFN"] in ("gelu", "relu2"):
+    if c["FFN"] in ("gelu", "gelu_erf", "relu2"):
         a = linear(x, p["ffn.fc.weight"], p.get("ffn.fc.bias"))
-        return gelu_tanh(a) if c["FFN"] == "gelu" else torch.relu(a) ** 2, None
+        shapes = {"gelu": gelu_tanh, "gelu_erf": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2, "relu2": lambda x: torch.relu(x) ** 2}
+        return shapes[c["FFN"]](a), None
     h1 = linear(x, p["ffn.w1.weight"], p.get("ffn.w1.bias"))
     return silu(linear(x, p["ffn.w3.weight"], p.get("ffn.w3.bias"))) * h1, h1
 
 
 def project(c, p, h):
-    if c["FFN"] in ("gelu", "relu2"):
+    if c["FFN"] in ("gelu", "gelu_erf", "relu2"):
         return linear(h, p["ffn.proj.weight"], p.get("ffn.proj.bias"))
     return linear(h, p["ffn.w2.weight"], p.get("ffn.w2.bias"))
 
@@ -473,9 +474,10 @@ def forward(c, params, ids, constants):
         if not shares_keys(c, i):
             kept = []
         y, weights, latent = attention(own, p, norm(c, p, "ln_1", x) if pre else x, gate, received, kept, i, ids)
+        before = x
         x = norm(c, p, "ln_1", x + y) if post else x + (y if pre else norm(c, p, "ln_1", y))
-        y, gate, received, losses = feed_forward(c, p, params, norm(c, p, "ln_2", x) if pre else x, weights, latent,
-                                                 constants, i, ids)
+        source = norm(c, p, "ln_2", before if c["PARALLEL_RESIDUAL"] else x) if pre else x
+        y, gate, received, losses = feed_forward(c, p, params, source, weights, latent, constants, i, ids)
         x = norm(c, p, "ln_2", x + y) if post else x + (y if pre else norm(c, p, "ln_2", y))
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]

@@ -5,7 +5,7 @@ import math
 # Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
 KEYS = {
     "ATTENTION": (("dot", "w2", "mla", "cosine", "gta"), None),
-    "FFN": (("gelu", "swiglu", "wsffn", "relu2"), None),
+    "FFN": (("gelu", "swiglu", "wsffn", "relu2", "gelu_erf"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
     "NORM_EPS": (float, 0.0),
@@ -27,6 +27,7 @@ KEYS = {
     "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
     "FFN_BIAS": (bool, False),
+    "PARALLEL_RESIDUAL": (bool, False),
     "QK_NORM": (bool, False),
     "QK_NORM_WHOLE": (bool, False),
     "ATTENTION_GATE": (("none", "head", "element"), "none"),
@@ -266,7 +267,7 @@ def attention_shapes(c, layer):
 
 def ffn_shapes(c):
     e, f, h, latent = c["N_EMBD"], c["F"], c["N_HEAD"], c["L"]
-    if c["FFN"] in ("gelu", "relu2"):
+    if c["FFN"] in ("gelu", "gelu_erf", "relu2"):
         shapes = {"fc.weight": (f, e), "proj.weight": (e, f)}
         if c["BIAS"]:
             shapes |= {"fc.bias": (f,), "proj.bias": (e,)}

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <cmocka.h>
@@ -36,12 +37,10 @@ static void make_study(const char *path) {
     study_close(db);
 }
 
-/* The exit status; what it printed is printed, the last line in `last`. */
-static int run_browser(const char *report, char *last) {
+/* The exit status of a script of tests/report; what it printed is printed, the last line in `last`. */
+static int run_script(const char *command, char *last) {
     char line[LINE_MOST];
-    snprintf(line, sizeof line, "python3 tests/report/browser.py '%s' '%s' 4 " COLOURS " 2>&1",
-             report, scratch_path("."));
-    FILE *out = popen(line, "r");
+    FILE *out = popen(command, "r");
     assert_non_null(out);
     *last = '\0';
     while (fgets(line, sizeof line, out)) {
@@ -53,6 +52,13 @@ static int run_browser(const char *report, char *last) {
     int status = pclose(out);
     assert_true(WIFEXITED(status));
     return WEXITSTATUS(status);
+}
+
+static int run_browser(const char *report, char *last) {
+    char line[LINE_MOST];
+    snprintf(line, sizeof line, "python3 tests/report/browser.py '%s' '%s' 4 " COLOURS " 2>&1",
+             report, scratch_path("."));
+    return run_script(line, last);
 }
 
 static void skip_without(int status, const char *why) {
@@ -89,10 +95,49 @@ static void test_an_empty_plot_is_noticed(void **state) {
     assert_non_null(strstr(last, "pixels of colour"));
 }
 
+/* A study of so many variants with long labels, of which so many runs have ended; 4 seeds each. */
+static void make_state(const char *folder, int variants, int ended) {
+    assert_int_equal(mkdir(scratch_path("%s", folder), 0777), 0);
+    sqlite3 *db = study_open(scratch_path("%s/runs.db", folder), folder, "val_loss");
+    for (int s = 0, run = 0; s < variants; s++) {
+        char name[16], title[64];
+        snprintf(name, sizeof name, "v%d", s);
+        snprintf(title, sizeof title, "Variant %d with grouped queries and a long label", s);
+        study_variant(db, s, name, title, s ? 0 : -1, -1);
+        for (int seed = 1; seed <= 4; seed++, run++) {
+            if (run < ended)
+                study_run(db, s, 1e-3, seed, 2.5 + 0.01 * ((s * 7 + seed * seed) % 11), "w");
+            else
+                study_run_ended(db, s, 1e-3, seed, run == ended ? "running" : "waiting", NULL);
+        }
+    }
+    study_close(db);
+    assert_int_equal(
+        weft_report_write(scratch_path("%s/runs.db", folder), scratch_path("%s", folder)), WEFT_OK);
+}
+
+static void test_every_state_of_a_study_is_fit_to_be_seen(void **state) {
+    (void)state;
+    static const char *const folders[] = {"empty", "none-ended", "running", "alone", "forty"};
+    static const int sizes[][2] = {{0, 0}, {3, 0}, {3, 9}, {1, 4}, {40, 160}};
+    char line[LINE_MOST], last[LINE_MOST];
+    int n = snprintf(line, sizeof line, "python3 tests/report/states.py '%s'", scratch_path("."));
+    for (int i = 0; i < 5; i++) {
+        make_state(folders[i], sizes[i][0], sizes[i][1]);
+        n += snprintf(line + n, sizeof line - (size_t)n, " '%s'",
+                      scratch_path("%s/report.html", folders[i]));
+    }
+    snprintf(line + n, sizeof line - (size_t)n, " 2>&1");
+    int status = run_script(line, last);
+    skip_without(status, last);
+    if (status != 0) fail_msg("the browser found: %s", last);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_report_is_drawn_and_answers_the_hand),
         cmocka_unit_test(test_an_empty_plot_is_noticed),
+        cmocka_unit_test(test_every_state_of_a_study_is_fit_to_be_seen),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -421,9 +421,10 @@ static void cut_script(void) {
     for (const char *at = data + 1; at < script; at++)
         if (strchr("<>&", *at) && at - data > 52) fail_msg("in the data: %.80s", at);
     script += strlen("</script>\n<script>\n");
-    size_t length = strlen(weft_charts_script);
+    size_t length = strlen(weft_charts_script), own = strlen(weft_report_script);
     assert_int_equal(strncmp(script, weft_charts_script, length), 0);
-    assert_string_equal(script + length, "</script>\n</body>\n</html>\n");
+    assert_int_equal(strncmp(script + length, weft_report_script, own), 0);
+    assert_string_equal(script + length + own, "</script>\n</body>\n</html>\n");
     *data = '\0';
 }
 
@@ -721,6 +722,12 @@ static void test_several_studies_are_a_section_each(void **state) {
     expect_in(md, "### How the verdicts are reached");
     expect_well_formed();
     expect_no_request();
+    paths[1] = paths[0]; /* of one name: the contents lead to each */
+    assert_int_equal(weft_report_write_several(paths, 2, scratch_path("both"), false), WEFT_OK);
+    read_report("both");
+    expect_in(html, "<a href=\"#study-first-study\">");
+    expect_in(html, "<a href=\"#study-first-study-2\">");
+    expect_in(html, "<h2 id=\"study-first-study-2\">");
 }
 
 /* Ticks and table cells: what a person would write. */

@@ -20,9 +20,9 @@ TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.mlp_down.weight
 # Read by the model around the layers.
 KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "CONTEXT", "POSITION", "NORM", "NORM_EPS", "WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",
-        "FFN", "N_HEAD", "MUP", "MUP_BASE_WIDTH")
+        "FFN", "N_HEAD", "MUP", "MUP_BASE_WIDTH", "NOPE_EVERY")
 # A layer does not depend on these, and blocks are found by their options.
-NOT_LAYERS = ("N_LAYER", "VOCAB_SIZE", "SEED", "DTYPE", "DEVICE", "PRESET", "TOKENIZER")
+NOT_LAYERS = ("N_LAYER", "VOCAB_SIZE", "SEED", "DTYPE", "DEVICE", "PRESET", "TOKENIZER", "NOPE_EVERY")
 
 
 class LanguageModel(nn.Module):

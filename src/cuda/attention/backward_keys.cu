@@ -174,11 +174,6 @@ make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
             lse.x += e.slope * (float)place;
             lse.y += e.slope * (float)(place + 1);
         }
-        int first[2] = {0, 0}; /* keys of the block that the two queries do not see */
-        if (MASKED && hides_keys(p))
-#pragma unroll
-            for (int r = 0; r < 2; r++)
-                first[r] = first_key_of(p, t.b, t.i0 + 8 * n + column + r) - t.j0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float less = i % 2 ? lse.y : lse.x;
@@ -188,11 +183,28 @@ make_p_transposed(float (&s)[QUERIES / 8][4], float (&weight)[QUERIES / 8][4],
             if (EXTENT == CAPPED)
                 x = softcapped(s[n][i] * factor, p.softcap * LOG2E) + (e.bias[i / 2] - less);
             if (MASKED && t.row + i / 2 * 8 > place + i % 2) x = -NOTHING;
-            if (MASKED && t.row + i / 2 * 8 < first[i % 2]) x = -NOTHING;
             if (EXTENT == KEYED) s[n][i] = x;
             weight[n][i] = power_of_two(x);
         }
     }
+}
+
+/* Weights of keys that come before the first that a query sees, to 0. */
+template <int QUERIES>
+__device__ static inline void hide_transposed(float (&weight)[QUERIES / 8][4],
+                                              const attention_problem &p,
+                                              const transposed_tile &t) {
+    const int32_t *document = p.first ? p.first + (int64_t)t.b * p.queries : NULL;
+    int column = threadIdx.x % 4 * 2, reach = p.reach ? p.reach : INT_MAX / 2;
+#pragma unroll
+    for (int n = 0; n < QUERIES / 8; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) { /* in the block, as t.row is */
+            int i = 8 * n + column + r, first = t.distance + i + 1 - reach;
+            if (document) first = max(first, document[min(t.i0 + i, p.queries - 1)] - t.j0);
+            if (t.row < first) weight[n][r] = 0;
+            if (t.row + 8 < first) weight[n][2 + r] = 0;
+        }
 }
 
 /* dPᵀ to dSᵀ, in place, and its sums. dSᵀ has the scale in it where EXTENT is GENERAL or RELATIVE. */
@@ -440,10 +452,11 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
     };
     auto weigh = [&](int step, int stage) {
         transposed_tile pairs = place_pairs(step, stage);
-        if (p.causal && (pairs.distance < first_key + 63 || pairs.i0 + N > t.hides))
+        if (p.causal && pairs.distance < first_key + 63)
             make_p_transposed<N, EXTENT, true, S::RING>(s, weight, p, pairs, scale, e);
         else
             make_p_transposed<N, EXTENT, false, S::RING>(s, weight, p, pairs, scale, e);
+        if (pairs.i0 + N > t.hides) hide_transposed<N>(weight, p, pairs);
     };
     auto slope = [&](int step, int stage) {
         make_ds_transposed<N, EXTENT>(s, weight, dp, p, place_pairs(step, stage), scale, e);

@@ -133,15 +133,11 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
                                      const query_block &t, const float *bias, const float *ring,
                                      const float (&lse)[2], int row, int half, int step) {
     constexpr bool EXTRA = EXTENT != BARE;
-    int column = half * N + (int)threadIdx.x % 4 * 2, limit[2], first[2];
-    int j0 = t.key0 + step * S::KEYS;
+    int column = half * N + (int)threadIdx.x % 4 * 2, limit[2], j0 = t.key0 + step * S::KEYS;
 #pragma unroll
-    for (int r = 0; r < 2; r++) { /* the last key of the tile that is seen, and the first */
+    for (int r = 0; r < 2; r++) { /* the last key of the tile that is seen */
         int place = t.place0 + row + 8 * r;
         limit[r] = (p.causal ? min(place, p.keys - 1) : p.keys - 1) - j0 - column;
-        first[r] = 0;
-        if (MASKED && hides_keys(p))
-            first[r] = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
     }
     distance_biases<S::RING> distances(ring, j0 + column - row);
 #pragma unroll
@@ -158,9 +154,24 @@ __device__ static inline void make_p(float (&s)[N / 8][4], const attention_probl
             if (EXTENT == CAPPED)
                 x = softcapped(fmaf(s[m][i], t.scale, further[i]), p.softcap * LOG2E) - lse[i / 2];
             if (MASKED && 8 * m + i % 2 > limit[i / 2]) x = -NOTHING;
-            if (MASKED && 8 * m + i % 2 < first[i / 2]) x = -NOTHING;
             s[m][i] = power_of_two(x);
         }
+    }
+}
+
+/* Weights of keys that come before the first that a row sees, to 0. */
+template <typename S, int N>
+__device__ static inline void hide_keys(float (&s)[N / 8][4], const attention_problem &p,
+                                        const query_block &t, int row, int half, int j0) {
+    int column = half * N + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int first = first_key_of(p, t.b, t.i0 + row + 8 * r) - j0 - column;
+#pragma unroll
+        for (int m = 0; m < N / 8; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (8 * m + i < first) s[m][2 * r + i] = 0;
     }
 }
 
@@ -259,13 +270,14 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     auto find = [&]() {
         find_rows<S>(p, w, t, products, aligned + S::D_O, row, share.half == 0, lse, total);
     };
-    int hidden = hides_keys(p) ? first_key_of(p, t.b, t.i0 + share.row0 + 63) : 0; /* from one */
     auto weigh = [&](int step) {
         int j0 = t.key0 + step * S::KEYS;
-        if (j0 + S::KEYS - 1 > whole || j0 < hidden)
+        if (j0 + S::KEYS - 1 > whole)
             make_p<S, N, EXTENT, true>(s, p, t, bias, ring, lse, row, share.half, step);
         else
             make_p<S, N, EXTENT, false>(s, p, t, bias, ring, lse, row, share.half, step);
+        if (hides_keys(p) && j0 < first_key_of(p, t.b, t.i0 + share.row0 + 63))
+            hide_keys<S, N>(s, p, t, row, share.half, j0);
     };
     int mine = p.causal ? min(steps, (first_place + 63 - t.key0) / S::KEYS + 1) : steps;
     if (t.i0 + share.row0 >= p.queries) mine = 0;

@@ -300,6 +300,261 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     wait_stores();
 }
 
+/* The same for wide heads on Hopper: two warpgroups of 64 queries each, and a third of which one warp
+ * copies tiles as soon as their places are free. So the warpgroups need not meet: one multiplies while
+ * the other is at its softmax, by taking turns to start their products. A tile of keys is free when its
+ * scores are made, one of values when it is added, the queries after their last scores; a warp says so
+ * by arriving.
+ *
+ * There is one block on a multiprocessor. Of short sequences it takes one block of queries after another:
+ * while it ends one, the tiles of the next are copied. Steps are counted through from the first to the
+ * last. */
+template <typename S> struct produced_barriers {
+    uint32_t at; /* full: Q, two of K, two of V; empty: the same */
+
+    __device__ inline uint32_t full_queries() const {
+        return at;
+    }
+    __device__ inline uint32_t full(bool values, int step) const {
+        return at + 8 + (uint32_t)(values * 16 + (step & 1) * 8);
+    }
+    __device__ inline uint32_t empty_queries() const {
+        return at + 40;
+    }
+    __device__ inline uint32_t empty(bool values, int step) const {
+        return full(values, step) + 40;
+    }
+    __device__ inline void begin() const {
+        for (int i = 0; i < S::BARRIERS && threadIdx.x == 0; i++)
+            init_barrier(at + 8 * (uint32_t)i, i < S::BARRIERS / 2 ? 1 : S::CONSUMERS / 32);
+        if (threadIdx.x == 0) asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        __syncthreads();
+    }
+    __device__ inline void wait_full(bool values, int step) const {
+        wait_phase(full(values, step), (uint32_t)step / 2);
+    }
+    __device__ inline void wait_empty(bool values, int step) const {
+        wait_phase(empty(values, step), (uint32_t)step / 2 + 1);
+    }
+    __device__ inline void give_back(uint32_t barrier) const {
+        if (threadIdx.x % 32 == 0) arrive(barrier);
+    }
+};
+
+/* Blocks of queries in the order of query_blocks, for the blocks of the grid in turn. */
+struct query_works {
+    dim3 blocks;
+    int next, count;
+
+    /* False: there is none any more. */
+    __device__ inline bool take(const attention_problem &p, int queries, int keys, query_block *t) {
+        for (; next < count; next += (int)gridDim.x) {
+            int tile = next / (int)blocks.x;
+            int column = tile / (int)blocks.y * (int)blocks.x + next % (int)blocks.x;
+            *t = place_queries_of(p, column, tile % (int)blocks.y, (int)blocks.y, queries, keys);
+            if (t->b >= p.batch) continue;
+            next += (int)gridDim.x;
+            return true;
+        }
+        return false;
+    }
+};
+
+template <typename S>
+__device__ static inline int steps_of(const attention_problem &p, const query_block &t) {
+    int end = p.causal ? min(p.keys, t.place0 + min(S::QUERIES, p.queries - t.i0)) : p.keys;
+    return (end - t.key0 + S::KEYS - 1) / S::KEYS;
+}
+
+/* The warp that copies. The biases of a tile come with its keys. */
+template <typename S, int EXTENT>
+__device__ static inline void produce_tiles(const attention_problem &p, const row_maps &maps,
+                                            query_works works, uint32_t base, float *bias,
+                                            const produced_barriers<S> &barriers) {
+    constexpr int EACH = (S::KEYS + 31) / 32;
+    bool asks = threadIdx.x == S::CONSUMERS;
+    row_source q = {&maps.q, &p.q, p.queries, p.dqk}, k = {&maps.k, &p.k, p.keys, p.dqk},
+               v = {&maps.v, &p.v, p.keys, p.dv};
+    query_block t;
+    for (int work = 0, first = 0; works.take(p, S::QUERIES, S::KEYS, &t); work++) {
+        int steps = steps_of<S>(p, t);
+        if (EXTENT != BARE) find_numbers(p, t);
+        const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
+        float numbers[EACH];
+        auto read_numbers = [&](int step) {
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                int j = t.key0 + step * S::KEYS + e * 32 + (int)threadIdx.x % 32;
+                numbers[e] = n && j < p.keys ? n[j] : 0.0f;
+            }
+        };
+        wait_phase(barriers.empty_queries(), (uint32_t)work + 1);
+        if (asks) arrive_expect_tx(barriers.full_queries(), tile_bytes<S::QUERIES, S::DQK>);
+        tma_load<S::QUERIES, S::DQK, 32, S::CONSUMERS>(base + S::Q, q, t.b, t.i0, t.h,
+                                                       barriers.full_queries());
+        if (EXTENT != BARE) read_numbers(0);
+        for (int step = 0; step < steps; step++) {
+            int at = first + step;
+            barriers.wait_empty(false, at);
+            if (EXTENT != BARE) {
+#pragma unroll
+                for (int e = 0; e < EACH; e++) {
+                    int place = e * 32 + (int)threadIdx.x % 32, j = t.key0 + step * S::KEYS + place;
+                    if (S::KEYS % 32 == 0 || place < S::KEYS)
+                        bias[(at % S::BIASES) * S::KEYS + place] =
+                            fmaf(t.slope, (float)(j - t.place0), t.beta * numbers[e]);
+                }
+                __syncwarp();
+            }
+            if (asks) arrive_expect_tx(barriers.full(false, at), tile_bytes<S::KEYS, S::DQK>);
+            tma_load<S::KEYS, S::DQK, 32, S::CONSUMERS>(
+                base + S::K + (uint32_t)((at & 1) * tile_bytes<S::KEYS, S::DQK>), k, t.b,
+                t.key0 + step * S::KEYS, t.kv, barriers.full(false, at));
+            if (EXTENT != BARE) read_numbers(step + 1);
+            barriers.wait_empty(true, at);
+            if (asks) arrive_expect_tx(barriers.full(true, at), tile_bytes<S::KEYS, S::DV>);
+            tma_load<S::KEYS, S::DV, 32, S::CONSUMERS>(
+                base + S::V + (uint32_t)((at & 1) * tile_bytes<S::KEYS, S::DV>), v, t.b,
+                t.key0 + step * S::KEYS, t.kv, barriers.full(true, at));
+        }
+        first += steps;
+    }
+}
+
+/* Warpgroups start their products in turns: barrier 3 is the first one's, 4 the second's. */
+__device__ static inline void wait_for_turn(int warpgroup) {
+    asm volatile("bar.sync %0, 256;" ::"r"(3 + warpgroup) : "memory");
+}
+
+__device__ static inline void give_turn_to(int warpgroup) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(3 + warpgroup) : "memory");
+}
+
+template <typename S, int EXTENT>
+static __global__ void __launch_bounds__(S::THREADS, 1)
+    produced_forward_kernel(const __grid_constant__ attention_problem p,
+                            const __grid_constant__ row_maps maps, dim3 blocks) {
+#ifndef USE_MMA_SYNC
+    extern __shared__ uint8_t memory[];
+    uint8_t *aligned = align_tiles(memory);
+    uint32_t base = shared_address(aligned);
+    float *bias = (float *)(aligned + S::BIAS);
+    produced_barriers<S> barriers = {base + S::BARRIER};
+    query_works works = {blocks, (int)blockIdx.x, (int)(blocks.x * blocks.y * blocks.z)};
+    barriers.begin();
+    int warpgroup = warpgroup_index(), lane = threadIdx.x % 32;
+    if (warpgroup == S::CONSUMERS / 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        if (threadIdx.x < S::CONSUMERS + 32)
+            produce_tiles<S, EXTENT>(p, maps, works, base, bias, barriers);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    int row = threadIdx.x / 32 * 16 + lane / 4; /* in the block */
+    float s[S::KEYS / 8][4], o[S::DV / 8][4], rescale[2];
+    uint32_t weights[S::KEYS / 16][4];
+    query_block t;
+    if (warpgroup == 1) give_turn_to(0);
+    for (int work = 0, first = 0; works.take(p, S::QUERIES, S::KEYS, &t); work++) {
+        find_numbers(p, t);
+        int steps = steps_of<S>(p, t), first_place = t.place0 + warpgroup * 64;
+        clear_sums(o);
+        row_pair rows = begin_rows(p, t, row);
+        int whole = p.causal ? min(first_place, p.keys - 1) : p.keys - 1; /* seen by every row */
+        int hidden =
+            hides_keys(p) ? first_key_of(p, t.b, t.i0 + warpgroup * 64 + 63) : 0; /* from one */
+        bool idle = t.i0 + warpgroup * 64 >= p.queries;
+        int mine = idle       ? 0
+                   : p.causal ? min(steps, (first_place + 63 - t.key0) / S::KEYS + 1)
+                              : steps;
+        auto start_scores = [&](int step) {
+            barriers.wait_full(false, first + step);
+            wait_for_turn(warpgroup);
+            begin_products();
+            multiply_tiles<S::KEYS, S::DQK, S::QUERIES, S::KEYS>(
+                s, base + S::Q, warpgroup * 64,
+                base + S::K + (uint32_t)((first + step & 1) * tile_bytes<S::KEYS, S::DQK>));
+            end_products();
+        };
+        auto start_values = [&](int step) {
+            barriers.wait_full(true, first + step);
+            add_weighted<S::KEYS, S::DV>(
+                o, weights,
+                base + S::V + (uint32_t)((first + step & 1) * tile_bytes<S::KEYS, S::DV>));
+            end_products();
+        };
+        auto end_scores = [&](int step) {
+            settle(s);
+            barriers.give_back(barriers.empty(false, first + step));
+            if (S::HAS_O && step + 1 == mine) barriers.give_back(barriers.empty_queries());
+            int j0 = t.key0 + step * S::KEYS;
+            online_softmax<S::KEYS, EXTENT, 1>(
+                s, rows, p, t, bias + (first + step) % S::BIASES * S::KEYS, NULL, row, j0,
+                j0 + S::KEYS - 1 > whole, j0 < hidden, rescale);
+        };
+        wait_phase(barriers.full_queries(), (uint32_t)work);
+        if (mine > 0) {
+            start_scores(0);
+            give_turn_to(1 - warpgroup);
+            wait_products<0>();
+            end_scores(0);
+            pack_fragments<S::KEYS>(s, weights);
+            for (int step = 1; step < mine; step++) {
+                start_scores(step);
+                start_values(step - 1);
+                give_turn_to(1 - warpgroup);
+                wait_products<1>();
+                end_scores(step);
+                wait_products<0>();
+                settle(o);
+                barriers.give_back(barriers.empty(true, first + step - 1));
+                pack_fragments<S::KEYS>(s, weights);
+                rescale_output(o, rescale);
+            }
+            begin_products();
+            start_values(mine - 1);
+            wait_products<0>();
+            settle(o);
+            barriers.give_back(barriers.empty(true, first + mine - 1));
+        }
+        for (int step = mine; step < steps; step++) {
+            barriers.wait_full(false, first + step);
+            wait_for_turn(warpgroup);
+            give_turn_to(1 - warpgroup);
+            barriers.give_back(barriers.empty(false, first + step));
+            barriers.wait_full(true, first + step);
+            barriers.give_back(barriers.empty(true, first + step));
+        }
+        if (!idle) {
+            end_rows(p, t, row, rows, o);
+            wait_stores(); /* of the block of queries before */
+            asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory");
+            tma_store<S::QUERIES, S::DV, S::DV>({&maps.o, &p.o, p.queries, p.dv}, base + S::O,
+                                                warpgroup * 64, 0, t.b, t.i0 + warpgroup * 64, t.h,
+                                                o, 1.0f);
+            if (!S::HAS_O) wait_stores();
+        }
+        if (!S::HAS_O || idle) barriers.give_back(barriers.empty_queries());
+        first += steps;
+    }
+    wait_stores();
+#endif
+}
+
+template <typename S, int EXTENT>
+static void launch_produced(const attention_problem &p, cudaStream_t stream) {
+    auto kernel = produced_forward_kernel<S, EXTENT>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::MEMORY);
+    row_maps maps = {};
+    bool made = make_row_maps(p, NULL, S::QUERIES, S::KEYS, &maps, S::DQK, S::DV);
+    dim3 blocks = query_blocks(p, S::QUERIES);
+    int64_t works = (int64_t)blocks.x * blocks.y * blocks.z;
+    /* Many tiles outweigh the beginning and the end, and are shared out better block by block. */
+    if (p.keys <= 2048) works = min_i64(works, multiprocessors());
+    unsigned grid = made ? (unsigned)works : 0;
+    kernel<<<grid, S::THREADS, S::MEMORY, stream>>>(p, maps, blocks);
+}
+
 template <typename S, int EXTENT>
 static void launch(const attention_problem &p, cudaStream_t stream) {
     auto kernel = flash_forward_kernel<S, EXTENT>;
@@ -323,10 +578,17 @@ void flash_forward(const attention_problem &p, cudaStream_t stream) {
     with_widths(p, [&](auto widths) {
         using W = decltype(widths);
         if (p.pos == WEFT_POS_RELATIVE) return launch<typename W::FORWARD, RELATIVE>(p, stream);
-        if constexpr (W::HAS_BARE) {
+        if constexpr (W::HAS_BARE)
             if (p.softcap > 0) return launch<typename W::FORWARD, CAPPED>(p, stream);
+        if constexpr (W::DQK >= 128 && W::DV >= 96)
+            if (weft_cuda_device()->wgmma) {
+                using S = produced_shape<W::DQK, W::DV, produced_keys<W::DQK, W::DV>>;
+                if constexpr (W::HAS_BARE)
+                    if (!has_extras(p)) return launch_produced<S, BARE>(p, stream);
+                return launch_produced<S, KEYED>(p, stream);
+            }
+        if constexpr (W::HAS_BARE)
             if (!has_extras(p)) return launch<typename W::FORWARD, BARE>(p, stream);
-        }
         launch<typename W::FORWARD, KEYED>(p, stream);
     });
 }

@@ -45,6 +45,34 @@ struct forward_shape {
     static constexpr int MEMORY = BARRIERS + 2 * 8 + 1024;
 };
 
+/* As many keys as fit beside the queries. */
+template <int DQK, int DV>
+constexpr int produced_keys = DQK <= 192 && DV <= 128 ? 128
+                              : DQK <= 192            ? 96
+                              : DQK == 256 && DV < 256 ? 96
+                              : DQK == 256             ? 64
+                              : DQK == 384             ? 48
+                                                       : 32;
+
+/* Of the forward pass whose tiles a warpgroup of its own copies: two more multiply, and take over the
+ * registers that it does not need. Where there is room, results have a place of their own on the way
+ * out, and the next queries may come before they have left. */
+template <int DQK_, int DV_, int KEYS_> struct produced_shape {
+    static constexpr int DQK = DQK_, DV = DV_, KEYS = KEYS_;
+    static constexpr int QUERIES = 128, CONSUMERS = 256, THREADS = CONSUMERS + 128;
+    static constexpr int BIASES = 4; /* tiles whose biases are at hand */
+    static constexpr int Q = 0, K = Q + tile_bytes<QUERIES, DQK>;
+    static constexpr int V = K + 2 * tile_bytes<KEYS, DQK>;
+    static constexpr int BEHIND = V + 2 * tile_bytes<KEYS, DV>, BARRIERS = 10;
+    static constexpr int REST = BIASES * KEYS * (int)sizeof(float) + BARRIERS * 8 + 1024;
+    static constexpr bool HAS_O = BEHIND + tile_bytes<QUERIES, DV> + REST <= 227 << 10;
+    static constexpr int O = HAS_O ? BEHIND : Q;
+    static constexpr int BIAS = BEHIND + (HAS_O ? tile_bytes<QUERIES, DV> : 0);
+    static constexpr int BARRIER = BIAS + BIASES * KEYS * (int)sizeof(float);
+    static constexpr int MEMORY = BIAS + REST;
+    static_assert(MEMORY <= 227 << 10, "a block's shared memory on Hopper");
+};
+
 template <int DQK_, int DV_, int WARPGROUPS_, int BLOCKS_, int KEYS_, bool Q_IN_REGISTERS_,
           bool DO_IN_REGISTERS_, int SPLIT_ = 1>
 struct query_shape {

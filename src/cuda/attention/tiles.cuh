@@ -76,18 +76,22 @@ static inline dim3 query_blocks(const attention_problem &p, int queries) {
     return group_blocks((int64_t)p.batch * p.heads, ceil_div(p.queries, queries));
 }
 
-__device__ static inline query_block place_queries(const attention_problem &p, int queries,
-                                                   int keys) {
+__device__ static inline query_block place_queries_of(const attention_problem &p, int column,
+                                                      int tile, int tiles, int queries, int keys) {
     query_block t = {};
-    int column = column_index();
     t.b = (int)((unsigned)column / (unsigned)p.heads);
     t.h = column - t.b * p.heads;
     t.kv = key_head_of(p, t.h);
-    t.i0 = (int)(gridDim.y - 1 - blockIdx.y) * queries;
+    t.i0 = (tiles - 1 - tile) * queries;
     if (t.b >= p.batch) return t;
     t.place0 = start_of(p, t.b) + t.i0;
     t.key0 = hides_keys(p) ? first_key_of(p, t.b, t.i0) / keys * keys : 0;
     return t;
+}
+
+__device__ static inline query_block place_queries(const attention_problem &p, int queries,
+                                                   int keys) {
+    return place_queries_of(p, column_index(), (int)blockIdx.y, (int)gridDim.y, queries, keys);
 }
 
 /* Apart, because they take a while: the first tiles are copied meanwhile. */

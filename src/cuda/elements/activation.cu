@@ -19,6 +19,8 @@ extern "C" {
 #define vsoftplus softplus
 #define vgelu gelu_value
 #define vgelu_slope gelu_slope
+#define vnormal(x) (0.5f * erfcf(-0.70710678f * (x)))
+#define vdensity(x) (0.39894228f * expf(-0.5f * (x) * (x)))
 
 #define UNARY(X, name, value, reads, gradient)                                                     \
     CUDA_ELEMENTS(name, 1, 1, {                                                                    \

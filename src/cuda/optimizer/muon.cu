@@ -1,9 +1,10 @@
 /* What Muon does beside its products on the GPU: momentum and the direction that is orthogonalised, and
- * the step along it.
+ * the step along it, for matrices of many tensors a launch.
  *
- * A part's matrices are cut into chunks that no two of them share, numbered through from the first part to
- * the last; a block takes a chunk, neighbours by neighbouring threads. The norm of a matrix is the sum of
- * its chunks' squares, which every block of the next launch adds up in the same order.
+ * Matrices are cut into chunks that no two of them share, numbered through from the first matrix of X to
+ * the last; a block takes a chunk, and a thread of it several packs before it computes. The pieces of X that
+ * are of one tensor each go into the launch as an argument. The norm of a matrix is the sum of its chunks'
+ * squares, which every block of the next launch adds up in the same order.
  *
  * Floor, muon_direction: g and m read twice, m and X written once. muon_step: p read and written, X read,
  * the copy written. */
@@ -13,55 +14,89 @@ extern "C" {
 #include "ops/optimizer.h"
 }
 
-enum { MUON_CHUNK = 32 * PACK_THREADS };
-
-struct muon_list {
-    weft_muon_parts parts;
-    any_tensor x[WEFT_MUON_PARTS]; /* of each part */
-    float factor[WEFT_MUON_PARTS];
-    int64_t chunks[WEFT_MUON_PARTS]; /* of a matrix of each part */
+enum {
+    MUON_AHEAD = 2,                     /* packs of each tensor that a thread reads ahead */
+    MUON_ROUND = VECTOR * PACK_THREADS, /* elements of a pack of each thread */
+    MUON_CHUNK = 4 * MUON_ROUND
 };
 
-/* A block's chunk: elements [at, end) of its part, which begins at `first` of the tensor. */
+struct muon_piece {
+    any_tensor g, m, param, copy, given; /* a kernel has some of them */
+    int64_t first;                       /* where its matrices begin there */
+    float factor;
+};
+
+struct muon_list {
+    int64_t size, chunks; /* of a matrix: elements, and chunks */
+    any_tensor x;
+    int pieces;
+    int32_t first[WEFT_MUON_PIECES + 1]; /* chunk of each piece */
+    muon_piece piece[WEFT_MUON_PIECES];
+};
+
+/* A block's chunk: where it begins in its piece's tensors and in X, how many elements it has. */
 struct muon_place {
-    int part;
-    int64_t first, at, end;
-    int64_t matrix, chunks; /* its matrix's first chunk, and how many there are */
+    int piece;
+    int64_t from, at, count;
+    int64_t matrix; /* its matrix's first chunk */
 };
 
 __device__ static inline muon_place place_of_block(const muon_list &l) {
-    muon_place p = {};
-    int64_t chunk = blockIdx.x, before = l.parts.part[0].count * l.chunks[0];
-    if (chunk >= before)
-        p.part = 1;
-    else
-        before = 0;
-    const weft_matrices &m = l.parts.part[p.part];
-    int64_t size = m.rows * m.columns, index = (chunk - before) / l.chunks[p.part];
-    p.first = m.first;
-    p.chunks = l.chunks[p.part];
-    p.matrix = before + index * p.chunks;
-    p.at = index * size + (chunk - p.matrix) * MUON_CHUNK;
-    p.end = min_i64(p.at + MUON_CHUNK, (index + 1) * size);
+    muon_place p;
+    p.piece = tensor_of_chunk(l.first, l.pieces, (int)blockIdx.x);
+    int64_t matrix = quotient(blockIdx.x, l.chunks);
+    int64_t inside = ((int64_t)blockIdx.x - matrix * l.chunks) * MUON_CHUNK;
+    int64_t before = quotient(l.first[p.piece], l.chunks); /* matrices of the pieces before */
+    p.matrix = matrix * l.chunks;
+    p.at = matrix * l.size + inside;
+    p.from = l.piece[p.piece].first + (matrix - before) * l.size + inside;
+    p.count = min_i64(MUON_CHUNK, l.size - inside);
     return p;
+}
+
+/* Packs of two tensors, of a thread's next rounds; `left` elements are there from the first one's on. */
+struct muon_ahead {
+    pack a[MUON_AHEAD], b[MUON_AHEAD];
+};
+
+__device__ static inline muon_ahead fetch_ahead(any_tensor a, int64_t a_at, any_tensor b,
+                                                int64_t b_at, int64_t left) {
+    muon_ahead packs;
+#pragma unroll
+    for (int k = 0; k < MUON_AHEAD; k++) {
+        packs.a[k] = fetch_pack(a, a_at + k * MUON_ROUND, pack_length(left, k * MUON_ROUND));
+        packs.b[k] = fetch_pack(b, b_at + k * MUON_ROUND, pack_length(left, k * MUON_ROUND));
+    }
+    return packs;
 }
 
 /* m ← momentum · m + g, and the sum of Ĝ's squares. */
 static __global__ void __launch_bounds__(PACK_THREADS)
     gather_momentum(const __grid_constant__ muon_list l, float momentum, const float *control,
-                    any_tensor g, float *m, double *squares) {
+                    double *squares) {
     __shared__ double shared[32];
     if (control[WEFT_CONTROL_APPLY] == 0) return;
     muon_place p = place_of_block(l);
+    any_tensor g = l.piece[p.piece].g, m = l.piece[p.piece].m;
     float clip = control[WEFT_CONTROL_GRAD];
     double sum = 0;
-#pragma unroll 4
-    for (int64_t i = p.at + threadIdx.x; i < p.end; i += PACK_THREADS) {
-        float clipped = __fmul_rn(load_any(g, p.first + i), clip);
-        float kept = __fmaf_rn(momentum, m[p.first + i], clipped);
-        double direction = __fmaf_rn(momentum, kept, clipped);
-        m[p.first + i] = kept;
-        sum += direction * direction;
+    for (int64_t i = threadIdx.x * VECTOR; i < p.count; i += MUON_AHEAD * MUON_ROUND) {
+        muon_ahead ahead = fetch_ahead(m, p.from + i, g, p.from + i, p.count - i);
+#pragma unroll
+        for (int k = 0; k < MUON_AHEAD; k++) {
+            float grad[VECTOR], kept[VECTOR];
+            widen_pack(ahead.b[k], g.is_bf16, grad);
+            widen_pack(ahead.a[k], false, kept);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) {
+                float clipped = __fmul_rn(grad[e], clip);
+                kept[e] = __fmaf_rn(momentum, kept[e], clipped);
+                double direction = __fmaf_rn(momentum, kept[e], clipped);
+                sum += direction * direction;
+            }
+            store_pack(m, p.from + i + k * MUON_ROUND, pack_length(p.count, i + k * MUON_ROUND),
+                       kept);
+        }
     }
     sum = block_sum_double(sum, shared);
     if (threadIdx.x == 0) squares[blockIdx.x] = sum;
@@ -70,87 +105,111 @@ static __global__ void __launch_bounds__(PACK_THREADS)
 /* X = Ĝ/(‖Ĝ‖ + 1e-7), or zeros, which nobody takes, where the step is left out. */
 static __global__ void __launch_bounds__(PACK_THREADS)
     make_direction(const __grid_constant__ muon_list l, float momentum, const float *control,
-                   any_tensor g, const float *m, const double *squares) {
+                   const double *squares) {
     __shared__ double shared[32];
     muon_place p = place_of_block(l);
+    any_tensor g = l.piece[p.piece].g, m = l.piece[p.piece].m;
     bool apply = control[WEFT_CONTROL_APPLY] != 0;
     float clip = control[WEFT_CONTROL_GRAD];
     double sum = 0;
-    for (int64_t i = threadIdx.x; apply && i < p.chunks; i += PACK_THREADS)
+    for (int64_t i = threadIdx.x; apply && i < l.chunks; i += PACK_THREADS)
         sum += squares[p.matrix + i];
     float scale = (float)(1 / (sqrt(block_sum_double(sum, shared)) + 1e-7));
-#pragma unroll 4
-    for (int64_t i = p.at + threadIdx.x; i < p.end; i += PACK_THREADS) {
-        float clipped = __fmul_rn(load_any(g, p.first + i), clip);
-        float direction = __fmaf_rn(momentum, m[p.first + i], clipped);
-        store_any(l.x[p.part], i, apply ? __fmul_rn(direction, scale) : 0.0f);
+    for (int64_t i = threadIdx.x * VECTOR; i < p.count; i += MUON_AHEAD * MUON_ROUND) {
+        muon_ahead ahead = fetch_ahead(m, p.from + i, g, p.from + i, p.count - i);
+#pragma unroll
+        for (int k = 0; k < MUON_AHEAD; k++) {
+            float grad[VECTOR], way[VECTOR];
+            widen_pack(ahead.b[k], g.is_bf16, grad);
+            widen_pack(ahead.a[k], false, way);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) {
+                way[e] = __fmaf_rn(momentum, way[e], __fmul_rn(grad[e], clip));
+                way[e] = apply ? __fmul_rn(way[e], scale) : 0.0f;
+            }
+            store_pack(l.x, p.at + i + k * MUON_ROUND, pack_length(p.count, i + k * MUON_ROUND),
+                       way);
+        }
     }
 }
 
 static __global__ void __launch_bounds__(PACK_THREADS)
-    take_step(const __grid_constant__ muon_list l, const float *control, float *param, bf16 *copy,
-              const bf16 *given) {
+    take_step(const __grid_constant__ muon_list l, const float *control) {
     if (control[WEFT_CONTROL_APPLY] == 0) return;
-    muon_place at = place_of_block(l);
-    float step = __fmul_rn(control[WEFT_CONTROL_LR], l.factor[at.part]);
+    muon_place p = place_of_block(l);
+    const muon_piece &s = l.piece[p.piece];
+    float step = __fmul_rn(control[WEFT_CONTROL_LR], s.factor);
     float decay = control[WEFT_CONTROL_DECAY];
-#pragma unroll 4
-    for (int64_t i = at.at + threadIdx.x; i < at.end; i += PACK_THREADS) {
-        int64_t to = at.first + i;
-        float p = param[to], by = __fmul_rn(load_any(l.x[at.part], i), step);
-        if (given && to_float(from_float<bf16>(p)) != to_float(given[to])) p = to_float(given[to]);
-        p = __fsub_rn(p, __fmaf_rn(p, decay, by));
-        param[to] = p;
-        if (copy) copy[to] = from_float<bf16>(p);
+    for (int64_t i = threadIdx.x * VECTOR; i < p.count; i += MUON_AHEAD * MUON_ROUND) {
+        muon_ahead ahead = fetch_ahead(s.param, p.from + i, l.x, p.at + i, p.count - i);
+#pragma unroll
+        for (int k = 0; k < MUON_AHEAD; k++) {
+            int n = pack_length(p.count, i + k * MUON_ROUND);
+            float param[VECTOR], by[VECTOR], given[VECTOR];
+            widen_pack(ahead.a[k], false, param);
+            widen_pack(ahead.b[k], l.x.is_bf16, by);
+            if (s.given.data) load_pack(s.given, p.from + i + k * MUON_ROUND, n, given);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) {
+                if (s.given.data && to_float(from_float<bf16>(param[e])) != given[e])
+                    param[e] = given[e];
+                param[e] = __fsub_rn(param[e], __fmaf_rn(param[e], decay, __fmul_rn(by[e], step)));
+            }
+            store_pack(s.param, p.from + i + k * MUON_ROUND, n, param);
+            if (s.copy.data) store_pack(s.copy, p.from + i + k * MUON_ROUND, n, param);
+        }
     }
 }
 
-/* The list of a node whose parts' X are those tensors, and how many chunks it has. */
-static muon_list list_of(const weft_exec *x, const weft_node *n, weft_tensor *const *parts,
-                         int64_t *chunks) {
+/* The list of a node, but for its pieces' tensors. */
+static muon_list list_of(const weft_node *n) {
     const weft_muon_attr *attr = ATTR(n, weft_muon_attr);
     muon_list l = {};
-    l.parts = attr->parts;
-    *chunks = 0;
-    for (int i = 0; i < attr->parts.n; i++) {
-        const weft_matrices *m = &attr->parts.part[i];
-        if (parts) l.x[i] = any_of(x, parts[i]);
-        l.factor[i] = (float)attr->factor[i];
-        l.chunks[i] = ceil_div(m->rows * m->columns, MUON_CHUNK);
-        *chunks += m->count * l.chunks[i];
+    l.size = attr->rows * attr->columns;
+    l.chunks = ceil_div(l.size, MUON_CHUNK);
+    l.pieces = attr->n;
+    for (int i = 0; i < attr->n; i++) {
+        l.piece[i].first = attr->piece[i].first;
+        l.piece[i].factor = (float)attr->piece[i].factor;
+        l.first[i + 1] = l.first[i] + (int32_t)(attr->piece[i].count * l.chunks);
     }
     return l;
 }
 
 static weft_status muon_direction_run(weft_exec *x, const weft_node *n) {
-    int64_t chunks;
-    muon_list l = list_of(x, n, n->out, &chunks);
+    muon_list l = list_of(n);
+    l.x = any_of(x, n->out[0]);
+    for (int i = 0; i < l.pieces; i++) {
+        l.piece[i].g = any_of(x, n->in[WEFT_MUON_GRAD + i * WEFT_MUON_DIRECTION_SIZE]);
+        l.piece[i].m = any_of(x, n->in[WEFT_MUON_M + i * WEFT_MUON_DIRECTION_SIZE]);
+    }
     float momentum = (float)ATTR(n, weft_muon_attr)->momentum;
     const float *control = data_of<float>(x, n->in[0]);
-    any_tensor g = any_of(x, n->in[1]);
-    float *m = data_of<float>(x, n->in[2]);
     double *squares = workspace_of<double>(x, n);
-    gather_momentum<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(l, momentum, control, g, m,
-                                                                         squares);
-    make_direction<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(l, momentum, control, g, m,
-                                                                        squares);
+    unsigned blocks = (unsigned)l.first[l.pieces];
+    gather_momentum<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(l, momentum, control, squares);
+    make_direction<<<blocks, PACK_THREADS, 0, stream_of(x)>>>(l, momentum, control, squares);
     return launched(n);
 }
 
 static int64_t muon_direction_workspace(const weft_node *n, int) {
-    int64_t chunks;
-    list_of(NULL, n, NULL, &chunks);
-    return chunks * (int64_t)sizeof(double);
+    muon_list l = list_of(n);
+    return l.first[l.pieces] * (int64_t)sizeof(double);
 }
 
 CUDA_KERNEL(muon_direction, muon_direction_run, muon_direction_workspace)
 
 static weft_status muon_step_run(weft_exec *x, const weft_node *n) {
-    int64_t chunks;
-    muon_list l = list_of(x, n, n->in + WEFT_MUON_X, &chunks);
-    take_step<<<(unsigned)chunks, PACK_THREADS, 0, stream_of(x)>>>(
-        l, data_of<float>(x, n->in[0]), data_of<float>(x, n->in[WEFT_MUON_PARAM]),
-        data_of<bf16>(x, n->in[WEFT_MUON_COPY]), data_of<bf16>(x, n->in[WEFT_MUON_GIVEN]));
+    muon_list l = list_of(n);
+    l.x = any_of(x, n->in[WEFT_MUON_X]);
+    for (int i = 0; i < l.pieces; i++) {
+        weft_tensor *const *in = n->in + i * WEFT_MUON_STEP_SIZE;
+        l.piece[i].param = any_of(x, in[WEFT_MUON_PARAM]);
+        l.piece[i].copy = any_of(x, in[WEFT_MUON_COPY]);
+        l.piece[i].given = any_of(x, in[WEFT_MUON_GIVEN]);
+    }
+    take_step<<<(unsigned)l.first[l.pieces], PACK_THREADS, 0, stream_of(x)>>>(
+        l, data_of<float>(x, n->in[0]));
     return launched(n);
 }
 

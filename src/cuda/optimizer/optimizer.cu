@@ -41,18 +41,6 @@ struct norm_list {
     int64_t count[NORM_TENSORS];
 };
 
-static __device__ inline int tensor_of_chunk(const int32_t *first, int tensors, int chunk) {
-    int low = 0, high = tensors;
-    while (high - low > 1) {
-        int middle = (low + high) / 2;
-        if (first[middle] <= chunk)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* Σ x² in double, in which the square of a float is exact. The conversion's own instruction is slow:
  * a float's exponent and mantissa, set where a double has them, are |x|·2^-896, denormals too, and
  * one multiplication puts that right. An inf or NaN it would take for a number: `most` keeps the

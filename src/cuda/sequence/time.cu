@@ -33,7 +33,7 @@ struct time_args {
  *
  * Within documents a segment leaves to the next what belongs to the document that goes on there: forward
  * that behind its last begin, backward that before its first. */
-static __global__ void scan_means(time_args k, bool back) {
+static __global__ void __launch_bounds__(COLUMNS *SEGMENTS) scan_means(time_args k, bool back) {
     __shared__ double sums[SEGMENTS][COLUMNS];
     __shared__ bool begins[SEGMENTS]; /* a document does, in the segment */
     const int32_t *begin = k.first ? k.first + (int64_t)blockIdx.x * k.time : NULL;

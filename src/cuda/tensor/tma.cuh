@@ -5,7 +5,7 @@
  *
  *     init_barriers(a, n)      once, by all threads: n barriers at a, 8 bytes each
  *     expect_tx(a, bytes)      before the copies that a barrier counts
- *     tma_load, bulk_load      all threads call them; only the first one asks
+ *     tma_load, bulk_load      all threads call them; only the first one asks, or thread ASKS
  *     commit_loads()           after them
  *     wait_barrier(a, phase)    all threads; phase counts how often the barrier was used before
  *
@@ -107,11 +107,11 @@ __device__ static inline void expect_tx(uint32_t arrival, int bytes) {
     if (threadIdx.x == 0) arrive_expect_tx(arrival, bytes);
 }
 
-template <int ROWS, int D, int THREADS>
+template <int ROWS, int D, int THREADS, int ASKS = 0>
 __device__ static inline void tma_load(uint32_t to, const row_source &from, int b, int i, int h,
                                        uint32_t arrival) {
     using panel = tile_panel<D>;
-    if (threadIdx.x != 0) return;
+    if (threadIdx.x != ASKS) return;
 #pragma unroll
     for (int x = 0; x < D; x += panel::width)
         asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::"
