@@ -95,7 +95,8 @@ def test_the_class_computes_the_engines_logits(path):
 
 
 PADDED = ("step-3", "mix-mla-w2-qk-norm", "gate-cummean", "cross-rms-plain-max-rank3", "dot-alibi-h3", "dot-relative", "dot-learned",
-          "mix-w2-kv-qk-norm-gate-cross", "dot-qk-norm-gqa-rope")
+          "mix-w2-kv-qk-norm-gate-cross", "dot-qk-norm-gqa-rope", "document-learned-restart", "gate-cummean-documents",
+          "window-mla-band-gate", "share-mla-deepseek-gla")
 
 
 @pytest.mark.parametrize("name", PADDED)
@@ -140,7 +141,8 @@ for ours, theirs, back in zip(*[iter(sys.argv[1:])] * 3):
     model.save_pretrained(back)
     print(json.dumps({name: float(value.double().sum()) for name, value in model.state_dict().items()}))
 """
-KINDS = {"w2": {}, "ra-mla": dict(RA_MLA_LATENT_DIM=12, RA_MLA_MLP_TYING_MODE="per_head_scalar"), "wsffn": dict(WSFFN_N_HEAD=4)}
+KINDS = {"w2": {}, "ra-mla": dict(RA_MLA_LATENT_DIM=12, RA_MLA_MLP_TYING_MODE="per_head_scalar"),
+         "wsffn": dict(WSFFN_N_HEAD=4, KV_SHARE=2, WINDOW=5, DOCUMENT_MASK=True, DOCUMENT_TOKEN=10)}
 
 
 def convert(*given):

@@ -1,7 +1,8 @@
 /* Models in Hugging Face's layout: a folder with config.json, model.safetensors (or several files and
  * an index of them) and a tokenizer, read into weft's and written from it.
  *
- * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2).
+ * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, and
+ * DeepSeek-V3 without experts, which is read alone).
  * hf_config.c turns one config into the other; hf_weights.c has the one list of which tensor is which,
  * and reads and writes the files by it. What a folder asks for and weft does
  * not compute is refused by its key: a model is read whole or not at all. */
@@ -13,8 +14,15 @@
 
 #include <jansson.h>
 
-/* WEFT_HF_OWN: none of theirs; the folder brings a class of weft's along (hf_own.c). */
-typedef enum { WEFT_HF_GPT2, WEFT_HF_LLAMA, WEFT_HF_NEOX, WEFT_HF_OWN } weft_hf_family;
+/* WEFT_HF_LLAMA_PAIRS: the columns that are rotated together are neighbours. WEFT_HF_OWN: none of theirs; the
+ * folder brings a class of weft's along (hf_own.c). */
+typedef enum {
+    WEFT_HF_GPT2,
+    WEFT_HF_LLAMA,
+    WEFT_HF_LLAMA_PAIRS,
+    WEFT_HF_NEOX,
+    WEFT_HF_OWN
+} weft_hf_family;
 
 /* Whether the folder's config.json is one of theirs: it has a model_type. */
 bool weft_hf_is_folder(const char *folder);

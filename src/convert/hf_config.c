@@ -64,6 +64,14 @@ static const char llama_keys[] =
     "no_rope_layer_interval "
     "partial_rotary_factor=1 use_mrope=false pretraining_tp";
 
+/* Of DeepSeek's models those whose layers are all dense, so that what is said of experts has no bearing. */
+static const char deepseek_keys[] =
+    "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim qk_head_dim "
+    "rope_interleave attention_bias=false first_k_dense_replace n_routed_experts n_shared_experts "
+    "moe_intermediate_size moe_layer_freq routed_scaling_factor n_group topk_group topk_method "
+    "num_experts_per_tok norm_topk_prob scoring_func seq_aux aux_loss_alpha ep_size "
+    "output_router_logits num_nextn_predict_layers";
+
 static const char neox_keys[] =
     "hidden_size intermediate_size num_attention_heads num_hidden_layers max_position_embeddings "
     "layer_norm_eps hidden_act rotary_pct rotary_emb_base rope_theta rope_scaling rope_parameters "
@@ -89,9 +97,10 @@ typedef struct {
     bool partial;  /* some columns of a head may be left unrotated */
     int kv_heads, head_dim, nope_every, window;
     double theta, eps;
+    const char *keys; /* that the others do not have, or not with these values */
 } llama_like;
 
-enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, LIKES };
+enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, DEEPSEEK, LIKES };
 
 static const llama_like likes[LIKES] = {
     [LLAMA] = {"llama", "LlamaForCausalLM", .windows = true},
@@ -101,6 +110,7 @@ static const llama_like likes[LIKES] = {
     [SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM", .tied = true, .kv_heads = 4, .nope_every = 4,
                  .theta = 2e6},
     [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .eps = 1e-5},
+    [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .keys = deepseek_keys},
 };
 
 typedef struct {
@@ -147,9 +157,10 @@ static weft_status refuse(const source *s, const char *key, const json_t *value,
                      shown(value, text), remedy);
 }
 
-/* Refuses values that weft cannot follow, and adds the keys that are not known to `unknown`. */
-static weft_status check_keys(const source *s, const json_t *object, const char *keys,
-                              const char *more, const char *inside, char unknown[256]) {
+/* Refuses values that weft cannot follow, and adds the keys that are not known to `unknown`. The first of
+ * `lists` that has a key says what it may be. */
+static weft_status check_keys(const source *s, const json_t *object, const char *const lists[3],
+                              const char *inside, char unknown[256]) {
     const char *key;
     char must[16];
     json_t *value;
@@ -157,7 +168,10 @@ static weft_status check_keys(const source *s, const json_t *object, const char 
         char full[128];
         snprintf(full, sizeof full, "%s%.60s", inside, key);
         if (json_is_null(value)) continue;
-        if (!find_key(more, key, must) && !find_key(keys, key, must)) {
+        int list = 0;
+        while (list < 3 && (!lists[list] || !find_key(lists[list], key, must)))
+            list++;
+        if (list == 3) {
             size_t used = strlen(unknown);
             snprintf(unknown + used, 256 - used, "%s\"%s\"", used ? ", " : "", full);
         } else if (*must && !is_the_same(value, must)) {
@@ -227,8 +241,8 @@ static void read_rope(source *s, const llama_like *like, weft_config *c) {
     double theta = number_of(s, s->root, "rope_theta", like->theta > 0 ? like->theta : 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
     if (!json_is_object(rope)) return;
-    const char *partial = like->partial ? "partial_rotary_factor" : "";
-    note(s, check_keys(s, rope, rope_keys, partial, "rope_scaling.", s->unknown));
+    const char *lists[3] = {like->partial ? "partial_rotary_factor" : NULL, rope_keys};
+    note(s, check_keys(s, rope, lists, "rope_scaling.", s->unknown));
     const json_t *type = json_object_get(rope, "rope_type");
     if (!type) type = json_object_get(rope, "type");
     const char *word = json_is_string(type) ? json_string_value(type) : "";
@@ -292,6 +306,33 @@ static void read_nope(source *s, const llama_like *like, weft_config *c) {
     if (first < layers) set_number(s, c, "NOPE_EVERY", (double)first + 1);
 }
 
+/* DeepSeek's attention, and that its layers are all dense. */
+static void read_deepseek(source *s, weft_config *c) {
+    const json_t *experts = json_object_get(s->root, "n_routed_experts");
+    double head = number_of(s, s->root, "qk_nope_head_dim", NAN);
+    double rope = number_of(s, s->root, "qk_rope_head_dim", NAN);
+    if (json_is_integer(experts) &&
+        number_of(s, s->root, "first_k_dense_replace", 0) < (double)c->n_layer)
+        note(s, refuse(s, "n_routed_experts", experts,
+                       "only layers without experts are: first_k_dense_replace must be as many as "
+                       "num_hidden_layers"));
+    if (rope < 2)
+        note(s, refuse(s, "qk_rope_head_dim", json_object_get(s->root, "qk_rope_head_dim"),
+                       "it must be 2 at least"));
+    if (number_of(s, s->root, "v_head_dim", NAN) != head)
+        note(s, refuse(s, "v_head_dim", json_object_get(s->root, "v_head_dim"),
+                       "it must be qk_nope_head_dim"));
+    set_word(s, c, "ATTENTION", "mla");
+    set_word(s, c, "POSITION", "none");
+    set_word(s, c, "RA_MLA_JOINT_KV", "y");
+    set_word(s, c, "RA_MLA_LATENT_NORM", "y");
+    set_number(s, c, "KV_HEADS", 0);
+    set_number(s, c, "HEAD_DIM", head);
+    set_number(s, c, "RA_MLA_LATENT_DIM", number_of(s, s->root, "kv_lora_rank", NAN));
+    set_number(s, c, "RA_MLA_ROPE_DIM", rope);
+    set_number(s, c, "RA_MLA_Q_RANK", number_of(s, s->root, "q_lora_rank", 0));
+}
+
 static void read_llama(source *s, weft_config *c, const llama_like *like) {
     double heads = number_of(s, s->root, "num_attention_heads", NAN);
     double width = number_of(s, s->root, "hidden_size", NAN);
@@ -321,6 +362,7 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     if (like->reordered) set_word(s, c, "NORM_PLACEMENT", "reordered");
     read_rope(s, like, c);
     read_nope(s, like, c);
+    if (like == &likes[DEEPSEEK]) read_deepseek(s, c);
     check_llama(s, like, c);
 }
 
@@ -393,12 +435,17 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     if (!gpt2 && !neox && like == LIKES)
         return weft_fail(WEFT_EINPUT,
                          "%s: \"model_type\": \"%.40s\" is not supported; gpt2, gpt_neox, llama, "
-                         "mistral, qwen2, qwen3, smollm3 and olmo2 are",
+                         "mistral, qwen2, qwen3, smollm3, olmo2 and deepseek_v3 are",
                          where, type);
-    const char *own = gpt2 ? gpt2_keys : neox ? neox_keys : llama_keys;
+    const char *lists[3] = {gpt2   ? gpt2_keys
+                            : neox ? neox_keys
+                                   : likes[like].keys,
+                            gpt2 || neox ? NULL : llama_keys, common_keys};
     *family = gpt2 ? WEFT_HF_GPT2 : neox ? WEFT_HF_NEOX : WEFT_HF_LLAMA;
+    if (like == DEEPSEEK && !json_is_false(json_object_get(root, "rope_interleave")))
+        *family = WEFT_HF_LLAMA_PAIRS;
     weft_config_defaults(c);
-    note(&s, check_keys(&s, root, common_keys, own, "", s.unknown));
+    note(&s, check_keys(&s, root, lists, "", s.unknown));
     if (s.status == WEFT_OK && gpt2) read_gpt2(&s, c);
     if (s.status == WEFT_OK && neox) read_neox(&s, c);
     if (s.status == WEFT_OK && !gpt2 && !neox) read_llama(&s, c, &likes[like]);
@@ -410,48 +457,20 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
     return s.status;
 }
 
-static weft_status has_none(const weft_config *c, const weft_option *o) {
-    char value[128];
-    weft_config_format(c, o, value, sizeof value);
-    return weft_fail(
-        WEFT_EINPUT,
-        "config: CONFIG_%s=%s has no counterpart in GPT-2's, GPT-NeoX's or Llama's layout; weft "
-        "reads the checkpoint as it is",
-        o->key, value);
-}
-
-/* What neither family has. */
-static weft_status check_plain(const weft_config *c) {
-    if (c->attention != WEFT_ATTENTION_DOT) return has_none(c, WEFT_OPTION(attention));
-    if (!c->causal) return has_none(c, WEFT_OPTION(causal));
-    if (c->mup) return has_none(c, WEFT_OPTION(mup));
-    if (c->kv_share > 1) return has_none(c, WEFT_OPTION(kv_share));
-    if (c->attention_gate) return has_none(c, WEFT_OPTION(attention_gate));
-    if (c->window) return has_none(c, WEFT_OPTION(window));
-    if (c->softcap_attention > 0) return has_none(c, WEFT_OPTION(softcap_attention));
-    if (c->softcap_logits > 0) return has_none(c, WEFT_OPTION(softcap_logits));
-    if (c->document_mask) return has_none(c, WEFT_OPTION(document_mask));
-    if (c->attn_gate) return has_none(c, WEFT_OPTION(attn_gate));
-    if (c->cross_token) return has_none(c, WEFT_OPTION(cross_token));
-    return WEFT_OK;
+/* Whether nothing is in it that no family has. */
+static bool is_plain(const weft_config *c) {
+    return c->attention == WEFT_ATTENTION_DOT && c->causal && !c->mup && c->kv_share == 1 &&
+           !c->attention_gate && !c->window && !(c->softcap_attention > 0) &&
+           !(c->softcap_logits > 0) && !c->document_mask && !c->attn_gate && !c->cross_token;
 }
 
 /* GPT-2's and GPT-NeoX's blocks have the same parts, in another order. */
-static weft_status check_gpt2(const weft_config *c, bool neox) {
-    bool gelu = c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF);
-    if (c->norm_placement != WEFT_PLACEMENT_PRE) return has_none(c, WEFT_OPTION(norm_placement));
-    if (!gelu) return has_none(c, WEFT_OPTION(ffn));
-    if (c->nope_every) return has_none(c, WEFT_OPTION(nope_every));
-    if (c->parallel_residual && !neox) return has_none(c, WEFT_OPTION(parallel_residual));
-    if (c->norm != WEFT_NORM_LAYERNORM) return has_none(c, WEFT_OPTION(norm));
-    if (!c->bias) return has_none(c, WEFT_OPTION(bias));
-    if (c->attention_bias != WEFT_ATTENTION_BIAS_AUTO &&
-        c->attention_bias != WEFT_ATTENTION_BIAS_ALL)
-        return has_none(c, WEFT_OPTION(attention_bias));
-    if (weft_config_kv_heads(c) != c->n_head) return has_none(c, WEFT_OPTION(kv_heads));
-    if (c->n_head * weft_config_head_dim(c) != c->n_embd) return has_none(c, WEFT_OPTION(head_dim));
-    if (c->qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
-    return WEFT_OK;
+static bool is_gpt2(const weft_config *c, bool neox) {
+    return c->norm_placement == WEFT_PLACEMENT_PRE && c->norm == WEFT_NORM_LAYERNORM && c->bias &&
+           (c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF)) &&
+           (neox || !c->parallel_residual) && !c->nope_every && !c->qk_norm &&
+           weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL &&
+           weft_config_kv_heads(c) == c->n_head && c->n_head * weft_config_head_dim(c) == c->n_embd;
 }
 
 /* Which of the likes has all of it. */
@@ -461,24 +480,16 @@ static int choose_like(const weft_config *c) {
     return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
 }
 
-static weft_status check_like_llama(const weft_config *c) {
+static bool is_like_llama(const weft_config *c) {
     int like = choose_like(c);
-    if (c->parallel_residual) return has_none(c, WEFT_OPTION(parallel_residual));
-    if (c->rope_dim) return has_none(c, WEFT_OPTION(rope_dim));
     bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
-    if (c->position != WEFT_POSITION_ROPE) return has_none(c, WEFT_OPTION(position));
-    if (c->ffn != WEFT_FFN_SWIGLU) return has_none(c, WEFT_OPTION(ffn));
-    if (c->norm != WEFT_NORM_RMSNORM) return has_none(c, WEFT_OPTION(norm));
-    if (c->norm_placement == WEFT_PLACEMENT_POST) return has_none(c, WEFT_OPTION(norm_placement));
-    if (c->qk_norm != likes[like].qk_norm) return has_none(c, WEFT_OPTION(qk_norm));
-    if (c->qk_norm && c->qk_norm_whole != likes[like].reordered)
-        return has_none(c, WEFT_OPTION(qk_norm_whole));
-    if (c->nope_every && like != SMOLLM3) return has_none(c, WEFT_OPTION(nope_every));
-    if (qkv && like != QWEN2) return has_none(c, WEFT_OPTION(attention_bias));
-    if (c->ffn_bias && like != LLAMA && like != SMOLLM3) return has_none(c, WEFT_OPTION(ffn_bias));
-    if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
-        return has_none(c, WEFT_OPTION(norm_eps));
-    return WEFT_OK;
+    return c->position == WEFT_POSITION_ROPE && !c->rope_dim && c->ffn == WEFT_FFN_SWIGLU &&
+           !c->parallel_residual && c->norm == WEFT_NORM_RMSNORM &&
+           c->norm_placement != WEFT_PLACEMENT_POST && c->qk_norm == likes[like].qk_norm &&
+           (!c->nope_every || like == SMOLLM3) && (!qkv || like == QWEN2) &&
+           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) &&
+           (!c->qk_norm || (c->qk_norm_whole == likes[like].reordered &&
+                            (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
 }
 
 static json_t *write_rope(const weft_config *c) {
@@ -570,8 +581,7 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
     *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2
               : neox                               ? WEFT_HF_NEOX
                                                    : WEFT_HF_LLAMA;
-    if (check_plain(c) != WEFT_OK ||
-        (*family == WEFT_HF_LLAMA ? check_like_llama(c) : check_gpt2(c, neox)) != WEFT_OK) {
+    if (!is_plain(c) || !(*family == WEFT_HF_LLAMA ? is_like_llama(c) : is_gpt2(c, neox))) {
         *family = WEFT_HF_OWN;
         WEFT_TRY(weft_hf_own_config(c, out));
         write_specials(t, *out);

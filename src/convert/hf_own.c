@@ -1,7 +1,6 @@
 /* Models that none of Hugging Face's own classes computes: the folder brings the class along, in plain PyTorch,
- * and its config.json says so (auto_map). Tensors keep weft's names, and the options are in "weft".
- *
- * The class knows the options that its text names. An option that it does not know must have its default. */
+ * and its config.json says so (auto_map). Tensors keep weft's names, and the options are in "weft":
+ * all that say what a model computes, each of which the class knows. */
 #include "base/embed.h"
 #include "base/json.h"
 #include "convert/hf.h"
@@ -12,29 +11,15 @@ WEFT_EMBED("weft_hf_configuration", "src/convert/configuration_weft.py");
 WEFT_EMBED("weft_hf_modeling", "src/convert/modeling_weft.py");
 extern const char weft_hf_configuration[], weft_hf_modeling[];
 
-/* What the class does not know is left out at its default, and refused otherwise. */
 weft_status weft_hf_own_config(const weft_config *c, json_t **out) {
     WEFT_AUTO_DECREF json_t *all = weft_config_to_json(c), *ours = json_object();
     int count;
-    weft_config defaults;
     const weft_option *options = weft_options(&count);
-    weft_config_defaults(&defaults);
-    *out = NULL;
     for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
-        char key[64], quoted[80], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
-        if (o->owner != WEFT_OWNER_MODEL) continue;
-        weft_option_json_key(o, key, sizeof key);
-        snprintf(quoted, sizeof quoted, "\"%s\": ", key);
-        weft_config_format(c, o, value, sizeof value);
-        weft_config_format(&defaults, o, usual, sizeof usual);
-        if (strstr(weft_hf_configuration, quoted))
-            json_object_set(ours, key, json_object_get(all, key));
-        else if (strcmp(value, usual) != 0)
-            return weft_fail(WEFT_EINPUT,
-                             "config: CONFIG_%s=%s has no counterpart in Hugging Face's layout; "
-                             "weft reads the checkpoint as it is",
-                             o->key, value);
+        char key[64];
+        if (options[i].owner != WEFT_OWNER_MODEL) continue;
+        weft_option_json_key(&options[i], key, sizeof key);
+        json_object_set(ours, key, json_object_get(all, key));
     }
     /* A path of this machine. */
     json_object_set_new(ours, "tokenizer", json_string("bytes"));

@@ -2,7 +2,8 @@
  * one.
  *
  * GPT-2 keeps its matrices [in, out] and queries, keys and values in one; GPT-NeoX keeps these head by head;
- * the Llama-like models keep matrices [out, in] and those apart, where ours are one tensor's rows.
+ * the Llama-like models keep matrices [out, in] and those apart, where ours are one tensor's rows. DeepSeek's have
+ * several of ours in one, head by head.
  *
  * The weights of a folder are in model.safetensors, or in several files that model.safetensors.index.json
  * lists. Each of our tensors must find all of its pieces, and each of theirs must be one of them. */
@@ -21,16 +22,24 @@ typedef struct {
     int64_t first, rows; /* of ours */
     int64_t columns;     /* 0: it has one dimension */
     bool transposed;     /* theirs is [columns, rows] */
+    /* Theirs has so many blocks of `block` rows, of which ours are those from `at` on; 0: as ours. With
+     * `pairs` rows 2i and 2i + 1 of them are i and i + n/2 of our n; with `turned` our columns are their rows,
+     * block by block. */
+    int64_t blocks, block, at;
+    bool pairs, turned;
     int64_t heads; /* theirs has q, k and v of one head after the other, of so many; 0: not so */
 } hf_piece;
 
 /* Before the names of a body. */
-static const char *const prefixes[] = {
-    [WEFT_HF_GPT2] = "transformer.", [WEFT_HF_LLAMA] = "model.", [WEFT_HF_NEOX] = "gpt_neox."};
+static const char *const prefixes[] = {[WEFT_HF_GPT2] = "transformer.",
+                                       [WEFT_HF_LLAMA] = "model.",
+                                       [WEFT_HF_LLAMA_PAIRS] = "model.",
+                                       [WEFT_HF_NEOX] = "gpt_neox."};
 
 typedef struct {
     const weft_config *c;
     const char *prefix;
+    bool interleaved; /* rotated pairs are neighbours in their files */
     hf_piece *list;
     int64_t n;
 } piece_list;
@@ -108,6 +117,39 @@ static void add_projections(piece_list *p, int64_t layer, const char *ours, cons
     add_rows(p, layer, ours, theirs, q + kv, kv, columns);
 }
 
+/* Rows of each of `blocks` blocks of theirs. */
+static hf_piece *add_blocks(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                            int64_t blocks, int64_t block, int64_t at, int64_t n, int64_t columns) {
+    hf_piece *piece = add(p, "layers", layer, ours, theirs, blocks * n, columns);
+    piece->blocks = blocks;
+    piece->block = block;
+    piece->at = at;
+    return piece;
+}
+
+/* DeepSeek's attention: a head's queries with their rotated part, the latent with that of the keys, and a
+ * head's maps A and U. */
+static void add_latents(piece_list *p, int64_t i) {
+    const weft_config *c = p->c;
+    int64_t e = c->n_embd, h = c->n_head, d = weft_config_head_dim(c),
+            latent = c->ra_mla_latent_dim;
+    int64_t rope = c->ra_mla_rope_dim, rank = c->ra_mla_q_rank, from = rank ? rank : e;
+    const char *q = rank ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight";
+    const char *kv_a = "self_attn.kv_a_proj_with_mqa.weight", *kv_b = "self_attn.kv_b_proj.weight";
+    if (rank) {
+        add(p, "layers", i, "attn.q_down.weight", "self_attn.q_a_proj.weight", rank, e);
+        add(p, "layers", i, "attn.q_down_norm.weight", "self_attn.q_a_layernorm.weight", rank, 0);
+    }
+    add_blocks(p, i, "attn.q.weight", q, h, d + rope, 0, d, from);
+    add_blocks(p, i, "attn.q_rope.weight", q, h, d + rope, d, rope, from)->pairs = p->interleaved;
+    add_blocks(p, i, "attn.k_down.weight", kv_a, 1, latent + rope, 0, latent, e);
+    add_blocks(p, i, "attn.k_rope.weight", kv_a, 1, latent + rope, latent, rope, e)->pairs =
+        p->interleaved;
+    add(p, "layers", i, "attn.latent_norm.weight", "self_attn.kv_a_layernorm.weight", latent, 0);
+    add_blocks(p, i, "attn.q_latent", kv_b, h, 2 * d, 0, d, latent);
+    add_blocks(p, i, "attn.v_up", kv_b, h, 2 * d, d, latent, d)->turned = true;
+}
+
 static void list_llama(piece_list *p) {
     const weft_config *c = p->c;
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c), d = weft_config_head_dim(c);
@@ -122,7 +164,10 @@ static void list_llama(piece_list *p) {
             behind ? "post_feedforward_layernorm.weight" : "input_layernorm.weight", e, 0);
         add(p, "layers", i, behind ? "ln_1.weight" : "ln_2.weight",
             "post_attention_layernorm.weight", e, 0);
-        add_projections(p, i, "attn.qkv.weight", "weight", e);
+        if (c->attention == WEFT_ATTENTION_MLA)
+            add_latents(p, i);
+        else
+            add_projections(p, i, "attn.qkv.weight", "weight", e);
         if (bias != WEFT_ATTENTION_BIAS_NONE) add_projections(p, i, "attn.qkv.bias", "bias", 0);
         add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, c->n_head * d);
         if (all) add(p, "layers", i, "attn.out.bias", "self_attn.o_proj.bias", e, 0);
@@ -177,6 +222,11 @@ static void list_neox(piece_list *p) {
 static int64_t their_place(const hf_piece *p, int64_t i, int64_t j) {
     int64_t width = p->columns ? p->columns : 1;
     if (p->transposed) return j * p->rows + i;
+    if (p->blocks) {
+        int64_t n = p->rows / p->blocks, in = i % n, first = i / n * p->block + p->at;
+        if (p->turned) return (first + j) * n + in;
+        return (first + (p->pairs ? in % (n / 2) * 2 + in / (n / 2) : in)) * width + j;
+    }
     if (!p->heads) return i * width + j;
     int64_t d = p->rows / (3 * p->heads), part = i / d / p->heads, head = i / d % p->heads;
     return ((head * 3 + part) * d + i % d) * width + j;
@@ -188,6 +238,7 @@ static hf_piece *list_pieces(const weft_config *c, weft_hf_family family, const 
                              int64_t *count) {
     size_t most = (size_t)(c->n_layer * LAYER_PIECES + OTHER_PIECES);
     piece_list p = {.c = c, .prefix = prefix, .list = malloc(most * sizeof *p.list)};
+    p.interleaved = family == WEFT_HF_LLAMA_PAIRS;
     if (!p.list)
         weft_fail(WEFT_ENOMEM, "convert: no memory for the list of tensors");
     else if (family == WEFT_HF_GPT2)
@@ -286,8 +337,12 @@ static const weft_safetensor *find_tensor(const weight_files *f, const char *nam
 
 static weft_status check_piece(const weight_files *f, const hf_piece *p) {
     const weft_safetensor *t = find_tensor(f, p->theirs);
-    int64_t rows = p->transposed ? p->columns : p->rows,
-            columns = p->transposed ? p->rows : p->columns;
+    int64_t rows = p->transposed ? p->columns
+                   : p->blocks   ? p->blocks * p->block
+                                 : p->rows,
+            columns = p->transposed ? p->rows
+                      : p->turned   ? p->rows / p->blocks
+                                    : p->columns;
     if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
     bool matrix = p->columns > 0, whole = t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64;
     if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
@@ -304,10 +359,11 @@ static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_mod
     weft_weight *w = weft_model_find(m, p->ours);
     if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the config's model", p->ours);
     int64_t width = p->columns ? p->columns : 1, count = p->rows * width;
-    WEFT_AUTO_FREE double *values = malloc((size_t)count * 2 * sizeof *values);
+    int64_t theirs = t->shape[0] * (t->ndim == 2 ? t->shape[1] : 1);
+    WEFT_AUTO_FREE double *values = malloc((size_t)(theirs + count) * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
-    double *ordered = values + count;
-    weft_safetensor_values(t, 0, count, values);
+    double *ordered = values + theirs;
+    weft_safetensor_values(t, 0, theirs, values);
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
             ordered[i * width + j] = values[their_place(p, i, j)];
@@ -363,6 +419,7 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     /* Models saved without their head have no prefix. */
     static const char *const firsts[] = {[WEFT_HF_GPT2] = "wte.weight",
                                          [WEFT_HF_LLAMA] = "embed_tokens.weight",
+                                         [WEFT_HF_LLAMA_PAIRS] = "embed_tokens.weight",
                                          [WEFT_HF_NEOX] = "embed_in.weight"};
     const char *prefix = find_tensor(&files, firsts[family]) ? "" : prefixes[family];
     WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefix, &n);

@@ -1,9 +1,9 @@
 """A model of weft in plain PyTorch, for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
 
-Every kind of attention (dot, cosine, W2, MLA), feed-forward (GELU in both forms, SwiGLU, WsFFN, squared ReLU) and position, and the
+Every kind of attention (dot, cosine, W2, MLA, GTA), feed-forward (GELU in both forms, SwiGLU, WsFFN, squared ReLU) and position, and the
 reciprocal mechanisms, by the formulas of weft's docs/internals/mathematics.md. Tensors have the names of weft's checkpoints.
 Attention is brought to one form, scores = ⟨q, k⟩ + bias, which scaled_dot_product_attention takes; where the feed-forward
-reads attention's weights they are written out.
+reads attention's weights, or scores are capped, they are written out.
 """
 import math
 
@@ -72,19 +72,20 @@ def rope_rates(c, width):
 
 def rope_tables(c, positions, dtype):
     """The cosines and sines of positions [B, T], each [B, 1, T, width/2]; None where nothing rotates."""
-    if not c.rope:
+    width = c.rotated[1]
+    if not width:
         return None
-    width = c.sizes[2] if c.attention != "mla" else c.ra_mla_latent_dim // (2 if c.ra_mla_score == "w2" else 1)
     rate, amplitude = rope_rates(c, width)
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     angle = positions[:, None, :, None].to(wide) * rate.to(positions.device, wide)
     return (amplitude * angle.cos()).to(dtype), (amplitude * angle.sin()).to(dtype)
 
 
-def rotate(x, cos, sin):
-    """Column i of [B, heads, T, width] rotates with column i + width/2."""
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+def rotate(x, first, cos, sin):
+    """Of the n columns of [B, heads, T, width] from `first` on, column i rotates with column i + n/2."""
+    half = cos.shape[-1]
+    before, a, b, behind = x.split((first, half, half, x.shape[-1] - first - 2 * half), -1)
+    return torch.cat((before, a * cos - b * sin, b * cos + a * sin, behind), -1)
 
 
 def alibi_slopes(heads):
@@ -92,6 +93,10 @@ def alibi_slopes(heads):
     power = 1 << (heads.bit_length() - 1)
     return torch.tensor([2.0 ** (-8 * h / power) for h in range(1, power + 1)]
                         + [2.0 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)])
+
+
+def softcap(x, cap):
+    return cap * torch.tanh(x / cap) if cap else x
 
 
 class WeftCache:
@@ -119,38 +124,54 @@ def kept(store, name, new, dim=-2):
 
 
 class Attention(nn.Module):
-    def __init__(self, c):
+    """`shares`: keys and values are those of a layer before."""
+
+    def __init__(self, c, shares):
         super().__init__()
-        self.c = c
+        self.c, self.shares = c, shares
         heads, kv, dim = c.sizes
-        width, inner, latent = c.n_embd, heads * dim, c.ra_mla_latent_dim
-        plain = c.attention in ("dot", "cosine")
+        width, inner, latent, rope = c.n_embd, heads * dim, c.ra_mla_latent_dim, c.ra_mla_rope_dim
+        mla, plain = c.attention == "mla", c.attention in ("dot", "cosine")
         into = c.bias and plain if c.attention_bias == "auto" else c.attention_bias in ("qkv", "all")
         after = into if c.attention_bias == "auto" else c.attention_bias == "all"
-        score_w2 = c.attention == "mla" and c.ra_mla_score == "w2"
-        tau = score_w2 or (c.attention == "w2" and c.w2_kernel == "w2")
-        gain = (latent // 2 if score_w2 else latent) if c.attention == "mla" else dim
-        self.inner_scale = 1 / math.sqrt(latent if c.attention == "mla" else dim)
+        self.overlap = c.attention == "w2" and c.w2_kernel == "overlap"
+        self.gaussian = c.attention == "w2" or (mla and c.ra_mla_score == "w2")
+        mean = (latent // 2 if self.gaussian else latent) if mla else dim
+        self.inner_scale = 1 / math.sqrt(dim + rope if mla and rope else latent if mla else dim)
         if c.mup and c.mup_base_head:
             self.inner_scale = math.sqrt(c.mup_base_head) / dim
-        if plain:
-            self.qkv = linear(width, inner + 2 * kv * dim, into)
-        elif c.attention == "w2":
-            self.q, self.k, self.v = linear(width, 2 * inner, into), linear(width, 2 * kv * dim, into), linear(width, kv * dim, into)
-        else:
-            self.q, self.k_down = linear(width, inner, into), linear(width, latent, into)
+        maps = {}
+        if mla:
+            source, latents = c.ra_mla_q_rank or width, c.ra_mla_latent_heads * latent
+            maps = {"q": (source, inner), "k_down": (width, latents)}
             if not c.ra_mla_joint_kv:
-                self.v_down = linear(width, latent, into)
+                maps["v_down"] = width, latents
+            if c.ra_mla_q_rank:
+                maps["q_down"], self.q_down_norm = (width, source), Norm(source, "rmsnorm", 1e-6, False)
+            if rope:
+                maps["q_rope"], maps["k_rope"] = (source, heads * rope), (width, rope)
+            if c.ra_mla_latent_norm and not shares:
+                self.latent_norm = Norm(latent, "rmsnorm", 1e-6, False)
             self.q_latent = nn.Parameter(torch.zeros((heads, dim, latent) if c.ra_mla_per_head_q_latent else (inner, latent)))
             self.v_up = nn.Parameter(torch.zeros((heads, latent, dim) if c.ra_mla_per_head_v_up else (latent, dim)))
+        elif plain:
+            maps["q" if shares else "qkv"] = width, inner + (0 if shares else 2 * kv * dim)
+        elif c.attention == "gta":
+            maps = {"q": (width, inner), "kv": (width, kv * dim), "k_rope": (width, dim // 2)}
+        else:
+            maps = {"q": (width, 2 * inner), "k": (width, 2 * kv * dim), "v": (width, kv * dim)}
+        for name, (wide, out) in maps.items():
+            if not shares or name.startswith("q"):
+                setattr(self, name, linear(wide, out, into))
         self.out = linear(inner, width, after)
         self.fixed_tau = None
-        if c.attention == "cosine" or (tau and c.w2_tau_learned):
+        if c.attention == "cosine" or (self.gaussian and not self.overlap and c.w2_tau_learned):
             self.log_tau = nn.Parameter(torch.zeros(heads))
-        elif tau:
-            self.fixed_tau = c.w2_tau or 2 * math.sqrt(latent / 2 if score_w2 else dim)
-        if c.qk_norm:
-            self.q_norm, self.k_norm = Norm(gain, "rmsnorm", 1e-6, False), Norm(gain, "rmsnorm", 1e-6, False)
+        elif self.gaussian:
+            self.fixed_tau = c.w2_tau or 2 * math.sqrt(mean)
+        for name in ("q_norm",) if shares else ("q_norm", "k_norm"):
+            if c.qk_norm:
+                setattr(self, name, Norm(inner if c.qk_norm_whole else mean, "rmsnorm", 1e-6, False))
         if c.attention_gate != "none":
             self.out_gate = linear(width, heads if c.attention_gate == "head" else inner)
         if c.position == "relative":
@@ -160,15 +181,17 @@ class Attention(nn.Module):
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def normed(self, which, x):
-        """QK-norm, on as many columns as its gain has: W2's deviations stay."""
+        """QK-norm, on as many columns as its gain has: W2's deviations stay. Or on all heads at once."""
         if not self.c.qk_norm:
             return x
         norm = self.q_norm if which == "q" else self.k_norm
+        if self.c.qk_norm_whole:
+            return self.split(norm(x.transpose(1, 2).flatten(2)), x.shape[1])
         width = norm.weight.shape[0]
         return torch.cat((norm(x[..., :width]), x[..., width:]), -1)
 
-    def turned(self, q, k, at):
-        return (rotate(q, *at), rotate(k, *at)) if self.c.rope else (q, k)
+    def turned(self, x, at):
+        return x if at is None else rotate(x, self.c.rotated[0], *at)
 
     def per_head(self, x):
         """Each query head's key or value head."""
@@ -180,54 +203,66 @@ class Attention(nn.Module):
             return self.fixed_tau + 1e-6
         return (self.log_tau.exp() + (0.0 if self.c.attention == "cosine" else 1e-6)).to(like.dtype).view(1, -1, 1, 1)
 
-    def distances(self, q, k, at):
-        """-(‖μ_q - μ_k‖² + ‖σ_q - σ_k‖²)/τ without the query's own norm, the same for every key: q, k, and a number for
-        each key."""
-        half = q.shape[-1] // 2
-        mean_q, mean_k = self.turned(q[..., :half], k[..., :half], at)
-        q, k = (torch.cat((mean, functional.softplus(t[..., half:])), -1) for mean, t in ((mean_q, q), (mean_k, k)))
-        return 2 * q / self.tau(q), k, k.square().sum(-1)
-
-    def overlaps(self, q, k, at):
-        half = q.shape[-1] // 2
-        sigma_q, sigma_k = (functional.softplus(t[..., half:]) + 1e-4 for t in (q, k))
-        q, k = self.turned(q[..., :half] * sigma_q.rsqrt(), k[..., :half] * sigma_k.rsqrt(), at)
-        return q, k, 0.5 * (k.square() + sigma_k.log()).sum(-1)
-
-    def from_heads(self, x, at):
-        """dot, cosine and W2: q with its scale, k, the keys' numbers or None, v."""
-        c = self.c
-        heads, kv, dim = c.sizes
-        if c.attention == "w2":
-            q, k, v = self.split(self.q(x), heads), self.split(self.k(x), kv), self.split(self.v(x), kv)
-        else:
+    def from_heads(self, x):
+        """dot, cosine, W2 and GTA: q, k and v by head. Here and below k and v are None where they are another layer's."""
+        heads, kv, dim = self.c.sizes
+        if self.c.attention in ("dot", "cosine") and not self.shares:
             q, k, v = self.split(self.qkv(x), heads + 2 * kv).split((heads, kv, kv), 1)
-        q, k = self.normed("q", q), self.normed("k", k)
-        if c.attention == "w2":
-            return (*(self.distances if c.w2_kernel == "w2" else self.overlaps)(q, k, at), v)
-        q, k = self.turned(q, k, at)
-        if c.attention == "dot":
-            return q * self.inner_scale, k, None, v
-        return functional.normalize(q, dim=-1, eps=1e-8) / self.tau(q), functional.normalize(k, dim=-1, eps=1e-8), None, v
+            return self.normed("q", q), self.normed("k", k), v
+        q = self.normed("q", self.split(self.q(x), heads))
+        if self.shares:
+            return q, None, None
+        if self.c.attention == "w2":
+            return q, self.normed("k", self.split(self.k(x), kv)), self.split(self.v(x), kv)
+        v = self.split(self.kv(x), kv)
+        return q, torch.cat((v[..., :dim // 2], self.k_rope(x)[:, None].expand(-1, kv, -1, -1)), -1), v
 
-    def from_latent(self, x, at, received):
-        """MLA, its values as latents, and the latent of its keys."""
+    def from_latent(self, x, received):
+        """MLA, its keys and values as latents."""
         c = self.c
-        latent = self.k_down(x)
-        if received is not None:
-            latent = latent + c.ra_mla_mlp_recip_alpha * received
-        latent = self.normed("k", latent)
-        value = latent if c.ra_mla_joint_kv else self.v_down(x)
-        q = self.q(x)
+        source = self.q_down_norm(self.q_down(x)) if c.ra_mla_q_rank else x
+        q = self.q(source)
         if c.ra_mla_per_head_q_latent:
             q = torch.einsum("bhtd,hdl->bhtl", self.split(q, c.n_head), self.q_latent)
         else:
             q = (q @ self.q_latent)[:, None].expand(-1, c.n_head, -1, -1)
-        q, k = self.normed("q", q), latent[:, None]
-        if c.ra_mla_score == "w2":
-            return *self.distances(q, k, at), value[:, None], latent
-        q, k = self.turned(q, k, at)
-        return q * self.inner_scale, k, None, value[:, None], latent
+        q = self.normed("q", q)
+        if c.ra_mla_rope_dim:
+            q = torch.cat((q, self.split(self.q_rope(source), c.n_head)), -1)
+        if self.shares:
+            return q, None, None
+        latent = self.k_down(x)
+        if received is not None:
+            latent = latent + c.ra_mla_mlp_recip_alpha * received
+        k = self.normed("k", self.split(latent, c.ra_mla_latent_heads))
+        if c.ra_mla_latent_norm:
+            k = self.latent_norm(k)
+        v = k if c.ra_mla_joint_kv else self.split(self.v_down(x), c.ra_mla_latent_heads)
+        if c.ra_mla_rope_dim:
+            k = torch.cat((k, self.k_rope(x)[:, None].expand(-1, k.shape[1], -1, -1)), -1)
+        return q, k, v
+
+    def scored(self, x, at):
+        """Queries or keys as their inner product takes them. Of Gaussians, and then of keys, a number too: the square of a
+        difference without the query's own, the same for every key."""
+        if not self.gaussian:
+            x = functional.normalize(x, dim=-1, eps=1e-8) if self.c.attention == "cosine" else x
+            return self.turned(x, at), None
+        mean, deviation = x.chunk(2, -1)
+        deviation = functional.softplus(deviation)
+        if self.overlap:
+            deviation = deviation + 1e-4
+            x = self.turned(mean * deviation.rsqrt(), at)
+            return x, 0.5 * (x.square() + deviation.log()).sum(-1)
+        x = torch.cat((self.turned(mean, at), deviation), -1)
+        return x, x.square().sum(-1)
+
+    def scale(self, like):
+        if self.overlap:
+            return 1.0
+        if self.gaussian or self.c.attention == "cosine":
+            return (2 if self.gaussian else 1) / self.tau(like)
+        return self.inner_scale
 
     def placed(self, apart, like):
         """What positions add to the scores, by the distance of query and key: [1, heads or 1, queries, keys]."""
@@ -243,26 +278,31 @@ class Attention(nn.Module):
         inside = (apart >= 0) & (apart <= self.c.ra_mla_ra_window)
         return self.c.ra_mla_ra_alpha * torch.where(inside, k @ q.transpose(-1, -2), 0.0)
 
-    def forward(self, x, visible, apart, at, gate, received, store):
-        """The branch's output, attention's weights where the feed-forward reads them, and MLA's latent."""
-        c, latent, weights = self.c, None, None
+    def forward(self, x, visible, apart, at, gate, received, shared, store):
+        """The branch's output, attention's weights where the feed-forward reads them, MLA's latent, and for layers that
+        share them the keys, their numbers and the values."""
+        c, weights, bias = self.c, None, self.placed(apart, x)
+        q, k, v = self.from_latent(x, received) if c.attention == "mla" else self.from_heads(x)
+        latent = k[:, 0, :, :c.ra_mla_latent_dim] if c.ra_mla_mlp_latent_recip else None
+        q = self.scored(q, at)[0] * self.scale(x)
+        if not self.shares:
+            k, number = self.scored(k, at)
+            shared = kept(store, "k", k), None if number is None else kept(store, "n", number, -1), kept(store, "v", v)
+        k, number, v = shared
+        k, v = self.per_head(k), self.per_head(v)
         if c.attention == "mla":
-            q, k, number, v, latent = self.from_latent(x, at, received)
-        else:
-            q, k, number, v = self.from_heads(x, at)
-        bias = torch.zeros_like(visible, dtype=x.dtype).masked_fill(~visible, -math.inf) + self.placed(apart, x)
-        if c.attention == "mla" and c.ra_mla_ra_alpha > 0:
-            bias = bias + self.swapped(kept(store, "q", q), k, apart)
-        k, v = self.per_head(kept(store, "k", k)), kept(store, "v", v)
-        v = v @ self.v_up if c.attention == "mla" else self.per_head(v)
+            v = v @ self.v_up
+            if c.ra_mla_ra_alpha > 0:
+                bias = bias + self.swapped(kept(store, "q", q), k[..., -x.shape[1]:, :], apart)
         if number is not None:
-            number = self.per_head(kept(store, "n", number, -1)[..., None]).transpose(-1, -2)
-            bias = bias - (number if c.attention == "w2" and c.w2_kernel == "overlap" else number / self.tau(x))
-        v = v.expand(-1, c.n_head, -1, -1)
-        if c.ra_mla_mlp_cross_token:
-            weights = (q @ k.transpose(-1, -2) + bias).softmax(-1)
+            number = self.per_head(number[..., None]).transpose(-1, -2)
+            bias = bias - (number if self.overlap else number / self.tau(x))
+        if c.ra_mla_mlp_cross_token or c.softcap_attention:
+            scores = softcap(q @ k.transpose(-1, -2) + bias, c.softcap_attention)
+            weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
             found = weights @ v
         else:
+            bias = (torch.zeros_like(visible, dtype=x.dtype) + bias).masked_fill(~visible, -math.inf)
             found = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
         found = found.transpose(1, 2)
         if gate is not None:
@@ -270,7 +310,7 @@ class Attention(nn.Module):
         if c.attention_gate != "none":
             own = self.out_gate(x).sigmoid()
             found = found * (own[..., None] if c.attention_gate == "head" else own.unflatten(-1, (c.n_head, -1)))
-        return self.out(found.flatten(2)), weights, latent
+        return self.out(found.flatten(2)), weights, latent, shared
 
 
 class FeedForward(nn.Module):
@@ -278,10 +318,12 @@ class FeedForward(nn.Module):
         super().__init__()
         self.c = c
         width, hidden, latent = c.n_embd, c.hidden, c.ra_mla_latent_dim
-        if c.ffn in ("gelu", "gelu_erf", "relu2"):
+        self.gated = c.ffn in ("swiglu", "wsffn")
+        if not self.gated:
             self.fc, self.proj = linear(width, hidden, c.bias), linear(hidden, width, c.bias)
         else:
-            self.w1, self.w3, self.w2 = linear(width, hidden), linear(width, hidden), linear(hidden, width)
+            bias = c.ffn == "swiglu" and c.ffn_bias
+            self.w1, self.w3, self.w2 = linear(width, hidden, bias), linear(width, hidden, bias), linear(hidden, width, bias)
         if c.ffn == "wsffn":
             dim = hidden // c.wsffn_n_head
             self.z_proj = linear(hidden, hidden) if c.wsffn_z_proj == "dense" else Weight(c.wsffn_n_head, dim, dim)
@@ -334,18 +376,15 @@ class FeedForward(nn.Module):
         heard = (latent.unflatten(-1, (c.n_head, -1)) * scalars.attn_to_mlp[:, None]).flatten(2)
         return sent.flatten(2), heard.repeat_interleave(run, -1)
 
-    def gates(self, h, real, store):
-        """Those of the next layer's heads, [B, T or 1, heads]. `real`: the tokens that are no padding, [B, all, 1]."""
+    def gates(self, h, view, store):
+        """Those of the next layer's heads, [B, T or 1, heads]."""
         a, pool = self.gate_proj(h), self.c.ra_mla_mlp_gate_pool
-        if pool != "token":
-            a = a * real[:, -h.shape[1]:]
         if pool == "cummean":
-            a = a.cumsum(1) + (store or {}).get("sum", 0.0)
-            if store is not None:
-                store["sum"] = a[:, -1:]
-            a = a / real.cumsum(1)[:, -h.shape[1]:].clamp_min(1)
+            seen = (view["visible"] & (view["apart"] >= 0))[:, 0].to(a.dtype)
+            a = seen @ kept(store, "a", a) / seen.sum(-1, keepdim=True)
         elif pool == "sequence":
-            a = a.sum(1, keepdim=True) / real.sum(1, keepdim=True)
+            real = view["real"][..., None]
+            a = (a * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
         return self.gate_heads(a).sigmoid()
 
     def heard(self, h, weights, visible, store):
@@ -354,10 +393,10 @@ class FeedForward(nn.Module):
         carried = self.routes(weights, visible) @ kept(store, "h", self.cross_down(h) if low else h)
         return self.cross_up(carried) if low else self.cross_proj(carried)
 
-    def forward(self, x, weights, visible, real, latent, scalars, store):
+    def forward(self, x, weights, visible, view, latent, scalars, store):
         """The branch's output, the next layer's gate and what it receives, and the auxiliary loss."""
         c, gate, sent, loss = self.c, None, None, None
-        if c.ffn in ("gelu", "gelu_erf", "relu2"):
+        if not self.gated:
             h = self.fc(x)
             h = functional.relu(h).square() if c.ffn == "relu2" else functional.gelu(h, approximate="tanh" if c.ffn == "gelu" else "none")
         else:
@@ -371,27 +410,33 @@ class FeedForward(nn.Module):
         if c.ra_mla_mlp_cross_token:
             h = h + c.ra_mla_mlp_cross_alpha * self.heard(h, weights, visible, store)
         if c.ra_mla_mlp_attn_gate:
-            gate = self.gates(h, real, store)
-        return self.proj(h) if c.ffn in ("gelu", "gelu_erf", "relu2") else self.w2(h), gate, sent, loss
+            gate = self.gates(h, view, store)
+        return self.w2(h) if self.gated else self.proj(h), gate, sent, loss
 
 
 class Layer(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, index):
         super().__init__()
-        self.c = c
-        self.ln_1, self.attn, self.ln_2, self.ffn = make_norm(c), Attention(c), make_norm(c), FeedForward(c)
+        self.c, self.index = c, index
+        self.ln_1, self.attn, self.ln_2, self.ffn = make_norm(c), Attention(c, index % c.kv_share != 0), make_norm(c), FeedForward(c)
+        self.window = 0 if c.window_every and (index + 1) % c.window_every == 0 else c.window
+        self.rotates = c.attention in ("gta", "mla") or not (c.nope_every and (index + 1) % c.nope_every == 0)
 
     def added(self, x, y, norm):
         y = functional.dropout(y, self.c.dropout, self.training)
-        x = x + (norm(y) if self.c.norm_placement == "reordered" else y)
-        return norm(x) if self.c.norm_placement == "post" else x
+        return norm(x + y) if self.c.norm_placement == "post" else x + (norm(y) if self.c.norm_placement == "reordered" else y)
 
-    def forward(self, x, visible, apart, real, at, gate, received, scalars, store):
-        pre = self.c.norm_placement == "pre"
-        y, weights, latent = self.attn(self.ln_1(x) if pre else x, visible, apart, at, gate, received, store)
-        x = self.added(x, y, self.ln_1)
-        y, gate, sent, loss = self.ffn(self.ln_2(x) if pre else x, weights, visible, real, latent, scalars, store)
-        return self.added(x, y, self.ln_2), gate, sent, loss
+    def forward(self, x, view, shared, gate, received, scalars, past):
+        """`view` says which tokens see which but for windows, `visible` [B, 1, T, all], how far `apart` they are [T, all],
+        which are `real`, no padding [B, all], and their angles, `at`."""
+        pre, at = self.c.norm_placement == "pre", view["at"] if self.rotates else None
+        store = None if past is None else past.layers[self.index]
+        visible = view["visible"] & (view["apart"] < self.window) if self.window else view["visible"]
+        y, weights, latent, shared = self.attn(self.ln_1(x) if pre else x, visible, view["apart"], at, gate, received, shared, store)
+        before, x = x, self.added(x, y, self.ln_1)
+        source = self.ln_2(before if self.c.parallel_residual else x) if pre else x
+        y, gate, sent, loss = self.ffn(source, weights, visible, view, latent, scalars, store)
+        return self.added(x, y, self.ln_2), shared, gate, sent, loss
 
 
 class Scalars(nn.Module):
@@ -412,7 +457,7 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
         self.wte = nn.Embedding(c.vocab_size, c.n_embd)
         if c.position == "learned":
             self.wpe = nn.Embedding(c.context, c.n_embd)
-        self.h = nn.ModuleList(Layer(c) for _ in range(c.n_layer))
+        self.h = nn.ModuleList(Layer(c, i) for i in range(c.n_layer))
         self.ln_f = make_norm(c)
         if not c.weight_tying:
             self.lm_head = linear(c.n_embd, c.vocab_size)
@@ -456,26 +501,36 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
         if every > c.context and c.position in ("learned", "relative"):
             raise ValueError(f"{every} tokens, but the model's context is {c.context}")
         real = torch.ones(batch, every, device=device, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        if position_ids is None:
-            position_ids = (real.cumsum(1) - 1).clamp_min(0)[:, seen:]
+        positions = (real.cumsum(1) - 1).clamp_min(0)
         place = torch.arange(every, device=device)
         apart = place[seen:, None] - place
         visible = real[:, None, None, :] | (apart == 0)  # a row of padding sees itself
         if c.causal:
             visible = visible & (apart >= 0)
+        if c.document_mask:
+            if input_ids is None:
+                raise ValueError("documents are told apart by their tokens: give input_ids")
+            ends = kept(past_key_values and past_key_values.layers[0], "ends", input_ids == c.document_token, 1)
+            begins = torch.cat((torch.zeros_like(ends[:, :1]), ends[:, :-1]), 1)
+            number = begins.cumsum(1)
+            visible = visible & (number[:, None, seen:, None] == number[:, None, None, :])
+            if c.document_positions == "restart":
+                positions = positions - (positions * begins).cummax(1).values
+        if position_ids is None:
+            position_ids = positions[:, seen:]
         if c.position == "learned":
             x = x + self.wpe(position_ids)
-        gate, received, aux, at = None, None, 0.0, rope_tables(c, position_ids, x.dtype)
-        for i, layer in enumerate(self.h):
-            store = None if past_key_values is None else past_key_values.layers[i]
-            x, gate, received, loss = layer(x, visible, apart, real[..., None], at, gate, received, self.couple, store)
+        view = {"visible": visible, "apart": apart, "real": real, "at": rope_tables(c, position_ids, x.dtype)}
+        shared, gate, received, aux = None, None, None, 0.0
+        for layer in self.h:
+            x, shared, gate, received, loss = layer(x, view, shared, gate, received, self.couple, past_key_values)
             aux = aux if loss is None else aux + loss
         if past_key_values is not None:
             past_key_values.length = every
         x = self.ln_f(x)
         if c.mup:
             x = x * (c.mup_base_width / c.n_embd)
-        logits = functional.linear(x, self.wte.weight) if c.weight_tying else self.lm_head(x)
+        logits = softcap(functional.linear(x, self.wte.weight) if c.weight_tying else self.lm_head(x), c.softcap_logits)
         loss = None
         if labels is not None:
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

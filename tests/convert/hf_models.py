@@ -5,7 +5,7 @@ import json
 import pathlib
 
 import torch
-from transformers import (AutoConfig, AutoModelForCausalLM, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig,
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig,
                           Olmo2Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
@@ -21,6 +21,12 @@ def llama_config(kind=LlamaConfig, **more):
 def gpt2_config(**more):
     sizes = dict(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=VOCAB, bos_token_id=None, eos_token_id=None, pad_token_id=None)
     return GPT2Config(**(sizes | more))
+
+
+def deepseek_config(**more):
+    sizes = dict(num_key_value_heads=4, first_k_dense_replace=2, kv_lora_rank=12, q_lora_rank=10, qk_nope_head_dim=6,
+                 qk_rope_head_dim=4, v_head_dim=6)
+    return llama_config(DeepseekV3Config, **(sizes | more))
 
 
 def neox_config(**more):
@@ -55,6 +61,8 @@ CASES = {
     "neox-sequential": neox_config(use_parallel_residual=False, hidden_act="gelu_new", rotary_emb_base=500),
     "olmo2": llama_config(Olmo2Config, num_key_value_heads=4, rms_norm_eps=1e-6, attention_bias=True),
     "smollm3": llama_config(SmolLM3Config, num_hidden_layers=5, no_rope_layer_interval=2, mlp_bias=True),
+    "deepseek": deepseek_config(),
+    "deepseek-plain": deepseek_config(q_lora_rank=None, rope_interleave=False),
 }
 
 

@@ -46,8 +46,9 @@ static void expect_logits(const char *model, const char *kept, const char *dtype
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt2", "llama", "qwen3", "smollm3", "olmo2", "neox"};
-    for (int i = 0; i < 6; i++) {
+    static const char *const names[] = {"gpt2",  "llama",    "qwen3", "smollm3",
+                                        "olmo2", "deepseek", "neox"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char from[64], kept[64];
         const char *out = scratch_path("%s", names[i]);
         snprintf(from, sizeof from, "tests/vectors/hf/%s", names[i]);
@@ -177,6 +178,11 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
          "rope_scaling.mscale"},
         {"llama", "rope_parameters", "{\"rope_type\": \"linear\"}", "factor"},
         {"llama", "rope_parameters", "{\"rope_type\": 5, \"factor\": 2}", "\"rope_type\": 5"},
+        {"llama", "kv_lora_rank", "4", "only null is"},
+        {"deepseek", "first_k_dense_replace", "1", "n_routed_experts"},
+        {"deepseek", "qk_rope_head_dim", "0", "2 at least"},
+        {"deepseek", "v_head_dim", "4", "qk_nope_head_dim"},
+        {"deepseek", "attention_bias", "true", "only false is"},
     };
     const char *out = scratch_path("refused");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -304,17 +310,26 @@ static void test_other_models_bring_their_class_along(void **state) {
     file_expect_equal(path, "src/convert/configuration_weft.py");
 }
 
-/* And what that class does not compute. */
-static void test_what_no_class_computes_is_refused_by_its_key(void **state) {
+/* The class's table has every option that such a model comes with: it reads no model with another. */
+static void test_the_class_knows_every_option(void **state) {
     (void)state;
-    static const char *const keys[] = {"WINDOW=3", "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
-                                       "KV_SHARE=2"};
-    const char *model = scratch_path("model"), *out = scratch_path("refused");
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        command_succeeds(RUN("init", "--force", SIZES, "-o", keys[i], "--out", model), NULL);
-        command_fails(2, RUN("convert", "--model", model, "--to-hf", "--out", out),
-                      SAYS("CONFIG_", keys[i], "has no counterpart"));
+    const char *model = scratch_path("model"), *theirs = scratch_path("theirs"), *key;
+    char path[600];
+    json_t *value;
+    command_succeeds(RUN("init", "--force", SIZES, "-o", "ATTENTION=w2", "--out", model), NULL);
+    command_succeeds(RUN("convert", "--force", "--model", model, "--to-hf", "--out", theirs), NULL);
+    snprintf(path, sizeof path, "%s/configuration_weft.py", theirs);
+    char *table = file_read(path, NULL);
+    snprintf(path, sizeof path, "%s/config.json", theirs);
+    json_t *root = json_load_file(path, 0, NULL), *options = json_object_get(root, "weft");
+    assert_true(json_object_size(options) > 80);
+    json_object_foreach(options, key, value) {
+        char quoted[80];
+        snprintf(quoted, sizeof quoted, "\"%s\": ", key);
+        if (!strstr(table, quoted)) fail_msg("src/convert/configuration_weft.py has no %s", key);
     }
+    json_decref(root);
+    free(table);
 }
 
 static void test_nothing_is_overwritten_unasked(void **state) {
@@ -431,7 +446,7 @@ int main(void) {
         cmocka_unit_test(test_a_broken_config_is_told_and_not_taken_for_ours),
         cmocka_unit_test(test_weights_that_do_not_fit_are_refused_by_name),
         cmocka_unit_test(test_other_models_bring_their_class_along),
-        cmocka_unit_test(test_what_no_class_computes_is_refused_by_its_key),
+        cmocka_unit_test(test_the_class_knows_every_option),
         cmocka_unit_test(test_nothing_is_overwritten_unasked),
         cmocka_unit_test(test_sentencepiece_is_refused_in_one_line),
         cmocka_unit_test(test_special_tokens_and_templates_go_along),

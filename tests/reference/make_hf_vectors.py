@@ -8,7 +8,8 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM,
                           Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
@@ -40,6 +41,11 @@ MODELS = {
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(
         hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCAB,
         max_position_embeddings=12, rms_norm_eps=1e-6, bos_token_id=None, eos_token_id=None, pad_token_id=None)),
+    # A latent, a rotated part whose pairs are neighbours, queries of low rank, heads that do not fill the width; no experts.
+    "deepseek": (DeepseekV3ForCausalLM, DeepseekV3Config(
+        hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, vocab_size=VOCAB,
+        max_position_embeddings=12, first_k_dense_replace=2, kv_lora_rank=6, q_lora_rank=7, qk_nope_head_dim=5, qk_rope_head_dim=4,
+        v_head_dim=5, bos_token_id=None, eos_token_id=None)),
 }
 
 
