@@ -518,11 +518,7 @@ static json_t *write_gpt2(const weft_config *c) {
 
 /* The share of a head's columns that is rotated. */
 static double rotated_share(const weft_config *c) {
-    const weft_option *o = weft_option_find("ROPE_DIM");
-    char value[64] = "0";
-    if (o) weft_config_format(c, o, value, sizeof value);
-    double columns = strtod(value, NULL);
-    return columns > 0 ? columns / (double)weft_config_head_dim(c) : 1;
+    return c->rope_dim ? (double)c->rope_dim / (double)weft_config_head_dim(c) : 1;
 }
 
 static json_t *write_neox(const weft_config *c) {

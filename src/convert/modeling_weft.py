@@ -1,6 +1,6 @@
 """A model of weft in plain PyTorch, for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
 
-Every kind of attention (dot, cosine, W2, MLA, GTA), feed-forward (GELU, SwiGLU, WsFFN, squared ReLU) and position, and the
+Every kind of attention (dot, cosine, W2, MLA, GTA), feed-forward (GELU in both forms, SwiGLU, WsFFN, squared ReLU) and position, and the
 reciprocal mechanisms, by the formulas of weft's docs/internals/mathematics.md. Tensors have the names of weft's checkpoints.
 Attention is brought to one form, scores = ⟨q, k⟩ + bias, which scaled_dot_product_attention takes; where the feed-forward
 reads attention's weights, or scores are capped, they are written out.

@@ -74,10 +74,13 @@ def small(published):
     for key in "bos_token_id", "eos_token_id", "pad_token_id":
         if config.get(key) is not None:
             config[key] = [5, 6] if isinstance(config[key], list) else 5
-    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = config["num_attention_heads"]
+    kv = config.get("num_key_value_heads", heads)
     by = max(1, heads // 16)
     heads, kv, layers = heads // by, kv // by, 5 if "no_rope_layers" in config else 2
-    config |= dict(num_attention_heads=heads, num_key_value_heads=kv, hidden_size=8 * heads, intermediate_size=88,
+    if "num_key_value_heads" in config:
+        config["num_key_value_heads"] = kv
+    config |= dict(num_attention_heads=heads, hidden_size=16 * heads if "rotary_pct" in config else 8 * heads, intermediate_size=88,
                    num_hidden_layers=layers, vocab_size=VOCAB)
     if "head_dim" in config:
         config["head_dim"] = config["head_dim"] * published["num_attention_heads"] * 8 // published["hidden_size"] // 2 * 2

@@ -243,7 +243,7 @@ static void test_published_configs_are_read(void **state) {
     (void)state;
     static const char *const names[] = {"distilgpt2",   "llama-3.2-1b", "mistral-nemo",
                                         "qwen2.5-0.5b", "qwen3-0.6b",   "smollm2-135m",
-                                        "smollm3-3b",   "olmo-2-1b"};
+                                        "smollm3-3b",   "olmo-2-1b",    "pythia-160m"};
     const char *folder = scratch_path("published"), *out = scratch_path("refused");
     mkdir(folder, 0777);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
