@@ -48,6 +48,12 @@ static weft_status check(const weft_config *c, const char *where) {
             "%s: CONFIG_QK_NORM=y does not go with CONFIG_ATTENTION=\"gta\", whose keys "
             "are part of its values; set it to n",
             where);
+    if (c->nope_every || c->rope_dim)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_NOPE_EVERY and CONFIG_ROPE_DIM do not go with CONFIG_ATTENTION=\"gta\", "
+            "which rotates half of a head in every layer; set them to 0",
+            where);
     return WEFT_OK;
 }
 

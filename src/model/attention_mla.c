@@ -223,12 +223,17 @@ static weft_status check(const weft_config *c, const char *where) {
                          "%s: CONFIG_RA_MLA_LATENT_DIM=%lld must be a multiple of %lld with "
                          "CONFIG_RA_MLA_SCORE=\"%s\"%s",
                          where, latent, unit, w2 ? "w2" : "dot", rotated ? " and rotation" : "");
-    if (c->nope_every && rotated)
+    if (c->nope_every && (rotated || c->ra_mla_rope_dim))
         return weft_fail(
             WEFT_EINPUT,
             "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set "
             "it to 0",
             where, (long long)c->nope_every);
+    if (c->rope_dim && c->ra_mla_rope_dim)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_ROPE_DIM=%lld does not go with CONFIG_RA_MLA_ROPE_DIM=%lld, "
+                         "columns that are all rotated; set it to 0",
+                         where, (long long)c->rope_dim, (long long)c->ra_mla_rope_dim);
     if (c->ra_mla_use_rope && c->rope_dim > latent / (w2 ? 2 : 1))
         return weft_fail(
             WEFT_EINPUT,

@@ -210,6 +210,11 @@ static void test_impossible_mixes_are_refused(void **state) {
     expect_error(check_mix("KV_HEADS=5"), "N_HEAD=12", "KV_HEADS=5");
     expect_error(check_mix("ATTENTION=gta", "N_EMBD=72"), "gta", "6 wide", "multiple of 4");
     expect_error(check_mix("ATTENTION=gta", "QK_NORM=y"), "QK_NORM=y", "gta");
+    expect_error(check_mix("ATTENTION=gta", "NOPE_EVERY=2"), "NOPE_EVERY", "gta");
+    expect_error(check_mix("ATTENTION=gta", "ROPE_DIM=2"), "ROPE_DIM", "gta");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_ROPE_DIM=4", "NOPE_EVERY=2"), "NOPE_EVERY=2");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_ROPE_DIM=4", "ROPE_DIM=2"), "ROPE_DIM=2",
+                 "RA_MLA_ROPE_DIM=4");
     expect_error(check_mix("ATTENTION=mla", "KV_SHARE=2", "RA_MLA_MLP_LATENT_RECIP=y"),
                  "KV_SHARE=2", "LATENT_RECIP");
     expect_error(check_mix("ATTENTION=mla", "RA_MLA_LATENT_HEADS=5"), "N_HEAD=12",
