@@ -117,7 +117,7 @@ static void test_runs_are_held_against_runs(void **state) {
     command_succeeds(RUN("runs", runs, "--diff", runs), NULL);
     shell_succeeds("cp -r '%s' '%s' && rm -r '%s'", runs, scratch_path("fewer"),
                    scratch_path("fewer/w2-seed2"));
-    shell_succeeds("build/weft runs '%s' --diff '%s' | grep -q w2-seed2", runs,
+    shell_succeeds("${WEFT:-build/weft} runs '%s' --diff '%s' | grep -q w2-seed2", runs,
                    scratch_path("fewer"));
 }
 
@@ -126,8 +126,9 @@ static void test_runs_are_held_against_runs(void **state) {
 static void test_what_is_gathered_has_no_name(void **state) {
     (void)state;
     const char *none = scratch_path("none"), *wrong = scratch_path("wrong");
-    shell_succeeds("TMPDIR='%s' build/weft runs '%s' >/dev/null", none, runs);
-    shell_succeeds("TMPDIR='%s' build/weft runs '%s' --diff '%s' >/dev/null", none, runs, runs);
+    shell_succeeds("TMPDIR='%s' ${WEFT:-build/weft} runs '%s' >/dev/null", none, runs);
+    shell_succeeds("TMPDIR='%s' ${WEFT:-build/weft} runs '%s' --diff '%s' >/dev/null", none, runs,
+                   runs);
     shell_succeeds("cp -r '%s' '%s' && echo '{\"step\": -5}' >> '%s/dot-seed1/metrics.jsonl'", runs,
                    wrong, wrong);
     char start[700];
@@ -143,9 +144,8 @@ static void test_long_lines_take_no_memory(void **state) {
                    "metrics.jsonl && truncate -s 600M metrics.jsonl && { echo; tail -n 1 all; } >> "
                    "metrics.jsonl",
                    runs, scratch_path("holes"), scratch_path("holes/dot-seed1"));
-    shell_succeeds(
-        "ulimit -v 500000; build/weft runs '%s' --metrics-csv '%s'",
-        scratch_path("holes"), scratch_path("holes.csv"));
+    shell_succeeds("ulimit -v 500000; ${WEFT:-build/weft} runs '%s' --metrics-csv '%s'",
+                   scratch_path("holes"), scratch_path("holes.csv"));
     char *lines = file_read(scratch_path("holes.csv"), &n);
     int count = 0;
     for (const char *at = lines; (at = strchr(at, '\n')); at++)
