@@ -33,6 +33,10 @@ def check_stage(pages, wrong):
     for page in glob.glob("docs/**/*.md", recursive=True):
         if page not in nav and not page.startswith("docs/notes/"):
             wrong.append("docs/site.yml does not name %s" % page)
+    for name in ("performance", "decoding", "scaling"):
+        with open("docs/results/%s.md" % name, encoding="utf-8") as file:
+            if not re.match(r"# .+\n\n[A-Z].+\.\n\n!\[.+\]\(.+\)\n\n\| .+\n\| -", file.read()):
+                wrong.append("docs/results/%s.md does not open with a sentence, a picture and a table" % name)
     with open(os.path.join(pages, "reference", "commands.md"), encoding="utf-8") as file:
         text = file.read()
     for word in ("\n## train\n", "\n## runs\n", "--minutes M"):
