@@ -414,8 +414,9 @@ static weft_status generate_once(generation *g) {
     return status;
 }
 
-/* One line of a conversation and its answer. */
-static weft_status answer(generation *g, int64_t *id, const char *line, size_t bytes) {
+/* One line of a conversation, which has `held` tokens so far, and its answer. */
+static weft_status answer(generation *g, int64_t *id, int64_t *held, const char *line,
+                          size_t bytes) {
     const int32_t *tokens;
     int64_t count;
     WEFT_AUTO(close_sample) sample_text s = {.id = *id};
@@ -429,23 +430,25 @@ static weft_status answer(generation *g, int64_t *id, const char *line, size_t b
     WEFT_TRY(run_samples(g, &s, start, true));
     speed v = measure(&s, 1, count, start);
     print_speed(&v);
+    tell_full(g, &s, *held += count);
+    *held += s.n_tokens;
     return check_samples(g, &s);
 }
 
 static weft_status converse(generation *g) {
     char *line = NULL;
     size_t room = 0, bytes = 0;
-    int64_t id = -1;
+    int64_t id = -1, held = 0;
     bool terminal = isatty(STDIN_FILENO);
     weft_status status = read_beginning(g, false, &line, &bytes);
-    if (status == WEFT_OK && bytes) status = answer(g, &id, line, bytes);
+    if (status == WEFT_OK && bytes) status = answer(g, &id, &held, line, bytes);
     free(line);
     line = NULL;
     while (status == WEFT_OK) {
         if (terminal) fputs("> ", stderr);
         ssize_t got = getline(&line, &room, stdin);
         if (got < 0) break;
-        status = answer(g, &id, line, (size_t)got);
+        status = answer(g, &id, &held, line, (size_t)got);
     }
     if (terminal) fputs("\n", stderr);
     free(line);

@@ -14,7 +14,7 @@
     KIND(MLA, mla, "MLA", "the product in one latent space that all heads share")                  \
     KIND(COSINE, cosine, "cosine attention", "the cosine of their angle over a temperature")   \
     KIND(GTA, gta, "GTA",                                                                          \
-         "dot, with values that are half of the keys, whose other half is rotated and one for all")
+         "dot, with half of each key taken from the value, and the other half rotated and shared")
 
 #define WEFT_FFNS(KIND)                                                                            \
     KIND(GELU, gelu, "GELU", "two matrices around a GELU, as in GPT-2")                            \
@@ -26,6 +26,6 @@
 #define WEFT_POSITIONS(KIND)                                                                       \
     KIND(LEARNED, learned, "learned positions", "a learned table, added to the embedding")         \
     KIND(ROPE, rope, "rotary positions", "queries and keys are rotated")                           \
-    KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, of a slope per head")                      \
+    KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, with a slope per head")                      \
     KIND(RELATIVE, relative, "relative positions", "a learned bias per distance")                  \
     KIND(NONE, none, "no positions", "the model does not know the order")

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { TEXT_WIDTH = 73, PROMPT_WIDTH = 100, PHRASE = 20 };
+enum { TEXT_WIDTH = 73 };
 
 /* Prints text folded at words, each line after `indent`. */
 static void write_folded(FILE *out, const char *indent, const char *text) {
@@ -40,21 +40,12 @@ static void write_quoted(FILE *out, const char *text, const char *end) {
     fputs("\"\n", out);
 }
 
-/* What a menu shows: the first sentence of the help, or as much of it as a line takes. */
+/* What a menu shows: the help's first phrase. */
 static void write_prompt(FILE *out, const weft_option *o) {
-    const char *text = o->help, *end = text;
-    while (*end && !(*end == '.' && (end[1] == ' ' || !end[1])) && *end != ';' &&
-           !(*end == ':' && end - text >= PHRASE))
+    const char *end = o->help;
+    while (*end && !(*end == '.' && (end[1] == ' ' || !end[1])) && *end != ';' && *end != ':')
         end++;
-    if (end - text > PROMPT_WIDTH) {
-        const char *cut = text + PROMPT_WIDTH;
-        while (cut > text && *cut != ' ' && *cut != ',' && *cut != ':')
-            cut--;
-        end = cut > text ? cut : end;
-    }
-    while (end > text && (end[-1] == ',' || end[-1] == ':' || end[-1] == ' '))
-        end--;
-    write_quoted(out, text, end);
+    write_quoted(out, o->help, end);
 }
 
 /* A value as a config's line has it. */

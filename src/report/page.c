@@ -547,7 +547,7 @@ weft_status weft_page_write_html(weft_page *p, const char *path, bool force) {
 
 weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     WEFT_TRY(finish(p));
-    WEFT_TRY(weft_folder_make_one(folder));
+    WEFT_TRY(weft_folder_make(folder));
     WEFT_TRY(weft_page_vacant(folder, force));
     char name[32];
     bool ours;

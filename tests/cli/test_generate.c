@@ -394,6 +394,16 @@ static void test_the_context_ends_a_text_unless_it_slides(void **state) {
         assert_int_equal(told, i == 1);
         command_free(&r);
     }
+    const char *err = scratch_path("err");
+    for (int each = 27; each <= 28; each++) { /* in a conversation: two lines of 4, two answers */
+        shell_succeeds("printf 'who\\nwho\\n' | '%s' generate -i --model '%s' --max-tokens %d "
+                       ">'%s' 2>'%s'",
+                       program(), model, each, scratch_path("answers"), err);
+        char *said = file_read(err, NULL), *told = strstr(said, "the context of 64 tokens is full");
+        assert_int_equal(told != NULL, each == 28);
+        if (told) assert_null(strstr(told + 1, "the context of"));
+        free(said);
+    }
     json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
                                "200", "--slide", "--json"));
     assert_int_equal(json_array_size(json_object_get(all, "tokens")), 200);

@@ -21,7 +21,7 @@ PATIENCE_S = 60
 # What must be on the screen, then what is typed.
 SCRIPT = [
     (b"Model", b"\n"),
-    (b"What scores a pair of tokens", b"\n"),
+    (b"Attention, by the score", b"\n"),
     (b"2  w2", b"2"),
     (b"w2", b"q"),
     (b"(Y)es", b"y"),

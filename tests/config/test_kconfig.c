@@ -89,6 +89,25 @@ static void test_kconfig_in_the_tree_is_the_programs(void **state) {
     free(kept);
 }
 
+/* A menu's line names its option whole: a phrase that ends where the help goes on, within 80 columns. */
+static void test_prompts_are_short_and_whole(void **state) {
+    (void)state;
+    int count;
+    const weft_option *options = weft_options(&count);
+    char *kept = file_read("Kconfig", NULL), want[256];
+    for (int i = 0; i < count; i++) {
+        const char *help = options[i].help;
+        size_t length = strcspn(help, ":;");
+        const char *stop = strstr(help, ". ");
+        if (stop && (size_t)(stop - help) < length) length = (size_t)(stop - help);
+        if (!help[length]) length--; /* the full stop */
+        if (length > 64) fail_msg("%s: '%.*s' is too long", options[i].key, (int)length, help);
+        snprintf(want, sizeof want, " \"%.*s\"\n\tdefault ", (int)length, help);
+        if (!strstr(kept, want)) fail_msg("%s: not in Kconfig:%s", options[i].key, want);
+    }
+    free(kept);
+}
+
 static void test_defconfig_writes_what_it_says(void **state) {
     (void)state;
     without_kconfiglib_skip();
@@ -415,6 +434,7 @@ static int open_tree(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kconfig_in_the_tree_is_the_programs),
+        cmocka_unit_test(test_prompts_are_short_and_whole),
         cmocka_unit_test(test_defconfig_writes_what_it_says),
         cmocka_unit_test(test_bare_numbers_are_taken),
         cmocka_unit_test(test_keys_of_other_trainers_are_told_what_to_use),

@@ -1,4 +1,4 @@
-"""Runs the commands of README.md and of the guide, page by page, as they stand there.
+"""Runs the commands of README.md, of the gallery and of the guide, page by page, as they stand there.
 
     commands.py WEFT FOLDER [PAGE...]
 
@@ -190,7 +190,7 @@ def shared_folders(pages):
 
 def main():
     weft, folder = os.path.abspath(sys.argv[1]), sys.argv[2]
-    pages = sys.argv[3:] or ["README.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED)
+    pages = sys.argv[3:] or ["README.md", "docs/gallery.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED)
     root = os.path.join(os.path.abspath(folder), "root")
     os.makedirs(root)
     make_root(weft, root)  # one for all pages: a reader has what the pages before left

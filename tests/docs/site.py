@@ -9,6 +9,7 @@ elsewhere. Ends on 0 when all is well, 1 with a line for each thing that is not.
 import glob
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 
@@ -32,6 +33,10 @@ def check_stage(pages, wrong):
     for page in glob.glob("docs/**/*.md", recursive=True):
         if page not in nav and not page.startswith("docs/notes/"):
             wrong.append("docs/site.yml does not name %s" % page)
+    for name in ("performance", "decoding", "scaling"):
+        with open("docs/results/%s.md" % name, encoding="utf-8") as file:
+            if not re.match(r"# .+\n\n[A-Z].+\.\n\n!\[.+\]\(.+\)\n\n\| .+\n\| -", file.read()):
+                wrong.append("docs/results/%s.md does not open with a sentence, a picture and a table" % name)
     with open(os.path.join(pages, "reference", "commands.md"), encoding="utf-8") as file:
         text = file.read()
     for word in ("\n## train\n", "\n## runs\n", "--minutes M"):
@@ -39,6 +44,30 @@ def check_stage(pages, wrong):
             wrong.append("reference/commands.md lacks %r" % word)
     if not os.path.exists(os.path.join(pages, "include", "weft", "weft.h")):
         wrong.append("a file that a page links to is not staged")
+
+
+def check_gallery(docs, wrong):
+    """Every study whose database is kept has its question, a picture that is there and a report that is whole."""
+    with open(os.path.join(docs, "gallery.md"), encoding="utf-8") as file:
+        text = file.read()
+    studies = glob.glob("docs/results/data/*.db")
+    if not studies or text.count("\n## ") != len(studies) or "scripts/site puts" in text:
+        wrong.append("docs/gallery.md has %d headings, for %d studies" % (text.count("\n## "), len(studies)))
+    for path in studies:
+        name = os.path.splitext(os.path.basename(path))[0]
+        with sqlite3.connect("file:%s?immutable=1" % os.path.abspath(path), uri=True) as db:
+            config = db.execute("SELECT config FROM study").fetchone()[0]
+        question = re.search(r"(?m)^STUDY_QUESTION=(.+)$", config).group(1)
+        shown = re.search(r"## %s\n\n`%s`: \*\*.+\*\*\n\n(?:\w.+\n\n)*\[!\[.+\]\((\S+)\)\]\((\S+)\)\n" % (re.escape(question), name), text)
+        if not shown:
+            wrong.append("docs/gallery.md does not show %s: %s" % (name, question))
+            continue
+        for file, end in zip(shown.groups(), ("</svg>", "</html>")):
+            with open(os.path.join(docs, file), encoding="utf-8") as made:
+                if not made.read().rstrip().endswith(end):
+                    wrong.append("docs/%s does not end on %s" % (file, end))
+        if sorted(os.listdir(os.path.join(docs, "gallery", name))) != sorted(os.path.basename(f) for f in shown.groups()):
+            wrong.append("docs/gallery/%s holds what its page does not show" % name)
 
 
 def search(site):
@@ -72,6 +101,7 @@ def main():
         wrong.append("scripts/site ended on %d: %s" % (done.returncode, done.stdout[-2000:]))
     else:
         check_stage(os.path.join(stage, "pages"), wrong)
+        check_gallery(os.path.join(stage, "pages", "docs"), wrong)
         with open(os.path.join(site, "docs", "index.html"), encoding="utf-8") as file:
             text = file.read()
         if "unpkg.com" in text or "../assets/site.js" not in text:
