@@ -12,9 +12,10 @@
     KIND(DOT, dot, "dot-product attention", "the scaled product of query and key")                 \
     KIND(W2, w2, "W2 attention", "the Wasserstein-2 distance of two Gaussians")                    \
     KIND(MLA, mla, "MLA", "the product in one latent space that all heads share")                  \
-    KIND(COSINE, cosine, "cosine attention", "the cosine of their angle over a temperature")   \
+    KIND(COSINE, cosine, "cosine attention", "the cosine of their angle over a temperature")       \
     KIND(GTA, gta, "GTA",                                                                          \
-         "dot, with values that are half of the keys, whose other half is rotated and one for all")
+         "dot; keys and values share one half, the keys' other half is rotary and shared by all "  \
+         "heads")
 
 #define WEFT_FFNS(KIND)                                                                            \
     KIND(GELU, gelu, "GELU", "two matrices around a GELU, as in GPT-2")                            \
