@@ -38,7 +38,8 @@ typedef struct {
 static int check_arguments(const weft_args *a, inspect_job *job, const char *word) {
     if (!job->model) job->model = word;
     if (!job->model || (word && job->model != word))
-        return weft_args_refuse(a, "one model is needed, as --model DIR; see 'weft help inspect'");
+        return weft_args_refuse(
+            a, "one model is needed: weft inspect DIR --text FILE; see 'weft help inspect'");
     if (!job->text == !job->tokens)
         return weft_args_refuse(a, "--text FILE or --tokens FILE is needed%s",
                                 job->text ? ", one of them at a time" : "");

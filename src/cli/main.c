@@ -53,7 +53,7 @@
     X("Look", watch, "[DIR...] [--port N] [--host ADDRESS] [--json]",                              \
       "a live page of runs and studies", "weft watch runs")                                        \
     X("Compare", study, "--config FILE [--variants A,B] [--out DIR] [--jobs N] [--list] [--json]", \
-      "run a study and write its report", "weft study --config my-study/study --out my-study")     \
+      "run a study and write its report", "weft study --config my-study/study")                    \
     X("Compare", runs, "DIR|DB... [--compare A B] [--csv FILE] [--diff DB2] [--json]",             \
       "list, compare or export a study's runs", "weft runs my-study --compare dot w2")             \
     X("Compare", report, "RUNS... [--out DIR] [--json]", "write the report of studies again",      \

@@ -17,6 +17,7 @@
 #include "supervise/supervise.h"
 #include "train/stop.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
@@ -33,14 +34,13 @@ const char weft_help_study[] =
     "STUDY_SCORE, STUDY_TAIL\n"
     "  --variants A,B     only these variants; the others wait\n"
     "  --out DIR          the study's folder; without it, runs/ and the config's name, or "
-    "runs/study for .config\n"
+    "runs/study for .config; a file named study: the folder it is in\n"
     "  --jobs N           runs at a time, each with its share of the threads; default: 1\n"
     "  --gpus 0,1,...     one run at a time on each of these GPUs\n"
     "  --restart RUN      start a failed run over, its folder set aside: VARIANT-lrR-seedN, or "
     "failed for all of them\n"
     "  --minutes M        the study ends in M minutes: what then runs is stopped and saved; the "
-    "same "
-    "command goes on\n"
+    "same command continues it\n"
     "  --slurm[=OPTIONS]  submit an array of jobs to Slurm, one for each variant, and a job after "
     "them that joins their databases and writes the report; OPTIONS go to sbatch. A job has "
     "--threads processors (default: 4), the memory of the largest variant, and a GPU where DEVICE "
@@ -58,7 +58,6 @@ const char weft_help_study[] =
     "cannot be built.\n";
 
 enum {
-    OUT_ROOM = 512,
     GPUS_ROOM = 256,
     GPUS_MOST = 64,
     JOBS_MOST = 1024,
@@ -202,7 +201,7 @@ static void list_table(const weft_study *s, double seconds) {
         printf("%-*s %10s %14s %12s %12.4g  %s%s%s\n", width, p->variant->name, iters, tokens,
                weft_count_text(p->account.parameters, parameters),
                (p->account.forward_flops + p->account.backward_flops) / 1e6, label,
-               *label ? ": " : "", *sets ? sets : "nothing");
+               *label ? ": " : "", *sets ? sets : "baseline");
     }
     int rates = weft_study_variant_rates(s);
     long long seeds = (long long)s->base.study_seeds;
@@ -268,8 +267,14 @@ static const char **job_words(int argc, char **argv) {
     return words;
 }
 
+static const char *out_of(const study_args *own, const weft_study *s, char name[WEFT_PATH_MAX]) {
+    if (own->out) return own->out;
+    if (!weft_study_own_folder(s->where, name)) snprintf(name, WEFT_PATH_MAX, "runs/%s", s->name);
+    return name;
+}
+
 static weft_status submit_study(const weft_args *args, const study_args *own, const weft_study *s) {
-    char name[OUT_ROOM];
+    char name[WEFT_PATH_MAX];
     WEFT_AUTO_FREE bool *chosen = NULL;
     weft_slurm_jobs jobs;
     if (s->base.study_equal == WEFT_EQUAL_TIME)
@@ -278,9 +283,8 @@ static weft_status submit_study(const weft_args *args, const study_args *own, co
     if (*s->base.study_rate_as)
         return weft_fail(WEFT_EINPUT, "study: CONFIG_STUDY_RATE_AS makes variants wait for others; "
                                       "--slurm runs each by itself");
-    snprintf(name, sizeof name, "runs/%s", s->name);
     WEFT_TRY(choose_variants(s, own->variants, &chosen));
-    weft_slurm_options o = {.out = own->out ? own->out : name,
+    weft_slurm_options o = {.out = out_of(own, s, name),
                             .variants = chosen,
                             .words = own->words,
                             .more = own->slurm_options,
@@ -320,7 +324,7 @@ static const char *title_of(const json_t *variants, const char *name, bool *firs
 }
 
 /* What the study says, as its report does: a line for each comparison, and the answer. */
-static void tell_verdicts(const char *database) {
+static void tell_verdicts(const char *database, const weft_study_result *r) {
     json_t *report = NULL, *verdict;
     size_t i;
     if (weft_report_json(&database, 1, &report) != WEFT_OK) return;
@@ -342,9 +346,11 @@ static void tell_verdicts(const char *database) {
                 snprintf(number, sizeof number, ", %+.4f [%+.4f, %+.4f]", mean, low, high);
             else if (isfinite(mean))
                 snprintf(number, sizeof number, ", %+.4f", mean);
-            weft_log(WEFT_LOG_INFO, "%s%s: %s%s",
-                     weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against,
-                     text_of(verdict, "verdict"), number);
+            const char *word = text_of(verdict, "verdict");
+            bool final = r->waiting == 0 || strcmp(word, "not yet") == 0;
+            weft_log(WEFT_LOG_INFO, "%s%s: %s%s%s",
+                     weft_shown(title_of(variants, text_of(verdict, "step"), &any)), against, word,
+                     final ? "" : " so far", number);
         }
     }
     const char *answer = text_of(one, "answer");
@@ -409,10 +415,9 @@ static pid_t start_page(const char *folder) {
 
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
-    char name[OUT_ROOM], database[WEFT_PATH_MAX];
+    char name[WEFT_PATH_MAX], database[WEFT_PATH_MAX];
     WEFT_AUTO_FREE bool *chosen = NULL;
-    snprintf(name, sizeof name, "runs/%s", s->name);
-    weft_study_options o = {.out = own->out ? own->out : name,
+    weft_study_options o = {.out = out_of(own, s, name),
                             .jobs = (int)own->jobs,
                             .gpus = own->gpus_text ? own->gpus : NULL,
                             .threads = weft_pool_size(*pool),
@@ -440,7 +445,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     if (status != WEFT_OK && *r->why) weft_log(WEFT_LOG_ERROR, "%s", r->why);
     WEFT_TRY(status);
     if (args->json) {
-        char report[OUT_ROOM + 16];
+        char report[WEFT_PATH_MAX + 16];
         snprintf(report, sizeof report, "%s/report.html", o.out);
         json_t *object =
             json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "out", o.out,
@@ -451,7 +456,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
         weft_args_print(object, 0);
     }
     if (args->json || stopped) return WEFT_OK;
-    tell_verdicts(database);
+    tell_verdicts(database, r);
     weft_log(WEFT_LOG_INFO, "%d of %d runs done; the report is %s/report.html",
              r->done + r->diverged, r->runs, o.out);
     return WEFT_OK;
@@ -530,5 +535,11 @@ int weft_cmd_study(int argc, char **argv) {
     free(own.words);
     if (status != WEFT_OK || !*result.why) return weft_args_end(&args, status);
     fprintf(stderr, "weft study: %s\n", result.why);
+    if (result.failed + result.waiting > 0) {
+        fprintf(stderr, "next: %s study", weft_args_word(program_invocation_name));
+        for (int i = 1; i < argc; i++)
+            fprintf(stderr, " %s", weft_args_word(argv[i]));
+        fputs("\n", stderr);
+    }
     return WEFT_EXIT_FAILED;
 }

@@ -12,7 +12,7 @@
     KIND(DOT, dot, "dot-product attention", "the scaled product of query and key")                 \
     KIND(W2, w2, "W2 attention", "the Wasserstein-2 distance of two Gaussians")                    \
     KIND(MLA, mla, "MLA", "the product in one latent space that all heads share")                  \
-    KIND(COSINE, cosine, "cosine attention", "the cosine of their angle over a temperature")   \
+    KIND(COSINE, cosine, "cosine attention", "the cosine of their angle over a temperature")       \
     KIND(GTA, gta, "GTA",                                                                          \
          "dot, with half of each key taken from the value, and the other half rotated and shared")
 

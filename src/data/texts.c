@@ -59,7 +59,7 @@ weft_status weft_texts_learn(const weft_input_options *input, int64_t vocab, int
     if (!(*words = weft_bpe_trainer_words(b)))
         return weft_fail(WEFT_EINPUT, "there is no text in the input");
     weft_progress *p = weft_progress_begin(&(weft_progress_options){
-        .label = "train", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
+        .label = "tokenizer", .unit = "tokens", .total = vocab, .done = WEFT_BPE_VOCAB_MIN});
     weft_status status = weft_bpe_trainer_run(b, vocab, least, show_progress, p, out);
     weft_progress_end(p, false);
     return status;

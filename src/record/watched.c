@@ -395,6 +395,9 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     static const weft_watched_row none = {.value = {0, NAN, NAN, NAN, NAN, NAN, NAN}};
     const weft_watched_row *last = r->rows.n ? &r->rows.last : &none;
     bool reset = r->reset > after;
+    /* Of the whole run, as its report has it; MFU goes with the speed. */
+    double speed = r->rows.times > 0 ? r->rows.timed / r->rows.times : NAN;
+    double mfu = last->value[WEFT_ROW_MFU] * speed / last->value[WEFT_ROW_TOKENS_PER_S];
     char *note, *tags;
     weft_notes_get(w->notes, r->at.path, &note, &tags);
     json_t *object = json_pack(
@@ -407,11 +410,9 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
         "tokens_per_step", (json_int_t)r->tokens_per_step, "loss",
         weft_json_number(last->value[WEFT_ROW_LOSS]), "val_loss",
         weft_json_number(r->rows.val_loss), "best_val_loss",
-        weft_json_number(r->rows.best_val_loss), "tokens_per_s",
-        weft_json_number(last->value[WEFT_ROW_TOKENS_PER_S]), "mfu",
-        weft_json_number(last->value[WEFT_ROW_MFU]), "seconds_left",
-        weft_json_number(seconds_left(r, last)), "bytes_per_token",
-        weft_json_number(*r->end ? r->bytes_per_token : NAN), "note",
+        weft_json_number(r->rows.best_val_loss), "tokens_per_s", weft_json_number(speed), "mfu",
+        weft_json_number(mfu), "seconds_left", weft_json_number(seconds_left(r, last)),
+        "bytes_per_token", weft_json_number(*r->end ? r->bytes_per_token : NAN), "note",
         weft_json_text(note ? note : ""), "tags", weft_json_text(tags ? tags : ""), "reset", reset,
         "options", r->options ? json_incref(r->options) : json_object(), "rows",
         weft_watched_lines_json(&r->rows, reset ? 0 : after));

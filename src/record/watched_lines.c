@@ -55,6 +55,12 @@ static void add_line(weft_watched_lines *l, const json_t *line, int64_t version)
     double val = row.value[WEFT_ROW_VAL_LOSS];
     if (isfinite(val)) l->val_loss = val;
     if (val < l->best_val_loss || isnan(l->best_val_loss)) l->best_val_loss = val;
+    double steps = row.value[WEFT_ROW_STEP] - l->last.value[WEFT_ROW_STEP];
+    double speed = row.value[WEFT_ROW_TOKENS_PER_S];
+    if (steps > 0 && speed > 0) {
+        l->timed += steps;
+        l->times += steps / speed;
+    }
     keep_row(l, &row);
     l->last = row;
 }

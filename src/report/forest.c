@@ -126,7 +126,7 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
             doubted ? "plain" : weft_say_kind(c->verdict));
     weft_page_escape_html(out, *s->error  ? "cannot be built"
                                : !counted ? "leaks: not compared"
-                                          : weft_comparison_word(c));
+                                          : weft_say_verdict(d, variant));
     fputs("</b><small>", out);
     put_note(out, d, variant, doubted ? "in doubt: see the warnings above" : s->why);
     fputs("</small></span></div>\n", out);
@@ -300,8 +300,20 @@ static void say_more_seeds(weft_page *p, const weft_report_data *d) {
                           d->planned_seeds + more);
 }
 
+/* What to run where runs are missing. */
+static void say_to_continue(weft_page *p, const weft_report_data *d) {
+    char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
+    int waiting = 0;
+    for (int i = 0; i < d->n_variants; i++)
+        waiting += d->variants[i].waiting;
+    if (waiting == 0 || !find_config(d, folder, config)) return;
+    weft_page_say(p, "This command continues the study:");
+    weft_page_command(p, "weft study --config %s --out %s", config, folder);
+}
+
 weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     int base = weft_report_baseline(d), n = weft_report_count(d, has_row);
+    say_to_continue(p, d);
     say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
     extent e = find_extent(d);

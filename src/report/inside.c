@@ -76,8 +76,8 @@ static void put_grid(weft_page *p, const json_t *table, weft_heat heat, const ch
         if (isnan(heat.high)) heat.high = most;
         heat.values = values;
         heat.row_label = "layer";
-        snprintf(caption, sizeof caption, "%s%s%s; full colour: %.3g", name, *name ? ": " : "",
-                 heat.title, heat.high);
+        snprintf(caption, sizeof caption, "%s%s%s; strongest colour = %.3g", name,
+                 *name ? ": " : "", heat.title, heat.high);
         char *svg = weft_heat_svg(&heat);
         if (!svg) weft_fail(WEFT_ENOMEM, "report: no memory for a picture");
         weft_page_thumbnail(p, svg, caption);

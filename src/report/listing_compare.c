@@ -15,14 +15,14 @@
 enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
 static weft_status find_variant(const weft_report_data *d, const char *name, int *variant) {
-    weft_nearest nearest = weft_nearest_to(name);
+    const char *names = "";
     for (int i = 0; i < d->n_variants; i++) {
         *variant = i;
         if (strcmp(d->variants[i].name, name) == 0) return WEFT_OK;
-        weft_nearest_offer(&nearest, d->variants[i].name);
+        names = weft_say("%s%s%s", names, i ? ", " : "", d->variants[i].name);
     }
-    return weft_fail(WEFT_EINPUT, "%s: there is no variant '%s'; did you mean '%s'?", d->path, name,
-                     nearest.name);
+    return weft_fail(WEFT_EINPUT, "%s: there is no variant '%s'; there are: %s", d->path, name,
+                     names);
 }
 
 /* The config of any run of a variant; NULL: it has none. */

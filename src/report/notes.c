@@ -178,7 +178,7 @@ static void run_trouble(trouble *t, const weft_report_run *run) {
     if (run->resumes > 0)
         trouble_row(t, run->variant, where,
                     weft_say("resumed %s", weft_say_plural((int)run->resumes, "time")),
-                    "it was stopped or killed on the way");
+                    "harmless: it was stopped, and continued from its checkpoint");
 }
 
 /* Runs that are still to come, a line per variant. */

@@ -271,6 +271,7 @@ void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     FORMAT(text, format);
     bool answer = strcmp(kind, "answer") == 0;
     p->answers = p->answers || (answer && p->level == 2);
+    p->asks = p->asks || strcmp(kind, "question") == 0;
     end_element(p);
     fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
     put_html(p, "", text, "</p>\n");
@@ -515,7 +516,8 @@ static weft_status insert_contents(weft_page *p) {
                      "%.*s<nav class=\"contents\" aria-label=\"Contents\">\n<ol>\n<li><a "
                      "href=\"#\">%s</a></li>\n%s</ol>\n"
                      "<div id=\"controls\"></div>\n</nav>\n%s",
-                     (int)p->contents, p->html_text, p->answers ? "Answer" : "Top", p->names_text,
+                     (int)p->contents, p->html_text,
+                     p->answers ? (p->asks ? "Answer" : "Summary") : "Top", p->names_text,
                      p->html_text + p->contents);
     if (n < 0) return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     fclose(p->html);

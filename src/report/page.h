@@ -29,6 +29,7 @@ typedef struct {
     bool heading;    /* its heads are not all there */
     bool folded;     /* a section that begins folded is open */
     bool answers;    /* it has an answer, and no second one */
+    bool asks;       /* and a question */
     size_t contents; /* where they stand in the HTML, once it is whole */
     FILE *names;     /* of the parts, as links to them */
     char *names_text;

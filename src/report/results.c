@@ -5,6 +5,10 @@
 #include <math.h>
 #include <string.h>
 
+static bool is_to_come(const weft_report_run *run) {
+    return run && (strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0);
+}
+
 /* Seeds that did not count in a comparison, and why: " Left out: seed 3 (1 diverged)." */
 static void write_left_out(FILE *out, const weft_report_data *d, int variant, bool brief) {
     const weft_report_variant *s = &d->variants[variant];
@@ -17,6 +21,10 @@ static void write_left_out(FILE *out, const weft_report_data *d, int variant, bo
         if (pair.counts || (!pair.variant && !pair.baseline)) continue;
         fprintf(out, "%s seed %lld (", any ? "," : " Left out:", (long long)d->seeds[i]);
         any = true;
+        if (is_to_come(pair.variant) && is_to_come(pair.baseline)) {
+            fputs("not finished)", out);
+            continue;
+        }
         bool variant_bad = !pair.variant || !pair.variant->finished;
         bool base_bad = !pair.baseline || !pair.baseline->finished;
         if (variant_bad)
@@ -84,7 +92,7 @@ void weft_report_verdict_md(weft_page *p, const weft_report_data *d, int variant
     fprintf(p->words, *s->why ? ": %s." : ".%s", s->why);
     write_numbers(p->words, d, &s->compared);
     weft_report_write_note(p->words, d, variant, false);
-    weft_page_item_md(p, weft_comparison_word(&s->compared), weft_page_words(p));
+    weft_page_item_md(p, weft_say_verdict(d, variant), weft_page_words(p));
 }
 
 /* What the intervals are worth, all together. */
@@ -109,10 +117,13 @@ static void say_confidence(weft_page *p, const weft_report_data *d) {
         p,
         "Every interval has %.0f%% confidence, by Student's t over the differences seed by "
         "seed. There %s %s with an interval (repeats are not counted again). If there "
-        "were nothing to find, %.2g of them would still be called better or worse on "
-        "average, by chance.",
+        "were nothing to find, %s.",
         100 * WEFT_CONFIDENCE, n == 1 ? "is" : "are", weft_say_plural(n, "comparison"),
-        n * (1 - WEFT_CONFIDENCE));
+        n == 1 ? weft_say("there would be a %.2g%% chance of a false verdict",
+                          100 * (1 - WEFT_CONFIDENCE))
+               : weft_say("%.2g of them would still be called better or worse on average, by "
+                          "chance",
+                          n * (1 - WEFT_CONFIDENCE)));
 }
 
 /* What was said before the first run, and what became of it. */
@@ -127,9 +138,9 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         most = fmax(most, d->variants[i].compared.sd);
     }
     if (least < most)
-        weft_page_say(p, "Stated beforehand: %s They spread by %.2g to %.2g.", power, least, most);
+        weft_page_say(p, "Stated beforehand: %s They had %.2g to %.2g.", power, least, most);
     else if (isfinite(least))
-        weft_page_say(p, "Stated beforehand: %s They spread by %.2g.", power, least);
+        weft_page_say(p, "Stated beforehand: %s They had %.2g.", power, least);
     else
         weft_page_say(p, "Stated beforehand: %s", power);
 }

@@ -51,6 +51,8 @@ const char *weft_say_share_interval(const weft_comparison *c);
 const char *weft_say_times(const weft_report_run *run);
 /* "2.1%", of the baseline's score; an absolute number where that is 0. */
 const char *weft_say_share(const weft_comparison *c, double difference);
+/* A comparison's word; "better so far" where runs of it are still to come. */
+const char *weft_say_verdict(const weft_report_data *d, int variant);
 const char *weft_say_kind(weft_verdict verdict); /* of an item on a page: "good", "bad", "plain" */
 /* What stands before the next of n things in a sentence: "A, B and C". */
 const char *weft_say_between(int said, int n);

@@ -108,6 +108,13 @@ const char *weft_say_times(const weft_report_run *run) {
     return weft_say("%s to %s", started, ended);
 }
 
+const char *weft_say_verdict(const weft_report_data *d, int variant) {
+    const weft_report_variant *s = &d->variants[variant];
+    const char *word = weft_comparison_word(&s->compared);
+    bool final = s->waiting + d->variants[s->baseline].waiting == 0;
+    return final || s->compared.verdict == WEFT_NOT_YET ? word : weft_say("%s so far", word);
+}
+
 const char *weft_say_kind(weft_verdict verdict) {
     return verdict == WEFT_BETTER ? "good" : verdict == WEFT_WORSE ? "bad" : "plain";
 }

@@ -189,13 +189,13 @@ void weft_power_text(int pairs, double spread, char *text, size_t room) {
         snprintf(text, room, "One seed shows no difference: it has no interval.");
     else if (spread > 0)
         snprintf(text, room,
-                 "%d seeds show a difference of %.2g with 80%% power, where differences "
-                 "spread by %.2g from seed to seed.",
+                 "With %d seeds, a true difference of %.2g would be found 4 times in 5, assuming "
+                 "that differences have a standard deviation of %.2g from seed to seed.",
                  pairs, times * spread, spread);
     else
         snprintf(text, room,
-                 "%d seeds show a difference of %.2g times its spread from seed to seed with 80%% "
-                 "power.",
+                 "With %d seeds, a true difference of %.2g times its standard deviation from seed "
+                 "to seed would be found 4 times in 5.",
                  pairs, times);
 }
 

@@ -66,7 +66,7 @@ double weft_power(double difference, int pairs);
 double weft_power_difference(int pairs, double probability);
 /* The statistical power that is spoken of. */
 #define WEFT_POWER 0.8
-/* "3 seeds show a difference of 0.098 with 80% power, where ...": `spread` is the standard deviation of the
+/* "With 3 seeds, a true difference of 0.098 would be found 4 times in 5, ...": `spread` is the standard deviation of the
  * differences as it is expected; 0: unknown. */
 void weft_power_text(int pairs, double spread, char *text, size_t room);
 

@@ -6,6 +6,7 @@
 #include "model/kinds.h"
 
 #include <ctype.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -423,7 +424,16 @@ weft_status weft_source_read(const weft_source *s, const weft_variant *variant, 
     return read_over(s, variant, c);
 }
 
+bool weft_study_own_folder(const char *file, char folder[WEFT_PATH_MAX]) {
+    const char *slash = strrchr(file, '/');
+    if (strcmp(slash ? slash + 1 : file, "study") != 0) return false;
+    return weft_path(folder, "%.*s", slash > file ? (int)(slash - file) : 1, slash ? file : ".") ==
+           WEFT_OK;
+}
+
 void weft_study_name(const char *file, char *name, size_t room) {
+    char folder[WEFT_PATH_MAX], whole[PATH_MAX];
+    if (weft_study_own_folder(file, folder) && realpath(folder, whole)) file = whole;
     const char *slash = strrchr(file, '/');
     const char *last = slash ? slash + 1 : file;
     size_t n = 0;

@@ -5,6 +5,7 @@
  * source, not patched. */
 #pragma once
 
+#include "base/files.h"
 #include "config/config.h"
 
 #include <string.h>
@@ -86,6 +87,10 @@ weft_status weft_variants_ablation(const weft_config *base, int number, weft_var
 /* A variant's config: file, variant (NULL: none), overrides. Not checked as a whole. */
 weft_status weft_source_read(const weft_source *s, const weft_variant *variant, weft_config *c);
 
-/* A study's name from its config's file: the last part of the path, letters that a variant's name may
- * not have left out; "study" for .config and where nothing is left. */
+/* A config's file that is named study, as `weft new` writes it, has a folder of its own. False: it is named
+ * otherwise. */
+bool weft_study_own_folder(const char *file, char folder[WEFT_PATH_MAX]);
+
+/* A study's name from its config's file: the last part of the path, or its own folder's, letters that a
+ * variant's name may not have left out; "study" for .config and where nothing is left. */
 void weft_study_name(const char *file, char *name, size_t room);

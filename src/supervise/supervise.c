@@ -368,8 +368,8 @@ static void say_why(const supervisor *v, const weft_record_run *failed, FILE *ou
                 left > 0 || r->errors ? "; " : "", variants[rateless].name,
                 variants[v->study->rate_as[rateless]].name);
     if (left > 0 && r->signal) fputs("; stopped by a signal", out);
-    if (left > 0 && r->late) fputs("; the time is up", out);
-    if (left > 0) fputs("; the same command goes on", out);
+    if (left > 0 && r->late) fputs("; time is up", out);
+    if (left > 0) fputs("; repeat the command to continue", out);
     if (r->failed > 0)
         fputs("; with --restart failed, runs that cannot go on begin anew, their folders set aside",
               out);

@@ -172,7 +172,7 @@ static weft_status check_config(const char *folder, const weft_config *c) {
         if (strcmp(is, was) != 0 && !options[i].free && !summed)
             return weft_fail(
                 WEFT_EINPUT,
-                "%s: CONFIG_%s was %s in this run and is %s now; --resume goes on with "
+                "%s: CONFIG_%s was %s in this run and is %s now; --resume continues with "
                 "the same, --from starts a new run from its weights",
                 folder, options[i].key, *was ? was : "empty", *is ? is : "empty");
     }

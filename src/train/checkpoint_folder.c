@@ -201,7 +201,7 @@ weft_status weft_checkpoint_unused(const char *run) {
                          run, f.other);
     if (!run_there) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
-                     "%s has a run in it already (%s); --resume goes on with it, another --out "
+                     "%s has a run in it already (%s); --resume continues it, another --out "
                      "starts anew",
                      run, *f.list ? f.list : "last.old");
 }

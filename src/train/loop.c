@@ -480,7 +480,7 @@ static weft_status run_steps(trainer *t) {
         if (early) {
             t->result->end = WEFT_TRAIN_STOPPED;
             snprintf(t->result->why, sizeof t->result->why,
-                     "stopped by a signal before a step was done; --resume goes on");
+                     "stopped by a signal before a step was done; --resume continues it");
             return WEFT_OK;
         }
         WEFT_TRY(train_step(t, &row));
@@ -508,7 +508,7 @@ static weft_status run_steps(trainer *t) {
         snprintf(t->result->why, sizeof t->result->why,
                  "stopped by a signal after step %lld of %lld%s", (long long)row.step,
                  (long long)c->steps,
-                 keeps_last(t) ? "; saved, --resume goes on" : "; SAVE_CHECKPOINT is n");
+                 keeps_last(t) ? "; saved, --resume continues it" : "; SAVE_CHECKPOINT is n");
     }
     return WEFT_OK;
 }
@@ -518,7 +518,7 @@ static weft_status close_plan(const trainer *t) {
     char done[WEFT_COUNT_ROOM], planned[WEFT_COUNT_ROOM];
     int64_t steps = t->model->config.steps;
     if (!t->leads || steps == t->config->steps || t->result->end != WEFT_TRAIN_DONE) return WEFT_OK;
-    weft_log(WEFT_LOG_INFO, "%s: the time allowed %s of %s steps", t->options->out,
+    weft_log(WEFT_LOG_INFO, "%s: time was up after %s of %s steps", t->options->out,
              weft_count_text(steps, done), weft_count_text(t->config->steps, planned));
     return keep_config(t);
 }

@@ -168,7 +168,7 @@
     const charts = [chart("Held-out loss", label, VAL, loss), chart("Training loss", label, LOSS, loss),
       ...(by ? [scatter(list, rest, by)] : []),
       chart("Speed", "tokens per second", SPEED, {higher: true}), chart("Learning rate", "learning rate", RATE, {higher: true}),
-      chart("Norm of the gradient", "norm", NORM), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100})].filter((c) => (c.lines || c.points).length);
+      chart("Gradient norm", "norm", NORM), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100})].filter((c) => (c.lines || c.points).length);
     if (charts.length) charts[0].large = charts.length > 5 ? 1.15 : 0.8; /* as high as those beside it */
     return {
       note: list.some(({members}) => members.length > 1) ? "A line is the mean of its runs; the band around it goes from the lowest run to the highest." : "",

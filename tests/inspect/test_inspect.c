@@ -206,7 +206,7 @@ static void test_the_page_shows_where_heads_look(void **state) {
 static void test_wrong_usage_is_told(void **state) {
     (void)state;
     const char *model = make_model("mla", "ATTENTION=mla", "FFN=gelu"), *text = make_text();
-    command_fails(2, RUN("inspect", "--text", text), SAYS("--model"));
+    command_fails(2, RUN("inspect", "--text", text), SAYS("weft inspect DIR --text FILE"));
     command_fails(2, RUN("inspect", model), SAYS("--text", "--tokens"));
     command_fails(2, RUN("inspect", model, "--text", text, "--tokens", text), SAYS("one of them"));
     command_fails(2, RUN("inspect", model, "--text", scratch_path("none")), SAYS("none"));

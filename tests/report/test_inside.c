@@ -127,13 +127,13 @@ static void test_what_is_inside_is_shown_and_nothing_else(void **state) {
     expect_in(md, "| entropy: entropy of the weights, in nats | 2 | 5 |");
     expect_in(md, "| gate: gate, in the mean over tokens | – | 0.25 |");
     expect_in(md, "| attention | 0.5 (0.1) | 0.5 (0.1) |");
-    expect_in(html, "gate: gate, in the mean over tokens; full colour: 1");
+    expect_in(html, "gate: gate, in the mean over tokens; strongest colour = 1");
     expect_in(html, "histogram of the gates: each layer&#39;s share in each tenth of 0 to 1; "
-                    "full colour: 0.5");
+                    "strongest colour = 0.5");
     expect_in(html, "keys&#39; latent");
     assert_null(strstr(html, "evil"));
     /* Rows of unequal length are no grid. */
-    assert_null(strstr(html, "full colour: 7"));
+    assert_null(strstr(html, "strongest colour = 7"));
     free(md);
     free(html);
 }
@@ -147,8 +147,10 @@ static void test_what_was_stated_beforehand_stands_beside_what_became_of_it(void
     study_close(db);
     write_report("power", &md, &html);
     /* 3.264 · 0.03; and the deviation of 0.01, 0, 0. */
-    expect_in(md, "Stated beforehand: 3 seeds show a difference of 0.098 with 80% power, "
-                  "where differences spread by 0.03 from seed to seed. They spread by 0.0058.");
+    expect_in(
+        md, "Stated beforehand: With 3 seeds, a true difference of 0.098 would be found 4 times in "
+            "5, assuming that differences have a standard deviation of 0.03 from seed to "
+            "seed. They had 0.0058.");
     free(md);
     free(html);
 }

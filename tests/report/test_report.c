@@ -248,22 +248,32 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
     study_run_ended(db, 0, 1e-3, 4, "failed", "no room on the disk");
     study_run(db, 1, 1e-3, 4, 0.1, "c");
     study_run_ended(db, 1, 1e-3, 5, "waiting", NULL);
+    study_run_ended(db, 0, 1e-3, 6, "running", NULL);
+    study_run_ended(db, 1, 1e-3, 6, "waiting", NULL);
     /* Done, but a score that is no number is no score. */
     study_run(db, 0, 1e-3, 5, 2.0, "d");
     study_sql(db, "UPDATE runs SET score = 9e999 WHERE variant = 0 AND seed = 5");
     study_sql(db, "UPDATE runs SET skipped = 3 WHERE variant = 0 AND seed = 1");
     finish(db, "failed");
-    expect_line("- **better** variant 1 against variant 0", /* -0.1 and -0.09: half 0.063531 */
-                SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
-                     "Left out: seed 3 (variant 1 diverged), seed 4 (variant 0 failed), seed 5 "
-                     "(variant 1 has "
-                     "not been run yet; variant 0 has no score)."));
+    expect_line(
+        "- **better so far** variant 1 against variant 0", /* -0.1 and -0.09: half 0.063531 */
+        SAYS("95% interval -0.1585 to -0.0315", "; 2 seeds.",
+             "Left out: seed 3 (variant 1 diverged), seed 4 (variant 0 failed), seed 5 "
+             "(variant 1 has "
+             "not been run yet; variant 0 has no score), seed 6 (not finished)."));
+    expect_in(html, "\">better so far</b>");
+    expect_both("If there were nothing to find, there would be a 5% chance of a false verdict.");
+    expect_not_in(html, "This command continues the study"); /* there is no config */
+    file_write(scratch_path("failed/study.config"), "", 0);
+    write_report("failed");
+    expect_both("This command continues the study");
+    expect_in(html, "failed/study.config --out ");
     expect_line("| 1 | seed 3, learning rate 0.001 |",
                 SAYS("| diverged |", "the loss was not finite at step 7"));
     expect_line("| 0 | seed 4, learning rate 0.001 |", SAYS("| failed |", "no room on the disk"));
     expect_line("| 0 | seed 1, learning rate 0.001 |", SAYS("3 updates skipped"));
-    expect_line("| 1 | runs |", SAYS("1 waiting, 0 running"));
-    expect_both("6 of 10 runs finished");
+    expect_line("| 1 | runs |", SAYS("2 waiting, 0 running"));
+    expect_both("6 of 12 runs finished");
 }
 
 static void test_leaks_and_unbuildable_variants_show_no_difference(void **state) {
@@ -297,6 +307,9 @@ static void test_leaks_and_unbuildable_variants_show_no_difference(void **state)
                         "no difference shown");
     expect_in(json_string_value(json_object_get(compared, "why")), "it leaks");
     json_decref(compared);
+    assert_int_equal(weft_listing_compare(scratch_path("leaks"), "0", "rope", NULL, &compared),
+                     WEFT_EINPUT);
+    expect_in(weft_error_message(), "no variant 'rope'; there are: 0, leaky, broken");
 }
 
 static int64_t first_and_repeat(sqlite3 *db, int seed, const char *first, const char *again) {

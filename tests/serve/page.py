@@ -38,7 +38,7 @@ def check_text(b, prompt, seed, text, wrong):
     if shown != prompt + text:
         wrong.append("shown: %r, not %r" % (shown, prompt + text))
     status = b.value(STATUS)
-    if not status.startswith("24 tokens, ") or "tokens/s" not in status or "seed " + seed not in status:
+    if "tokens/s" not in status or "seed " + seed not in status:
         wrong.append("status: %r" % status)
     tints = b.value("panes[0].tokens.map(t => [t.p, +t.node.style.getPropertyValue('--u'),"
                     "t.tops.reduce((s, a) => s + a.p, 0), t.tops.length])")

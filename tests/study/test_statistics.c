@@ -163,8 +163,10 @@ static void test_what_seeds_can_show_is_the_references(void **state) {
     assert_true(isnan(weft_power(1, 1)));
     char text[400];
     weft_power_text(3, 0.03, text, sizeof text);
-    assert_string_equal(text, "3 seeds show a difference of 0.098 with 80% power, where "
-                              "differences spread by 0.03 from seed to seed.");
+    assert_string_equal(text,
+                        "With 3 seeds, a true difference of 0.098 would be found 4 times in 5, "
+                        "assuming that differences have a standard deviation of 0.03 from "
+                        "seed to seed.");
     weft_power_text(1, 0.03, text, sizeof text);
     assert_non_null(strstr(text, "no interval"));
 }

@@ -128,6 +128,10 @@ static void test_a_config_without_variants_is_one_variant(void **state) {
     assert_string_equal(name, "w2recall");
     weft_study_name("some/.config", name, sizeof name);
     assert_string_equal(name, "study");
+    weft_study_name("/usr/study", name, sizeof name); /* its own folder's */
+    assert_string_equal(name, "usr");
+    weft_study_name("/study", name, sizeof name);
+    assert_string_equal(name, "study");
 }
 
 static void test_mistakes_name_the_variant_and_the_key(void **state) {

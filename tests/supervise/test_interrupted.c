@@ -133,7 +133,7 @@ static void test_a_signal_is_handed_on_and_the_same_command_goes_on(void **state
                      RUNS - done);
     size_t n;
     char *said = file_read(err, &n);
-    assert_non_null(strstr(said, "stopped by a signal; the same command goes on"));
+    assert_non_null(strstr(said, "stopped by a signal; repeat the command to continue\nnext: "));
     free(said);
     command_succeeds(RUN("study", "--config", config, "--out", out), NULL);
     study_same(whole, out);

@@ -100,12 +100,12 @@ static void test_a_study_ends_in_time(void **state) {
     command_result r =
         command_run(RUN("study", "--config", config, "--out", out, APART, "--minutes", "0.001"));
     assert_int_equal(r.status, 1);
-    assert_non_null(strstr(r.err, "the time is up"));
+    assert_non_null(strstr(r.err, "; time is up; repeat the command to continue\nnext: "));
     command_free(&r);
     r = command_run(RUN("study", "--config", config, "--out", endless, "--minutes", "0.02", "-o",
                         "STEPS=100000000", "-o", "EVAL_INTERVAL=100000000"));
     assert_int_equal(r.status, 1);
-    assert_non_null(strstr(r.err, "the time is up"));
+    assert_non_null(strstr(r.err, "; time is up; repeat the command to continue\nnext: "));
     command_free(&r);
     assert_int_equal(study_number(endless, "SELECT count(*) FROM runs WHERE status <> 'waiting'"),
                      0);

@@ -43,7 +43,7 @@ static void make_run(const char *run, const char *seed) {
              seed);
     append(run, "config", config);
     append(run, "metrics.jsonl",
-           "{\"step\":10,\"loss\":5.5,\"lr\":0.001,\"grad_norm\":2,\"tokens_per_s\":1000,\"mfu\":0."
+           "{\"step\":10,\"loss\":5.5,\"lr\":0.001,\"grad_norm\":2,\"tokens_per_s\":3000,\"mfu\":0."
            "25}\n"
            "{\"step\":20,\"loss\":4.5,\"lr\":0.001,\"grad_norm\":1.5,\"tokens_per_s\":1000,"
            "\"val_loss\":4.75}\n");
@@ -115,6 +115,8 @@ static void test_runs_are_told_as_their_files_say(void **state) {
     assert_int_equal(number(run, "tokens_per_step"), 128);
     assert_true(number(run, "loss") == 4.5);
     assert_true(number(run, "best_val_loss") == 4.75);
+    /* Of all steps, not of the last: 20 / (10/3000 + 10/1000). */
+    assert_true(fabs(number(run, "tokens_per_s") - 1500) < 1e-6);
     const json_t *options = json_object_get(run, "options");
     assert_string_equal(json_string_value(json_object_get(options, "ATTENTION")), "mla");
     assert_int_equal(number(options, "SEED"), 1);
