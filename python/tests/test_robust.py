@@ -476,7 +476,7 @@ def test_forked_processes_compute_on():
     """As a DataLoader's workers do: the threads of the first process are not there."""
     code = ("import os, signal, torch, weft.torch; m = weft.torch.SwiGLU(64, 640); x = torch.randn(2, 300, 64, requires_grad=True); held = m(x).sum()\n"
             "run = lambda: torch.autograd.grad(m(x).sum(), x)[0]\nwant = run()\npids = []\n"
-            "for _ in range(3):\n pids.append(os.fork())\n if not pids[-1]: signal.alarm(60); os._exit(0 if torch.equal(run(), want) and torch.equal(torch.autograd.grad(held, x)[0], want) else 1)\n"
+            "for _ in range(3):\n pids.append(os.fork())\n if not pids[-1]: signal.alarm(600); os._exit(0 if torch.equal(run(), want) and torch.equal(torch.autograd.grad(held, x)[0], want) else 1)\n"
             "print([os.waitpid(p, 0)[1] for p in pids], torch.equal(run(), want), torch.equal(torch.autograd.grad(held, x)[0], want))")
     assert alone(code, WEFT_THREADS="3")[0].strip() == "[0, 0, 0] True True"
 

@@ -148,7 +148,7 @@ weft_status weft_report_attention(weft_page *p, const weft_report_data *d) {
         if (map && !open)
             weft_page_fold(p, "What attention looks at",
                            "Each variant's heads of the first and the last layer, over the text "
-                           "above: a row for each token, darker where it looks more. The first "
+                           "above: a row for each token, stronger where it looks more. The first "
                            "token is at the top left.");
         if (map && !open) fputs("\n(The pictures are in report.html.)\n", p->md);
         open = open || map;
