@@ -80,7 +80,7 @@ static void test_a_study_runs_to_its_report(void **state) {
     char *md = file_read(scratch_path("root-optim/runs/real-optim/report.md"), NULL);
     assert_non_null(strstr(md, "## Inside the models"));
     assert_non_null(strstr(md, "## Loss by position"));
-    assert_non_null(strstr(md, "Stated beforehand: 2 seeds"));
+    assert_non_null(strstr(md, "Stated beforehand: With 2 seeds"));
     free(md);
 }
 
