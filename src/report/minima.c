@@ -52,18 +52,8 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
         "Score by learning rate: the mean over seeds, with a bar from the lowest to the highest of "
         "them. The curve is the parabola in the logarithm of the rate through the runs within a "
         "factor of four of the best rate; the ring is its minimum, at which variants are compared.";
-    weft_plot plot = {.kind = WEFT_PLOT_POINTS,
-                      .title = "Minima over the learning rates",
-                      .x_label = "learning rate",
-                      .y_label = d->score_name,
-                      .y_unit = weft_report_score_unit(d),
-                      .log_x = true,
-                      .series = series,
-                      .n_series = d->n_variants,
-                      .top = NAN,
-                      .note = caption,
-                      .caption = caption};
-    weft_report_put_plots(p, d, json_array(), &plot, 1);
+    weft_report_put_rates(p, d, WEFT_PLOT_POINTS, "Minima over the learning rates", series,
+                          caption);
     put_table(p, d);
     free(series);
     return WEFT_OK;

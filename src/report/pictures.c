@@ -221,6 +221,22 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
     }
 }
 
+void weft_report_put_rates(weft_page *p, const weft_report_data *d, weft_plot_kind kind,
+                           const char *title, weft_plot_series *series, const char *caption) {
+    weft_plot plot = {.kind = kind,
+                      .title = title,
+                      .x_label = "learning rate",
+                      .y_label = d->score_name,
+                      .y_unit = weft_report_score_unit(d),
+                      .log_x = true,
+                      .series = series,
+                      .n_series = d->n_variants,
+                      .top = NAN,
+                      .note = caption,
+                      .caption = caption};
+    weft_report_put_plots(p, d, json_array(), &plot, 1);
+}
+
 weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     if (d->n_rates < 2) return WEFT_OK;
     weft_page_heading(p, "Learning rates",
@@ -239,18 +255,7 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     }
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
-    weft_plot plot = {.kind = WEFT_PLOT_MEASURED,
-                      .title = "Score by learning rate",
-                      .x_label = "learning rate",
-                      .y_label = d->score_name,
-                      .y_unit = weft_report_score_unit(d),
-                      .log_x = true,
-                      .series = series,
-                      .n_series = d->n_variants,
-                      .top = NAN,
-                      .note = caption,
-                      .caption = caption};
-    weft_report_put_plots(p, d, json_array(), &plot, 1);
+    weft_report_put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
     free(series);
     return WEFT_OK;
 }

@@ -97,6 +97,10 @@ weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_pl
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n);
 
+/* A series of scores by learning rate for each variant. */
+void weft_report_put_rates(weft_page *p, const weft_report_data *d, weft_plot_kind kind,
+                           const char *title, weft_plot_series *series, const char *caption);
+
 /* The mean score of a variant at a rate, with its least and most; how many of its runs there finished. The unit of the score; NULL: it
  * has none. report/pictures.c */
 weft_plot_point weft_report_at_rate(const weft_report_data *d, int variant, double rate, int *done,
