@@ -32,6 +32,8 @@ ISAS_aarch64 := neon
 # AVX-512's vectors.
 ISAS_x86_64 := sse2 avx2 $(if $(findstring address,$(SAN)),,avx512)
 ISAS ?= $(or $(ISAS_$(CONFIG_ARCH)),plain)
+# Vectors wider than the registers are passed between functions of one file only, so how does not matter.
+ISA_FLAGS_sse2 := -Wno-psabi
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
 ISA_DEFINES := $(foreach i,$(ISAS),-DWEFT_HAVE_ISA_$(i))

@@ -377,7 +377,7 @@ static ALWAYS_INLINE void sweep_back_columns(const back_row *lead, const back_ro
         vreal dy = vload_n(trail->dy + at, n), d = vload_n(trail->s + at, n) - trail->mean;
         vreal scaled = dy * trail->rstd;
         dw[k] = vfma(scaled, d, vload_n(sums.dw + at, n));
-        if (sums.db) db[k] = vload_n(sums.db + at, n) + dy;
+        db[k] = sums.db ? vload_n(sums.db + at, n) + dy : dy;
         dx[k] = scaled * vload_n(w + at, n) - trail->c1 - d * trail->c2;
         if (with_ds) dx[k] += vload_n(trail->ds + at, n);
     }
