@@ -213,6 +213,34 @@ static void test_a_package_is_held_out_whole(void **state) {
     assert_int_equal(system(options), 0);
 }
 
+/* A package that an interrupted call has read: its text is in the folder where texts wait, and what the package is
+ * beside it. One without the latter was cut off in the middle, and is read again. */
+static void test_a_repeated_call_goes_on(void **state) {
+    (void)state;
+    static const char about[] = "[{\"package\": \"one-doc\", \"version\": \"1\", \"files\": 1, "
+                                "\"documents\": 1}, 700]";
+    mkdir(scratch_path("again"), 0777);
+    mkdir(scratch_path("again/work"), 0777);
+    for (int i = 0; i < 2; i++) {
+        FILE *out = fopen(scratch_path("again/work/%s", i ? "1-two-doc" : "0-one-doc"), "w");
+        assert_non_null(out);
+        fprintf(out, "[\"/read/before\", \"");
+        write_prose(out, 900 + i);
+        fprintf(out, "\"]\n");
+        fclose(out);
+    }
+    file_write(scratch_path("again/work/0-one-doc.about"), about, sizeof about - 1);
+    make_corpus(scratch_path("again"), "--val-share 0");
+    char *first = find_document(scratch_path("again"), "train.jsonl", "one-doc:/read/before"),
+         *second = find_document(scratch_path("again"), "train.jsonl", "lamp.1");
+    assert_non_null(first);
+    assert_non_null(second);
+    assert_null(find_document(scratch_path("again"), "train.jsonl", "two-doc:/read/before"));
+    assert_null(find_document(scratch_path("again"), "train.jsonl", "page07"));
+    free(first);
+    free(second);
+}
+
 /* Of what apt-cache lists, here one of the test's own: what is named as documentation, and the section doc, but not in
  * another language. */
 static void test_all_documentation_is_found_by_section_and_name(void **state) {
@@ -338,6 +366,7 @@ int main(void) {
         cmocka_unit_test(test_duplicates_lists_and_other_languages_are_dropped),
         cmocka_unit_test(test_held_out_documents_are_in_no_training_text),
         cmocka_unit_test(test_a_package_is_held_out_whole),
+        cmocka_unit_test(test_a_repeated_call_goes_on),
         cmocka_unit_test(test_all_documentation_is_found_by_section_and_name),
         cmocka_unit_test(test_the_same_packages_make_the_same_bytes),
         cmocka_unit_test(test_a_package_file_reads_as_its_folder),
