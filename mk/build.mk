@@ -8,12 +8,12 @@ PROGRAM_SOURCES := $(sort $(foreach f,$(PROGRAM_FOLDERS),$(wildcard src/$(f)/*.c
 LIB_SOURCES := $(sort $(filter-out $(PROGRAM_FOLDERS:%=src/%/%),$(wildcard src/*/*.c)))
 CUDA_SOURCES := $(if $(CONFIG_NVCC),$(sort $(wildcard src/cuda/*.cu src/cuda/*/*.cu)))
 
-# Under src/cpu everything is a kernel, compiled once for each instruction set and real type, but
-# for these, compiled once.
+# Under src/cpu everything is a kernel, compiled for float once for each instruction set and for double
+# once, but for these, compiled once.
 CPU_PLAIN := backend
 KERNEL_SOURCES := $(filter-out $(CPU_PLAIN:%=src/cpu/%.c),$(filter src/cpu/%.c,$(LIB_SOURCES)))
 PLAIN_SOURCES := $(filter-out $(KERNEL_SOURCES),$(LIB_SOURCES))
-VARIANTS := $(foreach i,$(ISAS),$(i).32 $(i).64)
+VARIANTS := $(ISAS:%=%.32) $(ISA_64).64
 
 # $(call lib_objects,DIR): the library's objects under DIR; $(call program_objects,DIR): the program's
 # own.
@@ -27,7 +27,7 @@ define kernel_rule
 $(1)/cpu/%.$(4).$(5).o: src/cpu/%.c $(1)/flags
 	@mkdir -p $$(@D)
 	$$(call say,CC,$$<  $(4) f$(5))
-	$$(Q)$(2) $(3) $(OPT_KERNEL) $(ISA_FLAGS_$(4)) -DWEFT_ISA=$(4) -DWEFT_REAL=$(5) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
+	$$(Q)$(2) $(3) $(OPT_KERNEL) $(ISA_FLAGS_$(4)) $(if $(filter 64,$(5)),$(OPT_64)) -DWEFT_ISA=$(4) -DWEFT_REAL=$(5) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $$< -o $$@
 endef
 
 # $(call compile_rules,DIR,CC,FLAGS): how to make objects under DIR. Used for the build, and by lint

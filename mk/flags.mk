@@ -11,9 +11,10 @@ override OUT := $(BUILD)$(if $(COVERAGE),/coverage,$(if $(SAN),/san-$(subst $(co
 SAN_FLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 
 # -O3 for kernels, -O2 for the rest. Nothing that changes what a number is worth: no -ffast-math;
-# fused multiply-adds are wanted, errno and floating-point traps are not used.
+# fused multiply-adds are wanted, errno and floating-point traps are not used. Kernels are inlined deeply: more than
+# line numbers would take a third of their compile time.
 OPT_PLAIN := $(if $(COVERAGE),-O0 --coverage,$(if $(SAN),-O1,-O2))
-OPT_KERNEL := $(if $(SAN),-O1,-O3) -ffp-contract=fast -fno-math-errno -fno-trapping-math
+OPT_KERNEL := $(if $(SAN),-O1,-O3) -ffp-contract=fast -fno-math-errno -fno-trapping-math -g1
 
 DEFINES := -D_GNU_SOURCE $(CONFIG_DEFINES)
 BASE_FLAGS := -std=gnu17 -g $(WARNINGS) -fPIC -fvisibility=hidden -fno-semantic-interposition \
@@ -33,10 +34,13 @@ ISAS_aarch64 := neon
 ISAS_x86_64 := sse2 avx2 $(if $(findstring address,$(SAN)),,avx512)
 ISAS ?= $(or $(ISAS_$(CONFIG_ARCH)),plain)
 # Vectors wider than the registers are passed between functions of one file only, so how does not matter.
-ISA_FLAGS_sse2 := -Wno-psabi
+ISA_FLAGS_sse2 := -Wno-psabi $(if $(SAN),,-O2)
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma
-ISA_DEFINES := $(foreach i,$(ISAS),-DWEFT_HAVE_ISA_$(i))
+# Double is for checks: compiled for the set that every processor has.
+ISA_64 := $(firstword $(ISAS))
+OPT_64 := $(if $(SAN),,-O2)
+ISA_DEFINES := $(foreach i,$(ISAS),-DWEFT_HAVE_ISA_$(i)) -DWEFT_ISA_64=$(ISA_64)
 
 # The commit of this tree, for `weft version` and every study's database; -changed: the sources are
 # not as it has them. Another tree's that happens to be around this one is not ours. An archive of

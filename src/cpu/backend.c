@@ -37,12 +37,16 @@ typedef struct {
     double (*work)(int64_t rounds), (*work_bf16)(int64_t rounds); /* cpu/peak.c */
 } instruction_set;
 
+#define TABLE_64_(isa) weft_cpu_table_##isa##_64
+#define TABLE_64(isa) TABLE_64_(isa)
+#define DOUBLE_TABLE TABLE_64(WEFT_ISA_64)
+extern kernel_table DOUBLE_TABLE; /* one for all sets: double is for checks */
+
 #define DECLARE_TABLES(isa)                                                                        \
     extern kernel_table weft_cpu_table_##isa##_32;                                                 \
-    extern kernel_table weft_cpu_table_##isa##_64;                                                 \
     double weft_cpu_peak_real_##isa##_32(int64_t rounds);                                          \
     double weft_cpu_peak_bf16_##isa##_32(int64_t rounds);
-#define TABLES(isa) &weft_cpu_table_##isa##_32, &weft_cpu_table_##isa##_64
+#define TABLES(isa) &weft_cpu_table_##isa##_32, &DOUBLE_TABLE
 #define WORK(isa) weft_cpu_peak_real_##isa##_32, weft_cpu_peak_bf16_##isa##_32
 
 #if defined(WEFT_HAVE_ISA_avx512)

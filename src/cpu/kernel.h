@@ -1,8 +1,7 @@
 /* What every CPU kernel file starts from.
  *
- * A file in src/cpu is compiled once for each instruction set the build knows (WEFT_ISA: neon;
- * sse2, avx2, avx512; plain) and each of float and double (WEFT_REAL), so the code is written once
- * in terms of `real`. bf16 tensors run in the float build: values are widened tile by tile as they
+ * A file in src/cpu is compiled for float once for each instruction set the build knows (WEFT_ISA: neon;
+ * sse2, avx2, avx512; plain), and for double (WEFT_REAL) once, so the code is written in terms of `real`. bf16 tensors run in the float build: values are widened tile by tile as they
  * are read and rounded as they are written. backend.c picks the instruction set at run time.
  *
  * Names that cross files are wrapped: KERNEL(norm) is weft_cpu_norm_avx2_32 in one of the
