@@ -60,6 +60,9 @@ static weft_status add_events(weft_database *d, summary *u, const json_t *line, 
                            weft_json_number_of(line, "grad_norm")));
     if (json_is_true(json_object_get(line, "reset")))
         WEFT_TRY(weft_record_event(d, u->job->run, step, "reset", "the moments"));
+    if (json_is_true(json_object_get(line, "pruned")))
+        WEFT_TRY(add_event(d, u, step, "pruned", "sparsity %.6g",
+                           weft_json_number_of(line, "sparsity")));
     int64_t skipped = (int64_t)json_integer_value(json_object_get(line, "skipped"));
     if (skipped <= u->skipped) return WEFT_OK;
     u->skipped = skipped;

@@ -351,6 +351,8 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     if (e->reset)
         weft_log(WEFT_LOG_INFO, "step %lld: the moments are reset, the %lld. time",
                  (long long)row->step, (long long)e->resets);
+    if (e->pruned)
+        weft_log(WEFT_LOG_INFO, "step %lld: sparsity %.4f", (long long)row->step, e->sparsity);
     if (t->steps == 0) note_choices(t);
     double took = weft_clock() - start;
     t->seconds += took;
@@ -487,7 +489,8 @@ static weft_status run_steps(trainer *t) {
         WEFT_TRY(plan_end(t));
         bool last = row.step == t->model->config.steps;
         bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
-        bool told = row.events.spike || row.events.reset || t->state.skipped_row > 0;
+        bool told =
+            row.events.spike || row.events.reset || row.events.pruned || t->state.skipped_row > 0;
         if (!diverged && (last || row.step % c->eval_interval == 0)) WEFT_TRY(evaluate(t, &row));
         show_progress(t, &row);
         if (last || told || row.evaluated || row.step % c->log_interval == 0)
