@@ -132,7 +132,7 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     WEFT_TRY(weft_database_run(d, "DELETE FROM metrics WHERE run = ?", "i", u->job->run));
     WEFT_TRY(weft_database_run(d,
                                "DELETE FROM events WHERE run = ? AND kind IN"
-                               " ('spike', 'reset', 'skipped', 'equal', 'unequal')",
+                               " ('spike', 'reset', 'pruned', 'skipped', 'equal', 'unequal')",
                                "i", u->job->run));
     WEFT_TRY(read_lines(d, u, path));
     if (!e->diverged && u->last != u->iters)
