@@ -489,6 +489,23 @@ static void test_a_sparse_model_stays_sparse(void **state) {
     check_checkpoint(on, 0.6);
 }
 
+/* To Hugging Face's layout and back: every zero is where it was. */
+static void test_a_sparse_model_is_converted(void **state) {
+    (void)state;
+    char run[256], hf[256], back[256];
+    keep(run, scratch_path("to-hf"));
+    keep(hf, scratch_path("hf"));
+    keep(back, scratch_path("back"));
+    command_succeeds(RUN("train", "--config", config, "--out", run, PRUNES("magnitude"), "-o",
+                         "ATTENTION=dot", "-o", "FFN=gelu", "-o", "POSITION=learned"),
+                     NULL);
+    command_succeeds(RUN("convert", "--model", scratch_path("to-hf/last"), "--out", hf, "--to-hf"),
+                     NULL);
+    command_succeeds(RUN("convert", "--model", hf, "--out", back), NULL);
+    file_expect_equal(scratch_path("to-hf/last/model.safetensors"),
+                      scratch_path("back/model.safetensors"));
+}
+
 static double planned(const char *prune) {
     json_t *said = command_json(RUN("plan", "--config", config, "--json", "-o", prune));
     double bytes =
@@ -554,6 +571,7 @@ int main(void) {
         cmocka_unit_test(test_masks_are_under_the_checksums),
         cmocka_unit_test(test_prune_removes_what_was_masked),
         cmocka_unit_test(test_a_sparse_model_stays_sparse),
+        cmocka_unit_test(test_a_sparse_model_is_converted),
         cmocka_unit_test(test_plan_counts_masks),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
