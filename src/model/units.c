@@ -6,6 +6,7 @@
 #include "model/units.h"
 
 #include "base/scope.h"
+#include "model/kinds.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +20,9 @@ static weft_status refuse(const char *option, const char *what, const char *why)
 /* Heads have places of their own in ALiBi's slopes, in a shared map of queries and in the scalar
  * coupling's groups: with some gone, the others would be other heads. */
 static weft_status check_heads(const weft_config *c, bool sparse, const char *option) {
-    bool mla = c->attention == WEFT_ATTENTION_MLA;
+    const weft_attention_kind *kind = weft_attention_of(c);
+    const char *fixed = kind->fixed_heads ? kind->fixed_heads(c) : NULL;
+    if (!fixed) fixed = weft_position_of(c)->fixed_heads;
     if (c->kv_share > 1)
         return refuse(option, "heads",
                       "with CONFIG_KV_SHARE layers read the keys of others, so a head is not "
@@ -29,18 +32,7 @@ static weft_status check_heads(const weft_config *c, bool sparse, const char *op
                       "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the "
                       "others are not what they were");
     if (sparse) return WEFT_OK;
-    if (mla && c->ra_mla_latent_heads > 1)
-        return refuse(option, "heads",
-                      "with CONFIG_RA_MLA_LATENT_HEADS a head reads a latent by its number, so "
-                      "none can be removed; --sparse zeroes them in place");
-    if (c->position == WEFT_POSITION_ALIBI)
-        return refuse(option, "heads",
-                      "CONFIG_POSITION=\"alibi\" gives each head its slope by its number, so "
-                      "none can be removed; --sparse zeroes them in place");
-    if (mla && !c->ra_mla_per_head_q_latent)
-        return refuse(option, "heads",
-                      "with CONFIG_RA_MLA_PER_HEAD_Q_LATENT=n all heads make one query "
-                      "together, so none can be removed; --sparse zeroes them in place");
+    if (fixed) return refuse(option, "heads", fixed);
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
         return refuse(option, "heads",
                       "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the latent "
@@ -62,7 +54,7 @@ static weft_status count_units(const weft_config *c, weft_prune_what what, bool 
                                const char *option, int64_t *units) {
     int64_t ffn = weft_config_ffn_dim(c);
     if (what == WEFT_PRUNE_HEADS) WEFT_TRY(check_heads(c, sparse, option));
-    if (what == WEFT_PRUNE_Z_HEADS && c->ffn != WEFT_FFN_WSFFN)
+    if (what == WEFT_PRUNE_Z_HEADS && !weft_ffn_of(c)->unit)
         return refuse(option, "z-heads",
                       "only CONFIG_FFN=\"wsffn\" has them; ffn removes columns of any "
                       "feed-forward");
@@ -80,95 +72,49 @@ static weft_status count_units(const weft_config *c, weft_prune_what what, bool 
     return WEFT_OK;
 }
 
-/* A list of pieces being made. */
-typedef struct {
-    weft_unit_piece *pieces;
-    int n;
-} listing;
-
-static weft_unit_piece *add(listing *l, const char *name, int axis, int64_t first, int64_t size) {
+weft_unit_piece *weft_unit_add(weft_unit_list *l, const char *name, int axis, int64_t first,
+                               int64_t size) {
     weft_unit_piece *p = &l->pieces[l->n++];
     *p = (weft_unit_piece){.axis = axis, .first = first, .size = size, .counts = true};
     snprintf(p->name, sizeof p->name, "%s", name);
     return p;
 }
 
-static void add_zeroed(listing *l, const char *name, int axis, int64_t first, int64_t size) {
-    add(l, name, axis, first, size)->zeroed = true;
+void weft_unit_add_zeroed(weft_unit_list *l, const char *name, int axis, int64_t first,
+                          int64_t size) {
+    weft_unit_add(l, name, axis, first, size)->zeroed = true;
 }
 
 /* One projection has all queries, keys and values, one after the other; a unit is a key head with the
  * query heads that share it. */
-static void list_packed(const weft_config *c, listing *l) {
+static void list_packed(const weft_config *c, weft_unit_list *l) {
     int64_t d = weft_config_head_dim(c), kv = weft_config_kv_heads(c), h = c->n_head;
     static const char *const names[] = {"attn.qkv.weight", "attn.qkv.bias"};
     for (int i = 0; i < 2; i++) {
-        add(l, names[i], 0, 0, h / kv * d);
-        add(l, names[i], 0, h * d, d);
-        add_zeroed(l, names[i], 0, (h + kv) * d, d);
+        weft_unit_add(l, names[i], 0, 0, h / kv * d);
+        weft_unit_add(l, names[i], 0, h * d, d);
+        weft_unit_add_zeroed(l, names[i], 0, (h + kv) * d, d);
     }
-    add(l, "attn.log_tau", 0, 0, h / kv)->counts = false;
-    add_zeroed(l, "attn.out.weight", 1, 0, h / kv * d);
+    weft_unit_add(l, "attn.log_tau", 0, 0, h / kv)->counts = false;
+    weft_unit_add_zeroed(l, "attn.out.weight", 1, 0, h / kv * d);
 }
 
-static void list_w2(const weft_config *c, listing *l) {
-    int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    add(l, "attn.q.weight", 0, 0, group * 2 * d);
-    add(l, "attn.q.bias", 0, 0, group * 2 * d);
-    add(l, "attn.k.weight", 0, 0, 2 * d);
-    add(l, "attn.k.bias", 0, 0, 2 * d);
-    add_zeroed(l, "attn.v.weight", 0, 0, d);
-    add_zeroed(l, "attn.v.bias", 0, 0, d);
-    add(l, "attn.log_tau", 0, 0, group)->counts = false;
-    add_zeroed(l, "attn.out.weight", 1, 0, group * d);
-}
-
-static void list_gta(const weft_config *c, listing *l) {
-    int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    add(l, "attn.q.weight", 0, 0, group * d);
-    add(l, "attn.q.bias", 0, 0, group * d);
-    add_zeroed(l, "attn.kv.weight", 0, 0, d);
-    add_zeroed(l, "attn.kv.bias", 0, 0, d);
-    add_zeroed(l, "attn.out.weight", 1, 0, group * d);
-}
-
-static void list_mla(const weft_config *c, listing *l) {
-    int64_t d = weft_config_head_dim(c);
-    if (c->ra_mla_per_head_q_latent) {
-        add(l, "attn.q.weight", 0, 0, d);
-        add(l, "attn.q.bias", 0, 0, d);
-        add(l, "attn.q_latent", 0, 0, 1);
-    }
-    if (c->ra_mla_rope_dim) {
-        add(l, "attn.q_rope.weight", 0, 0, c->ra_mla_rope_dim);
-        add(l, "attn.q_rope.bias", 0, 0, c->ra_mla_rope_dim);
-    }
-    if (c->ra_mla_per_head_v_up) add_zeroed(l, "attn.v_up", 0, 0, 1);
-    add(l, "attn.log_tau", 0, 0, 1)->counts = false;
-    add_zeroed(l, "attn.out.weight", 1, 0, d);
-}
-
-static void list_heads(const weft_config *c, listing *l) {
+static void list_heads(const weft_config *c, weft_unit_list *l) {
     int64_t group = c->n_head / weft_config_kv_heads(c);
-    if (c->attention == WEFT_ATTENTION_W2)
-        list_w2(c, l);
-    else if (c->attention == WEFT_ATTENTION_MLA)
-        list_mla(c, l);
-    else if (c->attention == WEFT_ATTENTION_GTA)
-        list_gta(c, l);
-    else
-        list_packed(c, l);
+    const weft_attention_kind *kind = weft_attention_of(c);
+    (kind->heads ? kind->heads : list_packed)(c, l);
     bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
-    add(l, "attn.out_gate.weight", 0, 0, by_head ? group : group * weft_config_head_dim(c))
+    weft_unit_add(l, "attn.out_gate.weight", 0, 0,
+                  by_head ? group : group * weft_config_head_dim(c))
         ->counts = false;
-    weft_unit_piece *gates = add(l, "ffn.gate_heads.weight", 0, 0, group);
+    weft_unit_piece *gates = weft_unit_add(l, "ffn.gate_heads.weight", 0, 0, group);
     gates->counts = false;
     gates->next = true;
 }
 
 /* `size` columns for each unit. A column of h that is zero before the mechanisms must stay so behind
  * them: nothing may be added to it. */
-static void list_columns(const weft_config *c, listing *l, int64_t size) {
+static void list_columns(const weft_config *c, weft_unit_list *l, int64_t size) {
     static const char *const rows[] = {"ffn.fc.weight",       "ffn.fc.bias",
                                        "ffn.w1.bias",         "ffn.w3.bias",
                                        "ffn.w1.weight",       "ffn.w3.weight",
@@ -178,28 +124,28 @@ static void list_columns(const weft_config *c, listing *l, int64_t size) {
                                           "ffn.gate_proj.weight",  "ffn.cross_down.weight",
                                           "ffn.cross_proj.weight", "ffn.mlp_down.weight"};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        add_zeroed(l, rows[i], 0, 0, size);
+        weft_unit_add_zeroed(l, rows[i], 0, 0, size);
     for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
-        add_zeroed(l, columns[i], 1, 0, size);
+        weft_unit_add_zeroed(l, columns[i], 1, 0, size);
     if (c->wsffn_z_proj == WEFT_Z_DENSE) { /* no output of the model depends on it */
         for (int axis = 0; axis < 2; axis++)
-            add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
+            weft_unit_add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
     }
 }
 
 static int list_pieces(const weft_config *c, weft_prune_what what, weft_unit_piece *pieces) {
-    listing l = {pieces, 0};
+    weft_unit_list l = {pieces, 0};
     if (what == WEFT_PRUNE_HEADS) list_heads(c, &l);
     if (what == WEFT_PRUNE_FFN) list_columns(c, &l, 1);
     if (what == WEFT_PRUNE_Z_HEADS) {
         list_columns(c, &l, weft_config_ffn_dim(c) / c->wsffn_n_head);
         if (c->wsffn_z_proj == WEFT_Z_GROUPED)
-            add(&l, "ffn.z_proj.weight", 0, 0, 1)->counts = false;
+            weft_unit_add(&l, "ffn.z_proj.weight", 0, 0, 1)->counts = false;
     }
     if (what == WEFT_PRUNE_CROSS) {
-        add_zeroed(&l, "ffn.cross_proj.weight", 1, 0, 1);
-        add_zeroed(&l, "ffn.cross_down.weight", 0, 0, 1);
-        add_zeroed(&l, "ffn.cross_up.weight", 1, 0, 1);
+        weft_unit_add_zeroed(&l, "ffn.cross_proj.weight", 1, 0, 1);
+        weft_unit_add_zeroed(&l, "ffn.cross_down.weight", 0, 0, 1);
+        weft_unit_add_zeroed(&l, "ffn.cross_up.weight", 1, 0, 1);
     }
     return l.n;
 }
@@ -212,8 +158,9 @@ weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool spa
                             const char *option, weft_units *out) {
     *out = (weft_units){.what = what, .sparse = sparse, .n_layers = c->n_layer};
     WEFT_TRY(count_units(c, what, sparse, option, &out->units));
-    bool by_z = what == WEFT_PRUNE_FFN && c->ffn == WEFT_FFN_WSFFN;
-    out->block = by_z ? out->units / c->wsffn_n_head : out->units;
+    const weft_ffn_kind *ffn = weft_ffn_of(c);
+    bool by_z = what == WEFT_PRUNE_FFN && ffn->unit;
+    out->block = by_z ? out->units / ffn->unit(c) : out->units;
     out->n_pieces = list_pieces(c, what, out->pieces);
     out->kept = calloc((size_t)(out->n_layers * out->units), sizeof *out->kept);
     return out->kept ? WEFT_OK : no_memory();

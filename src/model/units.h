@@ -25,14 +25,25 @@ typedef struct {
 
 enum { WEFT_UNIT_PIECES = 32 };
 
+/* A list of them being made, of at most that many. */
+typedef struct weft_unit_list {
+    weft_unit_piece *pieces;
+    int n;
+} weft_unit_list;
+
+/* Adds a piece that counts; zeroed: one without which nothing reads the others. */
+weft_unit_piece *weft_unit_add(weft_unit_list *l, const char *name, int axis, int64_t first,
+                               int64_t size);
+void weft_unit_add_zeroed(weft_unit_list *l, const char *name, int axis, int64_t first,
+                          int64_t size);
+
 typedef struct {
     weft_prune_what what;
-    bool sparse;      /* zeros in place: all shapes stay */
-    int64_t units;    /* of a layer, */
-    int64_t block;    /* in blocks of neighbours that must lose alike; one block: all of them */
-    int64_t n_layers; /* */
-    int n_pieces;     /* */
-    bool *kept;       /* [layers, units]: those that stay; false to begin with */
+    bool sparse;             /* zeros in place: all shapes stay */
+    int64_t n_layers, units; /* of each layer */
+    int64_t block;           /* so many neighbours among them lose alike; all: one block */
+    bool *kept;              /* [layers, units]: those that stay; false to begin with */
+    int n_pieces;
     weft_unit_piece pieces[WEFT_UNIT_PIECES];
 } weft_units;
 
