@@ -119,6 +119,15 @@ void weft_config_advise(const weft_config *const *configs, int n, const char *wh
     }
     for (int i = 0; i < n; i++) {
         const weft_config *c = configs[i];
+        if (c->prune == WEFT_PRUNING_NONE || c->prune_end < c->steps) continue;
+        weft_log(WEFT_LOG_WARN,
+                 "%s: CONFIG_PRUNE_END=%lld is not before the run's end, CONFIG_STEPS=%lld: "
+                 "CONFIG_PRUNE_SPARSITY is not reached; take an earlier step",
+                 where, (long long)c->prune_end, (long long)c->steps);
+        break;
+    }
+    for (int i = 0; i < n; i++) {
+        const weft_config *c = configs[i];
         /* A reset begins a warm-up; the next one comes before that has ended. */
         bool endless = c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_periodic_reset &&
                        c->spam_warmup && c->spam_interval <= c->spam_warmup_steps &&

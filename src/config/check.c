@@ -86,7 +86,8 @@ weft_status weft_config_check(const weft_config *c, const char *where) {
         return weft_fail(
             WEFT_EINPUT,
             "%s: CONFIG_DOCUMENT_MASK=y needs CONFIG_DOCUMENT_TOKEN, the token that ends "
-            "a document, from 0 to %lld; it is %lld",
+            "a document, from 0 to %lld, unless the data's tokenizer has an end of text; it is "
+            "%lld",
             where, (long long)c->vocab_size - 1, (long long)c->document_token);
     if (c->document_mask && c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
         return weft_fail(WEFT_EINPUT,

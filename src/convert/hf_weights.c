@@ -344,7 +344,7 @@ static weft_status check_piece(const weight_files *f, const hf_piece *p) {
                       : p->turned   ? p->rows / p->blocks
                                     : p->columns;
     if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
-    bool matrix = p->columns > 0, whole = t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64;
+    bool matrix = p->columns > 0, whole = t->dtype >= WEFT_FILE_I64;
     if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
         (!matrix || t->shape[1] == columns))
         return WEFT_OK;

@@ -9,14 +9,7 @@
 #pragma once
 
 #include "core/safetensors.h"
-#include "model/model.h"
-
-typedef enum {
-    WEFT_PRUNE_HEADS,   /* attention heads; with shared keys and values, groups of them */
-    WEFT_PRUNE_FFN,     /* columns of the feed-forward; of wsffn, as many of each z-head */
-    WEFT_PRUNE_Z_HEADS, /* z-heads with their columns */
-    WEFT_PRUNE_CROSS    /* columns of W_c, or directions of it where its rank is limited */
-} weft_prune_what;
+#include "model/units.h"
 
 typedef struct {
     weft_prune_what what;
@@ -41,9 +34,6 @@ typedef struct {
     weft_pruned_layer *layers;
 } weft_pruned;
 
-/* How many units a layer of the model has; refuses what it has none of, and what cannot be removed. */
-weft_status weft_prune_units(const weft_config *c, weft_prune_what what, bool sparse,
-                             int64_t *units);
 weft_status weft_prune(const weft_model *m, const weft_prune_options *options, weft_model **out,
                        weft_pruned *did);
 void weft_pruned_free(weft_pruned *did);

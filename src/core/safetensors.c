@@ -31,6 +31,7 @@ static const struct {
 } file_dtypes[] = {
     [WEFT_FILE_F64] = {"F64", 8}, [WEFT_FILE_F32] = {"F32", 4}, [WEFT_FILE_BF16] = {"BF16", 2},
     [WEFT_FILE_F16] = {"F16", 2}, [WEFT_FILE_I64] = {"I64", 8}, [WEFT_FILE_I32] = {"I32", 4},
+    [WEFT_FILE_I8] = {"I8", 1},
 };
 
 enum { FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
@@ -45,10 +46,8 @@ const char *weft_file_dtype_name(weft_file_dtype dtype) {
 
 weft_file_dtype weft_file_dtype_of(weft_dtype dtype) {
     static const weft_file_dtype of[WEFT_DTYPE_COUNT] = {
-        [WEFT_F32] = WEFT_FILE_F32,
-        [WEFT_F64] = WEFT_FILE_F64,
-        [WEFT_BF16] = WEFT_FILE_BF16,
-        [WEFT_I32] = WEFT_FILE_I32,
+        [WEFT_F32] = WEFT_FILE_F32, [WEFT_F64] = WEFT_FILE_F64, [WEFT_BF16] = WEFT_FILE_BF16,
+        [WEFT_I32] = WEFT_FILE_I32, [WEFT_I8] = WEFT_FILE_I8,
     };
     return of[dtype];
 }
@@ -333,6 +332,7 @@ static double element(weft_file_dtype dtype, const unsigned char *at) {
         uint16_t half;
         int64_t i64;
         int32_t i32;
+        int8_t i8;
     } v = {0};
     memcpy(&v, at, (size_t)file_dtypes[dtype].size);
     return dtype == WEFT_FILE_F64    ? v.f64
@@ -340,7 +340,8 @@ static double element(weft_file_dtype dtype, const unsigned char *at) {
            : dtype == WEFT_FILE_BF16 ? (double)weft_bf16_to_float(v.half)
            : dtype == WEFT_FILE_F16  ? half_to_double(v.half)
            : dtype == WEFT_FILE_I64  ? (double)v.i64
-                                     : (double)v.i32;
+           : dtype == WEFT_FILE_I32  ? (double)v.i32
+                                     : (double)v.i8;
 }
 
 void weft_safetensor_values(const weft_safetensor *t, int64_t first, int64_t n, double *out) {

@@ -17,8 +17,9 @@ typedef enum {
     WEFT_FILE_F32,
     WEFT_FILE_BF16,
     WEFT_FILE_F16, /* IEEE's half: others write it, weft does not compute with it */
-    WEFT_FILE_I64,
-    WEFT_FILE_I32
+    WEFT_FILE_I64, /* this and what follows: whole numbers */
+    WEFT_FILE_I32,
+    WEFT_FILE_I8
 } weft_file_dtype;
 
 typedef struct weft_safetensor weft_safetensor;

@@ -476,3 +476,29 @@ DEFINE_KERNEL(muon_step) {
         weft_pool_run(weft_exec_pool(x), muon_chunks(r.attr), muon_step_chunk, &r);
     return WEFT_OK;
 }
+
+WEFT_TASK(zero_masked_chunk) {
+    const chunk_list *list = context;
+    int index = tensor_of_chunk(list, task);
+    weft_tensor *const *in = list->n->in + (int64_t)index * WEFT_MASKED_SIZE;
+    real *p = weft_data(list->x, in[WEFT_MASKED_PARAM]);
+    uint16_t *copy = weft_data(list->x, in[WEFT_MASKED_COPY]);
+    const int8_t *mask = weft_data(list->x, in[WEFT_MASKED_MASK]);
+    int64_t at = (task - list->first[index]) * CHUNK;
+    int64_t end = min_i64(at + CHUNK, weft_tensor_count(in[WEFT_MASKED_PARAM]));
+    for (; at < end; at++) {
+        p[at] = mask[at] ? p[at] : 0;
+        if (copy && !mask[at]) copy[at] = 0;
+    }
+}
+
+WORKSPACE(zero_masked_workspace) {
+    return list_workspace(n, 0, WEFT_MASKED_SIZE);
+}
+
+DEFINE_KERNEL(zero_masked, .workspace = zero_masked_workspace) {
+    chunk_list list;
+    int64_t chunks = list_chunks(&list, x, n, 0, WEFT_MASKED_SIZE);
+    run_chunks(&list, chunks, zero_masked_chunk);
+    return WEFT_OK;
+}

@@ -52,13 +52,33 @@ static weft_status check_size(const weft_dataset *d, int64_t time) {
         (long long)d->task.vocab, (long long)time);
 }
 
+/* Its place in the list; SHARDS: a folder. */
+static int find_kind(const weft_config *c) {
+    int kind = 0;
+    while (kind < SHARDS && strcmp(c->dataset, known[kind].name) != 0)
+        kind++;
+    return kind;
+}
+
+weft_status weft_dataset_tokenizer(const weft_config *c, weft_tokenizer **out) {
+    int kind = find_kind(c);
+    bool there = false;
+    char path[WEFT_PATH_MAX];
+    *out = NULL;
+    if (kind < SHARDS && known[kind].metric) return WEFT_OK;
+    WEFT_TRY(weft_path(path, "%s/tokenizer.json", c->dataset));
+    if (kind == SHARDS) WEFT_TRY(weft_path_there(path, &there));
+    if (there) return weft_tokenizer_open(path, out);
+    if (kind == SHARDS && strcmp(c->tokenizer, "bytes") == 0) return WEFT_OK;
+    return weft_tokenizer_open(c->tokenizer, out);
+}
+
 weft_status weft_dataset_open(const weft_config *c, weft_dataset **out) {
     *out = NULL;
     WEFT_AUTO_FREE weft_dataset *d = calloc(1, sizeof *d);
     if (!d) return weft_fail(WEFT_ENOMEM, "DATASET: no memory");
     memcpy(d->name, c->dataset, sizeof d->name);
-    while (d->kind < SHARDS && strcmp(c->dataset, known[d->kind].name) != 0)
-        d->kind++;
+    d->kind = find_kind(c);
     if (d->kind == SHARDS) WEFT_TRY(weft_shards_open(c->dataset, c->vocab_size, &d->shards));
     d->task =
         (weft_task_shape){d->kind == SHARDS ? weft_shards_vocab(d->shards) : known[d->kind].vocab,

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "config/config.h"
+#include "data/tokenizer.h"
 
 #include <stdint.h>
 
@@ -30,6 +31,10 @@ weft_status weft_dataset_sum(const weft_dataset *d, bool *has, uint32_t *crc);
 
 /* What `scored` measures: "recall_accuracy" and so on, by the task's name; NULL: nothing. */
 const char *weft_dataset_metric(const weft_dataset *d);
+
+/* What the tokens of the config's dataset stand for: what its folder says, or the config. *out is NULL for a task,
+ * whose tokens stand for nothing, and for a folder without a tokenizer.json where the config names none. */
+weft_status weft_dataset_tokenizer(const weft_config *c, weft_tokenizer **out);
 
 /* Fills tokens[time], targets[time] (-1: not counted) of one sequence and, where not NULL,
  * scored[time]: 1 where the metric asks whether the argmax is the target. The validation split

@@ -8,6 +8,7 @@
 #include "model/kinds.h"
 #include "model/model.h"
 #include "model/transformer.h"
+#include "model/units.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -93,14 +94,16 @@ static int64_t real_bytes(const weft_tensor *t) {
     return weft_tensor_count(t) * (t->dtype == WEFT_F64 ? 8 : 4);
 }
 
-/* The moments of AdamW (and AMSGrad's; of Muon's matrices one alone), and an f32 master beside each bf16
- * tensor. */
+/* The moments of AdamW (and AMSGrad's; of Muon's matrices one alone), an f32 master beside each bf16
+ * tensor, and of what is pruned the masks, a byte a weight, and with movement where each began. */
 static int64_t optimizer_bytes(const weft_config *c, const weft_model_graph *m) {
     int64_t bytes = 0, moments = 2 + (c->optimizer == WEFT_OPTIMIZER_ADAMWSPAM && c->spam_amsgrad);
     for (int64_t i = 0; i < m->n_parameters; i++) {
         const weft_tensor *t = m->parameters[i].tensor;
         bool one = weft_muon_matrices(c, t->name, t->ndim, t->shape).n > 0;
         bytes += (moments - one + (t->dtype == WEFT_BF16)) * real_bytes(t);
+        if (!weft_weight_is_masked(c, t->name, t->ndim)) continue;
+        bytes += weft_tensor_count(t) + (c->prune == WEFT_PRUNING_MOVEMENT) * real_bytes(t);
     }
     return bytes;
 }

@@ -6,6 +6,7 @@
  *
  * Queries are rotated in their second half. The cache holds KV D + D/2 numbers a token and layer. */
 #include "model/builder.h"
+#include "model/units.h"
 #include "ops/heads.h"
 
 #include <math.h>
@@ -68,10 +69,20 @@ static int64_t rotated_columns(const weft_config *c) {
     return weft_config_head_dim(c) / 2;
 }
 
+static void list_heads(const weft_config *c, weft_unit_list *l) {
+    int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
+    weft_unit_add(l, "attn.q.weight", 0, 0, group * d);
+    weft_unit_add(l, "attn.q.bias", 0, 0, group * d);
+    weft_unit_add_zeroed(l, "attn.kv.weight", 0, 0, d);
+    weft_unit_add_zeroed(l, "attn.kv.bias", 0, 0, d);
+    weft_unit_add_zeroed(l, "attn.out.weight", 1, 0, group * d);
+}
+
 const weft_attention_kind weft_attention_gta = {
     .build = build_gta,
     .check = check,
     .cache = list_cache,
+    .heads = list_heads,
     .rotated = rotated_columns,
     .shares_heads = true,
     .shares_layers = true,

@@ -15,6 +15,7 @@
  * deviations in its second. */
 #include "model/builder.h"
 #include "model/step.h"
+#include "model/units.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
@@ -359,10 +360,39 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
     return status;
 }
 
+static const char *tell_fixed(const weft_config *c) {
+    if (c->ra_mla_latent_heads > 1)
+        return "with CONFIG_RA_MLA_LATENT_HEADS a head reads a latent by its number, so none can "
+               "be "
+               "removed; --sparse zeroes them in place";
+    if (!c->ra_mla_per_head_q_latent)
+        return "with CONFIG_RA_MLA_PER_HEAD_Q_LATENT=n all heads make one query together, so none "
+               "can be removed; --sparse zeroes them in place";
+    return NULL;
+}
+
+static void list_heads(const weft_config *c, weft_unit_list *l) {
+    int64_t d = weft_config_head_dim(c);
+    if (c->ra_mla_per_head_q_latent) {
+        weft_unit_add(l, "attn.q.weight", 0, 0, d);
+        weft_unit_add(l, "attn.q.bias", 0, 0, d);
+        weft_unit_add(l, "attn.q_latent", 0, 0, 1);
+    }
+    if (c->ra_mla_rope_dim) {
+        weft_unit_add(l, "attn.q_rope.weight", 0, 0, c->ra_mla_rope_dim);
+        weft_unit_add(l, "attn.q_rope.bias", 0, 0, c->ra_mla_rope_dim);
+    }
+    if (c->ra_mla_per_head_v_up) weft_unit_add_zeroed(l, "attn.v_up", 0, 0, 1);
+    weft_unit_add(l, "attn.log_tau", 0, 0, 1)->counts = false;
+    weft_unit_add_zeroed(l, "attn.out.weight", 1, 0, d);
+}
+
 const weft_attention_kind weft_attention_mla = {
     .build = build_mla,
     .check = check,
     .cache = list_cache,
+    .heads = list_heads,
+    .fixed_heads = tell_fixed,
     .rotated = rotated_columns,
     .step = step_form,
     .step_layer = step_layer,

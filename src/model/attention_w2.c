@@ -9,6 +9,7 @@
  * deviation, and the deviation's logarithm in the key's number. */
 #include "model/builder.h"
 #include "model/step.h"
+#include "model/units.h"
 #include "ops/arith.h"
 #include "ops/gaussian.h"
 
@@ -111,10 +112,23 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
     return weft_step_read(s, "attn.out.weight", to->out);
 }
 
+static void list_heads(const weft_config *c, weft_unit_list *l) {
+    int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
+    weft_unit_add(l, "attn.q.weight", 0, 0, group * 2 * d);
+    weft_unit_add(l, "attn.q.bias", 0, 0, group * 2 * d);
+    weft_unit_add(l, "attn.k.weight", 0, 0, 2 * d);
+    weft_unit_add(l, "attn.k.bias", 0, 0, 2 * d);
+    weft_unit_add_zeroed(l, "attn.v.weight", 0, 0, d);
+    weft_unit_add_zeroed(l, "attn.v.bias", 0, 0, d);
+    weft_unit_add(l, "attn.log_tau", 0, 0, group)->counts = false;
+    weft_unit_add_zeroed(l, "attn.out.weight", 1, 0, group * d);
+}
+
 const weft_attention_kind weft_attention_w2 = {
     .build = build_w2,
     .check = check_distance_uncapped,
     .cache = list_cache,
+    .heads = list_heads,
     .step = step_form,
     .step_layer = step_layer,
     .shares_heads = true,

@@ -82,7 +82,7 @@ static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor
 
 static bool fits(const weft_weight *w, const weft_safetensor *t) {
     if (!t || t->ndim != w->ndim) return false;
-    if (t->dtype == WEFT_FILE_I32 || t->dtype == WEFT_FILE_I64) return false;
+    if (t->dtype >= WEFT_FILE_I64) return false;
     return memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) == 0;
 }
 

@@ -1,6 +1,9 @@
 /* The tables of kinds, made from config/kinds.h, and the checks that need them. */
 #include "model/kinds.h"
 
+#include "base/scope.h"
+#include "model/units.h"
+
 #include <stdio.h>
 
 #define DECLARE(NAME, name, title, help) extern const weft_attention_kind weft_attention_##name;
@@ -140,5 +143,7 @@ weft_status weft_model_check(const weft_config *c, const char *where) {
     if (position->check) WEFT_TRY(position->check(c, where));
     if (ffn->check) WEFT_TRY(ffn->check(c, where));
     WEFT_TRY(check_mup(c, where));
+    WEFT_AUTO(weft_units_free) weft_units units;
+    WEFT_TRY(weft_prune_check(c, where, &units));
     return check_latent(c, where);
 }

@@ -12,6 +12,7 @@
 
 struct builder;
 struct weft_step_source;
+struct weft_unit_list;
 
 /* What a layer's attention is in a step of one launch; matrices as rows of columns. */
 typedef struct {
@@ -37,6 +38,10 @@ typedef struct {
     bool (*step)(const weft_config *c, weft_step_form *form);
     /* Fills a layer's matrices in that form. */
     weft_status (*step_layer)(const struct weft_step_source *s, const weft_step_maps *to);
+    /* The weights that make a head or read it, for pruning (units.h); NULL: those of dot's. And why none can be
+     * taken out, as it ends an error; NULL: they can. */
+    void (*heads)(const weft_config *c, struct weft_unit_list *l);
+    const char *(*fixed_heads)(const weft_config *c);
     bool shares_heads;  /* KV_HEADS may be fewer than N_HEAD */
     bool shares_layers; /* it heeds builder.shares, so that KV_SHARE may be more than 1 */
     bool biased;        /* with BIAS its projections have biases */
@@ -76,6 +81,7 @@ typedef struct {
     /* Its share of the score. */
     void (*score)(struct builder *b, weft_score *score);
     weft_status (*check)(const weft_config *c, const char *where);
+    const char *fixed_heads; /* as of an attention */
     bool ends; /* it has parameters for CONTEXT positions or distances, and none beyond */
 } weft_position_kind;
 

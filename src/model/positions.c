@@ -21,7 +21,13 @@ static void add_slopes(builder *b, weft_score *score) {
     score->pos = WEFT_POS_ALIBI;
 }
 
-const weft_position_kind weft_position_alibi = {.score = add_slopes, .check = check_distances};
+const weft_position_kind weft_position_alibi = {
+    .score = add_slopes,
+    .check = check_distances,
+    .fixed_heads =
+        "CONFIG_POSITION=\"alibi\" gives each head its slope by its number, so none can be "
+        "removed; --sparse zeroes them in place",
+};
 
 /* A learned number per distance, shared by the heads of a layer. */
 

@@ -121,7 +121,8 @@
     X(adam_control)                                                                                \
     X(adamw)                                                                                       \
     X(muon_direction)                                                                              \
-    X(muon_step)
+    X(muon_step)                                                                                   \
+    X(zero_masked)
 
 #define WEFT_OP_ENUM(name) WEFT_OP_##name,
 enum { WEFT_OPS(WEFT_OP_ENUM) WEFT_OP_COUNT };

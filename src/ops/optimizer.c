@@ -26,6 +26,8 @@
  *               a transposed copy. What is kept is Z = X/aᵏ after k rounds, so that a round is three
  *               products and nothing beside them: A = a²ᵏ Z Zᵀ, B = A + (c/b) A A, Z ← Z + (b/a) B Z.
  *
+ * zero_masked   p ← 0 where its mask is 0, after all that
+ *
  * The norm of a spike enters the history like any other, and a reset does not empty it. What
  * depends on t is computed in double, once a step, and reaches the update as a factor. */
 #include "ops/optimizer.h"
@@ -397,4 +399,34 @@ void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots,
             take_together(parts, count, options->together, (int64_t)weft_dtype_size(dtype), taken);
         append_together(g, control, taken, joined, options, dtype);
     }
+}
+
+static weft_status zero_masked_infer(weft_graph *g, weft_node *n) {
+    for (int i = 0; i < n->n_in; i += WEFT_MASKED_SIZE) {
+        const weft_tensor *param = n->in[i + WEFT_MASKED_PARAM],
+                          *mask = n->in[i + WEFT_MASKED_MASK];
+        WEFT_TRY(check_real(g, n, "a parameter", param, n->in[WEFT_MASKED_PARAM]));
+        WEFT_TRY(check_written(g, n, "a parameter", param));
+        WEFT_TRY(check_half(g, n, "a copy", n->in[i + WEFT_MASKED_COPY], param));
+        WEFT_TRY(weft_check_same(g, n, "a mask", mask, "its parameter", param));
+        if (mask->dtype != WEFT_I8)
+            return weft_graph_fail(g, "zero_masked: a mask is %s, but it must be i8",
+                                   weft_tensor_describe(mask));
+    }
+    return WEFT_OK;
+}
+
+DEFINE_OP(zero_masked, .infer = zero_masked_infer, .side_effect = true);
+
+void weft_zero_masked(weft_graph *g, const weft_adam_slot *slots, int n) {
+    int count = 0;
+    weft_tensor **in = tensor_list(g, (int64_t)n * WEFT_MASKED_SIZE + 1);
+    for (int i = 0; in && i < n; i++) {
+        if (!slots[i].mask) continue;
+        in[count + WEFT_MASKED_PARAM] = slots[i].param;
+        in[count + WEFT_MASKED_COPY] = slots[i].copy;
+        in[count + WEFT_MASKED_MASK] = slots[i].mask;
+        count += WEFT_MASKED_SIZE;
+    }
+    if (count > 0) weft_graph_append(g, &weft_op_zero_masked, in, count, 1, 0, NULL, 0);
 }

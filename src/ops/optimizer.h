@@ -37,6 +37,7 @@ enum {
     WEFT_ADAM_CLIPS,         /* steps whose norm was clipped, */
     WEFT_ADAM_RESETS,        /* resets, */
     WEFT_ADAM_SKIPS,         /* steps left out because the norm was not finite */
+    WEFT_ADAM_MASKED,        /* no counter: the share that is masked, set by whoever makes masks */
     WEFT_ADAM_STATE = 112    /* length; the rest is 0 */
 };
 
@@ -110,6 +111,7 @@ typedef struct {
                            it, and the parameter takes its value before the step. NULL: none */
     double rate; /* factor of its learning rate, decay apart; 0: 1 */
     weft_muon_parts matrices; /* which fill it: Muon's, with grad and m alone. n 0: AdamW's */
+    weft_tensor *mask;        /* i8: weft_zero_masked's. NULL: none */
 } weft_adam_slot;
 
 /* Updates those of n parameters that are AdamW's. Returns how many elements spike clipping cut in this
@@ -136,6 +138,13 @@ weft_muon_options weft_muon_defaults(double momentum, bool remote);
  * the CPU no bit depends on what goes together. */
 void weft_muon(weft_graph *g, weft_tensor *control, const weft_adam_slot *slots, int n,
                const weft_muon_options *options);
+
+/* Sets those of n parameters that have a mask, and their copies, to zero where it is 0. Behind what updates
+ * them. */
+void weft_zero_masked(weft_graph *g, const weft_adam_slot *slots, int n);
+
+/* For kernels: its inputs, of the first parameter; those of the next ones follow. */
+enum { WEFT_MASKED_PARAM, WEFT_MASKED_COPY, WEFT_MASKED_MASK, WEFT_MASKED_SIZE };
 
 /* For kernels: matrices of one shape that go together, in pieces, of one tensor each.
  * muon_direction: control, then of each piece gradient and m → Ĝ/(‖Ĝ‖ + ε), [matrices, rows, columns].

@@ -60,6 +60,9 @@ static weft_status add_events(weft_database *d, summary *u, const json_t *line, 
                            weft_json_number_of(line, "grad_norm")));
     if (json_is_true(json_object_get(line, "reset")))
         WEFT_TRY(weft_record_event(d, u->job->run, step, "reset", "the moments"));
+    if (json_is_true(json_object_get(line, "pruned")))
+        WEFT_TRY(add_event(d, u, step, "pruned", "sparsity %.6g",
+                           weft_json_number_of(line, "sparsity")));
     int64_t skipped = (int64_t)json_integer_value(json_object_get(line, "skipped"));
     if (skipped <= u->skipped) return WEFT_OK;
     u->skipped = skipped;
@@ -129,7 +132,7 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     WEFT_TRY(weft_database_run(d, "DELETE FROM metrics WHERE run = ?", "i", u->job->run));
     WEFT_TRY(weft_database_run(d,
                                "DELETE FROM events WHERE run = ? AND kind IN"
-                               " ('spike', 'reset', 'skipped', 'equal', 'unequal')",
+                               " ('spike', 'reset', 'pruned', 'skipped', 'equal', 'unequal')",
                                "i", u->job->run));
     WEFT_TRY(read_lines(d, u, path));
     if (!e->diverged && u->last != u->iters)

@@ -196,9 +196,9 @@ static void waiting_trouble(trouble *t, int variant) {
 
 /* Of a kind that another part of the report tells, or that is no trouble. */
 static bool is_told(const char *kind) {
-    static const char *const told[] = {"spike",   "reset",   "skipped",  "started",
-                                       "resumed", "killed",  "failed",   "equal",
-                                       "unequal", "stopped", "diverged", "leaks"};
+    static const char *const told[] = {"spike",    "reset",  "skipped", "started", "resumed",
+                                       "killed",   "failed", "equal",   "unequal", "stopped",
+                                       "diverged", "leaks",  "pruned"};
     for (size_t i = 0; i < sizeof told / sizeof told[0]; i++)
         if (strcmp(kind, told[i]) == 0) return true;
     return false;

@@ -4,6 +4,7 @@
 
 #include "base/text.h"
 #include "model/kinds.h"
+#include "train/loop.h"
 
 #include <ctype.h>
 #include <limits.h>
@@ -417,11 +418,13 @@ weft_status weft_source_read(const weft_source *s, const weft_variant *variant, 
     weft_config_defaults(c);
     WEFT_TRY(read_over(s, variant, c));
     int preset = c->preset;
-    if (preset == WEFT_PRESET_NONE) return WEFT_OK;
-    /* Which one is known only now, and it goes below all of them. */
-    weft_config_defaults(c);
-    WEFT_TRY(weft_config_preset(c, preset));
-    return read_over(s, variant, c);
+    if (preset != WEFT_PRESET_NONE) {
+        /* Which one is known only now, and it goes below all of them. */
+        weft_config_defaults(c);
+        WEFT_TRY(weft_config_preset(c, preset));
+        WEFT_TRY(read_over(s, variant, c));
+    }
+    return weft_train_settle(c);
 }
 
 bool weft_study_own_folder(const char *file, char folder[WEFT_PATH_MAX]) {

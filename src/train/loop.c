@@ -72,20 +72,6 @@ static weft_status open_dataset(trainer *t) {
     return WEFT_OK;
 }
 
-/* What the tokens of the dataset stand for: what its folder says, or the config. A task's stand for
- * nothing; of a folder without a tokenizer.json nothing is known unless the config names one. */
-static weft_status open_tokenizer(trainer *t) {
-    const weft_config *c = t->config;
-    bool embedded = strcmp(c->dataset, "embedded") == 0, there = false;
-    char path[WEFT_PATH_MAX];
-    if (*t->result->metric) return WEFT_OK;
-    WEFT_TRY(weft_path(path, "%s/tokenizer.json", c->dataset));
-    if (!embedded) WEFT_TRY(weft_path_there(path, &there));
-    if (there) return weft_tokenizer_open(path, &t->tokenizer);
-    if (!embedded && strcmp(c->tokenizer, "bytes") == 0) return WEFT_OK;
-    return weft_tokenizer_open(c->tokenizer, &t->tokenizer);
-}
-
 static bool keeps_last(const trainer *t) {
     return t->config->save_checkpoint || t->options->keep_last;
 }
@@ -157,7 +143,7 @@ static weft_status open_passes(trainer *t) {
 
 static weft_status open_data(trainer *t) {
     WEFT_TRY(open_dataset(t));
-    return open_tokenizer(t);
+    return weft_dataset_tokenizer(t->config, &t->tokenizer);
 }
 
 /* The run's own config, by which it can be gone on with and looked at. A dataset in the run's folder is
@@ -351,6 +337,8 @@ static weft_status train_step(trainer *t, weft_metrics_row *row) {
     if (e->reset)
         weft_log(WEFT_LOG_INFO, "step %lld: the moments are reset, the %lld. time",
                  (long long)row->step, (long long)e->resets);
+    if (e->pruned)
+        weft_log(WEFT_LOG_INFO, "step %lld: sparsity %.4f", (long long)row->step, e->sparsity);
     if (t->steps == 0) note_choices(t);
     double took = weft_clock() - start;
     t->seconds += took;
@@ -487,7 +475,8 @@ static weft_status run_steps(trainer *t) {
         WEFT_TRY(plan_end(t));
         bool last = row.step == t->model->config.steps;
         bool diverged = t->result->end == WEFT_TRAIN_DIVERGED;
-        bool told = row.events.spike || row.events.reset || t->state.skipped_row > 0;
+        bool told =
+            row.events.spike || row.events.reset || row.events.pruned || t->state.skipped_row > 0;
         if (!diverged && (last || row.step % c->eval_interval == 0)) WEFT_TRY(evaluate(t, &row));
         show_progress(t, &row);
         if (last || told || row.evaluated || row.step % c->log_interval == 0)
@@ -544,6 +533,15 @@ weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
     weft_tokenizer_close(t.tokenizer);
     weft_dataset_close(t.dataset);
     return status;
+}
+
+weft_status weft_train_settle(weft_config *c) {
+    weft_tokenizer *tokenizer = NULL;
+    if (!c->document_mask || c->document_token >= 0) return WEFT_OK;
+    WEFT_TRY(weft_dataset_tokenizer(c, &tokenizer));
+    if (tokenizer) c->document_token = weft_tokenizer_end(tokenizer);
+    weft_tokenizer_close(tokenizer);
+    return WEFT_OK;
 }
 
 weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,

@@ -68,6 +68,9 @@ int64_t weft_train_last_step(int64_t done, int64_t planned, double left, double 
  * dataset's own; empty: none. */
 weft_status weft_train_check(const weft_config *c, char *metric, size_t room);
 
+/* Fills in what a config leaves to its data: DOCUMENT_TOKEN, where the tokenizer has an end of text. */
+weft_status weft_train_settle(weft_config *c);
+
 /* Runs it. An error (data that cannot be read, a full disk) leaves the last checkpoint as it was. */
 weft_status weft_train(const weft_config *c, const weft_backend *backend, weft_pool *pool,
                        const weft_train_options *options, weft_train_result *out);

@@ -222,6 +222,8 @@ static json_t *make_line(const weft_metrics_row *r) {
         json_object_set_new(line, "warmup_after_reset", weft_json_number(e->warmup));
     if (e->spike) json_object_set_new(line, "spike", json_true());
     if (e->reset) json_object_set_new(line, "reset", json_true());
+    if (e->sparsity > 0) json_object_set_new(line, "sparsity", weft_json_number(e->sparsity));
+    if (e->pruned) json_object_set_new(line, "pruned", json_true());
     if (e->cut) json_object_set_new(line, "cut", json_integer(e->cut));
     if (r->skipped) json_object_set_new(line, "skipped", json_integer(r->skipped));
     return line;
@@ -241,6 +243,7 @@ static weft_status add_events(weft_metrics *m, const weft_metrics_row *r) {
         {"optimizer/spikes", (double)r->events.spikes},
         {"optimizer/resets", (double)r->events.resets},
         {"optimizer/skipped", (double)r->skipped},
+        {"optimizer/sparsity", r->events.sparsity > 0 ? r->events.sparsity : NAN},
         {"speed/tokens_per_s", r->tokens_per_s},
         {"speed/mfu", r->mfu},
         {"validation/loss", r->evaluated ? r->val_loss : NAN},

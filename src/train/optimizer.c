@@ -1,5 +1,5 @@
 /* The optimizer's memory and its graph. The state is one block of named tensors; binding gradients
- * makes a graph of three operations over it, and with Muon some for the matrices of a shape. It is made anew for each place
+ * makes a graph of three operations over it, with Muon some for the matrices of a shape, and one that applies masks. It is made anew for each place
  * gradients come from, and a step only runs it. */
 #include "train/optimizer.h"
 
@@ -7,6 +7,7 @@
 #include "base/scope.h"
 #include "core/plan.h"
 #include "core/safetensors.h"
+#include "model/units.h"
 #include "train/optimizer_internal.h"
 
 #include <limits.h>
@@ -14,8 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { SLOT_STATES = 4 };
 
 /* The options of the config for a step. */
 static weft_adam_options adam_options(const weft_config *c) {
@@ -41,35 +40,50 @@ static int by_name(const void *a, const void *b) {
     return strcmp(((const weft_weight *)a)->name, ((const weft_weight *)b)->name);
 }
 
+/* The type of a kind of state. */
+static weft_dtype kind_dtype(const weft_optimizer *o, int kind) {
+    return kind == WEFT_STATE_MASK ? WEFT_I8 : o->dtype;
+}
+
 /* Adds a tensor to the list; its memory follows when all are known. */
-static weft_status list_state(weft_optimizer *o, const char *kind, const weft_weight *like) {
+static weft_status list_state(weft_optimizer *o, int number, const weft_weight *like) {
+    const char *kind = weft_state_kinds[number];
+    weft_dtype dtype = kind_dtype(o, number);
     char *name = o->names[o->n_state];
     int length = like->name ? snprintf(name, WEFT_STATE_NAME, "%s.%s", kind, like->name)
                             : snprintf(name, WEFT_STATE_NAME, "%s", kind);
     if (length >= WEFT_STATE_NAME)
         return weft_fail(WEFT_EBUG, "optimizer: the name of '%s' is too long", like->name);
     weft_weight *w = &o->state[o->n_state++];
-    *w = (weft_weight){.name = name, .dtype = o->dtype, .ndim = like->ndim, .count = like->count};
+    *w = (weft_weight){.name = name, .dtype = dtype, .ndim = like->ndim, .count = like->count};
     memcpy(w->shape, like->shape, sizeof w->shape);
-    w->bytes = w->count * (int64_t)weft_dtype_size(o->dtype);
+    w->bytes = w->count * (int64_t)weft_dtype_size(dtype);
     return WEFT_OK;
+}
+
+/* Whether there is a kind of state of a weight. */
+static bool has_kind(const weft_optimizer *o, int kind, int64_t weight) {
+    const weft_weight *w = &o->model->weights[weight];
+    const weft_config *c = &o->model->config;
+    bool masked = weft_weight_is_masked(c, w->name, w->ndim);
+    const bool has[] = {true,       weft_optimizer_matrices(o, weight).n == 0,
+                        o->amsgrad, w->dtype == WEFT_BF16,
+                        masked,     masked && c->prune == WEFT_PRUNING_MOVEMENT};
+    return has[kind];
 }
 
 static weft_status list_states(weft_optimizer *o) {
     const weft_model *m = o->model;
-    int64_t most = m->n_weights * SLOT_STATES + 1;
+    int64_t most = m->n_weights * WEFT_STATE_CONTROL + 1;
     o->state = calloc((size_t)most, sizeof *o->state);
     o->names = calloc((size_t)most, sizeof *o->names);
     if (!o->state || !o->names) return weft_fail(WEFT_ENOMEM, "optimizer: no memory");
     for (int64_t i = 0; i < m->n_weights; i++) {
-        const weft_weight *w = &m->weights[i];
-        WEFT_TRY(list_state(o, "m", w));
-        if (!weft_optimizer_matrices(o, i).n) WEFT_TRY(list_state(o, "v", w));
-        if (o->amsgrad) WEFT_TRY(list_state(o, "v_max", w));
-        if (w->dtype == WEFT_BF16) WEFT_TRY(list_state(o, "master", w));
+        for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
+            if (has_kind(o, kind, i)) WEFT_TRY(list_state(o, kind, &m->weights[i]));
     }
     weft_weight control = {.ndim = 1, .shape = {WEFT_ADAM_STATE}, .count = WEFT_ADAM_STATE};
-    WEFT_TRY(list_state(o, "state", &control));
+    WEFT_TRY(list_state(o, WEFT_STATE_CONTROL, &control));
     qsort(o->state, (size_t)o->n_state, sizeof *o->state, by_name);
     return WEFT_OK;
 }
@@ -88,27 +102,19 @@ static weft_status list_slots(weft_optimizer *o) {
     return WEFT_OK;
 }
 
-/* Where a slot has a kind of state; NULL: it has none of that kind. */
-static void **place_of(const weft_optimizer *o, weft_optimizer_slot *s, int kind) {
-    void **places[SLOT_STATES] = {&s->m, &s->v, &s->v_max, &s->master};
-    bool narrow = o->model->weights[s->part.weight].dtype == WEFT_BF16;
-    bool second = weft_optimizer_matrices(o, s->part.weight).n == 0;
-    bool has[SLOT_STATES] = {true, second, o->amsgrad, narrow};
-    return has[kind] ? places[kind] : NULL;
-}
-
 /* Sets the slots' places in the memory from `at` on, and zeros them, or only counts the bytes where that is
  * NULL. A step goes through the weights in their order, in which the states of a kind lie. */
 static int64_t place_slots(weft_optimizer *o, unsigned char *at) {
     int64_t bytes = 0, size = (int64_t)weft_dtype_size(o->dtype);
-    for (int kind = 0; kind < SLOT_STATES; kind++) {
-        int64_t begin = bytes;
+    for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++) {
+        int64_t begin = bytes, width = (int64_t)weft_dtype_size(kind_dtype(o, kind));
         for (int64_t i = 0; i < o->n_slots; i++) {
-            void **place = place_of(o, &o->slots[i], kind);
-            if (place && at) *place = at + bytes;
-            if (place) bytes += weft_arena_bytes(o->slots[i].part.count * size);
+            if (!has_kind(o, kind, o->slots[i].part.weight)) continue;
+            if (at) o->slots[i].of[kind] = at + bytes;
+            bytes += weft_arena_bytes(o->slots[i].part.count * width);
         }
         if (at) weft_pool_zero(o->pool, at + begin, bytes - begin);
+        if (at && kind == WEFT_STATE_MASK) memset(at + begin, 1, (size_t)(bytes - begin));
     }
     int64_t control = weft_arena_bytes(WEFT_ADAM_STATE * size);
     if (at) o->control_state = memset(at + bytes, 0, (size_t)control);
@@ -205,18 +211,20 @@ static weft_adam_slot bind_slot(weft_optimizer_binder *b, const weft_optimizer_s
     const weft_weight *w = &o->model->weights[p->weight];
     unsigned char *weight = weft_mirror_at(o->model->mirror, o->backend, w->data);
     weight += (size_t)p->first * weft_dtype_size(w->dtype);
-    void *m = weft_mirror_at(o->mirror, o->backend, slot->m);
-    void *v = weft_mirror_at(o->mirror, o->backend, slot->v);
-    void *v_max = weft_mirror_at(o->mirror, o->backend, slot->v_max);
-    void *master = weft_mirror_at(o->mirror, o->backend, slot->master);
+    void *of[WEFT_STATE_CONTROL];
+    for (int kind = 0; kind < WEFT_STATE_CONTROL; kind++)
+        of[kind] = weft_mirror_at(o->mirror, o->backend, slot->of[kind]);
+    void *master = of[WEFT_STATE_MASTER];
     return (weft_adam_slot){
         .param = weft_optimizer_tensor(b, WEFT_ROLE_PARAM, "param", p, o->dtype,
                                        master ? master : weight),
         .grad =
             weft_optimizer_tensor(b, WEFT_ROLE_INPUT, "grad", p, gradient->dtype, gradient->data),
-        .m = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "m", p, o->dtype, m),
-        .v = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v", p, o->dtype, v),
-        .v_max = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v_max", p, o->dtype, v_max),
+        .m = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "m", p, o->dtype, of[WEFT_STATE_M]),
+        .v = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v", p, o->dtype, of[WEFT_STATE_V]),
+        .v_max =
+            weft_optimizer_tensor(b, WEFT_ROLE_STATE, "v_max", p, o->dtype, of[WEFT_STATE_V_MAX]),
+        .mask = weft_optimizer_tensor(b, WEFT_ROLE_STATE, "mask", p, WEFT_I8, of[WEFT_STATE_MASK]),
         .copy =
             master ? weft_optimizer_tensor(b, WEFT_ROLE_STATE, "copy", p, w->dtype, weight) : NULL,
         .rate = weft_model_rate(o->model, w),
@@ -254,6 +262,7 @@ static weft_status build_graph(weft_optimizer *o) {
     weft_muon_options muon = weft_model_muon(&o->model->config, o->backend);
     o->cut = n > 0 ? weft_adamw(o->graph, o->control, slots, n) : NULL;
     weft_muon(o->graph, o->control, slots, n, &muon);
+    weft_zero_masked(o->graph, slots, n);
     WEFT_TRY(weft_graph_status(o->graph));
     weft_exec_options options = {.bindings = bindings};
     return weft_exec_create(o->graph, o->backend, o->pool, &options, &o->exec);
@@ -314,6 +323,15 @@ static void widen(const weft_optimizer *o, const void *from, int64_t n, double *
                      out);
 }
 
+weft_status weft_optimizer_number(const weft_optimizer *o, int index, double *out) {
+    int64_t size = (int64_t)weft_dtype_size(o->dtype);
+    double raw; /* room for either type */
+    WEFT_TRY(
+        weft_mirror_read(o->mirror, (unsigned char *)o->control_state + index * size, size, &raw));
+    widen(o, &raw, 1, out);
+    return WEFT_OK;
+}
+
 weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out) {
     *out = (weft_step_events){0};
     double state[WEFT_ADAM_STATE], control[WEFT_ADAM_CONTROL] = {0};
@@ -341,6 +359,8 @@ weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out
     out->clips = (int64_t)state[WEFT_ADAM_CLIPS];
     out->resets = (int64_t)state[WEFT_ADAM_RESETS];
     out->skips = (int64_t)state[WEFT_ADAM_SKIPS];
+    out->sparsity = state[WEFT_ADAM_MASKED];
+    out->pruned = o->pruned;
     return WEFT_OK;
 }
 
@@ -384,14 +404,22 @@ weft_status weft_optimizer_refresh(weft_optimizer *o) {
     WEFT_TRY(weft_mirror_use(o->model->mirror, NULL));
     WEFT_TRY(weft_mirror_use(o->mirror, NULL));
     o->seen = writes;
+    double steps;
+    WEFT_TRY(weft_optimizer_number(o, WEFT_ADAM_STEPS, &steps));
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
-        const uint16_t *weight = o->model->weights[p->weight].data;
-        float *master = o->slots[i].master;
+        const weft_weight *w = &o->model->weights[p->weight];
+        const uint16_t *weight = w->data;
+        float *master = o->slots[i].of[WEFT_STATE_MASTER];
+        void *start = o->slots[i].of[WEFT_STATE_START];
+        int64_t size = (int64_t)weft_dtype_size(o->dtype);
         if (master) weight += p->first;
         for (int64_t k = 0; master && k < p->count; k++)
             if (weft_float_to_bf16(master[k]) != weight[k])
                 master[k] = weft_bf16_to_float(weight[k]);
+        if (start && steps == 0)
+            memcpy(start, master ? (void *)master : (unsigned char *)w->data + p->first * size,
+                   (size_t)(p->count * size));
     }
     weft_mirror_wrote(o->mirror, NULL);
     return WEFT_OK;

@@ -63,6 +63,8 @@ typedef struct {
     bool spike, clipped, reset, skipped;
     int64_t cut; /* elements that spike clipping cut */
     int64_t steps, spikes, clips, resets, skips;
+    double sparsity; /* the share that is masked: of the weights that may be, or of the units */
+    bool pruned;     /* masks were made in this step */
 } weft_step_events;
 
 /* One weight's gradient: where it lies in the backend's memory, aligned to WEFT_ARENA_ALIGN. NULL: no
@@ -95,7 +97,11 @@ weft_status weft_optimizer_bind_session(weft_optimizer *o, const weft_session *s
 void weft_optimizer_find_gradients(const weft_optimizer *o, const weft_session *s,
                                    weft_gradient *out);
 
-/* One step at that learning rate. */
+/* Before a step: makes the masks that PRUNE asks for, so that this share of the weights or units is masked:
+ * those with the lowest scores, and all that were before. Nothing to do where as many are. Of several ranks
+ * all call it. */
+weft_status weft_optimizer_prune(weft_optimizer *o, double sparsity);
+/* One step at that learning rate. What is masked is zero after it. */
 weft_status weft_optimizer_run(weft_optimizer *o, double rate);
 weft_status weft_optimizer_events(const weft_optimizer *o, weft_step_events *out);
 /* Whether numbers in the host's memory are. */
@@ -109,6 +115,7 @@ const char *weft_optimizer_find_bad(const weft_optimizer *o);
 weft_status weft_optimizer_refresh(weft_optimizer *o);
 
 /* The state by name, of one that is not shared, ascending: "m.NAME", "v.NAME" (not of Muon's matrices), "v_max.NAME" (AMSGrad), "master.NAME" (bf16),
+ * "mask.NAME" and "start.NAME" (PRUNE),
  * and "state", as in ops/optimizer.h. The memory may be read and written between steps. */
 weft_status weft_optimizer_state(const weft_optimizer *o, const weft_weight **list, int64_t *count);
 /* The same as a safetensors file. Reading asks for the same names, types and shapes, and changes

@@ -7,10 +7,23 @@
 
 enum { WEFT_STATE_NAME = 160 };
 
+/* The kinds of state of a weight, and behind them the controlling state; weft_state_kinds are their
+ * names. */
+enum {
+    WEFT_STATE_M,
+    WEFT_STATE_V,
+    WEFT_STATE_V_MAX,
+    WEFT_STATE_MASTER,
+    WEFT_STATE_MASK,  /* i8, 0: pruned */
+    WEFT_STATE_START, /* the weight before the first step */
+    WEFT_STATE_CONTROL
+};
+extern const char *const weft_state_kinds[WEFT_STATE_CONTROL + 1];
+
 /* A stretch of a weight and what belongs to it, in the host's memory; NULL: not there. */
 typedef struct {
     weft_stretch part;
-    void *m, *v, *v_max, *master;
+    void *of[WEFT_STATE_CONTROL];
 } weft_optimizer_slot;
 
 struct weft_optimizer {
@@ -20,6 +33,7 @@ struct weft_optimizer {
     weft_dtype dtype; /* of the state: f32, or f64 beside f64 */
     weft_adam_options options;
     bool amsgrad;
+    bool pruned; /* masks were made for the step to come or the last one */
 
     weft_weight *state; /* [n_state], by name; without data where it is shared */
     int64_t n_state;
@@ -67,6 +81,15 @@ typedef struct {
 /* A tensor over given memory of the backend; NULL for NULL memory. */
 weft_tensor *weft_optimizer_tensor(weft_optimizer_binder *b, weft_role role, const char *kind,
                                    const weft_stretch *part, weft_dtype dtype, void *data);
+
+/* Of a shared optimizer: a tensor of the state, whole in rank 0's `tensor`, to its owners or, with `collect`,
+ * from them. */
+weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
+                                bool collect);
+/* A weight's tensor of a kind, as its place in the list; -1: it has none. */
+int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight);
+/* A number of the controlling state. */
+weft_status weft_optimizer_number(const weft_optimizer *o, int index, double *out);
 
 /* The memory of a tensor of the state that is not shared. */
 void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index);

@@ -10,6 +10,7 @@
 #include "core/plan.h"
 #include "train/optimizer_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,34 +301,38 @@ weft_status weft_optimizer_shard_after(weft_optimizer *o) {
     return status;
 }
 
-enum { STATE_M, STATE_V, STATE_V_MAX, STATE_MASTER, STATE_CONTROL };
+const char *const weft_state_kinds[WEFT_STATE_CONTROL + 1] = {"m",    "v",     "v_max", "master",
+                                                              "mask", "start", "state"};
 
 /* One tensor of the state. */
 typedef struct {
-    int kind; /* STATE_M and so on */
+    int kind; /* WEFT_STATE_M and so on */
     int64_t weight;
 } state_key;
 
 static state_key key_of(const weft_optimizer *o, int64_t index) {
-    static const char *const kinds[] = {"m", "v", "v_max", "master"};
     const char *name = o->state[index].name, *dot = strchr(name, '.');
-    state_key key = {.kind = STATE_CONTROL};
-    for (int k = 0; dot && k < STATE_CONTROL; k++)
-        if (strncmp(name, kinds[k], (size_t)(dot - name)) == 0 && !kinds[k][dot - name])
+    state_key key = {.kind = WEFT_STATE_CONTROL};
+    for (int k = 0; dot && k < WEFT_STATE_CONTROL; k++)
+        if (strncmp(name, weft_state_kinds[k], (size_t)(dot - name)) == 0 &&
+            !weft_state_kinds[k][dot - name])
             key.kind = k;
     while (dot && strcmp(o->model->weights[key.weight].name, dot + 1) != 0)
         key.weight++;
     return key;
 }
 
-static unsigned char *slot_data(const weft_optimizer_slot *s, const state_key *key) {
-    void *const places[] = {s->m, s->v, s->v_max, s->master};
-    return places[key->kind];
-}
-
 void *weft_optimizer_state_at(const weft_optimizer *o, int64_t index) {
     state_key key = key_of(o, index);
-    return key.kind == STATE_CONTROL ? o->control_state : slot_data(&o->slots[key.weight], &key);
+    return key.kind == WEFT_STATE_CONTROL ? o->control_state : o->slots[key.weight].of[key.kind];
+}
+
+int64_t weft_optimizer_state_of(const weft_optimizer *o, int kind, int64_t weight) {
+    char name[WEFT_STATE_NAME];
+    snprintf(name, sizeof name, "%s.%s", weft_state_kinds[kind], o->model->weights[weight].name);
+    for (int64_t i = 0; i < o->n_state; i++)
+        if (strcmp(o->state[i].name, name) == 0) return i;
+    return -1;
 }
 
 /* This rank's memory of a stretch that it owns. */
@@ -335,19 +340,17 @@ static unsigned char *find_own(const weft_optimizer *o, const state_key *key,
                                const weft_stretch *part) {
     for (int64_t i = 0; i < o->n_slots; i++) {
         const weft_stretch *p = &o->slots[i].part;
-        if (p->weight == part->weight && p->first == part->first)
-            return slot_data(&o->slots[i], key);
+        if (p->weight == part->weight && p->first == part->first) return o->slots[i].of[key->kind];
     }
     return NULL;
 }
 
-/* A tensor of the state, whole in rank 0's `tensor`, to its owners or from them. */
-static weft_status move_state(const weft_optimizer *o, int64_t index, unsigned char *tensor,
-                              bool collect) {
+weft_status weft_optimizer_move(const weft_optimizer *o, int64_t index, unsigned char *tensor,
+                                bool collect) {
     const weft_partition *s = &o->shards;
     state_key key = key_of(o, index);
-    int64_t size = (int64_t)weft_dtype_size(o->dtype), n = 0;
-    if (key.kind == STATE_CONTROL) { /* every rank has it */
+    int64_t size = (int64_t)weft_dtype_size(o->state[index].dtype), n = 0;
+    if (key.kind == WEFT_STATE_CONTROL) { /* every rank has it */
         if (!collect) return weft_comm_broadcast(o->comm, o->control_state, o->state[index].bytes);
         if (s->rank == 0) memcpy(tensor, o->control_state, (size_t)o->state[index].bytes);
         return WEFT_OK;
@@ -383,7 +386,7 @@ weft_status weft_optimizer_collect(void *context, const weft_safetensor *t, cons
     c->tensor = malloc((size_t)c->o->state[index].bytes);
     if (!c->tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", t->name);
     WEFT_TRY(weft_comm_broadcast(c->o->comm, &index, sizeof index));
-    WEFT_TRY(move_state(c->o, index, c->tensor, true));
+    WEFT_TRY(weft_optimizer_move(c->o, index, c->tensor, true));
     *data = c->tensor;
     return WEFT_OK;
 }
@@ -395,7 +398,7 @@ weft_status weft_optimizer_serve(weft_optimizer *o) {
         int64_t index;
         WEFT_TRY(weft_comm_broadcast(o->comm, &index, sizeof index));
         if (index < 0) return WEFT_OK;
-        WEFT_TRY(move_state(o, index, NULL, true));
+        WEFT_TRY(weft_optimizer_move(o, index, NULL, true));
     }
 }
 
@@ -411,7 +414,8 @@ static weft_status read_state(const weft_optimizer *o, int64_t index, unsigned c
     *tensor = weft_message_memory((size_t)w->bytes, 1);
     if (!*tensor) return weft_fail(WEFT_ENOMEM, "optimizer: no memory for '%s'", w->name);
     memcpy(*tensor, weft_safetensors_find(o->file, w->name)->data, (size_t)w->bytes);
-    if (key_of(o, index).kind == STATE_CONTROL) memcpy(o->control_state, *tensor, (size_t)w->bytes);
+    if (key_of(o, index).kind == WEFT_STATE_CONTROL)
+        memcpy(o->control_state, *tensor, (size_t)w->bytes);
     return WEFT_OK;
 }
 
@@ -423,7 +427,7 @@ weft_status weft_optimizer_give_out(weft_optimizer *o) {
     weft_status status = weft_mirror_use(o->mirror, NULL);
     for (int64_t i = 0; has && status == WEFT_OK && i < o->n_state; i++) {
         if (o->shards.rank == 0) status = read_state(o, i, &tensor);
-        if (status == WEFT_OK) status = move_state(o, i, tensor, false);
+        if (status == WEFT_OK) status = weft_optimizer_move(o, i, tensor, false);
     }
     weft_message_done(tensor, status);
     weft_mirror_wrote(o->mirror, NULL);

@@ -4,6 +4,7 @@
  *     gradients      forward and backward of each micro-batch by one graph; each gradient is added to the
  *                    sums in a fixed binary tree, and the ranks' sums are added in the same tree
  *                    (gradients.c)
+ *     masks          of what is pruned, where it is time for more (prune.c)
  *     optimizer      the gradient's norm, clipping and AdamW, a graph of three operations (optimizer.c)
  *     result         losses, norm, rate; and what was not finite, if something was
  *
@@ -156,6 +157,14 @@ double weft_schedule_rate(const weft_config *c, int64_t step) {
     return low + (high - low) * 0.5 * (1 + cos(M_PI * part_done(c, warmup, step)));
 }
 
+double weft_schedule_sparsity(const weft_config *c, int64_t step) {
+    int64_t done = step - c->prune_start, all = c->prune_end - c->prune_start;
+    if (c->prune == WEFT_PRUNING_NONE || done < 0) return 0;
+    if (done >= all) return c->prune_sparsity;
+    double left = 1 - (double)(done - done % c->prune_interval) / (double)all;
+    return c->prune_sparsity * (1 - left * left * left);
+}
+
 weft_status weft_find_bad_weight(const weft_model *m, const char **name) {
     *name = NULL;
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
@@ -189,6 +198,7 @@ weft_status weft_train_step_run(weft_train_step *s, int64_t iteration,
     WEFT_TRY(weft_prefetch_next(s->feed, &batch));
     WEFT_TRY(weft_train_step_gradients(s, batch->tokens, batch->targets, &run, &out->parts));
     if (!isfinite(out->parts.loss)) return name_culprit(s, out->culprit, sizeof out->culprit);
+    WEFT_TRY(weft_optimizer_prune(s->optimizer, weft_schedule_sparsity(c, iteration)));
     WEFT_TRY(weft_optimizer_run(s->optimizer, out->rate));
     WEFT_TRY(weft_optimizer_events(s->optimizer, &out->events));
     out->rate *= out->events.warmup; /* what was used, after a reset */

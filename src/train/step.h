@@ -52,6 +52,10 @@ weft_gradient weft_train_step_gradient(const weft_train_step *s, int64_t weight)
 /* The name of the first weight that is not finite; NULL: all are. */
 weft_status weft_find_bad_weight(const weft_model *m, const char **name);
 
+/* The sparsity that PRUNE has reached in a step: from 0 at PRUNE_START to PRUNE_SPARSITY at PRUNE_END along
+ * a cubic, fast at first, in stairs of PRUNE_INTERVAL steps. */
+double weft_schedule_sparsity(const weft_config *c, int64_t step);
+
 /* The learning rate of step 0 .. STEPS - 1. Linear warm-up: step i of W has (i + 1)/W of
  * LEARNING_RATE, so the last of them has all of it. Then what LR_SCHEDULE says; a schedule that
  * falls reaches MIN_LR in the last step, and never rises where that is above LEARNING_RATE.

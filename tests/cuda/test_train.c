@@ -1,5 +1,6 @@
 /* Training on the GPU: it learns what the CPU learns, and a run that is cut in two ends on the same
  * bits. */
+#include "core/safetensors.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "model/account.h"
@@ -110,19 +111,62 @@ static void test_bf16_tracks_the_cpu_in_f32(void **state) {
     assert_true(fabs(gpu.val_loss - cpu.val_loss) <= 0.01 * cpu.val_loss);
 }
 
-static void test_resumed_run_ends_on_the_same_bits(void **state) {
-    (void)state;
-    skip_without_gpu();
+/* One run whole, as NAME, and in two legs. */
+static void compare_legs(const char *name, const char *const *keys) {
     char config[256], a[300], b[300];
-    static const char *const keys[] = {"DTYPE=bf16", "LR_SCHEDULE=constant", NULL};
     snprintf(config, sizeof config, "%s", scratch_path("config"));
-    snprintf(a, sizeof a, "%s", scratch_path("whole"));
-    snprintf(b, sizeof b, "%s", scratch_path("legs"));
+    snprintf(a, sizeof a, "%s", scratch_path("%s", name));
+    snprintf(b, sizeof b, "%s", scratch_path("%s-legs", name));
     train_config(config);
     run(weft_cuda_backend(), config, a, 9, false, keys);
     run(weft_cuda_backend(), config, b, 5, false, keys);
     run(weft_cuda_backend(), config, b, 9, true, keys);
     train_same_end(a, b);
+}
+
+static void test_resumed_run_ends_on_the_same_bits(void **state) {
+    (void)state;
+    static const char *const keys[] = {"DTYPE=bf16", "LR_SCHEDULE=constant", NULL};
+    skip_without_gpu();
+    compare_legs("whole", keys);
+}
+
+/* The kernel that applies masks stands behind AdamW's and behind Muon's. */
+static void test_what_is_pruned_stays_zero(void **state) {
+    (void)state;
+    static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=muon"};
+    skip_without_gpu();
+    for (int i = 0; i < 2; i++) {
+        const char *const keys[] = {
+            "DTYPE=bf16",          "LR_SCHEDULE=constant", "PRUNE=movement",
+            "PRUNE_START=1",       "PRUNE_END=7",          "PRUNE_INTERVAL=2",
+            "PRUNE_SPARSITY=0.75", optimizers[i],          NULL};
+        const char *name = i ? "pruned-muon" : "pruned-adamw";
+        weft_safetensors *model, *optimizer;
+        int64_t masked = 0, all = 0;
+        compare_legs(name, keys);
+        assert_int_equal(
+            weft_safetensors_open(scratch_path("%s/last/model.safetensors", name), &model),
+            WEFT_OK);
+        assert_int_equal(
+            weft_safetensors_open(scratch_path("%s/last/optimizer.safetensors", name), &optimizer),
+            WEFT_OK);
+        for (int64_t k = 0; k < weft_safetensors_count(optimizer); k++) {
+            const weft_safetensor *t = weft_safetensors_at(optimizer, k);
+            if (strncmp(t->name, "mask.", 5) != 0) continue;
+            for (int64_t e = 0; e < t->bytes; e++) {
+                double mask, value;
+                weft_safetensor_values(t, e, 1, &mask);
+                weft_safetensor_values(weft_safetensors_find(model, t->name + 5), e, 1, &value);
+                assert_true(mask != 0 || value == 0);
+                masked += mask == 0;
+            }
+            all += t->bytes;
+        }
+        assert_true(fabs((double)masked / (double)all - 0.75) < 0.01);
+        weft_safetensors_close(model);
+        weft_safetensors_close(optimizer);
+    }
 }
 
 static int64_t planned_bytes(const char *path, const char *const *keys) {
@@ -196,6 +240,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bf16_tracks_the_cpu_in_f32),
         cmocka_unit_test(test_resumed_run_ends_on_the_same_bits),
+        cmocka_unit_test(test_what_is_pruned_stays_zero),
         cmocka_unit_test(test_recomputed_layers_end_on_the_same_bits),
         cmocka_unit_test(test_run_that_does_not_fit_is_refused),
         cmocka_unit_test(test_a_copy_that_fails_leaves_the_last_checkpoint),

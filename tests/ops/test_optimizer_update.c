@@ -461,6 +461,63 @@ static void test_wrong_inputs_are_refused_with_a_line(void **state) {
     assert_non_null(strstr(build_wrong(WRONG_GRAD_SHAPE), "[2, 3]"));
 }
 
+/* Parameters of several chunks and of one, with and without a copy; one without a mask is not touched. */
+static void test_what_is_masked_is_zero(void **state) {
+    (void)state;
+    enum { SLOTS = 3 };
+    static const int64_t counts[SLOTS] = {COUNT, 5, 700};
+    weft_graph *g;
+    weft_pool *pool;
+    weft_exec *exec;
+    weft_adam_slot slots[SLOTS] = {{0}};
+    skip_without_backend();
+    assert_int_equal(weft_graph_create(&g), WEFT_OK);
+    for (int k = 0; k < SLOTS; k++) {
+        char name[3][16];
+        for (int i = 0; i < 3; i++)
+            snprintf(name[i], sizeof name[i], "%c%d", "pcm"[i], k);
+        slots[k].param = weft_new_tensor(g, WEFT_ROLE_PARAM, name[0], WEFT_F32, counts[k]);
+        if (k == 0)
+            slots[k].copy = weft_new_tensor(g, WEFT_ROLE_STATE, name[1], WEFT_BF16, counts[k]);
+        if (k < 2) slots[k].mask = weft_new_tensor(g, WEFT_ROLE_STATE, name[2], WEFT_I8, counts[k]);
+    }
+    weft_zero_masked(g, slots, SLOTS);
+    /* A parameter that no operation reads is in the graph all the same. */
+    assert_non_null(weft_keep(weft_scale(g, slots[2].param, 1)));
+    assert_int_equal(weft_graph_status(g), WEFT_OK);
+    assert_int_equal(weft_pool_create(3, &pool), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, test_backend(), pool, NULL, &exec), WEFT_OK);
+    float *values = malloc(COUNT * sizeof *values);
+    int8_t *mask = malloc(COUNT);
+    uint16_t *copy = malloc(COUNT * sizeof *copy);
+    for (int k = 0; k < SLOTS; k++) {
+        for (int64_t i = 0; i < counts[k]; i++) {
+            values[i] = (float)(i + 1);
+            copy[i] = weft_float_to_bf16(values[i]);
+            mask[i] = i % 3 != 0;
+        }
+        assert_int_equal(weft_exec_write(exec, slots[k].param, values), WEFT_OK);
+        if (slots[k].mask) assert_int_equal(weft_exec_write(exec, slots[k].mask, mask), WEFT_OK);
+        if (slots[k].copy) assert_int_equal(weft_exec_write(exec, slots[k].copy, copy), WEFT_OK);
+    }
+    assert_int_equal(weft_exec_run(exec, NULL), WEFT_OK);
+    for (int k = 0; k < SLOTS; k++) {
+        assert_int_equal(weft_exec_read(exec, slots[k].param, values), WEFT_OK);
+        if (slots[k].copy) assert_int_equal(weft_exec_read(exec, slots[k].copy, copy), WEFT_OK);
+        for (int64_t i = 0; i < counts[k]; i++) {
+            float wanted = slots[k].mask && i % 3 == 0 ? 0 : (float)(i + 1);
+            assert_true(values[i] == wanted);
+            if (slots[k].copy) assert_int_equal(copy[i], weft_float_to_bf16(wanted));
+        }
+    }
+    free(values);
+    free(mask);
+    free(copy);
+    weft_exec_destroy(exec);
+    weft_pool_destroy(pool);
+    weft_graph_destroy(g);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_update_does_not_depend_on_place_or_threads),
@@ -469,6 +526,7 @@ int main(void) {
         cmocka_unit_test(test_the_state_holds_the_last_norms),
         cmocka_unit_test(test_a_whole_step_is_one_graph),
         cmocka_unit_test(test_a_tensor_may_have_a_rate_of_its_own),
+        cmocka_unit_test(test_what_is_masked_is_zero),
         cmocka_unit_test(test_wrong_inputs_are_refused_with_a_line),
     };
     return cmocka_run_group_tests_name("optimizer update", tests, NULL, NULL);

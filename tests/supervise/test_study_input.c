@@ -190,6 +190,22 @@ static void test_a_leaking_variant_is_marked(void **state) {
     assert_int_equal(study_number(out, "SELECT step FROM events WHERE kind = 'leaks'"), 1);
 }
 
+/* Each pruning is an event of its run, and none of the report's troubles. */
+static void test_prunings_are_events(void **state) {
+    (void)state;
+    snprintf(out, sizeof out, "%s", scratch_path("pruned"));
+    static const char variants[] =
+        "STUDY_VARIANTS=a; b: PRUNE=magnitude PRUNE_START=0 PRUNE_END=4 PRUNE_INTERVAL=2";
+    command_succeeds(STUDY(NAMED, "-o", variants), NULL);
+    assert_int_equal(study_number(out, "SELECT count(*) FROM events WHERE kind = 'pruned'"), 2);
+    char *detail = study_text(out, "SELECT detail FROM events WHERE kind = 'pruned' AND step = 5");
+    assert_string_equal(detail, "sparsity 0.5");
+    free(detail);
+    char *report = file_read(scratch_path("pruned/report.md"), NULL);
+    assert_null(strstr(report, "| pruned |"));
+    free(report);
+}
+
 /* Equal time: seconds are measured once and kept; iterations follow from them, and a repeat has
  * those of what it repeats. */
 static void test_time_is_measured_once_and_kept(void **state) {
@@ -275,6 +291,7 @@ int main(void) {
         cmocka_unit_test(test_a_variant_that_cannot_be_built_leaves_the_others_alone),
         cmocka_unit_test(test_a_run_that_diverges_is_a_result),
         cmocka_unit_test(test_a_leaking_variant_is_marked),
+        cmocka_unit_test(test_prunings_are_events),
         cmocka_unit_test(test_time_is_measured_once_and_kept),
         cmocka_unit_test(test_measuring_removes_only_what_it_made),
         cmocka_unit_test(test_a_file_called_lock_stays),

@@ -21,6 +21,7 @@
 #include <cmocka.h>
 
 static char config[256];
+static const char *prune = "none";
 
 static weft_backend make_remote(void) {
     weft_backend remote = *weft_cpu_backend();
@@ -40,6 +41,10 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
     assert_int_equal(weft_config_set(&c, "DTYPE", dtype, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "MICRO_BATCH", micro, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"), WEFT_OK);
+    assert_int_equal(weft_config_set(&c, "PRUNE", prune, "test"), WEFT_OK);
+    c.prune_start = 1;
+    c.prune_end = 7;
+    c.prune_interval = 2;
     c.steps = steps;
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
     weft_train_options options = {.out = out, .resume = resume};
@@ -72,6 +77,16 @@ static void test_remote_run_ends_on_the_same_bits(void **state) {
 static void test_remote_run_without_micro_batches_does_too(void **state) {
     (void)state;
     compare("whole", "bf16", "0");
+}
+
+/* Masks are made on the host, from weights and state that steps change on the other side. */
+static void test_remote_run_is_pruned_alike(void **state) {
+    (void)state;
+    prune = "state";
+    compare("pruned", "bf16", "2");
+    prune = "movement";
+    compare("moved", "f32", "2");
+    prune = "none";
 }
 
 static uint32_t choices = 0x1234;
@@ -186,6 +201,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
         cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
+        cmocka_unit_test(test_remote_run_is_pruned_alike),
         cmocka_unit_test(test_other_choices_are_told),
         cmocka_unit_test(test_changes_by_the_host_arrive),
         cmocka_unit_test(test_a_device_that_is_lost_leaves_the_last_checkpoint),

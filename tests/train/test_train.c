@@ -137,6 +137,40 @@ static void test_metrics_have_the_keys_of_the_contract(void **state) {
     assert_int_equal(access(scratch_path("m/events.out.tfevents.0000000000.weft"), R_OK), 0);
 }
 
+/* The dataset's tokenizer has an end of text, the last of its 264 tokens: nobody has to name it. */
+static void test_documents_end_as_the_tokenizer_says(void **state) {
+    (void)state;
+    char texts[4][300], own[300], data[300], dataset[320];
+    snprintf(own, sizeof own, "%s", scratch_path("own.json"));
+    snprintf(data, sizeof data, "%s", scratch_path("data"));
+    snprintf(dataset, sizeof dataset, "DATASET=%s", data);
+    for (int i = 0; i < 4; i++) {
+        char text[4096] = "";
+        for (int k = 0; k < 60; k++)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "low lower slow %d %d ", i,
+                     k);
+        snprintf(texts[i], sizeof texts[i], "%s", scratch_path("text-%d", i));
+        file_write(texts[i], text, strlen(text));
+    }
+    command_succeeds(RUN("tokenizer", "train", "--vocab", "264", "--out", own, texts[0]), NULL);
+    command_succeeds(RUN("tokenize", "--tokenizer", own, "--out", data, "--val", texts[3], texts[0],
+                         texts[1], texts[2]),
+                     NULL);
+#define DOCUMENTS(out)                                                                             \
+    "train", "--config", config, "--out", out, "-o", dataset, "-o", "VOCAB_SIZE=264", "-o",        \
+        "DOCUMENT_MASK=y", "-o", "LR_SCHEDULE=constant", "-o", "STEPS=2"
+    command_succeeds(RUN(DOCUMENTS(folder("found"))), NULL);
+    command_succeeds(RUN(DOCUMENTS(folder("named")), "-o", "DOCUMENT_TOKEN=263"), NULL);
+    train_same_end(folder("found"), folder("named"));
+    json_t *kept = json_load_file(scratch_path("found/last/config.json"), 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(kept, "document_token")), 263);
+    json_decref(kept);
+    command_succeeds(RUN(DOCUMENTS(folder("found")), "-o", "STEPS=3", "--resume"), NULL);
+    command_succeeds(RUN("train", "--resume", "--out", folder("found"), "-o", "STEPS=4"), NULL);
+    command_fails(2, RUN(DOCUMENTS(folder("bytes")), "-o", "DATASET=embedded"),
+                  SAYS("DOCUMENT_TOKEN", "end of text"));
+}
+
 static void test_metric_of_a_task_is_reported(void **state) {
     (void)state;
     command_result r =
@@ -228,6 +262,7 @@ int main(void) {
         cmocka_unit_test(test_resuming_step_by_step_gives_same_bits),
         cmocka_unit_test(test_a_run_keeps_its_config),
         cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
+        cmocka_unit_test(test_documents_end_as_the_tokenizer_says),
         cmocka_unit_test(test_metric_of_a_task_is_reported),
         cmocka_unit_test(test_tasks_are_learned),
         cmocka_unit_test(test_used_folder_needs_resume),

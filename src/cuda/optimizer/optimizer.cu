@@ -446,3 +446,50 @@ static int64_t adamw_workspace(const weft_node *n, int) {
 }
 
 CUDA_KERNEL(adamw, adamw_run, adamw_workspace)
+
+struct masked_slot {
+    float *p;
+    bf16 *copy; /* may be NULL */
+    const int8_t *mask;
+    int64_t count;
+};
+
+struct masked_list {
+    int slots;
+    int32_t first[ADAM_SLOTS + 1];
+    masked_slot slot[ADAM_SLOTS];
+};
+
+/* Floor: the masks' bytes, and what is zero written. */
+static __global__ void __launch_bounds__(PACK_THREADS)
+    zero_chunk(const __grid_constant__ masked_list list) {
+    int index = tensor_of_chunk(list.first, list.slots, (int)blockIdx.x);
+    const masked_slot &s = list.slot[index];
+    int64_t at = (int64_t)(blockIdx.x - list.first[index]) * ADAM_CHUNK;
+    int64_t end = min_i64(at + ADAM_CHUNK, s.count);
+#pragma unroll 4
+    for (int64_t i = at + threadIdx.x; i < end; i += PACK_THREADS) {
+        if (s.mask[i]) continue;
+        s.p[i] = 0;
+        if (s.copy) s.copy[i] = from_float<bf16>(0.0f);
+    }
+}
+
+static weft_status zero_masked_run(weft_exec *x, const weft_node *n) {
+    for (int i = 0; i < n->n_in;) {
+        masked_list list = {};
+        for (; i < n->n_in && list.slots < ADAM_SLOTS; i += WEFT_MASKED_SIZE) {
+            int at = list.slots++;
+            masked_slot *s = &list.slot[at];
+            s->p = data_of<float>(x, n->in[i + WEFT_MASKED_PARAM]);
+            s->copy = data_of<bf16>(x, n->in[i + WEFT_MASKED_COPY]);
+            s->mask = data_of<int8_t>(x, n->in[i + WEFT_MASKED_MASK]);
+            s->count = weft_tensor_count(n->in[i + WEFT_MASKED_PARAM]);
+            list.first[at + 1] = list.first[at] + (int32_t)ceil_div(s->count, ADAM_CHUNK);
+        }
+        zero_chunk<<<(unsigned)list.first[list.slots], PACK_THREADS, 0, stream_of(x)>>>(list);
+    }
+    return launched(n);
+}
+
+CUDA_KERNEL(zero_masked, zero_masked_run)

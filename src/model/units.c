@@ -1,0 +1,383 @@
+/* What a unit is (which rows and columns of which tensors belong to it, kind by kind), how important weights and
+ * units are, and which stay.
+ *
+ * Tensors are looked at as [outer, n, inner] along one axis at a time. A tensor with several pieces
+ * keeps the indices that no piece of a removed unit has; what belongs to no unit stays. */
+#include "model/units.h"
+
+#include "base/scope.h"
+#include "model/kinds.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static weft_status refuse(const char *option, const char *what, const char *why) {
+    return weft_fail(WEFT_EINPUT, "%s%s: %s", option, what, why);
+}
+
+/* Heads have places of their own in ALiBi's slopes, in a shared map of queries and in the scalar
+ * coupling's groups: with some gone, the others would be other heads. */
+static weft_status check_heads(const weft_config *c, bool sparse, const char *option) {
+    const weft_attention_kind *kind = weft_attention_of(c);
+    const char *fixed = kind->fixed_heads ? kind->fixed_heads(c) : NULL;
+    if (!fixed) fixed = weft_position_of(c)->fixed_heads;
+    if (c->kv_share > 1)
+        return refuse(option, "heads",
+                      "with CONFIG_KV_SHARE layers read the keys of others, so a head is not "
+                      "one layer's; ffn, columns of the feed-forward, goes with any model");
+    if (c->qk_norm && c->qk_norm_whole)
+        return refuse(option, "heads",
+                      "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the "
+                      "others are not what they were");
+    if (sparse) return WEFT_OK;
+    if (fixed) return refuse(option, "heads", fixed);
+    if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
+        return refuse(option, "heads",
+                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the latent "
+                      "by heads, so none can be removed; --sparse zeroes them in place");
+    return WEFT_OK;
+}
+
+static weft_status check_columns(const weft_config *c, const char *what, bool sparse,
+                                 const char *option) {
+    if (!sparse && c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
+        return refuse(option, what,
+                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the "
+                      "feed-forward by heads, so no column can be removed; --sparse zeroes "
+                      "them in place");
+    return WEFT_OK;
+}
+
+static weft_status count_units(const weft_config *c, weft_prune_what what, bool sparse,
+                               const char *option, int64_t *units) {
+    int64_t ffn = weft_config_ffn_dim(c);
+    if (what == WEFT_PRUNE_HEADS) WEFT_TRY(check_heads(c, sparse, option));
+    if (what == WEFT_PRUNE_Z_HEADS && !weft_ffn_of(c)->unit)
+        return refuse(option, "z-heads",
+                      "only CONFIG_FFN=\"wsffn\" has them; ffn removes columns of any "
+                      "feed-forward");
+    if (what == WEFT_PRUNE_FFN) WEFT_TRY(check_columns(c, "ffn", sparse, option));
+    if (what == WEFT_PRUNE_Z_HEADS) WEFT_TRY(check_columns(c, "z-heads", sparse, option));
+    if (what == WEFT_PRUNE_CROSS && !c->cross_token)
+        return refuse(option, "cross",
+                      "the model has no cross-token mechanism "
+                      "(CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
+    *units = what == WEFT_PRUNE_HEADS     ? weft_config_kv_heads(c)
+             : what == WEFT_PRUNE_FFN     ? ffn
+             : what == WEFT_PRUNE_Z_HEADS ? c->wsffn_n_head
+             : c->cross_rank              ? c->cross_rank
+                                          : ffn;
+    return WEFT_OK;
+}
+
+weft_unit_piece *weft_unit_add(weft_unit_list *l, const char *name, int axis, int64_t first,
+                               int64_t size) {
+    weft_unit_piece *p = &l->pieces[l->n++];
+    *p = (weft_unit_piece){.axis = axis, .first = first, .size = size, .counts = true};
+    snprintf(p->name, sizeof p->name, "%s", name);
+    return p;
+}
+
+void weft_unit_add_zeroed(weft_unit_list *l, const char *name, int axis, int64_t first,
+                          int64_t size) {
+    weft_unit_add(l, name, axis, first, size)->zeroed = true;
+}
+
+/* One projection has all queries, keys and values, one after the other; a unit is a key head with the
+ * query heads that share it. */
+static void list_packed(const weft_config *c, weft_unit_list *l) {
+    int64_t d = weft_config_head_dim(c), kv = weft_config_kv_heads(c), h = c->n_head;
+    static const char *const names[] = {"attn.qkv.weight", "attn.qkv.bias"};
+    for (int i = 0; i < 2; i++) {
+        weft_unit_add(l, names[i], 0, 0, h / kv * d);
+        weft_unit_add(l, names[i], 0, h * d, d);
+        weft_unit_add_zeroed(l, names[i], 0, (h + kv) * d, d);
+    }
+    weft_unit_add(l, "attn.log_tau", 0, 0, h / kv)->counts = false;
+    weft_unit_add_zeroed(l, "attn.out.weight", 1, 0, h / kv * d);
+}
+
+static void list_heads(const weft_config *c, weft_unit_list *l) {
+    int64_t group = c->n_head / weft_config_kv_heads(c);
+    const weft_attention_kind *kind = weft_attention_of(c);
+    (kind->heads ? kind->heads : list_packed)(c, l);
+    bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
+    weft_unit_add(l, "attn.out_gate.weight", 0, 0,
+                  by_head ? group : group * weft_config_head_dim(c))
+        ->counts = false;
+    weft_unit_piece *gates = weft_unit_add(l, "ffn.gate_heads.weight", 0, 0, group);
+    gates->counts = false;
+    gates->next = true;
+}
+
+/* `size` columns for each unit. A column of h that is zero before the mechanisms must stay so behind
+ * them: nothing may be added to it. */
+static void list_columns(const weft_config *c, weft_unit_list *l, int64_t size) {
+    static const char *const rows[] = {"ffn.fc.weight",       "ffn.fc.bias",
+                                       "ffn.w1.bias",         "ffn.w3.bias",
+                                       "ffn.w1.weight",       "ffn.w3.weight",
+                                       "ffn.cross_up.weight", "ffn.cross_proj.weight",
+                                       "ffn.couple.weight",   "ffn.attn_to_mlp.weight"};
+    static const char *const columns[] = {"ffn.proj.weight",       "ffn.w2.weight",
+                                          "ffn.gate_proj.weight",  "ffn.cross_down.weight",
+                                          "ffn.cross_proj.weight", "ffn.mlp_down.weight"};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        weft_unit_add_zeroed(l, rows[i], 0, 0, size);
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
+        weft_unit_add_zeroed(l, columns[i], 1, 0, size);
+    if (c->wsffn_z_proj == WEFT_Z_DENSE) { /* no output of the model depends on it */
+        for (int axis = 0; axis < 2; axis++)
+            weft_unit_add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
+    }
+}
+
+static int list_pieces(const weft_config *c, weft_prune_what what, weft_unit_piece *pieces) {
+    weft_unit_list l = {pieces, 0};
+    if (what == WEFT_PRUNE_HEADS) list_heads(c, &l);
+    if (what == WEFT_PRUNE_FFN) list_columns(c, &l, 1);
+    if (what == WEFT_PRUNE_Z_HEADS) {
+        list_columns(c, &l, weft_config_ffn_dim(c) / c->wsffn_n_head);
+        if (c->wsffn_z_proj == WEFT_Z_GROUPED)
+            weft_unit_add(&l, "ffn.z_proj.weight", 0, 0, 1)->counts = false;
+    }
+    if (what == WEFT_PRUNE_CROSS) {
+        weft_unit_add_zeroed(&l, "ffn.cross_proj.weight", 1, 0, 1);
+        weft_unit_add_zeroed(&l, "ffn.cross_down.weight", 0, 0, 1);
+        weft_unit_add_zeroed(&l, "ffn.cross_up.weight", 1, 0, 1);
+    }
+    return l.n;
+}
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "pruning: no memory");
+}
+
+weft_status weft_units_make(const weft_config *c, weft_prune_what what, bool sparse,
+                            const char *option, weft_units *out) {
+    *out = (weft_units){.what = what, .sparse = sparse, .n_layers = c->n_layer};
+    WEFT_TRY(count_units(c, what, sparse, option, &out->units));
+    const weft_ffn_kind *ffn = weft_ffn_of(c);
+    bool by_z = what == WEFT_PRUNE_FFN && ffn->unit;
+    out->block = by_z ? out->units / ffn->unit(c) : out->units;
+    out->n_pieces = list_pieces(c, what, out->pieces);
+    out->kept = calloc((size_t)(out->n_layers * out->units), sizeof *out->kept);
+    return out->kept ? WEFT_OK : no_memory();
+}
+
+void weft_units_free(weft_units *u) {
+    free(u->kept);
+    *u = (weft_units){0};
+}
+
+weft_weight *weft_layer_weight(const weft_model *m, int64_t layer, const char *name) {
+    char full[128];
+    snprintf(full, sizeof full, "h.%lld.%.96s", (long long)layer, name);
+    return weft_model_find(m, full);
+}
+
+/* The layer and the name within it of "h.I.NAME"; false: it is no layer's. */
+static bool in_layer(const char *full, int64_t *layer, const char **name) {
+    char *end;
+    if (strncmp(full, "h.", 2) != 0) return false;
+    *layer = strtoll(full + 2, &end, 10);
+    *name = end + 1;
+    return *end == '.';
+}
+
+/* Numbers from one index of an axis to the next. */
+static int64_t stride_of(const weft_weight *w, int axis) {
+    int64_t stride = 1;
+    for (int d = axis + 1; d < w->ndim; d++)
+        stride *= w->shape[d];
+    return stride;
+}
+
+static double importance(weft_prune_by by, double w, double other) {
+    switch (by) {
+    case WEFT_BY_MAGNITUDE:
+        return w * w;
+    case WEFT_BY_CURVATURE:
+        return w * (w * other);
+    case WEFT_BY_STATE:
+        return w * w * sqrt(other);
+    case WEFT_BY_MOVEMENT:
+        return w * (w - other);
+    }
+    return 0;
+}
+
+weft_status weft_weigh(const weft_weight *w, const weft_weighing *how, double **out) {
+    bool alone = how->by == WEFT_BY_MAGNITUDE;
+    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
+    WEFT_AUTO_FREE double *others = alone ? NULL : calloc((size_t)w->count, sizeof *others);
+    WEFT_AUTO_FREE bool *left = how->left ? malloc((size_t)w->count) : NULL;
+    if (!values || (!alone && !others) || (how->left && !left)) return no_memory();
+    if (others) WEFT_TRY(how->read(how->context, w, others));
+    if (left) WEFT_TRY(how->left(how->context, w, left));
+    weft_weight_read(w, values);
+    for (int64_t i = 0; i < w->count; i++)
+        values[i] =
+            left && !left[i] ? -INFINITY : importance(how->by, values[i], others ? others[i] : 0);
+    *out = weft_steal(&values);
+    return WEFT_OK;
+}
+
+/* The unit that a piece gives an index to; -1: none. */
+static int64_t unit_of(const weft_unit_piece *p, int64_t index, int64_t units) {
+    int64_t from = index - p->first;
+    return from >= 0 && from < units * p->size ? from / p->size : -1;
+}
+
+/* Adds the importance of one piece's elements to its units. */
+static weft_status add_piece(const weft_weight *w, const weft_unit_piece *p,
+                             const weft_weighing *how, int64_t units, double *sums) {
+    WEFT_AUTO_FREE double *values = NULL;
+    int64_t stride = stride_of(w, p->axis), n = w->shape[p->axis];
+    WEFT_TRY(weft_weigh(w, how, &values));
+    for (int64_t i = 0; i < w->count; i++) {
+        int64_t unit = unit_of(p, i / stride % n, units);
+        if (unit >= 0) sums[unit] += values[i];
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_units_weigh(const weft_units *u, const weft_model *m, int64_t layer,
+                             const weft_weighing *how, double *sums) {
+    memset(sums, 0, (size_t)u->units * sizeof *sums);
+    for (int i = 0; i < u->n_pieces; i++) {
+        const weft_weight *w = weft_layer_weight(m, layer, u->pieces[i].name);
+        if (w && u->pieces[i].counts) WEFT_TRY(add_piece(w, &u->pieces[i], how, u->units, sums));
+    }
+    return WEFT_OK;
+}
+
+/* Numbers in the order of doubles; both zeros are one. */
+static uint64_t order_of(double x) {
+    uint64_t bits;
+    x += 0.0;
+    memcpy(&bits, &x, sizeof bits);
+    return bits >> 63 ? ~bits : bits | (uint64_t)1 << 63;
+}
+
+/* The smallest that stays is found digit by digit, from the counts of those that have the digits before:
+ * in a fixed number of passes, and without sorting. */
+void weft_mark_largest(const double *scores, int64_t n, int64_t left, bool *kept) {
+    enum { DIGIT = 8, DIGITS = 1 << DIGIT };
+    uint64_t last = 0;
+    int64_t counts[DIGITS], equal = left; /* how many of those like the last one stay */
+    for (int shift = 64 - DIGIT; shift >= 0 && left > 0; shift -= DIGIT) {
+        memset(counts, 0, sizeof counts);
+        for (int64_t i = 0; i < n; i++) {
+            uint64_t key = order_of(scores[i]);
+            bool same = shift + DIGIT == 64 || (key ^ last) >> (shift + DIGIT) == 0;
+            counts[key >> shift & (DIGITS - 1)] += same;
+        }
+        int digit = DIGITS - 1;
+        while (digit > 0 && equal > counts[digit])
+            equal -= counts[digit--];
+        last |= (uint64_t)digit << shift;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t key = order_of(scores[i]);
+        kept[i] = left > 0 && (key > last || (key == last && equal-- > 0));
+    }
+}
+
+void weft_units_choose(weft_units *u, int64_t layer, const double *sums, int64_t left) {
+    for (int64_t first = 0; first < u->units; first += u->block)
+        weft_mark_largest(sums + first, u->block, left, u->kept + layer * u->units + first);
+}
+
+/* Whether an index of a tensor's axis stays. `kept` is of the layer, `next` of the one behind it. */
+static bool stays(const weft_units *u, const char *name, int axis, int64_t index, const bool *kept,
+                  const bool *next) {
+    for (int i = 0; i < u->n_pieces; i++) {
+        const weft_unit_piece *p = &u->pieces[i];
+        if (p->axis != axis || strcmp(p->name, name) != 0 || (u->sparse && !p->zeroed)) continue;
+        int64_t unit = unit_of(p, index, u->units);
+        if (unit >= 0 && !(p->next ? next : kept)[unit]) return false;
+    }
+    return true;
+}
+
+/* Columns within z-heads that have a matrix each, [n, z, z]: both a row's and a column's own. */
+static void mark_grouped(const weft_weight *w, const bool *kept, bool *stay) {
+    int64_t z = w->shape[1];
+    for (int64_t i = 0; i < w->count; i++) {
+        int64_t head = i / (z * z) * z;
+        stay[i] = kept[head + i / z % z] && kept[head + i % z];
+    }
+}
+
+void weft_units_mark(const weft_units *u, const weft_weight *w, bool *stay) {
+    int64_t layer = 0, last = u->n_layers - 1;
+    const char *name = NULL;
+    memset(stay, true, (size_t)w->count);
+    if (!in_layer(w->name, &layer, &name)) return;
+    const bool *kept = u->kept + layer * u->units,
+               *next = u->kept + (layer < last ? layer + 1 : last) * u->units;
+    if (u->what == WEFT_PRUNE_FFN && w->ndim == 3 && !u->sparse &&
+        strcmp(name, "ffn.z_proj.weight") == 0)
+        mark_grouped(w, kept, stay);
+    for (int axis = 0; axis < w->ndim; axis++) {
+        int64_t stride = stride_of(w, axis), n = w->shape[axis];
+        for (int64_t index = 0; index < n; index++) {
+            if (stays(u, name, axis, index, kept, next)) continue;
+            for (int64_t outer = 0; outer < w->count / (n * stride); outer++)
+                memset(stay + (outer * n + index) * stride, 0, (size_t)stride);
+        }
+    }
+}
+
+int64_t weft_masked_of(double sparsity, int64_t n) {
+    int64_t count = llround(sparsity * (double)n);
+    return count < n ? count : n - 1;
+}
+
+weft_status weft_prune_check(const weft_config *c, const char *where, weft_units *units) {
+    char option[256];
+    *units = (weft_units){0};
+    if (c->prune == WEFT_PRUNING_NONE) return WEFT_OK;
+    if (c->prune == WEFT_PRUNING_STATE && c->optimizer == WEFT_OPTIMIZER_MUON)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_PRUNE=\"state\" needs second moments, and "
+                         "CONFIG_OPTIMIZER=\"muon\" keeps none of a layer's matrices; take "
+                         "\"magnitude\" or \"movement\"",
+                         where);
+    if (c->prune_start > c->prune_end)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_PRUNE_START=%lld is behind CONFIG_PRUNE_END=%lld; masks grow "
+                         "from the first to the second",
+                         where, (long long)c->prune_start, (long long)c->prune_end);
+    if (c->prune_what == WEFT_MASKS_WEIGHTS) return WEFT_OK;
+    bool heads = c->prune_what == WEFT_MASKS_HEADS;
+    snprintf(option, sizeof option, "%s: CONFIG_PRUNE_WHAT=", where);
+    WEFT_TRY(weft_units_make(c, heads ? WEFT_PRUNE_HEADS : WEFT_PRUNE_FFN, true, option, units));
+    if (weft_masked_of(c->prune_sparsity, units->block) > 0) return WEFT_OK;
+    weft_status status = weft_fail(WEFT_EINPUT,
+                                   "%s: CONFIG_PRUNE_SPARSITY=%g of %lld %s is none; take more of "
+                                   "them, or CONFIG_PRUNE_WHAT=\"weights\"",
+                                   where, c->prune_sparsity, (long long)units->block,
+                                   heads ? "heads" : "columns of the feed-forward");
+    weft_units_free(units);
+    return status;
+}
+
+bool weft_weight_is_masked(const weft_config *c, const char *name, int ndim) {
+    weft_unit_piece pieces[WEFT_UNIT_PIECES];
+    int64_t layer;
+    const char *own;
+    bool found = c->prune_what == WEFT_MASKS_WEIGHTS && ndim >= 2;
+    if (c->prune == WEFT_PRUNING_NONE || !in_layer(name, &layer, &own)) return false;
+    int n =
+        c->prune_what == WEFT_MASKS_WEIGHTS
+            ? 0
+            : list_pieces(c, c->prune_what == WEFT_MASKS_HEADS ? WEFT_PRUNE_HEADS : WEFT_PRUNE_FFN,
+                          pieces);
+    for (int i = 0; i < n; i++)
+        found =
+            found || ((pieces[i].counts || pieces[i].zeroed) && strcmp(pieces[i].name, own) == 0);
+    return found;
+}

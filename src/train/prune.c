@@ -1,0 +1,144 @@
+/* Pruning while training: the masks of optimizer.h, made on the host from the weights and the optimizer's
+ * state, and applied by each step behind the update.
+ *
+ * A weight's scores are compared within its matrix, a unit's within its layer, so that each loses the same
+ * share, exactly. What is masked counts as lower than all else: masks only grow. Every rank makes them by the
+ * same calls; where ranks share the state, rank 0 gets what it has to compare, and its masks go to the
+ * owners. */
+#include "base/scope.h"
+#include "model/units.h"
+#include "train/optimizer_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "pruning: no memory");
+}
+
+static bool is_masked(const weft_optimizer *o, const weft_weight *w) {
+    return weft_weight_is_masked(&o->model->config, w->name, w->ndim);
+}
+
+/* A weight's tensor of a kind, whole: *data. Where it is shared, rank 0's alone has all, and is to be
+ * freed: *own. */
+static weft_status get_state(const weft_optimizer *o, int kind, const weft_weight *w,
+                             unsigned char **own, const unsigned char **data) {
+    int64_t index = weft_optimizer_state_of(o, kind, w - o->model->weights);
+    *data = o->state[index].data;
+    if (!o->sharded) return WEFT_OK;
+    *data = *own = calloc((size_t)o->state[index].bytes, 1);
+    return *own ? weft_optimizer_move(o, index, *own, true) : no_memory();
+}
+
+/* v or w0 of a weight. */
+static weft_status read_other(void *context, const weft_weight *w, double *out) {
+    const weft_optimizer *o = context;
+    bool state = o->model->config.prune == WEFT_PRUNING_STATE;
+    WEFT_AUTO_FREE unsigned char *own = NULL;
+    const unsigned char *data;
+    WEFT_TRY(get_state(o, state ? WEFT_STATE_V : WEFT_STATE_START, w, &own, &data));
+    weft_weight read = {.dtype = o->dtype, .count = w->count, .data = (void *)(uintptr_t)data};
+    weft_weight_read(&read, out);
+    return WEFT_OK;
+}
+
+static weft_status read_mask(void *context, const weft_weight *w, bool *out) {
+    WEFT_AUTO_FREE unsigned char *own = NULL;
+    const unsigned char *data;
+    WEFT_TRY(get_state(context, WEFT_STATE_MASK, w, &own, &data));
+    for (int64_t i = 0; i < w->count; i++)
+        out[i] = data[i] != 0;
+    return WEFT_OK;
+}
+
+static weft_status put_mask(const weft_optimizer *o, const weft_weight *w, const bool *stay) {
+    int64_t index = weft_optimizer_state_of(o, WEFT_STATE_MASK, w - o->model->weights);
+    unsigned char *mask =
+        o->sharded ? weft_message_memory((size_t)w->count, 1) : o->state[index].data;
+    if (!mask) return no_memory();
+    for (int64_t i = 0; i < w->count; i++)
+        mask[i] = stay[i];
+    if (!o->sharded) return WEFT_OK;
+    weft_status status = weft_optimizer_move(o, index, mask, false);
+    weft_message_done(mask, status);
+    return status;
+}
+
+/* The units that stay, of every layer. */
+static weft_status choose_units(const weft_optimizer *o, const weft_weighing *how, weft_units *u,
+                                double sparsity) {
+    int64_t left = u->block - weft_masked_of(sparsity, u->block);
+    WEFT_AUTO_FREE double *sums = malloc((size_t)u->units * sizeof *sums);
+    if (!sums) return no_memory();
+    for (int64_t l = 0; l < u->n_layers; l++) {
+        WEFT_TRY(weft_units_weigh(u, o->model, l, how, sums));
+        weft_units_choose(u, l, sums, left);
+    }
+    return WEFT_OK;
+}
+
+/* The new mask of a weight: by its units, or by its own scores. */
+static weft_status mask_weight(const weft_optimizer *o, const weft_weighing *how,
+                               const weft_units *u, const weft_weight *w, double sparsity) {
+    WEFT_AUTO_FREE double *scores = NULL;
+    WEFT_AUTO_FREE bool *stay = malloc((size_t)w->count);
+    if (!stay) return no_memory();
+    if (u->units) {
+        weft_units_mark(u, w, stay);
+    } else {
+        WEFT_TRY(weft_weigh(w, how, &scores));
+        weft_mark_largest(scores, w->count, w->count - weft_masked_of(sparsity, w->count), stay);
+    }
+    return put_mask(o, w, stay);
+}
+
+/* The share that is masked at a sparsity: of the units, or of the weights that have masks. */
+static double share_of(const weft_optimizer *o, const weft_units *u, double sparsity) {
+    int64_t masked = 0, all = 0;
+    if (u->units) return (double)weft_masked_of(sparsity, u->block) / (double)u->block;
+    for (int64_t i = 0; i < o->model->n_weights; i++) {
+        const weft_weight *w = &o->model->weights[i];
+        if (!is_masked(o, w)) continue;
+        masked += weft_masked_of(sparsity, w->count);
+        all += w->count;
+    }
+    return all ? (double)masked / (double)all : 0;
+}
+
+static weft_status make_masks(weft_optimizer *o, weft_units *u, double sparsity, double share) {
+    static const weft_prune_by by[] = {[WEFT_PRUNING_MAGNITUDE] = WEFT_BY_MAGNITUDE,
+                                       [WEFT_PRUNING_MOVEMENT] = WEFT_BY_MOVEMENT,
+                                       [WEFT_PRUNING_STATE] = WEFT_BY_STATE};
+    weft_weighing how = {by[o->model->config.prune], read_other, read_mask, o};
+    WEFT_TRY(weft_mirror_use(o->model->mirror, NULL));
+    WEFT_TRY(weft_mirror_use(o->mirror, NULL));
+    if (u->units) WEFT_TRY(choose_units(o, &how, u, sparsity));
+    for (int64_t i = 0; i < o->model->n_weights; i++)
+        if (is_masked(o, &o->model->weights[i]))
+            WEFT_TRY(mask_weight(o, &how, u, &o->model->weights[i], sparsity));
+    if (o->dtype == WEFT_F64)
+        ((double *)o->control_state)[WEFT_ADAM_MASKED] = share;
+    else
+        ((float *)o->control_state)[WEFT_ADAM_MASKED] = (float)share;
+    weft_mirror_wrote(o->mirror, NULL);
+    o->pruned = true;
+    return WEFT_OK;
+}
+
+weft_status weft_optimizer_prune(weft_optimizer *o, double sparsity) {
+    WEFT_AUTO(weft_units_free) weft_units units = {0};
+    double now, age;
+    o->pruned = false;
+    if (!(sparsity > 0)) return WEFT_OK;
+    WEFT_TRY(weft_prune_check(&o->model->config, "config", &units));
+    WEFT_TRY(weft_optimizer_number(o, WEFT_ADAM_MASKED, &now));
+    WEFT_TRY(weft_optimizer_number(o, WEFT_ADAM_AGE, &age));
+    double share = share_of(o, &units, sparsity);
+    if (o->dtype == WEFT_F32) share = (double)(float)share;
+    /* Before the first step, and behind a reset, neither moments nor movement tell one from another: the
+     * next step makes up for it, as for one that came to nothing. */
+    bool blind = age == 0 && o->model->config.prune != WEFT_PRUNING_MAGNITUDE;
+    return share > now && !blind ? make_masks(o, &units, sparsity, share) : WEFT_OK;
+}
