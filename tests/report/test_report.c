@@ -113,11 +113,10 @@ static void test_verdicts_and_numbers(void **state) {
     expect_not_in(html, "2.0000 on average");
     expect_both("There are 4 comparisons");
     expect_both("0.2 of them would still be called better or worse");
-    expect_line("| Plain (base) |",
-                SAYS("| 1M |", "| 2.1000 ± 0.1000 |", "| 3 of 3 |", "| 70.0 MiB |", "| 16.02k |",
-                     "| 1024 |", "| 6M |", "| 0.001 |"));
-    expect_line("| Lower loss (lower) |", SAYS("| \xe2\x98\x85 2.0000 ± 0.0954 |", "| -4.76% |",
-                                               "-0.1000 \\[-0.1248, -0.0752\\]"));
+    expect_line("| Plain (base) |", SAYS("| 1M |", "| 2.1000 ± 0.1000 |", "| 3 of 3 |",
+                                         "| 70.0 MiB |", "| 16.02k |", "| 1024 |", "| 6M |"));
+    expect_line("| Lower loss (lower) |",
+                SAYS("| \xe2\x98\x85 2.0000 ± 0.0954 |", "-0.1000 \\[-0.1248, -0.0752\\]"));
     expect_in(html, "<td class=\"n\">-0.1000 [-0.1248, -0.0752]</td>");
     expect_both("\xe2\x98\x85 marks the best mean.");
     /* The same in percent of 2.1, as the answer above it is. */
