@@ -51,7 +51,7 @@ static const double SHARE_OF_STEPS = 0.7;
 static const double SHARE_OF_TIME = 0.75;
 
 /* Models whose parameters differ by less count as equally large. */
-static const double SIZES_ALIKE = 1.02;
+static const double SIZES_ALIKE = 1.05;
 
 #define ATTENTION_ROW(NUMBER, name, title, help) {"ATTENTION", #name, title},
 #define FFN_ROW(NUMBER, name, title, help) {"FFN", #name, title},
