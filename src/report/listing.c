@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "record/gather.h"
-#include "report/data.h"
+#include "report/sections.h"
 #include "study/study.h"
 
 #include <math.h>
@@ -73,9 +73,8 @@ static weft_status print_variants(const char *path, FILE *out) {
             if (isfinite(c->mean)) fprintf(out, "%+.4f ", c->mean);
             if (isfinite(c->low)) fprintf(out, "(%+.4f to %+.4f) ", c->low, c->high);
             fprintf(out, "against %s: %s", weft_shown(d.variants[v->baseline].name),
-                    c->pairs < 2 && c->verdict == WEFT_NO_DIFFERENCE
-                        ? v->why
-                        : weft_verdict_word(c->verdict));
+                    c->pairs < 2 && c->verdict == WEFT_NO_DIFFERENCE ? v->why
+                                                                     : weft_say_verdict(&d, i));
         } else if (!is_baseline(&d, i)) {
             fprintf(out, "  nothing to compare with");
         }

@@ -263,6 +263,10 @@ static void test_seeds_that_did_not_finish_are_left_out_and_named(void **state) 
              "(variant 1 has "
              "not been run yet; variant 0 has no score), seed 6 (not finished)."));
     expect_in(html, "\">better so far</b>");
+    char *listed;
+    command_succeeds(RUN("runs", scratch_path("failed")), &listed);
+    assert_non_null(strstr(listed, "against 0: better so far\n"));
+    free(listed);
     expect_both("If there were nothing to find, there would be a 5% chance of a false verdict.");
     expect_not_in(html, "This command continues the study"); /* there is no config */
     file_write(scratch_path("failed/study.config"), "", 0);
