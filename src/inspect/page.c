@@ -218,7 +218,7 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
         "<style>#looks{line-height:2.2;white-space:pre-wrap}\n"
         ".tk{font:inherit;padding:0 1px;border:0;border-radius:3px;color:var(--ink);"
         "background:linear-gradient(var(--c0),var(--c0)) bottom/100% calc(var(--d,0)*6px) "
-        "no-repeat color-mix(in srgb,var(--c1) calc(var(--w,0)*90%),transparent)}\n"
+        "no-repeat color-mix(in srgb,var(--c1) calc(var(--w,0)*65%),transparent)}\n"
         ".tk.at{outline:2px solid var(--accent)}table.looks tr.on>*{background:var(--tint)}"
         ".looks tr{cursor:pointer}</style>\n";
     int64_t time = text->time < WEFT_MAP_TOKENS ? text->time : WEFT_MAP_TOKENS;
