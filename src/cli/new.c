@@ -30,6 +30,8 @@ const char weft_help_new[] =
     "  --minutes M        how long the study may take, a quarter of it kept in reserve; default: "
     "10\n"
     "  --seeds N          random seeds per variant: more show smaller differences; default: 5\n"
+    "  --equal WHAT       what the variants have in common: iters, tokens, parameters (by the "
+    "feed-forward's width), flops or time; default: iters\n"
     "  --out DIR          a new folder for the study; default: the text's name, or my-study\n"
     "  --device D         cpu, cuda or auto\n"
     "  --threads N        default: one per processor\n"
@@ -48,6 +50,9 @@ static const double SHARE_OF_STEPS = 0.7;
 /* What of the time that is allowed is planned for: runs may be slower than a short measurement was. */
 static const double SHARE_OF_TIME = 0.75;
 
+/* Models whose parameters differ by less count as equally large. */
+static const double SIZES_ALIKE = 1.05;
+
 #define ATTENTION_ROW(NUMBER, name, title, help) {"ATTENTION", #name, title},
 #define FFN_ROW(NUMBER, name, title, help) {"FFN", #name, title},
 #define POSITION_ROW(NUMBER, name, title, help) {"POSITION", #name, title},
@@ -64,7 +69,7 @@ static const part parts[] = {
 enum { N_PARTS = sizeof parts / sizeof parts[0] };
 
 typedef struct {
-    const char *compare, *minutes_text, *seeds_text, *out;
+    const char *compare, *minutes_text, *seeds_text, *equal, *out;
     double minutes;
     int64_t seeds;
     char texts[ANSWER_ROOM], compared[ANSWER_ROOM], folder[ANSWER_ROOM];
@@ -129,6 +134,14 @@ static int read_parts(const weft_args *a, wishes *w, const char *list) {
     }
     if (w->n > 1) return WEFT_EXIT_DONE;
     return weft_args_refuse(a, "--compare needs two parts or more, such as dot,w2");
+}
+
+static int check_equal(const weft_args *a, const char *word) {
+    weft_config scratch;
+    weft_config_defaults(&scratch);
+    return weft_config_set(&scratch, "STUDY_EQUAL", word, "--equal") == WEFT_OK
+               ? WEFT_EXIT_DONE
+               : weft_args_end(a, WEFT_EINPUT);
 }
 
 /* One answer; an empty one is the default. False: the terminal was closed. */
@@ -230,6 +243,20 @@ static weft_status write_study(const weft_config *c, const wishes *w, const char
     return status;
 }
 
+/* Where one model is larger than another, its advantage may be that alone. */
+static void say_sizes(const weft_study *s) {
+    int64_t least = s->built[0].account.parameters, most = least;
+    for (int i = 1; i < s->variants.n; i++) {
+        int64_t count = s->built[i].account.parameters;
+        least = count < least ? count : least;
+        most = count > most ? count : most;
+    }
+    if ((double)most > SIZES_ALIKE * (double)least)
+        printf("The largest variant has %.2f times the parameters of the smallest; --equal "
+               "parameters makes them alike.\n",
+               (double)most / (double)least);
+}
+
 static weft_status fill_folder(const weft_args *a, const wishes *w, const char *path) {
     char data[WEFT_PATH_MAX];
     weft_config c;
@@ -241,6 +268,7 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     WEFT_TRY(weft_config_override(&c, w->sets[0], "--compare"));
     if (a->device) WEFT_TRY(weft_config_set(&c, "DEVICE", a->device, "--device"));
     WEFT_TRY(weft_config_set(&c, "STUDY_VARIANTS", w->variants, "--compare"));
+    if (w->equal) WEFT_TRY(weft_config_set(&c, "STUDY_EQUAL", w->equal, "--equal"));
     c.study_seeds = w->seeds;
     c.study_spread = USUAL_SPREAD;
     WEFT_TRY(write_study(&c, w, path));
@@ -255,6 +283,7 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
                              s->built[i].error);
     int threads = a->threads ? a->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
     WEFT_TRY(weft_measure_variants(s, w->folder, threads));
+    WEFT_TRY(weft_equal_time(s));
     for (int i = 0; i < s->variants.n; i++)
         seconds +=
             s->built[i].seconds_per_iter / SHARE_OF_STEPS * (double)(w->seeds * s->built[i].iters);
@@ -264,6 +293,7 @@ static weft_status fill_folder(const weft_args *a, const wishes *w, const char *
     WEFT_TRY(write_study(&c, w, path));
     WEFT_TRY(weft_study_open(&source, weft_cpu_backend(), 1, &timed));
     weft_study_list(timed, seconds * (double)c.steps / planned, a->json);
+    if (!a->json) say_sizes(timed);
     return WEFT_OK;
 }
 
@@ -292,6 +322,7 @@ int weft_cmd_new(int argc, char **argv) {
         {"--compare", .value = &w.compare},
         {"--minutes", .value = &w.minutes_text, .real = &w.minutes, .min = 0.01, .max = 1e6},
         {"--seeds", .value = &w.seeds_text, .number = &w.seeds, .min = 2, .max = SEEDS_MOST},
+        {"--equal", .value = &w.equal},
         {"--out", .value = &w.out},
         {0}};
     w.minutes = WEFT_OWN_TEXT_MINUTES;
@@ -301,6 +332,7 @@ int weft_cmd_new(int argc, char **argv) {
     for (int i = 0; !usage && i < args.n_repeated; i++)
         usage = weft_args_readable(&args, args.repeated[i], NULL);
     if (!usage && w.compare) usage = read_parts(&args, &w, w.compare);
+    if (!usage && w.equal) usage = check_equal(&args, w.equal);
     bool asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO) && !args.json;
     if (!usage && asks) usage = ask_all(&args, &w, &own[2], &own[3]);
     if (!usage && !w.compare) usage = read_parts(&args, &w, "dot,w2");

@@ -12,7 +12,8 @@
 
 const char weft_help_runs[] =
     "  DIR|DB...          studies' folders or their runs.db, or folders with runs of weft train, "
-    "six deep: runs that differ by seed and learning rate alone are one variant\n"
+    "six deep: runs that differ by seed and learning rate alone are one variant, compared with the "
+    "first of the same dataset and tokenizer\n"
     "  --compare A B      two variants of one study: how their configs differ, their scores seed "
     "by seed, the mean difference\n"
     "  --fit X            a power law of the score over X: parameters, flops, tokens, cache_bytes "

@@ -9,7 +9,7 @@
     .find(t => t.compareDocumentPosition(strip) & Node.DOCUMENT_POSITION_PRECEDING);
   const rows = [...table.tBodies[0].rows];
   const heads = data.layers.flatMap(l => l.heads.map((w, h) =>
-    ({name: l.layer + '.' + h, w, sigma: l.sigma && l.sigma[h], gate: l.gates && l.gates[h], routes: l.routes, layer: l.layer})));
+    ({name: l.layer + 1 + '.' + (h + 1), w, sigma: l.sigma && l.sigma[h], gate: l.gates && l.gates[h], routes: l.routes, layer: l.layer + 1})));
   let at = tokens.length - 1, head = 0, held = false;
   table.classList.add('looks');
 
@@ -19,9 +19,9 @@
       .map(([x, j]) => seen(j) + ' ' + x + '%').join(', ') || '\u2013';
   }
   function draw() {
-    const h = heads[head], w = h.w[at] || [], bars = h.sigma || h.gate, most = h.sigma ? Math.max(...h.sigma) : 100;
+    const h = heads[head], w = h.w[at] || [], strongest = Math.max(1, ...w), bars = h.sigma || h.gate, most = h.sigma ? Math.max(...h.sigma) : 100;
     tokens.forEach((t, j) => {
-      t.style.setProperty('--w', (w[j] || 0) / 100);
+      t.style.setProperty('--w', (w[j] || 0) / strongest);
       t.style.setProperty('--d', bars && most > 0 ? bars[j] / most : 0);
       t.classList.toggle('at', j === at);
     });
@@ -29,7 +29,7 @@
       r.classList.toggle('on', k === head);
       r.cells[2].textContent = best(heads[k].w[at] || [], 2);
     });
-    status.textContent = 'From ' + seen(at) + ', token ' + at + ', head ' + h.name + ' looks at ' + best(w, 4) +
+    status.textContent = 'From ' + seen(at) + ', token ' + (at + 1) + ', head ' + h.name + ' looks at ' + best(w, 4) +
       (h.sigma ? '; its deviation is ' + h.sigma[at].toPrecision(3) : '') + (h.gate ? '; the gate is at ' + h.gate[at] + '%' : '') + '.';
     drawRoutes(h);
   }

@@ -181,7 +181,7 @@ static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
 
 static void put_head(weft_page *p, const json_t *inside, size_t layer, size_t head, int name,
                      const double habits[HABITS]) {
-    weft_page_cell(p, "%zu.%zu", layer, head);
+    weft_page_cell(p, "%zu.%zu", layer + 1, head + 1);
     weft_page_cell(p, "%s", habit_names[name]);
     weft_page_cell(p, "–");
     for (int k = 0; k < HABITS; k++)
@@ -218,7 +218,7 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
         "<style>#looks{line-height:2.2;white-space:pre-wrap}\n"
         ".tk{font:inherit;padding:0 1px;border:0;border-radius:3px;color:var(--ink);"
         "background:linear-gradient(var(--c0),var(--c0)) bottom/100% calc(var(--d,0)*6px) "
-        "no-repeat color-mix(in srgb,var(--c1) calc(var(--w,0)*90%),transparent)}\n"
+        "no-repeat color-mix(in srgb,var(--c1) calc(var(--w,0)*65%),transparent)}\n"
         ".tk.at{outline:2px solid var(--accent)}table.looks tr.on>*{background:var(--tint)}"
         ".looks tr{cursor:pointer}</style>\n";
     int64_t time = text->time < WEFT_MAP_TOKENS ? text->time : WEFT_MAP_TOKENS;
@@ -234,7 +234,8 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
     weft_page_say(p,
                   "The first tokens of the text. Point at one, or tap it, to see from there: the "
                   "table's third column has what each head looks at most, and the colour of the "
-                  "tokens is the weight that the chosen head gives them, the stronger the more. "
+                  "tokens is the weight that the chosen head gives them, strongest where it is "
+                  "largest. "
                   "A click on a row chooses its head.%s",
                   json_object_get(json_array_get(layers, 0), "sigma")
                       ? " The bar below a token is its query's mean deviation \xcf\x83."

@@ -75,10 +75,10 @@ static void print_heads(const weft_inspection *i, int number, FILE *out) {
     if (i->n_heads > HEADS_MOST)
         fprintf(out, "  lowest  median highest  of %lld heads", (long long)i->n_heads);
     for (int64_t h = 0; h < i->n_heads && i->n_heads <= HEADS_MOST; h++)
-        fprintf(out, "  head%2lld", (long long)h);
+        fprintf(out, "  head%2lld", (long long)h + 1);
     fprintf(out, "\n");
     for (int64_t l = 0; l < i->n_layers; l++) {
-        fprintf(out, "%5lld ", (long long)l);
+        fprintf(out, "%5lld ", (long long)l + 1);
         print_row(out, number, &i->layers[l], i->n_heads);
         fprintf(out, "\n");
     }
@@ -91,7 +91,7 @@ static void print_routes(const weft_inspection *i, FILE *out) {
             "layer    kept  weight  as layer before  as token before\n");
     for (int64_t l = 0; l < i->n_layers; l++) {
         const weft_layer_look *at = &i->layers[l];
-        fprintf(out, "%5lld %7.1f %7.3f         ", (long long)l, at->routes, at->kept);
+        fprintf(out, "%5lld %7.1f %7.3f         ", (long long)l + 1, at->routes, at->kept);
         print_number(out, at->same_layer);
         fprintf(out, "         ");
         print_number(out, at->same_token);
@@ -113,7 +113,7 @@ static void print_latents(const weft_inspection *i, FILE *out) {
             "layer      keys     rank      90%%      99%%%s\n",
             values ? "    values     rank      90%      99%" : "");
     for (int64_t l = 0; l < i->n_layers; l++) {
-        fprintf(out, "%5lld", (long long)l);
+        fprintf(out, "%5lld", (long long)l + 1);
         print_spectrum(&i->layers[l].keys, out);
         print_spectrum(&i->layers[l].values, out);
         fprintf(out, "\n");
@@ -130,7 +130,7 @@ static void print_z(const weft_inspection *i, FILE *out) {
     fprintf(out, "\nz-heads: W_z outside its blocks; |cosine| of two heads; cosine of one head in "
                  "two sequences\nlayer  off blocks  two heads  two sequences\n");
     for (int64_t l = 0; l < i->n_layers; l++)
-        fprintf(out, "%5lld %11.4f %10.3f %14.3f\n", (long long)l, i->layers[l].z_off,
+        fprintf(out, "%5lld %11.4f %10.3f %14.3f\n", (long long)l + 1, i->layers[l].z_off,
                 i->layers[l].z_between, i->layers[l].z_across);
 }
 

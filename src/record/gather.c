@@ -78,6 +78,21 @@ static bool has_name(const gathering *g, const char *name) {
     return false;
 }
 
+/* The first variant with the same text and tokens: losses of others cannot be compared. */
+static int find_baseline(const gathering *g, int variant) {
+    static const char *const keys[] = {"DATASET", "TOKENIZER", "VOCAB_SIZE"};
+    for (int i = 0; i < variant; i++) {
+        bool same = true;
+        for (int k = 0; k < 3 && same; k++) {
+            json_t *own = json_object_get(g->groups[variant].of, keys[k]),
+                   *other = json_object_get(g->groups[i].of, keys[k]);
+            same = own == other || (own && other && json_equal(own, other));
+        }
+        if (same) return i;
+    }
+    return variant;
+}
+
 static weft_status insert_variant(gathering *g, int variant, const char *overrides) {
     const weft_config *c = g->config;
     weft_account a = {0};
@@ -87,10 +102,11 @@ static weft_status insert_variant(gathering *g, int variant, const char *overrid
         g->d,
         "INSERT INTO variants(variant, name, baseline, title, overrides, iters, tokens, parameters,"
         " flops_per_token, training_bytes, cache_bytes_per_token, leaks)"
-        " VALUES (?, ?, CASE WHEN ?1 = 0 THEN NULL ELSE 0 END, ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "issiiidiii", (int64_t)variant, g->groups[variant].name, overrides, c->steps,
-        tokens * c->steps, a.parameters, counted ? a.forward_flops + a.backward_flops : NAN,
-        a.training_bytes, a.cache_bytes_token, (int64_t)weft_config_leaks(c));
+        " VALUES (?, ?, nullif(?, ?1), ?2, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "isisiiidiii", (int64_t)variant, g->groups[variant].name,
+        (int64_t)find_baseline(g, variant), overrides, c->steps, tokens * c->steps, a.parameters,
+        counted ? a.forward_flops + a.backward_flops : NAN, a.training_bytes, a.cache_bytes_token,
+        (int64_t)weft_config_leaks(c));
 }
 
 /* Whether a variant has no run of this rate and seed yet; from now on it has. */

@@ -9,7 +9,7 @@
 
 /* A database, or a folder's runs.db, to read; where a folder has none, its runs are gathered in one that
  * has no name and goes when it is closed, and are not touched. Runs whose configs differ by seed and learning rate alone are one variant, named
- * after the first of them; the first variant is what the others are compared with. WEFT_EINPUT where the folder
+ * after the first of them; each is compared with the first that has its dataset and tokenizer. WEFT_EINPUT where the folder
  * holds no run. */
 weft_status weft_listing_open(const char *path, weft_database **out);
 

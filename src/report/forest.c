@@ -250,8 +250,8 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
                        d->score_name, unit, seeds, 100 * WEFT_CONFIDENCE);
 }
 
-/* The open comparison that the fewest seeds would settle; -1: none. */
-static int nearest_to_settled(const weft_report_data *d) {
+/* The open comparison that the fewest seeds would decide; -1: none. */
+static int nearest_to_decided(const weft_report_data *d) {
     int nearest = -1, least = 0;
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *c = &d->variants[i].compared;
@@ -285,16 +285,17 @@ static bool find_config(const weft_report_data *d, char *folder, char *config) {
 /* What to run where nothing was shown. */
 static void say_more_seeds(weft_page *p, const weft_report_data *d) {
     char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
-    int open = d->nothing_learned ? -1 : nearest_to_settled(d);
+    int open = d->nothing_learned ? -1 : nearest_to_decided(d);
     if (open < 0) return;
     const weft_comparison *c = &d->variants[open].compared;
     int more = weft_seeds_needed(c) - c->pairs;
     bool there = more <= SEEDS_MOST && find_config(d, folder, config);
     weft_page_say(p,
-                  "%d more %s per variant would settle %s against %s, if the difference and its "
-                  "spread stay as they are%s",
+                  "About %d more %s per variant would show a difference of this size between %s "
+                  "and %s, if it and its spread stay as they are. Decide on a number once: adding "
+                  "seeds until a difference shows finds one by chance.",
                   more, more == 1 ? "seed" : "seeds", weft_variant_label(d, open),
-                  weft_variant_label(d, d->variants[open].baseline), there ? ":" : ".");
+                  weft_variant_label(d, d->variants[open].baseline));
     if (there)
         weft_page_command(p, "weft study --config %s --out %s -o STUDY_SEEDS=%d", config, folder,
                           d->planned_seeds + more);

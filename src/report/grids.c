@@ -24,7 +24,7 @@ static void put_labels(FILE *out, const weft_heat *h) {
         weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", number);
     }
     for (int i = 0; i < h->rows; i += label_step(h->rows)) {
-        snprintf(number, sizeof number, "%d", h->row_first + i);
+        snprintf(number, sizeof number, "%d", 1 + i);
         weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", number);
     }
 }
@@ -38,7 +38,7 @@ static void put_square(FILE *out, const weft_heat *h, int row, int column) {
             "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
             "</title></rect>\n",
             LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(h->style),
-            fmin(fmax(shade, 0.02), 1), h->row_first + row, h->column_first + column, value);
+            fmin(fmax(shade, 0.02), 1), 1 + row, h->column_first + column, value);
 }
 
 char *weft_heat_svg(const weft_heat *h) {

@@ -89,10 +89,13 @@ static void put_grid(weft_page *p, const json_t *table, weft_heat heat, const ch
 void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
     const json_t *heads = json_object_get(inside, "heads");
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-        put_grid(
-            p, json_object_get(heads, n->name),
-            (weft_heat){.title = n->title, .column_label = "head", .high = n->high, .style = style},
-            n->name);
+        put_grid(p, json_object_get(heads, n->name),
+                 (weft_heat){.title = n->title,
+                             .column_label = "head",
+                             .column_first = 1,
+                             .high = n->high,
+                             .style = style},
+                 n->name);
     put_grid(
         p, json_object_get(inside, "gates"),
         (weft_heat){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
@@ -128,7 +131,7 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
     if (n < 1 || layers > SIDE_MOST || width < 1 || width > WIDTH_MOST) return;
     for (int k = 0; k < n; k++) {
         size_t layer = n > 1 ? (size_t)k * (layers - 1) / (size_t)(n - 1) : 0;
-        snprintf(labels[k], sizeof labels[k], "layer %zu", layer);
+        snprintf(labels[k], sizeof labels[k], "layer %zu", layer + 1);
         series[k] = (weft_plot_series){.label = labels[k], .style = k};
         set_curve(&series[k], json_array_get(held, layer), (int)width, points[k]);
     }
@@ -152,14 +155,14 @@ void weft_inside_put_latents(weft_page *p, const json_t *inside) {
 }
 
 int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const char *name,
-                         int first, int style, int most) {
+                         int style, int most) {
     const json_t *heads = json_object_get(layer, "heads");
     int n = json_array_size(heads) < (size_t)most ? (int)json_array_size(heads) : most;
     for (int h = 0; h < n; h++) {
         char title[400], place[120];
         const json_t *sigma = json_array_get(json_object_get(layer, "sigma"), (size_t)h);
         snprintf(place, sizeof place, "layer %lld, head %d%s",
-                 (long long)json_integer_value(json_object_get(layer, "layer")) + first, h + first,
+                 (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
                  sigma ? "; below: each token's \xcf\x83" : "");
         snprintf(title, sizeof title, "%.200s%s%s", name, *name ? ", " : "", place);
         char *svg =
@@ -256,8 +259,8 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     weft_page_fold(
         p, "Inside the models, head by head",
         "The first seed of each variant: a square for each head of each layer, its number on "
-        "hover; the gates by tenths; the latents' directions. (The pictures are in "
-        "report.html.)");
+        "hover; the gates by tenths; the latents' directions.");
+    fputs("\n(The pictures are in report.html.)\n", p->md);
     for (int i = 0; i < d->n_variants; i++)
         if (has_inside(d, i)) put_variant(p, d, i);
     return WEFT_OK;

@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "record/gather.h"
-#include "report/data.h"
+#include "report/sections.h"
 #include "study/study.h"
 
 #include <math.h>
@@ -47,6 +47,12 @@ static void print_title(sqlite3_stmt *rows, void *context) {
     fprintf(out, "%s\n", weft_column_shown(rows, 1));
 }
 
+static bool is_baseline(const weft_report_data *d, int variant) {
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].baseline == variant) return true;
+    return false;
+}
+
 /* What the runs say together: a variant's mean at its rate, and its difference to its baseline. */
 static weft_status print_variants(const char *path, FILE *out) {
     WEFT_AUTO(weft_report_free) weft_report_data d = {0};
@@ -67,7 +73,10 @@ static weft_status print_variants(const char *path, FILE *out) {
             if (isfinite(c->mean)) fprintf(out, "%+.4f ", c->mean);
             if (isfinite(c->low)) fprintf(out, "(%+.4f to %+.4f) ", c->low, c->high);
             fprintf(out, "against %s: %s", weft_shown(d.variants[v->baseline].name),
-                    weft_verdict_word(c->verdict));
+                    c->pairs < 2 && c->verdict == WEFT_NO_DIFFERENCE ? v->why
+                                                                     : weft_say_verdict(&d, i));
+        } else if (!is_baseline(&d, i)) {
+            fprintf(out, "  nothing to compare with");
         }
         fprintf(out, "\n");
     }

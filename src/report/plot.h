@@ -98,10 +98,10 @@ typedef struct {
     const char *title; /* for readers who do not see it */
     const char *row_label, *column_label;
     int rows, columns;
-    int row_first, column_first; /* the numbers that the rows and columns begin with */
-    double low, high;            /* the values of the lightest and the darkest square */
-    const double *values;        /* [rows, columns]; NaN: left empty */
-    int style;                   /* as in weft_plot_series */
+    int column_first;     /* the number that the columns begin with; rows begin with 1 */
+    double low, high;     /* the values of the lightest and the darkest square */
+    const double *values; /* [rows, columns]; NaN: left empty */
+    int style;            /* as in weft_plot_series */
 } weft_heat;
 
 /* SVG for a page; each square tells its value on hover. The caller frees it. NULL: no memory. */

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <strings.h>
 
 static bool is_to_come(const weft_report_run *run) {
     return run && (strcmp(run->status, "waiting") == 0 || strcmp(run->status, "running") == 0);
@@ -231,13 +232,13 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     const weft_report_variant *s = &d->variants[place];
     const weft_comparison *c = &s->compared;
     bool compared = s->baseline >= 0 && c->pairs > 0;
-    weft_page_cell(p, "%s", s->name);
-    const char *what =
-        weft_variant_labelled(s->title, s->name, s->overrides) ? s->title : s->overrides;
     char repeats[128] = "";
-    if (s->repeats >= 0 && !strstr(what, "repeat"))
-        snprintf(repeats, sizeof repeats, " (repeats %.100s)", d->variants[s->repeats].name);
-    weft_page_cell(p, "%s%s%s", *what ? what : "as configured", repeats, s->leaks ? " LEAKS" : "");
+    const char *label = weft_variant_label(d, place);
+    bool named = strcasecmp(label, s->name) != 0; /* its name is what commands take */
+    if (s->repeats >= 0 && !strstr(label, "repeat"))
+        snprintf(repeats, sizeof repeats, ", repeats %.100s", d->variants[s->repeats].name);
+    weft_page_cell(p, "%s%s%s%s%s%s", label, named ? " (" : "", named ? s->name : "",
+                   named ? ")" : "", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters));
     if (s->done > 1)
         weft_page_cell(p, "%s%s ± %s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean),
@@ -245,11 +246,10 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     else
         weft_page_cell(p, "%s%s", best ? "\xe2\x98\x85 " : "", weft_say_score(s->mean));
     weft_page_cell(p, "%d of %d", s->done, s->runs);
-    weft_page_cells(p, compared && isfinite(c->percent) ? weft_say("%+.2f%%", c->percent) : "–",
-                    compared ? weft_say_interval(c) : "–", weft_say_bytes(s->memory),
-                    weft_say_bytes(s->training_bytes), weft_say_count(s->speed),
-                    weft_say_number(s->cache_bytes), weft_say_count(s->flops),
-                    weft_say_number(s->rate));
+    weft_page_cells(p, compared ? weft_say_interval(c) : "–", weft_say_bytes(s->memory),
+                    weft_say_count(s->speed), weft_say_number(s->cache_bytes),
+                    weft_say_count(s->flops));
+    if (d->n_rates > 1) weft_page_cell(p, "%s", weft_say_number(s->rate));
 }
 
 /* Whether every run that counts had a device with a memory of its own. */
@@ -265,14 +265,14 @@ static bool all_on_device(const weft_report_data *d) {
 
 weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (d->n_variants == 0) return WEFT_OK;
-    weft_page_heading(p, "The variants in numbers",
-                      "What each variant is, what it scored, and what it costs.");
+    weft_page_heading(p, "The variants in numbers", "What each variant scored, and what it costs.");
     weft_page_table_open(
-        p, weft_say("variant|what it is|>parameters|>%.120s ± sd|>seeds finished|>change in %%|"
-                    ">change [%.0f%% interval]|%s|>memory, plan|>tokens/s|>cache bytes per token|"
-                    ">FLOPs per token|>learning rate",
+        p, weft_say("variant|>parameters|>%.120s ± sd|>seeds|"
+                    ">change [%.0f%% interval]|%s|>tokens/s|>cache bytes per token|"
+                    ">FLOPs per token%s",
                     d->score_name, 100 * WEFT_CONFIDENCE,
-                    all_on_device(d) ? ">GPU memory, by its own count" : ">memory, measured peak"));
+                    all_on_device(d) ? ">GPU memory, by its own count" : ">memory, measured peak",
+                    d->n_rates > 1 ? "|>learning rate" : ""));
     int best = best_variant(d);
     for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
@@ -281,11 +281,9 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
         p, "about",
         "Score: mean and standard deviation over the seeds that finished. Change: the "
         "mean of the differences from the baseline, seed by seed, so it may differ from "
-        "the difference of two rows where a seed is missing; in %% of the baseline's "
-        "mean over the same seeds. Memory measured is the device's, by its own count, the "
-        "least of the seeds, or, on the CPU, the whole process at its largest; the plan is the "
-        "engine's own "
-        "count for training. Tokens/s depend on "
+        "the difference of two rows where a seed is missing. Memory measured is the device's, by "
+        "its own count, the "
+        "least of the seeds, or, on the CPU, the whole process at its largest. Tokens/s depend on "
         "what else the machine did meanwhile. Cache bytes and "
         "FLOPs (forward and backward) are counted. Where the models write samples, their section "
         "has the cache as measured.");

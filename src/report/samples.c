@@ -130,8 +130,7 @@ static void put_variant(weft_page *p, const weft_report_data *d, int variant, co
     weft_page_subtitle(p, weft_variant_label(d, variant));
     weft_page_pictures_open(p, NULL);
     json_array_foreach(json_object_get(map, "layers"), l, layer) {
-        left -=
-            weft_inside_put_maps(p, layer, time, weft_variant_label(d, variant), 1, variant, left);
+        left -= weft_inside_put_maps(p, layer, time, weft_variant_label(d, variant), variant, left);
     }
 }
 

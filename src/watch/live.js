@@ -171,7 +171,8 @@
       chart("Gradient norm", "norm", NORM), chart("Share of the machine's peak rate (MFU)", "percent", MFU, {higher: true, times: 100})].filter((c) => (c.lines || c.points).length);
     if (charts.length) charts[0].large = charts.length > 5 ? 1.15 : 0.8; /* as high as those beside it */
     return {
-      note: list.some(({members}) => members.length > 1) ? "A line is the mean of its runs; the band around it goes from the lowest run to the highest." : "",
+      note: [list.some(({members}) => members.length > 1) && "A line is the mean of its runs; the band around it goes from the lowest run to the highest.",
+        severalTexts(all) && !bitwise && "Losses per token of different texts or tokenizers do not compare; once a run of each has ended, bits per byte are drawn."].filter(Boolean).join(" "),
       x: [{key: "step", label: "training step", unit: "count"}, {key: "tokens", label: "tokens", unit: "count"}, {key: "seconds", label: "training time", unit: "seconds"}],
       series, charts};
   }

@@ -86,14 +86,20 @@ static void test_a_study_is_written(void **state) {
  * 50 steps, take longer than what these four runs have. The parts that are compared are the default's. */
 static void test_the_time_is_enough(void **state) {
     (void)state;
-    json_t *list =
-        command_json(RUN("new", "--json", "--minutes", "0.01", "--seeds", "2", "--device", "cpu",
-                         "--threads", "1", "--out", scratch_path("short")));
+    json_t *list = command_json(RUN("new", "--json", "--minutes", "0.01", "--seeds", "2", "--equal",
+                                    "parameters", "--device", "cpu", "--threads", "1", "--out",
+                                    scratch_path("short")));
     const json_t *dot = variant_of(list, 0), *w2 = variant_of(list, 1);
     expect_word(dot, "variant", "dot");
     expect_word(w2, "variant", "w2");
     assert_true(integer(dot, "iters") < 50);
     assert_int_equal(integer(w2, "iters"), integer(dot, "iters"));
+    /* W2 has more of them, but for a narrower feed-forward. */
+    double size = (double)integer(w2, "parameters") / (double)integer(dot, "parameters");
+    assert_true(fabs(size - 1) < 0.02);
+    const json_t *config = json_object_get(w2, "config");
+    int64_t width = integer(config, "n_ffn"); /* 0: four times the model's */
+    assert_true(width > 0 && width < 4 * integer(config, "n_embd"));
     double seconds = json_number_value(json_object_get(list, "seconds"));
     assert_true(seconds > 0 && (seconds <= 0.45 || integer(dot, "iters") == 1));
     assert_int_not_equal(access(scratch_path("short/measure"), F_OK), 0);
@@ -131,6 +137,7 @@ static void test_a_terminal_is_asked(void **state) {
     assert_non_null(strstr(listed, "With 4 seeds, a true difference of"));
     assert_non_null(strstr(listed, " baseline\n"));
     assert_non_null(strstr(listed, " here, one run after the other"));
+    assert_non_null(strstr(listed, " times the parameters of the smallest; --equal parameters"));
     free(listed);
     listed = file_read(file, NULL);
     assert_non_null(strstr(listed, "mla 'MLA': ATTENTION=mla"));
@@ -147,6 +154,8 @@ static void test_what_is_wrong_is_said(void **state) {
                   SAYS("CONFIG_N_LAYR", "CONFIG_N_LAYER"));
     command_fails(2, RUN("new", "--seeds", "1", "--out", out), SAYS("--seeds"));
     command_fails(2, RUN("new", "--minutes", "0", "--out", out), SAYS("--minutes"));
+    command_fails(2, RUN("new", "--equal", "parameter", "--out", out),
+                  SAYS("--equal", "parameters"));
     command_fails(2, RUN("new", "--text", "no-such-text", "--out", out), SAYS("no-such-text"));
     const char *tiny = scratch_path("tiny.txt");
     file_write(tiny, "too short", 9);

@@ -1,4 +1,4 @@
-"""Runs the commands of README.md, of the gallery and of the guide, page by page, as they stand there.
+"""Runs the commands of README.md and of every page of the site, page by page, as they stand there.
 
     commands.py WEFT FOLDER [PAGE...]
 
@@ -29,8 +29,15 @@ NOT_RUN = [
     ("docs/guide/studies.md", r"scripts/corpus|weft tokenize --tokenizer data/gpt2", "needs Debian's mirror and GPT-2's files"),
     ("docs/guide/studies.md", r"scripts/evidence", "needs that text; supervise/test_evidence runs its smallest form"),
     ("docs/guide/studies.md", r"weft study .*--slurm", "needs Slurm; supervise/test_slurm runs it"),
+    ("docs/internals/cuda.md", r"weft train|make build CUDA=1", "needs a GPU's compiler; the tests of cuda run it"),
+    ("docs/results/findings.md", r"git clone|docs/results/public-code", "needs the network and PyTorch"),
+    ("docs/results/modules.md", r"python bench/", "needs PyTorch; make test-torch runs the modules"),
+    ("docs/results/performance.md", r"weft bench train|taskset ", "takes minutes; cli/test_bench runs its smallest forms"),
+    ("docs/results/performance.md", r"export ", "is for an x86-64 processor"),
+    ("docs/results/(gpt2-real|real-text).md", r"scripts/evidence", "needs its text, and minutes or hours; supervise/test_evidence runs its smallest form"),
+    ("docs/results/small-runs.md", r"weft runs runs/", "needs a study of hours"),
 ]
-PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|curl|docker|git|cp|export|hf|sudo)( |$)|for .*; do$"
+PROGRAMS = r"(make|weft|build/weft|mpirun|srun|pip|python3?|scripts/\S+|docs/results/\S+|mkdir|b2sum|taskset|curl|docker|git|cp|export|hf|sudo)( |$)|for .*; do$"
 
 # Stands in for the program: what takes long is cut short, and what waits for Ctrl-C gets it.
 WRAPPER = """#!/bin/sh
@@ -97,7 +104,7 @@ def split(block):
     lines, found, rest = [l.strip() for l in block if l.strip()], [], []
     while lines:
         line = lines.pop(0)
-        while line.endswith("\\") and lines:
+        while (line.endswith("\\") or re.search(r"(?s)^[^']*'$", line) or ("'\n" in line and not line.endswith("'"))) and lines:
             line += "\n" + lines.pop(0)
         if re.match(r"for .*; do$", line):
             while lines and not line.endswith("done"):
@@ -136,7 +143,7 @@ def write_configs(page, found, root):
 
 def reason(page, command):
     for where, pattern, why in NOT_RUN:
-        if page == where and re.match(pattern, command):
+        if re.fullmatch(where, page) and re.match(pattern, command):
             return why
     return None
 
@@ -190,7 +197,9 @@ def shared_folders(pages):
 
 def main():
     weft, folder = os.path.abspath(sys.argv[1]), sys.argv[2]
-    pages = sys.argv[3:] or ["README.md", "docs/gallery.md"] + sorted(set(glob.glob("docs/guide/*.md")) - FOLLOWED)
+    guide, site = sorted(glob.glob("docs/guide/*.md")), sorted(glob.glob("docs/**/*.md", recursive=True))
+    pages = sys.argv[3:] or [page for page in ["README.md", "CONTRIBUTING.md", "SECURITY.md"] + guide +
+                             [page for page in site if page not in guide] if page not in FOLLOWED]
     root = os.path.join(os.path.abspath(folder), "root")
     os.makedirs(root)
     make_root(weft, root)  # one for all pages: a reader has what the pages before left

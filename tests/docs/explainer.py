@@ -3,8 +3,8 @@
     explainer.py FOLDER
 
 Expects the numbers that the formulas give: W2 and dot weights, also of a Gaussian that was dragged, sizes of caches, the
-contrastive loss; one path lit at a time; nothing loaded, no fault, nothing that scrolls sideways at 1,400 and 390 px,
-light and dark. Ends on 0 when all is well, 1 with a line for each thing that is not, 77 where there is no Chromium.
+contrastive loss; one path lit at a time; all of it at 1,400 px with a mouse and at 390 px with a finger; nothing loaded, no
+fault, nothing that scrolls sideways, light and dark. Ends on 0 when all is well, 1 with a line for each thing that is not, 77 where there is no Chromium.
 """
 import math
 import os
@@ -31,7 +31,7 @@ def percent(scores):
     return ["%d%%" % math.floor(100 * x / sum(e) + 0.5) for x in e]
 
 
-def check_gaussians(b, wrong):
+def check_gaussians(b, wrong, finger):
     q, keys = (1, 0.5), ((2, 1.5), (-1, 0.5))
     for i, (m, s) in enumerate((q,) + keys):
         turn(b, "m%d" % i, m)
@@ -44,11 +44,14 @@ def check_gaussians(b, wrong):
     x, y, width = b.value("(() => { const r = document.querySelector('#gauss [data-i=\"1\"]').getBoundingClientRect();"
                           "return [r.x + r.width / 2, r.y + r.height / 2,"
                           "document.querySelector('#gauss svg').getBoundingClientRect().width]; })()")
-    b.move(x, y)
-    mouse = {"button": "left", "clickCount": 1}
-    b.call("Input.dispatchMouseEvent", type="mousePressed", x=x, y=y, **mouse)
-    b.call("Input.dispatchMouseEvent", type="mouseMoved", x=x - 55 * width / 480, y=y, buttons=1, **mouse)
-    b.call("Input.dispatchMouseEvent", type="mouseReleased", x=x - 55 * width / 480, y=y, **mouse)
+    to = x - 55 * width / 480
+    if finger:
+        for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchMove", [{"x": to, "y": y}]), ("touchEnd", [])):
+            b.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+    else:
+        b.move(x, y)
+        for kind, at in (("mousePressed", x), ("mouseMoved", to), ("mouseReleased", to)):
+            b.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, buttons=1, button="left", clickCount=1)
     got = b.value("+document.querySelector('input[name=m1]').value")
     if abs(got - 1) > 0.06:
         wrong.append("dragged by one to the left, key A is at %g" % got)
@@ -88,11 +91,13 @@ def check_z(b, wrong):
 def main():
     def drive(b, wrong):
         b.open("file://" + os.path.abspath(PAGE))
-        b.size(1400, 2400)
-        for check in (check_gaussians, check_cache, check_paths, check_z):
-            check(b, wrong)
         for width in (1400, 390):
-            b.size(width)
+            b.size(width, 2400)
+            check_gaussians(b, wrong, finger=width == 390)
+            for check in (check_cache, check_paths, check_z):
+                check(b, wrong)
+            if b.value("[...document.querySelectorAll('input, button, summary')].some(e => e.getBoundingClientRect().height < 16)"):
+                wrong.append("at %d px something is too small to be tapped" % width)
             for scheme in ("light", "dark"):
                 b.scheme(scheme)
                 if b.value("document.documentElement.scrollWidth") > width:

@@ -20,6 +20,7 @@ from chromium import find_browser, judge
 STAND_IN = """#!/bin/sh
 for site; do :; done
 mkdir -p "$site/assets" "$site/docs"
+touch "$site/404.html"
 echo '<script src="https://unpkg.com/iframe-worker/shim"></script>' >"$site/docs/index.html"
 """
 

@@ -33,6 +33,9 @@ def check_names(b, wrong):
         if max(weights) >= 0.25 and row[1] != PLACES[most] or max(weights) < 0.25 and row[1] in PLACES:
             wrong.append("head %s looks at %s with %r" % (row[0], row[1], weights))
         named[row[1]] = named.get(row[1], 0) + 1
+    counted = ["%d.%d" % (layer["layer"] + 1, h + 1) for layer in data["layers"] for h in range(len(layer["heads"]))]
+    if [row[0] for row in rows] != counted:
+        wrong.append("heads are called %r, not %r" % ([row[0] for row in rows], counted))
     sentence = b.value("document.querySelector('.answer').textContent")
     if not sentence.startswith("Of %d heads, " % len(heads)) or not all(
             name in sentence and ("all" if count == len(heads) else str(count)) in sentence for name, count in named.items()):
@@ -48,13 +51,15 @@ def check_pointing(b, data, heads, wrong):
     b.move(x, y)
     b.wait("document.querySelectorAll('.tk')[%d].classList.contains('at')" % token, 5)
     shown = b.value("[...document.querySelectorAll('.tk')].map(t => +t.style.getPropertyValue('--w'))")
-    want = [w / 100 for w in heads[head][token]]
+    want = [w / max(heads[head][token]) for w in heads[head][token]]  # the strongest colour is the largest weight
     if shown[:len(want)] != want or any(shown[len(want):]):
         wrong.append("colours: %r, not %r" % (shown, want))
     layer = data["layers"][-1]
     told, arcs = b.value("[document.getElementById('look').textContent, document.querySelectorAll('#routes path').length]")
     if arcs != (min(8, token + 1) if "routes" in layer else 0):
         wrong.append("%d arcs of %r" % (arcs, layer.get("routes")))
+    if ", token %d, head %d.%d looks at" % (token + 1, layer["layer"] + 1, len(layer["heads"])) not in told:
+        wrong.append("layers, heads and tokens are counted from 1: %r" % told)
     if ("gates" in layer) != ("the gate is at " in told):
         wrong.append("gates: %r" % told)
     for row, weights in zip(b.value(ROWS), heads):

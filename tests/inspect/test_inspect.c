@@ -161,6 +161,8 @@ static void test_tables_and_pictures_show_what_the_model_has(void **state) {
     char *out;
     command_succeeds(RUN("inspect", w2, "--text", text, "--out", page), &out);
     assert_non_null(strstr(out, "moved: weight that moves"));
+    assert_non_null(
+        strstr(out, "\nlayer   head 1  head 2\n    1 ")); /* as the page and reports count */
     assert_non_null(strstr(out, "z-heads:"));
     assert_null(strstr(out, "latents:"));
     free(out);
@@ -170,6 +172,7 @@ static void test_tables_and_pictures_show_what_the_model_has(void **state) {
     assert_int_equal(count(html, "\"sigma\":"), 2);
     assert_non_null(strstr(html, "spread_k"));
     assert_non_null(strstr(html, "histogram of the gates"));
+    assert_non_null(strstr(html, "<title>1, 1: "));
     assert_non_null(strstr(html, ">&lt;</button>"));
     assert_non_null(strstr(html, "\\u003c"));
     assert_null(strstr(html, "<or>"));

@@ -121,6 +121,26 @@ static void test_runs_are_held_against_runs(void **state) {
                    scratch_path("fewer"));
 }
 
+/* One seed has no interval, and so no verdict; a loss on another text says nothing about this one. */
+static void test_what_cannot_be_compared_is_said(void **state) {
+    (void)state;
+    char *out;
+    shell_succeeds("cp -r '%s' '%s' && rm -r '%s'", runs, scratch_path("few"),
+                   scratch_path("few/w2-seed2"));
+    shell_succeeds("sed -i 's/\"val_loss\": *[0-9]/\"val_loss\": 1/' '%s'/*/metrics.jsonl",
+                   scratch_path("few")); /* as if they had learned something */
+    command_succeeds(RUN("runs", scratch_path("few")), &out);
+    assert_non_null(strstr(out, "against dot: one seed has no interval\n"));
+    free(out);
+    shell_succeeds("sed -i '/DATASET=/d' '%s' && echo 'CONFIG_DATASET=\"recall\"' >>'%s'",
+                   scratch_path("few/w2-seed1/config"), scratch_path("few/w2-seed1/config"));
+    command_succeeds(RUN("runs", scratch_path("few")), &out);
+    assert_null(strstr(out, "against dot"));
+    assert_non_null(strstr(out, "nothing to compare with\n"));
+    free(out);
+    command_succeeds(RUN("report", scratch_path("few"), "--out", scratch_path("few")), NULL);
+}
+
 /* They are gathered in a file without a name, which a kill does not leave; what is wrong with them is told of
  * the folder that was named. */
 static void test_what_is_gathered_has_no_name(void **state) {
@@ -189,6 +209,7 @@ int main(void) {
         cmocka_unit_test(test_runs_are_compared_seed_by_seed),
         cmocka_unit_test(test_runs_are_reported_and_exported),
         cmocka_unit_test(test_runs_are_held_against_runs),
+        cmocka_unit_test(test_what_cannot_be_compared_is_said),
         cmocka_unit_test(test_what_is_gathered_has_no_name),
         cmocka_unit_test(test_long_lines_take_no_memory),
         cmocka_unit_test(test_more_runs_than_are_read_are_refused),

@@ -281,6 +281,11 @@ def check_widths(b, wrong):
         small = b.value("[...document.querySelectorAll('.chart > svg')].filter(s => s.getBoundingClientRect().height < 150).length")
         if small:
             wrong.append("%d: %d charts are flat" % (width, small))
+        wide = b.value("""(() => { const h = [...document.querySelectorAll('h2')].find(h => h.textContent === 'The variants in numbers');
+          const t = [...document.querySelectorAll('table')].find(t => h.compareDocumentPosition(t) & Node.DOCUMENT_POSITION_FOLLOWING);
+          return t.scrollWidth - t.parentNode.clientWidth; })()""")
+        if width == 1400 and wide > 0:
+            wrong.append("%d: the table of numbers is cut off by %d" % (width, wide))
 
 
 def check_static(b, url, folder, steps, colours, wrong):
