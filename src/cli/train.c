@@ -11,6 +11,7 @@
 #include "cuda/backend.h"
 #include "generate/folder.h"
 #include "inspect/inspect.h"
+#include "model/account.h"
 #include "record/record.h"
 #include "train/loop.h"
 #include "train/stop.h"
@@ -196,6 +197,26 @@ static weft_status find_data(const char *config, weft_config *c) {
     return marked ? weft_config_set(c, "DATASET", path, config) : WEFT_OK;
 }
 
+/* MICRO_BATCH=auto: what fits on rank 0, or what the run that goes on has had so far. */
+static weft_status cut_batch(const weft_train_options *o, weft_config *c,
+                             const weft_backend *backend, const weft_pool *pool) {
+    char last[WEFT_PATH_MAX];
+    weft_kind kind = WEFT_KIND_NOTHING;
+    weft_config kept;
+    int ranks = weft_comm_size(o->comm);
+    if (c->micro_batch >= 0) return WEFT_OK;
+    if (o->resume && weft_path(last, "%s/last", o->out) == WEFT_OK) weft_path_kind(last, &kind);
+    /* One that cannot be read is told of where it is loaded. */
+    if (kind == WEFT_KIND_FOLDER && weft_model_read_config(last, &kept) == WEFT_OK)
+        c->micro_batch = kept.micro_batch;
+    WEFT_TRY(
+        weft_comm_agree(o->comm, weft_config_cut_batch(c, backend, weft_pool_size(pool), ranks)));
+    WEFT_TRY(weft_comm_broadcast(o->comm, &c->micro_batch, sizeof c->micro_batch));
+    weft_log(WEFT_LOG_INFO, "%lld of a batch's %lld sequences run at a time",
+             (long long)weft_config_micro_batch(c), (long long)c->batch_size);
+    return WEFT_OK;
+}
+
 /* What EVAL_INSIDE finds, and where the model is. */
 typedef struct {
     weft_backing place;
@@ -230,6 +251,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
+    if (status == WEFT_OK) status = cut_batch(options, &c, backend, pool);
     /* A study's keys may be another variant's. */
     bool alone = !weft_variants_listed(&c);
     if (status == WEFT_OK && alone && !args->json)
