@@ -6,12 +6,14 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "bench/limits.h"
+#include "bench/tables.h"
 #include "cli/args.h"
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
 #include "inspect/inspect.h"
 #include "model/account.h"
+#include "model/cached.h"
 #include "record/record.h"
 #include "train/loop.h"
 #include "train/stop.h"
@@ -217,19 +219,36 @@ static weft_status cut_batch(const weft_train_options *o, weft_config *c,
     return WEFT_OK;
 }
 
-/* What EVAL_INSIDE finds, and where the model is. */
+/* What EVAL_INSIDE and EVAL_DECODE find, and where the model is. */
 typedef struct {
     weft_backing place;
     json_t *facts;
-} look_inside;
+} look_after;
 
+/* As report/decode.c shows it. */
+static weft_status measure_generation(const weft_model *m, const look_after *l) {
+    static const int64_t batches[] = {1, 8};
+    for (int i = 0; i < 2; i++) {
+        char name[64];
+        double rate;
+        WEFT_TRY(bench_decode_model(m, l->place.backend, l->place.pool, batches[i], &rate));
+        snprintf(name, sizeof name, "decode_tokens_per_s_%lld", (long long)batches[i]);
+        json_object_set_new(l->facts, name, json_real(rate));
+    }
+    json_object_set_new(l->facts, "decode_cache_bytes_per_token",
+                        json_integer(weft_cached_token_bytes(&m->config, m->dtype)));
+    return WEFT_OK;
+}
+
+/* The run is done whatever comes of it. */
 static weft_status look(void *context, const weft_model *m) {
-    look_inside *l = context;
+    look_after *l = context;
     weft_model quiet = *m; /* the same weights, without dropout */
     quiet.config.dropout = 0;
-    if (weft_inspect_held_out(&quiet, l->place, l->facts) !=
-        WEFT_OK) /* the run is done all the same */
+    if (m->config.eval_inside && weft_inspect_held_out(&quiet, l->place, l->facts) != WEFT_OK)
         weft_log(WEFT_LOG_WARN, "EVAL_INSIDE: nothing is told: %s", weft_error_message());
+    if (m->config.eval_decode && measure_generation(&quiet, l) != WEFT_OK)
+        weft_log(WEFT_LOG_WARN, "EVAL_DECODE: nothing is told: %s", weft_error_message());
     return WEFT_OK;
 }
 
@@ -261,16 +280,16 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
         if (!own->peak && !backend->remote && weft_comm_rank(comm) == 0)
             options->peak_flops =
                 bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
-        look_inside inside = {{backend, pool}, json_object()};
-        if (c.eval_inside) options->at_end = look;
-        options->context = &inside;
+        look_after after = {{backend, pool}, json_object()};
+        if (c.eval_inside || c.eval_decode) options->at_end = look;
+        options->context = &after;
         status = weft_train(&c, backend, pool, options, result);
         weft_stop_remove();
         if (status == WEFT_OK)
             *facts =
                 weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
-        if (*facts) json_object_update(*facts, inside.facts);
-        json_decref(inside.facts);
+        if (*facts) json_object_update(*facts, after.facts);
+        json_decref(after.facts);
     }
     weft_pool_destroy(pool);
     return status;
