@@ -77,6 +77,9 @@ enum { WEFT_ENCODE_MAX = 1 << 30 }; /* bytes of one text */
  * so that nobody's text can end another's. */
 weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
                         const int32_t **tokens, int64_t *count);
+/* As weft_encode without `specials`, of a part of a text: unless it is the `first`, a special token comes before it. */
+weft_status weft_encode_next(weft_encoder *e, bool first, const char *text, size_t bytes,
+                             const int32_t **tokens, int64_t *count);
 /* As weft_encode without `specials`, behind the token that every text begins with. */
 weft_status weft_encode_text(weft_encoder *e, const char *text, size_t bytes,
                              const int32_t **tokens, int64_t *count);

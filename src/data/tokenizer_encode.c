@@ -408,7 +408,9 @@ static weft_status encode_bytes(weft_encoder *e, const char *text, size_t bytes)
     return WEFT_OK;
 }
 
-static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, bool specials) {
+/* `first`: nothing comes before the text. */
+static weft_status encode_text(weft_encoder *e, bool first, const char *text, size_t bytes,
+                               bool specials) {
     const weft_tokenizer *t = e->t;
     if (t->bytes_only) return encode_bytes(e, text, bytes);
     size_t from = 0;
@@ -421,18 +423,19 @@ static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, 
                 at++;
                 continue;
             }
-            WEFT_TRY(encode_plain(e, text + from, at - from, from == 0));
+            WEFT_TRY(encode_plain(e, text + from, at - from, first && from == 0));
             if (!reserve_tokens(e, 1)) return no_memory(e);
             e->out[e->n++] = a->id;
             from = at += (size_t)a->bytes;
         }
     }
-    return encode_plain(e, text + from, bytes - from, from == 0);
+    return encode_plain(e, text + from, bytes - from, first && from == 0);
 }
 
-/* `first` is a token that comes before; -1: none. */
-static weft_status encode_behind(weft_encoder *e, int32_t first, const char *text, size_t bytes,
-                                 bool specials, const int32_t **tokens, int64_t *count) {
+/* `begin` is a token that comes before; -1: none. */
+static weft_status encode_behind(weft_encoder *e, int32_t begin, bool first, const char *text,
+                                 size_t bytes, bool specials, const int32_t **tokens,
+                                 int64_t *count) {
     e->n = 0;
     e->tries_left = TRIES_LEAST + (int64_t)(bytes / TRY_BYTES);
     *tokens = NULL;
@@ -440,11 +443,11 @@ static weft_status encode_behind(weft_encoder *e, int32_t first, const char *tex
     if (bytes > WEFT_ENCODE_MAX)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: a text of %zu bytes; %d at most in one piece",
                          e->t->name, bytes, WEFT_ENCODE_MAX);
-    if (first >= 0) {
+    if (begin >= 0) {
         if (!reserve_tokens(e, 1)) return no_memory(e);
-        e->out[e->n++] = first;
+        e->out[e->n++] = begin;
     }
-    WEFT_TRY(encode_text(e, text, bytes, specials));
+    WEFT_TRY(encode_text(e, first, text, bytes, specials));
     *tokens = e->out;
     *count = e->n;
     return WEFT_OK;
@@ -452,10 +455,15 @@ static weft_status encode_behind(weft_encoder *e, int32_t first, const char *tex
 
 weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
                         const int32_t **tokens, int64_t *count) {
-    return encode_behind(e, -1, text, bytes, specials, tokens, count);
+    return encode_behind(e, -1, true, text, bytes, specials, tokens, count);
+}
+
+weft_status weft_encode_next(weft_encoder *e, bool first, const char *text, size_t bytes,
+                             const int32_t **tokens, int64_t *count) {
+    return encode_behind(e, -1, first, text, bytes, false, tokens, count);
 }
 
 weft_status weft_encode_text(weft_encoder *e, const char *text, size_t bytes,
                              const int32_t **tokens, int64_t *count) {
-    return encode_behind(e, e->t->begin, text, bytes, false, tokens, count);
+    return encode_behind(e, e->t->begin, true, text, bytes, false, tokens, count);
 }

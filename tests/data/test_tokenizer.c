@@ -176,6 +176,22 @@ static void test_a_pair_splits_as_its_model_does(void **state) {
     check_kept_form(saved, "tests/vectors/tokenizer.qwen2.cases.json", false);
 }
 
+/* A text behind a special token has the tokens that it has there in a text that names it. */
+static void expect_parts_of_whole(const char *path) {
+    weft_tokenizer *t = open_tokenizer(path);
+    weft_encoder *e = open_encoder(t);
+    int64_t count, part;
+    const int32_t *tokens = encode(e, "<s>the end", 10, true, &count), *next;
+    int32_t whole[16];
+    assert_in_range(count, 2, 16);
+    memcpy(whole, tokens, (size_t)count * sizeof *whole);
+    assert_int_equal(weft_encode_next(e, false, "the end", 7, &next, &part), WEFT_OK);
+    assert_int_equal(part, count - 1);
+    assert_memory_equal(next, whole + 1, (size_t)part * sizeof *next);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
 /* SentencePiece's BPE in the forms in which Llama 2, Gemma and Mistral write it. */
 static void test_pieces_equal_kept_reference(void **state) {
     (void)state;
@@ -198,6 +214,7 @@ static void test_pieces_equal_kept_reference(void **state) {
         json_decref(root);
         snprintf(cases, sizeof cases, "tests/vectors/tokenizer.pieces-%s.cases.json", forms[i]);
         check_kept_form(scratch_path("pieces.json"), cases, false);
+        expect_parts_of_whole(scratch_path("pieces.json"));
     }
     weft_tokenizer *t = open_tokenizer(PIECES);
     weft_encoder *e = open_encoder(t);
