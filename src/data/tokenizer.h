@@ -1,7 +1,7 @@
 /* Text to tokens and back.
  *
- * Four kinds, one interface: single bytes; GPT-2's byte-level BPE from its vocab.bpe and
- * encoder.json; any byte-level BPE of a Hugging Face tokenizer.json; SentencePiece's BPE of one. On valid UTF-8 the tokens are
+ * Five kinds, one interface: single bytes; GPT-2's byte-level BPE from its vocab.bpe and
+ * encoder.json; any byte-level BPE of a Hugging Face tokenizer.json; SentencePiece's BPE or Unigram of one. On valid UTF-8 the tokens are
  * those of the libraries the files come from. On any bytes at all, decoding what was encoded gives
  * the same bytes again: what is not UTF-8 is encoded byte by byte. (With the normalizer NFC it gives
  * their composed form; SentencePiece's takes U+2581 for a space, and some of it a space before a text.) Files are not trusted; what is damaged, or asks for something that would lose
