@@ -22,7 +22,7 @@ INSTALLED := $(BINDIR)/weft $(LIBDIR)/libweft.a $(LIBDIR)/$(SO_FILE) $(LIBDIR)/l
 DOC_FILES := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICENSE docs/*.md docs/explainer.html docs/guide/*.md docs/internals/*.md \
 	docs/notes/*.md docs/results/*.md docs/images/*.svg docs/images/*.png docs/images/*.webp)
 EXAMPLE_FILES := $(wildcard examples/*)
-SCRIPT_FILES := scripts/export scripts/corpus scripts/stream_dataset.py
+SCRIPT_FILES := scripts/export scripts/chat-template scripts/corpus scripts/stream_dataset.py
 
 .PHONY: install install-files uninstall dist deb
 

@@ -33,6 +33,7 @@ TEXT = re.compile(r'"((?:[^\\"]|\\.)*)"')
 WORDS = re.compile(r"^One of: (.*)\.$", re.MULTILINE)
 FOREIGN = re.compile(r'^FOREIGN\((\w+), "((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
 ALIAS = re.compile(r"^ALIAS\((\w+), (\w+)\)", re.MULTILINE)
+AUTO = re.compile(r'^CONFIG_(?:BATCH_SIZE|MICRO_BATCH)="?auto"?$')
 NUMBER = re.compile(r"^A number from (\S+) to (\S+)\.$", re.MULTILINE)
 
 
@@ -95,16 +96,21 @@ def written_value(symbol, text, where):
     return kconfiglib.unescape(match.group(1))
 
 
+def lines_of(path):
+    """A config's lines; where the program takes a word for a number, with that number."""
+    with open(path, encoding="utf-8") as file:
+        return [AUTO.sub("CONFIG_MICRO_BATCH=-1", line.rstrip()) for line in file.read().split("\n")]
+
+
 def read_lines(table, path):
     """(line number, symbol, value) of each line of a config that sets something."""
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.read().split("\n")
+        lines = lines_of(path)
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{path}: {getattr(error, 'strerror', None) or 'not text'}")
     seen = {}
     for number, line in enumerate(lines, 1):
-        line, where = line.rstrip(), f"{path}:{number}"
+        where = f"{path}:{number}"
         unset, assigned = UNSET.fullmatch(line), ASSIGNED.fullmatch(line)
         if not unset and not assigned:
             if line and not line.startswith("#"):
@@ -148,10 +154,9 @@ def explain(symbol, value, where):
 
 def load_quoted(table, path, replace=True):
     """As kconfiglib wants it: numbers with a point between quotes."""
-    with open(path, encoding="utf-8") as file:
-        lines = file.read().split("\n")
+    lines = lines_of(path)
     for place, line in enumerate(lines):
-        match = ASSIGNED.fullmatch(line.rstrip())
+        match = ASSIGNED.fullmatch(line)
         symbol = table.syms.get(match.group(1)) if match else None
         if symbol is not None and symbol.nodes and is_number(symbol) and not match.group(2).startswith('"'):
             lines[place] = f'CONFIG_{match.group(1)}="{match.group(2)}"'

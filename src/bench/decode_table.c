@@ -125,7 +125,7 @@ typedef struct {
  * as in generation. */
 static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, int64_t batch,
                                    result *r) {
-    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    weft_decoder_row rows[WEFT_DECODER_ROWS_MAX] = {{0}};
     int32_t tokens[WEFT_DECODER_ROWS_MAX];
     WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
     for (int64_t k = 0; k < batch; k++)
@@ -238,8 +238,10 @@ static double ask_peer(bench *b, const weft_config *c, int64_t context, int64_t 
 }
 
 WEFT_ENDED_BY(weft_decoder_close, weft_decoder)
-static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
-                               result *r) {
+
+/* A row without the floor. */
+static weft_status measure_decoder(bench *b, const weft_model *m, int64_t context, int64_t batch,
+                                   result *r) {
     WEFT_AUTO(weft_decoder_close_at) weft_decoder *d = NULL;
     r->token_bytes = weft_cached_token_bytes(&m->config, m->dtype);
     r->bytes = batch * context * r->token_bytes;
@@ -253,14 +255,29 @@ static weft_status measure_row(bench *b, const weft_model *m, int64_t context, i
     for (int64_t s = 0; s < batch; s++)
         for (int64_t p = 0; p < table; p++)
             weft_decoder_table(d, (int32_t)s)[p] = (int32_t)(s * table + p);
+    r->weights = weft_decoder_weight_bytes(d);
+    return weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
+               ? measure_sampled(b, d, context, batch, r)
+               : measure_steps(b, d, context, batch, m->config.vocab_size, r);
+}
+
+static weft_status measure_row(bench *b, const weft_model *m, int64_t context, int64_t batch,
+                               result *r) {
     double before = read_rate(b);
-    WEFT_TRY(weft_decoder_samples(d) && batch <= weft_decoder_rows(d)
-                 ? measure_sampled(b, d, context, batch, r)
-                 : measure_steps(b, d, context, batch, m->config.vocab_size, r));
+    WEFT_TRY(measure_decoder(b, m, context, batch, r));
     double after = read_rate(b);
     r->rate = before > after ? before : after;
-    r->weights = weft_decoder_weight_bytes(d);
     r->floor = ((double)r->weights + (double)r->bytes) / r->rate;
+    return WEFT_OK;
+}
+
+weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                               int64_t batch, double *tokens_per_s) {
+    const bench_decode_options by_time = {0};
+    bench b = {.opt = &by_time, .backend = backend, .pool = pool};
+    result r = {0};
+    WEFT_TRY(measure_decoder(&b, m, m->config.context, batch, &r));
+    *tokens_per_s = (double)batch / r.step;
     return WEFT_OK;
 }
 

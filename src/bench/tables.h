@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bench/variants.h"
+#include "model/model.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -55,6 +56,9 @@ typedef struct {
 } bench_decode_options;
 
 weft_status bench_decode_table(const bench_decode_options *options, int *failed);
+/* One row of it, of a model that is there: behind a full CONTEXT. */
+weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,
+                               int64_t batch, double *tokens_per_s);
 
 /* Sleeps, so that threads of the other side which still spin for work go to sleep first. */
 void bench_pause(double seconds);

@@ -40,6 +40,9 @@ const char weft_help_convert[] =
     "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
     "the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
+    "  --chat-template T  the checkpoint's CHAT_TEMPLATE; scripts/chat-template DIR makes it of "
+    "the "
+    "model's own\n"
     "  --ignore-key KEY   read a config.json of Hugging Face's as if this key were not there; "
     "repeatable\n"
     "  --force            replace the model's folder that is there, whole\n"
@@ -54,7 +57,7 @@ const char weft_help_convert[] =
 enum { TEXT_TIME = 256, TEXT_TOKENS = 16384 };
 
 typedef struct {
-    const char *model, *out, *latent_text, *spread_text, *text, *add;
+    const char *model, *out, *latent_text, *spread_text, *text, *add, *chat;
     bool to_hf, to_mla, to_w2, joint, no_tokenizer, force, unchecked;
     int64_t latent;
     double spread;
@@ -261,16 +264,18 @@ static weft_status set_text_options(const conversion *v, const weft_tokenizer *t
          "<|start_header_id|>{role}<|end_header_id|>\\n\\n{content}<|eot_id|>"}};
     WEFT_AUTO_FREE char *chat = NULL;
     if (v->no_tokenizer) return weft_config_set(c, "TOKENIZER", "none", folder);
+    if (v->chat) return weft_config_set(c, "CHAT_TEMPLATE", v->chat, "--chat-template");
     if (!t) return WEFT_OK;
     WEFT_TRY(weft_tokenizer_chat(t, &chat));
     for (size_t i = 0; chat && i < sizeof forms / sizeof forms[0]; i++)
         if (strstr(chat, forms[i][0]))
             return weft_config_set(c, "CHAT_TEMPLATE", forms[i][1], folder);
     if (chat)
-        weft_log(WEFT_LOG_WARN,
-                 "%s: its chat template is kept, but weft does not render it; weft serve -o "
-                 "CHAT_TEMPLATE=... says how a message is written",
-                 folder);
+        weft_log(
+            WEFT_LOG_WARN,
+            "%s: its chat template is kept, but weft does not render it; --chat-template, with "
+            "what scripts/chat-template prints of the folder, says how a message is written",
+            folder);
     return WEFT_OK;
 }
 
@@ -292,7 +297,7 @@ static weft_status convert(const weft_args *args, const conversion *v) {
                          "--add make something else of it",
                          v->model);
     WEFT_TRY(open_tokenizer(v, folder, &m->config, &t));
-    if (theirs) WEFT_TRY(set_text_options(v, t, folder, &m->config));
+    if (theirs || v->chat) WEFT_TRY(set_text_options(v, t, folder, &m->config));
     if (changes) WEFT_TRY(change_attention(args, v, t, &m, &did));
     if (v->add) WEFT_TRY(add_mechanisms(args, v, &m));
     /* Whether they have a model for it, before anything is written. */
@@ -315,6 +320,8 @@ static int check_usage(const weft_args *args, conversion *v) {
     if (v->to_mla != (v->latent_text != NULL))
         return wrong(args, "--to-mla and --latent go together");
     if (args->n_overrides && !v->add) return wrong(args, "-o goes with --add");
+    if (v->chat && (v->to_hf || v->no_tokenizer))
+        return wrong(args, "--chat-template goes with neither --to-hf nor --no-tokenizer");
     if (v->joint && !v->to_mla) return wrong(args, "--joint goes with --to-mla");
     if (v->spread_text && !v->to_w2 && !v->add)
         return wrong(args, "--spread goes with --to-w2 and --add w2");
@@ -338,6 +345,7 @@ int weft_cmd_convert(int argc, char **argv) {
         {"--add", .value = &v.add},
         {"--text", .value = &v.text},
         {"--no-tokenizer", .flag = &v.no_tokenizer},
+        {"--chat-template", .value = &v.chat},
         {"--force", .flag = &v.force},
         {"--unchecked", .flag = &v.unchecked},
         {.name = "--ignore-key"},

@@ -38,8 +38,7 @@ enum {
     PASSES_MOST = 40,
     STEPS_WANTED = 1000,
     STEPS_LEAST = 50,
-    PROMPT_MOST = 24,
-    SHARE_OF_MEMORY = 2 /* one part in so many may be used */
+    PROMPT_MOST = 24
 };
 static const double VAL_SHARE = 0.05;
 static const double GPU_FLOPS = 1.5e14;      /* of a step, taken where there is a GPU */
@@ -128,28 +127,6 @@ void weft_own_text_intervals(weft_config *c) {
     c->sample_interval = at_least(c->steps / 5, 1);
 }
 
-/* Fewer sequences at once until a step fits. */
-static weft_status fit_memory(const facts *f, weft_config *c) {
-    weft_account a;
-    double pages = (double)sysconf(_SC_AVPHYS_PAGES), page = (double)sysconf(_SC_PAGESIZE);
-    double there = pages * page / SHARE_OF_MEMORY;
-    if (f->backend->remote) {
-        weft_fit fit;
-        WEFT_TRY(weft_account_fit(c, f->backend, f->threads, 1, &fit));
-        if (fit.there && fit.needed > fit.there && fit.micro_batch)
-            c->micro_batch = fit.micro_batch;
-        return WEFT_OK;
-    }
-    for (;;) {
-        WEFT_TRY(weft_account_make(c, f->backend, f->threads, &a));
-        int64_t micro = weft_config_micro_batch(c), next = micro - 1;
-        if ((double)a.training_bytes <= there || micro == 1) return WEFT_OK;
-        while (c->batch_size % next)
-            next--;
-        c->micro_batch = next;
-    }
-}
-
 /* Shards of the texts in `data`; without any text the facts are those of the one that comes with weft, which
  * goes on for ever. */
 static weft_status read_texts(const char *const *paths, int n, const char *data, weft_pool *pool,
@@ -213,6 +190,7 @@ static weft_status choose(const char *const *paths, int n, const char *data, dou
     weft_config *c = &h->config;
     double step = fmin(fmax(h->tokens / STEPS_WANTED, 512), 262144);
     c->batch_size = at_least(llround(step / (double)c->context), 1);
+    c->micro_batch = -1; /* what fits */
     int64_t tokens = c->batch_size * c->context;
     c->steps = at_least((int64_t)(h->tokens / (double)tokens), STEPS_LEAST);
     weft_own_text_intervals(c);
@@ -247,7 +225,7 @@ static weft_status prepare(const char *const *paths, int n, const char *out, dou
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(path, "%s/config", out));
     snprintf(h.config.dataset, sizeof h.config.dataset, "data");
-    WEFT_TRY(fit_memory(f, &h.config));
+    WEFT_TRY(weft_config_cut_batch(&h.config, f->backend, f->threads, 1));
     return weft_config_save(&h.config, path);
 }
 
@@ -272,7 +250,7 @@ weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, i
     if (status == WEFT_OK && n_paths > 0 && !realpath(data, place))
         status = weft_fail(WEFT_EIO, "%s: %s", data, strerror(errno));
     if (status == WEFT_OK) status = weft_config_set(&h.config, "DATASET", place, data);
-    if (status == WEFT_OK) status = fit_memory(&f, &h.config);
+    if (status == WEFT_OK) status = weft_config_cut_batch(&h.config, f.backend, f.threads, 1);
     *c = h.config;
     weft_pool_destroy(pool);
     return status;

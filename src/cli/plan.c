@@ -203,7 +203,8 @@ static json_t *variants_json(const weft_config *base, const weft_variants *varia
  * before anything is printed, so that a variant which fails leaves no half of a table. */
 static weft_status plan_variants(const weft_args *args, const weft_config *base,
                                  const weft_account *first, const weft_variants *variants,
-                                 const weft_backend *backend, int threads) {
+                                 const weft_backend *device, const weft_backend *backend,
+                                 int threads) {
     WEFT_AUTO_FREE weft_account *accounts = calloc((size_t)variants->n, sizeof *accounts);
     if (!accounts) return weft_fail(WEFT_ENOMEM, "plan: no memory");
     for (int i = 0; i < variants->n; i++) {
@@ -211,6 +212,7 @@ static weft_status plan_variants(const weft_args *args, const weft_config *base,
         weft_config c;
         one.variant = variants->list[i].name;
         WEFT_TRY(weft_args_config(&one, &c));
+        WEFT_TRY(weft_config_cut_batch(&c, device, threads, 1));
         WEFT_TRY(weft_account_make(&c, backend, threads, &accounts[i]));
     }
     if (args->json) {
@@ -265,6 +267,8 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     int threads = weft_pool_size(pool);
     const weft_backend *counted = workspace ? backend : NULL; /* whose workspaces count */
     weft_pool_destroy(pool);
+    int several = ranks > 1 ? ranks : 1;
+    WEFT_TRY(weft_config_cut_batch(&c, backend, threads, several));
     WEFT_TRY(weft_account_make(&c, counted, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
@@ -274,11 +278,10 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
                 "picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
-        return plan_variants(args, &c, &a, &variants, counted, threads);
+        return plan_variants(args, &c, &a, &variants, backend, counted, threads);
     }
     weft_fit fit;
     weft_rank_bytes bytes[SHARDS];
-    int several = ranks > 1 ? ranks : 1;
     WEFT_TRY(weft_account_fit(&c, backend, threads, several, &fit));
     for (int i = 0; ranks && i < SHARDS; i++) {
         weft_config one = c;

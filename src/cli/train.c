@@ -6,11 +6,14 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "bench/limits.h"
+#include "bench/tables.h"
 #include "cli/args.h"
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
 #include "inspect/inspect.h"
+#include "model/account.h"
+#include "model/cached.h"
 #include "record/record.h"
 #include "train/loop.h"
 #include "train/stop.h"
@@ -196,19 +199,56 @@ static weft_status find_data(const char *config, weft_config *c) {
     return marked ? weft_config_set(c, "DATASET", path, config) : WEFT_OK;
 }
 
-/* What EVAL_INSIDE finds, and where the model is. */
+/* MICRO_BATCH=auto: what fits on rank 0, or what the run that goes on has had so far. */
+static weft_status cut_batch(const weft_train_options *o, weft_config *c,
+                             const weft_backend *backend, const weft_pool *pool) {
+    char last[WEFT_PATH_MAX];
+    weft_kind kind = WEFT_KIND_NOTHING;
+    weft_config kept;
+    int ranks = weft_comm_size(o->comm);
+    if (c->micro_batch >= 0) return WEFT_OK;
+    if (o->resume && weft_path(last, "%s/last", o->out) == WEFT_OK) weft_path_kind(last, &kind);
+    /* One that cannot be read is told of where it is loaded. */
+    if (kind == WEFT_KIND_FOLDER && weft_model_read_config(last, &kept) == WEFT_OK)
+        c->micro_batch = kept.micro_batch;
+    WEFT_TRY(
+        weft_comm_agree(o->comm, weft_config_cut_batch(c, backend, weft_pool_size(pool), ranks)));
+    WEFT_TRY(weft_comm_broadcast(o->comm, &c->micro_batch, sizeof c->micro_batch));
+    weft_log(WEFT_LOG_INFO, "%lld of a batch's %lld sequences run at a time",
+             (long long)weft_config_micro_batch(c), (long long)c->batch_size);
+    return WEFT_OK;
+}
+
+/* What EVAL_INSIDE and EVAL_DECODE find, and where the model is. */
 typedef struct {
     weft_backing place;
     json_t *facts;
-} look_inside;
+} look_after;
 
+/* As report/decode.c shows it. */
+static weft_status measure_generation(const weft_model *m, const look_after *l) {
+    static const int64_t batches[] = {1, 8};
+    for (int i = 0; i < 2; i++) {
+        char name[64];
+        double rate;
+        WEFT_TRY(bench_decode_model(m, l->place.backend, l->place.pool, batches[i], &rate));
+        snprintf(name, sizeof name, "decode_tokens_per_s_%lld", (long long)batches[i]);
+        json_object_set_new(l->facts, name, json_real(rate));
+    }
+    json_object_set_new(l->facts, "decode_cache_bytes_per_token",
+                        json_integer(weft_cached_token_bytes(&m->config, m->dtype)));
+    return WEFT_OK;
+}
+
+/* The run is done whatever comes of it. */
 static weft_status look(void *context, const weft_model *m) {
-    look_inside *l = context;
+    look_after *l = context;
     weft_model quiet = *m; /* the same weights, without dropout */
     quiet.config.dropout = 0;
-    if (weft_inspect_held_out(&quiet, l->place, l->facts) !=
-        WEFT_OK) /* the run is done all the same */
+    if (m->config.eval_inside && weft_inspect_held_out(&quiet, l->place, l->facts) != WEFT_OK)
         weft_log(WEFT_LOG_WARN, "EVAL_INSIDE: nothing is told: %s", weft_error_message());
+    if (m->config.eval_decode && measure_generation(&quiet, l) != WEFT_OK)
+        weft_log(WEFT_LOG_WARN, "EVAL_DECODE: nothing is told: %s", weft_error_message());
     return WEFT_OK;
 }
 
@@ -230,6 +270,7 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
     weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
+    if (status == WEFT_OK) status = cut_batch(options, &c, backend, pool);
     /* A study's keys may be another variant's. */
     bool alone = !weft_variants_listed(&c);
     if (status == WEFT_OK && alone && !args->json)
@@ -239,16 +280,16 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
         if (!own->peak && !backend->remote && weft_comm_rank(comm) == 0)
             options->peak_flops =
                 bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
-        look_inside inside = {{backend, pool}, json_object()};
-        if (c.eval_inside) options->at_end = look;
-        options->context = &inside;
+        look_after after = {{backend, pool}, json_object()};
+        if (c.eval_inside || c.eval_decode) options->at_end = look;
+        options->context = &after;
         status = weft_train(&c, backend, pool, options, result);
         weft_stop_remove();
         if (status == WEFT_OK)
             *facts =
                 weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
-        if (*facts) json_object_update(*facts, inside.facts);
-        json_decref(inside.facts);
+        if (*facts) json_object_update(*facts, after.facts);
+        json_decref(after.facts);
     }
     weft_pool_destroy(pool);
     return status;

@@ -27,7 +27,7 @@ bool weft_config_leaks(const weft_config *c) {
 }
 
 int64_t weft_config_micro_batch(const weft_config *c) {
-    return c->micro_batch ? c->micro_batch : c->batch_size;
+    return c->micro_batch > 0 ? c->micro_batch : c->batch_size;
 }
 
 int64_t weft_config_micro_batches(const weft_config *c) {
@@ -57,7 +57,7 @@ weft_status weft_config_check(const weft_config *c, const char *where) {
             "%s: CONFIG_MUP=y scales AdamW's rates, and CONFIG_OPTIMIZER=\"muon\" scales "
             "each matrix by its shape; take CONFIG_MUP=n, or \"adamw\"",
             where);
-    if (c->micro_batch && c->batch_size % c->micro_batch)
+    if (c->batch_size % weft_config_micro_batch(c))
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_BATCH_SIZE=%lld is not divisible by CONFIG_MICRO_BATCH=%lld",
                          where, (long long)c->batch_size, (long long)c->micro_batch);

@@ -152,6 +152,11 @@ weft_status weft_config_set(weft_config *c, const char *key, const char *value, 
                          o->key, length, WEFT_TEXT_MAX - 1);
     memcpy(text, value, length);
     text[length] = '\0';
+    if (strcmp(text, "auto") == 0 &&
+        (o == WEFT_OPTION(batch_size) || o == WEFT_OPTION(micro_batch))) {
+        o = WEFT_OPTION(micro_batch); /* the batch stays, and is cut by what fits */
+        snprintf(text, sizeof text, "-1");
+    }
     int count;
     c->given[o - weft_options(&count)] = 1;
     return set_value(c, o, text, where);

@@ -39,6 +39,8 @@ void weft_tokenizer_close(weft_tokenizer *t) {
     free(t->added);
     free(t->merge_list);
     free(t->merges);
+    free(t->score);
+    free(t->sorted);
     free(t->index);
     free(t->pool);
     free(t->length);

@@ -1,7 +1,7 @@
 /* Text to tokens and back.
  *
- * Four kinds, one interface: single bytes; GPT-2's byte-level BPE from its vocab.bpe and
- * encoder.json; any byte-level BPE of a Hugging Face tokenizer.json; SentencePiece's BPE of one. On valid UTF-8 the tokens are
+ * Five kinds, one interface: single bytes; GPT-2's byte-level BPE from its vocab.bpe and
+ * encoder.json; any byte-level BPE of a Hugging Face tokenizer.json; SentencePiece's BPE or Unigram of one. On valid UTF-8 the tokens are
  * those of the libraries the files come from. On any bytes at all, decoding what was encoded gives
  * the same bytes again: what is not UTF-8 is encoded byte by byte. (With the normalizer NFC it gives
  * their composed form; SentencePiece's takes U+2581 for a space, and some of it a space before a text.) Files are not trusted; what is damaged, or asks for something that would lose
@@ -77,6 +77,9 @@ enum { WEFT_ENCODE_MAX = 1 << 30 }; /* bytes of one text */
  * so that nobody's text can end another's. */
 weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
                         const int32_t **tokens, int64_t *count);
+/* As weft_encode without `specials`, of a part of a text: unless it is the `first`, a special token comes before it. */
+weft_status weft_encode_next(weft_encoder *e, bool first, const char *text, size_t bytes,
+                             const int32_t **tokens, int64_t *count);
 /* As weft_encode without `specials`, behind the token that every text begins with. */
 weft_status weft_encode_text(weft_encoder *e, const char *text, size_t bytes,
                              const int32_t **tokens, int64_t *count);

@@ -1,6 +1,6 @@
 /* Encoding. A text is taken apart from the outside in: tokens that stand in it by name, runs of
  * valid UTF-8, the pieces of each splitting step; each piece is then merged from its bytes up, the
- * pair of least rank first and of equal ones the leftmost.
+ * pair of least rank first and of equal ones the leftmost; or, with Unigram, cut where the scores add up to most.
  *
  * Most pieces are words met before, so an encoder keeps them: a table of one cache line a word, two
  * places for each hash, the newer one in front. Merging proper is a scan over the pairs for short
@@ -44,6 +44,7 @@ struct weft_encoder {
     int32_t *id, *next, *before;
     uint64_t *heap; /* rank << 32 | place; two a byte, since a merge makes two new pairs */
     int64_t heap_n, long_room;
+    double *score; /* of the best way up to each place */
     pcre2_match_data *match[TOKENIZER_STEPS_MAX];
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
@@ -101,6 +102,7 @@ void weft_encoder_close(weft_encoder *e) {
     free(e->next);
     free(e->before);
     free(e->heap);
+    free(e->score);
     free(e);
 }
 
@@ -180,11 +182,13 @@ static bool reserve_long(weft_encoder *e, int64_t n) {
     free(e->next);
     free(e->before);
     free(e->heap);
+    free(e->score);
     e->id = malloc((size_t)room * sizeof *e->id);
     e->next = malloc((size_t)room * sizeof *e->next);
     e->before = malloc((size_t)room * sizeof *e->before);
     e->heap = malloc((size_t)room * 3 * sizeof *e->heap);
-    bool ok = e->id && e->next && e->before && e->heap;
+    e->score = malloc((size_t)room * sizeof *e->score);
+    bool ok = e->id && e->next && e->before && e->heap && e->score;
     e->long_room = ok ? room : 0;
     return ok;
 }
@@ -225,7 +229,71 @@ static bool merge_long(weft_encoder *e, const char *piece, size_t bytes) {
     return true;
 }
 
+/* A way that ends at `end` with a token from `at` on; of equal ones the first that is found stays. */
+static void offer(weft_encoder *e, size_t at, size_t end, int32_t id, double score) {
+    score += e->score[at];
+    if (e->before[end] >= 0 && score <= e->score[end]) return;
+    e->before[end] = (int32_t)at;
+    e->score[end] = score;
+    e->id[end] = id;
+}
+
+/* The first of the sorted tokens lo .. hi - 1, which are alike before place `at`, that has `byte` or more there. */
+static int64_t first_from(const weft_tokenizer *t, int64_t lo, int64_t hi, size_t at, int byte) {
+    while (lo < hi) {
+        int64_t middle = lo + (hi - lo) / 2;
+        int32_t id = t->sorted[middle];
+        bool longer = (size_t)t->length[id] > at;
+        if (longer && (uint8_t)t->pool[t->offset[id] + (int64_t)at] >= byte)
+            hi = middle;
+        else
+            lo = middle + 1;
+    }
+    return lo;
+}
+
+/* Every token that begins at `at`, and the character there where it is none; returns the character's length. */
+static size_t offer_tokens(weft_encoder *e, const char *piece, size_t bytes, size_t at) {
+    const weft_tokenizer *t = e->t;
+    int length = weft_utf8_scan(piece + at, bytes - at);
+    size_t first = length > 0 ? (size_t)length : 1;
+    int64_t lo = 0, hi = t->n_sorted;
+    bool single = false;
+    for (size_t n = 0; at + n < bytes && lo < hi;) {
+        int byte = (uint8_t)piece[at + n];
+        lo = first_from(t, lo, hi, n, byte);
+        hi = first_from(t, lo, hi, n, byte + 1);
+        n++;
+        if (lo == hi || (size_t)t->length[t->sorted[lo]] != n) continue;
+        offer(e, at, at + n, t->sorted[lo], t->score[t->sorted[lo]]);
+        single = single || n == first;
+    }
+    if (!single) offer(e, at, at + first, -1, t->unknown);
+    return first;
+}
+
+/* Unigram: of all ways to write a piece as tokens, that of the highest score (Viterbi); a character that is no token is
+ * written as its bytes. */
+static bool find_likeliest(weft_encoder *e, const char *piece, size_t bytes) {
+    if (!reserve_long(e, (int64_t)bytes + 1)) return false;
+    for (size_t i = 0; i <= bytes; i++)
+        e->before[i] = -1;
+    e->score[0] = 0;
+    for (size_t at = 0; at < bytes;)
+        at += offer_tokens(e, piece, bytes, at);
+    for (int32_t end = (int32_t)bytes; end > 0; end = e->before[end])
+        e->next[e->before[end]] = end;
+    for (int32_t at = 0; at < (int32_t)bytes; at = e->next[at]) {
+        int32_t end = e->next[at];
+        if (e->id[end] >= 0) e->out[e->n++] = e->id[end];
+        for (int32_t i = at; e->id[end] < 0 && i < end; i++)
+            e->out[e->n++] = e->t->byte_token[(uint8_t)piece[i]];
+    }
+    return true;
+}
+
 static bool merge_piece(weft_encoder *e, const char *piece, size_t bytes) {
+    if (e->t->score) return find_likeliest(e, piece, bytes);
     if (e->t->whole_words) {
         int32_t id = weft_tokenizer_find(e->t, piece, (int64_t)bytes);
         if (id >= 0) {
@@ -408,7 +476,9 @@ static weft_status encode_bytes(weft_encoder *e, const char *text, size_t bytes)
     return WEFT_OK;
 }
 
-static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, bool specials) {
+/* `first`: nothing comes before the text. */
+static weft_status encode_text(weft_encoder *e, bool first, const char *text, size_t bytes,
+                               bool specials) {
     const weft_tokenizer *t = e->t;
     if (t->bytes_only) return encode_bytes(e, text, bytes);
     size_t from = 0;
@@ -421,18 +491,19 @@ static weft_status encode_text(weft_encoder *e, const char *text, size_t bytes, 
                 at++;
                 continue;
             }
-            WEFT_TRY(encode_plain(e, text + from, at - from, from == 0));
+            WEFT_TRY(encode_plain(e, text + from, at - from, first && from == 0));
             if (!reserve_tokens(e, 1)) return no_memory(e);
             e->out[e->n++] = a->id;
             from = at += (size_t)a->bytes;
         }
     }
-    return encode_plain(e, text + from, bytes - from, from == 0);
+    return encode_plain(e, text + from, bytes - from, first && from == 0);
 }
 
-/* `first` is a token that comes before; -1: none. */
-static weft_status encode_behind(weft_encoder *e, int32_t first, const char *text, size_t bytes,
-                                 bool specials, const int32_t **tokens, int64_t *count) {
+/* `begin` is a token that comes before; -1: none. */
+static weft_status encode_behind(weft_encoder *e, int32_t begin, bool first, const char *text,
+                                 size_t bytes, bool specials, const int32_t **tokens,
+                                 int64_t *count) {
     e->n = 0;
     e->tries_left = TRIES_LEAST + (int64_t)(bytes / TRY_BYTES);
     *tokens = NULL;
@@ -440,11 +511,11 @@ static weft_status encode_behind(weft_encoder *e, int32_t first, const char *tex
     if (bytes > WEFT_ENCODE_MAX)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: a text of %zu bytes; %d at most in one piece",
                          e->t->name, bytes, WEFT_ENCODE_MAX);
-    if (first >= 0) {
+    if (begin >= 0) {
         if (!reserve_tokens(e, 1)) return no_memory(e);
-        e->out[e->n++] = first;
+        e->out[e->n++] = begin;
     }
-    WEFT_TRY(encode_text(e, text, bytes, specials));
+    WEFT_TRY(encode_text(e, first, text, bytes, specials));
     *tokens = e->out;
     *count = e->n;
     return WEFT_OK;
@@ -452,10 +523,15 @@ static weft_status encode_behind(weft_encoder *e, int32_t first, const char *tex
 
 weft_status weft_encode(weft_encoder *e, const char *text, size_t bytes, bool specials,
                         const int32_t **tokens, int64_t *count) {
-    return encode_behind(e, -1, text, bytes, specials, tokens, count);
+    return encode_behind(e, -1, true, text, bytes, specials, tokens, count);
+}
+
+weft_status weft_encode_next(weft_encoder *e, bool first, const char *text, size_t bytes,
+                             const int32_t **tokens, int64_t *count) {
+    return encode_behind(e, -1, first, text, bytes, false, tokens, count);
 }
 
 weft_status weft_encode_text(weft_encoder *e, const char *text, size_t bytes,
                              const int32_t **tokens, int64_t *count) {
-    return encode_behind(e, e->t->begin, text, bytes, false, tokens, count);
+    return encode_behind(e, e->t->begin, true, text, bytes, false, tokens, count);
 }

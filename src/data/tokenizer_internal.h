@@ -13,6 +13,8 @@ enum {
     TOKENIZER_VOCAB_MAX = 1 << 24, /* named limit against numbers made to exhaust memory */
     TOKENIZER_IDS_FREE = 1 << 16,  /* numbers that a file of any size may use */
     TOKENIZER_ENDS_MAX = 16,
+    TOKENIZER_PIECE_MAX =
+        512, /* bytes of a token of Unigram: so far is looked from every character */
     TOKENIZER_FILE_MAX = 256 * 1024 * 1024
 };
 
@@ -76,6 +78,10 @@ struct weft_tokenizer {
      * spaces are written U+2581, and one may be put before a text. */
     bool characters;
     weft_space_before space;
+    /* SentencePiece's Unigram: what each token, and a character that is none, adds to the score of a text; NULL: BPE. */
+    double *score, unknown;
+    int32_t *sorted; /* its tokens by their bytes */
+    int64_t n_sorted;
     weft_split_step steps[TOKENIZER_STEPS_MAX];
     int n_steps;
     bool whole_words; /* a piece that is a token is that token, whatever the merges say */

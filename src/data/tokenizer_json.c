@@ -1,6 +1,6 @@
 /* A Hugging Face tokenizer.json. It describes a pipeline: normalizer, splitting steps, model, added
- * tokens. What is taken is byte-level BPE, without a normalizer or with NFC, and SentencePiece's BPE, which
- * falls back to bytes: then no byte of a text in composed form is lost, and decoding gives it back. All else
+ * tokens. What is taken is byte-level BPE, without a normalizer or with NFC, and SentencePiece's BPE and Unigram where
+ * they fall back to bytes: then no byte of a text in composed form is lost, and decoding gives it back. All else
  * is refused by its name, rather than read as
  * something it is not. Of the post-processor, which puts tokens around a text, the one that begins it is
  * taken; weft_encode_text puts it there. */
@@ -30,7 +30,7 @@ static const char *text_of(const json_t *object, const char *key) {
 static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
     return weft_fail(WEFT_EINPUT,
                      "tokenizer %s: %s \"%.40s\" is not supported; byte-level BPE is, and "
-                     "SentencePiece's BPE with byte_fallback",
+                     "SentencePiece's BPE and Unigram with byte_fallback",
                      t->name, what, value);
 }
 
@@ -136,12 +136,40 @@ static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
     return weft_merge_from_text(t, text, (size_t)(space - text), space + 1, strlen(space + 1));
 }
 
+/* [["piece", score], ...], by number. */
+static weft_status read_unigram(weft_tokenizer *t, const json_t *model) {
+    const json_t *list = json_object_get(model, "vocab");
+    size_t n = json_array_size(list);
+    double least = 0;
+    WEFT_AUTO_DECREF json_t *vocab = json_object();
+    if (!t->characters) return refuse(t, "without byte_fallback the model", "Unigram");
+    t->score = calloc(n ? n : 1, sizeof *t->score);
+    if (!vocab || !t->score) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    for (size_t i = 0; i < n; i++) {
+        const char *piece = json_string_value(json_array_get(json_array_get(list, i), 0));
+        const json_t *score = json_array_get(json_array_get(list, i), 1);
+        if (!piece || !json_is_number(score) || json_object_get(vocab, piece))
+            return weft_fail(WEFT_EINPUT,
+                             "tokenizer %s: entry %zu of its vocab is no piece of its own with a "
+                             "score",
+                             t->name, i);
+        if (strlen(piece) > TOKENIZER_PIECE_MAX) return refuse(t, "a piece as long as", piece);
+        json_object_set_new(vocab, piece, json_integer((json_int_t)i));
+        t->score[i] = json_number_value(score);
+        least = i == 0 || t->score[i] < least ? t->score[i] : least;
+    }
+    t->unknown = least - 10; /* as their library has it */
+    WEFT_TRY(weft_vocab_from_json(t, vocab));
+    return weft_tokenizer_reserve_merges(t, 0);
+}
+
 static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     static const char *const others[] = {"dropout", "continuing_subword_prefix",
                                          "end_of_word_suffix"};
     const char *type = text_of(model, "type");
     const json_t *vocab = json_object_get(model, "vocab"),
                  *merges = json_object_get(model, "merges");
+    if (strcmp(type, "Unigram") == 0) return read_unigram(t, model);
     if (*type && strcmp(type, "BPE") != 0) return refuse(t, "the model", type);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (is_set(model, others[i])) return refuse(t, "a model with", others[i]);
@@ -208,7 +236,7 @@ static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) 
     return WEFT_OK;
 }
 
-/* What SentencePiece's BPE has in place of splitting: nothing, or Metaspace without splitting. */
+/* What SentencePiece's have in place of splitting: nothing, or Metaspace, which may split Unigram's text before spaces. */
 static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
     const json_t *pre = json_object_get(root, "pre_tokenizer");
     const char *type = text_of(pre, "type"), *scheme = text_of(pre, "prepend_scheme");
@@ -216,9 +244,11 @@ static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
         if (json_is_object(json_object_get(root, "normalizer"))) return WEFT_OK;
         return refuse(t, "a model with", "byte_fallback");
     }
+    bool split = !json_is_false(json_object_get(pre, "split"));
     if (strcmp(type, "Metaspace") != 0 || !is_mark(text_of(pre, "replacement")) ||
-        !json_is_false(json_object_get(pre, "split")))
+        (split && !t->score))
         return refuse(t, "with byte_fallback the pre_tokenizer", type);
+    if (split) WEFT_TRY(weft_tokenizer_add_pattern(t, " [^ ]*|[^ ]+"));
     t->space = strcmp(scheme, "never") == 0   ? SPACE_NONE
                : strcmp(scheme, "first") == 0 ? SPACE_MISSING_FIRST
                                               : SPACE_MISSING;
@@ -247,17 +277,43 @@ static weft_status read_processor(weft_tokenizer *t, const json_t *processor) {
     return WEFT_OK;
 }
 
+static int by_bytes(const void *a, const void *b, void *of) {
+    const weft_tokenizer *t = of;
+    int32_t left = *(const int32_t *)a, right = *(const int32_t *)b;
+    int32_t n = t->length[left] < t->length[right] ? t->length[left] : t->length[right];
+    int order = memcmp(t->pool + t->offset[left], t->pool + t->offset[right], (size_t)n);
+    return order ? order : (t->length[left] > n) - (t->length[right] > n);
+}
+
+/* All but those that stand for a byte, and added ones: what these are called is text like any other. */
+static weft_status sort_pieces(weft_tokenizer *t) {
+    WEFT_AUTO_FREE bool *added = calloc((size_t)t->vocab + 1, sizeof *added);
+    t->sorted = calloc((size_t)t->vocab + 1, sizeof *t->sorted);
+    if (!t->sorted || !added) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
+    for (int i = 0; i < t->n_added; i++)
+        added[t->added[i].id] = true;
+    for (int64_t id = 0; id < t->vocab; id++) {
+        int32_t length = t->length[id];
+        bool found = length && weft_tokenizer_find(t, t->pool + t->offset[id], length) == id;
+        if (found && !added[id]) t->sorted[t->n_sorted++] = (int32_t)id;
+    }
+    qsort_r(t->sorted, (size_t)t->n_sorted, sizeof *t->sorted, by_bytes, t);
+    return WEFT_OK;
+}
+
 weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root) {
-    const json_t *added = json_object_get(root, "added_tokens");
-    t->characters = is_set(json_object_get(root, "model"), "byte_fallback");
+    const json_t *added = json_object_get(root, "added_tokens"),
+                 *model = json_object_get(root, "model");
+    t->characters = is_set(model, "byte_fallback");
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
-    WEFT_TRY(read_model(t, json_object_get(root, "model")));
+    WEFT_TRY(read_model(t, model));
     WEFT_TRY(t->characters ? read_metaspace(t, root) : read_steps(t, root));
     for (size_t i = 0; i < json_array_size(added); i++) {
         const json_t *token = json_array_get(added, i), *id = json_object_get(token, "id");
         WEFT_TRY(
             weft_tokenizer_read_added(t, token, json_is_integer(id) ? json_integer_value(id) : -1));
     }
+    if (t->score) WEFT_TRY(sort_pieces(t));
     WEFT_TRY(read_processor(t, json_object_get(root, "post_processor")));
     return weft_tokenizer_finish(t);
 }

@@ -12,6 +12,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 bool weft_config_two_phases(const weft_config *c) {
     const weft_ffn_kind *ffn = weft_ffn_of(c);
@@ -301,20 +302,38 @@ static weft_status needed_bytes(const weft_config *c, const weft_backend *backen
     return WEFT_OK;
 }
 
-weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
-                             int ranks, weft_fit *out) {
-    *out = (weft_fit){.there = backend->memory ? backend->memory() : 0};
-    WEFT_TRY(needed_bytes(c, backend, threads, ranks, &out->needed));
+/* The largest MICRO_BATCH, of those that leave each rank one, with which it fits into out->there. */
+static weft_status find_micro_batch(const weft_config *c, const weft_backend *backend, int threads,
+                                    int ranks, weft_fit *out) {
     for (int64_t micro = weft_config_micro_batch(c); micro > 0; micro--) {
         weft_config less = *c;
         if (c->batch_size % micro != 0) continue;
         less.micro_batch = micro;
+        if (weft_config_micro_batches(&less) < ranks) continue;
         WEFT_TRY(needed_bytes(&less, backend, threads, ranks, &out->would_need));
         if (out->there > 0 && out->would_need > out->there) continue;
         out->micro_batch = micro;
         return WEFT_OK;
     }
     out->would_need = 0;
+    return WEFT_OK;
+}
+
+weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
+                             int ranks, weft_fit *out) {
+    *out = (weft_fit){.there = backend->memory ? backend->memory() : 0};
+    WEFT_TRY(needed_bytes(c, backend, threads, ranks, &out->needed));
+    return find_micro_batch(c, backend, threads, ranks, out);
+}
+
+weft_status weft_config_cut_batch(weft_config *c, const weft_backend *backend, int threads,
+                                  int ranks) {
+    weft_fit fit = {.there = backend->memory ? backend->memory() : 0};
+    if (c->micro_batch >= 0) return WEFT_OK;
+    if (!backend->remote)
+        fit.there = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE) / 2;
+    WEFT_TRY(find_micro_batch(c, backend, threads, ranks, &fit));
+    c->micro_batch = fit.micro_batch == c->batch_size ? 0 : fit.micro_batch ? fit.micro_batch : 1;
     return WEFT_OK;
 }
 

@@ -60,6 +60,11 @@ typedef struct {
 weft_status weft_account_fit(const weft_config *c, const weft_backend *backend, int threads,
                              int ranks, weft_fit *out);
 
+/* MICRO_BATCH=-1 becomes a number: the largest that fits (0: the whole batch does; 1: none does). On the host, whose
+ * memory is everybody's, into half of what is free. */
+weft_status weft_config_cut_batch(weft_config *c, const weft_backend *backend, int threads,
+                                  int ranks);
+
 /* Bytes of one of several ranks in training, by what they hold. */
 typedef struct {
     int64_t weights, optimizer;

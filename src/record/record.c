@@ -278,7 +278,8 @@ void weft_record_value(const char *lines, const weft_option *o, char *value, siz
 static bool may_change(const weft_option *o) {
     return o == WEFT_OPTION(study_question) || o == WEFT_OPTION(study_spread) ||
            o == WEFT_OPTION(study_rate_as) || o == WEFT_OPTION(study_yardstick) ||
-           o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(study_weights) ||
+           o == WEFT_OPTION(eval_inside) || o == WEFT_OPTION(eval_decode) ||
+           o == WEFT_OPTION(study_weights) ||
            o == WEFT_OPTION(device); /* each run's own is in its record */
 }
 

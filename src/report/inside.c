@@ -265,18 +265,3 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         if (has_inside(d, i)) put_variant(p, d, i);
     return WEFT_OK;
 }
-
-json_t *weft_report_inside_json(const weft_report_data *d, int variant) {
-    json_t *object = json_object();
-    for (int i = 0; i < d->n_facts; i++) {
-        const char *name = d->facts[i].name;
-        if (d->runs[d->facts[i].run].variant != variant || strncmp(name, "inside_", 7) != 0)
-            continue;
-        if (json_object_get(object, name + 7)) continue;
-        double mean = weft_report_fact_mean(d, variant, name);
-        if (isfinite(mean)) json_object_set_new(object, name + 7, json_real(mean));
-    }
-    if (json_object_size(object) > 0) return object;
-    json_decref(object);
-    return json_null();
-}

@@ -6,13 +6,14 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static weft_report_section *const sections[] = {
-    weft_report_answer,     weft_report_curves,      weft_report_fronts,   weft_report_table,
-    weft_report_yardstick,  weft_report_positions,   weft_report_inside,   weft_report_samples,
-    weft_report_attention,  weft_report_sweep,       weft_report_minima,   weft_report_trouble,
-    weft_report_verdicts,   weft_report_differences, weft_report_equality, weft_report_repeats,
-    weft_report_environment};
+    weft_report_answer,    weft_report_curves,     weft_report_fronts,      weft_report_table,
+    weft_report_yardstick, weft_report_positions,  weft_report_decode,      weft_report_inside,
+    weft_report_samples,   weft_report_attention,  weft_report_sweep,       weft_report_minima,
+    weft_report_trouble,   weft_report_verdicts,   weft_report_differences, weft_report_equality,
+    weft_report_repeats,   weft_report_environment};
 
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force) {
@@ -85,6 +86,22 @@ static json_t *positions_json(const weft_report_data *d, int variant) {
     return list;
 }
 
+/* A variant's facts whose names begin so, in the mean over seeds, by the rest of their names; null: there are none. */
+static json_t *facts_json(const weft_report_data *d, int variant, const char *begin) {
+    json_t *object = json_object();
+    size_t n = strlen(begin);
+    for (int i = 0; i < d->n_facts; i++) {
+        const char *name = d->facts[i].name;
+        if (d->runs[d->facts[i].run].variant != variant || strncmp(name, begin, n) != 0) continue;
+        if (json_object_get(object, name + n)) continue;
+        double mean = weft_report_fact_mean(d, variant, name);
+        if (isfinite(mean)) json_object_set_new(object, name + n, json_real(mean));
+    }
+    if (json_object_size(object) > 0) return object;
+    json_decref(object);
+    return json_null();
+}
+
 static json_t *variant_json(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     json_t *object = json_pack(
@@ -107,7 +124,8 @@ static json_t *variant_json(const weft_report_data *d, int variant) {
                                       weft_json_number(s->minimum.rate), "score",
                                       weft_json_number(s->minimum.score), "edge", s->minimum.edge));
     json_object_set_new(object, "loss_by_position", positions_json(d, variant));
-    json_object_set_new(object, "inside", weft_report_inside_json(d, variant));
+    json_object_set_new(object, "inside", facts_json(d, variant, "inside_"));
+    json_object_set_new(object, "decode", facts_json(d, variant, "decode_"));
     return object;
 }
 

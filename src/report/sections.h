@@ -23,6 +23,8 @@ weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions
 weft_report_section weft_report_minima;
 /* report/laws.c */
 weft_report_section weft_report_yardstick;
+/* report/decode.c */
+weft_report_section weft_report_decode;
 /* report/inside.c */
 weft_report_section weft_report_inside;
 /* report/samples.c */
@@ -118,10 +120,6 @@ int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REP
 
 /* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/laws.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
-
-/* The numbers of `Inside the models` by name, null where a variant has none. The caller owns it.
- * report/inside.c */
-json_t *weft_report_inside_json(const weft_report_data *d, int variant);
 
 /* What the comparisons say when all of them are looked at together. report/together.c */
 /* Says which comparisons of the study are left by Holm's method (`left` of their variants), so that one of

@@ -16,16 +16,29 @@ typedef enum { PIECE_TEXT, PIECE_ROLE, PIECE_CONTENT, PIECE_SPECIAL } piece_kind
 
 typedef struct {
     piece_kind kind;
-    size_t from, bytes; /* of text */
-    int32_t token;      /* a special one */
+    size_t from, bytes;  /* of text */
+    int32_t token;       /* a special one */
+    bool lstrip, rstrip; /* of content: blanks before it, and behind it, are left out */
 } piece;
+
+/* The parts of a template that has a form for each role, as they are named in it. */
+typedef enum { BEGIN, DEFAULT, SYSTEM, FIRST, USER, ASSISTANT, ANSWER, FORMS } form_name;
+static const char *const marks[FORMS] = {"{begin}", "{default}",   "{system}", "{first}",
+                                         "{user}",  "{assistant}", "{answer}"};
+
+typedef struct {
+    bool given;
+    int first, end; /* its pieces */
+    int content;    /* which of them it is; -1: none */
+} form;
 
 struct weft_template {
     const weft_tokenizer *tokenizer;
     char *text; /* with escapes replaced */
     piece pieces[PIECES_MOST];
     int n;
-    int content; /* which piece it is */
+    bool by_role; /* else all messages have the user's form, and begin is the tokenizer's */
+    form forms[FORMS];
     char *stop;
 };
 
@@ -54,46 +67,91 @@ static weft_status add_piece(weft_template *m, piece p) {
     return WEFT_OK;
 }
 
-static weft_status add_letter(weft_template *m, size_t at) {
-    piece *last = m->n ? m->pieces + m->n - 1 : NULL;
-    if (!last || last->kind != PIECE_TEXT) return add_piece(m, (piece){PIECE_TEXT, at, 1, -1});
+/* To the last piece of the form that begins with piece `first`, where that is text. */
+static weft_status add_letter(weft_template *m, size_t at, int first) {
+    piece *last = m->n > first ? m->pieces + m->n - 1 : NULL;
+    if (!last || last->kind != PIECE_TEXT)
+        return add_piece(m, (piece){.kind = PIECE_TEXT, .from = at, .bytes = 1});
     last->bytes++;
     return WEFT_OK;
 }
 
-static weft_status cut_pieces(weft_template *m, const weft_tokenizer *t) {
-    static const char role[] = "{role}", content[] = "{content}";
-    m->content = -1;
-    for (size_t at = 0; m->text[at];) {
-        size_t length = 1;
-        int32_t token = find_special(t, m->text + at, &length);
-        if (token >= 0) {
-            WEFT_TRY(add_piece(m, (piece){PIECE_SPECIAL, at, length, token}));
-            at += length;
-        } else if (strncmp(m->text + at, role, sizeof role - 1) == 0) {
-            WEFT_TRY(add_piece(m, (piece){.kind = PIECE_ROLE}));
-            at += sizeof role - 1;
-        } else if (strncmp(m->text + at, content, sizeof content - 1) == 0) {
-            if (m->content >= 0)
-                return weft_fail(WEFT_EINPUT,
-                                 "CONFIG_CHAT_TEMPLATE must have {content} once, not twice");
-            m->content = m->n;
-            WEFT_TRY(add_piece(m, (piece){.kind = PIECE_CONTENT}));
-            at += sizeof content - 1;
-        } else {
-            WEFT_TRY(add_letter(m, at++));
-        }
-    }
-    if (m->content >= 0) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "CONFIG_CHAT_TEMPLATE must have {content} in it, as in "
-                                  "\"{role}: {content}\\n\"");
+/* Which of the words stands here; -1: none. */
+static int find_word(const char *at, const char *const *words, int n) {
+    for (int i = 0; i < n; i++)
+        if (strncmp(at, words[i], strlen(words[i])) == 0) return i;
+    return -1;
 }
 
-/* What follows the content up to {role}, without blanks at its end unless it is nothing else. */
+static weft_status cut_pieces(weft_template *m) {
+    enum { WORDS = 5 };
+    static const char *const words[WORDS] = {"{role}", "{content}", "{content|trim}",
+                                             "{content|lstrip}", "{content|rstrip}"};
+    static const piece pieces[WORDS] = {{.kind = PIECE_ROLE},
+                                        {.kind = PIECE_CONTENT},
+                                        {.kind = PIECE_CONTENT, .lstrip = true, .rstrip = true},
+                                        {.kind = PIECE_CONTENT, .lstrip = true},
+                                        {.kind = PIECE_CONTENT, .rstrip = true}};
+    form *f = &m->forms[USER];
+    m->by_role = strncmp(m->text, marks[BEGIN], strlen(marks[BEGIN])) == 0;
+    *f = (form){.given = true, .content = -1};
+    for (size_t at = 0; m->text[at];) {
+        size_t length;
+        int word = find_word(m->text + at, words, WORDS);
+        int mark = m->by_role ? find_word(m->text + at, marks, FORMS) : -1;
+        int32_t token = find_special(m->tokenizer, m->text + at, &length);
+        if (mark >= 0) {
+            f = &m->forms[mark];
+            *f = (form){.given = true, .first = m->n, .end = m->n, .content = -1};
+            at += strlen(marks[mark]);
+            continue;
+        }
+        if (token >= 0) {
+            WEFT_TRY(add_piece(m, (piece){PIECE_SPECIAL, at, length, token, false, false}));
+        } else if (word >= 0) {
+            if (word > 0 && f->content >= 0)
+                return weft_fail(WEFT_EINPUT,
+                                 "CONFIG_CHAT_TEMPLATE must have {content} once, not twice");
+            if (word > 0) f->content = m->n;
+            length = strlen(words[word]);
+            WEFT_TRY(add_piece(m, pieces[word]));
+        } else {
+            length = 1;
+            WEFT_TRY(add_letter(m, at, f->first));
+        }
+        at += length;
+        f->end = m->n;
+    }
+    return WEFT_OK;
+}
+
+static weft_status check_forms(weft_template *m) {
+    for (int i = 0; i < FORMS; i++) {
+        bool message = i >= SYSTEM && i <= ASSISTANT, has = m->forms[i].content >= 0;
+        if (m->forms[i].given && message && !has)
+            return weft_fail(WEFT_EINPUT, "CONFIG_CHAT_TEMPLATE must have {content} in it, as in "
+                                          "\"{role}: {content}\\n\"");
+        if (m->forms[i].given && !message && has)
+            return weft_fail(WEFT_EINPUT,
+                             "CONFIG_CHAT_TEMPLATE has {content} behind %s, where "
+                             "there is no message",
+                             marks[i]);
+    }
+    if (m->by_role && !m->forms[ASSISTANT].given)
+        return weft_fail(WEFT_EINPUT, "CONFIG_CHAT_TEMPLATE that begins with {begin} must have "
+                                      "{user} and {assistant} in it");
+    if (m->by_role) return WEFT_OK;
+    m->forms[SYSTEM] = m->forms[ASSISTANT] = m->forms[ANSWER] = m->forms[USER];
+    m->forms[ANSWER].end = m->forms[USER].content;
+    return WEFT_OK;
+}
+
+/* What follows an answer's content up to {role}, without blanks at its end unless it is nothing else. */
 static weft_status find_stop(weft_template *m) {
+    const form *f = &m->forms[ASSISTANT];
     size_t from = 0, end = 0, all;
-    for (int i = m->content + 1; i < m->n && m->pieces[i].kind != PIECE_ROLE; i++) {
-        if (i == m->content + 1) from = m->pieces[i].from;
+    for (int i = f->content + 1; i < f->end && m->pieces[i].kind != PIECE_ROLE; i++) {
+        if (i == f->content + 1) from = m->pieces[i].from;
         end = m->pieces[i].from + m->pieces[i].bytes;
     }
     all = end;
@@ -122,7 +180,8 @@ weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_t
         *to++ = !known ? *from : next == 'n' ? '\n' : next == 't' ? '\t' : '\\';
     }
     *to = 0;
-    WEFT_TRY(cut_pieces(m, t));
+    WEFT_TRY(cut_pieces(m));
+    WEFT_TRY(check_forms(m));
     WEFT_TRY(find_stop(m));
     *out = weft_steal(&m);
     return WEFT_OK;
@@ -166,28 +225,65 @@ static weft_status end_text(prompt *p) {
     const int32_t *tokens;
     int64_t count;
     if (p->bytes == 0) return WEFT_OK;
-    WEFT_TRY(weft_encode(p->encoder, p->text, p->bytes, false, &tokens, &count));
+    WEFT_TRY(weft_encode_next(p->encoder, p->count == 0, p->text, p->bytes, &tokens, &count));
     p->bytes = 0;
     return put_tokens(p, tokens, count);
 }
 
-/* The first `n` pieces for a message. */
-static weft_status put_message(const weft_template *m, prompt *p, const weft_message *message,
-                               int n) {
-    for (int i = 0; i < n; i++) {
+static bool is_blank(char letter) {
+    return letter && strchr(" \t\n\r\f\v", letter);
+}
+
+static weft_status put_content(prompt *p, const piece *part, const weft_message *message) {
+    size_t from = 0, end = message->bytes;
+    while (part->lstrip && from < end && is_blank(message->content[from]))
+        from++;
+    while (part->rstrip && from < end && is_blank(message->content[end - 1]))
+        end--;
+    return put_text(p, message->content + from, end - from);
+}
+
+static weft_status put_form(const weft_template *m, prompt *p, const form *f,
+                            const weft_message *message) {
+    for (int i = f->first; i < f->end; i++) {
         const piece *part = m->pieces + i;
         if (part->kind == PIECE_TEXT) {
             WEFT_TRY(put_text(p, m->text + part->from, part->bytes));
         } else if (part->kind == PIECE_ROLE) {
             WEFT_TRY(put_text(p, message->role, strlen(message->role)));
         } else if (part->kind == PIECE_CONTENT) {
-            WEFT_TRY(put_text(p, message->content, message->bytes));
+            WEFT_TRY(put_content(p, part, message));
         } else {
             WEFT_TRY(end_text(p));
             WEFT_TRY(put_tokens(p, &part->token, 1));
         }
     }
     return WEFT_OK;
+}
+
+static bool is_system(const weft_message *message) {
+    return strcmp(message->role, "system") == 0 || strcmp(message->role, "developer") == 0;
+}
+
+static weft_status put_message(const weft_template *m, prompt *p, const weft_message *messages,
+                               int64_t i) {
+    const weft_message *message = messages + i;
+    bool system = is_system(message);
+    const form *f = &m->forms[system                                                   ? SYSTEM
+                              : strcmp(message->role, "assistant") == 0                ? ASSISTANT
+                              : m->forms[FIRST].given && i == 1 && is_system(messages) ? FIRST
+                                                                                       : USER];
+    if (!f->given)
+        return weft_fail(WEFT_EINPUT,
+                         "this model's chat template has no %s message; put it into "
+                         "the first message of the user",
+                         message->role);
+    if (system && m->by_role && i > 0)
+        return weft_fail(WEFT_EINPUT,
+                         "this model's chat template has a %s message at the "
+                         "beginning alone; it is message %lld here",
+                         message->role, (long long)i + 1);
+    return put_form(m, p, f, message);
 }
 
 static void end_prompt(prompt *p) {
@@ -202,10 +298,12 @@ weft_status weft_template_encode(const weft_template *m, weft_encoder *e,
     WEFT_AUTO(end_prompt) prompt p = {.encoder = e};
     int32_t begin = weft_tokenizer_begin(m->tokenizer);
     *tokens = NULL;
-    WEFT_TRY(put_tokens(&p, &begin, begin >= 0));
+    WEFT_TRY(put_tokens(&p, &begin, begin >= 0 && !m->by_role));
+    WEFT_TRY(put_form(m, &p, &m->forms[BEGIN], &answer));
+    if (count == 0 || !is_system(messages)) WEFT_TRY(put_form(m, &p, &m->forms[DEFAULT], &answer));
     for (int64_t i = 0; i < count; i++)
-        WEFT_TRY(put_message(m, &p, messages + i, m->n));
-    WEFT_TRY(put_message(m, &p, &answer, m->content));
+        WEFT_TRY(put_message(m, &p, messages, i));
+    WEFT_TRY(put_form(m, &p, &m->forms[ANSWER], &answer));
     WEFT_TRY(end_text(&p));
     *n_tokens = p.count;
     *tokens = weft_steal(&p.tokens);

@@ -5,8 +5,16 @@
  * to its content, which is the model's to write. What follows the content ends it: it is a stop
  * string. \n, \t and \\ mean a line end, a tab and a backslash.
  *
- * A token that the tokenizer begins every text with comes first. Names of special tokens in the template become these tokens; in what people wrote they are text
- * like any other, so nobody can write what the template would. */
+ * Where roles are written differently, the template has a form for each, behind its name:
+ * {begin}, what a conversation begins with; {default}, what stands where there is no system message;
+ * {system}, {user} and {assistant}, messages, the first of which may be missing, as such messages then may;
+ * {first}, the user's behind a system message, where it is another; and {answer}, what an answer begins behind.
+ * {content|trim} is the content without blanks around it, {content|lstrip} and {content|rstrip} without those before and behind it. scripts/chat-template makes such a template of a
+ * model's own.
+ *
+ * A token that the tokenizer begins every text with comes first, unless there is a {begin}. Names of special tokens in
+ * the template become these tokens; in what people wrote they are text like any other, so nobody can write what the
+ * template would. */
 #pragma once
 
 #include "data/tokenizer.h"
@@ -14,7 +22,7 @@
 
 typedef struct weft_template weft_template;
 
-/* Fails where {content} is not there exactly once. The tokenizer must outlive it. */
+/* Fails where {content} is not there exactly once, in each form. The tokenizer must outlive it. */
 weft_status weft_template_open(const char *text, const weft_tokenizer *t, weft_template **out);
 void weft_template_close(weft_template *m);
 

@@ -147,6 +147,11 @@ static void test_bare_numbers_are_taken(void **state) {
     text = tree_file("defconfig");
     assert_string_equal(text, "CONFIG_LEARNING_RATE=\"3e-3\"\n");
     free(text);
+    write_tree(".config", "CONFIG_BATCH_SIZE=auto\n");
+    expect_done(shell("make -s SETUP=no savedefconfig"));
+    text = tree_file("defconfig");
+    assert_string_equal(text, "CONFIG_MICRO_BATCH=-1\n");
+    free(text);
 }
 
 /* By what they mean: by letters, GPT2_DATASET would be DROPOUT or the like. The program and make

@@ -395,6 +395,13 @@ static void test_special_tokens_and_templates_go_along(void **state) {
     assert_string_equal(json_string_value(json_object_get(config, "chat_template")),
                         "<|im_start|>{role}\\n{content}<|im_end|>\\n");
     json_decref(config);
+    command_succeeds(RUN("convert", "--force", "--unchecked", "--model", theirs, "--out", ours,
+                         "--chat-template", "{role}: {content}\\n"),
+                     NULL);
+    config = json_load_file(from, 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(config, "chat_template")),
+                        "{role}: {content}\\n");
+    json_decref(config);
     command_succeeds(RUN("convert", "--force", "--model", ours, "--to-hf", "--out", back), NULL);
     for (int i = 0; i < 3; i++) {
         snprintf(from, sizeof from, "%s/%s", theirs, names[i]);

@@ -176,6 +176,22 @@ static void test_a_pair_splits_as_its_model_does(void **state) {
     check_kept_form(saved, "tests/vectors/tokenizer.qwen2.cases.json", false);
 }
 
+/* A text behind a special token has the tokens that it has there in a text that names it. */
+static void expect_parts_of_whole(const char *path) {
+    weft_tokenizer *t = open_tokenizer(path);
+    weft_encoder *e = open_encoder(t);
+    int64_t count, part;
+    const int32_t *tokens = encode(e, "<s>the end", 10, true, &count), *next;
+    int32_t whole[16];
+    assert_in_range(count, 2, 16);
+    memcpy(whole, tokens, (size_t)count * sizeof *whole);
+    assert_int_equal(weft_encode_next(e, false, "the end", 7, &next, &part), WEFT_OK);
+    assert_int_equal(part, count - 1);
+    assert_memory_equal(next, whole + 1, (size_t)part * sizeof *next);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
 /* SentencePiece's BPE in the forms in which Llama 2, Gemma and Mistral write it. */
 static void test_pieces_equal_kept_reference(void **state) {
     (void)state;
@@ -198,6 +214,7 @@ static void test_pieces_equal_kept_reference(void **state) {
         json_decref(root);
         snprintf(cases, sizeof cases, "tests/vectors/tokenizer.pieces-%s.cases.json", forms[i]);
         check_kept_form(scratch_path("pieces.json"), cases, false);
+        expect_parts_of_whole(scratch_path("pieces.json"));
     }
     weft_tokenizer *t = open_tokenizer(PIECES);
     weft_encoder *e = open_encoder(t);
@@ -209,6 +226,44 @@ static void test_pieces_equal_kept_reference(void **state) {
     assert_int_equal(weft_tokenizer_end(t), 2);
     weft_encoder_close(e);
     weft_tokenizer_close(t);
+}
+
+/* The same pieces as Unigram, with scores of tests/reference/make_tokenizer_vectors.py: as Llama's converter writes it,
+ * and split before spaces. */
+static void test_unigram_equals_kept_reference(void **state) {
+    (void)state;
+    for (int split = 0; split < 2; split++) {
+        json_t *root = json_load_file(PIECES, 0, NULL), *number, *list = json_array();
+        json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
+        const char *piece;
+        size_t n = json_object_size(vocab);
+        for (size_t i = 0; i < n; i++)
+            json_array_append_new(list, json_null());
+        json_object_foreach(vocab, piece, number) {
+            json_int_t id = json_integer_value(number);
+            double score = id < 259 ? -1000.0 : -3 - (double)(id * 37 % 101) / 8;
+            json_array_set_new(list, (size_t)id, json_pack("[s, f]", piece, score));
+        }
+        json_object_set_new(root, "model",
+                            json_pack("{s:s, s:i, s:b, s:o}", "type", "Unigram", "unk_id", 0,
+                                      "byte_fallback", 1, "vocab", list));
+        if (split) {
+            json_object_set_new(root, "normalizer", json_null());
+            json_object_set_new(root, "pre_tokenizer",
+                                json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace",
+                                          "replacement", "\xe2\x96\x81", "prepend_scheme", "always",
+                                          "split", 1));
+        }
+        assert_int_equal(json_dump_file(root, scratch_path("unigram.json"), 0), 0);
+        check_kept_form(scratch_path("unigram.json"),
+                        split ? "tests/vectors/tokenizer.unigram-split.cases.json"
+                              : "tests/vectors/tokenizer.unigram-normalizer.cases.json",
+                        false);
+        json_object_set_new(json_object_get(root, "model"), "byte_fallback", json_false());
+        assert_int_equal(json_dump_file(root, scratch_path("unigram.json"), 0), 0);
+        expect_refused(scratch_path("unigram.json"), split ? "byte_fallback" : "normalizer");
+        json_decref(root);
+    }
 }
 
 /* eos_token_id of generation_config.json, or as here of config.json, goes where the tokenizer goes. */
@@ -722,6 +777,7 @@ int main(void) {
         cmocka_unit_test(test_own_bpe_equals_kept_reference),
         cmocka_unit_test(test_patterns_equal_kept_reference),
         cmocka_unit_test(test_pieces_equal_kept_reference),
+        cmocka_unit_test(test_unigram_equals_kept_reference),
         cmocka_unit_test(test_a_pair_splits_as_its_model_does),
         cmocka_unit_test(test_what_ends_generation_goes_along),
         cmocka_unit_test(test_a_text_begins_with_the_token_of_the_template),

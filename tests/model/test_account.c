@@ -248,6 +248,42 @@ static void test_sums_over_micro_batches_have_the_weights_type(void **state) {
     assert_in_range(f64, 2 * 8 * weights, 2 * 8 * weights + room);
 }
 
+static int64_t memory;
+
+static int64_t tell_memory(void) {
+    return memory;
+}
+
+/* What BATCH_SIZE=auto makes of a batch of 8 where there is so much memory. */
+static int64_t cut(int64_t there, int ranks) {
+    const char *overrides[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "BATCH_SIZE=auto", NULL};
+    weft_config c;
+    weft_backend device = *weft_cpu_backend();
+    device.remote = true;
+    device.memory = tell_memory;
+    memory = there;
+    weft_config_defaults(&c);
+    for (int i = 0; overrides[i]; i++)
+        assert_int_equal(weft_config_override(&c, overrides[i], "test"), WEFT_OK);
+    assert_int_equal(c.micro_batch, -1);
+    assert_int_equal(weft_config_cut_batch(&c, &device, 1, ranks), WEFT_OK);
+    assert_int_equal(c.batch_size, 8);
+    return c.micro_batch;
+}
+
+static void test_an_automatic_micro_batch_is_the_largest_that_fits(void **state) {
+    (void)state;
+    const char *eight[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", NULL};
+    const char *four[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "MICRO_BATCH=4", NULL};
+    const char *two[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
+    assert_int_equal(cut(needed(eight), 1), 0);
+    assert_int_equal(cut(needed(four), 1), 4);
+    assert_int_equal(cut(needed(four) - 1, 1), 2);
+    assert_int_equal(cut(needed(two) - 1, 1), 1);
+    assert_int_equal(cut(1, 1), 1);         /* nothing fits: what follows says so */
+    assert_int_equal(cut(INT64_MAX, 4), 2); /* each rank has a micro-batch */
+}
+
 /* Of no backend: the same tensors, and no kernel's workspace among them. */
 static void test_a_plan_needs_no_backend(void **state) {
     (void)state;
@@ -280,6 +316,7 @@ int main(void) {
         cmocka_unit_test(test_memory_adds_up),
         cmocka_unit_test(test_a_plan_needs_no_backend),
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
+        cmocka_unit_test(test_an_automatic_micro_batch_is_the_largest_that_fits),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
         cmocka_unit_test(test_cache_bytes_of_small_caches),
     };

@@ -4,7 +4,7 @@
         writes tests/vectors/tokenizer.{gpt2,own,split,qwen2}.cases.json: {"cases": [{"text", "tokens"}]}.
         GPT-2 by tiktoken from the folder's vocab.bpe and encoder.json; own and split by tokenizers
         from tests/vectors/tokenizer.{own,split}.json; pieces-* by tokenizers from tokenizer.pieces.json, a
-        small BPE of SentencePiece's kind that is made here; qwen2 by tokenizers from own's vocabulary with
+        small BPE of SentencePiece's kind that is made here, and unigram-* from its pieces as Unigram; qwen2 by tokenizers from own's vocabulary with
         Qwen2's normalizer and pattern. Also tokenizer.train.json: a text and the
         merges that the trainer of tokenizers learns from it.
     make_tokenizer_vectors.py --stream SEED COUNT ASSIGNED GPT2_FOLDER|TOKENIZER_JSON
@@ -191,6 +191,19 @@ def pieces_description(form):
     return description
 
 
+def unigram_description(form):
+    """The pieces as Unigram, with scores that have nothing to do with their merges: as Llama's converter writes it, or
+    ("split") with a Metaspace that splits before spaces."""
+    description = pieces_description("normalizer")
+    vocab = sorted(description["model"]["vocab"].items(), key=lambda entry: entry[1])
+    scores = [[piece, -1000.0 if number < 259 else -3 - number * 37 % 101 / 8] for piece, number in vocab]
+    description["model"] = {"type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": True}
+    if form == "split":
+        description["normalizer"] = None
+        description["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    return description
+
+
 def make_pieces():
     from tokenizers import Tokenizer, models, normalizers, trainers
 
@@ -217,10 +230,11 @@ def keep_pieces():
 
     texts = ["", " ", "  a", "a", "\u2581a", "a\u2581 b", "the attention", " the attention", "世界 ж e\u0301", "\n\n x", "\U0001f600"]
     texts += kept_texts()[:80]
-    for form in "normalizer", "gemma", "first":
-        description = pieces_description(form) | {"added_tokens": [], "post_processor": None}
-        reference = tokenizers.Tokenizer.from_str(json.dumps(description))
-        write_cases(f"pieces-{form}", texts, lambda text: reference.encode(text, add_special_tokens=False).ids)
+    forms = {f"pieces-{form}": pieces_description(form) for form in ("normalizer", "gemma", "first")}
+    forms |= {f"unigram-{form}": unigram_description(form) for form in ("normalizer", "split")}
+    for name, description in forms.items():
+        reference = tokenizers.Tokenizer.from_str(json.dumps(description | {"added_tokens": [], "post_processor": None}))
+        write_cases(name, texts, lambda text: reference.encode(text, add_special_tokens=False).ids)
 
 
 def keep_training():

@@ -191,6 +191,34 @@ static void same(double got, double want) {
     if (!(fabs(got - want) <= 1e-6 * fmax(1, fabs(want)))) fail_msg("%.9g, not %.9g", got, want);
 }
 
+/* Means over three seeds of each variant, in the order of the variants. */
+static void test_generation_is_shown_by_variant(void **state) {
+    (void)state;
+    char *md, *html;
+    sqlite3 *db = make_database("decode");
+    for (int run = 1; run <= 6; run++) {
+        fact(db, run, "decode_tokens_per_s_1", 100 * run);
+        fact(db, run, "decode_tokens_per_s_8", 1000 * run);
+        fact(db, run, "decode_cache_bytes_per_token", run <= 3 ? 4096 : 512);
+    }
+    study_close(db);
+    write_report("decode", &md, &html);
+    expect_in(md, "## Generation");
+    expect_in(md, "| number | Plain | Gated |");
+    expect_in(md, "| tokens per second, one sequence | 200 | 500 |");
+    expect_in(md, "| tokens per second, eight sequences | 2000 | 5000 |");
+    expect_in(md, "| cache bytes per token | 4096 | 512 |");
+    free(md);
+    free(html);
+    json_t *report = command_json(RUN("report", scratch_path("decode"), "--json"));
+    json_t *variant = json_array_get(
+        json_object_get(json_array_get(json_object_get(report, "studies"), 0), "steps"), 1);
+    json_t *decode = json_object_get(variant, "decode");
+    assert_true(json_number_value(json_object_get(decode, "tokens_per_s_1")) == 500);
+    assert_true(json_is_null(json_object_get(variant, "inside")));
+    json_decref(report);
+}
+
 static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state) {
     (void)state;
     const char *run = scratch_path("run"), *tokens = scratch_path("held-out.npy");
@@ -199,7 +227,7 @@ static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state)
                          "N_EMBD=16", "-o", "N_HEAD=2", "-o", "CONTEXT=32", "-o",
                          "RA_MLA_LATENT_DIM=8", "-o", "RA_MLA_MLP_ATTN_GATE=y", "-o", "DROPOUT=0.5",
                          "-o", "STEPS=2", "-o", "EVAL_INTERVAL=2", "-o", "EVAL_SAMPLES=1", "-o",
-                         "EVAL_INSIDE=y"),
+                         "EVAL_INSIDE=y", "-o", "EVAL_DECODE=y"),
                      NULL);
     json_t *trained = json_load_file(scratch_path("run/result.json"), 0, NULL);
     assert_non_null(trained);
@@ -228,6 +256,13 @@ static void test_a_run_with_eval_inside_records_what_inspect_finds(void **state)
     }
     assert_true(i > 3);
     assert_non_null(json_object_get(facts, "inside"));
+    assert_true(json_number_value(json_object_get(facts, "decode_tokens_per_s_1")) > 0);
+    assert_true(json_number_value(json_object_get(facts, "decode_tokens_per_s_8")) > 0);
+    /* What the plan counts. */
+    json_t *plan = command_json(RUN("plan", "--config", scratch_path("run/config"), "--json"));
+    assert_true(json_equal(json_object_get(facts, "decode_cache_bytes_per_token"),
+                           json_object_get(plan, "cache_bytes_per_token")));
+    json_decref(plan);
     json_decref(found);
     json_decref(trained);
 }
@@ -238,6 +273,7 @@ int main(void) {
         cmocka_unit_test(test_memory_is_the_devices_by_its_own_count),
         cmocka_unit_test(test_what_is_inside_is_shown_and_nothing_else),
         cmocka_unit_test(test_what_was_stated_beforehand_stands_beside_what_became_of_it),
+        cmocka_unit_test(test_generation_is_shown_by_variant),
         cmocka_unit_test(test_a_run_with_eval_inside_records_what_inspect_finds),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);

@@ -153,6 +153,62 @@ static void test_a_conversation_becomes_its_tokens(void **state) {
     check_tokens("{role}{content}{role}", messages, 1, "userhello thereuserassistant", NULL);
 }
 
+/* Each role as it is written, with what stands before a conversation, in a system message's place, and before an
+ * answer. The tokenizer's text "<|endoftext|>" is a token of the template's. */
+static void test_roles_have_forms_of_their_own(void **state) {
+    (void)state;
+    static const char form[] =
+        "{begin}<|endoftext|>{default}(plain)\\n{system}<<{content|trim}>>\\n{first}{content|"
+        "rstrip}]"
+        "{user}[{content|lstrip}]{assistant}={content}<|endoftext|>{answer}=";
+    char rule[] = " be brief ", ask[] = " hello\n", reply[] = " the program ",
+         more[] = "\tand then ";
+    const weft_message talk[] = {{"system", rule, sizeof rule - 1},
+                                 {"user", ask, sizeof ask - 1},
+                                 {"assistant", reply, sizeof reply - 1},
+                                 {"user", more, sizeof more - 1}};
+    check_tokens(form, talk, 4,
+                 "<|endoftext|><<be brief>>\n hello]= the program <|endoftext|>[and then ]=",
+                 "<|endoftext|>");
+    check_tokens(
+        form, talk + 1, 3,
+        "<|endoftext|>(plain)\n[hello\n]= the program <|endoftext|>[and then ]=", "<|endoftext|>");
+    check_tokens("{begin}{user}Q:{content}\\n{assistant}A:{content}\\n{answer}A:", talk + 1, 1,
+                 "Q: hello\n\nA:", "\n");
+}
+
+/* What a template has no form for is refused in words; and so is a template that makes no sense. */
+static void test_messages_without_a_form_are_refused(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"{begin}{user}{content}", "{begin}{assistant}{content}",
+                                        "{begin}{user}x{assistant}{content}",
+                                        "{begin}{content}{user}{content}{assistant}{content}"};
+    weft_tokenizer *t;
+    weft_encoder *e;
+    weft_template *m;
+    int32_t *got;
+    int64_t count;
+    char text[] = "a";
+    const weft_message talk[] = {{"user", text, 1}, {"system", text, 1}};
+    assert_int_equal(weft_tokenizer_open("bytes", &t), WEFT_OK);
+    assert_int_equal(weft_encoder_open(t, &e), WEFT_OK);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        assert_int_equal(weft_template_open(wrong[i], t, &m), WEFT_EINPUT);
+    assert_int_equal(weft_template_open("{begin}{user}{content}{assistant}{content}", t, &m),
+                     WEFT_OK);
+    assert_int_equal(weft_template_encode(m, e, talk + 1, 1, &got, &count), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "has no system message"));
+    weft_template_close(m);
+    assert_int_equal(
+        weft_template_open("{begin}{system}{content}{user}{content}{assistant}{content}", t, &m),
+        WEFT_OK);
+    assert_int_equal(weft_template_encode(m, e, talk, 2, &got, &count), WEFT_EINPUT);
+    assert_non_null(strstr(weft_error_message(), "at the beginning alone"));
+    weft_template_close(m);
+    weft_encoder_close(e);
+    weft_tokenizer_close(t);
+}
+
 /* What people write is text, even if it is a special token's name. */
 static void test_nobody_can_write_special_tokens(void **state) {
     (void)state;
@@ -259,6 +315,8 @@ int main(void) {
         cmocka_unit_test(test_what_is_missing_has_its_default),
         cmocka_unit_test(test_any_bytes_at_all),
         cmocka_unit_test(test_a_conversation_becomes_its_tokens),
+        cmocka_unit_test(test_roles_have_forms_of_their_own),
+        cmocka_unit_test(test_messages_without_a_form_are_refused),
         cmocka_unit_test(test_nobody_can_write_special_tokens),
         cmocka_unit_test(test_a_zero_is_a_letter_of_a_prompt),
         cmocka_unit_test(test_keys_are_compared_whole),

@@ -122,6 +122,27 @@ static void test_a_run_keeps_its_config(void **state) {
     train_same_end(folder("whole"), folder("anew"));
 }
 
+/* A run that begins takes what fits, here the whole batch; one that goes on keeps what it has, here 2. */
+static void test_an_automatic_micro_batch_stays_with_its_run(void **state) {
+    (void)state;
+    command_succeeds(
+        RUN("train", "--config", config, "--out", folder("zero"), "-o", "MICRO_BATCH=0"), NULL);
+    command_succeeds(
+        RUN("train", "--config", config, "--out", folder("fits"), "-o", "MICRO_BATCH=auto"), NULL);
+    train_same_end(folder("zero"), folder("fits"));
+    train_same_file(folder("zero"), folder("fits"), "last/config.json");
+    command_succeeds(RUN("train", "--config", config, "--out", folder("two"), "-o", "STEPS=6", "-o",
+                         "LR_SCHEDULE=constant"),
+                     NULL);
+    command_succeeds(RUN("train", "--config", config, "--out", folder("two"), "--resume", "-o",
+                         "BATCH_SIZE=auto", "-o", "LR_SCHEDULE=constant"),
+                     NULL);
+    command_succeeds(
+        RUN("train", "--config", config, "--out", folder("once"), "-o", "LR_SCHEDULE=constant"),
+        NULL);
+    train_same_file(folder("once"), folder("two"), "last/model.safetensors");
+}
+
 static void test_metrics_have_the_keys_of_the_contract(void **state) {
     (void)state;
     static const char *const keys[] = {
@@ -265,6 +286,7 @@ int main(void) {
         cmocka_unit_test(test_documents_end_as_the_tokenizer_says),
         cmocka_unit_test(test_metric_of_a_task_is_reported),
         cmocka_unit_test(test_tasks_are_learned),
+        cmocka_unit_test(test_an_automatic_micro_batch_stays_with_its_run),
         cmocka_unit_test(test_used_folder_needs_resume),
         cmocka_unit_test(test_from_starts_with_a_fresh_optimizer),
         cmocka_unit_test(test_last_checkpoints_are_kept),
