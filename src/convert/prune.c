@@ -121,10 +121,11 @@ static void list_packed(const weft_config *c, listing *l) {
 
 static void list_w2(const weft_config *c, listing *l) {
     int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    add(l, "attn.q.weight", 0, 0, group * 2 * d);
-    add(l, "attn.q.bias", 0, 0, group * 2 * d);
-    add(l, "attn.k.weight", 0, 0, 2 * d);
-    add(l, "attn.k.bias", 0, 0, 2 * d);
+    int64_t width = weft_config_w2_width(c);
+    add(l, "attn.q.weight", 0, 0, group * width);
+    add(l, "attn.q.bias", 0, 0, group * width);
+    add(l, "attn.k.weight", 0, 0, width);
+    add(l, "attn.k.bias", 0, 0, width);
     add_zeroed(l, "attn.v.weight", 0, 0, d);
     add_zeroed(l, "attn.v.bias", 0, 0, d);
     add(l, "attn.log_tau", 0, 0, group)->counts = false;
@@ -169,9 +170,12 @@ static void list_heads(const weft_config *c, listing *l) {
     bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
     add(l, "attn.out_gate.weight", 0, 0, by_head ? group : group * weft_config_head_dim(c))
         ->counts = false;
-    prune_piece *gates = add(l, "ffn.gate_heads.weight", 0, 0, group);
-    gates->counts = false;
-    gates->next = true;
+    static const char *const gates[] = {"ffn.gate_heads.weight", "ffn.gate_heads.bias"};
+    for (size_t i = 0; i < sizeof gates / sizeof gates[0]; i++) {
+        prune_piece *made = add(l, gates[i], 0, 0, group);
+        made->counts = false;
+        made->next = true;
+    }
 }
 
 /* `size` columns for each unit. A column of h that is zero before the mechanisms must stay so behind
@@ -189,10 +193,10 @@ static void list_columns(const weft_config *c, listing *l, int64_t size) {
         add_zeroed(l, rows[i], 0, 0, size);
     for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
         add_zeroed(l, columns[i], 1, 0, size);
-    if (c->wsffn_z_proj == WEFT_Z_DENSE) { /* no output of the model depends on it */
-        for (int axis = 0; axis < 2; axis++)
-            add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
-    }
+    /* No output of the model depends on these. */
+    add(l, "ffn.z_logits.weight", 1, 0, size)->counts = false;
+    for (int axis = 0; axis < 2 && c->wsffn_z_proj == WEFT_Z_DENSE; axis++)
+        add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
 }
 
 static int list_pieces(const weft_config *c, weft_prune_what what, prune_piece *pieces) {
