@@ -19,6 +19,9 @@ KINDS = {
     "w2 and wsffn": dict(ATTENTION="w2", POSITION="rope", NORM="rmsnorm", FFN="wsffn", WSFFN_N_HEAD=4, LAMBDA_LOGITS_Z=1e-3),
     "mla with all mechanisms": MECHANISMS,
     "coupling scalars": dict(MECHANISMS, RA_MLA_MLP_TYING_MODE="per_head_scalar", RA_MLA_MLP_SPARSE_MODE="rms"),
+    "learned weights, open gates": dict(MECHANISMS, RA_MLA_MLP_ALPHA_LEARNED=True, RA_MLA_MLP_GATE_OPEN=3, RA_MLA_MLP_LATENT_DETACH=True),
+    "gated routes, few deviations": dict(ATTENTION="w2", W2_SIGMA_DIM=3, POSITION="rope", RA_MLA_MLP_ATTN_GATE=True,
+                                         RA_MLA_MLP_CROSS_TOKEN=True, RA_MLA_MLP_ROUTE_AFTER_GATE=True),
     "post-norm": dict(POSITION="relative", NORM_PLACEMENT="post", KV_HEADS=1),
     "llama's kind": dict(POSITION="rope", ROPE_THETA=500.0, NORM="rmsnorm", NORM_EPS=1e-3, FFN="swiglu", BIAS=False,
                          ATTENTION_BIAS="qkv", KV_HEADS=1),
@@ -216,3 +219,14 @@ def test_a_preset_has_all_its_tensors(preset):
     with weft.Model(**SIZES, PRESET=preset) as model:
         names = sorted(model.names())
     assert sorted(name for name, _ in LanguageModel(**SIZES, PRESET=preset).named_parameters()) == names
+
+
+def test_losses_of_z_that_cannot_be_are_refused_by_name():
+    options = dict(SIZES, FFN="wsffn", WSFFN_N_HEAD=4)
+    with pytest.raises(weft.InputError, match="WSFFN_Z_LOGITS=0.5 .* set it to 0"):
+        LanguageModel(**options, WSFFN_Z_LOGITS=0.5)
+    model = LanguageModel(**options, WSFFN_POSITIVE="half")
+    tokens, targets = torch.from_numpy(TOKENS), torch.from_numpy(TARGETS)
+    with pytest.raises(weft.InputError, match="9 tokens have no halves"):
+        model.losses(tokens, targets)
+    assert model.losses(tokens[:, :8], targets[:, :8])["aux_contrastive"] > 0

@@ -219,7 +219,7 @@ OPERATION(head_spread, (x, scale), weft_head_spread(g, x, scale, width), weft_te
           weft_tensor *scale, int64_t width)
 OPERATION(embed, (table, ids, positions), weft_embed(g, table, ids, positions, NULL, 0),
           weft_tensor *table, weft_tensor *ids, weft_tensor *positions)
-OPERATION(contrastive, (x), weft_infonce(g, x, tau, factor), weft_tensor *x, double tau,
+OPERATION(contrastive, (x), weft_infonce(g, x, 0, tau, factor), weft_tensor *x, double tau,
           double factor)
 
 weft_tensor *weft_graph_unary(weft_graph *g, const char *name, weft_tensor *x) {

@@ -6,6 +6,11 @@ int64_t weft_config_head_dim(const weft_config *c) {
     return c->head_dim ? c->head_dim : c->n_embd / c->n_head;
 }
 
+int64_t weft_config_w2_width(const weft_config *c) {
+    int64_t d = weft_config_head_dim(c);
+    return d + (c->w2_sigma_dim ? c->w2_sigma_dim : d);
+}
+
 double weft_config_mup(const weft_config *c) {
     return c->mup ? (double)c->n_embd / (double)c->mup_base_width : 1;
 }
@@ -94,6 +99,14 @@ weft_status weft_config_check(const weft_config *c, const char *where) {
                          "%s: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over other documents; "
                          "with CONFIG_DOCUMENT_MASK=y take \"token\" or \"cummean\"",
                          where);
+    if (c->route_after_gate && c->attn_gate && c->cross_token &&
+        (c->alpha_learned || c->gate_pool == WEFT_GATE_SEQUENCE))
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_RA_MLA_MLP_ROUTE_AFTER_GATE=y takes each token's gates as shares of "
+            "its heads' weights: it needs CONFIG_RA_MLA_MLP_GATE_POOL=\"token\" or \"cummean\", "
+            "and CONFIG_RA_MLA_MLP_ALPHA_LEARNED=n, since a learned share may fall below 0",
+            where);
     long long f = weft_config_ffn_dim(c), l = c->ra_mla_latent_dim;
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR && (f % h || l % h || f % l))
         return weft_fail(

@@ -137,6 +137,7 @@ void weft_option_explain(const weft_option *o, FILE *out);
 double weft_config_mup(const weft_config *c);       /* E / MUP_BASE_WIDTH with MUP; else 1 */
 int64_t weft_config_head_dim(const weft_config *c); /* D: HEAD_DIM, or E / H */
 int64_t weft_config_ffn_dim(const weft_config *c);  /* F */
+int64_t weft_config_w2_width(const weft_config *c); /* means and deviations of a W2 head */
 int64_t weft_config_kv_heads(const weft_config *c); /* KV: key and value heads */
 /* Tokens that one of layer `layer` sees, itself included; 0: all before it. */
 int64_t weft_config_window(const weft_config *c, int64_t layer);

@@ -427,6 +427,7 @@ weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed
                                 : WEFT_ATTENTION_BIAS_NONE;
     c.w2_kernel = WEFT_KERNEL_W2;
     c.w2_tau = 0;
+    c.w2_sigma_dim = 0;
     c.w2_tau_learned = true;
     WEFT_TRY(model_with(m, &c, out));
     w2_conversion v = {.to = *out,

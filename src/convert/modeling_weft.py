@@ -123,10 +123,15 @@ def kept(store, name, new, dim=-2):
     return store[name]
 
 
-class Attention(nn.Module):
-    """`shares`: keys and values are those of a layer before."""
+def weight_of(c, value):
+    """A mechanism's weight in a layer: a number, or one that is learned from it."""
+    return nn.Parameter(torch.full((1,), value)) if c.ra_mla_mlp_alpha_learned else value
 
-    def __init__(self, c, shares):
+
+class Attention(nn.Module):
+    """`shares`: keys and values are those of a layer before; `gated`: the layer before sends a gate."""
+
+    def __init__(self, c, shares, gated):
         super().__init__()
         self.c, self.shares = c, shares
         heads, kv, dim = c.sizes
@@ -136,7 +141,7 @@ class Attention(nn.Module):
         after = into if c.attention_bias == "auto" else c.attention_bias == "all"
         self.overlap = c.attention == "w2" and c.w2_kernel == "overlap"
         self.gaussian = c.attention == "w2" or (mla and c.ra_mla_score == "w2")
-        mean = (latent // 2 if self.gaussian else latent) if mla else dim
+        mean = self.mean = (latent // 2 if self.gaussian else latent) if mla else dim
         self.inner_scale = 1 / math.sqrt(dim + rope if mla and rope else latent if mla else dim)
         if c.mup and c.mup_base_head:
             self.inner_scale = math.sqrt(c.mup_base_head) / dim
@@ -159,7 +164,8 @@ class Attention(nn.Module):
         elif c.attention == "gta":
             maps = {"q": (width, inner), "kv": (width, kv * dim), "k_rope": (width, dim // 2)}
         else:
-            maps = {"q": (width, 2 * inner), "k": (width, 2 * kv * dim), "v": (width, kv * dim)}
+            both = dim + (c.w2_sigma_dim or dim)
+            maps = {"q": (width, heads * both), "k": (width, kv * both), "v": (width, kv * dim)}
         for name, (wide, out) in maps.items():
             if not shares or name.startswith("q"):
                 setattr(self, name, linear(wide, out, into))
@@ -176,6 +182,7 @@ class Attention(nn.Module):
             self.out_gate = linear(width, heads if c.attention_gate == "head" else inner)
         if c.position == "relative":
             self.rel_bias = nn.Parameter(torch.zeros(c.context))
+        self.gate_alpha = weight_of(c, c.ra_mla_mlp_gate_alpha) if gated else None
 
     def split(self, x, heads):
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -233,7 +240,7 @@ class Attention(nn.Module):
             return q, None, None
         latent = self.k_down(x)
         if received is not None:
-            latent = latent + c.ra_mla_mlp_recip_alpha * received
+            latent = latent + received
         k = self.normed("k", self.split(latent, c.ra_mla_latent_heads))
         if c.ra_mla_latent_norm:
             k = self.latent_norm(k)
@@ -248,7 +255,7 @@ class Attention(nn.Module):
         if not self.gaussian:
             x = functional.normalize(x, dim=-1, eps=1e-8) if self.c.attention == "cosine" else x
             return self.turned(x, at), None
-        mean, deviation = x.chunk(2, -1)
+        mean, deviation = x[..., :self.mean], x[..., self.mean:]
         deviation = functional.softplus(deviation)
         if self.overlap:
             deviation = deviation + 1e-4
@@ -306,7 +313,10 @@ class Attention(nn.Module):
             found = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=1.0)
         found = found.transpose(1, 2)
         if gate is not None:
-            found = found * (1 - c.ra_mla_mlp_gate_alpha + c.ra_mla_mlp_gate_alpha * gate)[..., None]
+            left = 1 - self.gate_alpha + self.gate_alpha * gate
+            found = found * left[..., None]
+            if c.ra_mla_mlp_route_after_gate and weights is not None:
+                weights = weights * left.transpose(1, 2)[..., None]
         if c.attention_gate != "none":
             own = self.out_gate(x).sigmoid()
             found = found * (own[..., None] if c.attention_gate == "head" else own.unflatten(-1, (c.n_head, -1)))
@@ -314,7 +324,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, last):
         super().__init__()
         self.c = c
         width, hidden, latent = c.n_embd, c.hidden, c.ra_mla_latent_dim
@@ -327,8 +337,14 @@ class FeedForward(nn.Module):
         if c.ffn == "wsffn":
             dim = hidden // c.wsffn_n_head
             self.z_proj = linear(hidden, hidden) if c.wsffn_z_proj == "dense" else Weight(c.wsffn_n_head, dim, dim)
+            self.z_logits = linear(hidden, width) if c.wsffn_z_logits and last else None
         if c.ra_mla_mlp_attn_gate:
-            self.gate_proj, self.gate_heads = linear(hidden, c.ra_mla_mlp_gate_dim), linear(c.ra_mla_mlp_gate_dim, c.n_head)
+            self.gate_proj = linear(hidden, c.ra_mla_mlp_gate_dim)
+            self.gate_heads = linear(c.ra_mla_mlp_gate_dim, c.n_head, c.ra_mla_mlp_gate_open != 0)
+        if c.ra_mla_mlp_cross_token:
+            self.cross_alpha = weight_of(c, c.ra_mla_mlp_cross_alpha)
+        if c.ra_mla_mlp_latent_recip:
+            self.recip_alpha = weight_of(c, c.ra_mla_mlp_recip_alpha)
         if c.ra_mla_mlp_cross_token and c.ra_mla_mlp_cross_rank:
             self.cross_down, self.cross_up = linear(hidden, c.ra_mla_mlp_cross_rank), linear(c.ra_mla_mlp_cross_rank, hidden)
         elif c.ra_mla_mlp_cross_token:
@@ -340,15 +356,21 @@ class FeedForward(nn.Module):
             self.mlp_to_attn = linear(c.ra_mla_mlp_latent_dim, latent)
 
     def losses(self, h):
-        """WsFFN's, of what W₁ made."""
+        """WsFFN's, of what W₁ made; z's own logits are made of `z_read`."""
         c = self.c
         z = self.z_proj(h).unflatten(-1, (c.wsffn_n_head, -1)) if c.wsffn_z_proj == "dense" else \
             torch.einsum("bthi,hoi->btho", h.unflatten(-1, (c.wsffn_n_head, -1)), self.z_proj.weight)
         size = c.wsffn_lambda_z * z.square().sum(-1).mean()
-        context = functional.normalize(z.mean(1).flatten(0, 1), dim=-1, eps=1e-8)
-        if context.shape[0] < 2:
+        self.z_read = None if self.z_logits is None else self.z_logits(z.flatten(2))
+        views = (z.mean(1),) * 2
+        if c.wsffn_positive == "half":
+            views = tuple(half.mean(1) for half in z.chunk(2, 1))
+        elif c.wsffn_positive == "dropout":
+            views = tuple(functional.dropout(view, 0.1) for view in views)
+        anchor, positive = (functional.normalize(view.flatten(0, 1), dim=-1, eps=1e-8) for view in views)
+        if anchor.shape[0] < 2:
             return size
-        scores = context @ context.T / c.wsffn_tau
+        scores = anchor @ positive.T / c.wsffn_tau
         return size + c.wsffn_lambda_c * (scores.logsumexp(-1) - scores.diagonal()).mean()
 
     def routes(self, weights, visible):
@@ -405,10 +427,10 @@ class FeedForward(nn.Module):
                 loss = self.losses(h)
             h = functional.silu(self.w3(x)) * h
         if c.ra_mla_mlp_latent_recip:
-            sent, heard = self.coupled(h, latent, scalars)
-            h = h + c.ra_mla_mlp_recip_alpha * heard
+            sent, heard = self.coupled(h, latent.detach() if c.ra_mla_mlp_latent_detach else latent, scalars)
+            sent, h = self.recip_alpha * sent, h + self.recip_alpha * heard
         if c.ra_mla_mlp_cross_token:
-            h = h + c.ra_mla_mlp_cross_alpha * self.heard(h, weights, visible, store)
+            h = h + self.cross_alpha * self.heard(h, weights, visible, store)
         if c.ra_mla_mlp_attn_gate:
             gate = self.gates(h, view, store)
         return self.w2(h) if self.gated else self.proj(h), gate, sent, loss
@@ -418,7 +440,8 @@ class Layer(nn.Module):
     def __init__(self, c, index):
         super().__init__()
         self.c, self.index = c, index
-        self.ln_1, self.attn, self.ln_2, self.ffn = make_norm(c), Attention(c, index % c.kv_share != 0), make_norm(c), FeedForward(c)
+        self.ln_1, self.attn = make_norm(c), Attention(c, index % c.kv_share != 0, c.ra_mla_mlp_attn_gate and index > 0)
+        self.ln_2, self.ffn = make_norm(c), FeedForward(c, index + 1 == c.n_layer)
         self.window = 0 if c.window_every and (index + 1) % c.window_every == 0 else c.window
         self.rotates = c.attention in ("gta", "mla") or not (c.nope_every and (index + 1) % c.nope_every == 0)
 
@@ -487,6 +510,13 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
         c = self.c
         return c.causal and not (c.ra_mla_mlp_attn_gate and c.ra_mla_mlp_gate_pool == "sequence")
 
+    def read_out(self, x):
+        """The logits of x."""
+        x = self.ln_f(x)
+        if self.c.mup:
+            x = x * (self.c.mup_base_width / self.c.n_embd)
+        return softcap(functional.linear(x, self.wte.weight) if self.c.weight_tying else self.lm_head(x), self.c.softcap_logits)
+
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, inputs_embeds=None, labels=None,
                 past_key_values=None, use_cache=None, **rest):
         """The loss is that of telling each next token (labels of -100 do not count), with the auxiliary ones in training.
@@ -527,14 +557,15 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
             aux = aux if loss is None else aux + loss
         if past_key_values is not None:
             past_key_values.length = every
-        x = self.ln_f(x)
-        if c.mup:
-            x = x * (c.mup_base_width / c.n_embd)
-        logits = softcap(functional.linear(x, self.wte.weight) if c.weight_tying else self.lm_head(x), c.softcap_logits)
-        loss = None
+        logits, loss = self.read_out(x), None
         if labels is not None:
+            def told(wide):
+                return functional.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            loss = functional.cross_entropy(wide[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100) + aux
+            loss = told(wide) + aux
+            if self.training and c.ffn == "wsffn" and c.wsffn_z_logits:
+                loss = loss + c.wsffn_z_logits * told(self.read_out(self.h[-1].ffn.z_read).to(wide.dtype))
             if c.lambda_logits_z > 0:
                 z = wide.detach() if c.logits_z_detach else wide
                 loss = loss + c.lambda_logits_z * z.logsumexp(-1).square().mean()

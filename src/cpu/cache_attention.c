@@ -419,12 +419,14 @@ static void join_weights(void *context, int64_t task, int thread) {
     if (a->places.slot[r] < 0) return;
     int64_t end = min_i64(first + BLOCK, a->places.position[r] + 1 - first_seen(a, r));
     real *w = (real *)weft_data(a->x, a->n->out[1]) + r * context_keys;
+    const real *share = weft_data(a->x, a->n->in[WEFT_CACHE_SHARES]);
     for (int64_t j = first; j < end; j++) {
         real sum = 0;
         for (int64_t h = 0; h < a->heads; h++) {
             int64_t at = r * a->heads + h;
             real p = (real)exp2((double)(a->scores[at * context_keys + j] - a->largest[at])) /
                      a->norm[at];
+            if (share) p *= share[at];
             sum = a->attr->weights == WEFT_WEIGHTS_MAX ? (p > sum ? p : sum) : sum + p;
         }
         w[j] = a->attr->weights == WEFT_WEIGHTS_MAX ? sum : sum / (real)a->heads;

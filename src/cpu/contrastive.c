@@ -14,6 +14,7 @@ typedef struct {
     int64_t losses;              /* L */
     int64_t rows, width, padded; /* N, D, D rounded up, zeros behind D */
     int64_t groups;              /* of a loss */
+    int64_t pairs;               /* weft_infonce's group */
     int64_t scores;              /* reals of a strip's row */
     real *u;                     /* [L, N, padded] */
     real *strip;                 /* per thread [GROUP, scores], then du [GROUP, padded] */
@@ -23,6 +24,11 @@ typedef struct {
     bool measures;           /* the norms */
     real inverse_tau, slope; /* slope = dy · factor/(N τ) */
 } contrast;
+
+/* How many rows the mean is over. */
+static double anchors(const contrast *c) {
+    return (double)(c->pairs ? c->rows / 2 : c->rows);
+}
 
 /* Whole pairs of the widest vectors. */
 static int64_t padded_reals(int64_t n) {
@@ -47,6 +53,7 @@ static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor 
                   .width = s.width,
                   .padded = padded_reals(s.width),
                   .groups = ceil_div(s.rows, GROUP),
+                  .pairs = attr->group,
                   .scores = padded_reals(s.rows),
                   .u = weft_workspace(x, n),
                   .inverse_tau = (real)(1 / attr->tau)};
@@ -88,7 +95,7 @@ static int64_t group_row(const contrast *c, int64_t task, int r) {
     return min_i64(group_start(c, task) + r, c->rows - 1);
 }
 
-/* strip[r, j] = s_ij/τ for the group's rows i and all j. */
+/* strip[r, j] = s_ij/τ for the group's rows i and all j, −∞ where they are not compared. */
 static void group_scores(const contrast *c, int64_t task, real *strip) {
     const real *a[GROUP], *all = c->u + loss_start(c, task) * c->padded;
     for (int r = 0; r < GROUP; r++)
@@ -102,12 +109,15 @@ static void group_scores(const contrast *c, int64_t task, real *strip) {
                 sum[r] += vload(a[r] + d) * v;
         }
         for (int r = 0; r < GROUP; r++)
-            strip[r * c->scores + j] = vsum(sum[r]) * c->inverse_tau;
+            strip[r * c->scores + j] = weft_infonce_compares(c->pairs, group_row(c, task, r), j)
+                                           ? vsum(sum[r]) * c->inverse_tau
+                                           : -(real)INFINITY;
     }
 }
 
-/* logsumexp_j(score_j) − score_i, and the logsumexp itself. A row's own score is mostly the largest
- * and the rest tiny beside it, so the largest is left out of the sum and log1p puts it back. */
+/* logsumexp_j(score_j) − score_i, i the positive, and the logsumexp itself. The positive's score is
+ * mostly the largest and the rest tiny beside it, so the largest is left out of the sum and log1p puts
+ * it back. */
 static double row_loss(real *score, int64_t rows, int64_t i, real *lse) {
     int64_t best = 0;
     for (int64_t j = 1; j < rows; j++)
@@ -131,8 +141,11 @@ WEFT_TASK(loss_group) {
     group_scores(c, task, strip);
     int64_t start = loss_start(c, task), first = group_start(c, task);
     for (int r = 0; r < GROUP && first + r < c->rows; r++) {
-        int64_t i = first + r;
-        c->loss[start + i] = row_loss(strip + r * c->scores, c->rows, i, &c->lse[start + i]);
+        int64_t i = first + r, at = start + i, positive = weft_infonce_other(c->pairs, i);
+        c->loss[at] = row_loss(strip + r * c->scores, c->rows, positive, &c->lse[at]);
+        if (weft_infonce_is_anchor(c->pairs, i)) continue;
+        c->loss[at] = 0;
+        c->lse[at] = (real)INFINITY;
     }
 }
 
@@ -154,12 +167,12 @@ DEFINE_KERNEL(infonce, .workspace = infonce_workspace) {
     double sum = 0;
     for (int64_t i = 0; i < c.losses * c.rows; i++)
         sum += c.loss[i];
-    write_number(x, n->out[WEFT_INFONCE_Y],
-                 ATTR(n, weft_infonce_attr)->factor * sum / (double)c.rows);
+    write_number(x, n->out[WEFT_INFONCE_Y], ATTR(n, weft_infonce_attr)->factor * sum / anchors(&c));
     return WEFT_OK;
 }
 
-/* score_j becomes slope · (p_ij + p_ji − 2[i = j]); lse is of the loss's rows. */
+/* score_j becomes slope · (p_ij + p_ji − 2[i = j]), or of pairs − [j is i's]; lse is of the loss's
+ * rows. */
 static void weigh_scores(const contrast *c, const real *all, int64_t i, real *score) {
     real lse = all[i];
     for (int64_t j = 0; j < c->rows; j += VLEN) {
@@ -168,7 +181,7 @@ static void weigh_scores(const contrast *c, const real *all, int64_t i, real *sc
         vreal p = vexp(s - lse) + vexp(s - vload_n(all + j, n));
         vstore_n(score + j, p * c->slope, n);
     }
-    score[i] -= 2 * c->slope;
+    score[weft_infonce_other(c->pairs, i)] -= c->pairs ? c->slope : 2 * c->slope;
 }
 
 /* du[r] = Σ_j strip[r, j] u_j over the rows from `all` on, a few vectors of columns at a time. */
@@ -222,7 +235,7 @@ DEFINE_KERNEL(infonce_back, .workspace = infonce_back_workspace) {
     c.norm = weft_data(x, n->in[WEFT_INFONCE_BACK_NORM]);
     c.lse = weft_data(x, n->in[WEFT_INFONCE_BACK_LSE]);
     c.slope = (real)((double)read_number(x, n->in[WEFT_INFONCE_BACK_DY]) * attr->factor /
-                     ((double)c.rows * attr->tau));
+                     (anchors(&c) * attr->tau));
     weft_pool_run(weft_exec_pool(x), c.losses * c.rows, normalise_row, &c);
     weft_pool_run(weft_exec_pool(x), c.losses * c.groups, back_group, &c);
     return WEFT_OK;

@@ -12,16 +12,16 @@
 
 static const double TAU_EPS = 1e-6, OVERLAP_EPS = 1e-4;
 
-/* Queries and keys of one window [T, heads, 2 width], deviations in the second half. */
+/* Queries and keys of one window [T, heads, means + width], deviations behind the means. */
 typedef struct {
     double *rows[2];
-    int64_t heads[2], width, time;
+    int64_t heads[2], means, width, time;
 } gaussians;
 
 static const double *deviations(const gaussians *g, int which, int64_t token, int64_t head,
                                 int64_t query_heads) {
     int64_t own = head * g->heads[which] / query_heads;
-    return g->rows[which] + (token * g->heads[which] + own) * 2 * g->width + g->width;
+    return g->rows[which] + (token * g->heads[which] + own) * (g->means + g->width) + g->means;
 }
 
 static void make_overlap_sigma(double *rows, int64_t n, int64_t width) {
@@ -35,15 +35,16 @@ static void make_overlap_sigma(double *rows, int64_t n, int64_t width) {
 static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussians *g) {
     const weft_layer_scores *l = &s->graph.scores[layer];
     const weft_layer_inside *in = &s->graph.inside[layer];
-    const weft_tensor *q = l->gaussian ? l->q : in->rho_q, *k = l->gaussian ? l->k : in->rho_k;
+    const weft_tensor *q = l->means ? l->q : in->rho_q, *k = l->means ? l->k : in->rho_k;
     *g = (gaussians){.time = s->graph.tokens->shape[1]};
     if (!q || !k) return WEFT_OK;
-    g->width = q->shape[3] / 2;
+    g->means = l->means ? l->means : q->shape[3] / 2;
+    g->width = q->shape[3] - g->means;
     g->heads[0] = q->shape[2];
     g->heads[1] = k->shape[2];
     WEFT_TRY(weft_look_values(s, q, &g->rows[0]));
     WEFT_TRY(weft_look_values(s, k, &g->rows[1]));
-    for (int i = 0; i < 2 && !l->gaussian; i++)
+    for (int i = 0; i < 2 && !l->means; i++)
         make_overlap_sigma(g->rows[i], g->time * g->heads[i], g->width);
     return WEFT_OK;
 }
@@ -128,7 +129,7 @@ static weft_status look(const weft_session *s, int64_t layer, const double *scor
     WEFT_AUTO_FREE double *tau = NULL;
     if (!g->width) return WEFT_OK;
     WEFT_TRY(add_deviations(g, l->heads, sums));
-    if (!l->gaussian) return WEFT_OK;
+    if (!l->means) return WEFT_OK;
     WEFT_TRY(read_tau(s, l, &tau));
     for (int64_t h = 0; h < l->heads; h++)
         out->heads[h].tau = tau[h];

@@ -6,12 +6,14 @@
  *     z-heads        losses in training           nothing to do
  *     gates          o σ(W x)                     W = 0: σ = ½, which the output projection makes good
  *
- * The reciprocal gate leaves 1 − α/2 of a head in every layer but the first, the output gate a half. */
+ * The reciprocal gate leaves 1 − α/2 of a head in every layer but the first, the output gate a half; with
+ * GATE_OPEN its bias is there, and the first leaves 1 − α (1 − σ(b)). */
 #include "model/add.h"
 
 #include "model/folder.h"
 #include "model/kinds.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +29,9 @@ static const struct {
     {"ffn.mlp_down.weight", false},   {"ffn.attn_to_mlp.weight", true},
     {"ffn.mlp_to_attn.weight", true}, {"couple.attn_to_mlp", true},
     {"couple.mlp_to_attn", true},     {"attn.out_gate.weight", true},
-    {"ffn.z_proj.weight", false},
+    {"ffn.z_proj.weight", false},     {"ffn.z_logits.weight", false},
+    {"ffn.gate_heads.bias", false},   {"attn.gate_alpha", false},
+    {"ffn.cross_alpha", false},       {"ffn.recip_alpha", false},
 };
 
 /* A tensor's name without its layer. */
@@ -75,7 +79,8 @@ static weft_status make_good(const weft_model *m, weft_model *out) {
         char name[64];
         double factor = 1;
         if (c->attention_gate && !was->attention_gate) factor = 2;
-        if (c->attn_gate && !was->attn_gate && layer > 0) factor /= 1 - c->gate_alpha / 2;
+        if (c->attn_gate && !was->attn_gate && layer > 0)
+            factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
         snprintf(name, sizeof name, "h.%lld.attn.out.weight", (long long)layer);
         weft_weight *w = weft_model_find(out, name);
         if (w && factor != 1) WEFT_TRY(scale_weight(w, factor));

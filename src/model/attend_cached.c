@@ -7,6 +7,8 @@
  * changed when it is read. */
 #include "model/builder.h"
 #include "model/cached.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
 #include "ops/embedding.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
@@ -255,6 +257,11 @@ static weft_tensor *attend(builder *b, const builder_keys *keys) {
     }
     if (c->cross_token)
         query.weights = c->sparse_head_average ? WEFT_WEIGHTS_MEAN : WEFT_WEIGHTS_MAX;
+    if (c->cross_token && c->route_after_gate && b->gate) {
+        weft_tensor *ones = weft_fill(b->g, b->stat, 4, (int64_t[]){b->batch, 1, b->heads, 1}, 1);
+        weft_tensor *left = weft_gate_mix(b->g, ones, b->gate, c->gate_alpha);
+        query.shares = weft_view(b->g, left, b->batch, b->heads);
+    }
     weft_cache_attended a = weft_cache_attention(b->g, &query, &d->rows);
     d->weights = a.weights;
     return keys->common ? take_values(b, keys, a.o) : a.o;

@@ -1,8 +1,13 @@
 /* Attention over whole sequences, and all else by which rows depend on other tokens there: row t of
  * a sequence is its token t, and what it sees are rows of the same tensors. */
 #include "model/builder.h"
+#include "ops/activation.h"
+#include "ops/arith.h"
 #include "ops/gaussian.h"
+#include "ops/heads.h"
 #include "ops/time.h"
+
+#include <math.h>
 
 static weft_tensor *attend(builder *b, const builder_keys *keys) {
     weft_score *score = &b->score;
@@ -27,6 +32,22 @@ bool gathers_once(const builder *b) {
     return b->c->sparse_mode != WEFT_SPARSE_TOPK && !b->given_routes;
 }
 
+/* The logsumexp of each row from which routing makes weights, exp(s − lse): attention's own, or, for
+ * weights times the share w that the gate leaves of a head, lse − log w. From w = 1 − α + α σ(g) follows
+ * log w = softplus(log(1 − α) − g) − softplus(−g). */
+static weft_tensor *routing_lse(builder *b) {
+    double alpha = b->c->gate_alpha;
+    if (!b->c->route_after_gate || !b->gate) return b->lse;
+    weft_tensor *g = weft_scale(b->g, weft_cast(b->g, b->gate, b->stat), -1);
+    weft_tensor *taken = weft_softplus(b->g, g, 0, 0);
+    if (alpha < 1) {
+        weft_tensor *shift = weft_fill(b->g, b->stat, 1, &b->heads, log(1 - alpha));
+        weft_tensor *left = weft_softplus(b->g, weft_add(b->g, g, shift), 0, 0);
+        taken = weft_add_scaled(b->g, taken, left, -1);
+    }
+    return weft_add(b->g, b->lse, weft_head_transpose(b->g, taken));
+}
+
 /* The routes of this layer: those given, or the largest of its attention's weights. */
 static weft_routes make_routes(builder *b) {
     const weft_config *c = b->c;
@@ -40,7 +61,8 @@ static weft_routes make_routes(builder *b) {
             weft_new_tensor(b->g, WEFT_ROLE_INPUT, weight_name, b->stat, b->batch, b->time,
                             b->time)};
     }
-    return weft_route_topk(b->g, &b->score, b->lse, c->sparse_k, c->sparse_normalize, use_max);
+    return weft_route_topk(b->g, &b->score, routing_lse(b), c->sparse_k, c->sparse_normalize,
+                           use_max);
 }
 
 /* Σ_j R_tj x_j with all the weights of this layer's attention, or those above a threshold. */
@@ -48,7 +70,7 @@ static weft_tensor *gather_densely(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     bool use_max = !c->sparse_head_average;
     weft_route_mode mode = c->sparse_mode == WEFT_SPARSE_RMS ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
-    return weft_route_dense(b->g, &b->score, b->lse, x, mode, c->sparse_rms_threshold,
+    return weft_route_dense(b->g, &b->score, routing_lse(b), x, mode, c->sparse_rms_threshold,
                             c->sparse_normalize, use_max);
 }
 

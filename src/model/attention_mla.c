@@ -112,7 +112,7 @@ static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor
     builder_keys keys = {
         .gaussian = c->ra_mla_score == WEFT_SCORE_W2, .common = common, .scored = latent};
     weft_tensor *q = latent_queries(b, p->q, p->to_latent);
-    q = keys.gaussian ? norm_means(b, q, true) : norm_heads(b, q, b->heads, 0);
+    q = keys.gaussian ? norm_means(b, q, latent / 2, true) : norm_heads(b, q, b->heads, 0);
     q = join_heads(b, p->q_rope, q, latent);
     keys.k = as_heads(b, p->k, n, latent);
     keys.v = p->v == p->k ? keys.k : as_heads(b, p->v, n, latent);
@@ -121,7 +121,7 @@ static weft_tensor *attend_in_latent(builder *b, const mla_parts *p, weft_tensor
         q = rotate_heads(b, q, keys.rotated, b->heads);
     }
     if (keys.gaussian) {
-        b->gaussian = true;
+        b->means = latent / 2;
         q = weft_gaussian_query(b->g, q);
         b->distance = true;
         build_temperature(b, score, latent / 2);
@@ -146,7 +146,8 @@ static weft_tensor *norm_latents(builder *b, weft_tensor *k) {
         weft_tensor *gain = builder_vector(b, "attn.latent_norm.weight", init_constant(1), latent);
         k = weft_norm_heads(b->g, k, gain, n, NULL, 0);
     } else {
-        k = c->ra_mla_score == WEFT_SCORE_W2 ? norm_means(b, k, false) : norm_heads(b, k, 0, n);
+        k = c->ra_mla_score == WEFT_SCORE_W2 ? norm_means(b, k, latent / 2, false)
+                                             : norm_heads(b, k, 0, n);
     }
     return weft_view(b->g, k, b->batch, b->time, n * latent);
 }

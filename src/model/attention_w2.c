@@ -5,11 +5,15 @@
  * ‖q̂‖² + ‖k̂‖² − 2⟨q̂, k̂⟩, the query's own norm is the same for every key and leaves the softmax
  * unchanged, and so the score is a product of width 2D and a number per key.
  *
+ * With W2_SIGMA_DIM only the first S dimensions have a deviation of their own: those of the others are the
+ * same in every token, their differences 0, and q̂ and k̂ are D + S wide.
+ *
  * `overlap` scores by the logarithm of two Gaussians' overlap: means divided by the root of the
  * deviation, and the deviation's logarithm in the key's number. */
 #include "model/builder.h"
 #include "model/step.h"
 #include "model/units.h"
+#include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/gaussian.h"
 
@@ -27,27 +31,39 @@ void build_temperature(builder *b, weft_score *score, int64_t width) {
     score->beta = weft_fill(b->g, b->stat, 1, &b->heads, -1 / (tau + TAU_EPS));
 }
 
+/* A Gaussian as the vector of its means and deviations, from [B, T, H, D + S]. */
+static weft_tensor *make_query(builder *b, weft_tensor *x) {
+    if (weft_config_w2_width(b->c) == 2 * b->head_dim) return weft_gaussian_query(b->g, x);
+    return weft_softplus(b->g, x, b->head_dim, 0);
+}
+
+static weft_gaussian make_key(builder *b, weft_tensor *x) {
+    if (weft_config_w2_width(b->c) == 2 * b->head_dim) return weft_gaussian_key(b->g, x);
+    weft_tensor *y = make_query(b, x);
+    return (weft_gaussian){y, weft_row_squares(b->g, y, 0)};
+}
+
 static weft_tensor *build_w2(builder *b, weft_tensor *x) {
-    int64_t kv = weft_config_kv_heads(b->c), d = b->head_dim;
+    int64_t kv = weft_config_kv_heads(b->c), d = b->head_dim, width = weft_config_w2_width(b->c);
     /* Means first, then raw deviations. */
-    weft_tensor *q = map_to_heads(b, x, "q", b->heads, 2 * d);
-    q = norm_means(b, q, true);
+    weft_tensor *q = map_to_heads(b, x, "q", b->heads, width);
+    q = norm_means(b, q, d, true);
     weft_tensor *k = NULL;
     weft_score *score = &b->score;
     builder_keys keys = {0};
     if (!b->shares) {
-        k = norm_means(b, map_to_heads(b, x, "k", kv, 2 * d), false);
+        k = norm_means(b, map_to_heads(b, x, "k", kv, width), d, false);
         keys.v = map_to_heads(b, x, "v", kv, d);
     }
     b->distance = true;
     if (b->c->w2_kernel == WEFT_KERNEL_W2) {
         if (k) {
-            weft_gaussian key = weft_gaussian_key(b->g, apply_rope(b, k, d, kv));
+            weft_gaussian key = make_key(b, apply_rope(b, k, d, kv));
             keys.k = key.y;
             score->n = key.n;
         }
-        b->gaussian = true;
-        score->q = weft_gaussian_query(b->g, apply_rope(b, q, d, b->heads));
+        b->means = d;
+        score->q = make_query(b, apply_rope(b, q, d, b->heads));
         build_temperature(b, score, d);
     } else {
         weft_overlap oq = weft_overlap_scale(b->g, q);
@@ -75,11 +91,28 @@ weft_status check_distance_uncapped(const weft_config *c, const char *where) {
         where, c->softcap_attention);
 }
 
+static weft_status check(const weft_config *c, const char *where) {
+    long long sigma = c->w2_sigma_dim, head = weft_config_head_dim(c);
+    if (sigma > head)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_W2_SIGMA_DIM=%lld is more than the %lld dimensions of a head; take "
+            "fewer, or 0 for all of them",
+            where, sigma, head);
+    if (sigma && sigma < head && c->w2_kernel != WEFT_KERNEL_W2)
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_W2_KERNEL=\"overlap\" divides each mean by its own deviation; with "
+            "CONFIG_W2_SIGMA_DIM=%lld take \"w2\", or set that to 0",
+            where, sigma);
+    return check_distance_uncapped(c, where);
+}
+
 /* k̂, its number, and v. */
 static int list_cache(const weft_config *c, weft_cache_part *parts) {
-    int64_t width = weft_config_head_dim(c), factor = c->w2_kernel == WEFT_KERNEL_W2 ? 2 : 1;
-    int64_t heads = weft_config_kv_heads(c);
-    parts[0] = (weft_cache_part){.heads = heads, .width = factor * width, .number = true};
+    int64_t width = weft_config_head_dim(c), heads = weft_config_kv_heads(c);
+    int64_t keys = c->w2_kernel == WEFT_KERNEL_W2 ? weft_config_w2_width(c) : width;
+    parts[0] = (weft_cache_part){.heads = heads, .width = keys, .number = true};
     parts[1] = (weft_cache_part){.heads = heads, .width = width};
     return 2;
 }
@@ -89,7 +122,7 @@ static bool step_form(const weft_config *c, weft_step_form *form) {
     form->dv = weft_config_head_dim(c);
     form->dqk = 2 * form->dv;
     form->gaussian = true;
-    return c->w2_kernel == WEFT_KERNEL_W2;
+    return c->w2_kernel == WEFT_KERNEL_W2 && weft_config_w2_width(c) == form->dqk;
 }
 
 static weft_status step_layer(const weft_step_source *s, const weft_step_maps *to) {
@@ -114,10 +147,11 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
 
 static void list_heads(const weft_config *c, weft_unit_list *l) {
     int64_t d = weft_config_head_dim(c), group = c->n_head / weft_config_kv_heads(c);
-    weft_unit_add(l, "attn.q.weight", 0, 0, group * 2 * d);
-    weft_unit_add(l, "attn.q.bias", 0, 0, group * 2 * d);
-    weft_unit_add(l, "attn.k.weight", 0, 0, 2 * d);
-    weft_unit_add(l, "attn.k.bias", 0, 0, 2 * d);
+    int64_t width = weft_config_w2_width(c);
+    weft_unit_add(l, "attn.q.weight", 0, 0, group * width);
+    weft_unit_add(l, "attn.q.bias", 0, 0, group * width);
+    weft_unit_add(l, "attn.k.weight", 0, 0, width);
+    weft_unit_add(l, "attn.k.bias", 0, 0, width);
     weft_unit_add_zeroed(l, "attn.v.weight", 0, 0, d);
     weft_unit_add_zeroed(l, "attn.v.bias", 0, 0, d);
     weft_unit_add(l, "attn.log_tau", 0, 0, group)->counts = false;
@@ -126,7 +160,7 @@ static void list_heads(const weft_config *c, weft_unit_list *l) {
 
 const weft_attention_kind weft_attention_w2 = {
     .build = build_w2,
-    .check = check_distance_uncapped,
+    .check = check,
     .cache = list_cache,
     .heads = list_heads,
     .step = step_form,

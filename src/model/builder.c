@@ -129,11 +129,20 @@ weft_tensor *norm_heads(builder *b, weft_tensor *x, int64_t queries, int64_t key
     return whole ? as_heads(b, x, heads, width) : x;
 }
 
-weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries) {
+weft_tensor *norm_means(builder *b, weft_tensor *x, int64_t means, bool queries) {
     if (!b->c->qk_norm || !x) return x;
     int64_t heads = x->shape[2], width = x->shape[3];
-    x = weft_view(b->g, x, b->batch, b->time * heads, 2, width / 2);
-    return as_heads(b, norm_heads(b, x, queries, !queries), heads, width);
+    if (width == 2 * means) {
+        x = weft_view(b->g, x, b->batch, b->time * heads, 2, means);
+        return as_heads(b, norm_heads(b, x, queries, !queries), heads, width);
+    }
+    weft_columns first = {.count = means};
+    weft_columns rest = {.from = means, .count = width - means, .to = means};
+    weft_head_columns_attr take = {.heads = heads, .width = means, .part = {first}};
+    weft_head_columns_attr join = {.heads = heads, .width = width, .part = {first, rest}};
+    weft_tensor *mean = weft_head_columns(b->g, take, x, NULL);
+    mean = norm_heads(b, mean, queries ? heads : 0, queries ? 0 : heads);
+    return weft_head_columns(b->g, join, mean, x);
 }
 
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads) {

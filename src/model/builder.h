@@ -84,11 +84,12 @@ typedef struct builder {
     weft_tensor *kept_n;
 
     /* Of this layer's attention, for its feed-forward. */
-    weft_score score;      /* what rebuilds the weights */
-    bool distance;         /* the score is a distance: the query's own norm, which drops out of the
+    weft_score score; /* what rebuilds the weights */
+    bool distance;    /* the score is a distance: the query's own norm, which drops out of the
                             softmax, belongs to the raw scores */
-    bool gaussian;         /* the second half of a query is its deviations */
-    weft_tensor *lse;      /* [B, H, T] */
+    int64_t means;    /* of Gaussians: a query's columns behind these are its deviations; 0: it has
+                            none */
+    weft_tensor *lse; /* [B, H, T] */
     weft_tensor *latent;   /* c^K [B, T, L] after u, before rotation; where the kind has one */
     weft_tensor *latent_v; /* c^V [B, T, L], where it is another */
     weft_tensor *rho_q,
@@ -98,6 +99,7 @@ typedef struct builder {
 
     /* Sums over layers so far; NULL: none yet. */
     weft_tensor *aux_z, *aux_contrastive;
+    weft_tensor *z_read; /* [B, T, E]: what WSFFN_Z_LOGITS makes logits of; NULL: nothing */
     /* Of each layer [N], for the losses that are made of all layers at once; NULL: none are. */
     struct wsffn_layer *wsffn;
     weft_contrast_form contrast;
@@ -174,10 +176,10 @@ weft_tensor *map_to_heads(builder *b, weft_tensor *x, const char *name, int64_t 
  * heads or 1, *]; x itself where there is none. */
 weft_tensor *join_heads(builder *b, weft_tensor *common, weft_tensor *x, int64_t count);
 /* With QK_NORM, RMSNorm of the first `queries` heads of x [B, T, *, *] by the gain of queries, and of the
- * `keys` behind them by that of keys; x itself otherwise. norm_means: of the first half of each of x's
- * heads, all of which are queries or all keys. */
+ * `keys` behind them by that of keys; x itself otherwise. norm_means: of the first `means` columns of each
+ * of x's heads, all of which are queries or all keys. */
 weft_tensor *norm_heads(builder *b, weft_tensor *x, int64_t queries, int64_t keys);
-weft_tensor *norm_means(builder *b, weft_tensor *x, bool queries);
+weft_tensor *norm_means(builder *b, weft_tensor *x, int64_t means, bool queries);
 /* Rotates the first `width` columns of the first `heads` heads of x [B, T, *, *] by their rows'
  * positions: where the position's kind does so, or whatever it is. */
 weft_tensor *apply_rope(builder *b, weft_tensor *x, int64_t width, int64_t heads);
@@ -210,6 +212,8 @@ weft_tensor *build_gated_hidden(builder *b, gated_maps maps);
 /* Whether the latent mechanism's h + α e is formed; if not, the maps that read it take e's share
  * from c^K. */
 bool forms_latent_sum(const builder *b);
+/* x times a number that is learned, factor [1]. */
+weft_tensor *scale_learned(builder *b, weft_tensor *x, weft_tensor *factor);
 /* Where it is, h is read before and after e is added. The first is cheap to make again from what
  * the activation read, so it is not stored: the activation opens a segment to recompute, which ends
  * when u is made. */

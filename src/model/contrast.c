@@ -31,6 +31,11 @@ static weft_build means_of(const weft_build *build) {
     return means;
 }
 
+weft_tensor *weft_contrast_loss(weft_graph *g, const weft_config *c, weft_tensor *rows) {
+    int64_t group = c->wsffn_positive == WEFT_POSITIVE_SELF ? 0 : c->wsffn_n_head;
+    return weft_infonce(g, rows, group, c->wsffn_tau, c->wsffn_lambda_c);
+}
+
 /* `part` are the contexts of one micro-batch. */
 static weft_status build_loss(const weft_config *c, const weft_tensor *part, int64_t parts,
                               loss_graph *out) {
@@ -38,7 +43,7 @@ static weft_status build_loss(const weft_config *c, const weft_tensor *part, int
     out->x = weft_new_tensor(out->graph, WEFT_ROLE_INPUT, "contexts", part->dtype, part->shape[0],
                              part->shape[1] * parts, part->shape[2]);
     if (out->x) out->x->needs_grad = true;
-    out->loss = weft_keep(weft_infonce(out->graph, out->x, c->wsffn_tau, c->wsffn_lambda_c));
+    out->loss = weft_keep(weft_contrast_loss(out->graph, c, out->x));
     WEFT_TRY(weft_graph_status(out->graph));
     weft_tensor *dloss = weft_fill(out->graph, out->loss->dtype, 0, NULL, (double)parts);
     return weft_graph_backward(out->graph, out->loss, dloss);

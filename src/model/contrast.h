@@ -7,6 +7,9 @@
 
 typedef struct weft_contrast weft_contrast;
 
+/* The loss over rows of contexts [layers, *, z], positives as the config has them. */
+weft_tensor *weft_contrast_loss(weft_graph *g, const weft_config *c, weft_tensor *rows);
+
 /* For `parts` micro-batches that are built so. */
 weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_build *build, int64_t parts, weft_contrast **out);

@@ -1,5 +1,6 @@
 /* WsFFN's losses. A latent z = W_z h₁ of n heads gets a penalty on its size and a contrastive loss
- * on its means over time; it changes nothing else, and in evaluation it is not made at all.
+ * on its means over time; it changes nothing else, and in evaluation it is not made at all. With
+ * WSFFN_Z_LOGITS the last layer's also goes to the output layer, for a cross-entropy of its own.
  *
  * z need not exist either: h₁ = W_1 x, so with Q = W_z W_1 and S = Σ x xᵀ the penalty is
  * λ/N · ⟨Qᵀ Q, S⟩, at E² a token in place of F², and the means over time are Q · mean x. The shape
@@ -7,6 +8,8 @@
  * everything else is small, and is made of all layers at once behind the last: a product of a batch
  * in place of a short one a layer. */
 #include "model/builder.h"
+#include "model/contrast.h"
+#include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
@@ -15,12 +18,15 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
+
+static const double VIEW_DROPOUT = 0.1;
 
 /* What a layer leaves for the losses of all layers. */
 struct wsffn_layer {
     weft_tensor *w1, *w_z;
     weft_tensor *gram; /* S [E, E] */
-    weft_tensor *sum;  /* of x over time, [B, E] */
+    weft_tensor *sum;  /* of x over time, [B, E], or [2 B, E] of halves */
 };
 
 static weft_tensor *make_z_projection(builder *b) {
@@ -35,6 +41,7 @@ static weft_tensor *make_z_projection(builder *b) {
 
 /* W_z h for rows h [M, F]. */
 static weft_tensor *project(builder *b, weft_tensor *h, weft_tensor *w_z) {
+    if (!h) return NULL; /* the graph has failed */
     int64_t heads = b->c->wsffn_n_head, rows = weft_tensor_rows(h);
     if (b->c->wsffn_z_proj == WEFT_Z_DENSE) return weft_linear(b->g, h, w_z, NULL, WEFT_ACT_NONE);
     weft_tensor *grouped = weft_view(b->g, h, rows, heads, b->ffn / heads);
@@ -77,14 +84,43 @@ static double penalty_factor(const builder *b) {
     return b->c->wsffn_lambda_z / (double)(b->batch * b->time * b->c->wsffn_n_head);
 }
 
-/* Contexts [..., B, F] as the rows that the contrastive loss compares. */
-static weft_tensor *view_contexts(builder *b, weft_tensor *context, int64_t layers) {
-    int64_t heads = b->c->wsffn_n_head;
-    return weft_view(b->g, context, layers, b->batch * heads, b->ffn / heads);
+/* In how many parts of a sequence means are taken; one token is both halves. */
+static int64_t count_spans(const builder *b) {
+    return b->c->wsffn_positive == WEFT_POSITIVE_HALF && b->time > 1 ? 2 : 1;
 }
 
-static weft_tensor *contrast_contexts(builder *b, weft_tensor *rows) {
-    return weft_infonce(b->g, rows, b->c->wsffn_tau, b->c->wsffn_lambda_c);
+/* Whether anchor and positive are made of one mean. */
+static bool repeats_means(const builder *b) {
+    return b->c->wsffn_positive != WEFT_POSITIVE_SELF && count_spans(b) == 1;
+}
+
+/* x [B, T, *] with those parts as sequences. */
+static weft_tensor *view_spans(builder *b, weft_tensor *x) {
+    int64_t spans = count_spans(b);
+    if (b->time % spans) {
+        weft_graph_fail(b->g,
+                        "wsffn: %lld tokens have no halves; take an even number, or "
+                        "CONFIG_WSFFN_POSITIVE=\"self\"",
+                        (long long)b->time);
+        return NULL;
+    }
+    return x ? weft_view(b->g, x, b->batch * spans, b->time / spans, weft_tensor_width(x)) : NULL;
+}
+
+/* Contexts [..., B, F] as the rows that the contrastive loss compares; of two views or halves the anchor's
+ * heads, then the positive's. */
+static weft_tensor *view_contexts(builder *b, weft_tensor *context, int64_t layers) {
+    int64_t heads = b->c->wsffn_n_head, views = b->c->wsffn_positive == WEFT_POSITIVE_SELF ? 1 : 2;
+    return weft_view(b->g, context, layers, b->batch * views * heads, b->ffn / heads);
+}
+
+/* Each context [B, F] twice, and each time with a dropout of its own. */
+static weft_tensor *repeat_context(builder *b, weft_tensor *context) {
+    char site[48];
+    snprintf(site, sizeof site, "h.%d.ffn.z.drop", b->layer);
+    context = weft_head_repeat(b->g, weft_view(b->g, context, b->batch, 1, 1, b->ffn), 2);
+    bool drops = b->c->wsffn_positive == WEFT_POSITIVE_DROPOUT;
+    return weft_dropout(b->g, context, drops ? VIEW_DROPOUT : 0, site);
 }
 
 /* Contexts of all layers, [layers, B · n_head, z], that are compared elsewhere. */
@@ -98,56 +134,78 @@ static void hand_contexts(builder *b, weft_tensor *rows) {
                                           rows->ndim, rows->shape);
 }
 
-/* z itself. */
-static void add_direct_losses(builder *b, weft_tensor *h1, weft_tensor *w_z) {
-    int64_t first = weft_graph_node_count(b->g);
-    weft_tensor *z = project(b, weft_view(b->g, h1, b->batch * b->time, b->ffn), w_z);
-    weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
-    weft_tensor *mean = weft_view(b->g, weft_time_mean(b->g, h1), b->batch, b->ffn);
-    weft_tensor *rows = view_contexts(b, project(b, mean, w_z), 1);
-    b->aux_z = add_optional(b, b->aux_z, penalty);
-    if (b->contrast == WEFT_CONTRAST_HERE)
-        b->aux_contrastive = add_optional(b, b->aux_contrastive, contrast_contexts(b, rows));
-    b->out->z_flops += flops_since(b, first, NULL);
-    if (b->contrast == WEFT_CONTRAST_HERE) return;
+/* This layer's contexts from means of h₁ over time, [B, F] or [2 B, F]: the loss, or what it is made of
+ * elsewhere. */
+static void contrast_means(builder *b, weft_tensor *mean, weft_tensor *w_z) {
+    weft_tensor *context = project(b, mean, w_z);
+    if (repeats_means(b)) context = repeat_context(b, context);
+    weft_tensor *rows = view_contexts(b, context, 1);
+    if (b->contrast == WEFT_CONTRAST_HERE) {
+        weft_tensor *loss = weft_contrast_loss(b->g, b->c, rows);
+        b->aux_contrastive = add_optional(b, b->aux_contrastive, loss);
+        return;
+    }
     size_t room = (size_t)b->c->n_layer * sizeof(weft_tensor *);
     if (!b->contexts) b->contexts = weft_graph_alloc(b->g, room);
     if (b->contexts) b->contexts[b->layer] = rows;
 }
 
-static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
-    weft_tensor *w_z = make_z_projection(b);
-    if (!b->train || !b->c->wsffn_aux_loss) return;
-    if (!cheap_form_pays(b)) {
-        add_direct_losses(b, h1, w_z);
-        return;
-    }
+/* By z itself, [B T, ...]. */
+static void add_direct_losses(builder *b, weft_tensor *z, weft_tensor *h1, weft_tensor *w_z) {
+    weft_tensor *penalty = weft_sum_squares(b->g, z, penalty_factor(b));
+    weft_tensor *mean = weft_time_mean(b->g, view_spans(b, h1));
+    mean = weft_view(b->g, mean, b->batch * count_spans(b), b->ffn);
+    b->aux_z = add_optional(b, b->aux_z, penalty);
+    contrast_means(b, mean, w_z);
+}
+
+/* What the losses of all layers are made of; two views of a mean are this layer's own. */
+static void add_cheap_losses(builder *b, weft_tensor *x, weft_tensor *w1, weft_tensor *w_z) {
     if (!b->wsffn) b->wsffn = weft_graph_alloc(b->g, (size_t)b->c->n_layer * sizeof *b->wsffn);
     if (!b->wsffn) return;
-    weft_moments_of moments = weft_moments(b->g, x);
-    b->wsffn[b->layer] = (struct wsffn_layer){
-        .w1 = w1,
-        .w_z = w_z,
-        .gram = moments.gram,
-        .sum = weft_view(b->g, moments.sum, b->batch, b->width),
-    };
+    weft_moments_of moments = weft_moments(b->g, view_spans(b, x));
+    weft_tensor *sum = weft_view(b->g, moments.sum, b->batch * count_spans(b), b->width);
+    b->wsffn[b->layer] =
+        (struct wsffn_layer){.w1 = w1, .w_z = w_z, .gram = moments.gram, .sum = sum};
+    if (!repeats_means(b)) return;
+    weft_tensor *mean = weft_scale(b->g, sum, 1 / (double)b->time);
+    contrast_means(b, weft_linear(b->g, mean, w1, NULL, WEFT_ACT_NONE), w_z);
+}
+
+static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor *w1) {
+    weft_tensor *w_z = make_z_projection(b), *w_logits = NULL, *z = NULL;
+    bool last = b->layer + 1 == b->c->n_layer;
+    if (b->c->wsffn_z_logits > 0 && last)
+        w_logits = matrix(b, "ffn.z_logits.weight", init_normal(0.02), b->width, b->ffn);
+    if (!b->train || !b->c->wsffn_aux_loss) return;
+    int64_t first = weft_graph_node_count(b->g);
+    bool cheap = cheap_form_pays(b);
+    if (!cheap || w_logits) z = project(b, weft_view(b->g, h1, b->batch * b->time, b->ffn), w_z);
+    if (w_logits) {
+        weft_tensor *rows = weft_view(b->g, z, b->batch, b->time, b->ffn);
+        b->z_read = weft_linear(b->g, rows, w_logits, NULL, WEFT_ACT_NONE);
+    }
+    if (cheap)
+        add_cheap_losses(b, x, w1, w_z);
+    else
+        add_direct_losses(b, z, h1, w_z);
+    if (!cheap) b->out->z_flops += flops_since(b, first, NULL);
 }
 
 static void add_sums(builder *b) {
-    int64_t heads = b->c->wsffn_n_head, layers = b->c->n_layer;
-    if (b->contexts) {
-        weft_tensor *all = weft_stack(b->g, b->contexts, layers);
-        hand_contexts(b, weft_view(b->g, all, layers, b->batch * heads, b->ffn / heads));
-    }
+    int64_t layers = b->c->n_layer;
+    if (b->contexts)
+        hand_contexts(b, view_contexts(b, weft_stack(b->g, b->contexts, layers), layers));
     if (!b->wsffn) return;
     weft_tensor *q = project_weights(b), *s = stack_of(b, gram), *sum = stack_of(b, sum);
     weft_tensor *penalty = weft_dot(b->g, weft_gram(b->g, q), s);
     b->aux_z = weft_scale(b->g, penalty, penalty_factor(b));
+    if (repeats_means(b)) return;
     weft_tensor *context = weft_batched_matmul(b->g, sum, q, false, true);
-    context = weft_scale(b->g, context, 1 / (double)b->time);
+    context = weft_scale(b->g, context, (double)count_spans(b) / (double)b->time);
     context = view_contexts(b, context, layers);
     if (b->contrast == WEFT_CONTRAST_HERE)
-        b->aux_contrastive = contrast_contexts(b, context);
+        b->aux_contrastive = weft_contrast_loss(b->g, b->c, context);
     else
         hand_contexts(b, context);
 }
@@ -162,6 +220,16 @@ static weft_tensor *build_wsffn(builder *b, weft_tensor *x) {
 
 static weft_status check(const weft_config *c, const char *where) {
     long long f = weft_config_ffn_dim(c), heads = c->wsffn_n_head;
+    if (c->wsffn_positive == WEFT_POSITIVE_HALF && c->context % 2)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_WSFFN_POSITIVE=\"half\" needs sequences with halves, but "
+                         "CONFIG_CONTEXT=%lld is odd; take an even number",
+                         where, (long long)c->context);
+    if (c->wsffn_z_logits > 0 && !c->wsffn_aux_loss)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_WSFFN_Z_LOGITS=%g is one of z's losses, which "
+                         "CONFIG_WSFFN_AUX_LOSS=n turns off; set one of them back",
+                         where, c->wsffn_z_logits);
     if (f % heads == 0) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: the feed-forward's width %lld (CONFIG_N_FFN, or 4 x CONFIG_N_EMBD) does "

@@ -19,18 +19,63 @@
 #include "ops/linear.h"
 #include "ops/time.h"
 
+#include <stdio.h>
+
 static weft_tensor *weight(builder *b, const char *name, int64_t out, int64_t in) {
     return matrix(b, name, init_normal(0.02), out, in);
 }
 
+/* The weight α of a mechanism in a layer: the config's, or one that is learned from it. */
+typedef struct {
+    double value;
+    weft_tensor *learned; /* [1]; NULL: value */
+} mixing;
+
 /* What the maps behind h read: h + α_l to_mlp · c^K, and α_c cross times the gathered of that. */
 typedef struct {
-    weft_tensor *h;        /* [B, T, F] */
+    weft_tensor *h; /* [B, T, F] */
+    mixing latent_weight, cross_weight;
+    weft_tensor *latent;   /* c^K as this layer's feed-forward reads it */
     weft_tensor *to_mlp;   /* [F, L]; NULL: latent is off, or its share is in h */
     weft_tensor *cross;    /* [F, R]; NULL: cross-token is off, or its share is in h */
     weft_tensor *before;   /* [R, F]: cross is cross · before; NULL: as it is */
     weft_tensor *gathered; /* [B, T, R], what cross reads; NULL: gathered behind the maps */
 } hidden_sum;
+
+static mixing make_weight(builder *b, const char *name, double value) {
+    mixing w = {.value = value};
+    if (b->c->alpha_learned) w.learned = builder_vector(b, name, init_constant(value), 1);
+    return w;
+}
+
+weft_tensor *scale_learned(builder *b, weft_tensor *x, weft_tensor *factor) {
+    return x ? weft_head_spread(b->g, x, factor, weft_tensor_width(x)) : NULL;
+}
+
+/* α x, and y + α x. */
+static weft_tensor *weigh(builder *b, weft_tensor *x, mixing w) {
+    return w.learned ? scale_learned(b, x, w.learned) : weft_scale(b->g, x, w.value);
+}
+
+static weft_tensor *add_weighed(builder *b, weft_tensor *y, weft_tensor *x, mixing w) {
+    return w.learned ? weft_add(b->g, y, scale_learned(b, x, w.learned))
+                     : weft_add_scaled(b->g, y, x, w.value);
+}
+
+/* c^K as the feed-forward reads it: with LATENT_DETACH a view through which no gradient flows. */
+static weft_tensor *export_latent(builder *b) {
+    weft_tensor *x = b->latent;
+    if (!x || !b->c->latent_detach) return x;
+    if (b->given_routes) {
+        char name[32];
+        snprintf(name, sizeof name, "h.%d.latent", b->layer);
+        return weft_graph_tensor(b->g, WEFT_ROLE_INPUT, name, x->dtype, x->ndim, x->shape);
+    }
+    weft_tensor *flat = weft_view(b->g, x, weft_tensor_count(x));
+    weft_tensor *same = weft_reshape(b->g, flat, x->ndim, x->shape);
+    if (same) same->needs_grad = false;
+    return same;
+}
 
 /* Rows of the maps that read h. */
 static int64_t map_rows(const builder *b) {
@@ -82,8 +127,8 @@ static weft_tensor *read_hidden(builder *b, const hidden_sum *sum, weft_tensor *
     weft_tensor *y = weft_linear(b->g, sum->h, map, bias, WEFT_ACT_NONE);
     if (!sum->to_mlp) return y;
     weft_tensor *joined = weft_matmul(b->g, map, sum->to_mlp, false, false);
-    weft_tensor *added = weft_linear(b->g, b->latent, joined, NULL, WEFT_ACT_NONE);
-    return weft_add_scaled(b->g, y, added, b->c->recip_alpha);
+    weft_tensor *added = weft_linear(b->g, sum->latent, joined, NULL, WEFT_ACT_NONE);
+    return add_weighed(b, y, added, sum->latent_weight);
 }
 
 /* Sends α_l u to the next layer, and adds e. */
@@ -92,6 +137,8 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     int64_t latent = c->ra_mla_latent_dim, between = c->mlp_latent_dim;
     int64_t tokens = b->batch * b->time;
     weft_tensor *to_mlp = NULL, *h = sum->h, *u;
+    sum->latent_weight = make_weight(b, "ffn.recip_alpha", c->recip_alpha);
+    sum->latent = export_latent(b);
     if (c->tying_mode == WEFT_TYING_UNTIED) {
         weft_tensor *down = weight(b, "ffn.mlp_down.weight", between, b->ffn);
         to_mlp = weight(b, "ffn.attn_to_mlp.weight", b->ffn, latent);
@@ -104,16 +151,16 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
     } else {
         u = weft_head_pool(b->g, h, b->couple_b, latent);
     }
-    u = weft_scale(b->g, u, c->recip_alpha);
+    u = weigh(b, u, sum->latent_weight);
     if (makes_hidden_again(b)) weft_graph_recompute_end(b->g);
     b->received = weft_view(b->g, u, b->batch, b->time, latent);
     if (!forms_latent_sum(b)) {
         sum->to_mlp = to_mlp;
         return;
     }
-    weft_tensor *e = to_mlp ? weft_linear(b->g, b->latent, to_mlp, NULL, WEFT_ACT_NONE)
-                            : weft_head_spread(b->g, b->latent, b->couple_a, b->ffn);
-    sum->h = weft_add_scaled(b->g, h, e, c->recip_alpha);
+    weft_tensor *e = to_mlp ? weft_linear(b->g, sum->latent, to_mlp, NULL, WEFT_ACT_NONE)
+                            : weft_head_spread(b->g, sum->latent, b->couple_a, b->ffn);
+    sum->h = add_weighed(b, h, e, sum->latent_weight);
 }
 
 static weft_tensor *gather(builder *b, weft_tensor *x) {
@@ -141,6 +188,7 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     } else {
         sum->cross = weight(b, "ffn.cross_proj.weight", b->ffn, b->ffn);
     }
+    sum->cross_weight = make_weight(b, "ffn.cross_alpha", c->cross_alpha);
     if (behind) {
         sum->before = down;
         builder_route(b);
@@ -149,22 +197,23 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     sum->gathered = gather(b, down ? read_hidden(b, sum, down, NULL) : sum->h);
     if (cheap) return;
     weft_tensor *added = weft_linear(b->g, sum->gathered, sum->cross, NULL, WEFT_ACT_NONE);
-    sum->h = weft_add_scaled(b->g, sum->h, added, c->cross_alpha);
+    sum->h = add_weighed(b, sum->h, added, sum->cross_weight);
     sum->cross = sum->gathered = NULL;
 }
 
 /* α_c (M W_c) h' for a map M [out, F], or its like of what was gathered: α_c is put on M W_c, the
- * smallest. */
+ * smallest; where that is formed beforehand a learned one is put on the result. */
 static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor *map) {
-    weft_tensor *joined;
+    weft_tensor *joined, *learned = sum->cross_weight.learned;
     if (b->attend->joined) {
-        joined = b->attend->joined(b, map, sum->cross, sum->before, b->c->cross_alpha);
+        double factor = learned ? 1 : sum->cross_weight.value;
+        joined = b->attend->joined(b, map, sum->cross, sum->before, factor);
     } else {
-        joined = weft_matmul(b->g, map, sum->cross, false, false);
-        joined = weft_scale(b->g, joined, b->c->cross_alpha);
+        joined = weigh(b, weft_matmul(b->g, map, sum->cross, false, false), sum->cross_weight);
     }
-    if (sum->gathered) return weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE);
-    return read_hidden(b, sum, joined, NULL);
+    weft_tensor *y = sum->gathered ? weft_linear(b->g, sum->gathered, joined, NULL, WEFT_ACT_NONE)
+                                   : read_hidden(b, sum, joined, NULL);
+    return learned && b->attend->joined ? scale_learned(b, y, learned) : y;
 }
 
 /* M h'' + bias; `added` is what came from other tokens. M h' comes last: its product adds the rest
@@ -188,11 +237,12 @@ static void gather_behind(builder *b, weft_tensor **to_gate, weft_tensor **to_ou
 }
 
 /* The next layer's gates, before the sigmoid. */
-static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads) {
+static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads,
+                              weft_tensor *bias) {
     const weft_config *c = b->c;
     if (c->gate_pool == WEFT_GATE_CUMMEAN) context = builder_running_mean(b, context);
     if (c->gate_pool == WEFT_GATE_SEQUENCE) context = weft_time_mean(b->g, context);
-    return weft_linear(b->g, context, w_heads, NULL, WEFT_ACT_NONE);
+    return weft_linear(b->g, context, w_heads, bias, WEFT_ACT_NONE);
 }
 
 weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_out,
@@ -202,18 +252,21 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     b->part = "reciprocal";
     if (c->latent_recip) exchange_latent(b, &sum);
     if (c->cross_token) cross_tokens(b, &sum);
-    weft_tensor *w_gate = NULL, *w_heads = NULL, *to_gate = NULL, *to_out = NULL;
+    weft_tensor *w_gate = NULL, *w_heads = NULL, *open = NULL, *to_gate = NULL, *to_out = NULL;
     /* Nobody reads the last layer's gates; in training their tensors are there all the same. */
     bool last = b->layer + 1 == c->n_layer;
     if (c->attn_gate && !(last && b->attend->finish)) {
         w_gate = weight(b, "ffn.gate_proj.weight", c->gate_dim, b->ffn);
         w_heads = weight(b, "ffn.gate_heads.weight", b->heads, c->gate_dim);
+        if (c->gate_open != 0)
+            open = builder_vector(b, "ffn.gate_heads.bias", init_constant(c->gate_open), b->heads);
     }
     if (sum.cross) {
         if (w_gate) to_gate = read_crossed(b, &sum, w_gate);
         to_out = read_crossed(b, &sum, w_out);
         if (!sum.gathered) gather_behind(b, &to_gate, &to_out);
     }
-    b->gate = w_gate ? make_gate(b, apply_map(b, &sum, w_gate, NULL, to_gate), w_heads) : NULL;
+    b->gate =
+        w_gate ? make_gate(b, apply_map(b, &sum, w_gate, NULL, to_gate), w_heads, open) : NULL;
     return apply_map(b, &sum, w_out, bias, to_out);
 }

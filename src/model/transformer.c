@@ -80,7 +80,7 @@ static void note_scores(builder *b) {
         .alibi = s->pos == WEFT_POS_ALIBI,
         .band = s->band,
         .distance = b->distance,
-        .gaussian = b->gaussian,
+        .means = b->means,
     };
 }
 
@@ -122,6 +122,17 @@ static weft_tensor *build_output_gate(builder *b, weft_tensor *x) {
     return weft_linear(b->g, x, w, NULL, WEFT_ACT_NONE);
 }
 
+/* o (1 − α + α σ(gate)), gate the layer's before; a learned α as o + α (o σ(gate) − o). */
+static weft_tensor *mix_gate(builder *b, weft_tensor *o) {
+    const weft_config *c = b->c;
+    if (!c->alpha_learned) return weft_gate_mix(b->g, o, b->gate, c->gate_alpha);
+    b->part = "reciprocal";
+    weft_tensor *alpha = builder_vector(b, "attn.gate_alpha", init_constant(c->gate_alpha), 1);
+    b->part = "attention";
+    weft_tensor *change = weft_add_scaled(b->g, weft_gate_mix(b->g, o, b->gate, 1), o, -1);
+    return weft_add(b->g, o, scale_learned(b, change, alpha));
+}
+
 weft_tensor *build_attention(builder *b, weft_tensor *x) {
     const weft_config *c = b->c;
     int64_t first = weft_graph_node_count(b->g);
@@ -132,7 +143,8 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     b->shares = b->layer % c->kv_share != 0;
     if (!b->shares) b->latent = b->latent_v = NULL;
     b->rho_q = b->rho_k = b->lse = NULL;
-    b->distance = b->gaussian = b->positioned = false;
+    b->distance = b->positioned = false;
+    b->means = 0;
     b->part = "attention";
     if (b->out->moments) {
         weft_tensor *rows = weft_view(b->g, x, b->batch * b->time, b->width);
@@ -145,7 +157,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     bool again = (b->gate || own) && !b->recompute;
     bool by_head = c->attention_gate == WEFT_ATTENTION_GATE_HEAD;
     if (again) weft_graph_recompute_begin(b->g);
-    if (b->gate) o = weft_gate_mix(b->g, o, b->gate, c->gate_alpha);
+    if (b->gate) o = mix_gate(b, o);
     if (own && by_head) o = weft_gate_mix(b->g, o, own, 1);
     o = weft_view(b->g, o, b->batch, b->time, b->inner);
     if (own && !by_head) o = weft_sigmoid_mul(b->g, o, own);
@@ -213,16 +225,27 @@ static weft_tensor *build_layers(builder *b, weft_tensor *x) {
     }
     b->layer = -1;
     weft_graph_scope(b->g, NULL);
-    return apply_norm(b, make_norm(b, "ln_f"), x, branch, NULL);
+    norm_parameters last = make_norm(b, "ln_f");
+    if (b->z_read) b->z_read = apply_norm(b, last, b->z_read, NULL, NULL);
+    return apply_norm(b, last, x, branch, NULL);
+}
+
+/* Cross-entropy and z-loss of logits that the head makes of x [B, T, E]. */
+static weft_losses read_out(builder *b, weft_tensor *x, weft_tensor *head, double lambda_z) {
+    weft_model_graph *m = b->out;
+    weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
+    weft_tensor *targets = weft_view(b->g, m->targets, b->batch * b->time);
+    return weft_cross_entropy_capped(b->g, flat, head, targets, m->count, lambda_z,
+                                     b->c->logits_z_detach, b->c->softcap_logits);
 }
 
 static void build_loss(builder *b, weft_tensor *x, weft_tensor *head, bool logits) {
     weft_model_graph *m = b->out;
-    weft_tensor *flat = weft_view(b->g, x, b->batch * b->time, b->width);
-    weft_tensor *targets = weft_view(b->g, m->targets, b->batch * b->time);
-    weft_losses parts =
-        weft_cross_entropy_capped(b->g, flat, head, targets, m->count, b->c->lambda_logits_z,
-                                  b->c->logits_z_detach, b->c->softcap_logits);
+    weft_losses parts = read_out(b, x, head, b->c->lambda_logits_z);
+    if (b->z_read) {
+        weft_tensor *of_z = read_out(b, b->z_read, head, 0).ce;
+        b->aux_z = add_optional(b, b->aux_z, weft_scale(b->g, of_z, b->c->wsffn_z_logits));
+    }
     m->cross_entropy = weft_keep(parts.ce);
     m->logits_z = weft_keep(parts.z);
     m->aux_z = weft_keep(b->aux_z);
@@ -434,6 +457,7 @@ static void take_over(part_builder *p) {
     const weft_config *c = b->c;
     if (c->latent_recip)
         b->latent = input(p, "latent", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
+    if (b->latent && c->latent_detach) b->latent->needs_grad = false;
     if (!routes_by_topk(c)) return;
     b->attend = &attend_given;
     b->routes.index = input(p, "routes.index", WEFT_I32, b->batch, b->time, c->sparse_k);
@@ -506,6 +530,12 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
     if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
         return weft_fail(WEFT_EINPUT, "block: only a whole layer routes with "
                                       "RA_MLA_MLP_SPARSE_MODE other than topk");
+    if (weft_ffn_of(&one)->contrasts && one.wsffn_z_logits > 0)
+        return weft_fail(
+            WEFT_EINPUT,
+            "block: CONFIG_WSFFN_Z_LOGITS=%g is a loss of the output layer, which only "
+            "a whole model has; set it to 0",
+            one.wsffn_z_logits);
     if (one.kv_share > 1)
         return weft_fail(
             WEFT_EINPUT,

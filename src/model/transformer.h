@@ -49,7 +49,8 @@ typedef struct {
     bool recompute; /* make each layer's activations again in the backward pass */
     weft_form form;
     bool given_routes; /* cross-token gathers by inputs "h.I.routes.index" and ".weight" [B, T, T]
-                            in place of attention's weights: tests hold them constant so */
+                            in place of attention's weights, and with LATENT_DETACH "h.I.latent" is
+                            c^K as the feed-forward reads it: tests hold them constant so */
     bool scores;       /* keep what raw scores are made from */
     bool moments;      /* keep the sums of x xᵀ over what each layer's attention reads */
     bool inside;       /* keep what the layers' mechanisms made: weft_layer_inside */
@@ -69,7 +70,9 @@ typedef struct {
     double scale_value, band_alpha, softcap;
     int64_t window, reach;
     bool causal, alibi, band, distance; /* distance: the query's norm belongs to the score */
-    bool gaussian;                      /* the second half of a query is its deviations */
+    int64_t
+        means; /* of Gaussians: columns of a query that are means, those behind them deviations; 0:
+                      they are none */
 } weft_layer_scores;
 
 /* What a layer's mechanisms made; kept where weft_build.inside asks for it. NULL where the layer has

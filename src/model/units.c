@@ -107,9 +107,12 @@ static void list_heads(const weft_config *c, weft_unit_list *l) {
     weft_unit_add(l, "attn.out_gate.weight", 0, 0,
                   by_head ? group : group * weft_config_head_dim(c))
         ->counts = false;
-    weft_unit_piece *gates = weft_unit_add(l, "ffn.gate_heads.weight", 0, 0, group);
-    gates->counts = false;
-    gates->next = true;
+    static const char *const gates[] = {"ffn.gate_heads.weight", "ffn.gate_heads.bias"};
+    for (size_t i = 0; i < sizeof gates / sizeof gates[0]; i++) {
+        weft_unit_piece *made = weft_unit_add(l, gates[i], 0, 0, group);
+        made->counts = false;
+        made->next = true;
+    }
 }
 
 /* `size` columns for each unit. A column of h that is zero before the mechanisms must stay so behind
@@ -127,10 +130,10 @@ static void list_columns(const weft_config *c, weft_unit_list *l, int64_t size) 
         weft_unit_add_zeroed(l, rows[i], 0, 0, size);
     for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
         weft_unit_add_zeroed(l, columns[i], 1, 0, size);
-    if (c->wsffn_z_proj == WEFT_Z_DENSE) { /* no output of the model depends on it */
-        for (int axis = 0; axis < 2; axis++)
-            weft_unit_add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
-    }
+    /* No output of the model depends on these. */
+    weft_unit_add(l, "ffn.z_logits.weight", 1, 0, size)->counts = false;
+    for (int axis = 0; axis < 2 && c->wsffn_z_proj == WEFT_Z_DENSE; axis++)
+        weft_unit_add(l, "ffn.z_proj.weight", axis, 0, size)->counts = false;
 }
 
 static int list_pieces(const weft_config *c, weft_prune_what what, weft_unit_piece *pieces) {

@@ -121,6 +121,9 @@ static weft_status check_reading(weft_graph *g, const weft_node *n) {
         WEFT_TRY(weft_check_shape(g, n, "rotations", rotations, 3,
                                   (int64_t[]){WEFT_KEY_BLOCK, 2, attr->rotated / 2}));
     WEFT_TRY(check_documents(g, n, n->in[WEFT_CACHE_FIRST]));
+    if (n->in[WEFT_CACHE_SHARES])
+        WEFT_TRY(weft_check_shape(g, n, "shares", n->in[WEFT_CACHE_SHARES], 2,
+                                  (int64_t[]){n->in[WEFT_CACHE_X]->shape[0], attr->heads}));
     if (attr->context < 1 || attr->context > (table->shape[1] - 1) * WEFT_PAGE_TOKENS + 1)
         return weft_graph_fail(g, "cache_attention: a context of %lld, but the table is %s",
                                (long long)attr->context, weft_tensor_describe(table));
@@ -170,9 +173,10 @@ weft_cache_attended weft_cache_attention(weft_graph *g, const weft_cache_query *
         .softcap = s->softcap,
         .weights = query->weights,
     };
-    weft_tensor *in[] = {rows->position,   rows->slot,         rows->table, s->q,       query->keys,
-                         query->values,    s->scale,           s->beta,     s->log_tau, s->rel,
-                         query->rotations, query->query_cache, rows->first};
+    weft_tensor *in[] = {rows->position, rows->slot,    rows->table,      s->q,
+                         query->keys,    query->values, s->scale,         s->beta,
+                         s->log_tau,     s->rel,        query->rotations, query->query_cache,
+                         rows->first,    query->shares};
     weft_node *n = weft_graph_append(g, &weft_op_cache_attention, in, WEFT_CACHE_ATTENTION_INPUTS,
                                      WEFT_CACHE_VALUES, 2, &attr, sizeof attr);
     if (!n) return (weft_cache_attended){0};

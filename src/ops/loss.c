@@ -152,7 +152,8 @@ weft_losses weft_cross_entropy_capped(weft_graph *g, weft_tensor *x, weft_tensor
  *     dx_i = (du_i − u_i ⟨u_i, du_i⟩)/n_i, without the second term where the norm was clamped
  *
  * No N × N matrix is kept: s is symmetric, so row i of the gradient needs its own scores and the
- * other rows' logsumexp. */
+ * other rows' logsumexp. With anchors and positives apart p_ij is 0 where i is a positive, N the number
+ * of anchors, and 2[i = j] becomes [i and j are a pair]. */
 
 static weft_status infonce_infer(weft_graph *g, weft_node *n) {
     const weft_tensor *x = n->in[0];
@@ -164,9 +165,13 @@ static weft_status infonce_infer(weft_graph *g, weft_node *n) {
     if (!(attr->tau > 0))
         return weft_graph_fail(g, "infonce: tau is %g on %s, but it must be above 0", attr->tau,
                                weft_tensor_describe(x));
+    int64_t rows = weft_infonce_measure(x).rows, group = attr->group;
+    if (group < 0 || (group > 0 && rows % (2 * group) != 0))
+        return weft_graph_fail(g, "infonce: x is %s, but its rows must be pairs of groups of %lld",
+                               weft_tensor_describe(x), (long long)group);
     weft_dtype stat = weft_stat_dtype(x);
     weft_node_output(g, n, WEFT_INFONCE_Y, stat, 0, NULL);
-    if (weft_infonce_measure(x).rows < 2) return weft_graph_status(g);
+    if (rows < (group ? 4 : 2)) return weft_graph_status(g);
     weft_tensor *lse = weft_node_output(g, n, WEFT_INFONCE_LSE, stat, x->ndim - 1, x->shape);
     weft_tensor *norm = weft_node_output(g, n, WEFT_INFONCE_NORM, stat, x->ndim - 1, x->shape);
     if (lse && norm) lse->needs_grad = norm->needs_grad = false;
@@ -204,8 +209,8 @@ DEFINE_OP(infonce, .infer = infonce_infer, .grad = infonce_grad, .flops = infonc
 
 DEFINE_OP(infonce_back, .infer = weft_infer_like_second, .flops = infonce_back_flops);
 
-weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor) {
-    weft_infonce_attr attr = {tau, factor};
+weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, int64_t group, double tau, double factor) {
+    weft_infonce_attr attr = {tau, factor, group};
     weft_node *n =
         weft_graph_append(g, &weft_op_infonce, &x, 1, 1, WEFT_INFONCE_OUTPUTS, &attr, sizeof attr);
     return n ? n->out[WEFT_INFONCE_Y] : NULL;

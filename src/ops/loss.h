@@ -59,15 +59,41 @@ static inline bool weft_z_trains(const weft_cross_entropy_attr *attr) {
 /* Cosine InfoNCE over the N rows of x [N, D], each its own positive:
  *     y[] = factor · mean_i(logsumexp_j(s_ij/τ) − s_ii/τ),   s_ij = cos(x_i, x_j),
  * norms clamped at 1e-8 from below. 0, with no gradient, where N < 2. Of the statistics' type.
- * x [L, N, D]: the sum of L such losses. */
-weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, double tau, double factor);
+ * x [L, N, D]: the sum of L such losses.
+ *
+ * With group > 0 rows are anchors and positives in turn, `group` of each: row i + group is the positive of
+ * an anchor i, i runs over the N/2 anchors and j over the positives,
+ *     y[] = factor · mean_i(logsumexp_j(s_ij/τ) − s_i,i+group/τ). */
+weft_tensor *weft_infonce(weft_graph *g, weft_tensor *x, int64_t group, double tau, double factor);
 
 /* Attributes of both nodes, for the kernels. */
 typedef struct {
     double tau, factor;
+    int64_t group;
 } weft_infonce_attr;
 
 #define WEFT_INFONCE_NORM_MIN 1e-8
+
+/* For kernels. The logsumexp of a positive is infinite, so that its share of the weights
+ * exp(s_ij/τ − lse_i) + exp(s_ij/τ − lse_j) is none. */
+#ifdef __CUDACC__
+#define WEFT_BOTH __host__ __device__
+#else
+#define WEFT_BOTH
+#endif
+/* Whether row i is an anchor; group 0: every row is. */
+WEFT_BOTH static inline bool weft_infonce_is_anchor(int64_t group, int64_t i) {
+    return group == 0 || i / group % 2 == 0;
+}
+/* Whether rows i and j are compared. */
+WEFT_BOTH static inline bool weft_infonce_compares(int64_t group, int64_t i, int64_t j) {
+    return group == 0 || weft_infonce_is_anchor(group, i) != weft_infonce_is_anchor(group, j);
+}
+/* The other row of i's pair. */
+WEFT_BOTH static inline int64_t weft_infonce_other(int64_t group, int64_t i) {
+    return weft_infonce_is_anchor(group, i) ? i + group : i - group;
+}
+#undef WEFT_BOTH
 
 /* The sizes of x: L matrices (1 where x is one) of N rows of D. */
 typedef struct {

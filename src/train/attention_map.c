@@ -33,8 +33,8 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
                               json_t **out) {
     const weft_layer_scores *l = &s->graph.scores[layer];
     *out = NULL;
-    if (!l->gaussian || !l->q) return WEFT_OK;
-    int64_t half = l->dqk / 2, count = time * l->heads * l->dqk;
+    if (!l->means || !l->q) return WEFT_OK;
+    int64_t count = time * l->heads * l->dqk;
     WEFT_AUTO_FREE double *q = malloc((size_t)count * sizeof *q);
     if (!q) return weft_fail(WEFT_ENOMEM, "attention map: no memory");
     WEFT_TRY(weft_session_values(s, l->q, count, q));
@@ -43,9 +43,9 @@ static weft_status sigma_json(const weft_session *s, int64_t layer, int64_t head
         json_t *row = json_array();
         for (int64_t i = 0; i < time; i++) {
             double sum = 0;
-            for (int64_t d = half; d < l->dqk; d++)
+            for (int64_t d = l->means; d < l->dqk; d++)
                 sum += q[(i * l->heads + h) * l->dqk + d];
-            json_array_append_new(row, weft_json_number(sum / (double)half));
+            json_array_append_new(row, weft_json_number(sum / (double)(l->dqk - l->means)));
         }
         json_array_append_new(*out, row);
     }

@@ -247,6 +247,20 @@ static void test_impossible_mixes_are_refused(void **state) {
                  "GATE_POOL=\"sequence\"", "\"cummean\"");
     expect_error(check_mix("ATTENTION=w2", "SOFTCAP_ATTENTION=30"), "SOFTCAP_ATTENTION=30", "0");
     expect_error(check_mix("ATTENTION=mla", "RA_MLA_SCORE=w2", "SOFTCAP_ATTENTION=30"), "distance");
+    expect_error(check_mix("ATTENTION=w2", "W2_SIGMA_DIM=65"), "W2_SIGMA_DIM=65", "64", "or 0");
+    expect_error(check_mix("ATTENTION=w2", "W2_SIGMA_DIM=8", "W2_KERNEL=overlap"), "W2_SIGMA_DIM=8",
+                 "\"w2\"");
+    assert_int_equal(check_mix("ATTENTION=w2", "W2_SIGMA_DIM=64", "W2_KERNEL=overlap"), WEFT_OK);
+    expect_error(check_mix("FFN=wsffn", "WSFFN_POSITIVE=half", "CONTEXT=9"), "CONTEXT=9", "even");
+    expect_error(check_mix("FFN=wsffn", "WSFFN_Z_LOGITS=0.5", "WSFFN_AUX_LOSS=n"),
+                 "WSFFN_Z_LOGITS=0.5", "WSFFN_AUX_LOSS=n");
+    expect_error(check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_CROSS_TOKEN=y",
+                           "RA_MLA_MLP_ROUTE_AFTER_GATE=y", "RA_MLA_MLP_ALPHA_LEARNED=y"),
+                 "ROUTE_AFTER_GATE=y", "ALPHA_LEARNED=n");
+    expect_error(check_mix("RA_MLA_MLP_ATTN_GATE=y", "RA_MLA_MLP_CROSS_TOKEN=y",
+                           "RA_MLA_MLP_ROUTE_AFTER_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence",
+                           "CAUSAL=n"),
+                 "ROUTE_AFTER_GATE=y", "\"cummean\"");
     expect_error(check_mix("POSITION=rope", "ROPE_DIM=7"), "ROPE_DIM=7", "even");
     expect_error(check_mix("POSITION=rope", "ROPE_DIM=66"), "ROPE_DIM=66", "64", "take 0");
     expect_error(check_mix("ATTENTION=mla", "RA_MLA_USE_ROPE=y", "RA_MLA_SCORE=w2", "ROPE_DIM=66"),

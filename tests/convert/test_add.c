@@ -30,10 +30,12 @@ static const char *logits_of(const char *model, const char *name) {
 }
 
 /* How far the logits of `model` move when mechanisms are added, into a folder "added". */
-static double moved_by(const char *model, const char *list) {
+static double moved_by_with(const char *model, const char *list, const char *first,
+                            const char *second) {
     const char *plain = scratch_path("plain"), *added = scratch_path("added");
     command_succeeds(RUN("convert", "--force", "--model", model, "--add", list, "-o",
-                         "WSFFN_N_HEAD=4", "--dtype", "f64", "--out", added),
+                         "WSFFN_N_HEAD=4", "-o", first, "-o", second, "--dtype", "f64", "--out",
+                         added),
                      NULL);
     if (strncmp(model, "tests/", 6) == 0)
         command_succeeds(
@@ -41,6 +43,10 @@ static double moved_by(const char *model, const char *list) {
     else
         plain = model;
     return tensors_apart(logits_of(plain, "plain"), logits_of(added, "added"), "logits");
+}
+
+static double moved_by(const char *model, const char *list) {
+    return moved_by_with(model, list, "RA_MLA_MLP_ALPHA_LEARNED=n", "WSFFN_Z_LOGITS=0");
 }
 
 static bool has_tensor(const char *folder, const char *name, bool zero) {
@@ -64,6 +70,10 @@ static void test_what_is_added_moves_no_logit(void **state) {
     assert_true(moved_by(LLAMA, "gate,cross,output-gate,wsffn") < 1e-12);
     assert_true(moved_by(GPT2, "w2") < 1e-4);
     assert_true(moved_by(LLAMA, "w2,gate") < 1e-4);
+    assert_true(moved_by_with(GPT2, "gate,cross", "RA_MLA_MLP_GATE_OPEN=3",
+                              "RA_MLA_MLP_ALPHA_LEARNED=y") < 1e-12);
+    assert_true(has_tensor("added", "h.0.ffn.gate_heads.bias", false));
+    assert_true(moved_by_with(LLAMA, "wsffn", "WSFFN_POSITIVE=half", "WSFFN_Z_LOGITS=0.5") < 1e-12);
     const char *mla = scratch_path("mla");
     command_succeeds(RUN("convert", "--model", GPT2, "--to-mla", "--latent", "8", "--dtype", "f64",
                          "--out", mla),

@@ -31,6 +31,8 @@ static void test_any_cut_equals_the_reference(void **state) {
     check_config("cut-wsffn-ignore", 6);
     check_config("cut-wsffn-grouped", 6);
     check_config("cut-w2-wsffn-zloss-ignore", 4);
+    check_config("cut-wsffn-half-z-logits", 6);
+    check_config("cut-wsffn-dropout-views", 6);
 }
 
 int main(void) {

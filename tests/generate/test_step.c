@@ -377,18 +377,25 @@ static void test_other_models_have_no_step(void **state) {
     }
 }
 
-/* Nor has an mla with a part that a step knows nothing of. */
-static void test_other_latents_have_no_step(void **state) {
-    static const char *const settings[] = {"RA_MLA_LATENT_HEADS=2", "RA_MLA_ROPE_DIM=4",
-                                           "RA_MLA_Q_RANK=8", "RA_MLA_LATENT_NORM=y"};
+/* Nor has an mla or w2 with a part that a step knows nothing of. */
+static void test_other_latents_and_gaussians_have_no_step(void **state) {
+    static const struct {
+        int form;
+        const char *setting;
+    } with[] = {{7, "RA_MLA_LATENT_HEADS=2"},
+                {7, "RA_MLA_ROPE_DIM=4"},
+                {7, "RA_MLA_Q_RANK=8"},
+                {7, "RA_MLA_LATENT_NORM=y"},
+                {2, "W2_SIGMA_DIM=16"}};
     (void)state;
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+    for (size_t i = 0; i < sizeof with / sizeof with[0]; i++) {
         model_case c;
         weft_step_form form;
-        step_case_open(&c, &step_forms[7], TIME);
+        step_case_open(&c, &step_forms[with[i].form], TIME);
         assert_true(weft_step_form_of(&c.config, WEFT_BF16, &form));
-        assert_int_equal(weft_config_override(&c.config, settings[i], "test"), WEFT_OK);
-        if (weft_step_form_of(&c.config, WEFT_BF16, &form)) fail_msg("%s has a step", settings[i]);
+        assert_int_equal(weft_config_override(&c.config, with[i].setting, "test"), WEFT_OK);
+        if (weft_step_form_of(&c.config, WEFT_BF16, &form))
+            fail_msg("%s has a step", with[i].setting);
         free(c.tokens);
     }
 }
@@ -418,6 +425,7 @@ int main(void) {
         (struct CMUnitTest)cmocka_unit_test(test_sampled_text_is_the_text_of_the_logits);
     tests[STEP_FORMS + 2] =
         (struct CMUnitTest)cmocka_unit_test(test_runs_of_keys_are_whole_numbers_from_one_on);
-    tests[STEP_FORMS + 3] = (struct CMUnitTest)cmocka_unit_test(test_other_latents_have_no_step);
+    tests[STEP_FORMS + 3] =
+        (struct CMUnitTest)cmocka_unit_test(test_other_latents_and_gaussians_have_no_step);
     return _cmocka_run_group_tests("step", tests, STEP_FORMS + 4, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include "cpu/backend.h"
 #include "model/account.h"
 #include "model/model.h"
+#include "model/transformer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -189,6 +190,7 @@ static void test_cache_bytes_of_each_attention(void **state) {
     const char *grouped[] = {"BATCH_SIZE=1", "KV_HEADS=3", NULL};
     const char *w2[] = {"BATCH_SIZE=1", "ATTENTION=w2", NULL};
     const char *w2_grouped[] = {"BATCH_SIZE=1", "ATTENTION=w2", "KV_HEADS=3", NULL};
+    const char *w2_short[] = {"BATCH_SIZE=1", "ATTENTION=w2", "W2_SIGMA_DIM=16", NULL};
     const char *mla[] = {"BATCH_SIZE=1", "ATTENTION=mla", NULL};
     const char *joint[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_JOINT_KV=y", NULL};
     const char *rank[] = {"BATCH_SIZE=1", "ATTENTION=mla", "RA_MLA_MLP_CROSS_TOKEN=y",
@@ -197,6 +199,7 @@ static void test_cache_bytes_of_each_attention(void **state) {
     assert_int_equal(cache(grouped), 4 * 2 * 3 * 64);
     assert_int_equal(cache(w2), 4 * (2 * 768 + 12 + 768));
     assert_int_equal(cache(w2_grouped), 4 * (2 * 192 + 3 + 192));
+    assert_int_equal(cache(w2_short), 4 * (768 + 12 * 16 + 12 + 768));
     assert_int_equal(cache(mla), 4 * 2 * 128);
     assert_int_equal(cache(joint), 4 * 128);
     assert_int_equal(cache(rank), 4 * (2 * 128 + 32));
@@ -236,6 +239,45 @@ static int64_t needed(const char *const *overrides) {
 }
 
 /* Four micro-batches need two sums (of the first two, and of the next) beside what one needs. */
+/* What mechanisms learn is a number per layer, and what z needs is one more map. */
+static void test_parameters_of_later_options(void **state) {
+    (void)state;
+    const char *w2[] = {TINY, "ATTENTION=w2", NULL};
+    const char *w2_short[] = {TINY, "ATTENTION=w2", "W2_SIGMA_DIM=3", NULL};
+    assert_int_equal(parameters(w2, -1) - parameters(w2_short, -1), 2 * 2 * 2 * (16 - 3) * 32);
+    const char *plain[] = {TINY, "ATTENTION=mla", "FFN=wsffn", NULL};
+    const char *more[] = {TINY,
+                          "ATTENTION=mla",
+                          "FFN=wsffn",
+                          "WSFFN_Z_LOGITS=0.5",
+                          "WSFFN_POSITIVE=half",
+                          "RA_MLA_MLP_ALPHA_LEARNED=y",
+                          "RA_MLA_MLP_GATE_OPEN=4",
+                          "RA_MLA_MLP_LATENT_DETACH=y",
+                          NULL};
+    /* Two biases of two heads, a gate in the second layer alone, and two others in both. */
+    assert_int_equal(parameters(more, 3) - parameters(plain, 3), 2 * 2 + 1 + 2 * 2 + 32 * 128);
+}
+
+static void test_halves_need_an_even_number_of_tokens(void **state) {
+    (void)state;
+    weft_config c;
+    weft_model_graph m;
+    const char *const words[] = {TINY, "FFN=wsffn", "WSFFN_POSITIVE=half"};
+    weft_config_defaults(&c);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        assert_int_equal(weft_config_override(&c, words[i], "test"), WEFT_OK);
+    for (int form = WEFT_FORM_DIRECT; form <= WEFT_FORM_CHEAP; form++) {
+        weft_build build = {
+            .batch = 2, .time = 7, .dtype = WEFT_F32, .train = true, .form = (weft_form)form};
+        assert_int_equal(weft_model_build(&c, &build, &m), WEFT_EINPUT);
+        assert_non_null(strstr(weft_error_message(), "7 tokens have no halves"));
+        build.time = 1; /* is both */
+        assert_int_equal(weft_model_build(&c, &build, &m), WEFT_OK);
+        weft_model_graph_destroy(&m);
+    }
+}
+
 static void test_sums_over_micro_batches_have_the_weights_type(void **state) {
     (void)state;
     const char *one[] = {TINY, "DTYPE=f32", "BATCH_SIZE=2", NULL};
@@ -318,6 +360,8 @@ int main(void) {
         cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
         cmocka_unit_test(test_an_automatic_micro_batch_is_the_largest_that_fits),
         cmocka_unit_test(test_cache_bytes_of_each_attention),
+        cmocka_unit_test(test_parameters_of_later_options),
+        cmocka_unit_test(test_halves_need_an_even_number_of_tokens),
         cmocka_unit_test(test_cache_bytes_of_small_caches),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

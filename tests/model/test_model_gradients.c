@@ -1,8 +1,8 @@
 /* Finite differences of the whole loss, for every config and every tensor, in f64.
  *
  * What is constant by definition is held: the routing weights R of the cross-token mechanism are
- * computed here from the raw scores, by the plain formula, and given to the perturbed model as
- * inputs; a detached z-loss is left out of the differences. */
+ * computed here from the raw scores and gates, by the plain formula, and given to the perturbed model as
+ * inputs, and so are detached latents; a detached z-loss is left out of the differences. */
 #include "base/random.h"
 #include "support/model_case.h"
 
@@ -20,9 +20,9 @@ static void check(weft_status status) {
 }
 
 /* One row of R over T columns: weights averaged (or the largest) over heads, thinned out,
- * normalized. scores: [H, T, T] of one sequence. */
-static void routing_row(const weft_config *c, const double *scores, int64_t time, int64_t t,
-                        double *row) {
+ * normalized. scores: [H, T, T] of one sequence; gates: [T, H], or NULL. */
+static void routing_row(const weft_config *c, const double *scores, const double *gates,
+                        int64_t time, int64_t t, double *row) {
     int64_t seen = c->causal ? t + 1 : time;
     for (int64_t j = 0; j < time; j++)
         row[j] = 0;
@@ -35,6 +35,8 @@ static void routing_row(const weft_config *c, const double *scores, int64_t time
             sum += exp(s[j] - most);
         for (int64_t j = 0; j < seen; j++) {
             double p = exp(s[j] - most) / sum;
+            if (gates)
+                p *= 1 - c->gate_alpha + c->gate_alpha / (1 + exp(-gates[t * c->n_head + h]));
             row[j] = c->sparse_head_average ? row[j] + p / (double)c->n_head : fmax(row[j], p);
         }
     }
@@ -67,11 +69,18 @@ static void give_routes(const model_case *c, const model_run *r, model_run *held
     int32_t *index = calloc((size_t)pairs, sizeof *index);
     assert_true(scores && weights && index);
     for (int64_t layer = 0; layer < c->config.n_layer; layer++) {
+        int64_t heads = c->config.n_head;
+        const weft_tensor *gate = r->session.graph.inside[layer].gate;
+        double *gates = NULL;
         check(weft_session_scores(&r->session, layer, scores));
+        if (c->config.route_after_gate && gate)
+            gates = model_run_values(r, gate, c->batch * time * heads);
         for (int64_t b = 0; b < c->batch; b++)
             for (int64_t t = 0; t < time; t++)
-                routing_row(&c->config, scores + b * c->config.n_head * time * time, time, t,
+                routing_row(&c->config, scores + b * heads * time * time,
+                            gates ? gates + b * time * heads : NULL, time, t,
                             weights + (b * time + t) * time);
+        free(gates);
         for (int64_t i = 0; i < pairs; i++)
             index[i] = weights[i] > 0 ? (int32_t)(i % time) : -1;
         char name[48];
@@ -84,6 +93,19 @@ static void give_routes(const model_case *c, const model_run *r, model_run *held
     free(scores);
     free(weights);
     free(index);
+}
+
+/* Fills the inputs "h.I.latent" with the latents of `r`. */
+static void give_latents(const model_case *c, const model_run *r, model_run *held) {
+    for (int64_t layer = 0; layer < c->config.n_layer; layer++) {
+        char name[48];
+        const weft_tensor *latent = r->session.graph.inside[layer].latent;
+        double *values = model_run_values(r, latent, weft_tensor_count(latent));
+        snprintf(name, sizeof name, "h.%lld.latent", (long long)layer);
+        check(weft_exec_write(held->session.exec, weft_graph_find(held->session.graph.graph, name),
+                              values));
+        free(values);
+    }
 }
 
 /* The loss as far as it trains. */
@@ -134,13 +156,17 @@ static void test_gradients_are_slopes_of_the_loss(void **state) {
     model_case c;
     model_run r, held;
     model_case_open(&c, name);
-    bool routes = c.config.cross_token;
-    model_run_open(
-        &r, &c,
-        &(model_run_options){.dtype = WEFT_F64, .train = true, .grads = true, .scores = routes});
-    model_run_open(&held, &c,
-                   &(model_run_options){.dtype = WEFT_F64, .train = true, .given_routes = routes});
+    bool routes = c.config.cross_token, latents = c.config.latent_recip && c.config.latent_detach;
+    model_run_options whole = {.dtype = WEFT_F64,
+                               .train = true,
+                               .grads = true,
+                               .scores = routes,
+                               .inside = routes || latents};
+    model_run_options some = {.dtype = WEFT_F64, .train = true, .given_routes = routes || latents};
+    model_run_open(&r, &c, &whole);
+    model_run_open(&held, &c, &some);
     if (routes) give_routes(&c, &r, &held);
+    if (latents) give_latents(&c, &r, &held);
     for (int64_t i = 0; i < r.session.graph.n_parameters; i++)
         check_tensor(&c, &r, &held, i);
     model_run_close(&held);

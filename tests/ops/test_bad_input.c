@@ -324,10 +324,11 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(time_mean_flat, "time_mean", weft_time_mean(g, F(2, 3)))                                     \
     X(time_mean_integers, "time_mean", weft_time_mean(g, I(2, 3, 4)))                              \
     X(moments_flat, "moments", weft_moments(g, F(2, 3)).gram)                                      \
-    X(infonce_flat, "infonce", weft_infonce(g, F(3), 0.07, 1))                                     \
-    X(infonce_deep, "infonce", weft_infonce(g, F(2, 2, 3, 4), 0.07, 1))                            \
-    X(infonce_tau_of_zero, "infonce", weft_infonce(g, F(3, 4), 0, 1))                              \
-    X(infonce_integers, "infonce", weft_infonce(g, I(3, 4), 0.07, 1))                              \
+    X(infonce_flat, "infonce", weft_infonce(g, F(3), 0, 0.07, 1))                                  \
+    X(infonce_deep, "infonce", weft_infonce(g, F(2, 2, 3, 4), 0, 0.07, 1))                         \
+    X(infonce_tau_of_zero, "infonce", weft_infonce(g, F(3, 4), 0, 0, 1))                           \
+    X(infonce_integers, "infonce", weft_infonce(g, I(3, 4), 0, 0.07, 1))                           \
+    X(infonce_pairs_of_other_groups, "infonce", weft_infonce(g, F(6, 4), 2, 0.07, 1))              \
     /* cross-entropy: 6 rows of 3, vocabulary 5 */                                                 \
     X(ce_other_width, "cross_entropy",                                                             \
       weft_cross_entropy(g, F(6, 3), F(5, 4), I(6), NULL, 0, false).ce)                            \

@@ -7,8 +7,10 @@ that the formulas needed. Shapes: B batch, T tokens, E width, H heads, D = E/H, 
 
 import math
 
+import numpy as np
 import torch
 
+from case import fnv, units
 from model_config import shares_keys, uses_rope
 
 
@@ -130,7 +132,7 @@ def tau_of(c, p, width):
 
 def w2_scores(c, p, q, k):
     """S_ij of 2.2 for q, k = [μ, ρ] along the last dimension."""
-    half = q.shape[-1] // 2
+    half = c["D"] if c["ATTENTION"] == "w2" else q.shape[-1] // 2
     mu_q, mu_k = q[..., :half], k[..., :half]
     if uses_rope(c):
         mu_q, mu_k = rope(c, mu_q), rope(c, mu_k)
@@ -252,7 +254,7 @@ def latents_of(c, p, x, received):
     """c^K and c^V [B, T, g, L], c^K with what it received, and k^R [B, T, 1, R] or None."""
     latent = map_of(p, "k_down", x)
     if received is not None:
-        latent = latent + c["RA_MLA_MLP_RECIP_ALPHA"] * received
+        latent = latent + received
     latent = qk_norm(c, p, "k", split_heads(latent, c["G"]))
     if c["RA_MLA_LATENT_NORM"]:
         latent = rms_norm(latent, p["attn.latent_norm.weight"])
@@ -328,7 +330,7 @@ def attention(c, p, x, gate, received, kept, layer, ids):
     weights = torch.softmax(hide(c, layer, ids, scores), -1)
     o = torch.einsum("bhij,bjhd->bihd", weights, v)
     if gate is not None:
-        alpha = c["RA_MLA_MLP_GATE_ALPHA"]
+        alpha = p.get("attn.gate_alpha", c["RA_MLA_MLP_GATE_ALPHA"])
         o = (1 - alpha) * o + alpha * gate[..., None] * o
     if c["ATTENTION_GATE"] != "none":
         own = torch.sigmoid(linear(x, p["attn.out_gate.weight"]))
@@ -359,16 +361,29 @@ def latents_z(c, p, h1):
     return torch.einsum("bthi,hoi->btho", split_heads(h1, c["WSFFN_N_HEAD"]), p["ffn.z_proj.weight"])
 
 
-def wsffn_losses(c, p, h1):
-    """L_Z and L_C of one layer."""
+def views(c, z, layer):
+    """What InfoNCE compares: anchors and their positives, [B, n_head, z_dim] each."""
+    mean, half = z.mean(1), z.shape[1] // 2
+    if c["WSFFN_POSITIVE"] == "half":
+        return z[:, :half].mean(1), z[:, half:].mean(1)
+    if c["WSFFN_POSITIVE"] == "self":
+        return mean, mean
+    n = mean[0].numel()
+    u = np.stack([units(1, 2 * n, fnv(f"h.{layer}.ffn.z.drop"), b) for b in range(z.shape[0])])
+    kept = torch.from_numpy(u >= 0.1).reshape(z.shape[0], 2, *mean.shape[1:])
+    return tuple(torch.where(kept[:, i], mean / 0.9, torch.zeros_like(mean)) for i in (0, 1))
+
+
+def wsffn_losses(c, p, h1, layer):
+    """L_Z and L_C of one layer, and z itself, [B, T, F]."""
     z = latents_z(c, p, h1)
     loss_z = c["WSFFN_LAMBDA_Z"] * (z**2).sum(-1).mean()
-    contexts = z.mean(1).flatten(0, 1)
-    if contexts.shape[0] < 2:
-        return loss_z, torch.zeros_like(loss_z)
-    unit = contexts / torch.sqrt((contexts**2).sum(-1, keepdim=True)).clamp(min=1e-8)
-    s = unit @ unit.T / c["WSFFN_TAU"]
-    return loss_z, c["WSFFN_LAMBDA_C"] * (torch.logsumexp(s, -1) - torch.diagonal(s)).mean()
+    pair = [view.flatten(0, 1) for view in views(c, z, layer)]
+    if pair[0].shape[0] < 2:
+        return loss_z, torch.zeros_like(loss_z), z.flatten(2)
+    anchors, positives = (view / torch.sqrt((view**2).sum(-1, keepdim=True)).clamp(min=1e-8) for view in pair)
+    s = anchors @ positives.T / c["WSFFN_TAU"]
+    return loss_z, c["WSFFN_LAMBDA_C"] * (torch.logsumexp(s, -1) - torch.diagonal(s)).mean(), z.flatten(2)
 
 
 def head_gates(c, p, h, ids):
@@ -380,7 +395,7 @@ def head_gates(c, p, h, ids):
         a = torch.einsum("bts,bsg->btg", seen / seen.sum(-1, keepdim=True), a)
     elif c["RA_MLA_MLP_GATE_POOL"] == "sequence":
         a = a.mean(1, keepdim=True)
-    return torch.sigmoid(linear(a, p["ffn.gate_heads.weight"]))
+    return torch.sigmoid(linear(a, p["ffn.gate_heads.weight"], p.get("ffn.gate_heads.bias")))
 
 
 def sparsify_row(c, row, constants):
@@ -402,9 +417,12 @@ def sparsify_row(c, row, constants):
     return kept / kept.sum() if c["RA_MLA_MLP_SPARSE_NORMALIZE"] else kept
 
 
-def routing(c, weights, constants, layer, ids):
+def routing(c, weights, gate, constants, layer, ids):
     """4.2: R [B, T, T] from P [B, H, T, T], sparse, a constant."""
     weights = weights.detach()
+    if c["RA_MLA_MLP_ROUTE_AFTER_GATE"] and gate is not None:
+        alpha = c["RA_MLA_MLP_GATE_ALPHA"]
+        weights = weights * (1 - alpha + alpha * gate.detach()).permute(0, 2, 1)[..., None]
     full = weights.mean(1) if c["RA_MLA_MLP_SPARSE_HEAD_AVERAGE"] else weights.amax(1)
     sparse = torch.zeros_like(full)
     visible = torch.isfinite(hide(c, layer, ids, torch.zeros_like(weights[:, :1])))[:, 0]
@@ -438,25 +456,28 @@ def couple(c, p, shared, h, latent):
     return u.flatten(2), e[..., None].expand(-1, -1, -1, -1, run).flatten(2)
 
 
-def feed_forward(c, p, shared, x, weights, latent, constants, layer, ids):
-    """The branch's output, what the next layer receives (gates, u), and the auxiliary losses."""
+def feed_forward(c, p, shared, x, weights, own_gate, latent, constants, layer, ids):
+    """The branch's output, what the next layer receives (gates, α u), and the auxiliary losses."""
     h, h1 = hidden(c, p, x)
     gate, u, losses = None, None, None
     if c["FFN"] == "wsffn" and c["WSFFN_AUX_LOSS"]:
-        losses = wsffn_losses(c, p, h1)
+        losses = wsffn_losses(c, p, h1, layer)
     if c["RA_MLA_MLP_LATENT_RECIP"]:
+        if c["RA_MLA_MLP_LATENT_DETACH"]:
+            latent = constants.keep(f"h.{layer}.latent", latent.detach)
         u, e = couple(c, p, shared, h, latent)
-        h = h + c["RA_MLA_MLP_RECIP_ALPHA"] * e
+        alpha = p.get("ffn.recip_alpha", c["RA_MLA_MLP_RECIP_ALPHA"])
+        u, h = alpha * u, h + alpha * e
     if c["RA_MLA_MLP_CROSS_TOKEN"]:
-        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, constants, layer, ids))
-        h = h + c["RA_MLA_MLP_CROSS_ALPHA"] * cross_token(c, p, h, route)
+        route = constants.keep(f"h.{layer}.route", lambda: routing(c, weights, own_gate, constants, layer, ids))
+        h = h + p.get("ffn.cross_alpha", c["RA_MLA_MLP_CROSS_ALPHA"]) * cross_token(c, p, h, route)
     if c["RA_MLA_MLP_ATTN_GATE"]:
         gate = head_gates(c, p, h, ids)
     return project(c, p, h), gate, u, losses
 
 
 def forward(c, params, ids, constants):
-    """Logits [B, T, V], and the sums over layers of L_Z and L_C."""
+    """Logits [B, T, V], the sums over layers of L_Z and L_C, and the logits of z or None."""
     x = params["wte.weight"][ids]
     if c["POSITION"] == "learned":
         place = torch.arange(ids.shape[1]).expand(ids.shape)
@@ -477,7 +498,7 @@ def forward(c, params, ids, constants):
         before = x
         x = norm(c, p, "ln_1", x + y) if post else x + (y if pre else norm(c, p, "ln_1", y))
         source = norm(c, p, "ln_2", before if c["PARALLEL_RESIDUAL"] else x) if pre else x
-        y, gate, received, losses = feed_forward(c, p, params, source, weights, latent, constants, i, ids)
+        y, gate, received, losses = feed_forward(c, p, params, source, weights, gate, latent, constants, i, ids)
         x = norm(c, p, "ln_2", x + y) if post else x + (y if pre else norm(c, p, "ln_2", y))
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
@@ -485,16 +506,26 @@ def forward(c, params, ids, constants):
     if c["MUP"]:
         x = x * (c["MUP_BASE_WIDTH"] / c["N_EMBD"])
     head = params["wte.weight"] if c["WEIGHT_TYING"] else params["lm_head.weight"]
-    return softcap(linear(x, head), c["SOFTCAP_LOGITS"]), aux_z, aux_c
+    of_z = None
+    if losses is not None and c["WSFFN_Z_LOGITS"]:
+        read = norm(c, params, "ln_f", linear(losses[2], p["ffn.z_logits.weight"]))
+        of_z = softcap(linear(read, head), c["SOFTCAP_LOGITS"])
+    return softcap(linear(x, head), c["SOFTCAP_LOGITS"]), aux_z, aux_c, of_z
+
+
+def cross_entropy_of(logits, targets):
+    counted = targets >= 0
+    picked = torch.log_softmax(logits, -1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    return -picked[counted].sum() / max(1, int(counted.sum()))
 
 
 def loss_parts(c, params, ids, targets, constants=None):
     """A train-mode pass without dropout: logits, loss and its parts; and eval.loss, what eval mode would say."""
     constants = constants or Constants()
-    logits, aux_z, aux_c = forward(c, params, ids, constants)
-    counted = targets >= 0
-    picked = torch.log_softmax(logits, -1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    cross_entropy = -picked[counted].sum() / max(1, int(counted.sum()))
+    logits, aux_z, aux_c, of_z = forward(c, params, ids, constants)
+    cross_entropy = cross_entropy_of(logits, targets)
+    if of_z is not None:
+        aux_z = aux_z + c["WSFFN_Z_LOGITS"] * cross_entropy_of(of_z, targets)
     lse = torch.logsumexp(logits, -1)
     if c["LOGITS_Z_DETACH"]:
         lse = constants.keep("lse", lse.detach)

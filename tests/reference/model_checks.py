@@ -116,7 +116,7 @@ def check_single_precision(case, share_of_allowed=0.75):
 def is_idle(case, name):
     """Whether nothing depends on a tensor by definition."""
     c, last = case.config, f"h.{case.config['N_LAYER'] - 1}.ffn."
-    made_for_next = ("gate_proj.weight", "gate_heads.weight", "mlp_down.weight", "mlp_to_attn.weight")
+    made_for_next = ("gate_proj.weight", "gate_heads.weight", "gate_heads.bias", "mlp_down.weight", "mlp_to_attn.weight")
     return (
         name in [last + part for part in made_for_next]
         or (name == "couple.mlp_to_attn" and c["N_LAYER"] == 1)

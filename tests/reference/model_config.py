@@ -55,11 +55,14 @@ KEYS = {
     "W2_KERNEL": (("w2", "overlap"), "w2"),
     "W2_TAU": (float, 0.0),
     "W2_TAU_LEARNED": (bool, True),
+    "W2_SIGMA_DIM": (int, 0),
     "WSFFN_N_HEAD": (int, 8),
     "WSFFN_Z_PROJ": (("dense", "grouped"), "dense"),
     "WSFFN_LAMBDA_Z": (float, 1e-5),
     "WSFFN_LAMBDA_C": (float, 5e-3),
     "WSFFN_TAU": (float, 0.07),
+    "WSFFN_POSITIVE": (("self", "half", "dropout"), "self"),
+    "WSFFN_Z_LOGITS": (float, 0.0),
     "WSFFN_AUX_LOSS": (bool, True),
     "RA_MLA_LATENT_DIM": (int, 128),
     "RA_MLA_RA_WINDOW": (int, 64),
@@ -77,6 +80,7 @@ KEYS = {
     "RA_MLA_MLP_GATE_ALPHA": (float, 0.1),
     "RA_MLA_MLP_GATE_DIM": (int, 64),
     "RA_MLA_MLP_GATE_POOL": (("token", "cummean", "sequence"), "token"),
+    "RA_MLA_MLP_GATE_OPEN": (float, 0.0),
     "RA_MLA_MLP_CROSS_TOKEN": (bool, None),
     "RA_MLA_MLP_CROSS_ALPHA": (float, 0.3),
     "RA_MLA_MLP_CROSS_RANK": (int, 0),
@@ -85,10 +89,13 @@ KEYS = {
     "RA_MLA_MLP_SPARSE_RMS_THRESHOLD": (float, 0.5),
     "RA_MLA_MLP_SPARSE_NORMALIZE": (bool, True),
     "RA_MLA_MLP_SPARSE_HEAD_AVERAGE": (bool, True),
+    "RA_MLA_MLP_ROUTE_AFTER_GATE": (bool, False),
     "RA_MLA_MLP_LATENT_RECIP": (bool, None),
     "RA_MLA_MLP_RECIP_ALPHA": (float, 0.2),
     "RA_MLA_MLP_LATENT_DIM": (int, 128),
     "RA_MLA_MLP_TYING_MODE": (("untied", "tied_transpose", "per_head_scalar"), "tied_transpose"),
+    "RA_MLA_MLP_LATENT_DETACH": (bool, False),
+    "RA_MLA_MLP_ALPHA_LEARNED": (bool, False),
 }
 
 
@@ -146,6 +153,7 @@ def check_config(c):
         "G": c["RA_MLA_LATENT_HEADS"],
         "R": c["RA_MLA_ROPE_DIM"],
     }
+    derived["S"] = c["W2_SIGMA_DIM"] or derived["D"]
     rules = [
         (c["HEAD_DIM"] or c["N_EMBD"] % heads == 0, "N_HEAD must divide N_EMBD"),
         (heads % derived["KV"] == 0, "KV_HEADS must divide N_HEAD"),
@@ -167,6 +175,11 @@ def check_config(c):
          "DOCUMENT_MASK does not go with GATE_POOL=sequence"),
         (not c["SOFTCAP_ATTENTION"] or not (c["ATTENTION"] == "w2" or has_tau(c)), "no soft-cap of distances"),
         (c["ROPE_DIM"] % 2 == 0, "ROPE_DIM is even"),
+        (derived["S"] <= derived["D"] and (derived["S"] == derived["D"] or c["W2_KERNEL"] == "w2"), "no more deviations than means"),
+        (c["WSFFN_POSITIVE"] != "half" or c["CONTEXT"] % 2 == 0, "halves need an even CONTEXT"),
+        (c["WSFFN_Z_LOGITS"] == 0 or c["WSFFN_AUX_LOSS"], "Z_LOGITS is one of the losses of AUX_LOSS"),
+        (not c["RA_MLA_MLP_ROUTE_AFTER_GATE"] or not (c["RA_MLA_MLP_ALPHA_LEARNED"] or c["RA_MLA_MLP_GATE_POOL"] == "sequence"),
+         "ROUTE_AFTER_GATE needs gates of tokens and a fixed alpha"),
         (c["CAUSAL"] or c["POSITION"] not in ("alibi", "relative"), "alibi and relative need CAUSAL"),
         (c["CAUSAL"] or not (mla and c["RA_MLA_RA_ALPHA"] > 0), "RA_ALPHA needs CAUSAL"),
     ]
@@ -225,7 +238,8 @@ def attention_shapes(c, layer):
         shapes = {"q.weight": (inner, e), "kv.weight": (c["KV"] * d, e), "k_rope.weight": (d // 2, e), "out.weight": (e, inner)}
     elif c["ATTENTION"] == "w2":
         shared = c["KV"] * d
-        shapes = {"q.weight": (2 * inner, e), "k.weight": (2 * shared, e), "v.weight": (shared, e), "out.weight": (e, inner)}
+        rows = d + c["S"]
+        shapes = {"q.weight": (h * rows, e), "k.weight": (c["KV"] * rows, e), "v.weight": (shared, e), "out.weight": (e, inner)}
     else:
         rank, latents, rope = c["RA_MLA_Q_RANK"], c["G"] * latent, c["R"]
         shapes = {
@@ -259,13 +273,15 @@ def attention_shapes(c, layer):
         shapes |= {"q_norm.weight": (width,), "k_norm.weight": (width,)}
     if c["POSITION"] == "relative":
         shapes["rel_bias"] = (c["CONTEXT"],)
+    if c["RA_MLA_MLP_ATTN_GATE"] and c["RA_MLA_MLP_ALPHA_LEARNED"] and layer > 0:
+        shapes["gate_alpha"] = (1,)
     if shares_keys(c, layer):
         of_keys = ("k", "v", "kv", "k_down", "v_down", "k_rope", "k_norm", "latent_norm")
         shapes = {name: shape for name, shape in shapes.items() if name.split(".")[0] not in of_keys}
     return shapes
 
 
-def ffn_shapes(c):
+def ffn_shapes(c, layer):
     e, f, h, latent = c["N_EMBD"], c["F"], c["N_HEAD"], c["L"]
     if c["FFN"] in ("gelu", "gelu_erf", "relu2"):
         shapes = {"fc.weight": (f, e), "proj.weight": (e, f)}
@@ -278,17 +294,25 @@ def ffn_shapes(c):
     if c["FFN"] == "wsffn":
         n = c["WSFFN_N_HEAD"]
         shapes["z_proj.weight"] = (f, f) if c["WSFFN_Z_PROJ"] == "dense" else (n, f // n, f // n)
+        if c["WSFFN_Z_LOGITS"] and layer == c["N_LAYER"] - 1:
+            shapes["z_logits.weight"] = (e, f)
     if c["RA_MLA_MLP_ATTN_GATE"]:
         shapes |= {"gate_proj.weight": (c["RA_MLA_MLP_GATE_DIM"], f), "gate_heads.weight": (h, c["RA_MLA_MLP_GATE_DIM"])}
+        if c["RA_MLA_MLP_GATE_OPEN"]:
+            shapes["gate_heads.bias"] = (h,)
     if c["RA_MLA_MLP_CROSS_TOKEN"]:
         r = c["RA_MLA_MLP_CROSS_RANK"]
         shapes |= {"cross_down.weight": (r, f), "cross_up.weight": (f, r)} if r else {"cross_proj.weight": (f, f)}
+        if c["RA_MLA_MLP_ALPHA_LEARNED"]:
+            shapes["cross_alpha"] = (1,)
     if c["RA_MLA_MLP_LATENT_RECIP"]:
         lm = c["RA_MLA_MLP_LATENT_DIM"]
         if c["RA_MLA_MLP_TYING_MODE"] == "tied_transpose":
             shapes["couple.weight"] = (f, latent)
         elif c["RA_MLA_MLP_TYING_MODE"] == "untied":
             shapes |= {"mlp_down.weight": (lm, f), "attn_to_mlp.weight": (f, latent), "mlp_to_attn.weight": (latent, lm)}
+        if c["RA_MLA_MLP_ALPHA_LEARNED"]:
+            shapes["recip_alpha"] = (1,)
     return shapes
 
 
@@ -302,7 +326,7 @@ def parameter_shapes(c):
         shapes |= norm_shapes(c, f"h.{i}.ln_1")
         shapes |= {f"h.{i}.attn.{name}": shape for name, shape in attention_shapes(c, i).items()}
         shapes |= norm_shapes(c, f"h.{i}.ln_2")
-        shapes |= {f"h.{i}.ffn.{name}": shape for name, shape in ffn_shapes(c).items()}
+        shapes |= {f"h.{i}.ffn.{name}": shape for name, shape in ffn_shapes(c, i).items()}
     if c["RA_MLA_MLP_LATENT_RECIP"] and c["RA_MLA_MLP_TYING_MODE"] == "per_head_scalar":
         shapes |= {"couple.attn_to_mlp": (c["N_HEAD"],), "couple.mlp_to_attn": (c["N_HEAD"],)}
     shapes |= norm_shapes(c, "ln_f")

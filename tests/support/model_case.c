@@ -152,6 +152,7 @@ void model_run_open(model_run *r, const model_case *c, const model_run_options *
                         .form = o->form,
                         .recompute = o->recompute,
                         .scores = o->scores,
+                        .inside = o->inside,
                         .given_routes = o->given_routes};
     check(weft_pool_create(o->threads ? o->threads : 1, &r->pool));
     const weft_backend *backend = o->backend ? o->backend : weft_cpu_backend();

@@ -39,7 +39,7 @@ typedef struct {
 
 typedef struct {
     weft_dtype dtype;
-    bool train, grads, recompute, scores, given_routes;
+    bool train, grads, recompute, scores, inside, given_routes;
     weft_form form;
     int threads;                 /* 0: 1 */
     const weft_backend *backend; /* NULL: the CPU */

@@ -22,6 +22,8 @@ static const cut_config cuts[] = {
     {"cut-wsffn-ignore", 6},
     {"cut-wsffn-grouped", 6},
     {"cut-w2-wsffn-zloss-ignore", 4},
+    {"cut-wsffn-half-z-logits", 6},
+    {"cut-wsffn-dropout-views", 6},
 };
 enum { CUTS = sizeof cuts / sizeof *cuts };
 

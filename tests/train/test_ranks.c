@@ -65,14 +65,20 @@ static void same_losses(const char *a, const char *b) {
     free(text[1]);
 }
 
-static void check_numbers(const char *name, const char *dataset, const char *ffn,
-                          const char *dtype) {
+/* `more`: further lines of the config. */
+static void check_numbers(const char *name, const char *dataset, const char *ffn, const char *dtype,
+                          const char *more) {
     char config[NAME_ROOM], alone[NAME_ROOM], together[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
     keep(config, scratch_path("%s.config", name));
     keep(alone, scratch_path("%s-1", name));
     keep(err, scratch_path("err"));
     write_config(config, dataset, ffn);
+    size_t size;
+    char *text = file_read(config, &size), all[2048];
+    int length = snprintf(all, sizeof all, "%s%s", text, more);
+    file_write(config, all, (size_t)length);
+    free(text);
     command_succeeds(
         RUN("train", "--config", config, "--out", alone, "--dtype", dtype, "--peak-flops", "0"),
         NULL);
@@ -93,17 +99,23 @@ static void check_numbers(const char *name, const char *dataset, const char *ffn
 
 static void test_any_number_of_ranks_ends_on_the_same_bits(void **state) {
     (void)state;
-    check_numbers("wsffn", "embedded", "wsffn", "f32");
+    check_numbers("wsffn", "embedded", "wsffn", "f32", "");
 }
 
 static void test_ranks_share_left_out_targets(void **state) {
     (void)state;
-    check_numbers("recall", "recall", "gelu", "f32");
+    check_numbers("recall", "recall", "gelu", "f32", "");
 }
 
+/* With positives by dropout, which follow from a sequence's place in the step, and numbers that are
+ * learned. */
 static void test_any_number_of_ranks_in_bf16_too(void **state) {
     (void)state;
-    check_numbers("bf16", "embedded", "wsffn", "bf16");
+    check_numbers("bf16", "embedded", "wsffn", "bf16",
+                  "CONFIG_WSFFN_POSITIVE=\"dropout\"\nCONFIG_WSFFN_Z_LOGITS=0.5\n"
+                  "CONFIG_ATTENTION=\"w2\"\nCONFIG_W2_SIGMA_DIM=3\n"
+                  "CONFIG_RA_MLA_MLP_ATTN_GATE=y\nCONFIG_RA_MLA_MLP_GATE_OPEN=2\n"
+                  "CONFIG_RA_MLA_MLP_CROSS_TOKEN=y\nCONFIG_RA_MLA_MLP_ALPHA_LEARNED=y\n");
 }
 
 /* Weights of several chunks, each cut among ranks; spike clipping counts over all of them. */

@@ -16,7 +16,7 @@ from ._part import Part, drawn_seed, owner_of, read_tensor
 EPS = {"layernorm": 1e-5, "rmsnorm": 1e-6}
 COUPLE = ("couple.attn_to_mlp", "couple.mlp_to_attn")
 # What they make goes to the next layer; the last one's is read by nobody.
-TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.mlp_down.weight", "ffn.mlp_to_attn.weight")
+TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.gate_heads.bias", "ffn.mlp_down.weight", "ffn.mlp_to_attn.weight")
 # Read by the model around the layers.
 KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "CONTEXT", "POSITION", "NORM", "NORM_EPS", "WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",

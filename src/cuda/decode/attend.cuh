@@ -25,7 +25,8 @@ struct attend_problem {
     float softcap;            /* to the base 2; 0: none */
     const int32_t *documents; /* [R]: a row's document begins there; NULL: with the sequence */
     const float *scale, *beta, *log_tau, *rel, *rotations; /* NULL: not there */
-    float *query_cache;                                    /* [slots, window, H, dqk] */
+    const float *shares; /* [R, H]: of the heads in the weights; NULL: 1 */
+    float *query_cache;  /* [slots, window, H, dqk] */
     weft_attention_pos pos;
     bool band, gaussian, squares;
     int window, rotated;

@@ -311,6 +311,7 @@ static __global__ void join_weights(const __grid_constant__ attend_problem a) {
     for (int h = 0; h < a.heads; h++) {
         int64_t at = (int64_t)r * a.heads + h;
         float p = exp2f(a.scores[at * a.context + j] - a.rows[2 * at]) / a.rows[2 * at + 1];
+        if (a.shares) p *= a.shares[at];
         sum = a.weights == WEFT_WEIGHTS_MAX ? fmaxf(sum, p) : sum + p;
     }
     a.weight[(int64_t)r * a.context + j] =
@@ -405,6 +406,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.rotations = data_of<float>(x, n->in[WEFT_CACHE_ROTATIONS]);
     a.query_cache = data_of<float>(x, n->in[WEFT_CACHE_QUERIES]);
     a.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_FIRST]);
+    a.shares = data_of<float>(x, n->in[WEFT_CACHE_SHARES]);
     if (a.weights) a.weight = data_of<float>(x, n->out[1]);
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)

@@ -32,13 +32,14 @@ struct best_and_rest {
 
 struct contrast {
     int64_t losses, rows, width;
+    int64_t group; /* weft_infonce's */
     float inverse_tau;
     any_tensor x, dx;
     float *u; /* [L, N, D] */
     float *norm, *lse;
     /* forward */
     best_and_rest *parts; /* [L, tiles, N] */
-    float *own;           /* [L, N]: a row's score with itself */
+    float *own;           /* [L, N]: a row's score with its positive */
     double *loss;         /* [L, N] */
     /* backward */
     float *weights; /* [L, a band's rows, N] */
@@ -200,9 +201,10 @@ static __global__ void __launch_bounds__(BLOCK) score_tiles(contrast all_losses)
     for (int row = threadIdx.x / 32; row < TILE; row += BLOCK / 32) {
         int64_t i = first + row;
         float score = result(m, row, lane) * k.inverse_tau;
-        best_and_rest all = join_lanes(best_and_rest{j < k.rows ? score : -INFINITY, 0});
+        bool compared = j < k.rows && weft_infonce_compares(k.group, i, j);
+        best_and_rest all = join_lanes(best_and_rest{compared ? score : -INFINITY, 0});
         if (i >= k.rows) break;
-        if (i == j) k.own[i] = score;
+        if (weft_infonce_other(k.group, i) == j) k.own[i] = score;
         if (lane == 0) k.parts[blockIdx.y * k.rows + i] = all;
     }
 }
@@ -218,8 +220,9 @@ static __global__ void join_tiles(contrast k) {
     all = join_lanes(all);
     if (threadIdx.x % 32 > 0) return;
     double rest = log1p((double)all.rest);
-    k.lse[i] = (float)((double)all.top + rest);
-    k.loss[i] = (double)(all.top - k.own[i]) + rest;
+    bool anchor = weft_infonce_is_anchor(k.group, i - l * k.rows);
+    k.lse[i] = anchor ? (float)((double)all.top + rest) : INFINITY;
+    k.loss[i] = anchor ? (double)(all.top - k.own[i]) + rest : 0;
 }
 
 static __global__ void sum_losses(contrast k, float *y) {
@@ -256,21 +259,27 @@ static int64_t place_backward(contrast *k, char *workspace) {
     return pieces.bytes;
 }
 
-static contrast sizes_of(const weft_tensor *x) {
+static contrast sizes_of(const weft_node *n, const weft_tensor *x) {
     weft_infonce_sizes s = weft_infonce_measure(x);
     contrast k = {};
     k.losses = s.losses, k.rows = s.rows, k.width = s.width;
+    k.group = ATTR(n, weft_infonce_attr)->group;
     return k;
 }
 
+/* How many rows the mean is over. */
+static double anchors(const contrast *k) {
+    return (double)(k->group ? k->rows / 2 : k->rows);
+}
+
 static int64_t infonce_workspace(const weft_node *n, int) {
-    contrast k = sizes_of(n->in[0]);
+    contrast k = sizes_of(n, n->in[0]);
     return place_forward(&k, NULL);
 }
 
 static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
-    contrast k = sizes_of(n->in[0]);
+    contrast k = sizes_of(n, n->in[0]);
     float *y = data_of<float>(x, n->out[WEFT_INFONCE_Y]);
     if (!n->out[WEFT_INFONCE_LSE]) {
         k.rows = 0;
@@ -282,7 +291,7 @@ static weft_status infonce_run(weft_exec *x, const weft_node *n) {
     k.inverse_tau = (float)(1 / attr->tau);
     k.norm = data_of<float>(x, n->out[WEFT_INFONCE_NORM]);
     k.lse = data_of<float>(x, n->out[WEFT_INFONCE_LSE]);
-    k.factor = attr->factor / (double)k.rows;
+    k.factor = attr->factor / anchors(&k);
     unsigned tiles = (unsigned)ceil_div(k.rows, TILE);
     unsigned losses = (unsigned)k.losses, rows = (unsigned)(k.losses * k.rows);
     normalise_rows<<<rows, BLOCK, 0, stream_of(x)>>>(k, true);
@@ -310,7 +319,9 @@ static __global__ void __launch_bounds__(BLOCK)
         float cosine = result(m, row, lane), score = cosine * k.inverse_tau, weight = 0;
         if (j < k.rows) {
             float p = expf(score - k.lse[i]) + expf(score - lse);
-            weight = p * slope - (i == j ? 2 * slope : 0.0f);
+            float own = k.group ? slope : 2 * slope;
+            if (weft_infonce_compares(k.group, i, j))
+                weight = p * slope - (weft_infonce_other(k.group, i) == j ? own : 0.0f);
             k.weights[(i - begin) * k.rows + j] = weight;
         }
         float along = warp_sum(weight * cosine);
@@ -352,13 +363,13 @@ static __global__ void __launch_bounds__(BLOCK)
 }
 
 static int64_t infonce_back_workspace(const weft_node *n, int) {
-    contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
+    contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
     return place_backward(&k, NULL);
 }
 
 static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     const weft_infonce_attr *attr = ATTR(n, weft_infonce_attr);
-    contrast k = sizes_of(n->in[WEFT_INFONCE_BACK_X]);
+    contrast k = sizes_of(n, n->in[WEFT_INFONCE_BACK_X]);
     place_backward(&k, workspace_of<char>(x, n));
     k.x = any_of(x, n->in[WEFT_INFONCE_BACK_X]);
     k.inverse_tau = (float)(1 / attr->tau);
@@ -366,7 +377,7 @@ static weft_status infonce_back_run(weft_exec *x, const weft_node *n) {
     k.lse = data_of<float>(x, n->in[WEFT_INFONCE_BACK_LSE]);
     k.dy = data_of<float>(x, n->in[WEFT_INFONCE_BACK_DY]);
     k.dx = any_of(x, n->out[0]);
-    k.factor = attr->factor / ((double)k.rows * attr->tau);
+    k.factor = attr->factor / (anchors(&k) * attr->tau);
     int64_t band = band_of(&k);
     unsigned tiles = (unsigned)ceil_div(k.rows, TILE), losses = (unsigned)k.losses;
     normalise_rows<<<(unsigned)(k.losses * k.rows), BLOCK, 0, stream_of(x)>>>(k, false);
