@@ -79,7 +79,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     if (!g->slot_used || !g->logits || !g->scratch || !g->state ||
         (!g->states && (l.ngram || l.draft)))
         return no_memory();
-    if (l.draft) WEFT_TRY(draft_model_open(g, backend, pool, &g->drafts));
+    if (g->states) WEFT_TRY(generator_open_drafts(g, backend, pool));
     *out = weft_steal(&g);
     return WEFT_OK;
 }

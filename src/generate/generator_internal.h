@@ -11,12 +11,13 @@ enum { PAGE = WEFT_PAGE_TOKENS, DRAFT_MOST = 15 /* tokens */ };
 /* What a sequence is expected to say next (speculate.c). */
 typedef struct {
     int32_t tokens[DRAFT_MOST];
-    int64_t n, wanted;   /* of this step */
-    int64_t length;      /* how many the next may have; 0: as at the beginning */
-    int64_t rest, pause; /* steps without one from now, and those of the last pause */
-    int64_t n_computed;  /* tokens, known and drafted, that the draft model has run */
-    int64_t n_known;     /* of them, those that were known then, */
-    int64_t n_right;     /* and those that are what came */
+    int64_t n, wanted;  /* of this step */
+    double share;       /* of drafted tokens that were right, late ones counting more */
+    bool begun;         /* there was one */
+    int64_t rest;       /* steps without since the last */
+    int64_t n_computed; /* tokens, known and drafted, that the draft model has run */
+    int64_t n_known;    /* of them, those that were known then, */
+    int64_t n_right;    /* and those that are what came */
 } draft;
 
 typedef struct draft_model draft_model;
@@ -70,7 +71,9 @@ struct weft_generator {
     void *state;   /* of a sequence */
     void *states;  /* [sequences]: as they were before drafted tokens */
     draft_model *drafts;
-    flight ahead; /* n = 0: none */
+    double row_cost,
+        draft_cost; /* of a row more, and of a drafted token, beside a step of one row */
+    flight ahead;   /* n = 0: none */
     weft_generator_stats stats;
 };
 
@@ -96,9 +99,8 @@ void generator_set_back(weft_generator *g, sequence *s);
 /* The end of the part of a prompt that is computed in whole blocks. */
 int64_t generator_block_end(const sequence *s);
 
-/* Opens limits.draft. */
-weft_status draft_model_open(const weft_generator *g, const weft_backend *backend, weft_pool *pool,
-                             draft_model **out);
+/* Opens limits.draft, if there is one. */
+weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool);
 void draft_model_close(draft_model *d);
 /* Makes a draft for each sequence that wants a token, where one may pay. */
 weft_status generator_draft(weft_generator *g);

@@ -8,6 +8,7 @@
 #include "support/model_case.h"
 #include "support/sampling.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -45,11 +46,15 @@ static weft_model *make_model(const fixture *f, const char *type, uint64_t key) 
     return model_case_weights(&c, WEFT_F32);
 }
 
-/* False: the config does not generate. The draft model's matrices have another type than the model's. */
-static bool open_models(fixture *f, const char *name, int64_t context, size_t type) {
+/* False: the config does not generate. The draft model's matrices have another type than the model's; with
+ * `wide` ones they are most of what is read, and int8 beside f32 pays. */
+static bool open_wide(fixture *f, const char *name, int64_t context, size_t type, bool wide) {
     *f = (fixture){.backend = weft_cpu_backend()};
     model_case_open(&f->c, name);
     f->c.config.context = context;
+    if (wide) f->c.config.n_embd = 128;
+    if (wide) f->c.config.n_head = 4;
+    if (wide) f->c.config.n_ffn = 512;
     if (weft_cached_check(&f->c.config) != WEFT_OK) {
         model_case_close(&f->c);
         return false;
@@ -58,6 +63,10 @@ static bool open_models(fixture *f, const char *name, int64_t context, size_t ty
     f->draft = make_model(f, types[type == 2 ? 1 : 2], 0);
     check(f, weft_pool_create(1, &f->pool));
     return true;
+}
+
+static bool open_models(fixture *f, const char *name, int64_t context, size_t type) {
+    return open_wide(f, name, context, type, false);
 }
 
 static void close_models(fixture *f) {
@@ -170,10 +179,10 @@ static void test_texts_are_the_same_with_every_mechanism(void **state) {
         printf("%lld drafted, %lld accepted, %lld set back\n", (long long)all[i].drafted_tokens,
                (long long)all[i].accepted_tokens, (long long)all[i].set_back);
         assert_true(all[i].accepted_tokens > 0);
-        assert_true(all[i].drafted_tokens > all[i].accepted_tokens + 1000);
+        assert_true(all[i].drafted_tokens > all[i].accepted_tokens + 50);
         assert_true(all[i].set_back > 0 && all[i].shared_tokens > 0);
     }
-    assert_true(all[1].accepted_tokens > all[1].drafted_tokens * 95 / 100);
+    assert_true(all[1].accepted_tokens > all[1].drafted_tokens * 9 / 10);
 }
 
 /* Past the end of a context that slides, and behind the last position of the draft model. */
@@ -232,7 +241,7 @@ static void test_long_prompts_are_drafted_for(void **state) {
     static int32_t prompt[PROMPT_MOST];
     (void)state;
     fixture f;
-    open_models(&f, "w2-rope", 700, 0);
+    open_wide(&f, "w2-rope", 700, 0, true);
     made_text texts[2] = {0};
     for (int i = 0; i < PROMPT_MOST; i++)
         prompt[i] = i * i % (int32_t)f.c.config.vocab_size;
@@ -290,10 +299,10 @@ static void test_a_stopped_text_goes_on_behind_what_was_taken(void **state) {
         for (int stop = 1; stop <= 30; stop++) {
             fixture f;
             made_text want[2], got[2];
-            open_models(&f, names[i], CONTEXT, 0);
+            open_wide(&f, names[i], CONTEXT, 0, true);
             weft_generator_limits limits = {.sequences = 1, .no_sharing = stop % 2};
             converse(&f, &limits, stop, want);
-            limits.draft = f.model;
+            limits.draft = f.draft;
             converse(&f, &limits, stop, got);
             if (memcmp(want, got, sizeof want) != 0)
                 fail_msg("%s, stopped after %d tokens, goes on in another way", names[i], stop);
@@ -301,29 +310,39 @@ static void test_a_stopped_text_goes_on_behind_what_was_taken(void **state) {
         }
 }
 
-/* Steps until a text of `tokens` is there, by drafts that are always right: 3, 7, 15, 15 ... at a time. */
-static int count_steps(int tokens) {
-    int steps = 1, made = 1, length = 3; /* the prompt's step makes the first token */
+/* Tokens that promise most for their time on a CPU, where p of them are right and one costs the draft model
+ * `reads` times what a step of the model reads. */
+static int draft_length(double p, double reads) {
+    int best = 0;
+    double most = 1;
+    for (int n = 1; n <= 15; n = 2 * n + 1) {
+        double made = (1 - pow(p, n + 1)) / (1 - p), rate = made / (1 + n / 5.0 + n * reads);
+        if (rate > most * (1 + 1e-9)) best = n, most = rate;
+    }
+    return best;
+}
+
+/* The steps, and what is drafted, of a text of which every draft is right, or none. */
+static int count_steps(int tokens, double reads, bool right, int *drafted) {
+    int steps = 1, made = 1, rest = 0; /* the prompt's step makes the first token */
+    double p = 0.7;
+    *drafted = 0;
     for (; made < tokens; steps++) {
-        made += 1 + length;
-        length = length < 15 ? 2 * length + 1 : 15;
+        int n = draft_length(p, reads);
+        rest = n ? 0 : rest + 1;
+        if (rest == 16) n = 1, rest = 0;
+        if (n > tokens - 1 - made) n = tokens - 1 - made;
+        made += right ? n + 1 : 1;
+        *drafted += n;
+        for (int i = 0; i < (right ? n : n > 0); i++)
+            p += (right - p) / 8;
     }
     return steps;
 }
 
-/* Tokens drafted where none is right: 3, 1, then 1 after 1, 3, 7, 15, 31, 31 ... steps without. */
-static int count_wrong(int tokens) {
-    int made = 2, drafted = 3, pause = 0;
-    for (; made + 1 < tokens; made += 1 + pause) {
-        drafted++;
-        pause = pause < 31 ? 2 * pause + 1 : 31;
-    }
-    return drafted;
-}
-
-/* A greedy text of `tokens`: the steps that it took. */
-static int write_drafted(const fixture *f, const weft_model *by, int tokens, bool has_zero,
-                         weft_generator_stats *stats) {
+/* A text of `tokens`: the steps that it took. */
+static int write_drafted(const fixture *f, const weft_model *m, const weft_model *by, int tokens,
+                         double temperature, weft_generator_stats *stats) {
     weft_generator_limits limits = {.sequences = 1, .draft = by, .no_sharing = true};
     weft_generator *g;
     weft_sampled token;
@@ -332,37 +351,56 @@ static int write_drafted(const fixture *f, const weft_model *by, int tokens, boo
     int steps = 0;
     weft_sampling how = sampling_of(0);
     how.max_tokens = tokens;
-    check(f, weft_generator_open(f->model, f->backend, f->pool, &limits, &g));
+    how.temperature = temperature;
+    check(f, weft_generator_open(m, f->backend, f->pool, &limits, &g));
     check(f, weft_generator_add(g, prompt, fill_prompt(f, 0, prompt), &how, &id));
     for (; weft_generator_busy(g); steps++)
         check(f, weft_generator_step(g));
     while (weft_generator_take(g, id, &token) == WEFT_TAKE_TOKEN)
-        assert_true(has_zero || token.token != 0);
+        assert_true(m != f->model || token.token != 0);
     weft_generator_count(g, stats);
     weft_generator_close(g);
     return steps;
 }
 
-/* The model itself is always right, whatever it keeps of a sequence. Weights of zero find all tokens equally
- * likely: the first is drafted, which the text does not have. */
+/* Weights of zero find all tokens equally likely and take the first: another such model is always right about
+ * it, and never about a text that has no such token. */
 static void test_drafts_follow_what_was_right(void **state) {
-    static const char *const names[] = {"dot-rope", "gate-cummean", "mla-reciprocal-rope"};
-    enum { TOKENS = 60 };
+    enum { TOKENS = 120 };
+    (void)state;
+    fixture f;
+    weft_model *nothing, *less;
+    weft_generator_stats stats, of_draft;
+    open_models(&f, "dot-rope", 512, 0);
+    check(&f, weft_model_create(&f.model->config, WEFT_F32, &nothing));
+    check(&f, weft_model_create(&f.draft->config, WEFT_F32, &less));
+    write_drafted(&f, less, NULL, 2, 0, &of_draft);
+    for (int right = 0; right < 2; right++) {
+        int drafted, steps = write_drafted(&f, right ? nothing : f.model, less, TOKENS, 0, &stats);
+        double reads = (double)of_draft.weight_bytes / (double)stats.weight_bytes;
+        assert_int_equal(steps, count_steps(TOKENS, reads, right, &drafted));
+        assert_int_equal(stats.drafted_tokens, drafted);
+        assert_int_equal(stats.accepted_tokens, right * drafted);
+    }
+    weft_model_destroy(nothing);
+    weft_model_destroy(less);
+    close_models(&f);
+}
+
+/* A draft model that keeps something beside its pages goes on from what that was before it drafted: with the
+ * model's weights, in f32 where the model has f64, it is always right. */
+static void test_a_draft_models_state_is_put_back(void **state) {
+    static const char *const names[] = {"gate-cummean", "mla-reciprocal-rope", "document-dot-rope"};
     (void)state;
     for (size_t i = 0; i < 3; i++) {
         weft_generator_stats stats;
-        weft_model *nothing;
         fixture f;
         open_models(&f, names[i], 512, 0);
-        assert_int_equal(write_drafted(&f, f.model, TOKENS, true, &stats), count_steps(TOKENS));
+        weft_model *twice = model_case_weights(&f.c, WEFT_F64);
+        write_drafted(&f, twice, f.model, 400, 1, &stats);
+        assert_true(stats.drafted_tokens > 100);
         assert_int_equal(stats.accepted_tokens, stats.drafted_tokens);
-        check(&f, weft_model_create(&f.c.config, WEFT_F32, &nothing));
-        if (i == 0) {
-            assert_int_equal(write_drafted(&f, nothing, TOKENS, false, &stats), TOKENS);
-            assert_int_equal(stats.drafted_tokens, count_wrong(TOKENS));
-            assert_int_equal(stats.accepted_tokens, 0);
-        }
-        weft_model_destroy(nothing);
+        weft_model_destroy(twice);
         close_models(&f);
     }
 }
@@ -384,6 +422,7 @@ static void test_another_vocabulary_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_drafts_follow_what_was_right),
+        cmocka_unit_test(test_a_draft_models_state_is_put_back),
         cmocka_unit_test(test_a_stopped_text_goes_on_behind_what_was_taken),
         cmocka_unit_test(test_long_prompts_are_drafted_for),
         cmocka_unit_test(test_texts_are_the_same_at_the_end_of_contexts),
