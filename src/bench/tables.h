@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bench/variants.h"
+#include "data/tokenizer.h"
 #include "model/model.h"
 
 #include <jansson.h>
@@ -59,6 +60,20 @@ weft_status bench_decode_table(const bench_decode_options *options, int *failed)
 /* One row of it, of a model that is there: behind a full CONTEXT. */
 weft_status bench_decode_model(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                int64_t batch, double *tokens_per_s);
+
+/* Speculation (generate/generator.h): what is accepted and gained, on text that the model was trained on and on
+ * another. */
+typedef struct {
+    bench_setup setup;
+    const char *how;                 /* as it was said */
+    const weft_model *model, *draft; /* no draft: by n-grams */
+    weft_encoder *encoder;           /* NULL: tokens are numbers, and there is no other text */
+    const weft_backend *backend;
+    weft_pool *pool;
+    const char *other, *other_name; /* the other text */
+} bench_speculate_options;
+
+weft_status bench_speculate_table(const bench_speculate_options *options);
 
 /* Sleeps, so that threads of the other side which still spin for work go to sleep first. */
 void bench_pause(double seconds);

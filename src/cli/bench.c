@@ -1,7 +1,8 @@
 /* weft bench: measured rows, a peer beside them. `train` measures whole training steps, `attention`
  * the attention operations alone, `decode` generation. */
+#include "base/files.h"
 #include "bench/tables.h"
-#include "cli/args.h"
+#include "cli/checkpoint.h"
 
 #include <math.h>
 #include <signal.h>
@@ -30,6 +31,13 @@ const char weft_help_bench[] =
     "  --batches N,N      sequences at once; default: 1,8,64\n"
     "  --prompt N         tokens of the prompt before the first token, at most 32768; default: "
     "512; 0: leave that out, which saves most of the time\n"
+    "  --speculate HOW    what drafts are worth instead (see 'weft help generate'): how many "
+    "tokens "
+    "are right, tokens per step, and the gain over plain decoding\n"
+    "  --model DIR        with --speculate: the checkpoint. -o DATASET=... names what it was "
+    "trained "
+    "on; default: embedded\n"
+    "  --text FILE        with --speculate: a text of another kind; default: this help\n"
     "all:\n"
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for "
     "train, \"python3 bench/peer.py\" for attention, \"python3 bench/peer_decode.py\" for decode "
@@ -41,6 +49,7 @@ const char weft_help_bench[] =
 
 typedef struct {
     const char *what, *shape, *variants, *peer, *contexts, *batches, *prompt_text;
+    const char *speculate, *model, *text;
     int64_t steps, prompt;
     double settle; /* below 0: not given */
     bool profile, quick;
@@ -102,6 +111,43 @@ static int bench_decode(const weft_args *a, const bench_args *own, const bench_s
     return wrong ? wrong : weft_args_end(a, bench_decode_table(&o, failed));
 }
 
+static weft_status measure_drafts(const weft_args *a, const bench_args *own,
+                                  const bench_setup *setup, weft_loaded *model,
+                                  weft_loaded *draft) {
+    enum { TEXT_MOST = 1 << 20 };
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes;
+    weft_generator_limits limits = {0};
+    if (own->text) WEFT_TRY(weft_file_read(own->text, TEXT_MOST, &text, &bytes));
+    WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, model));
+    WEFT_TRY(weft_speculation_open(a, own->speculate, false, model, draft, &limits));
+    bench_speculate_options o = {.setup = *setup,
+                                 .how = own->speculate,
+                                 .model = model->model,
+                                 .draft = limits.draft,
+                                 .encoder = model->encoder,
+                                 .backend = model->backend,
+                                 .pool = model->pool,
+                                 .other = text ? text : weft_help_bench,
+                                 .other_name = text ? own->text : "this help"};
+    return bench_speculate_table(&o);
+}
+
+static int bench_speculate(const weft_args *a, const bench_args *own, const bench_setup *setup) {
+    weft_loaded model = {0}, draft = {0};
+    if (!own->speculate)
+        return weft_args_refuse(a, "--model and --text go with --speculate ngram or DIR");
+    if (!own->model) return weft_args_refuse(a, "--speculate needs --model, a trained checkpoint");
+    if (a->config || own->shape || own->variants || own->contexts || own->batches ||
+        own->prompt_text || own->steps || own->peer)
+        return weft_args_refuse(a, "--speculate takes --model, --text, -o, --device, --dtype, "
+                                   "--threads and --json");
+    weft_status status = measure_drafts(a, own, setup, &model, &draft);
+    weft_loaded_close(&model);
+    weft_loaded_close(&draft);
+    return weft_args_end(a, status);
+}
+
 int weft_cmd_bench(int argc, char **argv) {
     weft_args args;
     bench_args own = {.prompt = 512, .settle = -1};
@@ -114,6 +160,9 @@ int weft_cmd_bench(int argc, char **argv) {
         {"--profile", .flag = &own.profile},
         {"--quick", .flag = &own.quick},
         {"--contexts", .value = &own.contexts},
+        {"--speculate", .value = &own.speculate},
+        {"--model", .value = &own.model},
+        {"--text", .value = &own.text},
         {"--batches", .value = &own.batches},
         {"--prompt", .value = &own.prompt_text, .number = &own.prompt, .max = 32768},
         {0},
@@ -127,13 +176,17 @@ int weft_cmd_bench(int argc, char **argv) {
                                 own.what);
     if (!decode && (own.contexts || own.batches || own.prompt_text))
         return weft_args_refuse(&args, "--contexts, --batches and --prompt are decode's");
+    bool speculate = own.speculate || own.model || own.text;
+    if (!decode && speculate)
+        return weft_args_refuse(&args, "--speculate, --model and --text are decode's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
     bench_setup setup = {.peer = own.peer,
                          .threads = args.threads,
                          .table = args.json ? NULL : stdout,
                          .json = args.json ? stdout : NULL};
-    status = train    ? bench_train(&args, &own, &setup, &failed)
-             : decode ? bench_decode(&args, &own, &setup, &failed)
-                      : bench_attention(&args, &own, &setup, &failed);
+    status = train       ? bench_train(&args, &own, &setup, &failed)
+             : speculate ? bench_speculate(&args, &own, &setup)
+             : decode    ? bench_decode(&args, &own, &setup, &failed)
+                         : bench_attention(&args, &own, &setup, &failed);
     return !status && failed ? WEFT_EXIT_FAILED : status;
 }

@@ -32,6 +32,42 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     return weft_model_load_as(out->folder, c, weft_config_dtype(c), out->pool, &out->model);
 }
 
+/* Whether every number is the same token of both. */
+static bool have_same_tokens(const weft_tokenizer *a, const weft_tokenizer *b) {
+    bool same = weft_tokenizer_vocab(a) == weft_tokenizer_vocab(b);
+    for (int64_t i = 0; same && i < weft_tokenizer_vocab(a); i++) {
+        int32_t n = 0, m = 0;
+        const char *x = weft_tokenizer_token(a, (int32_t)i, &n);
+        const char *y = weft_tokenizer_token(b, (int32_t)i, &m);
+        same = !x == !y && n == m && (!x || memcmp(x, y, (size_t)n) == 0);
+    }
+    return same;
+}
+
+static weft_status open_draft(const weft_args *a, const char *path, bool unchecked,
+                              const weft_loaded *model, weft_loaded *draft) {
+    WEFT_TRY(weft_loaded_open(
+        a, path, unchecked, model->encoder ? WEFT_LOADED_GENERATION : WEFT_LOADED_NUMBERS, draft));
+    weft_pool_destroy(draft->pool); /* it runs on the model's */
+    draft->pool = NULL;
+    if (model->tokenizer && draft->tokenizer &&
+        !have_same_tokens(model->tokenizer, draft->tokenizer))
+        return weft_fail(WEFT_EINPUT, "its tokenizer is not the model's; a draft model must have "
+                                      "the same tokens");
+    return WEFT_OK;
+}
+
+weft_status weft_speculation_open(const weft_args *a, const char *how, bool unchecked,
+                                  const weft_loaded *model, weft_loaded *draft,
+                                  weft_generator_limits *limits) {
+    limits->ngram = how && strcmp(how, "ngram") == 0;
+    if (!how || limits->ngram) return WEFT_OK;
+    weft_status status = open_draft(a, how, unchecked, model, draft);
+    limits->draft = draft->model;
+    return status == WEFT_OK ? status
+                             : weft_fail(status, "--speculate %s: %s", how, weft_error_message());
+}
+
 void weft_loaded_close(weft_loaded *l) {
     weft_pool_destroy(l->pool);
     weft_model_destroy(l->model);

@@ -4,6 +4,7 @@
 #include "base/scope.h"
 #include "cli/args.h"
 #include "generate/folder.h"
+#include "generate/generator.h"
 #include "model/folder.h"
 #include "model/model.h"
 
@@ -36,6 +37,12 @@ typedef enum {
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded_for purpose, weft_loaded *out);
 void weft_loaded_close(weft_loaded *l);
+
+/* What --speculate says, for a generator of `model`: "ngram", or the folder of a draft model, which is opened;
+ * NULL: nothing. After a failure too the draft is to be closed. */
+weft_status weft_speculation_open(const weft_args *a, const char *how, bool unchecked,
+                                  const weft_loaded *model, weft_loaded *draft,
+                                  weft_generator_limits *limits);
 
 /* Publishes a model that was made of another: a folder with config.json, model.safetensors, tokenizer.json and
  * model.config, with which it can be trained further. An error where a model would be replaced, unless

@@ -42,6 +42,10 @@ const char weft_help_generate[] =
     "  --context N        most tokens of prompt and text together; default: CONTEXT; more only "
     "with positions that have no end (rope, alibi, none)\n"
     "  --slide            continue past the end of the context, with its last N tokens in view\n"
+    "  --speculate HOW    draft the next tokens and check several in one step, which is faster "
+    "where "
+    "drafts are right; the text stays the same. HOW is ngram (what came behind the same tokens "
+    "before), or the folder of a smaller model with the same tokenizer\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config, such as CACHE_DTYPE and "
     "WEIGHT_DTYPE (f32, bf16, int8), the types of cache and matrices; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
@@ -54,11 +58,11 @@ const char weft_help_generate[] =
 
 typedef struct {
     weft_args args;
-    const char *path, *prompt, *file, *tokens;
+    const char *path, *prompt, *file, *tokens, *speculate;
     bool interactive, slide, unchecked;
     int64_t samples, context, top_logprobs;
     weft_sampling sampling;
-    weft_loaded loaded;
+    weft_loaded loaded, draft;
     weft_generator *generator;
 } generation;
 
@@ -97,6 +101,7 @@ static int read_options(generation *g, int argc, char **argv) {
         {"--samples", .number = &g->samples, .min = 1, .max = 1024},
         {"--logprobs", .value = &logprobs, .number = &g->top_logprobs, .max = WEFT_TOP_MAX},
         {"--context", .number = &g->context, .min = 1, .max = 1 << 28},
+        {"--speculate", .value = &g->speculate},
         {.name = "--stop"},
         {0}};
     int status = weft_args_parse(a, argc, argv, ARGS_ALL, own, NULL, 0);
@@ -124,6 +129,7 @@ static weft_status open_all(generation *g) {
     g->sampling.ends = l->tokenizer;
     weft_generator_limits limits = {
         .sequences = g->samples, .context = g->context, .slide = g->slide};
+    WEFT_TRY(weft_speculation_open(&g->args, g->speculate, g->unchecked, l, &g->draft, &limits));
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
@@ -294,6 +300,10 @@ static void print_json(const generation *g, const sample_text *samples, const sp
     json_object_set_new(object, "tokens_per_s",
                         json_real(v->seconds > 0 ? (double)v->made / v->seconds : 0));
     json_object_set_new(object, "cache_bytes_per_token", json_integer(stats.cache_bytes_per_token));
+    if (g->speculate) {
+        json_object_set_new(object, "drafted_tokens", json_integer(stats.drafted_tokens));
+        json_object_set_new(object, "accepted_tokens", json_integer(stats.accepted_tokens));
+    }
     if (g->samples > 1) {
         json_t *list = json_array();
         for (int64_t i = 0; i < g->samples; i++)
@@ -463,5 +473,6 @@ int weft_cmd_generate(int argc, char **argv) {
     if (status == WEFT_OK) status = g.interactive ? converse(&g) : generate_once(&g);
     weft_generator_close(g.generator);
     weft_loaded_close(&g.loaded);
+    weft_loaded_close(&g.draft);
     return weft_args_end(&g.args, status);
 }

@@ -32,6 +32,10 @@ const char weft_help_serve[] =
     "with positions that have no end (rope, alibi, none)\n"
     "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
     "--context tokens\n"
+    "  --speculate HOW    draft the next tokens and check several in one step; texts stay the "
+    "same. "
+    "HOW is ngram (what came behind the same tokens before), or the folder of a smaller model with "
+    "the same tokenizer, whose cache comes on top of --cache-mib\n"
     "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
     "as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
@@ -55,11 +59,11 @@ enum { KEY_MOST = 4096, NAME_MOST = 256, POLL_MS = 50 };
 
 typedef struct {
     weft_args args;
-    const char *paths[WEFT_SERVED_MOST], *key_file, *name;
+    const char *paths[WEFT_SERVED_MOST], *key_file, *name, *speculate;
     bool unchecked;
     int64_t port, context, cache_mib, request_seconds, answer_seconds;
     weft_server_options options;
-    weft_loaded loaded[WEFT_SERVED_MOST];
+    weft_loaded loaded[WEFT_SERVED_MOST], drafts[WEFT_SERVED_MOST];
     weft_served_model models[WEFT_SERVED_MOST];
     char names[WEFT_SERVED_MOST][NAME_MOST];
     weft_server *server;
@@ -80,6 +84,7 @@ static int read_options(serving *s, int argc, char **argv) {
         {"--queue", .number = &o->queue, .max = 1 << 20},
         {"--context", .number = &s->context, .min = 1, .max = 1 << 28},
         {"--cache-mib", .number = &s->cache_mib, .min = 1, .max = 1 << 28},
+        {"--speculate", .value = &s->speculate},
         {"--max-tokens", .number = &o->max_tokens, .min = 1, .max = 1 << 28},
         {"--max-body", .number = &o->body_bytes, .min = 64, .max = 1 << 30},
         {"--connections", .number = &o->connections, .min = 1, .max = 1 << 20},
@@ -165,6 +170,8 @@ static weft_status open_model(serving *s, int k) {
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,
                                     .cache_bytes = s->cache_mib << 20};
+    WEFT_TRY(
+        weft_speculation_open(&s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
     warn_of_small_cache(s, m->generator, l->config.context);
     m->name = s->names[k];
@@ -195,6 +202,7 @@ static void close_all(serving *s) {
     for (int k = 0; k < WEFT_SERVED_MOST; k++) {
         weft_generator_close(s->models[k].generator);
         weft_loaded_close(s->loaded + k);
+        weft_loaded_close(s->drafts + k);
     }
     free(s->key);
 }

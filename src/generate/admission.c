@@ -21,7 +21,8 @@ void generator_give_back(weft_generator *g, sequence *s) {
         weft_pages_release(g->pages, s->pages[i]);
     if (s->slot >= 0) g->slot_used[s->slot] = false;
     s->slot = -1;
-    s->n_pages = s->n_sealed = s->n_computed = 0;
+    s->n_pages = s->n_sealed = s->n_computed = s->again = 0;
+    s->draft.n = s->draft.n_computed = s->draft.n_known = s->draft.n_right = 0;
     s->epoch++;
 }
 

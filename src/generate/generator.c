@@ -75,7 +75,11 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     g->logits = malloc((size_t)(g->rows * m->config.vocab_size) * sizeof *g->logits);
     g->scratch = malloc(weft_sample_room(m->config.vocab_size));
     g->state = malloc((size_t)g->state_bytes + 1);
-    if (!g->slot_used || !g->logits || !g->scratch || !g->state) return no_memory();
+    if (l.ngram || l.draft) g->states = malloc((size_t)(l.sequences * g->state_bytes) + 1);
+    if (!g->slot_used || !g->logits || !g->scratch || !g->state ||
+        (!g->states && (l.ngram || l.draft)))
+        return no_memory();
+    if (g->states) WEFT_TRY(generator_open_drafts(g, backend, pool));
     *out = weft_steal(&g);
     return WEFT_OK;
 }
@@ -97,6 +101,8 @@ void weft_generator_close(weft_generator *g) {
     free(g->logits);
     free(g->scratch);
     free(g->state);
+    free(g->states);
+    draft_model_close(g->drafts);
     weft_pages_destroy(g->pages);
     weft_decoder_close(g->decoder);
     free(g);
@@ -128,6 +134,7 @@ static void set_goal(const weft_generator *g, sequence *s, const weft_sampling *
     s->stop_at = s->n_tokens + sampling->max_tokens;
     if (!g->limits.slide && s->stop_at > g->limits.context) s->stop_at = g->limits.context;
     s->state = SEQUENCE_WAITING;
+    s->again = 0;
 }
 
 /* Whether `count` new tokens, which make `total` with those of the sequence, can be gone on from. */
@@ -251,9 +258,15 @@ void weft_generator_remove(weft_generator *g, int64_t id) {
 
 void weft_generator_stop(weft_generator *g, int64_t id) {
     sequence *s = generator_find(g, id);
-    if (!s || s->state == SEQUENCE_DONE) return;
+    if (!s) return;
+    /* With tokens of the same step that are not wanted any more, what they left behind goes, too. */
+    int64_t lost = s->n_made - s->n_taken;
+    s->n_made -= lost;
+    s->n_tokens -= lost;
+    s->number -= (uint32_t)lost;
     if (s->slot < 0) s->n_computed = 0;
-    generator_finish(s, WEFT_TAKE_LENGTH);
+    if (lost) generator_give_back(g, s);
+    if (s->state != SEQUENCE_DONE || lost) generator_finish(s, WEFT_TAKE_LENGTH);
 }
 
 int64_t weft_generator_shared(const weft_generator *g, int64_t id) {

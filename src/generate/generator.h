@@ -16,7 +16,8 @@
  * it was.
  *
  * A sequence makes the same tokens, from the same bits, alone or among others, whether its prompt's
- * pages were shared or not, whether it was set back or not, at any number of threads.
+ * pages were shared or not, whether it was set back or not, with speculation or without, at any number
+ * of threads.
  *
  * Not for several threads at a time: who has several holds a lock around each call. */
 #pragma once
@@ -37,6 +38,10 @@ typedef struct {
     bool slide;          /* at the end of the context go on, and see the last `context` tokens; only
                             where positions have no end. Otherwise a sequence ends there */
     bool no_sharing;     /* pages of common beginnings are not shared */
+    bool ngram;          /* speculate: what came behind the same tokens before comes again, or */
+    const weft_model
+        *draft; /* what this model says; NULL: no. Of the same vocabulary, and outlives the
+                                generator. Its cache is beside cache_bytes */
 } weft_generator_limits;
 
 /* Fails where the config cannot generate (CAUSAL=n, a gate that is pooled over the sequence), and
@@ -59,7 +64,7 @@ weft_status weft_generator_extend(weft_generator *g, int64_t id, const int32_t *
 /* Whether a sequence waits or runs. */
 bool weft_generator_busy(const weft_generator *g);
 
-/* One step: a token for each sequence that runs, and a piece of a prompt. Nothing to do is no error.
+/* One step: a token, with speculation perhaps several, for each sequence that runs, and a piece of a prompt. Nothing to do is no error.
  * On an error no sequence is lost; the same step may be tried again. A sequence whose logits are not
  * numbers ends by itself (WEFT_TAKE_BROKEN); the others go on. */
 weft_status weft_generator_step(weft_generator *g);
@@ -81,7 +86,7 @@ weft_status weft_generator_broken(void);
  * Pages that others may share stay until the pool needs them. An unknown id is ignored. */
 void weft_generator_remove(weft_generator *g, int64_t id);
 
-/* Ends a sequence where it is, as at WEFT_TAKE_LENGTH: it can be gone on with. */
+/* Ends a sequence behind the tokens that were taken, as at WEFT_TAKE_LENGTH: it can be gone on with. */
 void weft_generator_stop(weft_generator *g, int64_t id);
 
 /* Tokens of a sequence that came from pages of another with the same beginning. */
@@ -94,12 +99,14 @@ typedef struct {
     int64_t cache_bytes;           /* of the pool: pages and what a sequence keeps beside them */
     int64_t cache_bytes_per_token; /* as `weft plan` tells them */
     int64_t cache_bytes_per_sequence;
-    int64_t weight_bytes;   /* read for a token of one sequence */
-    int64_t prompt_tokens;  /* computed since opening */
-    int64_t shared_tokens;  /* of prompts, not computed */
-    int64_t sampled_tokens; /* made */
-    int64_t set_back;       /* times that a sequence gave its pages back */
-    int64_t vocab, context; /* the model's tokens; the context as it is used */
+    int64_t weight_bytes;    /* read for a token of one sequence */
+    int64_t prompt_tokens;   /* computed since opening */
+    int64_t shared_tokens;   /* of prompts, not computed */
+    int64_t sampled_tokens;  /* made */
+    int64_t drafted_tokens;  /* run to see whether they are what is made */
+    int64_t accepted_tokens; /* which were: made without a step of their own */
+    int64_t set_back;        /* times that a sequence gave its pages back */
+    int64_t vocab, context;  /* the model's tokens; the context as it is used */
 } weft_generator_stats;
 
 void weft_generator_count(const weft_generator *g, weft_generator_stats *out);

@@ -1,11 +1,26 @@
-/* A generator's own state, for the files that it is written in: generator.c, admission.c and token.c. */
+/* A generator's own state, for the files that it is written in: generator.c, admission.c, token.c and
+ * speculate.c. */
 #pragma once
 
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "generate/pages.h"
 
-enum { PAGE = WEFT_PAGE_TOKENS };
+enum { PAGE = WEFT_PAGE_TOKENS, DRAFT_MOST = 15 /* tokens */ };
+
+/* What a sequence is expected to say next (speculate.c). */
+typedef struct {
+    int32_t tokens[DRAFT_MOST];
+    int64_t n, wanted;  /* of this step */
+    double share;       /* of drafted tokens that were right, late ones counting more */
+    bool begun;         /* there was one */
+    int64_t rest;       /* steps without since the last */
+    int64_t n_computed; /* tokens, known and drafted, that the draft model has run */
+    int64_t n_known;    /* of them, those that were known then, */
+    int64_t n_right;    /* and those that are what came */
+} draft;
+
+typedef struct draft_model draft_model;
 
 typedef enum { SEQUENCE_WAITING, SEQUENCE_RUNNING, SEQUENCE_DONE } sequence_state;
 
@@ -17,6 +32,9 @@ typedef struct {
     int64_t n_tokens, room;
     int64_t n_prompt; /* of the first prompt */
     int64_t n_computed;
+    int64_t
+        again; /* tokens behind n_computed that were run, and then what the sequence keeps beside its
+                      pages was put back to before them */
     int64_t stop_at;  /* tokens at which it ends */
     int32_t *pages;   /* [table pages], by place in the table; -1: none */
     int64_t n_pages;  /* taken so far; with a sliding context more than are held */
@@ -27,6 +45,7 @@ typedef struct {
     weft_sampled *made;
     int64_t n_made, n_taken, made_room;
     int64_t shared;
+    draft draft;
     uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
 } sequence;
 
@@ -50,7 +69,11 @@ struct weft_generator {
     float *logits; /* [rows, V] */
     void *scratch; /* for sampling */
     void *state;   /* of a sequence */
-    flight ahead;  /* n = 0: none */
+    void *states;  /* [sequences]: as they were before drafted tokens */
+    draft_model *drafts;
+    double row_cost,
+        draft_cost; /* of a row more, and of a drafted token, beside a step of one row */
+    flight ahead;   /* n = 0: none */
     weft_generator_stats stats;
 };
 
@@ -75,3 +98,16 @@ void generator_give_back(weft_generator *g, sequence *s);
 void generator_set_back(weft_generator *g, sequence *s);
 /* The end of the part of a prompt that is computed in whole blocks. */
 int64_t generator_block_end(const sequence *s);
+
+/* Opens limits.draft, if there is one. */
+weft_status generator_open_drafts(weft_generator *g, const weft_backend *backend, weft_pool *pool);
+void draft_model_close(draft_model *d);
+/* Makes a draft for each sequence that wants a token, where one may pay. */
+weft_status generator_draft(weft_generator *g);
+/* What of its draft a sequence can run beside the tokens that are known: in `rows`, and on pages that
+ * nobody else has to give back. */
+void generator_fit_draft(weft_generator *g, sequence *s, int64_t rows);
+/* That so many of the drafted tokens were what came. */
+void generator_settle_draft(weft_generator *g, sequence *s, int64_t right);
+/* Whether all that it waits for is the next token. */
+bool generator_wants_token(const sequence *s);

@@ -4,14 +4,17 @@
  *               alike: what is in them is not computed again
  *   pages       each row of the step leaves keys and values behind, in a page of the    admission.c,
  *               pool; where the pool is full the youngest sequence gives its own back   pages.c
- *   rows        of this step: the last token of each sequence whose prompt is read,     here
- *               then rows of prompts, a whole block or as many as fit a run
+ *   draft       with speculation: tokens that may come next, of each sequence whose     speculate.c
+ *               prompt is read
+ *   rows        of this step: the last token of each such sequence and its draft, then  here
+ *               rows of prompts, a whole block or as many as fit a run
  *   model       rows through all layers, over the pages: by a step of one launch where  decoder.c
  *               the backend has one for the model (core/decoding.h), or by the graph
  *               for so many rows (model/cached.h; its attention: ops/cache.h)
- *   logits      of the last row of each sequence, where more is asked than the          decoder.c
- *               likeliest token
- *   sampling    from the logits, or what the device sampled                             sample.c
+ *   logits      of the last row of each sequence and of drafted ones, where more is     decoder.c
+ *               asked than the likeliest token
+ *   sampling    from the logits, or what the device sampled; as long as that is what    sample.c
+ *               was drafted, from the next row too
  *   text        the token joins its sequence; weft_generator_take gives it to the       generator.c,
  *               caller, who makes text of it                                            text.c
  *
@@ -35,9 +38,12 @@ static bool needs_logits(const sequence *s) {
            how->top_logprobs > 0;
 }
 
-/* Whether all that it waits for is the next token. */
-static bool wants_token(const sequence *s) {
-    return s->state == SEQUENCE_RUNNING && s->n_computed + 1 == s->n_tokens;
+static int64_t known_rows(const sequence *s) {
+    return s->n_tokens - s->n_computed;
+}
+
+bool generator_wants_token(const sequence *s) {
+    return s->state == SEQUENCE_RUNNING && known_rows(s) == 1 + s->again;
 }
 
 /* Rows of one run, and whose they are. */
@@ -49,15 +55,17 @@ typedef struct {
     int n_of;
 } batch;
 
+/* Rows of its tokens, and behind the last of them of its draft. */
 static void put_rows(batch *b, sequence *s, int64_t rows) {
     b->of[b->n_of] = s;
     b->count[b->n_of++] = rows;
     for (int64_t i = 0; i < rows; i++) {
-        int64_t at = s->n_computed + i;
-        b->rows[b->n++] = (weft_decoder_row){.token = s->tokens[at],
-                                             .position = (int32_t)at,
-                                             .slot = s->slot,
-                                             .wanted = at + 1 == s->n_tokens};
+        int64_t at = s->n_computed + i, drafted = at - s->n_tokens;
+        b->rows[b->n++] =
+            (weft_decoder_row){.token = drafted < 0 ? s->tokens[at] : s->draft.tokens[drafted],
+                               .position = (int32_t)at,
+                               .slot = s->slot,
+                               .wanted = drafted >= -1};
     }
 }
 
@@ -66,11 +74,9 @@ static void put_rows(batch *b, sequence *s, int64_t rows) {
 static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples) {
     *samples = weft_decoder_samples(g->decoder) && b->n != WEFT_DECODER_BLOCK;
     if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
-    int64_t last = -1;
-    for (int i = 0; i < b->n_of; i++) {
-        last += b->count[i];
-        b->rows[last].wanted &= needs_logits(b->of[i]);
-    }
+    for (int64_t i = 0, r = 0; i < b->n_of; i++)
+        for (int64_t end = r + b->count[i]; r < end; r++)
+            b->rows[r].wanted &= needs_logits(b->of[i]);
     return weft_decoder_run_sampling(g->decoder, b->rows, b->n, g->logits, sampled);
 }
 
@@ -91,20 +97,57 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     return WEFT_OK;
 }
 
-/* What a run made for a sequence: full pages, and the token sampled in its last row (NULL: none is), or
- * the next logits. */
+/* The token behind a row: what was sampled in it (NULL: nothing was), or by the next logits. */
+static weft_status take_row(weft_generator *g, sequence *s, const int32_t *sampled,
+                            const float *logits) {
+    return sampled && !needs_logits(s) ? take_sampled(g, s, *sampled) : take_logits(g, s, logits);
+}
+
+/* Of a draft, `right` tokens were what came; what a sequence keeps beside its pages is put back where the
+ * rest has left a trace in it, and the right ones are run again. */
+static weft_status undo_rest(weft_generator *g, sequence *s, int64_t from, int64_t right) {
+    bool whole = right == s->draft.n;
+    generator_settle_draft(g, s, right);
+    if (whole || !g->state_bytes) return WEFT_OK;
+    s->again = s->n_computed - from;
+    s->n_computed = from;
+    return weft_decoder_load(g->decoder, s->slot,
+                             (const char *)g->states + s->slot * g->state_bytes);
+}
+
+/* What a run made for a sequence: tokens, by what was sampled in its rows (NULL: nothing was) or by the
+ * next logits, and full pages. */
 static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
                              const float **logits) {
-    s->n_computed += rows;
-    g->stats.prompt_tokens += rows - 1;
-    WEFT_TRY(generator_seal_pages(g, s));
-    if (s->n_computed < s->n_tokens) {
-        g->stats.prompt_tokens++;
-        return WEFT_OK;
+    int64_t from = s->n_computed, known = known_rows(s), right = 0, vocab = g->config.vocab_size;
+    g->stats.prompt_tokens += rows < known ? rows : known - 1 - s->again;
+    s->n_computed += rows < known ? rows : known;
+    if (rows >= known) {
+        s->again = 0;
+        const int32_t *own = sampled ? sampled + known - 1 : NULL;
+        int64_t drafted = rows - known;
+        WEFT_TRY(take_row(g, s, own, *logits));
+        while (right < drafted && s->state == SEQUENCE_RUNNING &&
+               s->tokens[s->n_tokens - 1] == s->draft.tokens[right]) {
+            s->n_computed++;
+            right++;
+            WEFT_TRY(take_row(g, s, own ? own + right : NULL, *logits + right * vocab));
+        }
+        if (!sampled || needs_logits(s)) *logits += (drafted + 1) * vocab;
+        if (drafted) WEFT_TRY(undo_rest(g, s, from, right));
     }
-    if (sampled && !needs_logits(s)) return take_sampled(g, s, *sampled);
-    *logits += g->config.vocab_size;
-    return take_logits(g, s, *logits - g->config.vocab_size);
+    return generator_seal_pages(g, s);
+}
+
+/* What sequences keep beside their pages, before drafted rows change it. */
+static weft_status save_states(const weft_generator *g, const batch *b) {
+    for (int i = 0; g->state_bytes && i < b->n_of; i++) {
+        int32_t slot = b->of[i]->slot;
+        if (b->of[i]->draft.n)
+            WEFT_TRY(
+                weft_decoder_save(g->decoder, slot, (char *)g->states + slot * g->state_bytes));
+    }
+    return WEFT_OK;
 }
 
 /* After an error, whoever has not got what was computed for it begins anew. */
@@ -112,30 +155,36 @@ static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     const float *logits = g->logits;
-    bool samples;
-    int64_t last = -1;
-    weft_status status = run_model(g, b, sampled, &samples);
-    for (int i = 0; i < b->n_of; i++) {
-        last += b->count[i];
+    bool samples = false;
+    weft_status status = save_states(g, b);
+    if (status == WEFT_OK) status = run_model(g, b, sampled, &samples);
+    for (int64_t i = 0, first = 0; i < b->n_of; first += b->count[i++]) {
         if (status == WEFT_OK)
-            status = take_rows(g, b->of[i], b->count[i], samples ? sampled + last : NULL, &logits);
+            status = take_rows(g, b->of[i], b->count[i], samples ? sampled + first : NULL, &logits);
         if (status != WEFT_OK) generator_set_back(g, b->of[i]);
     }
     return status;
 }
 
-/* A token for every sequence whose prompt is read, as many in a run as may be. */
+/* A token or more for every sequence whose prompt is read, as many sequences in a run as may be. */
 static weft_status run_decoding(weft_generator *g) {
+    WEFT_TRY(generator_draft(g));
     for (int64_t i = 0; i < g->n_list;) {
         int64_t first = i, chosen = 0;
-        for (; i < g->n_list && chosen < g->rows; i++)
-            if (wants_token(g->list[i]))
-                chosen += generator_find_pages(g, g->list[i], g->list[i]->n_computed + 1, false);
+        for (; i < g->n_list; i++) {
+            sequence *s = g->list[i];
+            if (!generator_wants_token(s)) continue;
+            if (chosen + known_rows(s) > g->rows) break;
+            if (!generator_find_pages(g, s, s->n_tokens, false)) continue;
+            generator_fit_draft(g, s, g->rows - chosen - known_rows(s));
+            chosen += known_rows(s) + s->draft.n;
+        }
         /* Finding pages for one may have set another back. */
         batch b = {0};
         for (int64_t k = first; k < i; k++)
-            if (wants_token(g->list[k]) && g->list[k]->n_pages * PAGE > g->list[k]->n_computed)
-                put_rows(&b, g->list[k], 1);
+            if (generator_wants_token(g->list[k]) &&
+                g->list[k]->n_pages * PAGE > g->list[k]->n_computed)
+                put_rows(&b, g->list[k], known_rows(g->list[k]) + g->list[k]->draft.n);
         WEFT_TRY(run_batch(g, &b));
     }
     return WEFT_OK;
@@ -146,8 +195,8 @@ static weft_status run_prompts(weft_generator *g) {
     batch b = {0};
     for (int64_t i = 0; i < g->n_list && b.n < g->rows; i++) {
         sequence *s = g->list[i];
-        int64_t left = s->n_tokens - s->n_computed;
-        if (s->state != SEQUENCE_RUNNING || left < 2) continue;
+        int64_t left = known_rows(s);
+        if (s->state != SEQUENCE_RUNNING || generator_wants_token(s)) continue;
         bool block = s->n_computed + WEFT_DECODER_BLOCK <= generator_block_end(s);
         if (block && b.n > 0) break;
         int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b.n;
@@ -169,13 +218,14 @@ static bool is_ahead(const weft_generator *g, const sequence *s) {
 
 static bool may_go_ahead(const weft_generator *g) {
     int64_t running = 0;
-    if (!weft_decoder_samples(g->decoder) || g->limits.slide) return false;
+    if (!weft_decoder_samples(g->decoder) || g->limits.slide || g->states) return false;
     /* What a sequence keeps is looked at where a page ends, before the next token changes it. */
     if (g->state_bytes && !g->limits.no_sharing) return false;
     for (int64_t i = 0; i < g->n_list; i++) {
         const sequence *s = g->list[i];
         if (s->state == SEQUENCE_DONE) continue;
-        if (!wants_token(s) || needs_logits(s) || (g->ahead.n && !is_ahead(g, s))) return false;
+        if (!generator_wants_token(s) || needs_logits(s) || (g->ahead.n && !is_ahead(g, s)))
+            return false;
         running++;
     }
     return running > 0 && running <= g->rows;

@@ -278,8 +278,52 @@ static void test_decode_runs_in_the_type_that_is_asked_for(void **state) {
     command_fails(2, RUN("bench", "decode", "--json", "--dtype", "fp8"), SAYS("--dtype", "fp8"));
 }
 
+/* Two texts, greedy and drawn, of which the command itself checks that they are the plain ones. */
+static void test_decode_says_what_drafts_are_worth(void **state) {
+    (void)state;
+    char model[512], text[512];
+    snprintf(model, sizeof model, "%s", scratch_path("model"));
+    snprintf(text, sizeof text, "%s", scratch_path("text"));
+    file_write(text, "to be or not to be, that is to be or not to be", 46);
+    command_succeeds(RUN("init", "--out", model, "-o", "N_LAYER=1", "-o", "N_EMBD=32", "-o",
+                         "N_HEAD=4", "-o", "CONTEXT=96", "-o", "VOCAB_SIZE=256"),
+                     NULL);
+    const char *const ways[] = {"ngram", model};
+    for (int w = 0; w < 2; w++) {
+        json_t *all = command_json(RUN("bench", "decode", "--model", model, "--speculate", ways[w],
+                                       "--text", text, "--threads", "1", "--json"));
+        const json_t *rows = json_object_get(all, "rows");
+        assert_int_equal(json_array_size(rows), 4);
+        for (size_t i = 0; i < 4; i++) {
+            const json_t *row = json_array_get(rows, i);
+            assert_string_equal(json_string_value(json_object_get(row, "text")),
+                                i < 2 ? "trained on" : "other");
+            double drafted = number(row, "drafted_tokens"), right = number(row, "accepted_tokens"),
+                   steps = 4 * 63 - right; /* behind 32 tokens, without the prompt's own */
+            assert_true(right <= drafted && (w == 0 || right == drafted));
+            assert_true(fabs(number(row, "tokens_per_step") - 4 * 63 / steps) < 1e-9);
+            assert_true(fabs(number(row, "gain") * number(row, "plain_tokens_per_s") -
+                             number(row, "tokens_per_s")) < 1e-3 * number(row, "tokens_per_s"));
+        }
+        assert_int_equal(json_object_size(json_object_get(all, "step_seconds")), 5);
+        json_decref(all);
+    }
+    command_fails(2, RUN("bench", "decode", "--speculate", "ngram"), SAYS("--model"));
+    command_fails(2, RUN("bench", "decode", "--model", model), SAYS("--speculate"));
+    command_fails(2, RUN("bench", "train", "--speculate", "ngram"), SAYS("decode"));
+    command_fails(
+        2, RUN("bench", "decode", "--speculate", "ngram", "--model", model, "--shape", "small"),
+        SAYS("--speculate takes"));
+    file_write(text, "short", 5);
+    command_fails(
+        2,
+        RUN("bench", "decode", "--speculate", "ngram", "--model", model, "--text", text, "--json"),
+        SAYS("5 tokens", "longer"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_decode_says_what_drafts_are_worth),
         cmocka_unit_test(test_train_has_a_row_for_each_variant),
         cmocka_unit_test(test_train_prints_the_rows_that_are_named),
         cmocka_unit_test(test_train_takes_a_config),

@@ -451,6 +451,78 @@ static void test_an_empty_text_is_refused(void **state) {
     command_fails(2, RUN("eval", "--model", model, "--text", path), SAYS("two tokens"));
 }
 
+/* Whatever is drafted, by whom, the text is what it is without; a conversation too, whose answers end at a stop
+ * string in the middle of a step. */
+static void test_speculation_leaves_the_text_as_it_is(void **state) {
+    (void)state;
+    char other[512], out[2][512];
+    snprintf(other, sizeof other, "%s", scratch_path("draft"));
+    command_succeeds(RUN("init", "--config", scratch_path("tiny.config"), "--out", other, "--seed",
+                         "2", "-o", "N_LAYER=1"),
+                     NULL);
+    const char *const ways[] = {"ngram", model, other};
+    for (int i = 0; i < 2; i++) {
+        const char *heat = i ? "0.7" : "0";
+        json_t *want = run_json(RUN("generate", "--model", model, "--prompt", "abababab", "--json",
+                                    "--samples", "2", "--temperature", heat, "--max-tokens", "50"));
+        for (size_t w = 0; w < 3; w++) {
+            json_t *got = run_json(RUN("generate", "--model", model, "--prompt", "abababab",
+                                       "--json", "--samples", "2", "--temperature", heat,
+                                       "--max-tokens", "50", "--speculate", ways[w]));
+            assert_true(
+                json_equal(json_object_get(got, "samples"), json_object_get(want, "samples")));
+            json_int_t drafted = json_integer_value(json_object_get(got, "drafted_tokens"));
+            json_int_t right = json_integer_value(json_object_get(got, "accepted_tokens"));
+            assert_true(drafted > 0 || (w == 0 && i)); /* drawn texts do not repeat themselves */
+            assert_true(w != 1 || drafted == right);
+            json_decref(got);
+        }
+        assert_null(json_object_get(want, "drafted_tokens"));
+        json_decref(want);
+    }
+    for (int i = 0; i < 2; i++) {
+        snprintf(out[i], sizeof out[i], "%s", scratch_path("said-%d", i));
+        shell_succeeds("printf 'abab\\nwho\\n' | '%s' generate -i --model '%s' --temperature 0.9 "
+                       "--seed 4 --stop e --stop a --stop o --max-tokens 25 %s '%s' >'%s'",
+                       program(), model, i ? "--speculate" : "--model", model, out[i]);
+    }
+    file_expect_equal(out[0], out[1]);
+}
+
+/* One line, with the folder's name. */
+static void test_a_draft_model_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    char config[512], text[512], tokens[512], own[600];
+    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
+    snprintf(text, sizeof text, "%s", scratch_path("text"));
+    snprintf(tokens, sizeof tokens, "%s", scratch_path("tokenizer.json"));
+    snprintf(own, sizeof own, "TOKENIZER=%s", tokens);
+    file_write(text, "to be or not to be", 18);
+    command_succeeds(RUN("tokenizer", "train", "--vocab", "257", "--out", tokens, text), NULL);
+    command_succeeds(
+        RUN("init", "--config", config, "--out", scratch_path("wide"), "-o", "VOCAB_SIZE=257"),
+        NULL);
+    command_succeeds(RUN("init", "--config", config, "--out", scratch_path("learned"), "-o",
+                         "VOCAB_SIZE=257", "-o", own),
+                     NULL);
+    command_succeeds(RUN("init", "--config", config, "--out", scratch_path("cut")), NULL);
+    file_write(scratch_path("cut/model.safetensors"), "x", 1);
+    command_fails(2, RUN("generate", "--model", model, "--speculate", scratch_path("wide")),
+                  SAYS("257", "256", "vocabulary"));
+    command_fails(2,
+                  RUN("generate", "--model", scratch_path("wide"), "--prompt", "a", "--speculate",
+                      scratch_path("learned")),
+                  SAYS("--speculate", "learned", "tokenizer"));
+    const char *const broken[] = {"cut", "nowhere", "text"};
+    for (size_t i = 0; i < 3; i++) {
+        const char *path = scratch_path("%s", broken[i]);
+        command_fails(2, RUN("generate", "--model", model, "--prompt", "a", "--speculate", path),
+                      SAYS("--speculate", broken[i]));
+        command_fails(2, RUN("serve", "--model", model, "--port", "0", "--speculate", path),
+                      SAYS("--speculate", broken[i]));
+    }
+}
+
 static void test_wrong_use_is_one_line(void **state) {
     (void)state;
     command_fails(2, RUN("generate"), SAYS("--model"));
@@ -490,6 +562,8 @@ int main(void) {
         cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
         cmocka_unit_test(test_a_tokenizer_that_cannot_be_read_is_an_error),
         cmocka_unit_test(test_an_empty_text_is_refused),
+        cmocka_unit_test(test_speculation_leaves_the_text_as_it_is),
+        cmocka_unit_test(test_a_draft_model_that_does_not_fit_is_refused),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };
     return cmocka_run_group_tests(tests, make_model, scratch_teardown);

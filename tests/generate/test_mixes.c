@@ -1,9 +1,10 @@
 /* Configs drawn at random from the options of a model: each is refused in one line that names an option,
  * or both forms of its graph agree, a later token moves no earlier logit, decoding equals the whole pass,
- * and the cache takes the bytes that weft plan says. A new kind or option of a model is a line below. */
+ * with speculation to the bit, and the cache takes the bytes that weft plan says. A new kind or option of a model is a line below. */
 #include "base/random.h"
 #include "cpu/backend.h"
 #include "generate/decoder.h"
+#include "generate/generator.h"
 #include "model/kinds.h"
 #include "support/model_case.h"
 
@@ -141,6 +142,37 @@ static double *decode(const model_case *c, const char *words) {
     return out;
 }
 
+/* What follows the first tokens: plainly, and by drafts of a model with other weights or of n-grams. */
+static void speculate(const model_case *c, const char *words) {
+    model_case other = *c;
+    other.key++;
+    weft_model *m = model_case_weights(c, WEFT_F32), *draft = model_case_weights(&other, WEFT_F32);
+    weft_sampled made[3][TIME] = {0};
+    weft_pool *pool;
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    for (int i = 0; i < 3; i++) {
+        weft_generator_limits limits = {
+            .sequences = 1, .ngram = i == 1, .draft = i == 2 ? draft : NULL};
+        weft_sampling how = weft_sampling_default();
+        weft_generator *g;
+        int64_t id, n = 0;
+        how.temperature = c->key % 2 ? 0 : 0.2;
+        if (weft_generator_open(m, weft_cpu_backend(), pool, &limits, &g) != WEFT_OK ||
+            weft_generator_add(g, c->tokens, 5, &how, &id) != WEFT_OK)
+            fail_msg("%s\n%s", words, weft_error_message());
+        while (weft_generator_busy(g))
+            assert_int_equal(weft_generator_step(g), WEFT_OK);
+        while (weft_generator_take(g, id, made[i] + n) == WEFT_TAKE_TOKEN)
+            n++;
+        weft_generator_close(g);
+        if (memcmp(made[i], made[0], sizeof made[0]) != 0)
+            fail_msg("%s\nspeculation by %s: another text", words, i == 1 ? "n-grams" : "a model");
+    }
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+    weft_model_destroy(draft);
+}
+
 static bool check_mix(uint64_t mix) {
     model_case c;
     char words[2048];
@@ -160,6 +192,7 @@ static bool check_mix(uint64_t mix) {
         compare(words, "another last token", direct, other, n - vocab, 0);
         if (!tied) compare(words, "the cheap form", direct, cheap, n, 1e-9);
         if (!tied) compare(words, "decoding", direct, decoded, n, 1e-5);
+        speculate(&c, words);
         free(direct);
         free(cheap);
         free(other);
