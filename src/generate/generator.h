@@ -47,7 +47,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
 void weft_generator_close(weft_generator *g);
 
 /* Adds a sequence that begins with these tokens, one at least. It fails if a token is not the
- * model's, if the prompt leaves no room for a token, or if the whole pool could not hold it. */
+ * model's, if the prompt leaves no room for max_tokens of 1, or if the whole pool could not hold it. */
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id);
 
@@ -67,7 +67,7 @@ weft_status weft_generator_step(weft_generator *g);
 typedef enum {
     WEFT_TAKE_WAIT,   /* nothing yet */
     WEFT_TAKE_TOKEN,  /* a token was given */
-    WEFT_TAKE_END,    /* there are no more: the end-of-text token came, which is not given */
+    WEFT_TAKE_END,    /* there are no more: the token that was given came, which ends the text */
     WEFT_TAKE_LENGTH, /* there are no more: max_tokens, or the end of the context */
     WEFT_TAKE_BROKEN  /* there are no more: the logits behind the last token are not numbers */
 } weft_take;

@@ -23,8 +23,8 @@ typedef struct {
     int64_t n_sealed; /* of them, offered to others */
     int32_t slot;
     weft_sampling sampling;
-    uint32_t number; /* tokens sampled */
-    weft_sampled *made;
+    uint32_t number;    /* tokens sampled */
+    weft_sampled *made; /* what is told: where it is asked for, of the prompt too */
     int64_t n_made, n_taken, made_room;
     int64_t shared;
     uint32_t epoch; /* counts its ends and set-backs: what was begun before is not its own */
@@ -47,7 +47,8 @@ struct weft_generator {
     int64_t n_list, list_room, next_id;
     bool *slot_used;
     int64_t rows;  /* of a run, at most: weft_decoder_rows */
-    float *logits; /* [rows, V] */
+    float *logits; /* [logit_rows, V] */
+    int64_t logit_rows;
     void *scratch; /* for sampling */
     void *state;   /* of a sequence */
     flight ahead;  /* n = 0: none */
@@ -55,9 +56,12 @@ struct weft_generator {
 };
 
 sequence *generator_find(const weft_generator *g, int64_t id); /* NULL: there is none */
-/* Adds a token, or ends the sequence by it. */
+/* Tells of a token; adds a token, or ends the sequence by it. */
+weft_status generator_tell(sequence *s, const weft_sampled *token);
 weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled made);
 void generator_finish(sequence *s, weft_take how);
+/* Whether a row's logits tell of the next token of the prompt, for the first time. */
+bool generator_tells_prompt(const sequence *s, int64_t row);
 
 /* Gives slots to sequences that wait, while there are slots and pages. */
 weft_status generator_admit(weft_generator *g);

@@ -32,7 +32,7 @@
 static bool needs_logits(const sequence *s) {
     const weft_sampling *how = &s->sampling;
     return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
-           how->top_logprobs > 0;
+           how->top_logprobs > 0 || how->prompt_logprobs;
 }
 
 /* Whether all that it waits for is the next token. */
@@ -49,15 +49,20 @@ typedef struct {
     int n_of;
 } batch;
 
+bool generator_tells_prompt(const sequence *s, int64_t row) {
+    return s->sampling.prompt_logprobs && row + 1 < s->n_prompt && row + 1 >= s->n_made;
+}
+
 static void put_rows(batch *b, sequence *s, int64_t rows) {
     b->of[b->n_of] = s;
     b->count[b->n_of++] = rows;
     for (int64_t i = 0; i < rows; i++) {
         int64_t at = s->n_computed + i;
-        b->rows[b->n++] = (weft_decoder_row){.token = s->tokens[at],
-                                             .position = (int32_t)at,
-                                             .slot = s->slot,
-                                             .wanted = at + 1 == s->n_tokens};
+        b->rows[b->n++] =
+            (weft_decoder_row){.token = s->tokens[at],
+                               .position = (int32_t)at,
+                               .slot = s->slot,
+                               .wanted = at + 1 == s->n_tokens || generator_tells_prompt(s, at)};
     }
 }
 
@@ -84,6 +89,11 @@ static weft_status take_sampled(weft_generator *g, sequence *s, int32_t token) {
 /* Draws the next token from a row's logits; one that is not a number makes every probability none. */
 static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
     weft_sampled made;
+    if (s->state == SEQUENCE_DONE) return WEFT_OK; /* its prompt's logits are not numbers */
+    if (s->n_tokens >= s->stop_at) {
+        generator_finish(s, WEFT_TAKE_LENGTH);
+        return WEFT_OK;
+    }
     weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
                 g->scratch, &made);
     if (!isnan(made.logprob)) return generator_keep_token(g, s, made);
@@ -91,10 +101,25 @@ static weft_status take_logits(weft_generator *g, sequence *s, const float *logi
     return WEFT_OK;
 }
 
+/* Tells of the prompt's tokens behind the rows of a run, by the next logits. */
+static weft_status tell_prompt(weft_generator *g, sequence *s, int64_t rows, const float **logits) {
+    weft_sampled told;
+    for (int64_t at = s->n_computed; at < s->n_computed + rows; at++) {
+        if (!generator_tells_prompt(s, at)) continue;
+        weft_sample_tell(*logits, g->config.vocab_size, s->tokens[at + 1], s->sampling.top_logprobs,
+                         g->scratch, &told);
+        WEFT_TRY(generator_tell(s, &told));
+        if (isnan(told.logprob)) generator_finish(s, WEFT_TAKE_BROKEN);
+        *logits += g->config.vocab_size;
+    }
+    return WEFT_OK;
+}
+
 /* What a run made for a sequence: full pages, and the token sampled in its last row (NULL: none is), or
  * the next logits. */
 static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
                              const float **logits) {
+    WEFT_TRY(tell_prompt(g, s, rows, logits));
     s->n_computed += rows;
     g->stats.prompt_tokens += rows - 1;
     WEFT_TRY(generator_seal_pages(g, s));
