@@ -32,6 +32,11 @@ const char weft_help_serve[] =
     "with positions that have no end (rope, alibi, none)\n"
     "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
     "--context tokens\n"
+    "  --prompt-share N   while texts are written, the time that reading prompts takes of a step, "
+    "in "
+    "percent of the time for their next tokens; default: 100, so that a long prompt at most "
+    "doubles "
+    "the time between tokens; 0: pieces of 256 tokens\n"
     "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
     "as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
@@ -57,7 +62,7 @@ typedef struct {
     weft_args args;
     const char *paths[WEFT_SERVED_MOST], *key_file, *name;
     bool unchecked;
-    int64_t port, context, cache_mib, request_seconds, answer_seconds;
+    int64_t port, context, cache_mib, prompt_share, request_seconds, answer_seconds;
     weft_server_options options;
     weft_loaded loaded[WEFT_SERVED_MOST];
     weft_served_model models[WEFT_SERVED_MOST];
@@ -80,6 +85,7 @@ static int read_options(serving *s, int argc, char **argv) {
         {"--queue", .number = &o->queue, .max = 1 << 20},
         {"--context", .number = &s->context, .min = 1, .max = 1 << 28},
         {"--cache-mib", .number = &s->cache_mib, .min = 1, .max = 1 << 28},
+        {"--prompt-share", .number = &s->prompt_share, .max = 10000},
         {"--max-tokens", .number = &o->max_tokens, .min = 1, .max = 1 << 28},
         {"--max-body", .number = &o->body_bytes, .min = 64, .max = 1 << 30},
         {"--connections", .number = &o->connections, .min = 1, .max = 1 << 20},
@@ -164,7 +170,8 @@ static weft_status open_model(serving *s, int k) {
     find_name(s, k);
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,
-                                    .cache_bytes = s->cache_mib << 20};
+                                    .cache_bytes = s->cache_mib << 20,
+                                    .prompt_share = 0.01 * (double)s->prompt_share};
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
     warn_of_small_cache(s, m->generator, l->config.context);
     m->name = s->names[k];
@@ -250,6 +257,7 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
 
 int weft_cmd_serve(int argc, char **argv) {
     serving s = {.port = 8000,
+                 .prompt_share = 100,
                  .request_seconds = 30,
                  .answer_seconds = 600,
                  .options = {.host = "127.0.0.1",

@@ -278,6 +278,9 @@ void weft_generator_remove(weft_generator *g, int64_t id) {
 void weft_generator_stop(weft_generator *g, int64_t id) {
     sequence *s = generator_find(g, id);
     if (!s || s->state == SEQUENCE_DONE) return;
+    /* Half of a prompt's run may have changed what it keeps. */
+    for (int i = 0; i < g->prompts.n_of; i++)
+        if (g->prompts.id[i] == id) generator_give_back(g, s);
     if (s->slot < 0) s->n_computed = 0;
     generator_finish(s, WEFT_TAKE_LENGTH);
 }

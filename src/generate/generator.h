@@ -9,14 +9,15 @@
  *     weft_generator_remove(g, id);
  *
  * Sequences join and leave between steps. One that is added waits until there is a place; in a step
- * every running one makes a token, and prompts are read piece by piece beside them, so that a long
- * prompt does not hold the others up. What tokens leave behind lies in pages of one pool; sequences
+ * every running one makes a token, and prompts are read piece by piece beside them, as large as
+ * prompt_share says, so that a long prompt does not hold the others up. What tokens leave behind lies in pages of one pool; sequences
  * that begin alike share the pages of their common beginning. When the pool is full the sequence
  * that was added last gives its pages back and waits; it is computed again later and goes on where
  * it was.
  *
  * A sequence makes the same tokens, from the same bits, alone or among others, whether its prompt's
- * pages were shared or not, whether it was set back or not, at any number of threads.
+ * pages were shared or not, in whatever pieces, whether it was set back or not, at any number of
+ * threads.
  *
  * Not for several threads at a time: who has several holds a lock around each call. */
 #pragma once
@@ -37,6 +38,9 @@ typedef struct {
     bool slide;          /* at the end of the context go on, and see the last `context` tokens; only
                             where positions have no end. Otherwise a sequence ends there */
     bool no_sharing;     /* pages of common beginnings are not shared */
+    double
+        prompt_share; /* while tokens are made, a step's time for prompts is at most this many times
+                            that for the tokens, or one operation's; 0: a whole block of a prompt */
 } weft_generator_limits;
 
 /* Fails where the config cannot generate (CAUSAL=n, a gate that is pooled over the sequence), and

@@ -37,6 +37,16 @@ typedef struct {
     uint32_t epoch[WEFT_DECODER_ROWS_MAX];
 } flight;
 
+/* Rows of one run, and whose they are. */
+typedef struct {
+    weft_decoder_row rows[WEFT_DECODER_BLOCK];
+    int64_t n;
+    sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
+    int64_t count[WEFT_DECODER_ROWS_MAX], id[WEFT_DECODER_ROWS_MAX];
+    uint32_t epoch[WEFT_DECODER_ROWS_MAX]; /* theirs when it began */
+    int n_of;
+} batch;
+
 struct weft_generator {
     weft_decoder *decoder;
     weft_pages *pages;
@@ -52,6 +62,10 @@ struct weft_generator {
     void *scratch; /* for sampling */
     void *state;   /* of a sequence */
     flight ahead;  /* n = 0: none */
+    batch prompts; /* read in pieces; n = 0: none */
+    double
+        credit;  /* seconds that prompts may take in this step; below 0: that they took too long */
+    bool oldest; /* whose prompt is read next; false: the shortest */
     weft_generator_stats stats;
 };
 
