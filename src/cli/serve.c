@@ -51,7 +51,8 @@ const char weft_help_serve[] =
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto (the default: a GPU if there is one)\n"
     "  --threads N        default: one per processor\n"
-    "  --json             print the address as one object\n"
+    "  --json             print the address, and the model's name, context and vocabulary, as one "
+    "object\n"
     "\n"
     "SIGTERM, SIGHUP or Ctrl-C finishes the requests that are being answered and stops; a second "
     "one stops at once. docs/guide/serving.md has examples.\n";
@@ -65,6 +66,7 @@ typedef struct {
     int64_t port, context, cache_mib, prompt_share, request_seconds, answer_seconds;
     weft_server_options options;
     weft_loaded loaded[WEFT_SERVED_MOST];
+    weft_generator_stats sizes[WEFT_SERVED_MOST];
     weft_served_model models[WEFT_SERVED_MOST];
     char names[WEFT_SERVED_MOST][NAME_MOST];
     weft_server *server;
@@ -152,15 +154,13 @@ static void allow_files(int64_t connections) {
                  (long long)limit.rlim_cur, (long long)connections);
 }
 
-static void warn_of_small_cache(const serving *s, const weft_generator *g, int64_t context) {
-    weft_generator_stats stats;
-    weft_generator_count(g, &stats);
+static void warn_of_small_cache(const serving *s, int64_t held, int64_t context) {
     int64_t wanted = s->context ? s->context : context;
-    if (stats.context < wanted)
+    if (held < wanted)
         weft_log(WEFT_LOG_WARN,
                  "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
                  "end there",
-                 (long long)s->cache_mib, (long long)stats.context, (long long)wanted);
+                 (long long)s->cache_mib, (long long)held, (long long)wanted);
 }
 
 static weft_status open_model(serving *s, int k) {
@@ -173,7 +173,8 @@ static weft_status open_model(serving *s, int k) {
                                     .cache_bytes = s->cache_mib << 20,
                                     .prompt_share = 0.01 * (double)s->prompt_share};
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
-    warn_of_small_cache(s, m->generator, l->config.context);
+    weft_generator_count(m->generator, s->sizes + k);
+    warn_of_small_cache(s, s->sizes[k].context, l->config.context);
     m->name = s->names[k];
     m->chat_template = l->config.chat_template;
     m->tokenizer = l->tokenizer;
@@ -275,7 +276,9 @@ int weft_cmd_serve(int argc, char **argv) {
         bool two = s.paths[1] != NULL;
         snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
         print_address(&s.args, what, s.options.host, weft_server_port(s.server),
-                      json_pack("{s:s}", "model", s.names[0]));
+                      json_pack("{s:s, s:I, s:I}", "model", s.names[0], "context",
+                                (json_int_t)s.sizes[0].context, "vocabulary",
+                                (json_int_t)s.sizes[0].vocab));
         wait_for_end(&s, &signals);
     }
     close_all(&s);
