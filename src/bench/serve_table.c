@@ -3,7 +3,7 @@
  * their rate whatever the server does, so that a rate which it cannot keep up with shows as a queue that grows.
  *
  * The long prompt: texts are being written, and the time between their tokens is taken for a while; then the
- * prompt is sent, and it is taken until its first token has come. */
+ * prompt is sent, and it is taken until its first token has come; then as usual again. */
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/scope.h"
@@ -164,6 +164,10 @@ static weft_status measure_long(bench *b) {
                          "the server answers a prompt of %lld tokens with status %d; --long 0 "
                          "leaves it out, fewer may fit its context",
                          (long long)o->long_prompt, last->status);
+    /* As usual before it and after it, as often: a machine's pace changes. */
+    b->load.between = &usual;
+    while (usual.count < during.count)
+        WEFT_TRY(turn_streams(b));
     for (size_t i = 0; i < usual.count; i++)
         sums[0] += usual.value[i] / (double)usual.count;
     for (size_t i = 0; i < during.count; i++)

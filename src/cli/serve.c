@@ -32,11 +32,10 @@ const char weft_help_serve[] =
     "with positions that have no end (rope, alibi, none)\n"
     "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
     "--context tokens\n"
-    "  --prompt-share N   while texts are written, the time that reading prompts takes of a step, "
-    "in "
-    "percent of the time for their next tokens; default: 100, so that a long prompt at most "
-    "doubles "
-    "the time between tokens; 0: pieces of 256 tokens\n"
+    "  --prompt-share N   while texts are written, the time that prompts take of a step, in "
+    "percent "
+    "of that for the texts' next tokens; default: 75, so that a long prompt less than doubles the "
+    "time between tokens; 0: pieces of 256 tokens\n"
     "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
     "as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
@@ -258,7 +257,7 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
 
 int weft_cmd_serve(int argc, char **argv) {
     serving s = {.port = 8000,
-                 .prompt_share = 100,
+                 .prompt_share = 75,
                  .request_seconds = 30,
                  .answer_seconds = 600,
                  .options = {.host = "127.0.0.1",
