@@ -32,9 +32,10 @@ static double number(const json_t *object, const char *key) {
     return json_number_value(value);
 }
 
+/* 0 where all tokens of each text came at once to a client that was late. */
 static void check_order(const json_t *row, const char *key) {
     const json_t *q = json_object_get(row, key);
-    assert_true(number(q, "p50") > 0);
+    assert_true(number(q, "p50") >= 0);
     assert_true(number(q, "p95") >= number(q, "p50"));
     assert_true(number(q, "p99") >= number(q, "p95"));
 }
