@@ -348,7 +348,10 @@ char *weft_answer_events(weft_answer *a, bool *ended) {
         progress *p = a->sent + i;
         bool more = c->bytes > p->bytes || (j->keeps_tokens && c->n_tokens > p->tokens) ||
                     (c->finish && !p->ended);
-        if (!more) continue;
+        /* A prompt that is told is told whole. */
+        bool told =
+            !j->request.sampling.prompt_logprobs || c->n_told == j->prompts[c->prompt].count;
+        if (!more || !told) continue;
         put_event(a, to, choice_json(a, i, p, true), json_null());
         p->bytes = c->bytes;
         p->tokens = c->n_tokens;

@@ -134,34 +134,44 @@ static void test_a_text_that_was_made_is_told_again(void **state) {
     json_decref(again);
 }
 
-/* The text is the one without log-probabilities, and a stream has the lists of the whole answer. */
+/* The text is the one without log-probabilities, and a stream has the lists of the whole answer, of the second text
+ * too, whose prompt is still being told when the first has begun. */
 static void test_streams_have_the_prompts_log_probabilities(void **state) {
     (void)state;
     static const char common[] =
-        "\"prompt\":\"Once upon\",\"max_tokens\":9,\"seed\":3,\"echo\":true";
+        "\"prompt\":\"All happy families are alike; each unhappy family is "
+        "unhappy in its own way.\",\"max_tokens\":9,\"seed\":3,\"echo\":"
+        "true,\"n\":2";
     json_t *plain = complete(shared.port, "{%s}", common);
     json_t *whole = complete(shared.port, "{%s,\"logprobs\":2}", common);
-    assert_true(json_equal(json_object_get(choice(plain, 0), "text"),
-                           json_object_get(choice(whole, 0), "text")));
     char body[400];
     int bytes = snprintf(body, sizeof body, "{%s,\"logprobs\":2,\"stream\":true}", common);
     answer a = http_post(shared.port, "/v1/completions", NULL, body, (size_t)bytes);
     assert_int_equal(a.status, 200);
-    char *text = events_text(a.body, 0, false);
-    assert_string_equal(text, json_string_value(json_object_get(choice(whole, 0), "text")));
-    json_t *values = json_array(), *offsets = json_array();
-    for (const char *at = a.body; (at = strstr(at, "data: {")); at++) {
-        json_t *event = json_loads(at + 6, JSON_DISABLE_EOF_CHECK, NULL);
-        json_array_extend(values, (json_t *)(uintptr_t)list(choice(event, 0), "token_logprobs"));
-        json_array_extend(offsets, (json_t *)(uintptr_t)list(choice(event, 0), "text_offset"));
-        json_decref(event);
+    for (int i = 0; i < 2; i++) {
+        const json_t *of = choice(whole, (size_t)i);
+        assert_true(json_equal(json_object_get(choice(plain, (size_t)i), "text"),
+                               json_object_get(of, "text")));
+        char *text = events_text(a.body, i, false);
+        assert_string_equal(text, json_string_value(json_object_get(of, "text")));
+        json_t *values = json_array(), *offsets = json_array();
+        for (const char *at = a.body; (at = strstr(at, "data: {")); at++) {
+            json_t *event = json_loads(at + 6, JSON_DISABLE_EOF_CHECK, NULL);
+            const json_t *c = choice(event, 0);
+            if (json_integer_value(json_object_get(c, "index")) == i) {
+                json_array_extend(values, (json_t *)(uintptr_t)list(c, "token_logprobs"));
+                json_array_extend(offsets, (json_t *)(uintptr_t)list(c, "text_offset"));
+            }
+            json_decref(event);
+        }
+        assert_int_equal(json_array_size(values), 76 + 9);
+        assert_int_equal(number(offsets, 76), 76);
+        assert_true(json_equal(values, list(of, "token_logprobs")));
+        assert_true(json_equal(offsets, list(of, "text_offset")));
+        json_decref(values);
+        json_decref(offsets);
+        free(text);
     }
-    assert_int_equal(json_array_size(values), 18);
-    assert_true(json_equal(values, list(choice(whole, 0), "token_logprobs")));
-    assert_true(json_equal(offsets, list(choice(whole, 0), "text_offset")));
-    json_decref(values);
-    json_decref(offsets);
-    free(text);
     answer_free(&a);
     json_decref(plain);
     json_decref(whole);
