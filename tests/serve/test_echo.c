@@ -1,5 +1,6 @@
 /* `echo` with `logprobs`: a prompt's own log-probabilities over HTTP are those of `weft eval`, and of the text
  * where it was made; in lists as long as the prompt, whole or as a stream. */
+#include "serve/job.h"
 #include "support/command.h"
 #include "support/http.h"
 
@@ -177,6 +178,36 @@ static void test_streams_have_the_prompts_log_probabilities(void **state) {
     json_decref(whole);
 }
 
+/* Nothing is sent of a text whose prompt is not told to its end, though another of the request has begun. */
+static void test_a_prompt_is_told_whole(void **state) {
+    (void)state;
+    static const char body[] =
+        "{\"prompt\":[72,105,33],\"echo\":true,\"logprobs\":0,\"max_tokens\":0,"
+        "\"stream\":true}";
+    weft_request r;
+    weft_refusal why;
+    weft_tokenizer *t;
+    bool ended;
+    assert_int_equal(weft_tokenizer_open("tests/vectors/tokenizer.own.json", &t), WEFT_OK);
+    assert_true(weft_request_parse(body, sizeof body - 1, WEFT_COMPLETIONS,
+                                   &(weft_request_limits){.texts = 4}, &r, &why));
+    weft_job *j = weft_job_create(&r, 1);
+    weft_answer *a = weft_answer_open(j, t, "m");
+    j->prompts[0] = (weft_job_prompt){calloc(3, sizeof(int32_t)), 3};
+    j->choices[0].tokens = calloc(3, sizeof(weft_sampled));
+    for (int64_t told = 1; told <= 3; told++) {
+        j->prompts[0].tokens[told - 1] = j->choices[0].tokens[told - 1].token =
+            (int32_t)(70 + told);
+        j->choices[0].n_told = j->choices[0].n_tokens = told;
+        char *events = weft_answer_events(a, &ended);
+        assert_int_equal(events[0] != 0, told == 3);
+        free(events);
+    }
+    weft_answer_close(a);
+    weft_job_release(j);
+    weft_tokenizer_close(t);
+}
+
 /* A prompt as long as the context has room for none; the token that ends a text stands in the lists, so that
  * a client that leaves the last one out leaves out none of the prompt. */
 static void test_the_ends_of_context_and_text(void **state) {
@@ -219,6 +250,7 @@ int main(void) {
         cmocka_unit_test(test_choices_are_as_likely_as_in_a_suite),
         cmocka_unit_test(test_a_text_that_was_made_is_told_again),
         cmocka_unit_test(test_streams_have_the_prompts_log_probabilities),
+        cmocka_unit_test(test_a_prompt_is_told_whole),
         cmocka_unit_test(test_the_ends_of_context_and_text),
     };
     return cmocka_run_group_tests(tests, start_shared, stop_shared);
