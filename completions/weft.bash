@@ -35,7 +35,7 @@ _weft() {
             *) case $word in -*) words=$(_weft_options "$program" "$command") ;; esac ;;
         esac
         case $command in
-            bench) [ "$COMP_CWORD" -eq 2 ] && words='train decode attention' ;;
+            bench) [ "$COMP_CWORD" -eq 2 ] && words='train decode attention serve' ;;
             tokenizer) [ "$COMP_CWORD" -eq 2 ] && words='train' ;;
         esac
     fi

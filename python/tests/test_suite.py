@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,6 +109,34 @@ def test_the_command_scores_as_the_harness(folder):
         assert row["loglikelihoods"] == pytest.approx(want, abs=1e-4)
         assert row["chosen"] == int(np.argmax(want)) and row["answer"] == question["answer"]
         assert row["chosen_norm"] == int(np.argmax([w / len(c) for w, c in zip(want, question["choices"])]))
+
+
+def test_the_harness_over_http_scores_as_by_the_class(folder):
+    """Its own request and its own reading of the answer, for texts that fit the context."""
+    if not os.path.exists(PROGRAM):
+        pytest.skip(f"{PROGRAM} is not there: run make build")
+    completions = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
+    from weft.lm_eval import Weft
+    pairs = [(q["context"], c) for q in QUESTIONS for c in q["choices"] if len(q["context"]) < 30]
+    encoded = [(list(context.encode()), list(choice.encode())) for context, choice in pairs]
+    want = Weft(model=str(folder / "m"))._loglikelihood_tokens(
+        [(pair, *tokens) for pair, tokens in zip(pairs, encoded)], disable_tqdm=True)
+    with subprocess.Popen([PROGRAM, "serve", "--model", folder / "m", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            line = server.stdout.readline()
+            if not line:
+                pytest.skip("this build cannot serve")
+            where = json.loads(line)
+            payload = completions._create_payload(SimpleNamespace(model=where["model"]), [a + b for a, b in encoded])
+            call = urllib.request.Request("http://127.0.0.1:%d/v1/completions" % where["port"], json.dumps(payload).encode(),
+                                          {"Content-Type": "application/json"})
+            with urllib.request.urlopen(call, timeout=60) as answer:
+                got = completions.parse_logprobs(json.load(answer), ctxlens=[len(a) for a, _ in encoded])
+        finally:
+            server.terminate()
+    assert len(got) == len(want)
+    for (score, greedy), (told, likeliest) in zip(want, got):
+        assert told == pytest.approx(score, abs=1e-4) and likeliest == greedy
 
 
 def test_generation_ends_where_it_is_told(folder):

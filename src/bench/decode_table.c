@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LIST_MAX = 16, STEPS_MAX = 200, SAMPLED_MAX = 2000 };
+enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
 static const double ROW_SECONDS = 1.5;
 
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
     bench_table table;
     json_t *rows;
     char *buffer; /* that is read for the floor, in memory as the weights have */
-    int64_t contexts[LIST_MAX], batches[LIST_MAX];
+    int64_t contexts[BENCH_LIST_MAX], batches[BENCH_LIST_MAX];
     int n_contexts, n_batches, failed;
 } bench;
 
@@ -99,20 +99,6 @@ static double read_rate(bench *b) {
     volatile uint64_t used = r.sums[0]; /* so that the sums are made */
     (void)used;
     return best;
-}
-
-static weft_status read_list(const char *text, const char *fallback, const char *what,
-                             int64_t *list, int *n) {
-    text = text ? text : fallback;
-    for (*n = 0; *text; (*n)++) {
-        char *end;
-        list[*n] = strtoll(text, &end, 10);
-        if (end == text || (*end && *end != ',') || list[*n] < 1 || *n + 1 == LIST_MAX)
-            return weft_fail(WEFT_EINPUT, "--%s '%s' must be whole numbers with commas", what,
-                             text);
-        text = *end ? end + 1 : end;
-    }
-    return WEFT_OK;
 }
 
 typedef struct {
@@ -388,9 +374,10 @@ static weft_status run(bench *b) {
     b->backend = o->cuda ? weft_cuda_backend() : weft_cpu_backend();
     if (!b->backend) return WEFT_EMISSING;
     WEFT_TRY(weft_pool_create(o->setup.threads, &b->pool));
-    WEFT_TRY(
-        read_list(o->contexts, "256,2048,8192,32768", "contexts", b->contexts, &b->n_contexts));
-    WEFT_TRY(read_list(o->batches, "1,8,64", "batches", b->batches, &b->n_batches));
+    WEFT_TRY(bench_list_read(o->contexts ? o->contexts : "256,2048,8192,32768", "contexts", 1,
+                             b->contexts, &b->n_contexts));
+    WEFT_TRY(bench_list_read(o->batches ? o->batches : "1,8,64", "batches", 1, b->batches,
+                             &b->n_batches));
     b->rows = json_array();
     b->buffer = weft_cpu_backend() ? weft_cpu_backend()->alloc(BUFFER_BYTES) : NULL;
     if (!b->buffer || !b->rows) return weft_fail(WEFT_ENOMEM, "bench: no memory");

@@ -4,6 +4,7 @@
 #include "base/order.h"
 #include "base/text.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <time.h>
@@ -26,8 +27,22 @@ void bench_samples_free(bench_samples *s) {
     *s = (bench_samples){0};
 }
 
-/* The value below which a part `p` of the sorted measurements lies, interpolated. */
-static double quantile(const bench_samples *s, double p) {
+weft_status bench_list_read(const char *text, const char *what, double unit, int64_t *list,
+                            int *n) {
+    for (*n = 0; *text; (*n)++) {
+        char *end;
+        double value = strtod(text, &end) / unit;
+        bool good = end > text && (!*end || *end == ',') && value >= 0.5 && value < 0x1p53;
+        list[*n] = good ? llround(value) : 0;
+        if (!good || fabs(value - (double)list[*n]) > 1e-6 * value || *n + 1 == BENCH_LIST_MAX)
+            return weft_fail(WEFT_EINPUT, "--%s '%s' must be %s numbers with commas", what, text,
+                             unit == 1 ? "whole" : "positive");
+        text = *end ? end + 1 : end;
+    }
+    return WEFT_OK;
+}
+
+double bench_quantile(const bench_samples *s, double p) {
     if (!s->count) return 0;
     qsort(s->value, s->count, sizeof *s->value, weft_order_doubles);
     double at = p * (double)(s->count - 1);
@@ -37,12 +52,12 @@ static double quantile(const bench_samples *s, double p) {
 }
 
 double bench_median(const bench_samples *s) {
-    return quantile(s, 0.5);
+    return bench_quantile(s, 0.5);
 }
 
 double bench_spread(const bench_samples *s) {
-    double middle = quantile(s, 0.5);
-    return middle > 0 ? 0.5 * (quantile(s, 0.75) - quantile(s, 0.25)) / middle : 0;
+    double middle = bench_median(s);
+    return middle > 0 ? 0.5 * (bench_quantile(s, 0.75) - bench_quantile(s, 0.25)) / middle : 0;
 }
 
 static void put_cell(bench_table *t, const char *text) {

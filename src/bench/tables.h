@@ -75,6 +75,32 @@ typedef struct {
 
 weft_status bench_speculate_table(const bench_speculate_options *options);
 
+/* A server under load: a row for each rate at which requests arrive, by chance and independent of each other (a
+ * Poisson process), whether the server has answered the others or not; then texts that are being written while
+ * a long prompt is read. `failed`: requests that were neither answered nor refused by a full queue. */
+typedef struct {
+    bench_setup setup;
+    const char *host, *model; /* the name is for the table's head */
+    int port;
+    int64_t vocab;     /* prompts are tokens below this */
+    const char *rates; /* requests in a second, with commas */
+    const char *prompts,
+        *most;           /* tokens of prompts and of texts, from which each request draws one */
+    int64_t requests;    /* of a row */
+    int64_t long_prompt; /* tokens; 0: that is left out */
+    int64_t streams;     /* texts beside it */
+    uint64_t seed;
+    double first_seconds,
+        between_seconds; /* within which the first token, and on average the others, come
+                                              in a request that counts as good */
+} bench_serve_options;
+
+weft_status bench_serve_table(const bench_serve_options *options, int *failed);
+
+/* Numbers with commas between them, in units of `unit`: 1, or a thousandth. */
+enum { BENCH_LIST_MAX = 16 };
+weft_status bench_list_read(const char *text, const char *what, double unit, int64_t *list, int *n);
+
 /* Sleeps, so that threads of the other side which still spin for work go to sleep first. */
 void bench_pause(double seconds);
 
@@ -89,6 +115,8 @@ typedef struct {
 void bench_samples_add(bench_samples *s, double seconds);
 void bench_samples_free(bench_samples *s);
 
+/* The value below which a part `p` of the measurements lies, interpolated; 0 without measurements. */
+double bench_quantile(const bench_samples *s, double p);
 /* The middle value, and half the distance of the quartiles as a part of it: half of all measurements
  * lie within median · (1 ± spread), roughly. 0 without measurements. */
 double bench_median(const bench_samples *s);

@@ -1,8 +1,12 @@
 /* weft bench: measured rows, a peer beside them. `train` measures whole training steps, `attention`
- * the attention operations alone, `decode` generation. */
+ * the attention operations alone, `decode` generation, `serve` a server under load. */
 #include "base/files.h"
+#include "base/json.h"
+#include "base/scope.h"
 #include "bench/tables.h"
+#include "cli/args.h"
 #include "cli/checkpoint.h"
+#include "cli/child.h"
 
 #include <math.h>
 #include <signal.h>
@@ -38,6 +42,27 @@ const char weft_help_bench[] =
     "trained "
     "on; default: embedded\n"
     "  --text FILE        with --speculate: a text of another kind; default: this help\n"
+    "serve: a server under load. Requests arrive by chance (a Poisson process), whether those "
+    "before "
+    "them were answered or not; throughput, the time to the first token and between tokens, and "
+    "the "
+    "share of requests that were good; then texts that are written while a long prompt is read.\n"
+    "  --model DIR        the checkpoint to serve, by a server that ends with the benchmark; with "
+    "-o, --threads, --dtype and --device\n"
+    "  --serve \"WORDS\"    more options of that server, such as \"--sequences 8 --context 9000\"\n"
+    "  --url URL          in its place a server that runs: http://HOST:PORT\n"
+    "  --rates R,R        requests in a second, a row each; default: 1,2,4\n"
+    "  --requests N       of a row; default: 32\n"
+    "  --prompts N,N      tokens of prompts, of which each request draws one; default: 16,64,256, "
+    "less where the context is below 512\n"
+    "  --tokens N,N       the same of texts; default: 16,64, or less\n"
+    "  --good-first MS    a request is good whose first token comes within that time; default: "
+    "1000\n"
+    "  --good-between MS  and the others on average in that time each; default: 100\n"
+    "  --long N           tokens of the long prompt; 0: none; default: 8192, or what fits the "
+    "context\n"
+    "  --streams N        texts beside it; default: 4\n"
+    "  --seed N           of arrivals and prompts; default: 1\n"
     "all:\n"
     "  --peer COMMAND     measure another program in turns: \"python3 bench/peer_train.py\" for "
     "train, \"python3 bench/peer.py\" for attention, \"python3 bench/peer_decode.py\" for decode "
@@ -49,11 +74,21 @@ const char weft_help_bench[] =
 
 typedef struct {
     const char *what, *shape, *variants, *peer, *contexts, *batches, *prompt_text;
-    const char *speculate, *model, *text;
+    const char *speculate, *text; /* of decode --speculate */
+    const char *model;            /* of that and of serve */
     int64_t steps, prompt;
     double settle; /* below 0: not given */
     bool profile, quick;
+    /* Of serve. */
+    const char *url, *words, *rates, *prompts, *tokens;
+    int64_t requests, good_first, good_between, long_prompt, streams; /* below 0: not given */
 } bench_args;
+
+static bool has_serve_options(const bench_args *own) {
+    return own->url || own->words || own->rates || own->prompts || own->tokens ||
+           own->requests > 0 || own->good_first > 0 || own->good_between > 0 ||
+           own->long_prompt >= 0 || own->streams > 0;
+}
 
 /* The sizes to measure: a shape's, or a config's. */
 static int find_source(const weft_args *a, const bench_args *own, const char *usual,
@@ -148,9 +183,88 @@ static int bench_speculate(const weft_args *a, const bench_args *own, const benc
     return weft_args_end(a, status);
 }
 
+/* The words for weft serve; `text` is where its own are split. */
+static int list_words(const weft_args *a, const bench_args *own, char *text, const char **words) {
+    enum { MOST = 60 };
+    static char threads[16];
+    int n = 0;
+    const char *const given[][2] = {{"serve", NULL},
+                                    {"--model", own->model},
+                                    {"--threads", a->threads ? threads : NULL},
+                                    {"--dtype", a->dtype},
+                                    {"--device", a->device}};
+    snprintf(threads, sizeof threads, "%d", a->threads);
+    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
+        if (i == 0 || given[i][1]) words[n++] = given[i][0];
+        if (given[i][1]) words[n++] = given[i][1];
+    }
+    for (int i = 0; i < a->n_overrides && n + 2 < MOST; i++) {
+        words[n++] = "-o";
+        words[n++] = a->overrides[i];
+    }
+    for (char *at = text, *word; (word = strtok_r(at, " ", &at)) && n < MOST;)
+        words[n++] = word;
+    words[n] = NULL;
+    return n < MOST ? WEFT_EXIT_DONE : weft_args_refuse(a, "too many options for the server");
+}
+
+static int bench_serve(const weft_args *a, const bench_args *own, const bench_setup *setup,
+                       int *failed) {
+    char host[256] = "127.0.0.1";
+    const char *words[64];
+    int port = 0;
+    pid_t pid = 0;
+    WEFT_AUTO_DECREF json_t *line = NULL;
+    if (!own->model == !own->url)
+        return weft_args_refuse(a, "serve needs --model DIR, or --url of a server that runs");
+    if (a->config || a->variant || own->shape || own->variants || own->steps || own->quick ||
+        own->settle >= 0 || own->profile || own->peer)
+        return weft_args_refuse(a, "serve takes --model, --rates and what 'weft help bench' lists "
+                                   "with them");
+    if (own->url && (own->words || a->n_overrides || a->threads || a->dtype || a->device))
+        return weft_args_refuse(a, "the server at --url has options of its own");
+    if (own->url && sscanf(own->url, "http://%255[^:/]:%d", host, &port) != 2)
+        return weft_args_refuse(a, "--url '%s' must be http://HOST:PORT", own->url);
+    if (own->model) {
+        WEFT_AUTO_FREE char *text = strdup(own->words ? own->words : "");
+        int status = text ? list_words(a, own, text, words) : WEFT_EXIT_FAILED;
+        if (!status) status = weft_child_start(words, false, -1, &pid, &line);
+        if (status) return status; /* it has said why */
+    }
+    int64_t context = json_integer_value(json_object_get(line, "context")),
+            vocab = json_integer_value(json_object_get(line, "vocabulary"));
+    int64_t fits = own->url         ? 0
+                   : context > 8192 ? 8192
+                                    : context - 1,
+            base = context && context < 512 ? context : 512;
+    char prompts[64], tokens[64];
+    snprintf(prompts, sizeof prompts, "%lld,%lld,%lld", (long long)(base + 31) / 32,
+             (long long)(base + 7) / 8, (long long)base / 2);
+    snprintf(tokens, sizeof tokens, "%lld,%lld", (long long)(base + 31) / 32,
+             (long long)(base + 7) / 8);
+    bench_serve_options o = {
+        .setup = *setup,
+        .host = host,
+        .port = own->url ? port : (int)json_integer_value(json_object_get(line, "port")),
+        .model = own->url ? own->url : own->model,
+        .vocab = own->url ? 256 : vocab,
+        .rates = own->rates ? own->rates : "1,2,4",
+        .prompts = own->prompts ? own->prompts : prompts,
+        .most = own->tokens ? own->tokens : tokens,
+        .requests = own->requests > 0 ? own->requests : 32,
+        .long_prompt = own->long_prompt >= 0 ? own->long_prompt : fits,
+        .streams = own->streams > 0 ? own->streams : 4,
+        .seed = a->seed >= 0 ? (uint64_t)a->seed : 1,
+        .first_seconds = own->good_first > 0 ? 1e-3 * (double)own->good_first : 1,
+        .between_seconds = own->good_between > 0 ? 1e-3 * (double)own->good_between : 0.1};
+    int status = weft_args_end(a, bench_serve_table(&o, failed));
+    int ended = weft_child_stop(pid);
+    return status ? status : ended;
+}
+
 int weft_cmd_bench(int argc, char **argv) {
     weft_args args;
-    bench_args own = {.prompt = 512, .settle = -1};
+    bench_args own = {.prompt = 512, .settle = -1, .long_prompt = -1};
     const weft_arg options[] = {
         {"--shape", .value = &own.shape},
         {"--variants", .value = &own.variants},
@@ -165,20 +279,35 @@ int weft_cmd_bench(int argc, char **argv) {
         {"--text", .value = &own.text},
         {"--batches", .value = &own.batches},
         {"--prompt", .value = &own.prompt_text, .number = &own.prompt, .max = 32768},
+        {"--url", .value = &own.url},
+        {"--serve", .value = &own.words},
+        {"--rates", .value = &own.rates},
+        {"--requests", .number = &own.requests, .min = 1, .max = 1 << 20},
+        {"--prompts", .value = &own.prompts},
+        {"--tokens", .value = &own.tokens},
+        {"--good-first", .number = &own.good_first, .min = 1, .max = 1 << 30},
+        {"--good-between", .number = &own.good_between, .min = 1, .max = 1 << 30},
+        {"--long", .number = &own.long_prompt, .max = 1 << 28},
+        {"--streams", .number = &own.streams, .min = 1, .max = 4096},
         {0},
     };
     int status = weft_args_parse(&args, argc, argv, ARGS_ALL, options, &own.what, 1), failed = 0;
     if (status) return status;
-    if (!own.what) return weft_args_refuse(&args, "say what: train, decode or attention");
-    bool decode = strcmp(own.what, "decode") == 0, train = strcmp(own.what, "train") == 0;
-    if (!decode && !train && strcmp(own.what, "attention") != 0)
-        return weft_args_refuse(&args, "there is no '%s'; there are train, decode and attention",
-                                own.what);
+    if (!own.what) return weft_args_refuse(&args, "say what: train, decode, attention or serve");
+    bool decode = strcmp(own.what, "decode") == 0, train = strcmp(own.what, "train") == 0,
+         serve = strcmp(own.what, "serve") == 0;
+    if (!decode && !train && !serve && strcmp(own.what, "attention") != 0)
+        return weft_args_refuse(
+            &args, "there is no '%s'; there are train, decode, attention and serve", own.what);
+    if (!serve && has_serve_options(&own))
+        return weft_args_refuse(&args, "--rates and what stands with them in 'weft help bench' are "
+                                       "serve's");
     if (!decode && (own.contexts || own.batches || own.prompt_text))
         return weft_args_refuse(&args, "--contexts, --batches and --prompt are decode's");
-    bool speculate = own.speculate || own.model || own.text;
+    bool speculate = own.speculate || own.text || (own.model && !serve);
     if (!decode && speculate)
-        return weft_args_refuse(&args, "--speculate, --model and --text are decode's");
+        return weft_args_refuse(
+            &args, "--speculate and --text are decode's, --model is decode's and serve's");
     signal(SIGPIPE, SIG_IGN); /* a peer that is gone is an answer, not an end */
     bench_setup setup = {.peer = own.peer,
                          .threads = args.threads,
@@ -187,6 +316,7 @@ int weft_cmd_bench(int argc, char **argv) {
     status = train       ? bench_train(&args, &own, &setup, &failed)
              : speculate ? bench_speculate(&args, &own, &setup)
              : decode    ? bench_decode(&args, &own, &setup, &failed)
+             : serve     ? bench_serve(&args, &own, &setup, &failed)
                          : bench_attention(&args, &own, &setup, &failed);
     return !status && failed ? WEFT_EXIT_FAILED : status;
 }

@@ -69,7 +69,7 @@
       "--model DIR --out DIR --what heads|ffn|z-heads|cross --keep X [--sparse] [--json]",         \
       "remove the least important parts of a model",                                               \
       "weft prune --model runs/book --out smaller --what heads --keep 0.5")                        \
-    X("Tools", bench, "train|decode|attention [--peer COMMAND] [--json]",                          \
+    X("Tools", bench, "train|decode|attention|serve [--peer COMMAND] [--json]",                    \
       "measure speed and memory, also beside PyTorch",                                             \
       "weft bench train --config defconfigs/demo")                                                 \
     X("Tools", version, "[--json]", "the version, and the parts of this build", "weft version")

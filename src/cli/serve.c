@@ -36,6 +36,10 @@ const char weft_help_serve[] =
     "same. "
     "HOW is ngram (what came behind the same tokens before), or the folder of a smaller model with "
     "the same tokenizer, whose cache comes on top of --cache-mib\n"
+    "  --prompt-share N   while texts are written, the time that prompts take of a step, in "
+    "percent "
+    "of that for the texts' next tokens; default: 75, so that a long prompt less than doubles the "
+    "time between tokens; 0: pieces of 256 tokens\n"
     "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
     "as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
@@ -50,7 +54,8 @@ const char weft_help_serve[] =
     "  --dtype T          f32, bf16 or f64\n"
     "  --device D         cpu, cuda or auto (the default: a GPU if there is one)\n"
     "  --threads N        default: one per processor\n"
-    "  --json             print the address as one object\n"
+    "  --json             print the address, and the model's name, context and vocabulary, as one "
+    "object\n"
     "\n"
     "SIGTERM, SIGHUP or Ctrl-C finishes the requests that are being answered and stops; a second "
     "one stops at once. docs/guide/serving.md has examples.\n";
@@ -61,9 +66,10 @@ typedef struct {
     weft_args args;
     const char *paths[WEFT_SERVED_MOST], *key_file, *name, *speculate;
     bool unchecked;
-    int64_t port, context, cache_mib, request_seconds, answer_seconds;
+    int64_t port, context, cache_mib, prompt_share, request_seconds, answer_seconds;
     weft_server_options options;
     weft_loaded loaded[WEFT_SERVED_MOST], drafts[WEFT_SERVED_MOST];
+    weft_generator_stats sizes[WEFT_SERVED_MOST];
     weft_served_model models[WEFT_SERVED_MOST];
     char names[WEFT_SERVED_MOST][NAME_MOST];
     weft_server *server;
@@ -85,6 +91,7 @@ static int read_options(serving *s, int argc, char **argv) {
         {"--context", .number = &s->context, .min = 1, .max = 1 << 28},
         {"--cache-mib", .number = &s->cache_mib, .min = 1, .max = 1 << 28},
         {"--speculate", .value = &s->speculate},
+        {"--prompt-share", .number = &s->prompt_share, .max = 10000},
         {"--max-tokens", .number = &o->max_tokens, .min = 1, .max = 1 << 28},
         {"--max-body", .number = &o->body_bytes, .min = 64, .max = 1 << 30},
         {"--connections", .number = &o->connections, .min = 1, .max = 1 << 20},
@@ -151,15 +158,13 @@ static void allow_files(int64_t connections) {
                  (long long)limit.rlim_cur, (long long)connections);
 }
 
-static void warn_of_small_cache(const serving *s, const weft_generator *g, int64_t context) {
-    weft_generator_stats stats;
-    weft_generator_count(g, &stats);
+static void warn_of_small_cache(const serving *s, int64_t held, int64_t context) {
     int64_t wanted = s->context ? s->context : context;
-    if (stats.context < wanted)
+    if (held < wanted)
         weft_log(WEFT_LOG_WARN,
                  "serve: --cache-mib %lld holds %lld tokens, fewer than a context of %lld; texts "
                  "end there",
-                 (long long)s->cache_mib, (long long)stats.context, (long long)wanted);
+                 (long long)s->cache_mib, (long long)held, (long long)wanted);
 }
 
 static weft_status open_model(serving *s, int k) {
@@ -169,11 +174,13 @@ static weft_status open_model(serving *s, int k) {
     find_name(s, k);
     weft_generator_limits limits = {.sequences = s->options.sequences,
                                     .context = s->context,
-                                    .cache_bytes = s->cache_mib << 20};
+                                    .cache_bytes = s->cache_mib << 20,
+                                    .prompt_share = 0.01 * (double)s->prompt_share};
     WEFT_TRY(
         weft_speculation_open(&s->args, s->speculate, s->unchecked, l, s->drafts + k, &limits));
     WEFT_TRY(weft_generator_open(l->model, l->backend, l->pool, &limits, &m->generator));
-    warn_of_small_cache(s, m->generator, l->config.context);
+    weft_generator_count(m->generator, s->sizes + k);
+    warn_of_small_cache(s, s->sizes[k].context, l->config.context);
     m->name = s->names[k];
     m->chat_template = l->config.chat_template;
     m->tokenizer = l->tokenizer;
@@ -258,6 +265,7 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
 
 int weft_cmd_serve(int argc, char **argv) {
     serving s = {.port = 8000,
+                 .prompt_share = 75,
                  .request_seconds = 30,
                  .answer_seconds = 600,
                  .options = {.host = "127.0.0.1",
@@ -275,7 +283,9 @@ int weft_cmd_serve(int argc, char **argv) {
         bool two = s.paths[1] != NULL;
         snprintf(what, sizeof what, "serving %s%s%s", s.names[0], two ? " and " : "", s.names[1]);
         print_address(&s.args, what, s.options.host, weft_server_port(s.server),
-                      json_pack("{s:s}", "model", s.names[0]));
+                      json_pack("{s:s, s:I, s:I}", "model", s.names[0], "context",
+                                (json_int_t)s.sizes[0].context, "vocabulary",
+                                (json_int_t)s.sizes[0].vocab));
         wait_for_end(&s, &signals);
     }
     close_all(&s);

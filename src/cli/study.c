@@ -8,6 +8,7 @@
 #include "bench/limits.h"
 #include "cli/args.h"
 #include "cli/checkpoint.h"
+#include "cli/child.h"
 #include "cli/own_text.h"
 #include "comm/launch.h"
 #include "cpu/backend.h"
@@ -18,14 +19,9 @@
 #include "train/stop.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 const char weft_help_study[] =
@@ -358,60 +354,25 @@ static void tell_verdicts(const char *database, const weft_study_result *r) {
     json_decref(report);
 }
 
-/* The live page of a study that runs on a terminal: `weft watch` in a process of its own, as long as the study
- * runs, which tells its port by one line of JSON on a pipe. 0: none, because standard error is no terminal,
- * WEFT_WATCH is "no", or this build has no HTTP. A page that does not start keeps no study from running. */
-static void stop_page(pid_t pid) {
-    if (pid <= 0) return;
-    kill(pid, SIGTERM);
-    waitpid(pid, NULL, 0);
-}
-
-#ifdef WEFT_HAVE_MICROHTTPD
-
-/* The port of its line; 0: none came. */
-static int read_port(int from) {
-    char line[256] = "";
-    struct pollfd p = {.fd = from, .events = POLLIN};
-    ssize_t n = poll(&p, 1, 5000) == 1 ? read(from, line, sizeof line - 1) : 0;
-    json_t *object = n > 0 ? json_loadb(line, (size_t)n, 0, NULL) : NULL;
-    int port = (int)json_integer_value(json_object_get(object, "port"));
-    json_decref(object);
-    return port;
-}
-
+/* The live page of a study that runs on a terminal, as long as the study runs. 0: none, because standard error
+ * is no terminal, WEFT_WATCH is "no", or this build has no HTTP. A page that does not start keeps no study from
+ * running. */
 static pid_t start_page(const char *folder) {
     const char *wish = getenv("WEFT_WATCH");
-    int ends[2];
-    if (!isatty(STDERR_FILENO) || (wish && strcmp(wish, "no") == 0)) return 0;
-    if (weft_folder_make(folder) != WEFT_OK || pipe2(ends, O_CLOEXEC) != 0) return 0;
-    pid_t pid = fork();
-    if (pid == 0) {
-        /* In the child; does not return. It ends with the study, whatever ends that. */
-        char *words[] = {"weft", "watch", (char *)(uintptr_t)folder, "--port", "0", "--json", NULL};
-        int nothing = open("/dev/null", O_RDWR);
-        setpgid(0, 0);
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        if (nothing < 0 || dup2(nothing, 0) < 0 || dup2(ends[1], 1) < 0 || dup2(nothing, 2) < 0)
-            _exit(127);
-        execv("/proc/self/exe", words);
-        _exit(127);
-    }
-    close(ends[1]);
-    int port = pid > 0 ? read_port(ends[0]) : 0;
-    close(ends[0]);
-    if (port)
-        weft_log(WEFT_LOG_INFO, "live at http://127.0.0.1:%d", port);
-    else
-        stop_page(pid);
-    return port ? pid : 0;
-}
+    pid_t pid = 0;
+#ifdef WEFT_HAVE_MICROHTTPD
+    bool wanted = isatty(STDERR_FILENO) && !(wish && strcmp(wish, "no") == 0);
 #else
-static pid_t start_page(const char *folder) {
-    (void)folder;
-    return 0;
-}
+    bool wanted = false && wish;
 #endif
+    if (!wanted || weft_folder_make(folder) != WEFT_OK) return 0;
+    WEFT_AUTO_DECREF json_t *line = NULL;
+    weft_child_start((const char *const[]){"watch", folder, NULL}, true, 5000, &pid, &line);
+    if (line)
+        weft_log(WEFT_LOG_INFO, "live at http://127.0.0.1:%lld",
+                 (long long)json_integer_value(json_object_get(line, "port")));
+    return pid;
+}
 
 static weft_status run_study(const weft_args *args, const study_args *own, weft_study *s,
                              const weft_backend *backend, weft_pool **pool, weft_study_result *r) {
@@ -434,7 +395,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     if (status == WEFT_OK) status = weft_report_vacant(o.out);
     pid_t page = status == WEFT_OK && !args->json ? start_page(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
-    stop_page(page);
+    weft_child_stop(page);
     WEFT_TRY(status);
     WEFT_TRY(weft_path(database, "%s/runs.db", o.out));
     char config[WEFT_PATH_MAX];

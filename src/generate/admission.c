@@ -76,6 +76,7 @@ static weft_status share_beginning(weft_generator *g, sequence *s) {
     int64_t most = (s->n_tokens - 1) / PAGE, found = 0, usable = 0;
     int32_t pages[1024], before = -1;
     if (g->limits.no_sharing || s->n_tokens > g->limits.context) return WEFT_OK;
+    if (generator_tells_prompt(s, s->n_made - 1)) return WEFT_OK; /* by what is computed */
     most = most < 1024 ? most : 1024;
     while (found < most) {
         int32_t page =

@@ -3,6 +3,7 @@
  * step in one launch, that reads and writes the same pages, and graphs are for whole blocks only.
  * Where it can let graphs follow each other without the host, they do. */
 #include "generate/decoder.h"
+#include "base/clock.h"
 #include "base/getter.h"
 #include "base/scope.h"
 
@@ -20,6 +21,8 @@ typedef struct {
     weft_cached_graph graph;
     weft_exec *exec;
     weft_binding *bindings;
+    bool apart;    /* for runs in pieces, between which others run */
+    double *taken; /* seconds of each operation in its last run, of one that is apart */
 } row_graph;
 
 /* A state that all graphs share. */
@@ -39,6 +42,8 @@ struct weft_decoder {
     int64_t n_states, state_bytes, page_bytes;
     row_graph *graphs[GRAPHS_MAX];
     int n_graphs;
+    row_graph *begun; /* in pieces, up to operation begun_at; NULL: none */
+    int64_t begun_at, begun_wanted;
     int32_t *table;                 /* [slots, table_pages] */
     int32_t *ints;                  /* tokens, positions, slots, wanted: of a run */
     const weft_step_backend *steps; /* NULL: operation by operation */
@@ -56,6 +61,7 @@ static weft_status no_memory(void) {
 static void close_graph(row_graph *g) {
     if (!g) return;
     weft_exec_destroy(g->exec);
+    free(g->taken);
     free(g->bindings);
     weft_cached_destroy(&g->graph);
     free(g);
@@ -163,7 +169,8 @@ static weft_status fill_rotations(const row_graph *g) {
                            rotations->dtype == WEFT_F64 ? (void *)values : (void *)narrow);
 }
 
-static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row_graph **out) {
+static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, bool apart,
+                              row_graph **out) {
     *out = NULL;
     WEFT_AUTO(close_graph_at) row_graph *g = calloc(1, sizeof *g);
     if (!g) return no_memory();
@@ -190,6 +197,10 @@ static weft_status open_graph(weft_decoder *d, int64_t rows, int64_t wanted, row
     weft_exec_options options = {.bindings = g->bindings};
     WEFT_TRY(weft_exec_create(g->graph.model.graph, d->backend, d->pool, &options, &g->exec));
     WEFT_TRY(fill_rotations(g));
+    g->apart = apart;
+    if (apart)
+        g->taken = calloc((size_t)weft_graph_node_count(g->graph.model.graph), sizeof(double));
+    if (apart && !g->taken) return no_memory();
     *out = d->graphs[d->n_graphs++] = weft_steal(&g);
     return WEFT_OK;
 }
@@ -203,13 +214,15 @@ static int64_t round_rows(int64_t rows) {
     return n;
 }
 
-static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, row_graph **out) {
+static weft_status find_graph(weft_decoder *d, int64_t rows, int64_t wanted, bool apart,
+                              row_graph **out) {
     for (int i = 0; i < d->n_graphs; i++) {
         *out = d->graphs[i];
-        if ((*out)->graph.shape.rows == rows && (*out)->graph.shape.wanted == wanted)
+        if ((*out)->graph.shape.rows == rows && (*out)->graph.shape.wanted == wanted &&
+            (*out)->apart == apart)
             return WEFT_OK;
     }
-    return open_graph(d, rows, wanted, out);
+    return open_graph(d, rows, wanted, apart, out);
 }
 
 /* Weights for a step are bf16 unless others are wanted. */
@@ -262,7 +275,7 @@ weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, 
     if (d->backend->samplers) d->there = backend->alloc(table_bytes(d));
     if (!d->table || !d->ints || !d->changed || (!d->there && backend->samplers))
         return refuse_cache(d);
-    WEFT_TRY(open_graph(d, 1, 1, &first));
+    WEFT_TRY(open_graph(d, 1, 1, false, &first));
     WEFT_TRY(open_step(d));
     /* Graphs follow each other where there is no step of one launch. */
     if (!d->step && d->there)
@@ -310,7 +323,7 @@ double weft_decoder_phase_seconds(const weft_decoder *d) {
 static weft_status start_graph(weft_decoder *d, const weft_step_rows *rows) {
     row_graph *g;
     int64_t room = round_rows(rows->count);
-    WEFT_TRY(find_graph(d, room, room, &g));
+    WEFT_TRY(find_graph(d, room, room, false, &g));
     weft_sampler_graph graph = {.exec = g->exec,
                                 .tokens = g->graph.model.tokens,
                                 .position = g->graph.rows.position,
@@ -367,13 +380,11 @@ weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *r
     return WEFT_OK;
 }
 
-weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                             float *logits) {
+/* Puts rows into a graph for as many; *wanted: how many of them are. */
+static weft_status place_rows(weft_decoder *d, const weft_decoder_row *rows, int64_t n, bool apart,
+                              row_graph **out, int64_t *n_wanted) {
     if (n < 1 || (n > weft_decoder_rows(d) && n != WEFT_DECODER_BLOCK))
         return weft_fail(WEFT_EBUG, "generate: a run of %lld rows", (long long)n);
-    int32_t sampled[WEFT_DECODER_ROWS_MAX];
-    if (weft_decoder_samples(d) && n != WEFT_DECODER_BLOCK)
-        return weft_decoder_run_sampling(d, rows, n, logits, sampled);
     int64_t room = round_rows(n), count = 0;
     int32_t *tokens = d->ints, *position = tokens + room, *slot = position + room;
     int32_t *wanted = slot + room;
@@ -386,16 +397,58 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
         slot[r] = rows[r].slot;
         if (rows[r].wanted) wanted[count++] = (int32_t)r;
     }
-    row_graph *g;
-    WEFT_TRY(find_graph(d, room, count <= 1 ? 1 : room, &g));
+    WEFT_TRY(find_graph(d, room, count <= 1 ? 1 : room, apart, out));
+    row_graph *g = *out;
+    *n_wanted = count;
     WEFT_TRY(weft_exec_write(g->exec, g->graph.model.tokens, tokens));
     WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.position, position));
     WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.slot, slot));
     WEFT_TRY(weft_exec_write(g->exec, g->graph.rows.table, d->table));
     WEFT_TRY(weft_exec_write(g->exec, g->graph.wanted, wanted));
-    WEFT_TRY(weft_mirror_use(d->model->mirror, d->backend));
+    return weft_mirror_use(d->model->mirror, d->backend);
+}
+
+weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                             float *logits) {
+    int32_t sampled[WEFT_DECODER_ROWS_MAX];
+    if (weft_decoder_samples(d) && n >= 1 && n <= weft_decoder_rows(d))
+        return weft_decoder_run_sampling(d, rows, n, logits, sampled);
+    row_graph *g;
+    int64_t wanted;
+    WEFT_TRY(place_rows(d, rows, n, false, &g, &wanted));
     WEFT_TRY(weft_exec_run(g->exec, &(weft_run){0}));
-    return count ? read_logits(g, count, logits) : WEFT_OK;
+    return wanted ? read_logits(g, wanted, logits) : WEFT_OK;
+}
+
+/* Operations from *at on, for so long. */
+static weft_status run_operations(const row_graph *g, double seconds, int64_t *at) {
+    double start = weft_clock(), now = start, end = start + seconds;
+    int64_t count = weft_graph_node_count(g->graph.model.graph);
+    for (; *at < count && (now == start || now + g->taken[*at] <= end); ++*at) {
+        double before = now;
+        WEFT_TRY(weft_exec_walk_part(g->exec, *at, *at + 1));
+        now = weft_clock();
+        g->taken[*at] = now - before;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                   double seconds, float *logits, bool *done) {
+    *done = true;
+    if (d->backend->run || weft_decoder_samples(d)) return weft_decoder_run(d, rows, n, logits);
+    row_graph *g = d->begun;
+    if (!g) WEFT_TRY(place_rows(d, rows, n, true, &g, &d->begun_wanted));
+    if (!d->begun) d->begun_at = 0;
+    d->begun = NULL;
+    WEFT_TRY(run_operations(g, seconds, &d->begun_at));
+    *done = d->begun_at == weft_graph_node_count(g->graph.model.graph);
+    if (!*done) d->begun = g;
+    return *done && d->begun_wanted ? read_logits(g, d->begun_wanted, logits) : WEFT_OK;
+}
+
+void weft_decoder_drop(weft_decoder *d) {
+    d->begun = NULL;
 }
 
 WEFT_GETTER(int64_t, weft_decoder_state_bytes, weft_decoder, state_bytes)

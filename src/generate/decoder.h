@@ -33,6 +33,15 @@ int32_t *weft_decoder_table(weft_decoder *d, int32_t slot);
 weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
                              float *logits);
 
+/* The same in pieces: runs operations of the rows that were begun last, or begins these, as long as that
+ * takes no longer than `seconds` by what it took before, but one at least. *done: the logits are there. Other
+ * runs may come between, on other slots; the pages of these stay theirs. Where a backend runs graphs as a
+ * whole, and for the runs below, there is one piece. */
+weft_status weft_decoder_run_piece(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                                   double seconds, float *logits, bool *done);
+/* Gives up what was begun in pieces. */
+void weft_decoder_drop(weft_decoder *d);
+
 int64_t weft_decoder_rows(const weft_decoder *d);
 
 /* The likeliest token of each row, of equal ones the lowest, -1 where its logits are not numbers: where

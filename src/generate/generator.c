@@ -7,6 +7,7 @@
 
 #include "model/kinds.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,6 +73,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
     g->state_bytes = weft_decoder_state_bytes(g->decoder);
     g->slot_used = calloc((size_t)l.sequences, sizeof *g->slot_used);
     g->rows = weft_decoder_rows(g->decoder);
+    g->logit_rows = g->rows;
     g->logits = malloc((size_t)(g->rows * m->config.vocab_size) * sizeof *g->logits);
     g->scratch = malloc(weft_sample_room(m->config.vocab_size));
     g->state = malloc((size_t)g->state_bytes + 1);
@@ -148,7 +150,7 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
                              "token %lld of the prompt is %d, but the model knows 0 to %lld",
                              (long long)i, (int)tokens[i], (long long)g->config.vocab_size - 1);
     bool slides = g->limits.slide, goes_on = total > count;
-    if (total >= g->limits.context && !slides)
+    if (total + (sampling->max_tokens > 0) > g->limits.context && !slides)
         return weft_fail(WEFT_EINPUT, "%s %lld tokens, too many for a context of %lld; %s%s",
                          goes_on ? "with this the conversation has" : "the prompt has",
                          (long long)total, (long long)g->limits.context,
@@ -167,6 +169,17 @@ static weft_status check_request(const weft_generator *g, const int32_t *tokens,
     return WEFT_OK;
 }
 
+/* Logits of each row of a block, where a prompt has one. */
+static weft_status make_room_for_block(weft_generator *g, int64_t count) {
+    if (count < WEFT_DECODER_BLOCK || g->logit_rows == WEFT_DECODER_BLOCK) return WEFT_OK;
+    size_t bytes = (size_t)(WEFT_DECODER_BLOCK * g->config.vocab_size) * sizeof *g->logits;
+    float *grown = realloc(g->logits, bytes);
+    if (!grown) return no_memory();
+    g->logits = grown;
+    g->logit_rows = WEFT_DECODER_BLOCK;
+    return WEFT_OK;
+}
+
 WEFT_ENDED_BY(free_sequence, sequence)
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id) {
@@ -177,6 +190,10 @@ weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t
     if (s) s->pages = malloc((size_t)g->table_pages * sizeof *s->pages);
     if (!s || !s->pages) return no_memory();
     WEFT_TRY(append_tokens(s, prompt, count));
+    if (sampling->prompt_logprobs) {
+        WEFT_TRY(generator_tell(s, &(weft_sampled){.token = prompt[0], .logprob = NAN}));
+        WEFT_TRY(make_room_for_block(g, count));
+    }
     *id = s->id = g->next_id++;
     s->slot = -1;
     s->n_prompt = count;
@@ -213,16 +230,23 @@ void generator_finish(sequence *s, weft_take how) {
     s->epoch++;
 }
 
+weft_status generator_tell(sequence *s, const weft_sampled *token) {
+    if (!weft_grow_list(&s->made, &s->made_room, s->n_made + 1, sizeof *s->made))
+        return no_memory();
+    s->made[s->n_made++] = *token;
+    return WEFT_OK;
+}
+
 weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled made) {
     const weft_tokenizer *ends = s->sampling.ends;
+    WEFT_TRY(generator_tell(s, &made));
+    s->n_made--; /* one that ends the text lies behind what is told */
     if (made.token == s->sampling.end_token || (ends && weft_tokenizer_ends(ends, made.token))) {
         generator_finish(s, WEFT_TAKE_END);
         return WEFT_OK;
     }
-    if (!weft_grow_list(&s->made, &s->made_room, s->n_made + 1, sizeof *s->made))
-        return no_memory();
     WEFT_TRY(append_tokens(s, &made.token, 1));
-    s->made[s->n_made++] = made;
+    s->n_made++;
     s->number++;
     g->stats.sampled_tokens++;
     if (s->n_tokens >= s->stop_at) generator_finish(s, WEFT_TAKE_LENGTH);
@@ -236,7 +260,9 @@ weft_take weft_generator_take(weft_generator *g, int64_t id, weft_sampled *token
         *token = s->made[s->n_taken++];
         return WEFT_TAKE_TOKEN;
     }
-    return s->state == SEQUENCE_DONE ? s->end : WEFT_TAKE_WAIT;
+    if (s->state != SEQUENCE_DONE) return WEFT_TAKE_WAIT;
+    if (s->end == WEFT_TAKE_END) *token = s->made[s->n_made];
+    return s->end;
 }
 
 weft_status weft_generator_broken(void) {
@@ -259,14 +285,21 @@ void weft_generator_remove(weft_generator *g, int64_t id) {
 void weft_generator_stop(weft_generator *g, int64_t id) {
     sequence *s = generator_find(g, id);
     if (!s) return;
-    /* With tokens of the same step that are not wanted any more, what they left behind goes, too. */
+    /* With tokens of the same step that are not wanted any more, what they left behind goes, too; what is told
+     * of the prompt is no token of the text. */
     int64_t lost = s->n_made - s->n_taken;
+    if (lost > s->number) lost = s->number;
     s->n_made -= lost;
     s->n_tokens -= lost;
     s->number -= (uint32_t)lost;
+    if (s->state == SEQUENCE_DONE && !lost) return;
+    /* Half of a prompt's run may have changed what it keeps. */
+    bool halfway = false;
+    for (int i = 0; i < g->prompts.n_of; i++)
+        halfway |= g->prompts.id[i] == id;
+    if (lost || halfway) generator_give_back(g, s);
     if (s->slot < 0) s->n_computed = 0;
-    if (lost) generator_give_back(g, s);
-    if (s->state != SEQUENCE_DONE || lost) generator_finish(s, WEFT_TAKE_LENGTH);
+    generator_finish(s, WEFT_TAKE_LENGTH);
 }
 
 int64_t weft_generator_shared(const weft_generator *g, int64_t id) {

@@ -9,15 +9,15 @@
  *     weft_generator_remove(g, id);
  *
  * Sequences join and leave between steps. One that is added waits until there is a place; in a step
- * every running one makes a token, and prompts are read piece by piece beside them, so that a long
- * prompt does not hold the others up. What tokens leave behind lies in pages of one pool; sequences
+ * every running one makes a token, and prompts are read piece by piece beside them, as large as
+ * prompt_share says, so that a long prompt does not hold the others up. What tokens leave behind lies in pages of one pool; sequences
  * that begin alike share the pages of their common beginning. When the pool is full the sequence
  * that was added last gives its pages back and waits; it is computed again later and goes on where
  * it was.
  *
  * A sequence makes the same tokens, from the same bits, alone or among others, whether its prompt's
- * pages were shared or not, whether it was set back or not, with speculation or without, at any number
- * of threads.
+ * pages were shared or not, in whatever pieces, whether it was set back or not, with speculation or
+ * without, at any number of threads.
  *
  * Not for several threads at a time: who has several holds a lock around each call. */
 #pragma once
@@ -42,6 +42,9 @@ typedef struct {
     const weft_model
         *draft; /* what this model says; NULL: no. Of the same vocabulary, and outlives the
                                 generator. Its cache is beside cache_bytes */
+    double
+        prompt_share; /* while tokens are made, a step's time for prompts is at most this many times
+                            that for the tokens, or one operation's; 0: a whole block of a prompt */
 } weft_generator_limits;
 
 /* Fails where the config cannot generate (CAUSAL=n, a gate that is pooled over the sequence), and
@@ -52,7 +55,7 @@ weft_status weft_generator_open(const weft_model *m, const weft_backend *backend
 void weft_generator_close(weft_generator *g);
 
 /* Adds a sequence that begins with these tokens, one at least. It fails if a token is not the
- * model's, if the prompt leaves no room for a token, or if the whole pool could not hold it. */
+ * model's, if the prompt leaves no room for max_tokens of 1, or if the whole pool could not hold it. */
 weft_status weft_generator_add(weft_generator *g, const int32_t *prompt, int64_t count,
                                const weft_sampling *sampling, int64_t *id);
 
@@ -72,7 +75,7 @@ weft_status weft_generator_step(weft_generator *g);
 typedef enum {
     WEFT_TAKE_WAIT,   /* nothing yet */
     WEFT_TAKE_TOKEN,  /* a token was given */
-    WEFT_TAKE_END,    /* there are no more: the end-of-text token came, which is not given */
+    WEFT_TAKE_END,    /* there are no more: the token that was given came, which ends the text */
     WEFT_TAKE_LENGTH, /* there are no more: max_tokens, or the end of the context */
     WEFT_TAKE_BROKEN  /* there are no more: the logits behind the last token are not numbers */
 } weft_take;

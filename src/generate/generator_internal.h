@@ -41,8 +41,8 @@ typedef struct {
     int64_t n_sealed; /* of them, offered to others */
     int32_t slot;
     weft_sampling sampling;
-    uint32_t number; /* tokens sampled */
-    weft_sampled *made;
+    uint32_t number;    /* tokens sampled */
+    weft_sampled *made; /* what is told: where it is asked for, of the prompt too */
     int64_t n_made, n_taken, made_room;
     int64_t shared;
     draft draft;
@@ -56,6 +56,16 @@ typedef struct {
     uint32_t epoch[WEFT_DECODER_ROWS_MAX];
 } flight;
 
+/* Rows of one run, and whose they are. */
+typedef struct {
+    weft_decoder_row rows[WEFT_DECODER_BLOCK];
+    int64_t n;
+    sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
+    int64_t count[WEFT_DECODER_ROWS_MAX], id[WEFT_DECODER_ROWS_MAX];
+    uint32_t epoch[WEFT_DECODER_ROWS_MAX]; /* theirs when it began */
+    int n_of;
+} batch;
+
 struct weft_generator {
     weft_decoder *decoder;
     weft_pages *pages;
@@ -66,7 +76,8 @@ struct weft_generator {
     int64_t n_list, list_room, next_id;
     bool *slot_used;
     int64_t rows;  /* of a run, at most: weft_decoder_rows */
-    float *logits; /* [rows, V] */
+    float *logits; /* [logit_rows, V] */
+    int64_t logit_rows;
     void *scratch; /* for sampling */
     void *state;   /* of a sequence */
     void *states;  /* [sequences]: as they were before drafted tokens */
@@ -74,13 +85,20 @@ struct weft_generator {
     double row_cost,
         draft_cost; /* of a row more, and of a drafted token, beside a step of one row */
     flight ahead;   /* n = 0: none */
+    batch prompts;  /* read in pieces; n = 0: none */
+    double
+        credit;  /* seconds that prompts may take in this step; below 0: that they took too long */
+    bool oldest; /* whose prompt is read next; false: the shortest */
     weft_generator_stats stats;
 };
 
 sequence *generator_find(const weft_generator *g, int64_t id); /* NULL: there is none */
-/* Adds a token, or ends the sequence by it. */
+/* Tells of a token; adds a token, or ends the sequence by it. */
+weft_status generator_tell(sequence *s, const weft_sampled *token);
 weft_status generator_keep_token(weft_generator *g, sequence *s, weft_sampled made);
 void generator_finish(sequence *s, weft_take how);
+/* Whether a row's logits tell of the next token of the prompt, for the first time. */
+bool generator_tells_prompt(const sequence *s, int64_t row);
 
 /* Gives slots to sequences that wait, while there are slots and pages. */
 weft_status generator_admit(weft_generator *g);

@@ -34,7 +34,7 @@ weft_status weft_sampling_check(const weft_sampling *s) {
     WEFT_TRY(check_number("top-p", s->top_p, 0, 1));
     WEFT_TRY(check_number("min-p", s->min_p, 0, 1));
     WEFT_TRY(check_number("repetition penalty", s->repetition_penalty, 0.01, 100));
-    WEFT_TRY(check_number("max-tokens", (double)s->max_tokens, 1, 0x1p31));
+    WEFT_TRY(check_number("max-tokens", (double)s->max_tokens, s->prompt_logprobs ? 0 : 1, 0x1p31));
     return check_number("top-logprobs", (double)s->top_logprobs, 0, WEFT_TOP_MAX);
 }
 
@@ -99,12 +99,15 @@ static double logsumexp(const float *logits, int64_t vocab, double *most) {
     return (double)top + log(sum);
 }
 
-static void report_likeliest(const float *logits, int64_t vocab, double lse, int n, candidate *c,
-                             weft_sampled *out) {
-    if (n == 0) return;
+void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top, void *scratch,
+                      weft_sampled *out) {
+    candidate *c = scratch;
+    double most, lse = logsumexp(logits, vocab, &most);
+    *out = (weft_sampled){.token = token, .logprob = (float)((double)logits[token] - lse)};
+    if (top == 0) return;
     for (int64_t i = 0; i < vocab; i++)
         c[i] = (candidate){(double)logits[i], (int32_t)i};
-    out->n_top = (int)select_likeliest(c, vocab, n);
+    out->n_top = (int)select_likeliest(c, vocab, top);
     qsort(c, (size_t)out->n_top, sizeof *c, by_likelihood);
     for (int i = 0; i < out->n_top; i++) {
         out->top[i] = c[i].token;
@@ -160,15 +163,12 @@ void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uin
                  const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out) {
     candidate *c = scratch;
     const float *used = logits;
-    double most, lse = logsumexp(logits, vocab, &most);
-    *out = (weft_sampled){0};
-    report_likeliest(logits, vocab, lse, s->top_logprobs, c, out);
     if (s->repetition_penalty != 1) {
         float *changed = (float *)(c + vocab);
         memcpy(changed, logits, (size_t)vocab * sizeof *changed);
         penalise(changed, vocab, s->repetition_penalty, seen, logits, n_seen);
         used = changed;
     }
-    out->token = s->temperature > 0 ? draw(used, vocab, s, number, c) : likeliest(used, vocab);
-    out->logprob = (float)((double)logits[out->token] - lse);
+    int32_t token = s->temperature > 0 ? draw(used, vocab, s, number, c) : likeliest(used, vocab);
+    weft_sample_tell(logits, vocab, token, s->top_logprobs, scratch, out);
 }

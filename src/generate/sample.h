@@ -23,6 +23,9 @@ typedef struct {
     const struct weft_tokenizer *ends; /* its tokens that end generation do, too; NULL: none */
     bool token_only;  /* no logprob is needed: it may be 0, and then less comes back from a GPU */
     int top_logprobs; /* alternatives to report for each token, WEFT_TOP_MAX at most */
+    bool
+        prompt_logprobs; /* the prompt's tokens are told before those that are made, each as if it had been
+                             sampled, the first without a logprob; max_tokens may then be 0 */
 } weft_sampling;
 
 /* What is used where nothing is said: temperature 1, all tokens, no penalty, 256 tokens. */
@@ -41,6 +44,9 @@ typedef struct {
 
 /* Bytes of scratch for weft_sample. */
 size_t weft_sample_room(int64_t vocab);
+/* What there is to tell of a token with these logits; `top`: alternatives. */
+void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top, void *scratch,
+                      weft_sampled *out);
 /* Token `number` (from 0) of a text. `seen`: the tokens so far, prompt included, for the penalty.
  * Where a logit is not a number, neither is out->logprob. */
 void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,

@@ -7,7 +7,8 @@
  *   draft       with speculation: tokens that may come next, of each sequence whose     speculate.c
  *               prompt is read
  *   rows        of this step: the last token of each such sequence and its draft, then  here
- *               rows of prompts, a whole block or as many as fit a run
+ *               rows of prompts, a whole block or as many as fit a run, as far as their
+ *               share of the step's time goes: the next step goes on there
  *   model       rows through all layers, over the pages: by a step of one launch where  decoder.c
  *               the backend has one for the model (core/decoding.h), or by the graph
  *               for so many rows (model/cached.h; its attention: ops/cache.h)
@@ -27,6 +28,7 @@
  * it itself, a step runs ahead of the host: it begins before the tokens of the last one are here, takes
  * them from the device's memory, and the host is never what it waits for. A sequence that ends meanwhile
  * has one row for nothing. */
+#include "base/clock.h"
 #include "generate/generator_internal.h"
 
 #include <math.h>
@@ -35,7 +37,7 @@
 static bool needs_logits(const sequence *s) {
     const weft_sampling *how = &s->sampling;
     return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
-           how->top_logprobs > 0;
+           how->top_logprobs > 0 || how->prompt_logprobs;
 }
 
 static int64_t known_rows(const sequence *s) {
@@ -46,18 +48,15 @@ bool generator_wants_token(const sequence *s) {
     return s->state == SEQUENCE_RUNNING && known_rows(s) == 1 + s->again;
 }
 
-/* Rows of one run, and whose they are. */
-typedef struct {
-    weft_decoder_row rows[WEFT_DECODER_BLOCK];
-    int64_t n;
-    sequence *of[WEFT_DECODER_ROWS_MAX]; /* sequences of the run, in order */
-    int64_t count[WEFT_DECODER_ROWS_MAX];
-    int n_of;
-} batch;
+bool generator_tells_prompt(const sequence *s, int64_t row) {
+    return s->sampling.prompt_logprobs && row + 1 < s->n_prompt && row + 1 >= s->n_made;
+}
 
 /* Rows of its tokens, and behind the last of them of its draft. */
 static void put_rows(batch *b, sequence *s, int64_t rows) {
     b->of[b->n_of] = s;
+    b->id[b->n_of] = s->id;
+    b->epoch[b->n_of] = s->epoch;
     b->count[b->n_of++] = rows;
     for (int64_t i = 0; i < rows; i++) {
         int64_t at = s->n_computed + i, drafted = at - s->n_tokens;
@@ -65,14 +64,19 @@ static void put_rows(batch *b, sequence *s, int64_t rows) {
             (weft_decoder_row){.token = drafted < 0 ? s->tokens[at] : s->draft.tokens[drafted],
                                .position = (int32_t)at,
                                .slot = s->slot,
-                               .wanted = drafted >= -1};
+                               .wanted = drafted >= -1 || generator_tells_prompt(s, at)};
     }
 }
 
 /* The model: g->logits of the rows that are wanted, and *samples, whether `sampled` has the likeliest
- * token of each row; then only the logits that are needed are wanted. */
-static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples) {
+ * token of each row; then only the logits that are needed are wanted. *done: not so where the rows are
+ * prompts' that are read in pieces. */
+static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples,
+                             bool *done) {
+    *done = true;
     *samples = weft_decoder_samples(g->decoder) && b->n != WEFT_DECODER_BLOCK;
+    if (!*samples && b == &g->prompts && g->limits.prompt_share > 0)
+        return weft_decoder_run_piece(g->decoder, b->rows, b->n, g->credit, g->logits, done);
     if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
         for (int64_t end = r + b->count[i]; r < end; r++)
@@ -90,10 +94,29 @@ static weft_status take_sampled(weft_generator *g, sequence *s, int32_t token) {
 /* Draws the next token from a row's logits; one that is not a number makes every probability none. */
 static weft_status take_logits(weft_generator *g, sequence *s, const float *logits) {
     weft_sampled made;
+    if (s->state == SEQUENCE_DONE) return WEFT_OK; /* its prompt's logits are not numbers */
+    if (s->n_tokens >= s->stop_at) {
+        generator_finish(s, WEFT_TAKE_LENGTH);
+        return WEFT_OK;
+    }
     weft_sample(logits, g->config.vocab_size, &s->sampling, s->number, s->tokens, s->n_tokens,
                 g->scratch, &made);
     if (!isnan(made.logprob)) return generator_keep_token(g, s, made);
     generator_finish(s, WEFT_TAKE_BROKEN);
+    return WEFT_OK;
+}
+
+/* Tells of the prompt's tokens behind the rows of a run, by the next logits. */
+static weft_status tell_prompt(weft_generator *g, sequence *s, int64_t rows, const float **logits) {
+    weft_sampled told;
+    for (int64_t at = s->n_computed; at < s->n_computed + rows; at++) {
+        if (!generator_tells_prompt(s, at)) continue;
+        weft_sample_tell(*logits, g->config.vocab_size, s->tokens[at + 1], s->sampling.top_logprobs,
+                         g->scratch, &told);
+        WEFT_TRY(generator_tell(s, &told));
+        if (isnan(told.logprob)) generator_finish(s, WEFT_TAKE_BROKEN);
+        *logits += g->config.vocab_size;
+    }
     return WEFT_OK;
 }
 
@@ -120,6 +143,7 @@ static weft_status undo_rest(weft_generator *g, sequence *s, int64_t from, int64
 static weft_status take_rows(weft_generator *g, sequence *s, int64_t rows, const int32_t *sampled,
                              const float **logits) {
     int64_t from = s->n_computed, known = known_rows(s), right = 0, vocab = g->config.vocab_size;
+    WEFT_TRY(tell_prompt(g, s, rows < known ? rows : known, logits));
     g->stats.prompt_tokens += rows < known ? rows : known - 1 - s->again;
     s->n_computed += rows < known ? rows : known;
     if (rows >= known) {
@@ -155,14 +179,16 @@ static weft_status run_batch(weft_generator *g, batch *b) {
     if (b->n == 0) return WEFT_OK;
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     const float *logits = g->logits;
-    bool samples = false;
+    bool samples = false, done = true;
     weft_status status = save_states(g, b);
-    if (status == WEFT_OK) status = run_model(g, b, sampled, &samples);
+    if (status == WEFT_OK) status = run_model(g, b, sampled, &samples, &done);
+    if (!done && status == WEFT_OK) return WEFT_OK;
     for (int64_t i = 0, first = 0; i < b->n_of; first += b->count[i++]) {
         if (status == WEFT_OK)
             status = take_rows(g, b->of[i], b->count[i], samples ? sampled + first : NULL, &logits);
         if (status != WEFT_OK) generator_set_back(g, b->of[i]);
     }
+    b->n = b->n_of = 0;
     return status;
 }
 
@@ -190,24 +216,70 @@ static weft_status run_decoding(weft_generator *g) {
     return WEFT_OK;
 }
 
+static int64_t prompt_left(const sequence *s) {
+    return s->state == SEQUENCE_RUNNING && !generator_wants_token(s) ? known_rows(s) : 0;
+}
+
+/* Where prompts are read in pieces: every other time the one of which the least is left, alone, so that it
+ * does not wait for the end of a long one. NULL: the oldest, and who fits beside them. */
+static const sequence *find_shortest(weft_generator *g) {
+    const sequence *s = NULL;
+    g->oldest = !g->oldest || g->limits.prompt_share == 0;
+    for (int64_t i = 0; !g->oldest && i < g->n_list; i++)
+        if (prompt_left(g->list[i]) && (!s || prompt_left(g->list[i]) < prompt_left(s)))
+            s = g->list[i];
+    return s;
+}
+
 /* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
-static weft_status run_prompts(weft_generator *g) {
-    batch b = {0};
-    for (int64_t i = 0; i < g->n_list && b.n < g->rows; i++) {
+static void gather_prompts(weft_generator *g, batch *b) {
+    const sequence *only = find_shortest(g);
+    for (int64_t i = 0; i < g->n_list && b->n < g->rows; i++) {
         sequence *s = g->list[i];
-        int64_t left = known_rows(s);
-        if (s->state != SEQUENCE_RUNNING || generator_wants_token(s)) continue;
+        int64_t left = prompt_left(s);
+        if (!left || (only && s != only)) continue;
         bool block = s->n_computed + WEFT_DECODER_BLOCK <= generator_block_end(s);
-        if (block && b.n > 0) break;
-        int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b.n;
+        if (block && b->n > 0) break;
+        int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b->n;
         rows = rows < left ? rows : left;
         if (!block) rows = generator_rows_until_kept(g, s, rows);
         if (!generator_find_pages(g, s, s->n_computed + rows, false)) continue;
         /* Whoever was set back for these pages is younger, and in no batch yet. */
-        put_rows(&b, s, rows);
+        put_rows(b, s, rows);
         if (block) break;
     }
-    return run_batch(g, &b);
+}
+
+/* The sequence whose row a run has; NULL: it has ended or was set back since. */
+static sequence *find_running(const weft_generator *g, int64_t id, uint32_t epoch) {
+    sequence *s = generator_find(g, id);
+    return s && s->state == SEQUENCE_RUNNING && s->epoch == epoch ? s : NULL;
+}
+
+/* Gives up a run in pieces of which a sequence is gone: its pages are not its own any more. What the others
+ * keep beside theirs has changed, so they begin anew. */
+static void check_prompts(weft_generator *g, batch *b) {
+    int gone = 0;
+    for (int i = 0; i < b->n_of; i++)
+        gone += !find_running(g, b->id[i], b->epoch[i]);
+    for (int i = 0; gone && i < b->n_of; i++)
+        if (find_running(g, b->id[i], b->epoch[i])) generator_set_back(g, b->of[i]);
+    if (!gone) return;
+    weft_decoder_drop(g->decoder);
+    b->n = b->n_of = 0;
+}
+
+/* Prompts, for as long as `decoding`, the seconds that tokens took in this step, allows. */
+static weft_status run_prompts(weft_generator *g, double decoding) {
+    double share = g->limits.prompt_share, start = weft_clock();
+    check_prompts(g, &g->prompts);
+    g->credit = share > 0 && decoding > 0 ? fmin(g->credit, 0) + share * decoding : INFINITY;
+    if (g->credit <= 0) return WEFT_OK;
+    if (!g->prompts.n) gather_prompts(g, &g->prompts);
+    if (!g->prompts.n) return WEFT_OK;
+    WEFT_TRY(run_batch(g, &g->prompts));
+    g->credit -= weft_clock() - start;
+    return WEFT_OK;
 }
 
 static bool is_ahead(const weft_generator *g, const sequence *s) {
@@ -239,8 +311,8 @@ static weft_status begin_ahead(weft_generator *g, flight *out) {
     int64_t later = now->n ? 1 : 0, count = now->n ? now->n : g->n_list;
     out->n = 0;
     for (int64_t i = 0; i < count; i++) {
-        sequence *s = now->n ? generator_find(g, now->id[i]) : g->list[i];
-        if (!s || s->state != SEQUENCE_RUNNING || (now->n && s->epoch != now->epoch[i])) continue;
+        sequence *s = now->n ? find_running(g, now->id[i], now->epoch[i]) : g->list[i];
+        if (!s || s->state != SEQUENCE_RUNNING) continue;
         if (s->n_tokens + later >= s->stop_at) continue;
         if (!generator_find_pages(g, s, s->n_computed + later + 1, true)) {
             out->n = 0;
@@ -264,8 +336,8 @@ static weft_status end_ahead(weft_generator *g) {
     g->ahead.n = 0;
     weft_status status = weft_decoder_end(g->decoder, tokens);
     for (int i = 0; i < now.n; i++) {
-        sequence *s = generator_find(g, now.id[i]);
-        if (!s || s->state != SEQUENCE_RUNNING || s->epoch != now.epoch[i]) continue;
+        sequence *s = find_running(g, now.id[i], now.epoch[i]);
+        if (!s) continue;
         s->n_computed++;
         if (status == WEFT_OK) status = generator_seal_pages(g, s);
         if (status == WEFT_OK) status = take_sampled(g, s, tokens[i]);
@@ -284,8 +356,10 @@ weft_status weft_generator_step(weft_generator *g) {
         if (next.n || status != WEFT_OK) return status;
     }
     WEFT_TRY(generator_admit(g));
+    int64_t made = g->stats.sampled_tokens;
+    double start = weft_clock();
     if (!ahead) WEFT_TRY(run_decoding(g));
-    WEFT_TRY(run_prompts(g));
+    WEFT_TRY(run_prompts(g, g->stats.sampled_tokens > made ? weft_clock() - start : 0));
     if (!ahead && may_go_ahead(g)) WEFT_TRY(begin_ahead(g, &next));
     g->ahead = next;
     return WEFT_OK;

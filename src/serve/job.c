@@ -165,6 +165,22 @@ static json_t *chat_logprobs(const weft_answer *a, const weft_choice *c, int64_t
     return json_pack("{s:o, s:n}", "content", content, "refusal");
 }
 
+static int64_t count_characters(const weft_answer *a, int32_t token) {
+    int32_t bytes = 0;
+    const char *raw = weft_tokenizer_token(a->tokenizer, token, &bytes);
+    return raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
+}
+
+/* Where the tokens of an echoed prompt begin, so that they end where its text does: below 0 where the
+ * tokenizer put something before it. */
+static int64_t find_offset(const weft_answer *a, const weft_choice *c) {
+    const weft_request_prompt *given = a->job->request.prompts + c->prompt;
+    int64_t offset = given->text ? weft_utf8_count(given->text, given->bytes) : 0;
+    for (int64_t i = 0; given->text && i < c->n_told; i++)
+        offset -= count_characters(a, c->tokens[i].token);
+    return offset;
+}
+
 /* The older shape: lists side by side. *offset: characters before these tokens. */
 static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t from,
                              int64_t *offset) {
@@ -175,10 +191,8 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
         const weft_sampled *t = c->tokens + i;
         json_array_append_new(tokens, json_string(token_text(a, t->token, text)));
         json_array_append_new(values, weft_json_number((double)t->logprob));
-        json_array_append_new(offsets, json_integer(*offset));
-        int32_t bytes = 0;
-        const char *raw = weft_tokenizer_token(a->tokenizer, t->token, &bytes);
-        *offset += raw ? weft_utf8_count(raw, (size_t)bytes) : 0;
+        json_array_append_new(offsets, json_integer(*offset > 0 ? *offset : 0));
+        *offset += count_characters(a, t->token);
         json_t *top = json_object(), *top_ids = json_object();
         for (int k = 0; k < t->n_top; k++) {
             const char *name = token_text(a, t->top[k], text);
@@ -187,6 +201,10 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
         }
         json_array_append_new(tops, top);
         json_array_append_new(ids, top_ids);
+    }
+    if (from == 0 && c->n_told > 0) { /* nothing comes before a prompt's first token */
+        json_array_set_new(tops, 0, json_null());
+        json_array_set_new(ids, 0, json_null());
     }
     bool wanted = a->job->request.sampling.top_logprobs > 0;
     json_t *object =
@@ -200,7 +218,7 @@ static json_t *text_logprobs(const weft_answer *a, const weft_choice *c, int64_t
 
 static json_t *token_ids(const weft_choice *c, int64_t from) {
     json_t *list = json_array();
-    for (int64_t i = from; i < c->n_tokens; i++)
+    for (int64_t i = from > c->n_told ? from : c->n_told; i < c->n_told + c->made; i++)
         json_array_append_new(list, json_integer(c->tokens[i].token));
     return list;
 }
@@ -272,6 +290,7 @@ static json_t *choice_json(const weft_answer *a, int64_t i, progress *p, bool ev
     const weft_choice *c = a->job->choices + i;
     const weft_request *r = &a->job->request;
     json_t *logprobs = json_null(), *text = new_text(a, c, p), *object;
+    if (!p->begun && r->sampling.prompt_logprobs) p->offset = find_offset(a, c);
     if (r->logprobs && is_chat(a))
         logprobs = chat_logprobs(a, c, p->tokens);
     else if (r->logprobs)
@@ -329,7 +348,10 @@ char *weft_answer_events(weft_answer *a, bool *ended) {
         progress *p = a->sent + i;
         bool more = c->bytes > p->bytes || (j->keeps_tokens && c->n_tokens > p->tokens) ||
                     (c->finish && !p->ended);
-        if (!more) continue;
+        /* A prompt that is told is told whole. */
+        bool told =
+            !j->request.sampling.prompt_logprobs || c->n_told == j->prompts[c->prompt].count;
+        if (!more || !told) continue;
         put_event(a, to, choice_json(a, i, p, true), json_null());
         p->bytes = c->bytes;
         p->tokens = c->n_tokens;

@@ -22,11 +22,12 @@ typedef struct {
     /* Under the lock. */
     char *text;
     size_t bytes, room;
-    weft_sampled *tokens; /* where the request wants something of each */
-    int64_t n_tokens, tokens_room;
-    int64_t made;       /* tokens */
-    int64_t shared;     /* tokens of its prompt that were not computed again */
-    const char *finish; /* "stop" or "length"; NULL: it goes on */
+    weft_sampled *tokens; /* where the request wants something of each: its prompt's where they are
+                             told, those that were made, and with the prompt's the one that ended it */
+    int64_t n_tokens, n_told, tokens_room; /* n_told: of the prompt */
+    int64_t made;                          /* tokens */
+    int64_t shared;                        /* tokens of its prompt that were not computed again */
+    const char *finish;                    /* "stop" or "length"; NULL: it goes on */
 } weft_choice;
 
 typedef struct {

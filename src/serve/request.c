@@ -75,7 +75,9 @@ static const struct {
     {"store", BOTH, NULL},
     {"service_tier", BOTH, NULL},
     {"prompt_cache_key", BOTH, NULL},
+    {"prompt_cache_retention", BOTH, NULL},
     {"safety_identifier", BOTH, NULL},
+    {"parallel_tool_calls", CHAT, NULL},
     {"best_of", TEXT, "choose among the texts of n yourself"},
     {"suffix", TEXT, "text is made behind a prompt only"},
     {"presence_penalty", BOTH, "repetition_penalty is what this server has"},
@@ -84,12 +86,14 @@ static const struct {
     {"response_format", CHAT, "answers are plain text"},
     {"tools", CHAT, "the model calls no tools"},
     {"tool_choice", CHAT, "the model calls no tools"},
-    {"parallel_tool_calls", CHAT, "the model calls no tools"},
     {"functions", CHAT, "the model calls no functions"},
     {"function_call", CHAT, "the model calls no functions"},
     {"modalities", CHAT, "answers are plain text"},
     {"audio", CHAT, "answers are plain text"},
     {"prediction", CHAT, "leave it out"},
+    {"reasoning_effort", CHAT, "the model does not reason apart from its answer"},
+    {"verbosity", CHAT, "max_tokens limits the answer"},
+    {"web_search_options", CHAT, "the model searches nothing"},
 };
 enum { MEMBERS = sizeof members / sizeof members[0] };
 
@@ -154,7 +158,6 @@ static bool is_neutral(const reading *in, const char *key, const json_t *value) 
         return json_number_value(value) == 0 ||
                (strcmp(key, "best_of") == 0 && json_number_value(value) == (double)in->r->n);
     if (text) return !*text || strcmp(text, "none") == 0 || strcmp(text, "auto") == 0;
-    if (strcmp(key, "parallel_tool_calls") == 0) return true;
     if (json_is_array(value)) {
         text = json_string_value(json_array_get(value, 0));
         return json_array_size(value) == 0 ||
@@ -329,7 +332,7 @@ static bool read_sampling(const reading *in) {
                 read_number(in, "min_p", 0, 1, &s->min_p) &&
                 read_number(in, "repetition_penalty", 0.01, 100, &s->repetition_penalty) &&
                 read_whole(in, "top_k", 0, INT32_MAX, &s->top_k) &&
-                read_whole(in, "max_tokens", 1, most, &s->max_tokens) &&
+                read_whole(in, "max_tokens", 0, most, &s->max_tokens) &&
                 read_whole(in, "max_completion_tokens", 1, most, &s->max_tokens) &&
                 read_whole(in, "seed", 0, INT64_C(9007199254740991), &seed);
     s->seed = (uint64_t)seed;
@@ -377,10 +380,11 @@ static bool read_rest(const reading *in) {
     r->model = json_string_value(model);
     if (!read_bool(in, "echo", &r->echo) || !read_bool(in, "return_token_ids", &r->token_ids))
         return false;
-    if (r->echo && r->logprobs)
-        return weft_refuse(in->why, 400, NULL, "echo",
-                           "'echo' with 'logprobs' is not supported: a prompt's own probabilities "
-                           "are not computed; leave one of them out");
+    r->sampling.prompt_logprobs = r->echo && r->logprobs;
+    if (r->sampling.max_tokens == 0 && !r->sampling.prompt_logprobs)
+        return weft_refuse(in->why, 400, NULL, "max_tokens",
+                           "'max_tokens' must be 1 or more; 0 needs 'echo' and 'logprobs', for the "
+                           "prompt's own log-probabilities");
     return true;
 }
 

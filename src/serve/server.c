@@ -254,7 +254,7 @@ static bool add_prompt(exchange *x, int64_t number, const int32_t *tokens, int64
     const weft_generator_stats *model = &x->model->size;
     weft_job_prompt *p = x->job->prompts + number;
     const char *param = x->job->request.endpoint == WEFT_CHAT ? "messages" : "prompt";
-    if (count >= model->context)
+    if (count + (x->job->request.sampling.max_tokens > 0) > model->context)
         return weft_refuse(
             &x->refusal, 400, "context_length_exceeded", param,
             "a prompt of %lld tokens leaves no room in a context of %lld; shorten it",

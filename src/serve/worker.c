@@ -32,8 +32,7 @@ struct weft_worker {
     weft_generator_stats stats;
 };
 
-static weft_status add_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
-    c->made++;
+static weft_status keep_token(const weft_job *j, weft_choice *c, const weft_sampled *token) {
     if (!j->keeps_tokens) return WEFT_OK;
     if (!weft_grow_list(&c->tokens, &c->tokens_room, c->n_tokens + 1, sizeof *c->tokens))
         return weft_fail(WEFT_ENOMEM, "no memory for tokens");
@@ -53,10 +52,16 @@ static weft_status take_tokens(weft_worker *w, weft_job *j, weft_choice *c) {
     weft_take take;
     const char *text;
     size_t bytes;
-    bool stopped = false;
+    bool stopped = false, tells = j->request.sampling.prompt_logprobs;
     while (!c->finish && (take = weft_generator_take(w->generator, c->id, &token))) {
+        if (take == WEFT_TAKE_TOKEN || (take == WEFT_TAKE_END && tells))
+            WEFT_TRY(keep_token(j, c, &token));
+        if (take == WEFT_TAKE_TOKEN && tells && c->n_told < j->prompts[c->prompt].count) {
+            c->n_told++;
+            continue;
+        }
         if (take == WEFT_TAKE_TOKEN) {
-            WEFT_TRY(add_token(j, c, &token));
+            c->made++;
             WEFT_TRY(weft_stream_put(c->stream, token.token, &text, &bytes, &stopped));
             if (stopped) c->finish = "stop";
         } else if (take == WEFT_TAKE_BROKEN) {

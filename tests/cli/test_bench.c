@@ -205,12 +205,12 @@ static void test_a_row_ends_with_the_benchmark(void **state) {
 
 static void test_wrong_use_is_one_line(void **state) {
     (void)state;
-    command_fails(2, RUN("bench"), SAYS("train, decode or attention"));
+    command_fails(2, RUN("bench"), SAYS("train, decode, attention or serve"));
     command_fails(2, RUN("bench", "decode", "--quick"), SAYS("decode takes"));
     command_fails(2, RUN("bench", "decode", "--contexts", "many"), SAYS("--contexts"));
     command_fails(2, RUN("bench", "decode", "--prompt", "-1"), SAYS("--prompt"));
     command_fails(2, RUN("bench", "train", "--contexts", "64"), SAYS("decode's"));
-    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "train, decode and attention"));
+    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "decode, attention and serve"));
     command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
     command_fails(2, RUN("bench", "train", "--variants", "dot,"), SAYS("--variants", "''"));
     command_fails(2, RUN("bench", "train", "--steps", "0"), SAYS("--steps"));

@@ -128,7 +128,7 @@ static void assert_same(const char *name, int i, const made_text *got, const mad
 
 /* Sequences that come and go over a pool that is too small for all of them: prompts that begin alike,
  * whole blocks, one token. */
-static void check_among_others(size_t n_names) {
+static void check_among_others(size_t n_names, double share) {
     static const int64_t lengths[] = {300, 40, 1, 17, 64, 300, 33, 270, 16, 48};
     enum { N = sizeof lengths / sizeof lengths[0], CONTEXT = 360 };
     for (size_t c = 0; c < n_names; c++) {
@@ -138,7 +138,9 @@ static void check_among_others(size_t n_names) {
         fixture f;
         open_model(&f, names[c], CONTEXT, 2);
         int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
-        open_generator(&f, &(weft_generator_limits){.sequences = 5, .cache_bytes = pages * bytes});
+        open_generator(&f, &(weft_generator_limits){.sequences = 5,
+                                                    .cache_bytes = pages * bytes,
+                                                    .prompt_share = share});
         for (int i = 0; i < N; i++) {
             fill_prompt(&f, prompts[i], lengths[i], i % 3);
             weft_sampling s = sampling_of(i, 36 + i);
@@ -152,7 +154,7 @@ static void check_among_others(size_t n_names) {
         /* One more, that is taken away in the middle. */
         int64_t gone;
         weft_sampling s = sampling_of(1, 40);
-        assert_int_equal(weft_generator_add(f.g, prompts[2], 300, &s, &gone), WEFT_OK);
+        assert_int_equal(weft_generator_add(f.g, prompts[5], 300, &s, &gone), WEFT_OK);
         for (int k = 0; weft_generator_busy(f.g); k++) {
             step(f.g);
             if (k == 5) weft_generator_remove(f.g, gone);
@@ -163,7 +165,7 @@ static void check_among_others(size_t n_names) {
         }
         weft_generator_stats stats;
         weft_generator_count(f.g, &stats);
-        assert_true(stats.set_back > 0);
+        if (share == 0) assert_true(stats.set_back > 0);
         assert_true(stats.shared_tokens > 0);
         for (int i = 0; i < N; i++)
             weft_generator_remove(f.g, ids[i]);
@@ -175,7 +177,7 @@ static void check_among_others(size_t n_names) {
 
 static void test_a_sequence_makes_the_same_tokens_among_others(void **state) {
     (void)state;
-    check_among_others(N_NAMES);
+    check_among_others(N_NAMES, 0);
 }
 
 static void test_narrow_caches_and_weights_keep_a_sequences_bits(void **state) {
@@ -183,9 +185,92 @@ static void test_narrow_caches_and_weights_keep_a_sequences_bits(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
         narrow = types[i];
-        check_among_others(3); /* dot, w2, mla */
+        check_among_others(3, 0); /* dot, w2, mla */
     }
     narrow = "f32";
+}
+
+/* Prompts in pieces of an operation or so, and of as many as take as long as the tokens beside them. */
+static void test_prompts_in_pieces_keep_a_sequences_bits(void **state) {
+    (void)state;
+    check_among_others(N_NAMES, 0.05);
+    check_among_others(1, 1);
+}
+
+/* While a long prompt is read a text beside it gets a token in each step, and a short prompt does not wait for
+ * the long one's end; the one that is read may be taken away. */
+static void test_a_long_prompt_does_not_stop_the_others(void **state) {
+    enum { LONG = 1300, CONTEXT = 1400, TEXT = 40 };
+    (void)state;
+    fixture f;
+    int32_t prompt[LONG];
+    int64_t text, first, second, brief;
+    made_text made = {0}, of_long = {0}, of_brief = {0};
+    open_model(&f, "mla-reciprocal-rope", CONTEXT, 1);
+    open_generator(&f, &(weft_generator_limits){.sequences = 4, .prompt_share = 1e-9});
+    fill_prompt(&f, prompt, LONG, 3);
+    weft_sampling s = sampling_of(1, TEXT), one = sampling_of(0, 1);
+    assert_int_equal(weft_generator_add(f.g, prompt, 4, &s, &text), WEFT_OK);
+    while (made.n == 0) {
+        step(f.g);
+        take(f.g, text, &made);
+    }
+    assert_int_equal(weft_generator_add(f.g, prompt, LONG, &one, &first), WEFT_OK);
+    assert_int_equal(weft_generator_add(f.g, prompt, LONG, &one, &second), WEFT_OK);
+    assert_int_equal(weft_generator_add(f.g, prompt + 7, 9, &one, &brief), WEFT_OK);
+    for (int64_t n = made.n; made.end == WEFT_TAKE_WAIT; n++) {
+        assert_int_equal(made.n, n);
+        if (n == 10) weft_generator_remove(f.g, first);
+        step(f.g);
+        take(f.g, text, &made);
+        take(f.g, second, &of_long);
+        assert_int_equal(of_long.n, 0); /* it has more than TEXT operations */
+    }
+    assert_int_equal(made.n, TEXT);
+    for (int turns = 0; of_brief.n == 0; turns++) { /* what was begun, and one block before it */
+        assert_in_range(turns, 0, 2);
+        step(f.g);
+        take(f.g, brief, &of_brief);
+    }
+    take(f.g, second, &of_long);
+    assert_int_equal(of_long.n, 0);
+    close_all(&f);
+}
+
+/* Three older texts need a page each at once, and the prompt that is being read has the last. */
+static void test_a_prompt_in_pieces_is_set_back(void **state) {
+    enum { LONG = 257, CONTEXT = 300, N = 4 };
+    static const int64_t lengths[N] = {10, 10, 10, LONG}, tokens[N] = {30, 30, 30, 5};
+    (void)state;
+    for (size_t c = 0; c < N_NAMES; c++) {
+        fixture f;
+        int32_t prompts[N][LONG];
+        int64_t ids[N];
+        made_text want[N], got[N] = {0};
+        open_model(&f, names[c], CONTEXT, 1);
+        int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
+        int64_t pages = weft_cached_table_pages(LONG + 1) + 3 * 2;
+        open_generator(&f, &(weft_generator_limits){
+                               .sequences = N, .cache_bytes = pages * bytes, .prompt_share = 1e-9});
+        for (int i = 0; i < N; i++) {
+            weft_sampling s = sampling_of(i, tokens[i]);
+            fill_prompt(&f, prompts[i], lengths[i], i);
+            make_alone(names[c], CONTEXT, prompts[i], lengths[i], &s, want + i);
+            assert_int_equal(weft_generator_add(f.g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
+            for (; i == 2 && got[2].n < 17; take(f.g, ids[2], got + 2))
+                step(f.g);
+        }
+        weft_generator_stats stats;
+        while (weft_generator_busy(f.g))
+            step(f.g);
+        weft_generator_count(f.g, &stats);
+        assert_true(stats.set_back > 0);
+        for (int i = 0; i < N; i++) {
+            take(f.g, ids[i], got + i);
+            assert_same(names[c], i, got + i, want + i);
+        }
+        close_all(&f);
+    }
 }
 
 /* Two that do not fit together: the older one goes on as if it were alone, the younger is set back and
@@ -586,6 +671,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_sequence_makes_the_same_tokens_among_others),
         cmocka_unit_test(test_narrow_caches_and_weights_keep_a_sequences_bits),
+        cmocka_unit_test(test_prompts_in_pieces_keep_a_sequences_bits),
+        cmocka_unit_test(test_a_long_prompt_does_not_stop_the_others),
+        cmocka_unit_test(test_a_prompt_in_pieces_is_set_back),
         cmocka_unit_test(test_a_full_pool_sets_the_youngest_back),
         cmocka_unit_test(test_a_small_pool_is_a_shorter_context),
         cmocka_unit_test(test_sliding_sequences_are_the_same_among_others),

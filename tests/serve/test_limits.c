@@ -192,6 +192,41 @@ static void test_max_tokens_and_context_are_limits(void **state) {
     server_stop(&s);
 }
 
+/* A prompt of 100 bytes, all but the last of which begin with this letter: its answer's text, and how many of
+ * its tokens came from pages that are kept, by the usage and by /metrics. */
+static json_t *ask(int port, char letter, int64_t want_shared) {
+    char body[200] = "{\"temperature\":0,\"max_tokens\":2,\"prompt\":\"";
+    double before = http_metric(port, "weft_shared_tokens_total");
+    memset(body + strlen(body), letter, 100);
+    strcat(body, "\"}");
+    json_t *got = http_json(port, "/v1/completions", body, 200);
+    const json_t *usage = json_object_get(got, "usage");
+    const json_t *details = json_object_get(usage, "prompt_tokens_details");
+    assert_int_equal(json_integer_value(json_object_get(details, "cached_tokens")), want_shared);
+    assert_int_equal(http_metric(port, "weft_shared_tokens_total") - before, want_shared);
+    json_t *choices = json_incref(json_object_get(got, "choices"));
+    json_decref(got);
+    return choices;
+}
+
+/* Six whole pages of sixteen tokens are shared while they are there; what came since takes their place, and
+ * the text is the same. */
+static void check_sharing(int port) {
+    enum { SHARED = 96 };
+    json_t *first = ask(port, 'a', 0), *again = ask(port, 'a', SHARED);
+    assert_true(json_equal(first, again));
+    assert_true(http_metric(port, "weft_cache_pages_kept") >= SHARED / 16);
+    for (char other = 'b'; other < 'e'; other++)
+        json_decref(ask(port, other, 0)); /* more than the pool of 16 pages holds with the first */
+    json_t *evicted = ask(port, 'a', 0), *back = ask(port, 'a', SHARED);
+    assert_true(json_equal(first, evicted));
+    assert_true(json_equal(first, back));
+    json_decref(first);
+    json_decref(again);
+    json_decref(evicted);
+    json_decref(back);
+}
+
 /* A cache that does not hold one whole context: a chat, which asks for as much as fits, gets that, and
  * clients that together want more than there is are answered one after the other. */
 static void test_a_small_cache_serves_short_texts(void **state) {
@@ -231,6 +266,7 @@ static void test_a_small_cache_serves_short_texts(void **state) {
     }
     assert_true(http_metric(s.port, "weft_set_back_total") > 0);
     wait_metric(s.port, "weft_cache_pages_used", 0);
+    check_sharing(s.port);
     server_stop(&s);
 }
 

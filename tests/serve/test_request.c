@@ -3,6 +3,7 @@
 #include "serve/http.h"
 #include "serve/request.h"
 #include "serve/template.h"
+#include "support/command.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -111,6 +112,71 @@ static void test_any_bytes_at_all(void **state) {
         free(exact);
     }
     assert_true(taken > rounds / 1000);
+}
+
+/* What the guide's table says of a member of OpenAI's interface: "ignored" or "refused". */
+static bool guide_ignores(const char *guide, const char *name) {
+    char row[80];
+    snprintf(row, sizeof row, "\n| `%s`", name);
+    const char *at = strstr(guide, row), *cell = at ? strchr(at + 3, '|') : NULL;
+    bool ignored = cell && strncmp(cell, "| ignored", 9) == 0;
+    if (!ignored && !(cell && strncmp(cell, "| refused", 9) == 0))
+        fail_msg("docs/guide/serving.md does not say what becomes of '%s'", name);
+    return ignored;
+}
+
+/* Every member of OpenAI's interface that weft does not have, with a value that asks for something. */
+static void test_what_is_ignored_or_refused_is_in_the_guide(void **state) {
+    static const struct {
+        const char *name, *value;
+        bool chat;
+    } cases[] = {{"user", "\"u\"", false},
+                 {"safety_identifier", "\"u\"", true},
+                 {"metadata", "{\"a\":\"b\"}", true},
+                 {"store", "true", true},
+                 {"service_tier", "\"flex\"", true},
+                 {"prompt_cache_key", "\"k\"", true},
+                 {"prompt_cache_retention", "\"24h\"", true},
+                 {"parallel_tool_calls", "true", true},
+                 {"name", "\"Anna\"", true},
+                 {"best_of", "2", false},
+                 {"suffix", "\"s\"", false},
+                 {"presence_penalty", "0.5", false},
+                 {"frequency_penalty", "0.5", true},
+                 {"logit_bias", "{\"5\":1}", true},
+                 {"response_format", "{\"type\":\"json_object\"}", true},
+                 {"modalities", "[\"audio\"]", true},
+                 {"audio", "{\"voice\":\"a\"}", true},
+                 {"tools", "[{}]", true},
+                 {"tool_choice", "\"required\"", true},
+                 {"functions", "[{}]", true},
+                 {"function_call", "{\"name\":\"f\"}", true},
+                 {"prediction", "{\"type\":\"content\"}", true},
+                 {"reasoning_effort", "\"low\"", true},
+                 {"verbosity", "\"low\"", true},
+                 {"web_search_options", "{\"a\":1}", true}};
+    (void)state;
+    char *guide = file_read("docs/guide/serving.md", NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char body[200], member[100];
+        weft_request r;
+        weft_refusal why;
+        bool in_message = strcmp(cases[i].name, "name") == 0;
+        snprintf(member, sizeof member, ",\"%s\":%s", cases[i].name, cases[i].value);
+        int bytes = cases[i].chat
+                        ? snprintf(body, sizeof body,
+                                   "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"%s}]%s}",
+                                   in_message ? member : "", in_message ? "" : member)
+                        : snprintf(body, sizeof body, "{\"prompt\":\"x\"%s}", member);
+        bool taken = weft_request_parse(
+            body, (size_t)bytes, cases[i].chat ? WEFT_CHAT : WEFT_COMPLETIONS, &limits, &r, &why);
+        if (taken) weft_request_free(&r);
+        if (taken != guide_ignores(guide, cases[i].name))
+            fail_msg("'%s' is %s, the guide says otherwise", cases[i].name,
+                     taken ? "taken" : "refused");
+        if (!taken) assert_string_equal(why.param, cases[i].name);
+    }
+    free(guide);
 }
 
 static void check_tokens(const char *template_text, const weft_message *messages, int64_t count,
@@ -314,6 +380,7 @@ int main(void) {
         cmocka_unit_test(test_a_body_becomes_its_struct),
         cmocka_unit_test(test_what_is_missing_has_its_default),
         cmocka_unit_test(test_any_bytes_at_all),
+        cmocka_unit_test(test_what_is_ignored_or_refused_is_in_the_guide),
         cmocka_unit_test(test_a_conversation_becomes_its_tokens),
         cmocka_unit_test(test_roles_have_forms_of_their_own),
         cmocka_unit_test(test_messages_without_a_form_are_refused),
