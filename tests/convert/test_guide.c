@@ -48,7 +48,8 @@ static void make_what_is_there(void) {
     mkdir(scratch_path("page/models"), 0777);
     command_succeeds(RUN("init", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",
                          "VOCAB_SIZE=700", "-o", "CONTEXT=32", "-o", "POSITION=rope", "-o",
-                         "KV_HEADS=2", "--out", scratch_path("page/models/rotary")),
+                         "KV_HEADS=2", "-o", "NORM=rmsnorm", "-o", "FFN=swiglu", "-o", "BIAS=n",
+                         "--out", scratch_path("page/models/rotary")),
                      NULL);
     copy_file("tests/vectors/tokenizer.own.json",
               scratch_path("page/models/rotary/tokenizer.json"));
