@@ -443,7 +443,8 @@ static void test_special_tokens_and_templates_go_along(void **state) {
 
 static void test_random_models_equal_transformers(void **state) {
     (void)state;
-    char command[2048], text[8192];
+    static char text[1 << 16];
+    char command[2048];
     const char *python = getenv("PYTHON"), *weft = getenv("WEFT");
     if (!python) python = "python3";
     snprintf(command, sizeof command, "%s -c 'import torch, transformers' 2>/dev/null", python);
