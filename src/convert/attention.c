@@ -22,7 +22,6 @@ typedef struct {
     double *q, *k, *v;    /* [H D, E], [n, E], [n, E] */
     double *bq, *bk, *bv; /* [H D], [n], [n]; zeros where it has none */
     double *out, *b_out;  /* [E, H D], [E] */
-    bool biased;          /* it has bq, bk and bv, or b_out */
 } dot_layer;
 
 /* Refuses a model whose attention is not dot; `what` is the option in the message. `normed`: queries and keys of
@@ -65,7 +64,7 @@ static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) 
     const weft_weight *bias = layer_weight(m, layer, "attn.qkv.bias");
     const weft_weight *to = layer_weight(m, layer, "attn.out.weight");
     const weft_weight *to_bias = layer_weight(m, layer, "attn.out.bias");
-    *out = (dot_layer){.biased = bias || to_bias};
+    *out = (dot_layer){0};
     if (!qkv || !to) return weft_fail(WEFT_EBUG, "convert: a layer without attention");
     out->all = calloc((size_t)((inner + 2 * n) * (e + 1) + e * (inner + 1)), sizeof *out->all);
     if (!out->all) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer");
@@ -143,15 +142,10 @@ static weft_status finish(weft_model **out, weft_status status) {
 /* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. */
 static void multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
                              double *room, double *y) {
-    if (moments) {
-        memset(room, 0, (size_t)(n * e) * sizeof *room);
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t k = 0; k < e; k++)
-                for (int64_t j = 0; j < e; j++)
-                    room[i * e + j] += w[i * e + k] * moments[k * e + j];
-    } else {
+    if (moments)
+        weft_times_moments(w, n, e, moments, room);
+    else
         memcpy(room, w, (size_t)(n * e) * sizeof *room);
-    }
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j <= i; j++) {
             double sum = 0;
@@ -317,7 +311,7 @@ static weft_status take_rotated(const mla_conversion *v, int64_t layer, dot_laye
     part.bq = part.k + f->kept * e;
     part.bk = part.bq + rows;
     double *squares = part.bk + f->kept;
-    weft_rotated_squares(dot->q, inner, e, moments, squares);
+    WEFT_TRY(weft_rotated_squares(dot->q, inner, e, moments, squares));
     multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
     double before = sum_diagonal(d->gram, v->n);
     WEFT_TRY(weft_rotated_split(f, &all, d->gram, squares, &part));
@@ -396,10 +390,12 @@ static weft_status choose_rotated(mla_conversion *v) {
     for (int64_t l = 0; f->kept < f->columns && l < c->n_layer; l++) {
         dot_layer dot;
         WEFT_TRY(read_dot(v->from, l, &dot));
-        weft_rotated_squares(dot.q, inner, v->e, moments_of(v, l), q);
-        weft_rotated_squares(dot.k, v->n, v->e, moments_of(v, l), k);
-        weft_rotated_weigh(f, q, k, pairs);
+        weft_status status = weft_rotated_squares(dot.q, inner, v->e, moments_of(v, l), q);
+        if (status == WEFT_OK)
+            status = weft_rotated_squares(dot.k, v->n, v->e, moments_of(v, l), k);
         free(dot.all);
+        WEFT_TRY(status);
+        weft_rotated_weigh(f, q, k, pairs);
     }
     f->stride = weft_rotated_stride(f, pairs);
     return WEFT_OK;
@@ -411,8 +407,7 @@ static void set_rotated(const weft_rotated *f, weft_config *c) {
     c->position = WEFT_POSITION_NONE;
     c->rope_dim = 0;
     c->ra_mla_rope_dim = f->kept;
-    if (f->stride * f->kept != f->columns)
-        c->rope_theta = pow(c->rope_theta, (double)(f->stride * f->kept) / (double)f->columns);
+    c->rope_theta = weft_rotated_base(f, f->stride);
 }
 
 weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *options,

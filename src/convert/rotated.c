@@ -20,18 +20,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-void weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
-                          double *squares) {
+weft_status weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
+                                 double *squares) {
+    WEFT_AUTO_FREE double *room = moments ? malloc((size_t)(n * e) * sizeof *room) : NULL;
+    if (moments && !room) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's queries");
+    if (moments) weft_times_moments(rows, n, e, moments, room);
+    const double *times = moments ? room : rows;
     for (int64_t i = 0; i < n; i++) {
-        const double *w = rows + i * e;
         squares[i] = 0;
-        for (int64_t j = 0; j < e; j++) {
-            double sum = moments ? 0 : w[j];
-            for (int64_t k = 0; moments && k < e; k++)
-                sum += moments[j * e + k] * w[k];
-            squares[i] += w[j] * sum;
-        }
+        for (int64_t j = 0; j < e; j++)
+            squares[i] += rows[i * e + j] * times[i * e + j];
     }
+    return WEFT_OK;
 }
 
 /* Of a pair of head h: both columns. */
@@ -51,6 +51,9 @@ void weft_rotated_weigh(const weft_rotated *f, const double *q_squares, const do
 /* Attention looks near: the weight of a distance falls by e in so many tokens. */
 static const double NEAR = 8;
 
+/* Of ROPE_THETA. */
+static const double BASE_MOST = 1e12;
+
 /* The mean of cos and sin of a pair's angle over distances. */
 static void mean_turn(const weft_rotated *f, int64_t pair, double turn[2]) {
     double rate = weft_rope_rate(&f->law, pair, f->columns), all = 0;
@@ -69,6 +72,11 @@ static bool is_kept(const weft_rotated *f, int64_t pair) {
     return pair % f->stride == 0 && pair / f->stride < f->kept / 2;
 }
 
+double weft_rotated_base(const weft_rotated *f, int64_t stride) {
+    if (stride * f->kept == f->columns) return f->law.base;
+    return pow(f->law.base, (double)(stride * f->kept) / (double)f->columns);
+}
+
 int64_t weft_rotated_stride(const weft_rotated *f, const double *pairs) {
     weft_rotated tried = *f;
     int64_t best = 1;
@@ -76,6 +84,8 @@ int64_t weft_rotated_stride(const weft_rotated *f, const double *pairs) {
     /* YaRN's law depends on a pair's place, which only the stride of 1 leaves. */
     int64_t most = f->kept > 2 ? (f->columns / 2 - 1) / (f->kept / 2 - 1) : 1;
     if (f->law.scaling == WEFT_ROPE_YARN) most = 1;
+    while (most > 1 && weft_rotated_base(f, most) > BASE_MOST)
+        most--;
     for (tried.stride = 1; tried.stride <= most; tried.stride++) {
         double lost = 0, turn[2];
         for (int64_t p = 0; p < f->columns / 2; p++) {

@@ -17,12 +17,14 @@ typedef struct {
 } weft_rotated_rows;
 
 /* E[(w x)²] of each row, with M = E[x xᵀ]; M NULL: 1. */
-void weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
-                          double *squares);
+weft_status weft_rotated_squares(const double *rows, int64_t n, int64_t e, const double *moments,
+                                 double *squares);
 
 /* Adds to `pairs` [P/2] what a layer's scores owe each pair: Σ_h √(E|q|² E|k|²). */
 void weft_rotated_weigh(const weft_rotated *f, const double *q_squares, const double *k_squares,
                         double *pairs);
+/* The base of the R columns' rotations. */
+double weft_rotated_base(const weft_rotated *f, int64_t stride);
 /* The stride by which least of them is left without its rotation. */
 int64_t weft_rotated_stride(const weft_rotated *f, const double *pairs);
 

@@ -64,7 +64,7 @@ static void test_keys_of_one_direction_lose_nothing(void **state) {
         }
     weft_rotated f = {E, HEADS, KV, D, .columns = P, .kept = P, .stride = 1};
     f.law = WEFT_ROPE_USUAL;
-    weft_rotated_squares(q, HEADS * D, E, NULL, squares);
+    assert_int_equal(weft_rotated_squares(q, HEADS * D, E, NULL, squares), WEFT_OK);
     assert_int_equal(weft_rotated_split(&f, &(weft_rotated_rows){q, k, bq, bk}, gram, squares,
                                         &(weft_rotated_rows){part_q, part_k, part_bq, part_bk}),
                      WEFT_OK);
@@ -100,6 +100,8 @@ static void test_the_pairs_that_matter_are_kept(void **state) {
         pairs[stride] = 1;
         assert_int_equal(weft_rotated_stride(&f, pairs), stride);
     }
+    f.law.base = 1e11; /* two thirds more of it would be more than ROPE_THETA may be */
+    assert_int_equal(weft_rotated_stride(&f, (double[]){0, 0, 1, 1e8}), 2);
     f.law.base = 1e12;
     assert_int_equal(weft_rotated_stride(&f, (double[]){1, 1, 1, 2}), 1);
 }
