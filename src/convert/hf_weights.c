@@ -559,6 +559,13 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     int64_t n, count = 0;
     WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefixes[family], &n);
     if (!pieces) return WEFT_ENOMEM;
+    if (family == WEFT_HF_LLAMA_PAIRS && m->config.weight_tying) {
+        /* vLLM's class of DeepSeek's layout has a head of its own, whatever the config says */
+        piece_list more = {.c = &m->config, .prefix = "", .list = pieces, .n = n};
+        add(&more, "", HEAD, "wte.weight", "lm_head.weight", m->config.vocab_size,
+            m->config.n_embd);
+        n = more.n;
+    }
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
     WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
     weft_status status = tensors && own ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory", path);

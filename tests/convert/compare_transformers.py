@@ -118,7 +118,7 @@ def compare(name):
 def compare_latent():
     """A rotary model that became MLA leaves in DeepSeek's layout, and transformers computes what weft does."""
     theirs, ours, back = (SCRATCH / f"latent.{end}" for end in ("hf", "weft", "back"))
-    tokenizer = save(hf_models.make("llama")[0], theirs, "latent")
+    tokenizer = save(hf_models.make("llama-tied")[0], theirs, "latent")
     weft("convert", "--force", "--model", theirs, "--to-mla", "--latent", 16, "--rope", 4, "--joint", "--out", ours)
     weft("convert", "--force", "--model", ours, "--to-hf", "--out", back)
     model = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()

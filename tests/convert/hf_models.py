@@ -44,6 +44,7 @@ CASES = {
     "gpt2-eps-inner": gpt2_config(layer_norm_epsilon=1e-3, n_inner=40, activation_function="gelu_pytorch_tanh"),
     "gpt2-untied": gpt2_config(tie_word_embeddings=False),
     "llama": llama_config(),
+    "llama-tied": llama_config(tie_word_embeddings=True),
     "llama-tied-eps": llama_config(tie_word_embeddings=True, rms_norm_eps=1e-2, num_key_value_heads=4),
     "llama-bias": llama_config(attention_bias=True),
     "llama-mlp-bias": llama_config(mlp_bias=True),

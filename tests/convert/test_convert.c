@@ -110,7 +110,8 @@ static void test_a_latent_without_norm_leaves_in_deepseeks_layout(void **state) 
                *logits = scratch_path("first.safetensors");
     command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "ATTENTION=mla", "-o", "KV_HEADS=0",
                          "-o", "POSITION=none", "-o", "RA_MLA_LATENT_DIM=6", "-o",
-                         "RA_MLA_JOINT_KV=y", "-o", "RA_MLA_ROPE_DIM=4", "--out", model),
+                         "RA_MLA_JOINT_KV=y", "-o", "RA_MLA_ROPE_DIM=4", "-o", "WEIGHT_TYING=y",
+                         "--out", model),
                      NULL);
     write_tokens(tokens);
     command_succeeds(RUN("eval", "--model", model, "--tokens", tokens, "--logits", logits), NULL);
@@ -120,6 +121,14 @@ static void test_a_latent_without_norm_leaves_in_deepseeks_layout(void **state) 
     json_t *root = json_load_file(path, 0, NULL);
     assert_string_equal(json_string_value(json_object_get(root, "model_type")), "deepseek_v3");
     json_decref(root);
+    snprintf(path, sizeof path, "%s/model.safetensors", theirs);
+    int64_t n, m; /* a head that is tied is written too */
+    double *head = tensor_values(path, "lm_head.weight", &n);
+    double *tokens_in = tensor_values(path, "model.embed_tokens.weight", &m);
+    assert_int_equal(n, m);
+    assert_memory_equal(head, tokens_in, (size_t)n * sizeof *head);
+    free(head);
+    free(tokens_in);
     command_succeeds(RUN("convert", "--force", "--model", theirs, "--out", again), NULL);
     expect_logits(again, logits, "f32", 1e-6);
 }
