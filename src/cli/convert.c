@@ -17,7 +17,8 @@
 
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, DeepSeek-V3 without experts: "
+    "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, Phi-3, DeepSeek-V3 without "
+    "experts: "
     "config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout; a model that none of its families has goes "
@@ -26,6 +27,8 @@ const char weft_help_convert[] =
     "hold their strongest directions; prints what each layer loses\n"
     "  --latent L         with --to-mla: the latents' width; as wide as the keys loses nothing\n"
     "  --joint            with --to-mla: one latent for keys and values\n"
+    "  --rope R           with --to-mla of a rotary model: columns of the rotated part that all "
+    "heads share; default: as many as a head rotates\n"
     "  --to-w2            make W2 from dot attention: means from queries and keys, equal "
     "deviations; prints how far its weights are from dot's\n"
     "  --spread A         with --to-w2 and --add w2: multiply queries by A and divide keys by it; "
@@ -57,9 +60,9 @@ const char weft_help_convert[] =
 enum { TEXT_TIME = 256, TEXT_TOKENS = 16384 };
 
 typedef struct {
-    const char *model, *out, *latent_text, *spread_text, *text, *add, *chat;
+    const char *model, *out, *latent_text, *rope_text, *spread_text, *text, *add, *chat;
     bool to_hf, to_mla, to_w2, joint, no_tokenizer, force, unchecked;
-    int64_t latent;
+    int64_t latent, rope;
     double spread;
 } conversion;
 
@@ -147,7 +150,7 @@ static weft_status read_text(const conversion *v, const weft_model *m, const wef
 
 static weft_status to_mla(const conversion *v, const weft_model *m, weft_backing place,
                           const weft_windows *text, weft_model **out, change *did) {
-    weft_mla_options options = {.latent = v->latent, .joint = v->joint};
+    weft_mla_options options = {.latent = v->latent, .joint = v->joint, .rope = v->rope};
     WEFT_AUTO_FREE double *moments = NULL;
     did->errors = calloc((size_t)m->config.n_layer, sizeof *did->errors);
     if (!did->errors) return weft_fail(WEFT_ENOMEM, "convert: no memory");
@@ -219,10 +222,15 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
     int64_t layers = m->config.n_layer;
     long long parameters = (long long)weft_model_parameter_count(m);
     if (!args->json) {
-        if (did->errors) printf("layer  keys lost  values lost\n");
-        for (int64_t l = 0; did->errors && l < layers; l++)
-            printf("%5lld  %8.2f%%  %10.2f%%\n", (long long)l, 100 * did->errors[l].keys,
+        bool rotated = m->config.ra_mla_rope_dim;
+        if (did->errors)
+            printf("layer  keys lost  values lost%s\n", rotated ? "  without rotation" : "");
+        for (int64_t l = 0; did->errors && l < layers; l++) {
+            printf("%5lld  %8.2f%%  %10.2f%%", (long long)l, 100 * did->errors[l].keys,
                    100 * did->errors[l].values);
+            if (rotated) printf("  %15.2f%%", 100 * did->errors[l].positions);
+            printf("\n");
+        }
         if (did->apart) printf("layer  attention moved\n");
         for (int64_t l = 0; did->apart && l < layers; l++)
             printf("%5lld  %14.3f%%\n", (long long)l, 100 * did->apart[l]);
@@ -241,9 +249,10 @@ static void print_result(const weft_args *args, const conversion *v, const weft_
     if (did->errors || did->apart) {
         json_t *list = json_array();
         for (int64_t l = 0; did->errors && l < layers; l++)
-            json_array_append_new(list, json_pack("{s:o, s:o}", "keys",
-                                                  weft_json_number(did->errors[l].keys), "values",
-                                                  weft_json_number(did->errors[l].values)));
+            json_array_append_new(
+                list, json_pack("{s:o, s:o, s:o}", "keys", weft_json_number(did->errors[l].keys),
+                                "values", weft_json_number(did->errors[l].values), "positions",
+                                weft_json_number(did->errors[l].positions)));
         for (int64_t l = 0; did->apart && l < layers; l++)
             json_array_append_new(list,
                                   json_pack("{s:o}", "moved", weft_json_number(did->apart[l])));
@@ -323,6 +332,7 @@ static int check_usage(const weft_args *args, conversion *v) {
     if (v->chat && (v->to_hf || v->no_tokenizer))
         return wrong(args, "--chat-template goes with neither --to-hf nor --no-tokenizer");
     if (v->joint && !v->to_mla) return wrong(args, "--joint goes with --to-mla");
+    if (v->rope_text && !v->to_mla) return wrong(args, "--rope goes with --to-mla");
     if (v->spread_text && !v->to_w2 && !v->add)
         return wrong(args, "--spread goes with --to-w2 and --add w2");
     if (v->text && !v->to_mla && !v->to_w2)
@@ -340,6 +350,7 @@ int weft_cmd_convert(int argc, char **argv) {
         {"--to-mla", .flag = &v.to_mla},
         {"--latent", .value = &v.latent_text, .number = &v.latent, .min = 1, .max = 65536},
         {"--joint", .flag = &v.joint},
+        {"--rope", .value = &v.rope_text, .number = &v.rope, .min = 2, .max = 65536},
         {"--to-w2", .flag = &v.to_w2},
         {"--spread", .value = &v.spread_text, .real = &v.spread, .min = 1e-3, .max = 1e3},
         {"--add", .value = &v.add},

@@ -5,7 +5,9 @@
 
 #include "base/progress.h"
 #include "base/random.h"
+#include "convert/rotated.h"
 #include "convert/spectrum.h"
+#include "model/builder.h"
 #include "model/kinds.h"
 
 #include <math.h>
@@ -17,14 +19,14 @@
 /* A layer's dot attention, as doubles in one malloc'd piece; n = KV_HEADS · D. */
 typedef struct {
     double *all;
-    double *q, *k, *v;    /* [E, E], [n, E], [n, E] */
-    double *bq, *bk, *bv; /* [E], [n], [n]; zeros where it has none */
-    double *out, *b_out;  /* [E, E], [E] */
-    bool biased;          /* it has bq, bk and bv, or b_out */
+    double *q, *k, *v;    /* [H D, E], [n, E], [n, E] */
+    double *bq, *bk, *bv; /* [H D], [n], [n]; zeros where it has none */
+    double *out, *b_out;  /* [E, H D], [E] */
 } dot_layer;
 
-/* Refuses a model whose attention is not dot; `what` is the option in the message. */
-static weft_status check_dot(const weft_model *m, const char *what) {
+/* Refuses a model whose attention is not dot; `what` is the option in the message. `normed`: queries and keys of
+ * each head may be. */
+static weft_status check_dot(const weft_model *m, const char *what, bool normed) {
     const weft_config *c = &m->config;
     if (c->attention != WEFT_ATTENTION_DOT)
         return weft_fail(WEFT_EINPUT,
@@ -35,22 +37,17 @@ static weft_status check_dot(const weft_model *m, const char *what) {
                          "%s: not of a model with CONFIG_MUP=y, whose scores and logits "
                          "have scales of their own",
                          what);
-    if (c->qk_norm)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_QK_NORM=y, whose queries and keys are not "
-                         "linear in what they are made from",
-                         what);
-    if (c->kv_share > 1)
+    if (c->qk_norm && (!normed || c->qk_norm_whole))
         return weft_fail(
             WEFT_EINPUT,
-            "%s: not of a model with CONFIG_KV_SHARE=%lld, some of whose layers have no "
-            "keys",
-            what, (long long)c->kv_share);
-    if (c->n_head * weft_config_head_dim(c) == c->n_embd) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s takes heads that fill CONFIG_N_EMBD=%lld; this model has %lld of "
-                     "CONFIG_HEAD_DIM=%lld. Convert it before heads are removed",
-                     what, (long long)c->n_embd, (long long)c->n_head, (long long)c->head_dim);
+            "%s: not of a model with CONFIG_QK_NORM%s=y, whose queries and keys are not "
+            "linear in what they are made from",
+            what, normed ? "_WHOLE" : "");
+    if (c->kv_share == 1) return WEFT_OK;
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: not of a model with CONFIG_KV_SHARE=%lld, some of whose layers have no keys", what,
+        (long long)c->kv_share);
 }
 
 static weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {
@@ -62,22 +59,23 @@ static weft_weight *layer_weight(const weft_model *m, int64_t layer, const char 
 static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) {
     const weft_config *c = &m->config;
     int64_t e = c->n_embd, n = weft_config_kv_heads(c) * weft_config_head_dim(c);
+    int64_t inner = c->n_head * weft_config_head_dim(c);
     const weft_weight *qkv = layer_weight(m, layer, "attn.qkv.weight");
     const weft_weight *bias = layer_weight(m, layer, "attn.qkv.bias");
     const weft_weight *to = layer_weight(m, layer, "attn.out.weight");
     const weft_weight *to_bias = layer_weight(m, layer, "attn.out.bias");
-    *out = (dot_layer){.biased = bias || to_bias};
+    *out = (dot_layer){0};
     if (!qkv || !to) return weft_fail(WEFT_EBUG, "convert: a layer without attention");
-    out->all = calloc((size_t)((e + 2 * n) * (e + 1) + e * (e + 1)), sizeof *out->all);
+    out->all = calloc((size_t)((inner + 2 * n) * (e + 1) + e * (inner + 1)), sizeof *out->all);
     if (!out->all) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer");
     out->q = out->all;
-    out->k = out->q + e * e;
+    out->k = out->q + inner * e;
     out->v = out->k + n * e;
     out->bq = out->v + n * e;
-    out->bk = out->bq + e;
+    out->bk = out->bq + inner;
     out->bv = out->bk + n;
     out->out = out->bv + n;
-    out->b_out = out->out + e * e;
+    out->b_out = out->out + e * inner;
     weft_weight_read(qkv, out->q);
     weft_weight_read(to, out->out);
     if (bias) weft_weight_read(bias, out->bq);
@@ -89,6 +87,18 @@ static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) 
 static void write_weight(weft_model *out, int64_t layer, const char *name, const double *values) {
     weft_weight *w = layer_weight(out, layer, name);
     if (w) weft_weight_write(w, values);
+}
+
+static void multiply_weight(weft_model *out, int64_t layer, const char *name, double factor) {
+    weft_weight one = *layer_weight(out, layer, name);
+    int64_t count = one.count;
+    for (one.count = 1; count > 0; count--) {
+        double value;
+        weft_weight_read(&one, &value);
+        value *= factor;
+        weft_weight_write(&one, &value);
+        one.data = (unsigned char *)one.data + weft_dtype_size(one.dtype);
+    }
 }
 
 /* A model of another config with the weights that both have. */
@@ -125,22 +135,17 @@ static weft_status finish(weft_model **out, weft_status status) {
  * go the same way. For a joint latent keys and values are stacked, each divided by its own size, so
  * that neither is lost for the other.
  *
- * MLA divides scores by √L where dot has √D, so A_h = √(L/D) times its head's rows of U. A key's bias
- * adds the same number to all scores of a query and drops out; that of the values is seen by every
+ * MLA divides scores by √L where dot has √D, so A_h = √(L/D) times its head's rows of U; with a rotated part
+ * of R columns by √(D + R). A key's bias adds the same number to all scores of a query and drops out; that of the values is seen by every
  * token whole, since weights sum to 1, and goes through W_o into the output's bias. */
 
 /* y [n, n] = W M Wᵀ; M NULL: 1. `room` [n, e]. */
 static void multiply_moments(const double *w, const double *moments, int64_t n, int64_t e,
                              double *room, double *y) {
-    if (moments) {
-        memset(room, 0, (size_t)(n * e) * sizeof *room);
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t k = 0; k < e; k++)
-                for (int64_t j = 0; j < e; j++)
-                    room[i * e + j] += w[i * e + k] * moments[k * e + j];
-    } else {
+    if (moments)
+        weft_times_moments(w, n, e, moments, room);
+    else
         memcpy(room, w, (size_t)(n * e) * sizeof *room);
-    }
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j <= i; j++) {
             double sum = 0;
@@ -225,6 +230,8 @@ typedef struct {
     weft_model *to;
     const weft_mla_options *options;
     int64_t e, n, heads, kv, width; /* E, KV · D, H, KV, D */
+    weft_rotated rotated;           /* kept 0: nothing rotates */
+    double factor;                  /* of queries, for MLA's scale in place of dot's */
 } mla_conversion;
 
 /* A [H, D, L] from the rows of U that start at `first`, times a factor; U [H, L, D] where `transposed`. */
@@ -247,7 +254,6 @@ static weft_status write_maps(const mla_conversion *v, int64_t layer, const char
 
 static weft_status convert_apart(const mla_conversion *v, int64_t layer, const dot_layer *dot,
                                  const double *moments, directions *d, weft_latent_error *error) {
-    double factor = sqrt((double)d->latent / (double)v->width);
     for (int part = 0; part < 2; part++) {
         memcpy(d->w, part ? dot->v : dot->k, (size_t)(v->n * v->e) * sizeof *d->w);
         multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
@@ -255,8 +261,8 @@ static weft_status convert_apart(const mla_conversion *v, int64_t layer, const d
             d->scale[i] = 1;
         WEFT_TRY(find_directions(d));
         write_weight(v->to, layer, part ? "attn.v_down.weight" : "attn.k_down.weight", d->down);
-        WEFT_TRY(write_maps(v, layer, part ? "attn.v_up" : "attn.q_latent", d, 0, part ? 1 : factor,
-                            part));
+        WEFT_TRY(write_maps(v, layer, part ? "attn.v_up" : "attn.q_latent", d, 0,
+                            part ? 1 : v->factor, part));
         *(part ? &error->values : &error->keys) = lost(d, 0, v->n);
     }
     return WEFT_OK;
@@ -264,35 +270,83 @@ static weft_status convert_apart(const mla_conversion *v, int64_t layer, const d
 
 static weft_status convert_joint(const mla_conversion *v, int64_t layer, const dot_layer *dot,
                                  const double *moments, directions *d, weft_latent_error *error) {
-    double factor = sqrt((double)d->latent / (double)v->width);
     memcpy(d->w, dot->k, (size_t)(2 * v->n * v->e) * sizeof *d->w); /* the values follow the keys */
     multiply_moments(d->w, moments, d->n, d->e, d->room, d->gram);
     balance(d, 0, v->n);
     balance(d, v->n, v->n);
     WEFT_TRY(find_directions(d));
     write_weight(v->to, layer, "attn.k_down.weight", d->down);
-    WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, factor, false));
+    WEFT_TRY(write_maps(v, layer, "attn.q_latent", d, 0, v->factor, false));
     WEFT_TRY(write_maps(v, layer, "attn.v_up", d, v->n, 1, true));
     error->keys = lost(d, 0, v->n);
     error->values = lost(d, v->n, v->n);
     return WEFT_OK;
 }
 
+static const double *moments_of(const mla_conversion *v, int64_t layer) {
+    const double *all = v->options->moments;
+    return all ? all + layer * v->e * v->e : NULL;
+}
+
+static double sum_diagonal(const double *a, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += a[i * n + i];
+    return sum;
+}
+
+/* Writes the rotated part, and leaves in `dot` the keys without it; *left is their share of the mean square. */
+static weft_status take_rotated(const mla_conversion *v, int64_t layer, dot_layer *dot,
+                                directions *d, double *left) {
+    const weft_rotated *f = &v->rotated;
+    const double *moments = moments_of(v, layer);
+    int64_t e = v->e, inner = v->heads * v->width, rows = v->heads * f->kept;
+    *left = 1;
+    if (!f->kept) return WEFT_OK;
+    WEFT_AUTO_FREE double *room =
+        malloc((size_t)((rows + f->kept) * (e + 1) + inner) * sizeof *room);
+    if (!room) return weft_fail(WEFT_ENOMEM, "convert: no memory for a layer's rotated part");
+    weft_rotated_rows all = {dot->q, dot->k, dot->bq, dot->bk}, part = {.q = room};
+    part.k = part.q + rows * e;
+    part.bq = part.k + f->kept * e;
+    part.bk = part.bq + rows;
+    double *squares = part.bk + f->kept;
+    WEFT_TRY(weft_rotated_squares(dot->q, inner, e, moments, squares));
+    multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
+    double before = sum_diagonal(d->gram, v->n);
+    WEFT_TRY(weft_rotated_split(f, &all, d->gram, squares, &part));
+    multiply_moments(dot->k, moments, v->n, e, d->room, d->gram);
+    *left = before > 0 ? sum_diagonal(d->gram, v->n) / before : 0;
+    for (int64_t i = 0; i < rows * e; i++)
+        part.q[i] *= v->factor;
+    for (int64_t i = 0; i < rows; i++)
+        part.bq[i] *= v->factor;
+    write_weight(v->to, layer, "attn.q_rope.weight", part.q);
+    write_weight(v->to, layer, "attn.q_rope.bias", part.bq);
+    write_weight(v->to, layer, "attn.k_rope.weight", part.k);
+    write_weight(v->to, layer, "attn.k_rope.bias", part.bk);
+    return WEFT_OK;
+}
+
 static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, directions *d,
                                   weft_latent_error *error) {
-    const weft_mla_options *o = v->options;
-    const double *moments = o->moments ? o->moments + layer * v->e * v->e : NULL;
+    const double *moments = moments_of(v, layer);
     dot_layer dot;
+    double left;
     WEFT_TRY(read_dot(v->from, layer, &dot));
-    weft_status status = o->joint ? convert_joint(v, layer, &dot, moments, d, error)
-                                  : convert_apart(v, layer, &dot, moments, d, error);
+    weft_status status = take_rotated(v, layer, &dot, d, &left);
+    if (status == WEFT_OK)
+        status = v->options->joint ? convert_joint(v, layer, &dot, moments, d, error)
+                                   : convert_apart(v, layer, &dot, moments, d, error);
+    error->keys *= sqrt(left);
+    error->positions = v->rotated.kept ? sqrt(left) : 0;
     write_weight(v->to, layer, "attn.q.weight", dot.q);
     write_weight(v->to, layer, "attn.q.bias", dot.bq);
     /* b_out + W_o b_v, each head having the values of its group. */
     for (int64_t i = 0; i < v->e; i++)
         for (int64_t h = 0; h < v->heads; h++)
             for (int64_t j = 0; j < v->width; j++)
-                dot.b_out[i] += dot.out[i * v->e + h * v->width + j] *
+                dot.b_out[i] += dot.out[(i * v->heads + h) * v->width + j] *
                                 dot.bv[h * v->kv / v->heads * v->width + j];
     write_weight(v->to, layer, "attn.out.bias", dot.b_out);
     free(dot.all);
@@ -303,15 +357,57 @@ static weft_status check_mla(const weft_model *m, const weft_mla_options *o) {
     const weft_config *c = &m->config;
     int64_t n = weft_config_kv_heads(c) * weft_config_head_dim(c);
     int64_t most = o->joint || n > c->n_embd ? c->n_embd : n;
-    WEFT_TRY(check_dot(m, "--to-mla"));
-    if (c->position == WEFT_POSITION_ROPE)
+    int64_t rotated =
+        c->position == WEFT_POSITION_ROPE ? rotated_width(c, weft_config_head_dim(c)) : 0;
+    WEFT_TRY(check_dot(m, "--to-mla", false));
+    if (o->rope % 2 || o->rope > rotated)
         return weft_fail(WEFT_EINPUT,
-                         "--to-mla: CONFIG_POSITION=\"rope\" rotates each head's keys by their "
-                         "position, which no latent that heads share can do; --to-w2 takes it");
+                         "--rope %lld: of a head's columns this model rotates %lld; take an even "
+                         "number up to that",
+                         (long long)o->rope, (long long)rotated);
     if (o->latent <= most) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "--latent %lld: a layer's keys have %lld dimensions; more would hold nothing",
                      (long long)o->latent, (long long)most);
+}
+
+/* How the rotated part is made; the stride by what all layers' scores owe each pair. */
+static weft_status choose_rotated(mla_conversion *v) {
+    const weft_config *c = &v->from->config;
+    weft_rotated *f = &v->rotated;
+    if (c->position != WEFT_POSITION_ROPE) return WEFT_OK;
+    *f = (weft_rotated){v->e,
+                        v->heads,
+                        v->kv,
+                        v->width,
+                        .columns = rotated_width(c, v->width),
+                        .law = rope_law_of(c)};
+    f->kept = v->options->rope ? v->options->rope : f->columns;
+    int64_t inner = v->heads * v->width;
+    WEFT_AUTO_FREE double *pairs = calloc((size_t)(f->columns + inner + v->n), sizeof *pairs);
+    if (!pairs) return weft_fail(WEFT_ENOMEM, "convert: no memory");
+    double *q = pairs + f->columns, *k = q + inner;
+    for (int64_t l = 0; f->kept < f->columns && l < c->n_layer; l++) {
+        dot_layer dot;
+        WEFT_TRY(read_dot(v->from, l, &dot));
+        weft_status status = weft_rotated_squares(dot.q, inner, v->e, moments_of(v, l), q);
+        if (status == WEFT_OK)
+            status = weft_rotated_squares(dot.k, v->n, v->e, moments_of(v, l), k);
+        free(dot.all);
+        WEFT_TRY(status);
+        weft_rotated_weigh(f, q, k, pairs);
+    }
+    f->stride = weft_rotated_stride(f, pairs);
+    return WEFT_OK;
+}
+
+/* The rotated part's frequencies are those of the pairs that it keeps. */
+static void set_rotated(const weft_rotated *f, weft_config *c) {
+    if (!f->kept) return;
+    c->position = WEFT_POSITION_NONE;
+    c->rope_dim = 0;
+    c->ra_mla_rope_dim = f->kept;
+    c->rope_theta = weft_rotated_base(f, f->stride);
 }
 
 weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *options,
@@ -326,15 +422,20 @@ weft_status weft_convert_to_mla(const weft_model *m, const weft_mla_options *opt
     c.kv_heads = 0;
     c.ra_mla_latent_dim = options->latent;
     c.ra_mla_joint_kv = options->joint;
-    WEFT_TRY(model_with(m, &c, out));
     mla_conversion v = {.from = m,
-                        .to = *out,
                         .options = options,
                         .e = c.n_embd,
                         .heads = c.n_head,
                         .kv = weft_config_kv_heads(&m->config),
                         .width = weft_config_head_dim(&c)};
     v.n = v.kv * v.width;
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    WEFT_TRY(choose_rotated(&v));
+    set_rotated(&v.rotated, &c);
+    int64_t scored = v.rotated.kept ? v.width + v.rotated.kept : options->latent;
+    v.factor = sqrt((double)scored / (double)v.width);
+    WEFT_TRY(model_with(m, &c, out));
+    v.to = *out;
     directions d;
     weft_status status = open_directions(&d, options->joint ? 2 * v.n : v.n, v.e, options->latent);
     weft_progress *bar = NULL; /* on a terminal: seconds per layer at GPT-2's size */
@@ -399,10 +500,13 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
 static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, int64_t layer) {
     dot_layer dot;
     double log_tau[1024];
+    double spread = m->config.qk_norm ? 1 : v->spread;
     WEFT_TRY(read_dot(m, layer, &dot));
-    weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, v->spread);
-    if (status == WEFT_OK)
-        status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / v->spread);
+    weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread);
+    if (status == WEFT_OK) status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread);
+    /* Normed means take it from the gains. */
+    if (m->config.qk_norm) multiply_weight(v->to, layer, "attn.q_norm.weight", v->spread);
+    if (m->config.qk_norm) multiply_weight(v->to, layer, "attn.k_norm.weight", 1 / v->spread);
     if (status == WEFT_OK) {
         write_weight(v->to, layer, "attn.v.weight", dot.v);
         write_weight(v->to, layer, "attn.v.bias", dot.bv);
@@ -417,7 +521,7 @@ static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, in
 weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed,
                                weft_model **out) {
     *out = NULL;
-    WEFT_TRY(check_dot(m, "--to-w2"));
+    WEFT_TRY(check_dot(m, "--to-w2", true));
     weft_config c = m->config;
     bool biased = weft_model_find(m, "h.0.attn.qkv.bias"),
          all = weft_model_find(m, "h.0.attn.out.bias");

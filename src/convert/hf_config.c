@@ -3,6 +3,7 @@
  * is in none of its lists is passed over with a warning: most of those are notes of the program that wrote
  * the file. */
 #include "convert/hf.h"
+#include "convert/hf_likes.h"
 
 #include "base/json.h"
 #include "base/log.h"
@@ -35,6 +36,7 @@ static const char common_keys[] =
     "return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params "
     "temperature "
     "tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript "
+    "attention_probs_dropout_prob auto_map custom_pipelines hidden_dropout_prob "
     "transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed "
     "unsloth_version "
     "use_bfloat16 use_cache use_flash_attn "
@@ -54,7 +56,8 @@ static const char gpt2_keys[] =
     "n_embd n_head n_layer n_positions n_inner layer_norm_epsilon activation_function "
     "scale_attn_weights=true scale_attn_by_inverse_layer_idx=false "
     "reorder_and_upcast_attn n_ctx attn_pdrop embd_pdrop resid_pdrop summary_activation "
-    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj";
+    "n_special predict_special_tokens summary_first_dropout summary_proj_to_labels summary_type "
+    "summary_use_proj";
 
 static const char llama_keys[] =
     "hidden_size intermediate_size num_attention_heads num_hidden_layers "
@@ -72,6 +75,11 @@ static const char deepseek_keys[] =
     "num_experts_per_tok norm_topk_prob scoring_func seq_aux aux_loss_alpha ep_size "
     "output_router_logits num_nextn_predict_layers";
 
+static const char phi3_keys[] =
+    "partial_rotary_factor embd_pdrop resid_pdrop original_max_position_embeddings";
+
+static const char smollm3_keys[] = "use_sliding_window=false";
+
 static const char neox_keys[] =
     "hidden_size intermediate_size num_attention_heads num_hidden_layers max_position_embeddings "
     "layer_norm_eps hidden_act rotary_pct rotary_emb_base rope_theta rope_scaling rope_parameters "
@@ -84,38 +92,38 @@ static const char rope_keys[] =
     "partial_rotary_factor=1 mscale=null mscale_all_dim=null short_factor=null long_factor=null "
     "mrope_section=null";
 
-/* The families that are Llama but for what is said here; `kv_heads` and what follows are for a config that
- * says nothing, 0: as Llama has it. */
-typedef struct {
-    const char *type, *architecture;
-    bool qkv_bias; /* in these three maps, and nowhere else */
-    bool qk_norm;
-    bool tied;
-    bool windows; /* a sliding_window is in use unless use_sliding_window says no */
-    bool
-        reordered; /* the norms come behind the branches, and those of queries and keys are whole */
-    bool partial;  /* some columns of a head may be left unrotated */
-    int kv_heads, head_dim, nope_every, window;
-    double theta, eps;
-    const char *keys; /* that the others do not have, or not with these values */
-} llama_like;
-
-enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, DEEPSEEK, LIKES };
-
-static const llama_like likes[LIKES] = {
-    [LLAMA] = {"llama", "LlamaForCausalLM", .windows = true},
+const llama_like weft_hf_likes[LIKES] = {
+    [LLAMA] = {"llama", "LlamaForCausalLM", .no_window = true},
     [MISTRAL] = {"mistral", "MistralForCausalLM", .windows = true, .kv_heads = 8, .window = 4096},
     [QWEN2] = {"qwen2", "Qwen2ForCausalLM", .qkv_bias = true},
     [QWEN3] = {"qwen3", "Qwen3ForCausalLM", .qk_norm = true, .head_dim = 128},
     [SMOLLM3] = {"smollm3", "SmolLM3ForCausalLM", .tied = true, .kv_heads = 4, .nope_every = 4,
-                 .theta = 2e6},
-    [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .eps = 1e-5},
-    [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .keys = deepseek_keys},
+                 .theta = 2e6, .keys = smollm3_keys},
+    [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .no_window = true,
+               .eps = 1e-5},
+    [PHI3] = {"phi3", "Phi3ForCausalLM", .windows = true, .partial = true, .eps = 1e-5,
+              .keys = phi3_keys},
+    [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .no_window = true, .keys = deepseek_keys},
+};
+
+/* Families that are known, and what of them is not computed here. */
+static const struct {
+    const char *types, *why;
+} refused[] = {
+    {" gemma gemma2 gemma3 gemma3_text ",
+     "its feed-forward is gated by GELU, its embeddings are multiplied by the root of their width, "
+     "and Gemma 2 and 3 norm each branch before and behind it"},
+    {" olmo ", "its norms have no gains"},
+    {" olmo3 ", "its layers rotate by more than one law"},
+    {" mixtral qwen2_moe qwen3_moe olmoe phimoe deepseek_v2 gpt_oss ",
+     "its feed-forwards are mixtures of experts"},
+    {" phi ", "attention and feed-forward read one norm"},
 };
 
 typedef struct {
     const json_t *root;
     const char *where;
+    const llama_like *like;
     char unknown[256];  /* keys, as text */
     weft_status status; /* the first failure */
 } source;
@@ -235,6 +243,16 @@ static void read_gpt2(source *s, weft_config *c) {
     read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", true);
 }
 
+/* The share of a head's columns that is rotated, where it may be less than all. */
+static void read_share(source *s, double share, weft_config *c) {
+    const json_t *rope = json_object_get(s->root, "rope_parameters");
+    share = number_of(s, s->root, "partial_rotary_factor", share);
+    share = number_of(s, s->root, "rotary_pct", share);
+    share = number_of(s, rope, "partial_rotary_factor", share);
+    if (s->status == WEFT_OK && share < 1)
+        set_number(s, c, "ROPE_DIM", trunc((double)weft_config_head_dim(c) * share));
+}
+
 static void read_rope(source *s, const llama_like *like, weft_config *c) {
     const json_t *rope = json_object_get(s->root, "rope_parameters");
     if (!json_is_object(rope)) rope = json_object_get(s->root, "rope_scaling");
@@ -264,46 +282,65 @@ static void read_rope(source *s, const llama_like *like, weft_config *c) {
     if (yarn) set_number(s, c, "ROPE_AMPLITUDE", number_of(s, rope, "attention_factor", 0));
 }
 
-/* What a Llama-like config may say and weft computes only where it changes nothing. */
-static void check_llama(source *s, const llama_like *like, const weft_config *c) {
-    const json_t *window = json_object_get(s->root, "sliding_window"), *kind;
-    const json_t *used = json_object_get(s->root, "use_sliding_window");
-    bool in_use = like->windows ? !json_is_false(used) : json_is_true(used);
-    size_t i;
-    if (s->status != WEFT_OK) return;
-    double width = window ? json_number_value(window) : (double)like->window;
-    if (in_use && width > 0 && width < (double)c->context)
-        note(s,
-             weft_fail(
-                 WEFT_EINPUT,
-                 "%s: \"sliding_window\": %.0f is not supported; attention here sees all earlier "
-                 "tokens: lower max_position_embeddings to the window, or set it to null",
-                 s->where, width));
-    if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
-        note(s, refuse(s, "rms_norm_eps", json_object_get(s->root, "rms_norm_eps"),
-                       "where queries and keys are normed only 1e-6 is"));
-    json_array_foreach(json_object_get(s->root, "layer_types"), i, kind) {
-        const char *word = json_string_value(kind);
-        if (!word || strcmp(word, "full_attention") != 0)
-            note(s, refuse(s, "layer_types", kind, "only \"full_attention\" is"));
-    }
+/* n, where every n-th of the layers and no other is so; 0: none is. Another order is refused by `key`. */
+static double every_nth(source *s, int64_t layers, bool (*is_so)(const source *, int64_t),
+                        const char *key) {
+    int64_t n = 1;
+    while (n <= layers && !is_so(s, n - 1))
+        n++;
+    for (int64_t i = 0; i < layers; i++)
+        if (is_so(s, i) != ((i + 1) % n == 0)) {
+            note(s, refuse(s, key, json_object_get(s->root, key),
+                           "every n-th layer may be other than the rest"));
+            return 0;
+        }
+    return n <= layers ? (double)n : 0;
 }
 
-/* Layers that rotate nothing: 0 in a list, which must have it at every n-th place, or every n-th. */
-static void read_nope(source *s, const llama_like *like, weft_config *c) {
-    const json_t *list = json_object_get(s->root, "no_rope_layers");
-    double every = number_of(s, s->root, "no_rope_layer_interval", like->nope_every);
-    if (!json_is_array(list)) {
-        if (like->nope_every) set_number(s, c, "NOPE_EVERY", every);
+static bool sees_all(const source *s, int64_t layer) {
+    const json_t *kinds = json_object_get(s->root, "layer_types");
+    const json_t *first = json_object_get(s->root, "max_window_layers");
+    if (s->like->windows) return false;
+    if (json_is_array(kinds)) {
+        const char *kind = json_string_value(json_array_get(kinds, (size_t)layer));
+        return kind && strcmp(kind, "full_attention") == 0;
+    }
+    return layer < (first ? json_integer_value(first) : 28);
+}
+
+/* A window as long as the context is none. */
+static void read_windows(source *s, weft_config *c) {
+    const json_t *window = json_object_get(s->root, "sliding_window");
+    const json_t *used = json_object_get(s->root, "use_sliding_window");
+    double width = window ? json_number_value(window) : (double)s->like->window;
+    bool in_use = s->like->windows || json_is_true(used) || (s->like->no_window && !used);
+    if (s->status != WEFT_OK || !in_use || width <= 0 || width >= (double)c->context) return;
+    if (s->like->no_window) {
+        note(s, refuse(s, "sliding_window", window,
+                       "this family sees all earlier tokens; --ignore-key sliding_window reads the "
+                       "model as such"));
         return;
     }
-    size_t layers = (size_t)c->n_layer, first = 0;
-    while (first < layers && json_integer_value(json_array_get(list, first)) != 0)
-        first++;
-    for (size_t i = 0; i < layers; i++)
-        if ((json_integer_value(json_array_get(list, i)) == 0) != ((i + 1) % (first + 1) == 0))
-            note(s, refuse(s, "no_rope_layers", list, "every n-th layer without rotation is"));
-    if (first < layers) set_number(s, c, "NOPE_EVERY", (double)first + 1);
+    const char *key = json_object_get(s->root, "layer_types") ? "layer_types" : "max_window_layers";
+    double every = every_nth(s, c->n_layer, sees_all, key);
+    if (every == 1) return;
+    set_number(s, c, "WINDOW", width);
+    set_number(s, c, "WINDOW_EVERY", every);
+}
+
+/* Layers that rotate nothing: 0 in a list, or every n-th. */
+static bool rotates_nothing(const source *s, int64_t layer) {
+    const json_t *list = json_object_get(s->root, "no_rope_layers");
+    return json_integer_value(json_array_get(list, (size_t)layer)) == 0;
+}
+
+static void read_nope(source *s, weft_config *c) {
+    double every = number_of(s, s->root, "no_rope_layer_interval", s->like->nope_every);
+    if (json_is_array(json_object_get(s->root, "no_rope_layers")))
+        every = every_nth(s, c->n_layer, rotates_nothing, "no_rope_layers");
+    else if (!s->like->nope_every)
+        return;
+    set_number(s, c, "NOPE_EVERY", every);
 }
 
 /* DeepSeek's attention, and that its layers are all dense. */
@@ -360,10 +397,14 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     if (like->qk_norm) set_word(s, c, "QK_NORM", "y");
     if (like->reordered) set_word(s, c, "QK_NORM_WHOLE", "y");
     if (like->reordered) set_word(s, c, "NORM_PLACEMENT", "reordered");
+    if (like->partial) read_share(s, 1, c);
     read_rope(s, like, c);
-    read_nope(s, like, c);
-    if (like == &likes[DEEPSEEK]) read_deepseek(s, c);
-    check_llama(s, like, c);
+    read_nope(s, c);
+    read_windows(s, c);
+    if (like == &weft_hf_likes[DEEPSEEK]) read_deepseek(s, c);
+    if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
+        note(s, refuse(s, "rms_norm_eps", json_object_get(s->root, "rms_norm_eps"),
+                       "where queries and keys are normed only 1e-6 is"));
 }
 
 /* GELU by either formula, as they call it. */
@@ -380,17 +421,11 @@ static void read_gelu(source *s, weft_config *c) {
 }
 
 static void read_neox(source *s, weft_config *c) {
-    const json_t *rope = json_object_get(s->root, "rope_parameters");
-    double heads = number_of(s, s->root, "num_attention_heads", NAN);
-    double width = number_of(s, s->root, "hidden_size", NAN);
-    double share = number_of(s, s->root, "partial_rotary_factor", 0.25);
-    share = number_of(s, s->root, "rotary_pct", share);
-    share = number_of(s, rope, "partial_rotary_factor", share);
     llama_like like = {.partial = true, .theta = number_of(s, s->root, "rotary_emb_base", 10000)};
     read_gelu(s, c);
     set_word(s, c, "POSITION", "rope");
-    set_number(s, c, "N_EMBD", width);
-    set_number(s, c, "N_HEAD", heads);
+    set_number(s, c, "N_EMBD", number_of(s, s->root, "hidden_size", NAN));
+    set_number(s, c, "N_HEAD", number_of(s, s->root, "num_attention_heads", NAN));
     set_number(s, c, "N_LAYER", number_of(s, s->root, "num_hidden_layers", NAN));
     set_number(s, c, "N_FFN", number_of(s, s->root, "intermediate_size", NAN));
     set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
@@ -398,7 +433,7 @@ static void read_neox(source *s, weft_config *c) {
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "layer_norm_eps", 1e-5));
     read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", false);
     read_flag(s, c, "PARALLEL_RESIDUAL", "use_parallel_residual", true);
-    if (share < 1 && heads > 0) set_number(s, c, "ROPE_DIM", trunc(width / heads * share));
+    read_share(s, 0.25, c);
     read_rope(s, &like, c);
 }
 
@@ -418,6 +453,18 @@ weft_status weft_hf_config_ignore(json_t *root, const char *where, const char *k
     return weft_fail(WEFT_EINPUT, "%s: has no key \"%.60s\", which --ignore-key names", where, key);
 }
 
+static weft_status refuse_family(const char *where, const char *type) {
+    char word[48];
+    const char *why = "it is not known";
+    snprintf(word, sizeof word, " %.40s ", type);
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (strstr(refused[i].types, word)) why = refused[i].why;
+    return weft_fail(WEFT_EINPUT,
+                     "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
+                     "mistral, qwen2, qwen3, smollm3, olmo2, phi3 and deepseek_v3 are",
+                     where, type, why);
+}
+
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
                                 weft_hf_family *family) {
     source s = {.root = root, .where = where};
@@ -429,169 +476,30 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
         return weft_config_from_json(c, json_object_get(root, "weft"), where);
     }
     int like = 0;
-    while (like < LIKES && strcmp(likes[like].type, type) != 0)
+    while (like < LIKES && strcmp(weft_hf_likes[like].type, type) != 0)
         like++;
     bool gpt2 = strcmp(type, "gpt2") == 0, neox = strcmp(type, "gpt_neox") == 0;
-    if (!gpt2 && !neox && like == LIKES)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: \"model_type\": \"%.40s\" is not supported; gpt2, gpt_neox, llama, "
-                         "mistral, qwen2, qwen3, smollm3, olmo2 and deepseek_v3 are",
-                         where, type);
+    if (!gpt2 && !neox && like == LIKES) return refuse_family(where, type);
+    s.like = like < LIKES ? &weft_hf_likes[like] : NULL;
     const char *lists[3] = {gpt2   ? gpt2_keys
                             : neox ? neox_keys
-                                   : likes[like].keys,
+                                   : weft_hf_likes[like].keys,
                             gpt2 || neox ? NULL : llama_keys, common_keys};
-    *family = gpt2 ? WEFT_HF_GPT2 : neox ? WEFT_HF_NEOX : WEFT_HF_LLAMA;
+    *family = gpt2           ? WEFT_HF_GPT2
+              : neox         ? WEFT_HF_NEOX
+              : like == PHI3 ? WEFT_HF_PHI3
+                             : WEFT_HF_LLAMA;
     if (like == DEEPSEEK && !json_is_false(json_object_get(root, "rope_interleave")))
         *family = WEFT_HF_LLAMA_PAIRS;
     weft_config_defaults(c);
     note(&s, check_keys(&s, root, lists, "", s.unknown));
     if (s.status == WEFT_OK && gpt2) read_gpt2(&s, c);
     if (s.status == WEFT_OK && neox) read_neox(&s, c);
-    if (s.status == WEFT_OK && !gpt2 && !neox) read_llama(&s, c, &likes[like]);
+    if (s.status == WEFT_OK && !gpt2 && !neox) read_llama(&s, c, &weft_hf_likes[like]);
     if (s.status == WEFT_OK && *s.unknown)
         weft_log(WEFT_LOG_WARN,
                  "%s: passed over what is not known: %s; if one of them changes what the model "
                  "computes, weft does not",
                  where, s.unknown);
     return s.status;
-}
-
-/* Whether nothing is in it that no family has. */
-static bool is_plain(const weft_config *c) {
-    return c->attention == WEFT_ATTENTION_DOT && c->causal && !c->mup && c->kv_share == 1 &&
-           !c->attention_gate && !c->window && !(c->softcap_attention > 0) &&
-           !(c->softcap_logits > 0) && !c->document_mask && !c->attn_gate && !c->cross_token;
-}
-
-/* GPT-2's and GPT-NeoX's blocks have the same parts, in another order. */
-static bool is_gpt2(const weft_config *c, bool neox) {
-    return c->norm_placement == WEFT_PLACEMENT_PRE && c->norm == WEFT_NORM_LAYERNORM && c->bias &&
-           (c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF)) &&
-           (neox || !c->parallel_residual) && !c->nope_every && !c->qk_norm &&
-           weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL &&
-           weft_config_kv_heads(c) == c->n_head && c->n_head * weft_config_head_dim(c) == c->n_embd;
-}
-
-/* Which of the likes has all of it. */
-static int choose_like(const weft_config *c) {
-    bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
-    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return OLMO2;
-    return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
-}
-
-static bool is_like_llama(const weft_config *c) {
-    int like = choose_like(c);
-    bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
-    return c->position == WEFT_POSITION_ROPE && !c->rope_dim && c->ffn == WEFT_FFN_SWIGLU &&
-           !c->parallel_residual && c->norm == WEFT_NORM_RMSNORM &&
-           c->norm_placement != WEFT_PLACEMENT_POST && c->qk_norm == likes[like].qk_norm &&
-           (!c->nope_every || like == SMOLLM3) && (!qkv || like == QWEN2) &&
-           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) &&
-           (!c->qk_norm || (c->qk_norm_whole == likes[like].reordered &&
-                            (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
-}
-
-static json_t *write_rope(const weft_config *c) {
-    const char *word = weft_config_word(c, WEFT_OPTION(rope_scaling));
-    bool yarn = c->rope_scaling == WEFT_ROPE_SCALING_YARN;
-    if (c->rope_scaling == WEFT_ROPE_SCALING_NONE) return json_null();
-    json_t *rope = json_pack("{s:s, s:f}", "rope_type", word, "factor", c->rope_factor);
-    if (c->rope_scaling == WEFT_ROPE_SCALING_LINEAR) return rope;
-    json_object_set_new(rope, "original_max_position_embeddings", json_integer(c->rope_context));
-    json_object_set_new(rope, yarn ? "beta_slow" : "low_freq_factor", json_real(c->rope_low));
-    json_object_set_new(rope, yarn ? "beta_fast" : "high_freq_factor", json_real(c->rope_high));
-    if (yarn && c->rope_amplitude > 0)
-        json_object_set_new(rope, "attention_factor", json_real(c->rope_amplitude));
-    return rope;
-}
-
-static json_t *write_gpt2(const weft_config *c) {
-    return json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}",
-                     "architectures", "GPT2LMHeadModel", "model_type", "gpt2",
-                     "activation_function", "gelu_new", "n_embd", (json_int_t)c->n_embd, "n_head",
-                     (json_int_t)c->n_head, "n_layer", (json_int_t)c->n_layer, "n_inner",
-                     (json_int_t)weft_config_ffn_dim(c), "n_positions", (json_int_t)c->context,
-                     "layer_norm_epsilon", c->norm_eps > 0 ? c->norm_eps : 1e-5, "resid_pdrop",
-                     c->dropout, "embd_pdrop", 0.0, "attn_pdrop", 0.0);
-}
-
-/* The share of a head's columns that is rotated. */
-static double rotated_share(const weft_config *c) {
-    return c->rope_dim ? (double)c->rope_dim / (double)weft_config_head_dim(c) : 1;
-}
-
-static json_t *write_neox(const weft_config *c) {
-    return json_pack("{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:b, s:o}",
-                     "architectures", "GPTNeoXForCausalLM", "model_type", "gpt_neox", "hidden_act",
-                     c->ffn == WEFT_FFN_GELU ? "gelu_new" : "gelu", "hidden_size",
-                     (json_int_t)c->n_embd, "num_attention_heads", (json_int_t)c->n_head,
-                     "num_hidden_layers", (json_int_t)c->n_layer, "intermediate_size",
-                     (json_int_t)weft_config_ffn_dim(c), "max_position_embeddings",
-                     (json_int_t)c->context, "layer_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-5,
-                     "rotary_pct", rotated_share(c), "rotary_emb_base", c->rope_theta,
-                     "use_parallel_residual", c->parallel_residual, "rope_scaling", write_rope(c));
-}
-
-static json_t *write_llama(const weft_config *c) {
-    int number = choose_like(c);
-    const llama_like *like = &likes[number];
-    json_t *root = json_pack(
-        "{s:[s], s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o}", "architectures",
-        like->architecture, "model_type", like->type, "hidden_act", "silu", "hidden_size",
-        (json_int_t)c->n_embd, "num_attention_heads", (json_int_t)c->n_head, "head_dim",
-        (json_int_t)weft_config_head_dim(c), "num_hidden_layers", (json_int_t)c->n_layer,
-        "intermediate_size", (json_int_t)weft_config_ffn_dim(c), "num_key_value_heads",
-        (json_int_t)weft_config_kv_heads(c), "max_position_embeddings", (json_int_t)c->context,
-        "rms_norm_eps", c->norm_eps > 0 ? c->norm_eps : 1e-6, "rope_theta", c->rope_theta,
-        "rope_scaling", write_rope(c));
-    bool all = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_ALL;
-    if (number != QWEN2) json_object_set_new(root, "attention_bias", json_boolean(all));
-    if (c->ffn_bias) json_object_set_new(root, "mlp_bias", json_true());
-    if (c->nope_every)
-        json_object_set_new(root, "no_rope_layer_interval", json_integer(c->nope_every));
-    return root;
-}
-
-int weft_hf_attention_bias(const weft_config *c) {
-    if (c->attention_bias != WEFT_ATTENTION_BIAS_AUTO) return c->attention_bias;
-    return c->bias ? WEFT_ATTENTION_BIAS_ALL : WEFT_ATTENTION_BIAS_NONE;
-}
-
-/* As they were where the tokenizer came from, or else the token that ends a text. */
-static void write_specials(const weft_tokenizer *t, json_t *root) {
-    static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
-    const char *text = t ? weft_tokenizer_generation(t) : NULL;
-    json_error_t error;
-    WEFT_AUTO_DECREF json_t *was = text ? weft_json_read(text, strlen(text), 0, &error) : NULL;
-    int32_t end = t && !was ? weft_tokenizer_end(t) : -1;
-    for (int i = 0; i < 3; i++) {
-        json_t *value = json_object_get(was, keys[i]);
-        if (value)
-            json_object_set(root, keys[i], value);
-        else
-            json_object_set_new(root, keys[i], end >= 0 && i < 2 ? json_integer(end) : json_null());
-    }
-}
-
-weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
-                                 weft_hf_family *family, json_t **out) {
-    *out = NULL;
-    bool neox = c->position == WEFT_POSITION_ROPE && c->norm == WEFT_NORM_LAYERNORM;
-    *family = c->position == WEFT_POSITION_LEARNED ? WEFT_HF_GPT2
-              : neox                               ? WEFT_HF_NEOX
-                                                   : WEFT_HF_LLAMA;
-    if (!is_plain(c) || !(*family == WEFT_HF_LLAMA ? is_like_llama(c) : is_gpt2(c, neox))) {
-        *family = WEFT_HF_OWN;
-        WEFT_TRY(weft_hf_own_config(c, out));
-        write_specials(t, *out);
-        return WEFT_OK;
-    }
-    json_t *root = *family == WEFT_HF_GPT2 ? write_gpt2(c) : neox ? write_neox(c) : write_llama(c);
-    if (!root) return weft_fail(WEFT_ENOMEM, "convert: no memory for config.json");
-    json_object_set_new(root, "vocab_size", json_integer(c->vocab_size));
-    json_object_set_new(root, "tie_word_embeddings", json_boolean(c->weight_tying));
-    write_specials(t, root);
-    *out = root;
-    return WEFT_OK;
 }

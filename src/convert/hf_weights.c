@@ -28,18 +28,21 @@ typedef struct {
     int64_t blocks, block, at;
     bool pairs, turned;
     int64_t heads; /* theirs has q, k and v of one head after the other, of so many; 0: not so */
+    double
+        factor; /* what ours is multiplied by to be theirs; 0: 1. With `ours` empty, theirs is it */
 } hf_piece;
 
 /* Before the names of a body. */
 static const char *const prefixes[] = {[WEFT_HF_GPT2] = "transformer.",
                                        [WEFT_HF_LLAMA] = "model.",
                                        [WEFT_HF_LLAMA_PAIRS] = "model.",
+                                       [WEFT_HF_PHI3] = "model.",
                                        [WEFT_HF_NEOX] = "gpt_neox."};
 
 typedef struct {
     const weft_config *c;
     const char *prefix;
-    bool interleaved; /* rotated pairs are neighbours in their files */
+    weft_hf_family family;
     hf_piece *list;
     int64_t n;
 } piece_list;
@@ -127,6 +130,10 @@ static hf_piece *add_blocks(piece_list *p, int64_t layer, const char *ours, cons
     return piece;
 }
 
+/* DeepSeek's norm of the latent divides by the root of its mean square and an epsilon, of which this is the
+ * root. A latent that is so small that the epsilon is all that counts is divided by a constant. */
+static const double ROOT_OF_EPSILON = 1e-3, LATENT_GAIN = 1 << 20;
+
 /* DeepSeek's attention: a head's queries with their rotated part, the latent with that of the keys, and a
  * head's maps A and U. */
 static void add_latents(piece_list *p, int64_t i) {
@@ -135,17 +142,23 @@ static void add_latents(piece_list *p, int64_t i) {
             latent = c->ra_mla_latent_dim;
     int64_t rope = c->ra_mla_rope_dim, rank = c->ra_mla_q_rank, from = rank ? rank : e;
     const char *q = rank ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight";
+    bool pairs = p->family == WEFT_HF_LLAMA_PAIRS;
     const char *kv_a = "self_attn.kv_a_proj_with_mqa.weight", *kv_b = "self_attn.kv_b_proj.weight";
     if (rank) {
         add(p, "layers", i, "attn.q_down.weight", "self_attn.q_a_proj.weight", rank, e);
         add(p, "layers", i, "attn.q_down_norm.weight", "self_attn.q_a_layernorm.weight", rank, 0);
     }
     add_blocks(p, i, "attn.q.weight", q, h, d + rope, 0, d, from);
-    add_blocks(p, i, "attn.q_rope.weight", q, h, d + rope, d, rope, from)->pairs = p->interleaved;
-    add_blocks(p, i, "attn.k_down.weight", kv_a, 1, latent + rope, 0, latent, e);
-    add_blocks(p, i, "attn.k_rope.weight", kv_a, 1, latent + rope, latent, rope, e)->pairs =
-        p->interleaved;
-    add(p, "layers", i, "attn.latent_norm.weight", "self_attn.kv_a_layernorm.weight", latent, 0);
+    add_blocks(p, i, "attn.q_rope.weight", q, h, d + rope, d, rope, from)->pairs = pairs;
+    hf_piece *down = add_blocks(p, i, "attn.k_down.weight", kv_a, 1, latent + rope, 0, latent, e);
+    add_blocks(p, i, "attn.k_rope.weight", kv_a, 1, latent + rope, latent, rope, e)->pairs = pairs;
+    hf_piece *norm = add(p, "layers", i, "attn.latent_norm.weight",
+                         "self_attn.kv_a_layernorm.weight", latent, 0);
+    if (!c->ra_mla_latent_norm) {
+        down->factor = ROOT_OF_EPSILON / LATENT_GAIN;
+        norm->factor = LATENT_GAIN;
+        norm->ours[0] = 0;
+    }
     add_blocks(p, i, "attn.q_latent", kv_b, h, 2 * d, 0, d, latent);
     add_blocks(p, i, "attn.v_up", kv_b, h, 2 * d, d, latent, d)->turned = true;
 }
@@ -155,7 +168,7 @@ static void list_llama(piece_list *p) {
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c), d = weft_config_head_dim(c);
     int bias = weft_hf_attention_bias(c);
     bool all = bias == WEFT_ATTENTION_BIAS_ALL;
-    bool behind = c->norm_placement == WEFT_PLACEMENT_REORDERED;
+    bool behind = c->norm_placement == WEFT_PLACEMENT_REORDERED, phi3 = p->family == WEFT_HF_PHI3;
     int64_t normed = c->qk_norm_whole ? c->n_head * d : d;
     add(p, "", BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
     add(p, "", BODY, "ln_f.weight", "norm.weight", e, 0);
@@ -166,13 +179,21 @@ static void list_llama(piece_list *p) {
             "post_attention_layernorm.weight", e, 0);
         if (c->attention == WEFT_ATTENTION_MLA)
             add_latents(p, i);
+        else if (phi3)
+            add(p, "layers", i, "attn.qkv.weight", "self_attn.qkv_proj.weight",
+                (c->n_head + 2 * weft_config_kv_heads(c)) * d, e);
         else
             add_projections(p, i, "attn.qkv.weight", "weight", e);
         if (bias != WEFT_ATTENTION_BIAS_NONE) add_projections(p, i, "attn.qkv.bias", "bias", 0);
         add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, c->n_head * d);
         if (all) add(p, "layers", i, "attn.out.bias", "self_attn.o_proj.bias", e, 0);
-        add(p, "layers", i, "ffn.w1.weight", "mlp.up_proj.weight", f, e);
-        add(p, "layers", i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
+        if (phi3) {
+            add_blocks(p, i, "ffn.w3.weight", "mlp.gate_up_proj.weight", 1, 2 * f, 0, f, e);
+            add_blocks(p, i, "ffn.w1.weight", "mlp.gate_up_proj.weight", 1, 2 * f, f, f, e);
+        } else {
+            add(p, "layers", i, "ffn.w1.weight", "mlp.up_proj.weight", f, e);
+            add(p, "layers", i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
+        }
         add(p, "layers", i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
         if (c->qk_norm) {
             add(p, "layers", i, "attn.q_norm.weight", "self_attn.q_norm.weight", normed, 0);
@@ -238,7 +259,7 @@ static hf_piece *list_pieces(const weft_config *c, weft_hf_family family, const 
                              int64_t *count) {
     size_t most = (size_t)(c->n_layer * LAYER_PIECES + OTHER_PIECES);
     piece_list p = {.c = c, .prefix = prefix, .list = malloc(most * sizeof *p.list)};
-    p.interleaved = family == WEFT_HF_LLAMA_PAIRS;
+    p.family = family;
     if (!p.list)
         weft_fail(WEFT_ENOMEM, "convert: no memory for the list of tensors");
     else if (family == WEFT_HF_GPT2)
@@ -335,14 +356,18 @@ static const weft_safetensor *find_tensor(const weight_files *f, const char *nam
     return t;
 }
 
+/* The shape of their tensor; columns 0: it has one dimension. */
+static int64_t their_rows(const hf_piece *p) {
+    return p->transposed ? p->columns : p->blocks ? p->blocks * p->block : p->rows;
+}
+
+static int64_t their_columns(const hf_piece *p) {
+    return p->transposed ? p->rows : p->turned ? p->rows / p->blocks : p->columns;
+}
+
 static weft_status check_piece(const weight_files *f, const hf_piece *p) {
     const weft_safetensor *t = find_tensor(f, p->theirs);
-    int64_t rows = p->transposed ? p->columns
-                   : p->blocks   ? p->blocks * p->block
-                                 : p->rows,
-            columns = p->transposed ? p->rows
-                      : p->turned   ? p->rows / p->blocks
-                                    : p->columns;
+    int64_t rows = their_rows(p), columns = their_columns(p);
     if (!t) return weft_fail(WEFT_EINPUT, "%s: tensor '%s' is missing", f->folder, p->theirs);
     bool matrix = p->columns > 0, whole = t->dtype >= WEFT_FILE_I64;
     if (!whole && t->ndim == (matrix ? 2 : 1) && t->shape[0] == rows &&
@@ -420,6 +445,7 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     static const char *const firsts[] = {[WEFT_HF_GPT2] = "wte.weight",
                                          [WEFT_HF_LLAMA] = "embed_tokens.weight",
                                          [WEFT_HF_LLAMA_PAIRS] = "embed_tokens.weight",
+                                         [WEFT_HF_PHI3] = "embed_tokens.weight",
                                          [WEFT_HF_NEOX] = "embed_in.weight"};
     const char *prefix = find_tensor(&files, firsts[family]) ? "" : prefixes[family];
     WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefix, &n);
@@ -460,44 +486,93 @@ weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const
     return WEFT_OK;
 }
 
-/* Their tensor's elements from our rows, of the same type; malloc'd where they are in another order. */
-static weft_status fill_tensor(const weft_model *m, const hf_piece *p, weft_safetensor *t,
-                               void **own) {
-    const weft_weight *w = weft_model_find(m, p->ours);
-    if (!w) return weft_fail(WEFT_EBUG, "convert: '%s' is not in the model", p->ours);
-    size_t size = weft_dtype_size(w->dtype);
+/* Of a gain that is not ours, as gains are: not rounded. */
+static weft_dtype dtype_of(const weft_model *m, const weft_weight *w) {
+    return w ? w->dtype : m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
+}
+
+/* Our rows times the piece's factor, malloc'd. */
+static weft_status multiply_rows(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
+                                 unsigned char **out) {
+    int64_t count = p->rows * (p->columns ? p->columns : 1);
+    WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
+    *out = malloc((size_t)count * weft_dtype_size(dtype));
+    if (!values || !*out) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    if (w) weft_weight_read(w, values);
+    for (int64_t i = 0; i < count; i++)
+        values[i] = w ? p->factor * values[i] : p->factor;
+    weft_weight_write(&(weft_weight){.dtype = dtype, .count = count, .data = *out}, values);
+    return WEFT_OK;
+}
+
+/* Puts our rows where theirs has them. */
+static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
+                              unsigned char *to) {
+    size_t size = weft_dtype_size(dtype);
     int64_t width = p->columns ? p->columns : 1;
-    const unsigned char *from = (const unsigned char *)w->data + (size_t)(p->first * width) * size;
-    *t = (weft_safetensor){
-        .name = p->theirs,
-        .dtype = weft_file_dtype_of(w->dtype),
-        .ndim = p->columns ? 2 : 1,
-        .shape = {p->transposed ? p->columns : p->rows, p->transposed ? p->rows : p->columns},
-        .data = from};
-    if (!p->transposed && !p->heads) return WEFT_OK;
-    unsigned char *to = malloc((size_t)(p->rows * width) * size);
-    if (!to) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+    WEFT_AUTO_FREE unsigned char *multiplied = NULL;
+    if (p->factor > 0) WEFT_TRY(multiply_rows(p, w, dtype, &multiplied));
+    const unsigned char *from =
+        multiplied ? multiplied : (unsigned char *)w->data + (size_t)(p->first * width) * size;
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
             memcpy(to + (size_t)their_place(p, i, j) * size, from + (size_t)(i * width + j) * size,
                    size);
-    t->data = *own = to;
+    return WEFT_OK;
+}
+
+/* Their tensors; a tensor's pieces follow each other. `own` are those that are not ours as they are. */
+static weft_status fill_tensors(const weft_model *m, const hf_piece *pieces, int64_t n,
+                                weft_safetensor *tensors, void **own, int64_t *count) {
+    for (int64_t i = 0; i < n; i++) {
+        const hf_piece *p = &pieces[i];
+        const weft_weight *w = weft_model_find(m, p->ours);
+        weft_dtype dtype = dtype_of(m, w);
+        int64_t rows = their_rows(p), columns = their_columns(p), at = *count - 1;
+        int64_t width = columns ? columns : 1;
+        if (!w && p->ours[0])
+            return weft_fail(WEFT_EBUG, "convert: '%s' is not in the model", p->ours);
+        bool first = at < 0 || strcmp(tensors[at].name, p->theirs) != 0;
+        if (first) {
+            at = (*count)++;
+            tensors[at] = (weft_safetensor){.name = p->theirs,
+                                            .dtype = weft_file_dtype_of(dtype),
+                                            .ndim = columns ? 2 : 1,
+                                            .shape = {rows, columns}};
+        }
+        if (!p->transposed && !p->heads && !p->blocks && !(p->factor > 0)) {
+            size_t skipped = (size_t)(p->first * width) * weft_dtype_size(dtype);
+            tensors[at].data = (unsigned char *)w->data + skipped;
+            continue;
+        }
+        if (first) own[at] = malloc((size_t)(rows * width) * weft_dtype_size(dtype));
+        if (!own[at]) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
+        tensors[at].data = own[at];
+        WEFT_TRY(fill_piece(p, w, dtype, own[at]));
+    }
     return WEFT_OK;
 }
 
 static weft_status write_weights(const weft_model *m, weft_hf_family family, const char *path,
                                  weft_sum *sum) {
     static const char *const metadata[] = {"format", "pt", NULL};
-    int64_t n;
+    int64_t n, count = 0;
     WEFT_AUTO_FREE hf_piece *pieces = list_pieces(&m->config, family, prefixes[family], &n);
     if (!pieces) return WEFT_ENOMEM;
+    if (family == WEFT_HF_LLAMA_PAIRS && m->config.weight_tying) {
+        /* vLLM's class of DeepSeek's layout has a head of its own, whatever the config says */
+        piece_list more = {.c = &m->config, .prefix = "", .list = pieces, .n = n};
+        add(&more, "", HEAD, "wte.weight", "lm_head.weight", m->config.vocab_size,
+            m->config.n_embd);
+        n = more.n;
+    }
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
     WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
     weft_status status = tensors && own ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
-    for (int64_t i = 0; status == WEFT_OK && i < n; i++)
-        status = fill_tensor(m, &pieces[i], &tensors[i], &own[i]);
-    if (status == WEFT_OK) status = weft_safetensors_write_summed(path, tensors, n, metadata, sum);
+    if (status == WEFT_OK) status = fill_tensors(m, pieces, n, tensors, own, &count);
+    if (status == WEFT_OK)
+        status = weft_safetensors_write_summed(path, tensors, count, metadata, sum);
     for (int64_t i = 0; own && i < n; i++)
         free(own[i]);
     return status;

@@ -161,3 +161,15 @@ weft_status weft_spectrum(double *a, int64_t n, double *values, double *vectors)
     free(room);
     return status;
 }
+
+enum { BLOCK = 8 };
+
+/* Some rows at a time, so that M is read from memory less often. */
+void weft_times_moments(const double *w, int64_t n, int64_t e, const double *m, double *out) {
+    memset(out, 0, (size_t)(n * e) * sizeof *out);
+    for (int64_t first = 0; first < n; first += BLOCK)
+        for (int64_t k = 0; k < e; k++)
+            for (int64_t i = first; i < n && i < first + BLOCK; i++)
+                for (int64_t j = 0; j < e; j++)
+                    out[i * e + j] += w[i * e + k] * m[k * e + j];
+}

@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig,
-                          Olmo2Config, Qwen2Config, Qwen3Config, SmolLM3Config)
+                          Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
 PUBLISHED = {path.stem: path for path in sorted((pathlib.Path(__file__).parent / "published").glob("*.json"))}
@@ -44,6 +44,7 @@ CASES = {
     "gpt2-eps-inner": gpt2_config(layer_norm_epsilon=1e-3, n_inner=40, activation_function="gelu_pytorch_tanh"),
     "gpt2-untied": gpt2_config(tie_word_embeddings=False),
     "llama": llama_config(),
+    "llama-tied": llama_config(tie_word_embeddings=True),
     "llama-tied-eps": llama_config(tie_word_embeddings=True, rms_norm_eps=1e-2, num_key_value_heads=4),
     "llama-bias": llama_config(attention_bias=True),
     "llama-mlp-bias": llama_config(mlp_bias=True),
@@ -54,6 +55,10 @@ CASES = {
         "llama3", 100.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)),
     "llama-yarn": llama_config(**rope("yarn", 100.0, factor=4.0, original_max_position_embeddings=16)),
     "mistral": llama_config(MistralConfig, sliding_window=None),
+    "mistral-window": llama_config(MistralConfig, sliding_window=9),
+    "qwen2-windows": llama_config(Qwen2Config, num_hidden_layers=4, use_sliding_window=True, sliding_window=9,
+                                  layer_types=["sliding_attention", "full_attention"] * 2),
+    "phi3-partial": llama_config(Phi3Config, hidden_size=64, partial_rotary_factor=0.75, sliding_window=9, tie_word_embeddings=True),
     "qwen2": llama_config(Qwen2Config, num_key_value_heads=1),
     "qwen3": llama_config(Qwen3Config, head_dim=12),
     "qwen3-bias": llama_config(Qwen3Config, head_dim=8, attention_bias=True),
@@ -73,7 +78,7 @@ def small(published):
         return config | dict(n_embd=48, n_layer=2, vocab_size=VOCAB, bos_token_id=1, eos_token_id=1)
     for key in "bos_token_id", "eos_token_id", "pad_token_id":
         if config.get(key) is not None:
-            config[key] = [5, 6] if isinstance(config[key], list) else 5
+            config[key] = [3, 4] if isinstance(config[key], list) else 3
     heads = config["num_attention_heads"]
     kv = config.get("num_key_value_heads", heads)
     by = max(1, heads // 16)
@@ -84,6 +89,8 @@ def small(published):
                    num_hidden_layers=layers, vocab_size=VOCAB)
     if "head_dim" in config:
         config["head_dim"] = config["head_dim"] * published["num_attention_heads"] * 8 // published["hidden_size"] // 2 * 2
+    if config.get("sliding_window") and config["sliding_window"] < config["max_position_embeddings"]:
+        config["sliding_window"] = 12
     for key in "no_rope_layers", "layer_types":
         if key in config:
             config[key] = config[key][:layers]
@@ -106,4 +113,6 @@ def make(name, seed=0):
             around = 1.0 if parameter.ndim == 1 and not parameter_name.endswith("bias") else 0.0
             spread = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
             parameter.copy_(around + spread * torch.randn_like(parameter))
+        if text and text["eos_token_id"] is not None:  # a text does not end early
+            model.get_output_embeddings().weight[text["eos_token_id"]] = 0
     return model, text

@@ -151,6 +151,57 @@ static void test_a_text_tells_what_matters(void **state) {
                      NULL);
 }
 
+/* The logits of the models "dot" and "rotated". */
+static double rotated_apart(void) {
+    const char *dot = logits_of(scratch_path("dot"), "dot");
+    return tensors_apart(logits_of(scratch_path("rotated"), "rotated"), dot, "logits");
+}
+
+/* One key head is the shared key: with its biases and the scaling of the rotations, of all columns and of some. */
+static void test_one_rotated_key_head_is_exact(void **state) {
+    (void)state;
+    const char *dot = scratch_path("dot"), *out = scratch_path("rotated");
+    command_succeeds(RUN("convert", "--force", "--model", LLAMA, "--dtype", "f64", "--out", dot),
+                     NULL);
+    command_succeeds(RUN("convert", "--force", "--model", LLAMA, "--to-mla", "--latent", "8",
+                         "--dtype", "f64", "--out", out),
+                     NULL);
+    assert_true(rotated_apart() < 1e-12);
+    for (int some = 0; some < 2; some++) {
+        dot = scratch_path("dot");
+        out = scratch_path("rotated");
+        command_succeeds(RUN("init", "--force", GROUPED, "-o", "POSITION=rope", "-o", "KV_HEADS=1",
+                             "-o", "HEAD_DIM=6", "-o", some ? "ROPE_DIM=4" : "ROPE_SCALING=yarn",
+                             "-o", "ROPE_FACTOR=2", "-o", "INIT=orthogonal", "--dtype", "f64",
+                             "--out", dot),
+                         NULL);
+        command_succeeds(
+            RUN("convert", "--force", "--model", dot, "--to-mla", "--latent", "6", "--out", out),
+            NULL);
+        assert_true(rotated_apart() < 1e-12);
+    }
+}
+
+/* Fewer columns rotate, and what is printed of them grows; of pairs that hardly rotate nothing is lost. */
+static void test_slow_pairs_need_no_rotation(void **state) {
+    (void)state;
+    const char *dot = scratch_path("dot"), *out = scratch_path("rotated");
+    command_succeeds(RUN("init", "--force", GROUPED, "-o", "POSITION=rope", "-o", "KV_HEADS=1",
+                         "-o", "HEAD_DIM=8", "-o", "ROPE_THETA=1e10", "-o", "INIT=orthogonal", "--dtype", "f64",
+                         "--out", dot),
+                     NULL);
+    json_t *said = command_json(RUN("convert", "--force", "--model", dot, "--to-mla", "--rope", "4",
+                                    "--latent", "8", "--out", out, "--json"));
+    assert_true(number_in(said, "layers", 0, "positions") > 0.5);
+    assert_true(number_in(said, "layers", 0, "keys") < 1e-6);
+    json_decref(said);
+    assert_true(rotated_apart() < 1e-4);
+    dot = scratch_path("dot");
+    command_fails(
+        2, RUN("convert", "--model", dot, "--to-mla", "--rope", "3", "--latent", "4", "--out", out),
+        SAYS("--rope 3", "rotates 8"));
+}
+
 static double moved(const char *model, const char *spread, const char *out) {
     json_t *said = command_json(RUN("convert", "--force", "--model", model, "--to-w2", "--spread",
                                     spread, "--dtype", "f64", "--out", out, "--json"));
@@ -171,21 +222,27 @@ static void test_w2_starts_close_to_dot(void **state) {
     /* Rotations and shared heads go with it. */
     assert_true(moved(LLAMA, "100", out) < 0.002);
     assert_true(tensors_apart(logits_of(out, "w2"), LLAMA_LOGITS, "logits") < 0.02);
+    /* And so do normed queries and keys, of heads that do not fill the width. */
+    assert_true(moved("tests/vectors/hf/qwen3", "100", out) < 0.002);
+    assert_true(tensors_apart(logits_of(out, "w2"), "tests/vectors/hf/qwen3.logits.safetensors",
+                              "logits") < 0.02);
 }
 
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
     const char *out = scratch_path("refused"), *w2 = scratch_path("w2-refused");
     const char *normed = scratch_path("normed");
-    command_fails(2, RUN("convert", "--model", LLAMA, "--to-mla", "--latent", "4", "--out", out),
-                  SAYS("CONFIG_POSITION=\"rope\"", "--to-w2"));
+    command_fails(
+        2,
+        RUN("convert", "--model", GPT2, "--to-mla", "--latent", "4", "--rope", "2", "--out", out),
+        SAYS("--rope 2", "rotates 0"));
     command_succeeds(RUN("convert", "--model", GPT2, "--to-w2", "--out", w2), NULL);
     command_fails(2, RUN("convert", "--model", w2, "--to-mla", "--latent", "4", "--out", out),
                   SAYS("CONFIG_ATTENTION=\"dot\"", "\"w2\""));
     command_succeeds(RUN("init", "-o", "QK_NORM=y", "-o", "N_LAYER=1", "-o", "N_EMBD=8", "-o",
                          "N_HEAD=2", "-o", "VOCAB_SIZE=16", "-o", "CONTEXT=8", "--out", normed),
                      NULL);
-    command_fails(2, RUN("convert", "--model", normed, "--to-w2", "--out", out),
+    command_fails(2, RUN("convert", "--model", normed, "--to-mla", "--latent", "4", "--out", out),
                   SAYS("CONFIG_QK_NORM=y"));
     command_fails(2, RUN("convert", "--model", GPT2, "--to-mla", "--out", out), SAYS("--latent"));
     command_fails(
@@ -201,6 +258,8 @@ int main(void) {
         cmocka_unit_test(test_shared_heads_are_exact_at_their_own_width),
         cmocka_unit_test(test_what_is_lost_is_what_is_printed),
         cmocka_unit_test(test_a_text_tells_what_matters),
+        cmocka_unit_test(test_one_rotated_key_head_is_exact),
+        cmocka_unit_test(test_slow_pairs_need_no_rotation),
         cmocka_unit_test(test_w2_starts_close_to_dot),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };

@@ -36,7 +36,7 @@ static void copy_file(const char *from, const char *to) {
     free(bytes);
 }
 
-/* hf/gpt2 with a tokenizer of 700 tokens, and my-text.txt. */
+/* hf/gpt2 and models/rotary with a tokenizer of 700 tokens, and my-text.txt. */
 static void make_what_is_there(void) {
     const char *model = scratch_path("model"), *theirs = scratch_path("page/hf/gpt2");
     mkdir(scratch_path("page"), 0777);
@@ -45,6 +45,14 @@ static void make_what_is_there(void) {
                      NULL);
     copy_file("tests/vectors/tokenizer.own.json", scratch_path("model/tokenizer.json"));
     command_succeeds(RUN("convert", "--model", model, "--to-hf", "--out", theirs), NULL);
+    mkdir(scratch_path("page/models"), 0777);
+    command_succeeds(RUN("init", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",
+                         "VOCAB_SIZE=700", "-o", "CONTEXT=32", "-o", "POSITION=rope", "-o",
+                         "KV_HEADS=2", "-o", "NORM=rmsnorm", "-o", "FFN=swiglu", "-o", "BIAS=n",
+                         "--out", scratch_path("page/models/rotary")),
+                     NULL);
+    copy_file("tests/vectors/tokenizer.own.json",
+              scratch_path("page/models/rotary/tokenizer.json"));
     copy_file("README.md", scratch_path("page/my-text.txt"));
 }
 
@@ -71,6 +79,7 @@ static void test_the_commands_of_the_page_run(void **state) {
     text[n] = 0;
     if (pclose(pipe) != 0) fail_msg("%s", text);
     assert_non_null(strstr(text, "keys lost"));
+    assert_non_null(strstr(text, "without rotation"));
     assert_non_null(strstr(text, "attention moved"));
     assert_int_equal(access(scratch_path("page/hf/finetuned/tokenizer.json"), R_OK), 0);
     assert_int_equal(access(scratch_path("page/runs/mla/last/model.safetensors"), R_OK), 0);

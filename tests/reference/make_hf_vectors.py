@@ -9,7 +9,7 @@ import sys
 import torch
 from safetensors.torch import save_file
 from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
                           Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
@@ -41,6 +41,11 @@ MODELS = {
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(
         hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, vocab_size=VOCAB,
         max_position_embeddings=12, rms_norm_eps=1e-6, bos_token_id=None, eos_token_id=None, pad_token_id=None)),
+    # Maps in one tensor, rotation of a part of a head's columns, a sliding window.
+    "phi3": (Phi3ForCausalLM, Phi3Config(
+        hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
+        max_position_embeddings=12, partial_rotary_factor=0.5, sliding_window=3, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None)),
     # A latent, a rotated part whose pairs are neighbours, queries of low rank, heads that do not fill the width; no experts.
     "deepseek": (DeepseekV3ForCausalLM, DeepseekV3Config(
         hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, vocab_size=VOCAB,

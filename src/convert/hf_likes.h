@@ -1,0 +1,24 @@
+/* The families that are Llama but for what is said here, which reading (hf_config.c) and writing
+ * (hf_config_write.c) share. */
+#pragma once
+
+#include <stdbool.h>
+
+/* `kv_heads` and what follows are for a config that says nothing, 0: as Llama has it. */
+typedef struct {
+    const char *type, *architecture;
+    bool qkv_bias; /* in these three maps, and nowhere else */
+    bool qk_norm;
+    bool tied;
+    bool windows;   /* a sliding_window is in use, in all layers; not only if use_sliding_window */
+    bool no_window; /* the family has none */
+    bool reordered; /* norms come behind the branches, and those of queries and keys are whole */
+    bool partial;   /* some columns of a head may be left unrotated */
+    int kv_heads, head_dim, nope_every, window;
+    double theta, eps;
+    const char *keys; /* that the others do not have, or not with these values */
+} llama_like;
+
+enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, PHI3, DEEPSEEK, LIKES };
+
+extern const llama_like weft_hf_likes[LIKES];
