@@ -100,10 +100,11 @@ hostile-run: $(PROGRAM) $(OUT)/tests/fuzz/test_regressions
 
 # On a machine without a GPU each of them says that it is skipped, and why. One at a time: they share
 # the GPU.
-test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_cuda) ## the tests that need a GPU; QUICK=1: a line of each operation
+test-cuda: $(PROGRAM) $(CUDA_CHOSEN) $(if $(CONFIG_NVCC),$(OUT)/bench/products_cuda $(OUT)/bench/rows_cuda) ## the tests that need a GPU; QUICK=1: a line of each operation
 	@JOBS=1 TIMEOUT='$(TIMEOUT)' WEFT='$(strip $(RUNNER) $(PROGRAM))' RUNNER='$(RUNNER)' V='$(V)' WEFT_QUICK='$(QUICK)' \
 		tests/run '$(OUT)/tests' $(CUDA_CHOSEN)
 	@$(if $(CONFIG_NVCC),WEFT_QUICK='$(QUICK)' $(RUNNER) $(OUT)/bench/products_cuda check)
+	@$(if $(CONFIG_NVCC),$(RUNNER) $(OUT)/bench/rows_cuda check)
 
 tests: $(TEST_PROGRAMS)
 
@@ -164,7 +165,7 @@ bench-for-check: build $(BENCH_PROGRAMS)
 	@BUILD='$(OUT)' PYTHON='$(PYTHON)' QUICK='$(QUICK)' JSON='$(OUT)/bench.json' bench/run $(ARGS)
 
 # Kernels of the GPU alone.
-KERNEL_BENCHES := attention_cuda products_cuda
+KERNEL_BENCHES := attention_cuda products_cuda rows_cuda
 $(KERNEL_BENCHES:%=$(OBJ)/bench/%.cu.o): $(OBJ)/bench/%.cu.o: bench/%.cu $(LIB_A)
 	@mkdir -p $(@D)
 	$(call say,NVCC,$<)
@@ -177,6 +178,9 @@ $(KERNEL_BENCHES:%=$(OUT)/bench/%): $(OUT)/bench/%: $(OBJ)/bench/%.cu.o $(LIB_A)
 
 bench-attention-cuda: $(OUT)/bench/attention_cuda ## attention's GPU kernels: TFLOP/s at T = 1k, 4k, 16k
 	@$(OUT)/bench/attention_cuda $(or $(ARGS),time)
+
+bench-rows-cuda: $(OUT)/bench/rows_cuda ## products of few rows: right or wrong, us, and share of the memory's rate
+	@$(OUT)/bench/rows_cuda $(ARGS)
 
 bench-products-cuda: $(OUT)/bench/products_cuda ## products with work behind them: right or wrong, and ms beside cuBLASLt
 	@$(OUT)/bench/products_cuda $(ARGS)

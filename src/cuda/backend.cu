@@ -124,7 +124,10 @@ static weft_status cuda_open(weft_exec *x, void **state) {
     weft_cuda_warn_slow(weft_exec_graph(x));
     WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
-    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->run, sizeof *s->run), "no memory for a run"));
+    size_t bytes = sizeof *s->run + DEVICE_COUNTERS * sizeof(unsigned);
+    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->run, bytes), "no memory for a run"));
+    WEFT_TRY(check_cuda(cudaMemset(s->run, 0, bytes), "no memory for a run"));
+    s->counters = (unsigned *)(s->run + 1);
     WEFT_TRY(
         check_cuda(cudaMallocHost((void **)&s->staged, sizeof *s->staged), "no pinned memory"));
     return weft_exec_profiled(x) ? make_marks(x, s) : WEFT_OK;

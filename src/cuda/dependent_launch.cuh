@@ -34,6 +34,12 @@ static inline bool follows(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->follows;
 }
 
+/* Whether no node makes it. */
+static inline bool is_steady(const weft_tensor *t) {
+    weft_role role = (t->view_of ? t->view_of : t)->role;
+    return role == WEFT_ROLE_PARAM || role == WEFT_ROLE_INPUT;
+}
+
 /* In such a run nodes that need nothing of each other may be one kernel. The first of them launches it
  * and says up to which node it goes; the others do nothing then. */
 static inline void launched_until(const weft_exec *x, const weft_node *last) {

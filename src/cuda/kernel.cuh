@@ -63,6 +63,7 @@ typedef struct {
     cudaStream_t stream;
     weft_cuda_run *run;    /* device */
     weft_cuda_run *staged; /* host, pinned: what is copied to the device and back */
+    unsigned *counters;    /* device, DEVICE_COUNTERS of them; NULL: there are none */
     cudaGraphExec_t graph; /* NULL: not captured yet, or not wanted */
     cudaEvent_t *marks;    /* [nodes + 1]: a profile's; NULL: none is taken */
     int64_t n_marks;
@@ -106,6 +107,13 @@ static inline cudaStream_t stream_of(const weft_exec *x) {
 /* The run's numbers, in device memory; pass it to a kernel. */
 static inline weft_cuda_run *device_run(const weft_exec *x) {
     return ((const weft_cuda_state *)weft_exec_state(x))->run;
+}
+
+/* Counters in device memory, 0 whenever no kernel runs that uses them: one that counts sets them back. */
+enum { DEVICE_COUNTERS = 1 << 16 };
+
+static inline unsigned *device_counters(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->counters;
 }
 
 /* A tensor's memory on the device; NULL for an optional tensor that is not there. */

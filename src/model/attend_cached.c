@@ -271,23 +271,35 @@ static void route(builder *b) {
     (void)b; /* attention has left its weights */
 }
 
-static weft_tensor *gather_part(builder *b, weft_tensor *x, const char *name) {
+static weft_cache_part gathered_part(builder *b, const weft_tensor *x) {
+    return (weft_cache_part){1, weft_tensor_width(x), data_of(b)->shape.cache_dtype, false};
+}
+
+static weft_tensor *write_part(builder *b, weft_tensor *x, const char *name) {
+    weft_cache_part part = gathered_part(b, x);
+    weft_tensor *pages = new_pages(b, name, &part);
+    weft_cache_write(b->g, &part, x, 0, NULL, pages, &data_of(b)->rows);
+    return pages;
+}
+
+static weft_tensor *gather_part(builder *b, const weft_tensor *x, weft_tensor *pages) {
     const weft_config *c = b->c;
     weft_cached_graph *d = data_of(b);
-    if (!x) return NULL;
     static const weft_cache_keep keep[] = {[WEFT_SPARSE_TOPK] = WEFT_KEEP_TOPK,
                                            [WEFT_SPARSE_RMS] = WEFT_KEEP_RMS,
                                            [WEFT_SPARSE_NONE] = WEFT_KEEP_ALL};
-    weft_cache_part part = {1, weft_tensor_width(x), d->shape.cache_dtype, false};
-    weft_tensor *pages = new_pages(b, name, &part);
-    weft_cache_write(b->g, &part, x, 0, NULL, pages, &d->rows);
+    weft_cache_part part = gathered_part(b, x);
     return weft_cache_gather(b->g, &part, pages, d->weights, keep[c->sparse_mode], c->sparse_k,
                              c->sparse_rms_threshold, c->sparse_normalize, &d->rows);
 }
 
+/* Both are written before either is gathered, so that a backend can do two at once. */
 static void gather(builder *b, weft_tensor **x, weft_tensor **second) {
-    *x = gather_part(b, *x, "cache.cross");
-    if (second) *second = gather_part(b, *second, "cache.cross_gate");
+    if (!*x || (second && !*second)) return;
+    weft_tensor *pages = write_part(b, *x, "cache.cross");
+    weft_tensor *others = second ? write_part(b, *second, "cache.cross_gate") : NULL;
+    *x = gather_part(b, *x, pages);
+    if (second) *second = gather_part(b, *second, others);
 }
 
 static weft_tensor *running_mean(builder *b, weft_tensor *x) {

@@ -36,6 +36,8 @@ static const form forms[] = {
     {"dot", 4, 4, 64, 64, .context = MOST},
     {"dot, any width", 3, 3, 20, 12, .context = MOST},
     {"dot, grouped heads, sliding", 6, 2, 32, 32, .context = 300},
+    {"dot, heads of 128", 4, 2, 128, 128, .context = MOST},
+    {"dot, keys of 256", 4, 2, 256, 64, .context = MOST},
     {"alibi", 6, 6, 32, 32, .context = MOST, .pos = WEFT_POS_ALIBI},
     {"relative", 2, 2, 32, 32, .context = MOST, .pos = WEFT_POS_RELATIVE},
     {"w2", 4, 4, 128, 64, .number = true, .log_tau = true, .context = MOST},

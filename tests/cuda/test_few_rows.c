@@ -1,6 +1,8 @@
-/* Products of few rows on the GPU: a row has the bits it has alone, whatever rows are beside it. */
+/* Products of few rows on the GPU: a row has the bits it has alone, whatever rows are beside it. Up to 64 of
+ * them, and up to 256 where weights stream through shared memory. */
 #include "core/exec.h"
 #include "cuda/backend.h"
+#include "cuda/device.h"
 #include "ops/linear.h"
 #include "support/table.h"
 
@@ -14,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { ROWS = 64, MOST_K = 3072, MOST_N = 768 };
+enum { ROWS = 256, PLAIN_ROWS = 64, MOST_K = 3072, MOST_N = 768 };
 
 static uint16_t x_values[ROWS * MOST_K], w_values[MOST_K * MOST_N], together[ROWS * MOST_N],
     alone[ROWS * MOST_N];
@@ -48,8 +50,9 @@ static void multiply(int64_t first, int64_t rows, int64_t k, int64_t n, bool tb,
 }
 
 static void check_rows(int64_t k, int64_t n, bool tb) {
-    multiply(0, ROWS, k, n, tb, together);
-    for (int64_t first = 0, rows = 1; first + rows <= ROWS; first += rows, rows += 2) {
+    int64_t most = tb && k % 8 == 0 && weft_cuda_device()->wgmma ? ROWS : PLAIN_ROWS;
+    multiply(0, most, k, n, tb, together);
+    for (int64_t first = 0, rows = 1; first + rows <= most; first += rows, rows += 2) {
         multiply(first, rows, k, n, tb, alone);
         if (memcmp(alone, together + first * n, (size_t)(rows * n) * sizeof *alone) != 0)
             fail_msg("k %lld, n %lld, tb %d: %lld rows from %lld on differ", (long long)k,
@@ -67,6 +70,7 @@ static void test_a_row_has_the_bits_it_has_alone(void **state) {
     for (int tb = 0; tb < 2; tb++) {
         check_rows(MOST_K, MOST_N, tb);
         check_rows(72, 40, tb);
+        check_rows(1600, 200, tb);
         check_rows(45, 37, tb);
     }
 }

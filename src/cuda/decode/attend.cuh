@@ -32,7 +32,12 @@ struct attend_problem {
     int window, rotated;
     weft_rope_law law;
     weft_weights weights;
-    int blocks;     /* most of a row */
+    bool tensor; /* by attend_tensor.cuh */
+    bool joint;  /* values are the keys, before what is done to those */
+    int leaf;    /* keys of a block, between multiples of that */
+    int blocks;  /* most of a row */
+    unsigned
+        *joins; /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
     float *rows;    /* [R, H, 2]: largest, sum of a row, when its blocks are joined */
     float *scores;  /* [R, H, context] or NULL */
@@ -55,13 +60,13 @@ struct block_place {
 };
 
 __device__ static inline block_place place_block(const attend_problem &a) {
-    block_place t = {(int)blockIdx.z, (int)blockIdx.y, (int)blockIdx.x, 0, 0, 0, 0};
+    block_place t = {(int)blockIdx.y, (int)blockIdx.x, (int)blockIdx.z, 0, 0, 0, 0};
     if (a.places.slot[t.r] < 0) return t;
     t.position = a.places.position[t.r];
     int seen = first_seen(a, t.r, t.position);
-    t.block = seen / BLOCK + t.part;
-    t.first = max(t.block * BLOCK, seen);
-    t.end = min((t.block + 1) * BLOCK, t.position + 1);
+    t.block = seen / a.leaf + t.part;
+    t.first = max(t.block * a.leaf, seen);
+    t.end = min((t.block + 1) * a.leaf, t.position + 1);
     return t;
 }
 
@@ -125,7 +130,7 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
             s[j] = exp2f(s[j] - top);
             sum += s[j];
         }
-        for (int j = count + lane; j < BLOCK; j += 32)
+        for (int j = count + lane; j < a.leaf; j += 32)
             s[j] = 0;
         sum = warp_sum(sum);
         if (lane == 0) {
@@ -133,4 +138,58 @@ __device__ static inline void weigh_keys(const attend_problem &a, float *scores,
             partial[h * step + a.dv + 1] = sum;
         }
     }
+}
+
+__device__ static inline int leaves_of(const attend_problem &a, int r) {
+    int i = a.places.position[r];
+    return a.places.slot[r] < 0 ? 0 : i / a.leaf - first_seen(a, r, i) / a.leaf + 1;
+}
+
+/* A row's head: its leaves, in order, by threads that come here together. They were written on other
+ * multiprocessors, perhaps by this kernel. */
+__device__ static inline void join_head(const attend_problem &a, int at, int thread, int threads) {
+    int leaves = leaves_of(a, at / a.heads), step = a.dv + 2;
+    const float *part = a.partial + (int64_t)at * a.blocks * step;
+    float top = -INFINITY, total = 0;
+    for (int b = 0; b < leaves; b++)
+        top = fmaxf(top, __ldcg(part + b * step + a.dv));
+    for (int b = 0; b < leaves; b++)
+        total += exp2f(__ldcg(part + b * step + a.dv) - top) * __ldcg(part + b * step + a.dv + 1);
+    for (int d = thread; d < a.dv; d += threads) {
+        float sum = 0;
+        for (int b = 0; b < leaves; b++)
+            sum =
+                fmaf(__ldcg(part + b * step + d), exp2f(__ldcg(part + b * step + a.dv) - top), sum);
+        store_any(a.o, (int64_t)at * a.dv + d, leaves ? sum / total : 0.0f);
+    }
+    if (thread > 0) return;
+    a.rows[2 * at] = top;
+    a.rows[2 * at + 1] = total;
+}
+
+/* The heads of a block's group, a warp each. */
+__device__ static inline void join_group(const attend_problem &a, const block_place &t) {
+    for (int h = (int)threadIdx.x / 32; h < a.group; h += THREADS / 32)
+        join_head(a, t.r * a.heads + t.g * a.group + h, (int)threadIdx.x % 32, 32);
+}
+
+/* Of a row that is none the first block makes the zeros. */
+__device__ static inline void join_absent(const attend_problem &a, const block_place &t) {
+    if (a.joins && t.part == 0 && a.places.slot[t.r] < 0) join_group(a, t);
+}
+
+/* The last block of a row and key head to end joins them all: which one that is changes nothing. */
+__device__ static inline void join_when_last(const attend_problem &a, const block_place &t) {
+    __shared__ bool last;
+    if (!a.joins) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned *joined = a.joins + t.r * a.keys.heads + t.g;
+        last = atomicAdd(joined, 1u) + 1 == (unsigned)leaves_of(a, t.r);
+        if (last) *joined = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (last) join_group(a, t);
 }

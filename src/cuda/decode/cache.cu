@@ -289,6 +289,101 @@ static __global__ void gather_chosen(row_places p, cached_pages c, gather_work g
     y[(int64_t)r * g.width + column] = sum;
 }
 
+/* Up to LISTED of the largest are found by each block for itself: every warp lists those of its share in
+ * order, and the first warp joins the lists. A lane looks again at its own only when one of them was
+ * taken. */
+enum { LISTED = 64 };
+
+struct listed_key {
+    float weight;
+    int column;
+};
+
+__device__ static inline bool comes_first(listed_key a, listed_key b) {
+    return comes_first(a.weight, a.column, b.weight, b.column);
+}
+
+/* The first of `lanes` lanes beside each other, to all of them. */
+__device__ static inline listed_key first_of_lanes(listed_key c, int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
+        listed_key other = {__shfl_xor_sync(0xffffffffu, c.weight, step),
+                            __shfl_xor_sync(0xffffffffu, c.column, step)};
+        if (comes_first(other, c)) c = other;
+    }
+    return c;
+}
+
+/* The first of a lane's that comes behind `last`. */
+__device__ static inline listed_key first_behind(const float *w, int seen, listed_key last) {
+    listed_key best = {-INFINITY, INT32_MAX};
+    for (int j = (int)threadIdx.x; j < seen; j += THREADS) {
+        listed_key one = {w[j], j};
+        if (comes_first(last, one) && comes_first(one, best)) best = one;
+    }
+    return best;
+}
+
+/* The `count` largest of a row, in order, to `chosen`; where fewer are numbers, NaN of the first key. */
+__device__ static inline void list_largest(const float *w, int seen, int count,
+                                           listed_key *chosen) {
+    __shared__ listed_key lists[THREADS / 32][LISTED + 1];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    listed_key own = first_behind(w, seen, listed_key{INFINITY, -1});
+    for (int m = 0; m < count; m++) {
+        listed_key best = first_of_lanes(own, 32);
+        if (lane == 0) lists[warp][m] = best;
+        if (own.column == best.column && own.column != INT32_MAX) own = first_behind(w, seen, own);
+    }
+    if (lane == 0) lists[warp][count] = listed_key{-INFINITY, INT32_MAX};
+    __syncthreads();
+    for (int m = 0, at = 0; m < count && warp == 0; m++) {
+        listed_key front = lists[lane % (THREADS / 32)][at];
+        listed_key best = first_of_lanes(front, THREADS / 32);
+        if (front.column == best.column && at < count) at++;
+        if (best.column == INT32_MAX) best = listed_key{NAN, 0};
+        if (lane == 0) chosen[m] = best;
+    }
+    __syncthreads();
+}
+
+/* What is gathered with the weights of a launch. */
+struct gathered_part {
+    cached_pages pages;
+    int width;
+    unsigned blocks;
+    float *y;
+};
+
+struct gathered_parts {
+    gathered_part of[2];
+};
+
+/* A thread a column of one part or the other, of the chosen few in their order. */
+template <int KIND>
+static __global__ void __launch_bounds__(THREADS)
+    gather_largest(const __grid_constant__ row_places p, const __grid_constant__ gather_work g,
+                   const __grid_constant__ gathered_parts parts, bool normalize) {
+    __shared__ listed_key chosen[LISTED];
+    int r = (int)blockIdx.y;
+    follow_primary();
+    bool second = blockIdx.x >= parts.of[0].blocks;
+    const gathered_part &part = parts.of[second];
+    int column = (int)(blockIdx.x - (second ? parts.of[0].blocks : 0)) * THREADS + (int)threadIdx.x;
+    float sum = 0;
+    if (p.slot[r] >= 0) {
+        int seen = keys_seen(p, r, g), first = p.position[r] + 1 - seen, count = min(g.k, seen);
+        list_largest(g.weights + (int64_t)r * g.context, seen, count, chosen);
+        double all = 0;
+        for (int m = 0; m < count; m++)
+            all += (double)chosen[m].weight;
+        float factor = isnan(all) ? NAN : !normalize ? 1.0f : all > 0 ? (float)(1 / all) : 0.0f;
+        for (int m = 0; m < count && column < part.width; m++)
+            sum += weighted_number<KIND>(p, part.pages, r, first + chosen[m].column,
+                                         chosen[m].weight * factor, column);
+    }
+    if (column < part.width) part.y[(int64_t)r * part.width + column] = sum;
+}
+
 /* A thread a column, and a block of keys: those between absolute positions. */
 template <int KIND>
 static __global__ void gather_block(row_places p, cached_pages c, gather_work g) {
@@ -341,8 +436,44 @@ static int64_t cache_gather_workspace(const weft_node *n, int) {
     return lay_out(n, NULL, &g);
 }
 
+static gathered_part describe_gathered(const weft_exec *x, const weft_node *n) {
+    const weft_cache_part *part = &ATTR(n, weft_cache_gather_attr)->part;
+    int width = (int)(part->heads * part->width);
+    return gathered_part{pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), part), width,
+                         (unsigned)ceil_div(width, THREADS), data_of<float>(x, n->out[0])};
+}
+
+/* Whether the second gathers the same keys as the first. */
+static bool gathers_alike(const weft_exec *x, const weft_node *a, const weft_node *b) {
+    const weft_cache_gather_attr *p = ATTR(a, weft_cache_gather_attr),
+                                 *q = ATTR(b, weft_cache_gather_attr);
+    for (int i = WEFT_CACHE_POSITION; i <= WEFT_CACHE_X; i++)
+        if (a->in[i] != b->in[i]) return false;
+    return a->in[WEFT_CACHE_DOCUMENTS] == b->in[WEFT_CACHE_DOCUMENTS] &&
+           p->part.dtype == q->part.dtype && p->keep == q->keep && p->k == q->k &&
+           p->normalize == q->normalize && are_apart(x, a, b);
+}
+
+/* Two that follow each other and keep the same are one kernel in a run that follows another. */
+static void gather_few(const weft_exec *x, const weft_node *n, const row_places &p,
+                       const gather_work &g) {
+    gathered_parts parts = {{describe_gathered(x, n), {}}};
+    const weft_node *next = follows(x) ? next_alike(x, n) : NULL;
+    if (next && gathers_alike(x, n, next)) {
+        parts.of[1] = describe_gathered(x, next);
+        launched_until(x, next);
+    }
+    unsigned blocks = parts.of[0].blocks + parts.of[1].blocks;
+    with_kind(parts.of[0].pages.kind, [&](auto k) {
+        launch_following(follows(x), stream_of(x), dim3(blocks, (unsigned)p.rows), THREADS, 0,
+                         gather_largest<decltype(k)::value>, p, g, parts,
+                         ATTR(n, weft_cache_gather_attr)->normalize);
+    });
+}
+
 static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     const weft_cache_gather_attr *attr = ATTR(n, weft_cache_gather_attr);
+    if (is_launched(x, n)) return WEFT_OK;
     row_places p = places_of(x, n);
     cached_pages c = pages_of(weft_data(x, n->in[WEFT_CACHE_PAGES]), &attr->part);
     gather_work g;
@@ -351,6 +482,10 @@ static weft_status cache_gather_run(weft_exec *x, const weft_node *n) {
     g.documents = data_of<int32_t>(x, n->in[WEFT_CACHE_DOCUMENTS]);
     float *y = data_of<float>(x, n->out[0]);
     unsigned across = (unsigned)ceil_div(g.width, 128), rows = (unsigned)p.rows;
+    if (g.k && g.k <= LISTED) {
+        gather_few(x, n, p, g);
+        return launched(n);
+    }
     launch_following(follows(x), stream_of(x), dim3(rows), THREADS, 0, choose_rows, p, g,
                      attr->keep, attr->threshold, attr->normalize);
     with_kind(c.kind, [&](auto k) {

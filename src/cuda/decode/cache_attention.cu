@@ -1,11 +1,12 @@
 /* Attention of one query for each row over the pages of its sequence: FlashDecoding's split of the
  * keys (split-K), with the splits at fixed positions.
  *
- * A block has one row, one key head with all the query heads that share it, and WEFT_KEY_BLOCK keys
- * between multiples of that: their scores, the largest of them, the sum of the exponentials and the
- * weighted sum of the values. A second kernel joins a row's blocks in their order. Where a block begins
- * follows from the position alone, and within it every sum has one order, so a row's bits do
- * not depend on the batch.
+ * A block has one row, one key head with all the query heads that share it, and a leaf of keys,
+ * WEFT_KEY_BLOCK of them or fewer where they are wide, between multiples of that: their scores, the
+ * largest of them, the sum of the exponentials and the weighted sum of the values. A row's leaves are
+ * joined in their order, by the last of its blocks where they are few, else by a second kernel. Where
+ * a leaf begins follows from the position alone, and within it every sum has one order, so a row's bits
+ * do not depend on the batch.
  *
  * Eight lanes have a key, or more where values are wider: 16 bytes of bf16 each, straight from the page,
  * whose tokens of a head lie one behind the other. Keys that are stored as a latent (rotated, or made
@@ -16,6 +17,9 @@
  *
  * Floor: the keys and values of the rows' contexts once. */
 #include "cuda/decode/attend_tensor.cuh"
+
+/* Leaves that one block joins; with more, blocks for each head share that out. */
+enum { FEW_BLOCKS = 18 };
 
 /* Shared memory, in floats: q [group, padded]; scores [group, BLOCK]; n [BLOCK]; the row's own key;
  * cosines and sines of the block's first position; then keys as they are read, or the values' sums. */
@@ -256,7 +260,10 @@ static __global__ void __launch_bounds__(THREADS)
     extern __shared__ __align__(16) float memory[];
     follow_primary();
     block_place t = place_block(a);
-    if (t.first >= t.end) return;
+    if (t.first >= t.end) {
+        join_absent(a, t);
+        return;
+    }
     int r = t.r, g = t.g, first = t.first, end = t.end;
     attend_memory m = cut_memory(a, memory);
     int64_t q = r * a.q_columns + (int64_t)g * a.group * a.dqk;
@@ -277,29 +284,13 @@ static __global__ void __launch_bounds__(THREADS)
     weigh_keys(a, m.scores, BLOCK, m.n, t, partial, step);
     __syncthreads();
     sum_values<KIND, ALIGNED>(a, m, r, g, first, end, partial, step);
+    join_when_last(a, t);
 }
 
-/* A block a row's head: its blocks of keys, in order. */
+/* A block a row's head. */
 static __global__ void join_blocks(const __grid_constant__ attend_problem a) {
     follow_primary();
-    int at = blockIdx.x, r = at / a.heads, i = a.places.position[r];
-    bool there = a.places.slot[r] >= 0;
-    int blocks = there ? i / BLOCK - first_seen(a, r, i) / BLOCK + 1 : 0, step = a.dv + 2;
-    const float *part = a.partial + (int64_t)at * a.blocks * step;
-    float top = -INFINITY, total = 0;
-    for (int b = 0; b < blocks; b++)
-        top = fmaxf(top, part[b * step + a.dv]);
-    for (int b = 0; b < blocks; b++)
-        total += exp2f(part[b * step + a.dv] - top) * part[b * step + a.dv + 1];
-    for (int d = threadIdx.x; d < a.dv; d += blockDim.x) {
-        float sum = 0;
-        for (int b = 0; b < blocks; b++)
-            sum = fmaf(part[b * step + d], exp2f(part[b * step + a.dv] - top), sum);
-        store_any(a.o, (int64_t)at * a.dv + d, there ? sum / total : 0.0f);
-    }
-    if (threadIdx.x > 0) return;
-    a.rows[2 * at] = top;
-    a.rows[2 * at + 1] = total;
+    join_head(a, (int)blockIdx.x, (int)threadIdx.x, (int)blockDim.x);
 }
 
 /* The weights of a row's keys, over all heads: one thread per key. */
@@ -356,7 +347,13 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.rotated = (int)attr->rotated;
     a.law = attr->law;
     a.weights = attr->weights;
-    a.blocks = (int)(attr->context / BLOCK + 2);
+    a.joint = !apart;
+    a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
+    a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
+    a.leaf = tensor_leaf(a);
+    a.tensor = suits_tensor(a, a.q.is_bf16);
+    if (!a.tensor) a.leaf = BLOCK;
+    a.blocks = (int)(ceil_div(attr->context - 1, a.leaf) + 1);
     return a;
 }
 
@@ -381,7 +378,7 @@ static int64_t cache_attention_workspace(const weft_node *n, int) {
 
 static void launch_kernel(const weft_exec *x, const attend_problem &a,
                           void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
-    dim3 grid((unsigned)a.blocks, (unsigned)a.keys.heads, rows);
+    dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.blocks);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     launch_following(follows(x), stream_of(x), grid, THREADS, bytes, kernel, a);
 }
@@ -398,7 +395,6 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     a.places = places_of(x, n);
     a.q = any_of(x, n->in[WEFT_CACHE_X]);
     a.o = any_of(x, n->out[0]);
-    a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / a.places.rows;
     a.scale = data_of<float>(x, n->in[WEFT_CACHE_SCALE]);
     a.beta = data_of<float>(x, n->in[WEFT_CACHE_BETA]);
     a.log_tau = data_of<float>(x, n->in[WEFT_CACHE_LOG_TAU]);
@@ -411,17 +407,20 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     unsigned rows = (unsigned)a.places.rows;
     if (a.keys.kind != a.values.kind)
         return weft_fail(WEFT_EINPUT, "cache_attention: keys and values of different types");
-    if (attend_bytes(a) > weft_cuda_device()->shared_memory && !suits_tensor(a, a.q.is_bf16))
+    if (attend_bytes(a) > weft_cuda_device()->shared_memory && !a.tensor)
         return weft_fail(WEFT_EINPUT,
                          "cache_attention: %d heads of %d numbers for one key head are more than a "
                          "block of this GPU has room for; --device cpu can",
                          a.group, a.dqk);
-    if (suits_tensor(a, a.q.is_bf16))
+    if (a.blocks <= FEW_BLOCKS && rows * a.keys.heads <= DEVICE_COUNTERS)
+        a.joins = device_counters(x);
+    if (a.tensor)
         launch_kernel(x, a, attend_block_tensor, tensor_bytes(a), rows);
     else
         with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
-    launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0, join_blocks,
-                     a);
+    if (!a.joins)
+        launch_following(follows(x), stream_of(x), dim3(rows * (unsigned)a.heads), 128, 0,
+                         join_blocks, a);
     if (a.weights)
         launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.context, 256), rows),
                          256, 0, join_weights, a);

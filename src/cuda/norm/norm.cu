@@ -118,7 +118,8 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
     int64_t first = (int64_t)blockIdx.x * ROWS, column = threadIdx.x * VECTOR;
     int n = pack_length(a.width, column);
     pack x[ROWS], r[ROWS];
-    float s[ROWS][VECTOR], mean[ROWS], square[ROWS];
+    float s[ROWS][VECTOR], mean[ROWS], square[ROWS], w[VECTOR], b[VECTOR] = {0};
+    follow_primary();
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         bool there = n > 0 && first + i < a.rows;
@@ -126,6 +127,8 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
         x[i] = there ? fetch_pack(a.x, at, n) : pack{};
         r[i] = there && a.r.data ? fetch_pack(a.r, at, n) : pack{};
     }
+    load_pack(a.w, column, n, w);
+    if (a.b.data) load_pack(a.b, column, n, b);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         bool there = n > 0 && first + i < a.rows;
@@ -147,9 +150,6 @@ static __global__ void __launch_bounds__(THREADS) norm_rows(norm_args a) {
         }
     }
     sum_over_block(square, shared[1]);
-    float w[VECTOR], b[VECTOR] = {0};
-    load_pack(a.w, column, n, w);
-    if (a.b.data) load_pack(a.b, column, n, b);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         if (first + i >= a.rows) break;
@@ -172,6 +172,7 @@ static __global__ void __launch_bounds__(THREADS) norm_wide_row(norm_args a) {
     int64_t row = place_of(a, blockIdx.x), start = row * a.width;
     float mean[1] = {0}, square[1] = {0}, v[VECTOR], w[VECTOR], b[VECTOR] = {0};
     any_tensor from = a.r.data ? a.s : a.x;
+    follow_primary();
     for (int64_t column = threadIdx.x * VECTOR; column < a.width; column += NARROW) {
         int n = pack_length(a.width, column);
         int64_t at = start + column;
@@ -224,9 +225,11 @@ static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int grou
                              norm_warp_rows<value>, a);
         });
     else if (a.width <= NARROW)
-        norm_rows<<<(unsigned)ceil_div(a.rows, ROWS), row_threads(a.width), 0, stream_of(x)>>>(a);
+        launch_following(follows(x), stream_of(x), dim3((unsigned)ceil_div(a.rows, ROWS)),
+                         (unsigned)row_threads(a.width), 0, norm_rows, a);
     else
-        norm_wide_row<<<(unsigned)a.rows, THREADS, 0, stream_of(x)>>>(a);
+        launch_following(follows(x), stream_of(x), dim3((unsigned)a.rows), THREADS, 0,
+                         norm_wide_row, a);
 }
 
 static weft_status norm_run(weft_exec *x, const weft_node *n) {

@@ -3,9 +3,11 @@
  * In bf16, where the sizes allow, a kernel of our own does the products and the gate behind them:
  * gate, up and dy go to the gate's arithmetic without a way through memory. Its floor is the larger
  * of the products' operations and the bytes of x or d, and of y, gate and up, or of gate, up, dgate
- * and dup, once. Otherwise the layers are done piece by piece, by the kernels of the nodes that
- * they stand for. */
+ * and dup, once. Few rows, as generation has them, take one kernel too, that of streamed.cuh.
+ * Otherwise the layers are done piece by piece, by the kernels of the nodes that they stand for. */
+#include "cuda/dependent_launch.cuh"
 #include "cuda/products/gemm_fused.cuh"
+#include "cuda/products/streamed.cuh"
 
 extern "C" {
 #include "ops/gated.h"
@@ -75,9 +77,40 @@ static bool is_fused(const weft_node *n, const fused_product *p) {
     return fused_can(p);
 }
 
+/* One of the two products as streamed.cuh takes it. */
+static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int out) {
+    weft_gated_part part;
+    weft_gated_product(n, out, &part);
+    const weft_tensor *b = part.in[WEFT_MATMUL_B];
+    fused_product f = describe_product(x, &part);
+    const fused_segment *s = &f.segment[0];
+    cuda_gemm p = {};
+    p.batch = 1, p.m = f.m, p.n = f.n, p.k = s->k, p.tb = s->tb, p.alpha = 1;
+    p.follows = follows(x);
+    p.steady = p.follows && is_steady(b);
+    p.a = cuda_gemm_matrix{(void *)s->a, s->lda, 0, part.in[WEFT_MATMUL_A]->dtype == WEFT_BF16};
+    p.b = cuda_gemm_matrix{(void *)s->b, s->ldb, 0, b->dtype == WEFT_BF16};
+    p.c = cuda_gemm_matrix{NULL, f.n, 0, true};
+    return p;
+}
+
+/* Gate and up are kept where a gradient asks for them. */
+static bool run_streamed(const weft_exec *x, const weft_node *n) {
+    const weft_tensor *y = n->out[WEFT_GATED_Y], *kept = n->out[WEFT_GATED_UP];
+    cuda_gemm gate = describe_streamed(x, n, WEFT_GATED_GATE);
+    cuda_gemm up = describe_streamed(x, n, WEFT_GATED_UP);
+    if (gate.m > GEMM_STREAMED_ROWS || y->dtype != WEFT_BF16 || !streamed_can(&gate) ||
+        !streamed_can(&up))
+        return false;
+    if (kept) gate.c.data = weft_data(x, n->out[WEFT_GATED_GATE]), up.c.data = weft_data(x, kept);
+    streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y));
+    return true;
+}
+
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
     fused_product p = describe_forward(x, n);
     if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (run_streamed(x, n)) return launched(n);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_product(n, out, &part);

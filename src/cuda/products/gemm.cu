@@ -19,12 +19,15 @@
  * coarser than f32 is, for f32 factors with a bf16 result, and for widths that the epilogue does not
  * take. Only the slope of a bf16 result is put on sums that were rounded to c already, as a node of
  * its own would: those would be many in f32. The addend is the library's c, and c its d. */
-#include "cuda/functions.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/products/few_rows.cuh"
+#include "cuda/products/finish.cuh"
 #include "cuda/products/i8_rows.cuh"
 #include "cuda/products/library.cuh"
 #include "cuda/products/slim.cuh"
+#include "cuda/products/streamed.cuh"
+
+#include <stdlib.h>
 
 enum {
     THIN_SIDE = 128, /* longest side of a thin product's result */
@@ -131,7 +134,8 @@ static gemm_recipe make_recipe(const cuda_gemm *p) {
     recipe.i8 = p->b.is_i8;
     if (recipe.i8) recipe.bytes = i8_workspace(p);
     if (recipe.i8) return recipe;
-    recipe.few_rows = (p->m <= GEMM_FEW_ROWS || p->alone) && !p->ta;
+    int64_t few = streamed_fits(p) ? GEMM_STREAMED_ROWS : GEMM_FEW_ROWS;
+    recipe.few_rows = (p->m <= few || p->alone) && !p->ta;
     if (recipe.few_rows) return recipe;
     double flops = 2.0 * (double)p->batch * (double)p->m * (double)p->n * (double)p->k;
     recipe.library_bytes = flops < LARGE_FLOPS ? LIBRARY_SMALL : LIBRARY_LARGE;
@@ -189,44 +193,6 @@ static __global__ void round_values(int64_t n, const float *from, bf16 *to) {
         to[i] = from_float<bf16>(from[i]);
 }
 
-/* What becomes of a sum: bias, addend, the value before gelu, gelu or its slope, c. */
-typedef struct {
-    any_tensor c, bias, addend, pre; /* data NULL: not there */
-    int64_t ld, stride;              /* of c, addend and pre */
-    int64_t bias_stride;
-    bool gelu, gelu_back, accumulate;
-    float alpha;
-} finishing;
-
-static finishing describe_finish(const cuda_gemm *p) {
-    finishing f = {};
-    f.c = any_tensor{p->c.data, p->c.is_bf16};
-    f.bias = any_tensor{p->bias.data, p->bias.is_bf16};
-    f.addend = any_tensor{p->addend.data, p->addend.is_bf16};
-    f.pre = any_tensor{p->pre.data, p->pre.is_bf16};
-    f.ld = p->c.ld;
-    f.stride = p->c.stride;
-    f.bias_stride = p->bias.stride;
-    f.gelu = p->gelu;
-    f.gelu_back = p->gelu_back;
-    f.accumulate = p->accumulate;
-    f.alpha = p->alpha;
-    return f;
-}
-
-__device__ static void finish_value(const finishing &f, int64_t g, int64_t row, int64_t column,
-                                    float sum) {
-    int64_t at = g * f.stride + row * f.ld + column;
-    if (f.accumulate) sum += load_any(f.c, at);
-    if (f.bias.data) sum += load_any(f.bias, g * f.bias_stride + column);
-    if (f.addend.data) sum += load_any(f.addend, at);
-    if (f.gelu_back)
-        sum *= gelu_slope(load_any(f.pre, at));
-    else if (f.pre.data)
-        store_any(f.pre, at, sum);
-    store_any(f.c, at, f.gelu ? gelu_value(sum) : sum);
-}
-
 /* `sums` may be c itself: each element is read and written by one thread. */
 static __global__ void finish_values(finishing f, any_tensor sums, int64_t ld, int64_t stride,
                                      int64_t batch, int64_t m, int64_t n) {
@@ -262,14 +228,6 @@ static factors describe_factors(const cuda_gemm *p) {
                    p->ta,
                    p->tb};
 }
-
-/* For few_rows.cuh, i8_rows.cuh and slim.cuh. */
-struct finish_one {
-    finishing end;
-    __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
-        finish_value(end, g, row, column, sum);
-    }
-};
 
 /* A small result of long sums (the gradient of a gate's weights: sums over all tokens), whose rows
  * start anywhere: a block sums a band of k, the bands' sums are added by a warp each. */
@@ -428,21 +386,36 @@ static weft_status run_with_library(cudaStream_t stream, const cuda_gemm *p,
     return WEFT_OK;
 }
 
+/* WEFT_CUDA_STREAMED=0: for comparison. */
+static bool is_streamed(const cuda_gemm *p) {
+    const char *asked = getenv("WEFT_CUDA_STREAMED");
+    return !(asked && *asked == '0') && streamed_can(p);
+}
+
 bool gemm_joins(const cuda_gemm *p) {
-    return p->follows && few_can_join(p);
+    return p->follows && (few_can_join(p) || (p->steady && streamed_can(p) && !p->accumulate &&
+                                              p->m <= GEMM_STREAMED_ROWS));
 }
 
 void gemm_run_together(const weft_exec *x, const cuda_gemm *p, int n) {
     finish_one finish[GEMM_TOGETHER];
-    for (int i = 0; i < n; i++)
+    bool streamed = is_streamed(p);
+    for (int i = 0; i < n; i++) {
         finish[i] = finish_one{describe_finish(&p[i])};
-    run_few_together(stream_of(x), p, n, finish);
+        streamed = streamed && streamed_can(&p[i]);
+    }
+    if (streamed)
+        streamed_launch(stream_of(x), p, n);
+    else
+        run_few_together(stream_of(x), p, n, finish);
 }
 
 weft_status gemm_launch(cudaStream_t stream, const cuda_gemm *p, void *workspace) {
     gemm_recipe recipe = make_recipe(p);
     if (recipe.i8)
         run_i8_rows(stream, p, (char *)workspace, finish_one{describe_finish(p)});
+    else if (recipe.few_rows && is_streamed(p))
+        streamed_launch(stream, p, 1);
     else if (recipe.few_rows)
         run_few_rows(stream, p, finish_one{describe_finish(p)});
     else if (recipe.slim)

@@ -16,7 +16,7 @@
 
 /* A product without ta of at most this many rows, or with `alone` of any number, is done row by row in
  * the same way for every number of rows: a row's bits are those it has alone. */
-enum { GEMM_FEW_ROWS = 64 };
+enum { GEMM_FEW_ROWS = 64, GEMM_STREAMED_ROWS = 256 /* where streamed.cuh can */ };
 
 /* Row-major, where it lies. */
 typedef struct {

@@ -297,12 +297,6 @@ static void *place_of(const weft_exec *x, const weft_tensor *t) {
     return x ? weft_data(x, t) : (void *)&something;
 }
 
-/* Whether no node makes it. */
-static bool is_steady(const weft_tensor *t) {
-    weft_role role = (t->view_of ? t->view_of : t)->role;
-    return role == WEFT_ROLE_PARAM || role == WEFT_ROLE_INPUT;
-}
-
 /* Product i of the node by the library. `first`: no other has written the sum. `last`: it does what is
  * behind the sum. */
 static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i, bool first,

@@ -1,7 +1,9 @@
 /* Rotary positions (RoPE) on the GPU. A first kernel makes the table of cosines and sines in double, since
  * an angle is a position times a frequency and a float would lose its last digits at long positions;
  * the second rotates x, a thread for a pack of pairs. Floor: the bytes of x and y; the table, one for
- * all sequences unless they start apart, stays in the caches. */
+ * all sequences unless they start apart, stays in the caches. In generation there are few rows, and
+ * every thread makes its own angles while the kernel ahead still runs. */
+#include "cuda/dependent_launch.cuh"
 #include "cuda/pack.cuh"
 
 extern "C" {
@@ -18,47 +20,59 @@ struct rotation {
     any_tensor x, y, table; /* table: [sequences, T, 2, half] */
 };
 
+/* Of pair i at a place of the table. */
+__device__ static inline void find_angle(const rotation &k, int64_t place, int64_t i, float &cosine,
+                                         float &sine) {
+    int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
+    if (k.start) position += k.start[b];
+    double c, s;
+    sincos((double)position * weft_rope_rate(&k.law, i, 2 * k.half), &s, &c);
+    s *= k.law.amplitude;
+    cosine = (float)(k.law.amplitude * c);
+    sine = (float)(k.inverse ? -s : s);
+}
+
 static __global__ void make_angles(rotation k) {
     int64_t item = thread_index(), place = quotient(item, k.half), i = item - place * k.half;
     if (place >= k.sequences * k.time) return;
-    int64_t b = quotient(place, k.time), position = place - b * k.time + k.offset;
-    if (k.start) position += k.start[b];
-    double cosine, sine;
-    sincos((double)position * weft_rope_rate(&k.law, i, 2 * k.half), &sine, &cosine);
-    cosine *= k.law.amplitude;
-    sine *= k.law.amplitude;
-    store_any(k.table, 2 * place * k.half + i, (float)cosine);
-    store_any(k.table, (2 * place + 1) * k.half + i, (float)(k.inverse ? -sine : sine));
+    float cosine, sine;
+    find_angle(k, place, i, cosine, sine);
+    store_any(k.table, 2 * place * k.half + i, cosine);
+    store_any(k.table, (2 * place + 1) * k.half + i, sine);
 }
 
 /* A row's items: packs of pairs, then packs of what is copied. Both halves of a pair are read
- * before either is written: y may be x. */
-template <bool WHOLE>
+ * before either is written: y may be x. Without a table angles are made here. */
+template <bool WHOLE, bool TABLE>
 static __global__ void rotate_rows(rotation k, int64_t pair_packs, int64_t items) {
     int64_t row = quotient(thread_index(), items), item = thread_index() - row * items;
-    if (row >= k.rows) return;
     int64_t p = quotient(row, k.heads), h = row - p * k.heads, at = row * k.width;
-    float a[VECTOR], b[VECTOR], c[VECTOR], s[VECTOR], y[VECTOR];
-    if (item >= pair_packs) {
-        int64_t column = 2 * k.half + (item - pair_packs) * VECTOR;
-        int n = pack_length(k.width, column);
-        widen_of<WHOLE>(fetch_of<WHOLE>(k.x, at + column, n), k.x, a);
-        store_of<WHOLE>(k.y, at + column, n, a);
-        return;
-    }
     int64_t i = item * VECTOR, place = k.start ? p : p - quotient(p, k.time) * k.time;
     int n = pack_length(k.half, i);
+    bool rotates = h < k.rotated;
+    float a[VECTOR], b[VECTOR], c[VECTOR], s[VECTOR], y[VECTOR];
+    if (!TABLE && row < k.rows && rotates)
+        for (int j = 0; j < n; j++)
+            find_angle(k, place, i + j, c[j], s[j]);
+    follow_primary();
+    if (row >= k.rows) return;
+    if (item >= pair_packs) {
+        int64_t column = 2 * k.half + (item - pair_packs) * VECTOR;
+        int rest = pack_length(k.width, column);
+        widen_of<WHOLE>(fetch_of<WHOLE>(k.x, at + column, rest), k.x, a);
+        store_of<WHOLE>(k.y, at + column, rest, a);
+        return;
+    }
     pack first = fetch_of<WHOLE>(k.x, at + i, n), second = fetch_of<WHOLE>(k.x, at + k.half + i, n);
-    if (WHOLE) {
+    if (TABLE && WHOLE) {
         load_vector((const float *)k.table.data + 2 * place * k.half + i, c);
         load_vector((const float *)k.table.data + (2 * place + 1) * k.half + i, s);
-    } else {
+    } else if (TABLE) {
         load_pack(k.table, 2 * place * k.half + i, n, c);
         load_pack(k.table, (2 * place + 1) * k.half + i, n, s);
     }
     widen_of<WHOLE>(first, k.x, a);
     widen_of<WHOLE>(second, k.x, b);
-    bool rotates = h < k.rotated;
 #pragma unroll
     for (int j = 0; j < VECTOR; j++)
         y[j] = rotates ? a[j] * c[j] - b[j] * s[j] : a[j];
@@ -95,13 +109,16 @@ static weft_status rope_run(weft_exec *x, const weft_node *n) {
     k.law = attr->law;
     k.x = any_of(x, in);
     k.y = any_of(x, n->out[0]);
-    k.table = any_tensor{workspace_of<float>(x, n), false};
+    if (!follows(x)) k.table = any_tensor{workspace_of<float>(x, n), false};
     int64_t pair_packs = ceil_div(k.half, VECTOR);
     int64_t items = pair_packs + ceil_div(k.width - 2 * k.half, VECTOR);
-    make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
+    if (k.table.data)
+        make_angles<<<pack_grid(table_length(n) / 2), PACK_THREADS, 0, stream_of(x)>>>(k);
     with_flag(are_whole(k.width, k.x, k.y) && k.half % VECTOR == 0, [&](auto whole) {
-        rotate_rows<decltype(whole)::value>
-            <<<pack_grid(k.rows * items), PACK_THREADS, 0, stream_of(x)>>>(k, pair_packs, items);
+        launch_following(follows(x), stream_of(x), dim3(pack_grid(k.rows * items)), PACK_THREADS, 0,
+                         k.table.data ? rotate_rows<decltype(whole)::value, true>
+                                      : rotate_rows<decltype(whole)::value, false>,
+                         k, pair_packs, items);
     });
     return launched(n);
 }

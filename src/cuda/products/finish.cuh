@@ -1,0 +1,97 @@
+/* What becomes of the sums of a product: bias, addend, the value before gelu, gelu or its slope, c. */
+#pragma once
+
+#include "cuda/functions.cuh"
+#include "cuda/products/gemm.cuh"
+
+typedef struct {
+    any_tensor c, bias, addend, pre; /* data NULL: not there */
+    int64_t ld, stride;              /* of c, addend and pre */
+    int64_t bias_stride;
+    bool gelu, gelu_back, accumulate;
+    bool by_fours; /* four columns from a multiple of four on can be read and written at once */
+    float alpha;
+} finishing;
+
+static inline bool has_fours(const cuda_gemm_matrix *x) {
+    return !x->data || (uintptr_t)x->data % (x->is_bf16 ? 8 : 16) == 0;
+}
+
+static inline finishing describe_finish(const cuda_gemm *p) {
+    finishing f = {};
+    f.c = any_tensor{p->c.data, p->c.is_bf16};
+    f.bias = any_tensor{p->bias.data, p->bias.is_bf16};
+    f.addend = any_tensor{p->addend.data, p->addend.is_bf16};
+    f.pre = any_tensor{p->pre.data, p->pre.is_bf16};
+    f.ld = p->c.ld;
+    f.stride = p->c.stride;
+    f.bias_stride = p->bias.stride;
+    f.gelu = p->gelu;
+    f.gelu_back = p->gelu_back;
+    f.accumulate = p->accumulate;
+    f.by_fours = p->n % 4 == 0 && p->c.ld % 4 == 0 && p->batch == 1 && has_fours(&p->c) &&
+                 has_fours(&p->bias) && has_fours(&p->addend) && has_fours(&p->pre);
+    f.alpha = p->alpha;
+    return f;
+}
+
+__device__ static inline void finish_value(const finishing &f, int64_t g, int64_t row,
+                                           int64_t column, float sum) {
+    int64_t at = g * f.stride + row * f.ld + column;
+    if (f.accumulate) sum += load_any(f.c, at);
+    if (f.bias.data) sum += load_any(f.bias, g * f.bias_stride + column);
+    if (f.addend.data) sum += load_any(f.addend, at);
+    if (f.gelu_back)
+        sum *= gelu_slope(load_any(f.pre, at));
+    else if (f.pre.data)
+        store_any(f.pre, at, sum);
+    store_any(f.c, at, f.gelu ? gelu_value(sum) : sum);
+}
+
+__device__ static inline float4 load_four(any_tensor t, int64_t i) {
+    if (!t.is_bf16) return *(const float4 *)((const float *)t.data + i);
+    uint2 v = *(const uint2 *)((const bf16 *)t.data + i);
+    return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                       __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+}
+
+__device__ static inline void store_four(any_tensor t, int64_t i, float4 v) {
+    if (t.is_bf16)
+        store_words((bf16 *)(void *)t.data + i, join_halves(v.x, v.y), join_halves(v.z, v.w));
+    else
+        *(float4 *)((float *)(void *)t.data + i) = v;
+}
+
+__device__ static inline float4 add_four(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* Four sums of a row, with the bits of finish_value: where they are not by_fours, up to column n. */
+__device__ static inline void finish_four(const finishing &f, int64_t row, int64_t column,
+                                          int64_t n, float4 sum) {
+    if (!f.by_fours || f.gelu_back) {
+        float each[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (column + i < n) finish_value(f, 0, row, column + i, each[i]);
+        return;
+    }
+    int64_t at = row * f.ld + column;
+    if (column >= n) return;
+    if (f.accumulate) sum = add_four(sum, load_four(f.c, at));
+    if (f.bias.data) sum = add_four(sum, load_four(f.bias, column));
+    if (f.addend.data) sum = add_four(sum, load_four(f.addend, at));
+    if (f.pre.data) store_four(f.pre, at, sum);
+    if (f.gelu)
+        sum =
+            make_float4(gelu_value(sum.x), gelu_value(sum.y), gelu_value(sum.z), gelu_value(sum.w));
+    store_four(f.c, at, sum);
+}
+
+/* For few_rows.cuh, i8_rows.cuh and slim.cuh. */
+struct finish_one {
+    finishing end;
+    __device__ void operator()(int64_t g, int64_t row, int64_t column, float sum) const {
+        finish_value(end, g, row, column, sum);
+    }
+};

@@ -1,0 +1,413 @@
+/* Products of few rows by TMA and wgmma (streamed.cuh).
+ *
+ * Floor: the bytes of b once. Its rows are the instruction's M, 64 to a warpgroup, and the rows of a its
+ * N: 16 to 256, the rest zeros. A block has 64 or 128 rows of b and a part of k; one thread asks TMA for
+ * 64 columns of b and of a at a time, into a ring of stages, and runs as far ahead as there is room: with
+ * up to 113 KB a block two are on a multiprocessor, one of them perhaps of the next product. b does
+ * not change in generation, so that it is asked for before the kernel ahead has ended.
+ *
+ * Where n is small, k is cut into up to eight parts, so that all multiprocessors have work. The blocks of
+ * the parts are a cluster: each leaves its sums in shared memory, and each adds a share of all, part after
+ * part, reading from the others. How k is cut follows from n and k alone, and within a part the sum goes
+ * from k to k: hence a row's bits.
+ *
+ * What TMA finds outside of a matrix is 0, so n, k and the number of rows need not be multiples of
+ * anything but what TMA asks for, rows of 16 bytes. */
+#include "cuda/products/streamed.cuh"
+
+#include "cuda/dependent_launch.cuh"
+#include "cuda/products/finish.cuh"
+#include "cuda/tensor/pipeline.cuh"
+#include "cuda/tensor/tma_map.cuh"
+
+enum {
+    DEPTH = 64,       /* columns in a stage: 128 bytes, a swizzled row */
+    GROUP_ROWS = 64,  /* of b, a warpgroup's */
+    MOST_PARTS = 8,   /* of k: a cluster's blocks */
+    PART_STAGES = 2,  /* of a part, at least */
+    ENOUGH = 180,     /* blocks of 64 rows that k is cut for */
+    ENOUGH_WIDE = 96, /* blocks of 128 rows, if they are to be that wide */
+    MOST_ROWS = 256,  /* of a in a block */
+    DESCRIBED = 0x3ffff
+};
+
+/* One of the products of a launch. */
+struct streamed_matrix {
+    CUtensorMap b, up; /* up: of a gated product */
+    finishing end, up_end;
+    any_tensor y;   /* of a gated product, else NULL */
+    int n;          /* rows of b */
+    int parts;      /* of k */
+    unsigned after; /* the launch's block behind its last */
+};
+
+struct streamed_problem {
+    CUtensorMap a;
+    streamed_matrix of[GEMM_TOGETHER];
+    int m, stages; /* rows; of DEPTH columns */
+    int cluster;
+    bool steady;
+};
+
+/* N rows of a, G warpgroups, that is 64 G rows of b. */
+template <int N, int G, int STAGES> struct streamed_shape {
+    static constexpr int WIDTH = G * GROUP_ROWS, THREADS = G * 128 + 32,
+                         B_BYTES = WIDTH * DEPTH * 2, STAGE = B_BYTES + N * DEPTH * 2,
+                         PITCH = WIDTH + 4, AT_BARRIERS = STAGES * STAGE,
+                         MEMORY = AT_BARRIERS + 16 * STAGES + 1024 /* the start is rounded up */;
+    static_assert(N * PITCH * 4 <= AT_BARRIERS, "sums lie where the stages were");
+    static_assert(N == MOST_ROWS || 2 * (MEMORY + 1024) <= 228 << 10, "two blocks at a time");
+};
+
+#ifndef USE_MMA_SYNC
+#define BLOCKS(n) ((n) == MOST_ROWS ? 1 : 2)
+
+/* A block's place: whose product, which rows of b, which stages of k. */
+struct streamed_place {
+    int of, column, part, first, stages;
+};
+
+template <int WIDTH>
+__device__ static inline streamed_place find_place(const streamed_problem &p, bool gated) {
+    streamed_place t = {};
+    while (blockIdx.x >= p.of[t.of].after)
+        t.of++;
+    const streamed_matrix &w = p.of[t.of];
+    int block = (int)(blockIdx.x - (t.of ? p.of[t.of - 1].after : 0));
+    t.part = block % w.parts;
+    t.column = block / w.parts * (gated ? WIDTH / 2 : WIDTH);
+    t.first = p.stages * t.part / w.parts;
+    t.stages = t.column < w.n ? p.stages * (t.part + 1) / w.parts - t.first : 0;
+    return t;
+}
+
+template <int N, int G, int STAGES>
+__device__ static inline void produce_stages(const streamed_problem &p, const streamed_place &t,
+                                             uint32_t memory) {
+    using shape = streamed_shape<N, G, STAGES>;
+    const streamed_matrix &w = p.of[t.of];
+    bool gated = w.y.data != NULL;
+    int row = (int)blockIdx.y * N, ready = min(t.stages, STAGES);
+    auto load_b = [&](int i) {
+        uint32_t full = memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES);
+        uint32_t to = memory + (uint32_t)(i % STAGES * shape::STAGE);
+        int k = (t.first + i) * DEPTH;
+        arrive_expect_tx(full, shape::STAGE);
+#pragma unroll
+        for (int g = 0; g < G; g++)
+            tma_load_2d(to + (uint32_t)(g * GROUP_ROWS * DEPTH * 2), gated && g ? &w.up : &w.b, k,
+                        t.column + (gated ? 0 : g * GROUP_ROWS), full);
+    };
+    auto load_a = [&](int i) {
+        tma_load_2d(memory + (uint32_t)(i % STAGES * shape::STAGE + shape::B_BYTES), &p.a,
+                    (t.first + i) * DEPTH, row,
+                    memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES));
+    };
+    if (!p.steady) wait_for_primary();
+    for (int i = 0; i < ready; i++)
+        load_b(i);
+    if (p.steady) wait_for_primary();
+    for (int i = 0; i < ready; i++)
+        load_a(i);
+    for (int i = ready; i < t.stages; i++) {
+        wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(STAGES + i % STAGES),
+                   (uint32_t)(i / STAGES) + 1);
+        load_b(i);
+        load_a(i);
+    }
+}
+
+/* Starts the products of stage i: the warpgroup's 64 rows of b by all of a. SET: c begins with them. */
+template <int N, int G, int STAGES, bool SET>
+__device__ static inline void multiply_stage(uint32_t memory, int i, float (&c)[N / 8][4]) {
+    using shape = streamed_shape<N, G, STAGES>;
+    uint32_t stage = (memory + (uint32_t)(i % STAGES * shape::STAGE)) & DESCRIBED;
+    uint64_t left =
+        describe_tile<GROUP_ROWS, DEPTH>(stage + threadIdx.x / 128 * (GROUP_ROWS * DEPTH * 2));
+    uint64_t right = describe_tile<N, DEPTH>(stage + shape::B_BYTES);
+    wait_phase(memory + shape::AT_BARRIERS + 8 * (uint32_t)(i % STAGES), (uint32_t)(i / STAGES));
+    begin_products();
+    wgmma<N>::template tiles<!SET, false>(c, left, right);
+#pragma unroll
+    for (int k = 1; k < DEPTH / 16; k++)
+        wgmma<N>::template tiles<true, false>(c, move_on(left, (uint32_t)k * 32),
+                                              move_on(right, (uint32_t)k * 32));
+    end_products();
+}
+
+/* All of them, one or more. A stage is given back when its products are done, one stage later. */
+template <int N, int G, int STAGES>
+__device__ static inline void multiply_stages(const streamed_place &t, uint32_t memory,
+                                              float (&c)[N / 8][4]) {
+    uint32_t empty = memory + streamed_shape<N, G, STAGES>::AT_BARRIERS + 8 * STAGES;
+    multiply_stage<N, G, STAGES, true>(memory, 0, c);
+    for (int i = 1; i < t.stages; i++) {
+        multiply_stage<N, G, STAGES, false>(memory, i, c);
+        wait_products<1>();
+        if (threadIdx.x % 32 == 0) arrive(empty + 8 * (uint32_t)((i - 1) % STAGES));
+    }
+    wait_products<0>();
+    settle(c);
+}
+
+/* Sums to shared memory, [N, PITCH]: no two lanes of a store meet in a bank. */
+template <int N, int PITCH>
+__device__ static inline void leave_sums(const float (&c)[N / 8][4], float *sums) {
+    int lane = threadIdx.x % 32, column = (int)threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            sums[(8 * n + lane % 4 * 2 + e % 2) * PITCH + column + e / 2 * 8] = c[n][e];
+}
+
+/* Four numbers of the block `rank` of the cluster, at the address that they have here. */
+__device__ static inline float4 load_from(uint32_t at, uint32_t rank) {
+    float4 v;
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+                 "}\n"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return v;
+}
+
+/* Part after part; all are under way before the first is added. */
+__device__ static inline float4 add_parts(uint32_t at, uint32_t rank, int parts, float alpha) {
+    float4 part[MOST_PARTS];
+#pragma unroll
+    for (int i = 0; i < MOST_PARTS; i++)
+        if (i < parts) part[i] = load_from(at, rank + (uint32_t)i);
+    float4 sum = part[0];
+#pragma unroll
+    for (int i = 1; i < MOST_PARTS; i++)
+        if (i < parts) sum = add_four(sum, part[i]);
+    return make_float4(alpha * sum.x, alpha * sum.y, alpha * sum.z, alpha * sum.w);
+}
+
+__device__ static inline float silu_mul(float gate, float up) {
+    gate = to_float(from_float<bf16>(gate));
+    return gate * sigmoid(gate) * to_float(from_float<bf16>(up));
+}
+
+/* The block's share of the rows of a and the columns of its tile. */
+template <int N, int G, int STAGES>
+__device__ static inline void finish_share(const streamed_problem &p, const streamed_place &t,
+                                           uint32_t sums) {
+    using shape = streamed_shape<N, G, STAGES>;
+    const streamed_matrix &w = p.of[t.of];
+    bool gated = w.y.data != NULL;
+    constexpr int THREADS = G * 128;
+    int row = (int)blockIdx.y * N, rows = min(N, p.m - row);
+    int fours = gated ? shape::WIDTH / 8 : shape::WIDTH / 4, parts = w.parts;
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    rank -= (uint32_t)t.part;
+    for (int e = t.part * THREADS + (int)threadIdx.x; e < rows * fours; e += parts * THREADS) {
+        int r = gated ? e / (shape::WIDTH / 8) : e / (shape::WIDTH / 4);
+        int column = (e - r * fours) * 4;
+        uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
+        float4 v = add_parts(at, rank, parts, w.end.alpha);
+        column += t.column;
+        if (!gated) {
+            finish_four(w.end, row + r, column, w.n, v);
+            continue;
+        }
+        float4 u = add_parts(at + GROUP_ROWS * 4, rank, parts, w.up_end.alpha);
+        if (w.end.c.data) finish_four(w.end, row + r, column, w.n, v);
+        if (w.up_end.c.data) finish_four(w.up_end, row + r, column, w.n, u);
+        float y[4] = {silu_mul(v.x, u.x), silu_mul(v.y, u.y), silu_mul(v.z, u.z),
+                      silu_mul(v.w, u.w)};
+        int64_t to = (row + r) * w.end.ld + column;
+        if (w.end.by_fours && column < w.n)
+            store_four(w.y, to, make_float4(y[0], y[1], y[2], y[3]));
+        else
+            for (int i = 0; i < 4 && column + i < w.n; i++)
+                store_any(w.y, to + i, y[i]);
+    }
+}
+
+__device__ static inline void sync_blocks() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+#define LAUNCH_THREADS(n, g, stages) streamed_shape<n, g, stages>::THREADS
+#else
+#define LAUNCH_THREADS(n, g, stages) 32
+#define BLOCKS(n) 1
+#endif
+
+template <int N, int G, int STAGES>
+static __global__ void __launch_bounds__(LAUNCH_THREADS(N, G, STAGES), BLOCKS(N))
+    multiply_streamed(const __grid_constant__ streamed_problem p) {
+#ifndef USE_MMA_SYNC
+    using shape = streamed_shape<N, G, STAGES>;
+    extern __shared__ char raw[];
+    uint32_t raw_at = shared_address(raw), memory = (raw_at + 1023) / 1024 * 1024;
+    trigger_dependents(); /* the next product may ask for its own */
+    streamed_place t = find_place<shape::WIDTH>(p, p.of[0].y.data != NULL);
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < STAGES; i++) {
+            init_barrier(memory + shape::AT_BARRIERS + 8 * i, 1);
+            init_barrier(memory + shape::AT_BARRIERS + 8 * (STAGES + i), 4 * G);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x >= G * 128) {
+        if (threadIdx.x == G * 128) produce_stages<N, G, STAGES>(p, t, memory);
+        __syncwarp();
+    } else if (t.stages > 0) {
+        float c[N / 8][4];
+        multiply_stages<N, G, STAGES>(t, memory, c);
+        /* The other warpgroup may still read what the sums are written over. */
+        asm volatile("bar.sync 1, %0;" ::"n"(G * 128) : "memory");
+        leave_sums<N, shape::PITCH>(c, (float *)(raw + (memory - raw_at)));
+    }
+    /* Every thread, so that this kernel ends no sooner than the one ahead. */
+    wait_for_primary();
+    if (p.cluster > 1)
+        sync_blocks();
+    else
+        __syncthreads();
+    if (threadIdx.x < G * 128) finish_share<N, G, STAGES>(p, t, memory);
+    __syncwarp();
+    if (p.cluster > 1) sync_blocks(); /* nobody reads here any more */
+#endif
+}
+
+bool streamed_fits(const cuda_gemm *p) {
+    auto suits = [](const cuda_gemm_matrix &x) { return x.is_bf16 && !x.is_i8 && x.ld % 8 == 0; };
+    return weft_cuda_device()->wgmma && p->tb && !p->ta && p->batch == 1 && p->k % 8 == 0 &&
+           suits(p->a) && suits(p->b) && p->n < INT32_MAX / 2;
+}
+
+bool streamed_can(const cuda_gemm *p) {
+    return streamed_fits(p) && (uintptr_t)p->a.data % 16 == 0 && (uintptr_t)p->b.data % 16 == 0;
+}
+
+static int count_stages(const cuda_gemm *p) {
+    return (int)ceil_div(p->k, DEPTH);
+}
+
+/* By n and k alone. */
+static int count_parts(const cuda_gemm *p) {
+    int parts = 1;
+    while (parts < MOST_PARTS && ceil_div(p->n, GROUP_ROWS) * parts < ENOUGH &&
+           count_stages(p) >= 2 * parts * PART_STAGES)
+        parts *= 2;
+    return parts;
+}
+
+template <int N, int G, int STAGES>
+static void launch_shape(cudaStream_t stream, const streamed_problem &p, bool follows) {
+    using shape = streamed_shape<N, G, STAGES>;
+    static cudaError_t allowed =
+        cudaFuncSetAttribute(multiply_streamed<N, G, STAGES>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, shape::MEMORY);
+    cudaLaunchAttribute how[2] = {};
+    int hows = 0;
+    if (p.cluster > 1) {
+        how[hows].id = cudaLaunchAttributeClusterDimension;
+        how[hows].val.clusterDim.x = (unsigned)p.cluster;
+        how[hows].val.clusterDim.y = how[hows].val.clusterDim.z = 1;
+        hows++;
+    }
+    if (follows) {
+        how[hows].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        how[hows++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    unsigned blocks = 0;
+    for (int i = 0; i < GEMM_TOGETHER; i++)
+        blocks = p.of[i].after > blocks ? p.of[i].after : blocks;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(blocks, (unsigned)ceil_div(p.m, N));
+    config.blockDim = dim3(shape::THREADS);
+    config.dynamicSmemBytes = shape::MEMORY;
+    config.stream = stream;
+    config.attrs = how;
+    config.numAttrs = (unsigned)hows;
+    if (allowed == cudaSuccess) cudaLaunchKernelEx(&config, multiply_streamed<N, G, STAGES>, p);
+}
+
+template <int G> static void launch_wide(cudaStream_t stream, streamed_problem &p, bool follows) {
+    if (p.m <= 16)
+        launch_shape<16, G, G == 1 ? 11 : 6>(stream, p, follows);
+    else if (p.m <= 32)
+        launch_shape<32, G, G == 1 ? 9 : 5>(stream, p, follows);
+    else if (p.m <= 64)
+        launch_shape<64, G, G == 1 ? 6 : 4>(stream, p, follows);
+    else if (p.m <= 128)
+        launch_shape<128, G, G == 1 ? 4 : 3>(stream, p, follows);
+    else
+        launch_shape<MOST_ROWS, G, 4>(stream, p, follows);
+}
+
+static int rows_of(int64_t m) {
+    int rows = 16;
+    while (rows < m && rows < MOST_ROWS)
+        rows *= 2;
+    return rows;
+}
+
+/* The products' blocks: whole clusters. */
+static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_problem &k,
+                       bool gated) {
+    int64_t wide = 0;
+    k.m = (int)p->m;
+    k.stages = count_stages(p);
+    k.steady = p->steady;
+    k.cluster = 1;
+    for (int i = 0; i < n; i++) {
+        k.of[i].n = (int)p[i].n;
+        k.of[i].parts = count_parts(&p[i]);
+        k.cluster = k.of[i].parts > k.cluster ? k.of[i].parts : k.cluster;
+        wide += ceil_div(p[i].n, 2 * GROUP_ROWS) * k.of[i].parts;
+    }
+    int groups = gated || wide >= ENOUGH_WIDE || p->m > MOST_ROWS / 2 ? 2 : 1;
+    int width = gated ? GROUP_ROWS : groups * GROUP_ROWS;
+    for (int i = 0; i < n; i++) {
+        int64_t blocks = ceil_div(p[i].n, width) * k.of[i].parts;
+        k.of[i].after =
+            (unsigned)(ceil_div(blocks, k.cluster) * k.cluster) + (i ? k.of[i - 1].after : 0);
+    }
+    if (groups == 2)
+        launch_wide<2>(stream, k, p->follows);
+    else
+        launch_wide<1>(stream, k, p->follows);
+}
+
+/* The driver makes maps of all that streamed_can takes. */
+static void describe_b(const cuda_gemm *p, CUtensorMap *map) {
+    make_matrix_map(map, (const bf16 *)p->b.data, p->n, p->k, p->b.ld, GROUP_ROWS, DEPTH);
+}
+
+static void describe_a(const cuda_gemm *p, CUtensorMap *map) {
+    make_matrix_map(map, (const bf16 *)p->a.data, p->m, p->k, p->a.ld, rows_of(p->m), DEPTH);
+}
+
+void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n) {
+    streamed_problem k = {};
+    describe_a(p, &k.a);
+    for (int i = 0; i < n; i++) {
+        describe_b(&p[i], &k.of[i].b);
+        k.of[i].end = describe_finish(&p[i]);
+    }
+    launch_all(stream, p, n, k, false);
+}
+
+void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
+                           any_tensor y) {
+    streamed_problem k = {};
+    describe_a(gate, &k.a);
+    describe_b(gate, &k.of[0].b);
+    describe_b(up, &k.of[0].up);
+    k.of[0].end = describe_finish(gate);
+    k.of[0].up_end = describe_finish(up);
+    k.of[0].y = y;
+    launch_all(stream, gate, 1, k, true);
+}

@@ -1,0 +1,20 @@
+/* Products of few rows whose weights stream through shared memory (streamed.cu): what generation runs on
+ * Hopper. c = a bᵀ with b [n, k], both bf16; a row's bits do not depend on the other rows or on how many
+ * there are. */
+#pragma once
+
+#include "cuda/products/gemm.cuh"
+
+/* Whether a product can be, by types, sizes and strides, not by the number of rows; and whether it begins
+ * where TMA can read it, as every tensor does. */
+bool streamed_fits(const cuda_gemm *p);
+bool streamed_can(const cuda_gemm *p);
+
+/* Products of the same a in one launch, at most GEMM_TOGETHER, none needing what another makes. An error is
+ * cudaGetLastError's. */
+void streamed_launch(cudaStream_t stream, const cuda_gemm *p, int n);
+
+/* c = silu(gate) · up, of the products of one a with two matrices of the same size. Both are rounded to
+ * bf16 first; `gate` and `up` have c where that is to be written, or NULL. */
+void streamed_launch_gated(cudaStream_t stream, const cuda_gemm *gate, const cuda_gemm *up,
+                           any_tensor y);
