@@ -3,9 +3,9 @@
  *
  * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2,
  * Phi-3, and DeepSeek-V3 without experts).
- * hf_config.c reads their config, hf_config_write.c writes it; hf_weights.c has the one list of which tensor is which,
- * and reads and writes the files by it. What a folder asks for and weft does
- * not compute is refused by its key: a model is read whole or not at all. */
+ * hf_config.c reads their config, hf_config_write.c writes it; hf_pieces.c has the one list of which tensor is
+ * which, and hf_weights.c reads and writes the files by it. What a folder asks for and weft does not compute is
+ * refused by its key: a model is read whole or not at all. */
 #pragma once
 
 #include "data/tokenizer.h"

@@ -35,7 +35,7 @@ static int choose_like(const weft_config *c) {
 }
 
 /* DeepSeek's form of MLA. Its latent is always normed: where ours is not, the weights are written so that its
- * norm changes nothing, which takes the usual epsilon (hf_weights.c). */
+ * norm changes nothing, which takes the usual epsilon (hf_pieces.c). */
 static bool is_deepseek(const weft_config *c) {
     bool usual = !(c->norm_eps > 0) || c->norm_eps == 1e-6;
     return c->ra_mla_rope_dim && c->ra_mla_joint_kv && c->ra_mla_latent_heads == 1 &&
