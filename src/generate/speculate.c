@@ -13,7 +13,7 @@
  * How much is drafted follows from how much was right. With a share p of right ones, L tokens are expected to
  * give 1 + p + ... + p^L; each costs a row, which on a CPU is taken for a third of a step of one row and on a
  * GPU for a thirty-second, and what the draft model reads beside the model. Of 0, 1, 3, 7 and 15 tokens (rows
- * are run in powers of two) what promises most for its time is drafted. p is 0.7 at first and moves by an
+ * are run in powers of two) what promises most for its time is drafted. p is 0.5 at first and moves by an
  * eighth with each token that is seen to be right or wrong; where nothing pays, one is tried in each sixteenth
  * step. */
 #include "base/scope.h"
@@ -28,7 +28,7 @@ enum {
     MATCH_LEAST = 2, /* tokens that have been there before */
     MATCH_MOST = 32
 };
-static const double SHARE_FIRST = 0.7, SHARE_STEP = 0.125;
+static const double SHARE_FIRST = 0.5, SHARE_STEP = 0.125;
 static const double ROW_COST_CPU = 1.0 / 3, ROW_COST_GPU = 1.0 / 32;
 
 struct draft_model {

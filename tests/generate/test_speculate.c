@@ -258,7 +258,7 @@ static void test_long_prompts_are_drafted_for(void **state) {
             check(&f, weft_generator_step(g));
         take(g, id, texts + i);
         weft_generator_count(g, &stats);
-        assert_true(stats.accepted_tokens >= 10 * i);
+        assert_true(stats.accepted_tokens >= i);
         weft_generator_close(g);
     }
     assert_memory_equal(texts, texts + 1, sizeof *texts);
@@ -299,10 +299,10 @@ static void test_a_stopped_text_goes_on_behind_what_was_taken(void **state) {
         for (int stop = 1; stop <= 30; stop++) {
             fixture f;
             made_text want[2], got[2];
-            open_wide(&f, names[i], CONTEXT, 0, true);
+            open_models(&f, names[i], CONTEXT, 0);
             weft_generator_limits limits = {.sequences = 1, .no_sharing = stop % 2};
             converse(&f, &limits, stop, want);
-            limits.draft = f.draft;
+            limits.ngram = true;
             converse(&f, &limits, stop, got);
             if (memcmp(want, got, sizeof want) != 0)
                 fail_msg("%s, stopped after %d tokens, goes on in another way", names[i], stop);
@@ -325,7 +325,7 @@ static int draft_length(double p, double reads) {
 /* The steps, and what is drafted, of a text of which every draft is right, or none. */
 static int count_steps(int tokens, double reads, bool right, int *drafted) {
     int steps = 1, made = 1, rest = 0; /* the prompt's step makes the first token */
-    double p = 0.7;
+    double p = 0.5;
     *drafted = 0;
     for (; made < tokens; steps++) {
         int n = draft_length(p, reads);
