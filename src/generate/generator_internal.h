@@ -88,7 +88,7 @@ struct weft_generator {
     batch prompts;  /* read in pieces; n = 0: none */
     double
         credit;  /* seconds that prompts may take in this step; below 0: that they took too long */
-    bool oldest; /* whose prompt is read next; false: the shortest */
+    bool oldest; /* whose prompt was read last; false: a short one's */
     weft_generator_stats stats;
 };
 

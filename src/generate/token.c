@@ -220,24 +220,26 @@ static int64_t prompt_left(const sequence *s) {
     return s->state == SEQUENCE_RUNNING && !generator_wants_token(s) ? known_rows(s) : 0;
 }
 
-/* Where prompts are read in pieces: every other time the one of which the least is left, alone, so that it
- * does not wait for the end of a long one. NULL: the oldest, and who fits beside them. */
-static const sequence *find_shortest(weft_generator *g) {
-    const sequence *s = NULL;
+/* How much may be left of a prompt that is read now. Where prompts are read in pieces, every other time only
+ * those without a whole block or, where there are none, the shortest, so that they do not wait for the end of
+ * a long one. */
+static int64_t longest_now(weft_generator *g) {
+    int64_t least = INT64_MAX;
     g->oldest = !g->oldest || g->limits.prompt_share == 0;
-    for (int64_t i = 0; !g->oldest && i < g->n_list; i++)
-        if (prompt_left(g->list[i]) && (!s || prompt_left(g->list[i]) < prompt_left(s)))
-            s = g->list[i];
-    return s;
+    for (int64_t i = 0; !g->oldest && i < g->n_list; i++) {
+        int64_t left = prompt_left(g->list[i]);
+        if (left && left < least) least = left;
+    }
+    return least < WEFT_DECODER_BLOCK ? WEFT_DECODER_BLOCK - 1 : least;
 }
 
 /* A block of the oldest prompt that has one, or rows of as many prompts as fit. */
 static void gather_prompts(weft_generator *g, batch *b) {
-    const sequence *only = find_shortest(g);
+    int64_t longest = longest_now(g);
     for (int64_t i = 0; i < g->n_list && b->n < g->rows; i++) {
         sequence *s = g->list[i];
         int64_t left = prompt_left(s);
-        if (!left || (only && s != only)) continue;
+        if (!left || left > longest) continue;
         bool block = s->n_computed + WEFT_DECODER_BLOCK <= generator_block_end(s);
         if (block && b->n > 0) break;
         int64_t rows = block ? WEFT_DECODER_BLOCK : g->rows - b->n;

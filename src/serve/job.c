@@ -54,6 +54,19 @@ weft_job *weft_job_create(weft_request *request, int64_t n_prompts) {
     return j;
 }
 
+bool weft_job_check(const weft_job *j, weft_refusal *why) {
+    const weft_sampling *s = &j->request.sampling;
+    int64_t numbers = 0;
+    for (int64_t i = 0; s->prompt_logprobs && i < j->n_prompts; i++)
+        numbers += j->prompts[i].count * j->request.n * (1 + s->top_logprobs);
+    if (numbers <= WEFT_JOB_TOLD) return true;
+    return weft_refuse(
+        why, 400, NULL, "echo",
+        "'echo' with 'logprobs' would tell %lld numbers of the prompts, more than %d; "
+        "send fewer prompts at once, or ask for fewer texts or alternatives",
+        (long long)numbers, (int)WEFT_JOB_TOLD);
+}
+
 void weft_job_hold(weft_job *j) {
     atomic_fetch_add(&j->owners, 1);
 }

@@ -61,6 +61,10 @@ struct weft_job {
 /* A job for a request, which it takes over, whatever comes back. Its prompts' tokens are to be put
  * into `prompts` [n_prompts]. NULL: no memory. */
 weft_job *weft_job_create(weft_request *request, int64_t n_prompts);
+/* With its prompts: an answer that tells of their tokens is as large as they are, for each text and alternative, so
+ * it has so many numbers at most. False: *why says so. */
+enum { WEFT_JOB_TOLD = 1 << 20 };
+bool weft_job_check(const weft_job *j, weft_refusal *why);
 /* One owner more, one less. */
 void weft_job_hold(weft_job *j);
 void weft_job_release(weft_job *j);

@@ -334,7 +334,7 @@ static bool start_job(exchange *x) {
     x->job->submitted = x->start;
     x->job->wake = wake;
     x->job->context = x->mhd;
-    if (!encode_prompts(x)) return false;
+    if (!encode_prompts(x) || !weft_job_check(x->job, &x->refusal)) return false;
     x->answer = weft_answer_open(x->job, x->model->is.tokenizer, x->model->is.name);
     if (!x->answer) return weft_refuse(&x->refusal, 503, NULL, NULL, "no memory; try again later");
     if (!weft_worker_submit(x->model->worker, x->job, &x->refusal, &x->retry_after)) return false;

@@ -208,6 +208,21 @@ static void test_a_prompt_is_told_whole(void **state) {
     weft_tokenizer_close(t);
 }
 
+/* Two prompts of 250 tokens, 128 texts of each, and 20 alternatives for each token. */
+static void test_an_answer_is_not_larger_than_memory(void **state) {
+    (void)state;
+    char body[700];
+    snprintf(body, sizeof body,
+             "{\"prompt\":[\"%0250d\",\"%0250d\"],\"n\":128,\"logprobs\":20,"
+             "\"echo\":true,\"max_tokens\":0}",
+             1, 2);
+    json_t *error = http_json(shared.port, "/v1/completions", body, 400);
+    const char *message =
+        json_string_value(json_object_get(json_object_get(error, "error"), "message"));
+    assert_non_null(strstr(message, "1344000 numbers"));
+    json_decref(error);
+}
+
 /* A prompt as long as the context has room for none; the token that ends a text stands in the lists, so that
  * a client that leaves the last one out leaves out none of the prompt. */
 static void test_the_ends_of_context_and_text(void **state) {
@@ -251,6 +266,7 @@ int main(void) {
         cmocka_unit_test(test_a_text_that_was_made_is_told_again),
         cmocka_unit_test(test_streams_have_the_prompts_log_probabilities),
         cmocka_unit_test(test_a_prompt_is_told_whole),
+        cmocka_unit_test(test_an_answer_is_not_larger_than_memory),
         cmocka_unit_test(test_the_ends_of_context_and_text),
     };
     return cmocka_run_group_tests(tests, start_shared, stop_shared);
