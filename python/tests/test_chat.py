@@ -62,6 +62,10 @@ TEMPLATES = {
               "{{ '<|system|>\n' + message['content'] + eos_token }}\n{% elif message['role'] == 'assistant' %}\n"
               "{{ '<|assistant|>\n' + message['content'] + eos_token }}\n{% endif %}\n{% if loop.last and add_generation_prompt %}\n"
               "{{ '<|assistant|>' }}\n{% endif %}\n{% endfor %}",
+    "deepseek-r1": "{{ bos_token }}{% for message in messages %}{% set content = message['content'] %}{% if message['role'] == "
+                   "'user' %}{{ '<|user|>' + content }}{% elif message['role'] == 'assistant' %}{% if '</think>' in content %}"
+                   "{% set content = content.split('</think>')[-1] %}{% endif %}{{ '<|assistant|>' + content + eos_token }}"
+                   "{% else %}{{ content }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}",
     "deepseek": "{{ bos_token }}" + TURNS + "{{ 'User: ' + message['content'] + '\n\n' }}{% elif message['role'] == 'assistant' %}"
                 "{{ 'Assistant: ' + message['content'] + eos_token }}{% elif message['role'] == 'system' %}"
                 "{{ message['content'] + '\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
@@ -75,6 +79,7 @@ SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", 
 TALKS = [
     [("user", "Hello there")],
     [("user", " What is <s> in the text?\n"), ("assistant", "\nA token. "), ("user", "and then")],
+    [("user", "Why?"), ("assistant", "<think>\nhm\n</think>\n\nYes."), ("user", "and then")],
     [("system", " Be brief. "), ("user", "one"), ("assistant", "two"), ("user", "three ")],
 ]
 

@@ -16,10 +16,16 @@ typedef enum { PIECE_TEXT, PIECE_ROLE, PIECE_CONTENT, PIECE_SPECIAL } piece_kind
 
 typedef struct {
     piece_kind kind;
-    size_t from, bytes;  /* of text */
-    int32_t token;       /* a special one */
-    bool lstrip, rstrip; /* of content: blanks before it, and behind it, are left out */
+    size_t from, bytes; /* of text */
+    int32_t token;      /* a special one */
+    unsigned filters;   /* of content: bits by their names */
 } piece;
+
+/* What is left out of a content: blanks around it, before it, behind it; what comes before the end of its reasoning;
+ * that, and the line ends behind it; line ends before it. */
+enum { TRIM, LSTRIP, RSTRIP, CUT, THINK, LINES, FILTERS };
+static const char *const filter_names[FILTERS] = {"trim", "lstrip", "rstrip",
+                                                  "cut",  "think",  "lines"};
 
 /* The parts of a template that has a form for each role, as they are named in it. */
 typedef enum { BEGIN, DEFAULT, SYSTEM, FIRST, USER, ASSISTANT, ANSWER, FORMS } form_name;
@@ -83,21 +89,28 @@ static int find_word(const char *at, const char *const *words, int n) {
     return -1;
 }
 
+/* The length of {content}, with its filters, where that stands here; 0: it does not. */
+static size_t read_content(const char *at, piece *out) {
+    size_t n = strlen("{content");
+    *out = (piece){.kind = PIECE_CONTENT};
+    if (strncmp(at, "{content", n) != 0) return 0;
+    while (at[n] == '|') {
+        int filter = find_word(at + n + 1, filter_names, FILTERS);
+        if (filter < 0) return 0;
+        out->filters |= 1U << filter;
+        n += 1 + strlen(filter_names[filter]);
+    }
+    return at[n] == '}' ? n + 1 : 0;
+}
+
 static weft_status cut_pieces(weft_template *m) {
-    enum { WORDS = 5 };
-    static const char *const words[WORDS] = {"{role}", "{content}", "{content|trim}",
-                                             "{content|lstrip}", "{content|rstrip}"};
-    static const piece pieces[WORDS] = {{.kind = PIECE_ROLE},
-                                        {.kind = PIECE_CONTENT},
-                                        {.kind = PIECE_CONTENT, .lstrip = true, .rstrip = true},
-                                        {.kind = PIECE_CONTENT, .lstrip = true},
-                                        {.kind = PIECE_CONTENT, .rstrip = true}};
+    static const char role[] = "{role}";
     form *f = &m->forms[USER];
     m->by_role = strncmp(m->text, marks[BEGIN], strlen(marks[BEGIN])) == 0;
     *f = (form){.given = true, .content = -1};
     for (size_t at = 0; m->text[at];) {
-        size_t length;
-        int word = find_word(m->text + at, words, WORDS);
+        size_t length, whole;
+        piece content;
         int mark = m->by_role ? find_word(m->text + at, marks, FORMS) : -1;
         int32_t token = find_special(m->tokenizer, m->text + at, &length);
         if (mark >= 0) {
@@ -107,14 +120,17 @@ static weft_status cut_pieces(weft_template *m) {
             continue;
         }
         if (token >= 0) {
-            WEFT_TRY(add_piece(m, (piece){PIECE_SPECIAL, at, length, token, false, false}));
-        } else if (word >= 0) {
-            if (word > 0 && f->content >= 0)
+            WEFT_TRY(add_piece(m, (piece){PIECE_SPECIAL, at, length, token, 0}));
+        } else if (strncmp(m->text + at, role, sizeof role - 1) == 0) {
+            length = sizeof role - 1;
+            WEFT_TRY(add_piece(m, (piece){.kind = PIECE_ROLE}));
+        } else if ((whole = read_content(m->text + at, &content)) > 0) {
+            if (f->content >= 0)
                 return weft_fail(WEFT_EINPUT,
                                  "CONFIG_CHAT_TEMPLATE must have {content} once, not twice");
-            if (word > 0) f->content = m->n;
-            length = strlen(words[word]);
-            WEFT_TRY(add_piece(m, pieces[word]));
+            f->content = m->n;
+            length = whole;
+            WEFT_TRY(add_piece(m, content));
         } else {
             length = 1;
             WEFT_TRY(add_letter(m, at, f->first));
@@ -234,13 +250,21 @@ static bool is_blank(char letter) {
     return letter && strchr(" \t\n\r\f\v", letter);
 }
 
-static weft_status put_content(prompt *p, const piece *part, const weft_message *message) {
-    size_t from = 0, end = message->bytes;
-    while (part->lstrip && from < end && is_blank(message->content[from]))
-        from++;
-    while (part->rstrip && from < end && is_blank(message->content[end - 1]))
+static weft_status put_content(prompt *p, unsigned filters, const weft_message *message) {
+    static const char thought[] = "</think>";
+    const char *text = message->content, *end = text + message->bytes, *found = NULL;
+    bool cuts = filters & (1U << CUT | 1U << THINK);
+    while (cuts && text < end &&
+           (found = memmem(text, (size_t)(end - text), thought, strlen(thought))))
+        text = found + strlen(thought);
+    bool cut = text > message->content;
+    while (((cut && filters & 1U << THINK) || filters & 1U << LINES) && text < end && *text == '\n')
+        text++;
+    while (filters & (1U << TRIM | 1U << LSTRIP) && text < end && is_blank(*text))
+        text++;
+    while (filters & (1U << TRIM | 1U << RSTRIP) && text < end && is_blank(end[-1]))
         end--;
-    return put_text(p, message->content + from, end - from);
+    return put_text(p, text, (size_t)(end - text));
 }
 
 static weft_status put_form(const weft_template *m, prompt *p, const form *f,
@@ -252,7 +276,7 @@ static weft_status put_form(const weft_template *m, prompt *p, const form *f,
         } else if (part->kind == PIECE_ROLE) {
             WEFT_TRY(put_text(p, message->role, strlen(message->role)));
         } else if (part->kind == PIECE_CONTENT) {
-            WEFT_TRY(put_content(p, part, message));
+            WEFT_TRY(put_content(p, part->filters, message));
         } else {
             WEFT_TRY(end_text(p));
             WEFT_TRY(put_tokens(p, &part->token, 1));

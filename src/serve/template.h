@@ -7,10 +7,12 @@
  *
  * Where roles are written differently, the template has a form for each, behind its name:
  * {begin}, what a conversation begins with; {default}, what stands where there is no system message;
- * {system}, {user} and {assistant}, messages, the first of which may be missing, as such messages then may;
+ * {system}, {user} and {assistant}, messages; without {system} such messages are refused;
  * {first}, the user's behind a system message, where it is another; and {answer}, what an answer begins behind.
- * {content|trim} is the content without blanks around it, {content|lstrip} and {content|rstrip} without those before and behind it. scripts/chat-template makes such a template of a
- * model's own.
+ * {content|trim} is the content without blanks around it, {content|lstrip} and {content|rstrip} without those before and
+ * behind it, {content|lines} without line ends before it; {content|cut} is what follows its last </think>, and
+ * {content|think} that without the line ends before it. Several are {content|cut|lines}.
+ * scripts/chat-template makes such a template of a model's own.
  *
  * A token that the tokenizer begins every text with comes first, unless there is a {begin}. Names of special tokens in
  * the template become these tokens; in what people wrote they are text like any other, so nobody can write what the

@@ -19,6 +19,8 @@ import sys
 FOLLOWED = {"docs/guide/add-an-attention.md", "docs/guide/add-an-operation.md", "docs/guide/add-an-option.md"}
 NOT_RUN = [
     ("docs/guide/huggingface.md", r"weft (convert|generate|tokenize|train) ", "convert/test_guide runs this page"),
+    ("docs/guide/huggingface.md", r"weft serve ", "needs a model's chat template; python/tests/test_chat.py serves with one"),
+    ("docs/guide/watching.md", r"scripts/export ", "needs wandb or trackio; scripts/test_export runs it"),
     ("docs/guide/huggingface.md", r"python3 \S*compare_transformers", "needs transformers; convert/test_convert runs it where that is"),
     ("docs/guide/extending.md", r"python3 \S*make_vectors", "needs the change that the page describes: follow.py makes it"),
     ("docs/guide/serving.md", r"curl ", "serve/test_clients runs it"),

@@ -243,6 +243,26 @@ static void test_roles_have_forms_of_their_own(void **state) {
                  "Q: hello\n\nA:", "\n");
 }
 
+/* What a template leaves out of contents: reasoning up to its last end, and what is before an answer. */
+static void test_contents_are_filtered(void **state) {
+    (void)state;
+    static const char *const cases[][3] = {{"think", "\na</think>b</think>\n\n c ", " c "},
+                                           {"think", "\nthe end", "\nthe end"},
+                                           {"cut", "a</think>\n c ", "\n c "},
+                                           {"cut|lines", "a</think>\n c ", " c "},
+                                           {"lines", "\n\n the", " the"},
+                                           {"think|trim", "a</think> \n c ", "c"},
+                                           {"trim", " \t\n ", ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char form[64], text[64], want[64];
+        snprintf(form, sizeof form, "[{content|%s}]", cases[i][0]);
+        snprintf(text, sizeof text, "%s", cases[i][1]);
+        snprintf(want, sizeof want, "[%s][", cases[i][2]);
+        const weft_message message = {"user", text, strlen(text)};
+        check_tokens(form, &message, 1, want, "]");
+    }
+}
+
 /* What a template has no form for is refused in words; and so is a template that makes no sense. */
 static void test_messages_without_a_form_are_refused(void **state) {
     (void)state;
@@ -383,6 +403,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_ignored_or_refused_is_in_the_guide),
         cmocka_unit_test(test_a_conversation_becomes_its_tokens),
         cmocka_unit_test(test_roles_have_forms_of_their_own),
+        cmocka_unit_test(test_contents_are_filtered),
         cmocka_unit_test(test_messages_without_a_form_are_refused),
         cmocka_unit_test(test_nobody_can_write_special_tokens),
         cmocka_unit_test(test_a_zero_is_a_letter_of_a_prompt),
