@@ -33,7 +33,8 @@ static const char *const known[] = {"demo",          "gpt2-ra-mla-full",
                                     "mix",           "long-context",
                                     "reciprocal",    "ra-mla",
                                     "mqar",          "induction",
-                                    "copying",       "compression"};
+                                    "copying",       "compression",
+                                    "write-ups-next"};
 
 static bool is_known(const char *name) {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
