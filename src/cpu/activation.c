@@ -1,7 +1,7 @@
 /* Activations on the CPU. */
 #include "ops/activation.h"
 
-#include "cpu/chunks.h"
+#include "cpu/gaussian_back.h"
 #include "ops/list.h"
 
 /* The kernel of an operation that does NAME_vector to each element: of so many inputs and outputs. */
@@ -57,8 +57,9 @@ VECTOR_FN(softplus_vector) {
     out[0] = vsoftplus(in[0]) + arg[0];
 }
 
+/* The slope is read off y, or off x where y has a floor in it. */
 VECTOR_FN(softplus_back_vector) {
-    out[0] = in[0] * vsigmoid(in[1]);
+    out[0] = in[0] * (arg[0] == 0 ? vslope(in[1]) : vsigmoid(in[1]));
 }
 
 /* f on the columns from attr's start on; the others are copied. `like` has their width. */

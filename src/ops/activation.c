@@ -76,7 +76,9 @@ static weft_status softplus_infer(weft_graph *g, weft_node *n) {
     return weft_infer_like_first(g, n);
 }
 
-DEFINE_GRAD(softplus, sizeof(weft_softplus_attr), n->in[0])
+/* Without a floor the slope follows from y, 1 − e^−y, and x is dead once y is made. */
+DEFINE_GRAD(softplus, sizeof(weft_softplus_attr),
+            ((const weft_softplus_attr *)n->attr)->floor == 0 ? n->out[0] : n->in[0])
 DEFINE_OP(softplus, .infer = softplus_infer, .grad = softplus_grad, .inplace = weft_over_first);
 DEFINE_OP(softplus_back, .infer = weft_infer_back, .inplace = weft_over_back);
 

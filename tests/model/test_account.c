@@ -59,6 +59,11 @@ static void test_numbers_kept_for_the_backward_pass(void **state) {
     const char *longer[] = {"ATTENTION=mla", "BATCH_SIZE=2", "CONTEXT=4096", NULL};
     double at_4096 = account_of(longer, 3).kept_per_token_layer;
     assert_true(at_4096 < step3 + 1 && at_4096 > step3 - 1);
+    const char *w2[] = {"ATTENTION=w2", "BATCH_SIZE=8", NULL};
+    const char *w2_short[] = {"ATTENTION=w2", "W2_SIGMA_DIM=16", "BATCH_SIZE=8", NULL};
+    double all = account_of(w2, -1).kept_per_token_layer;
+    double few = account_of(w2_short, -1).kept_per_token_layer;
+    assert_int_equal(all - few, 2 * 12 * (64 - 16)); /* of queries and keys */
 }
 
 /* A layer that is made again keeps what it reads, and costs one more pass forward. */

@@ -48,7 +48,8 @@ CUDA_ELEMENTS(sigmoid_mul_back, 3, 2, {
     out[1] = dy * a * (s * (1 - s));
 })
 
-/* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x). */
+/* softplus and its gradient: columns before `start` are copied. With dy: y = dy·σ(x), and without a floor
+ * x is what softplus made. */
 struct softplus_args {
     int64_t rows, width, start;
     float floor;
@@ -67,7 +68,8 @@ static __global__ void softplus_packs(softplus_args k) {
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
         if (back)
-            y[i] = column + i < k.start ? dy[i] : dy[i] * sigmoid(x[i]);
+            y[i] = column + i < k.start ? dy[i]
+                                        : dy[i] * (k.floor == 0 ? slope_at(x[i]) : sigmoid(x[i]));
         else
             y[i] = column + i < k.start ? x[i] : softplus(x[i]) + k.floor;
     }
