@@ -301,7 +301,7 @@ static void test_decode_says_what_drafts_are_worth(void **state) {
             double drafted = number(row, "drafted_tokens"), right = number(row, "accepted_tokens"),
                    steps = 4 * 63 - right; /* behind 32 tokens, without the prompt's own */
             assert_true(right <= drafted && (w == 0 || right == drafted));
-            assert_true(fabs(number(row, "tokens_per_step") - 4 * 63 / steps) < 1e-9);
+            assert_true(fabs(number(row, "tokens_per_step") - 4 * 63 / steps) < 1e-4);
             assert_true(fabs(number(row, "gain") * number(row, "plain_tokens_per_s") -
                              number(row, "tokens_per_s")) < 1e-3 * number(row, "tokens_per_s"));
         }
