@@ -176,7 +176,8 @@ def sigma(model, tokens, layer=None, axes=None):
         x = _normed(model, part, args[0])
         p = dict(zip(part.names, part.weights(model._shared())))
         rows.append(torch.stack([functional.softplus(
-            functional.linear(x, p[f"attn.{n}.weight"].double()).unflatten(-1, (heads, 2, -1))[..., 1, :]).mean((0, 1, 3)) for n in "qk"]))
+            functional.linear(x, p[f"attn.{n}.weight"].double()).unflatten(-1, (heads, -1))[..., x.shape[-1] // heads:]
+        ).mean((0, 1, 3)) for n in "qk"]))
     values = torch.stack(rows, 1)
     figure, some = _axes(axes, 2, 4.0)
     for axis, data, title in zip(some, values, ("σ of queries", "σ of keys")):
@@ -207,6 +208,8 @@ def routes(model, tokens, layer=0, axes=None):
     part = model.h[layer]
     if part.options.get("RA_MLA_MLP_CROSS_TOKEN") != "y":
         raise ValueError("weft.plot.routes: the model has none; RA_MLA_MLP_CROSS_TOKEN=y makes them")
+    if part.options.get("RA_MLA_MLP_ROUTE_AFTER_GATE") == "y":
+        raise ValueError("weft.plot.routes: routes after the gate are not drawn; `weft inspect --out FILE` shows them")
     weights = _weights(model, part, _layer_inputs(model, _tokens(model, tokens))[layer % len(model.h)])
     index, weight = top_routes(weights, int(part.options.get("RA_MLA_MLP_SPARSE_K", 8)),
                                part.options.get("RA_MLA_MLP_SPARSE_NORMALIZE", "y") == "y")

@@ -11,7 +11,7 @@ enum { WINDOWS_MOST = 4 };
 /* The mechanism that a tensor belongs to: its part of the plan, with the three of reciprocal.c apart. */
 static const char *mechanism_of(const weft_weight *w) {
     if (strcmp(w->part, "reciprocal") != 0) return w->part;
-    if (strstr(w->name, "ffn.gate_")) return "gate";
+    if (strstr(w->name, ".gate_")) return "gate";
     if (strstr(w->name, "ffn.cross_")) return "cross-token";
     return "latent coupling";
 }

@@ -81,8 +81,9 @@ static weft_status look_at_layer(inspector *p, int64_t layer, int64_t window,
     WEFT_TRY(weft_session_scores(s, layer, p->scores));
     WEFT_TRY(weft_look_gaussians(s, layer, p->scores, look, sums));
     weft_look_weights(c, p->scores, out->time, sums);
-    WEFT_TRY(weft_look_routes(c, p->scores, out->time, layer ? p->chosen[(layer - 1) % 2] : NULL,
-                              p->chosen[layer % 2], sums));
+    WEFT_TRY(weft_look_routes(s, layer, p->scores, out->time,
+                              layer ? p->chosen[(layer - 1) % 2] : NULL, p->chosen[layer % 2],
+                              sums));
     WEFT_TRY(weft_look_gates(s, layer, look, sums));
     WEFT_TRY(weft_look_latents(s, layer, look, sums));
     return weft_look_z(s, layer, window, out->windows, sums);

@@ -30,9 +30,9 @@ typedef struct {
 
 /* scores [H, T, T] become weights; adds them to the heads' sums. */
 void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_sums *sums);
-/* The routes of these weights: chosen [T, T] is set to 0 and 1; `before` is the layer's before, or
- * NULL. */
-weft_status weft_look_routes(const weft_config *c, const double *weights, int64_t time,
+/* The routes of these weights, which become those that routing takes: chosen [T, T] is set to 0 and 1;
+ * `before` is the layer's before, or NULL. */
+weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
                              weft_layer_sums *sums);
 void weft_finish_weights(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);

@@ -52,7 +52,7 @@ static weft_status add_routes(const weft_session *s, int64_t layer, int64_t time
     unsigned char *chosen = (unsigned char *)room + scores + sums_of;
     WEFT_TRY(weft_session_scores(s, layer, weights));
     weft_look_weights(c, weights, time, &sums);
-    WEFT_TRY(weft_look_routes(c, weights, time, NULL, chosen, &sums));
+    WEFT_TRY(weft_look_routes(s, layer, weights, time, NULL, chosen, &sums));
     json_t *all = json_array();
     for (int64_t i = 0; i < time; i++) {
         json_t *row = json_array();

@@ -115,11 +115,29 @@ static void add_routes(const weft_config *c, weft_layer_sums *sums, const double
     sums->kept += kept / all;
 }
 
-weft_status weft_look_routes(const weft_config *c, const double *weights, int64_t time,
+/* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
+static weft_status weigh_by_gate(const weft_session *s, int64_t layer, double *weights,
+                                 int64_t time) {
+    const weft_config *c = &s->model->config;
+    WEFT_AUTO_FREE double *gate = NULL;
+    if (!c->route_after_gate || !c->cross_token) return WEFT_OK;
+    WEFT_TRY(weft_look_values(s, s->graph.inside[layer].gate, &gate));
+    for (int64_t i = 0; gate && i < time * c->n_head; i++) {
+        double left = 1 - c->gate_alpha + c->gate_alpha / (1 + exp(-gate[i]));
+        double *row = weights + (i % c->n_head * time + i / c->n_head) * time;
+        for (int64_t j = 0; j < time; j++)
+            row[j] *= left;
+    }
+    return WEFT_OK;
+}
+
+weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
                              weft_layer_sums *sums) {
+    const weft_config *c = &s->model->config;
     WEFT_AUTO_FREE double *row = calloc((size_t)time, sizeof *row);
     if (!row) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    WEFT_TRY(weigh_by_gate(s, layer, weights, time));
     memset(chosen, 0, (size_t)(time * time));
     for (int64_t i = 0; i < time; i++) {
         int64_t seen = seen_by(c, i, time), hidden;

@@ -27,7 +27,7 @@ FILE = HERE.parent / "vectors" / "inspect.json"
 NAMES = ["step-3", "mix-w2-wsffn-gate-zloss", "mix-mla-w2-wsffn-three-layers", "mix-overlap-wsffn-cummean-cross",
          "cross-rms-normalized-max-full", "mla-joint", "ffn-wsffn-grouped", "cross-noncausal", "gate-sequence-leak",
          "w2-rope", "w2-tau-fixed", "mix-w2-swiglu-gate-cross-max", "dot-gqa-2-of-4-rope", "cosine-rope-kv-gate-cross",
-         "document-w2-window", "cross-document-topk-window", "cross-document-rms-softcap"]
+         "cross-after-gate-topk", "cross-after-gate-none-w2", "step-3-learned", "document-w2-window", "cross-document-topk-window", "cross-document-rms-softcap"]
 
 
 def gaussians(c, p, x, latent):
@@ -44,7 +44,7 @@ def look_at_gaussians(c, p, x, weights, latent, layer, ids):
     pair = gaussians(c, p, x, latent)
     if pair is None:
         return [{}] * c["N_HEAD"]
-    half = pair[0].shape[-1] // 2
+    half = c["D"] if c["ATTENTION"] == "w2" else pair[0].shape[-1] // 2
     overlap = c["ATTENTION"] == "w2" and c["W2_KERNEL"] == "overlap"
     sigma = [model.softplus(y[..., half:]) + (1e-4 if overlap else 0) for y in pair]
     out = []
@@ -57,7 +57,7 @@ def look_at_gaussians(c, p, x, weights, latent, layer, ids):
     for h in range(c["N_HEAD"]):
         numbers = {}
         for name, s in zip("qk", sigma):
-            rows = s[:, :, h].reshape(-1, half).numpy()
+            rows = s[:, :, h].flatten(0, 1).numpy()
             numbers[f"sigma_{name}"] = rows.mean()
             numbers[f"spread_{name}"] = (rows.std(0) / rows.mean(0)).mean()
         if not overlap:
@@ -85,8 +85,11 @@ def look_at_weights(c, weights):
     return out
 
 
-def routes_of(c, weights):
+def routes_of(c, weights, gate):
     """For each sequence and token: the set of tokens kept, the share of the weight they hold, and whether there was a choice."""
+    if c["RA_MLA_MLP_ROUTE_AFTER_GATE"] and gate is not None:
+        alpha = c["RA_MLA_MLP_GATE_ALPHA"]
+        weights = weights * (1 - alpha + alpha * gate).permute(0, 2, 1)[..., None]
     w = weights.numpy()
     full = w.mean(1) if c["RA_MLA_MLP_SPARSE_HEAD_AVERAGE"] else w.max(1)
     out = []
@@ -174,10 +177,10 @@ def mechanism(name):
         return "head"
     if last.startswith("ln_"):
         return "norm"
-    if last.startswith("attn."):
+    if last.startswith("attn.") and last != "attn.gate_alpha":
         return "attention"
-    for start, what in {"ffn.gate_": "gate", "ffn.cross_": "cross-token", "ffn.couple": "latent coupling",
-                        "ffn.mlp_": "latent coupling", "ffn.attn_to_mlp": "latent coupling", "couple.": "latent coupling",
+    for start, what in {"ffn.gate_": "gate", "attn.gate_alpha": "gate", "ffn.cross_": "cross-token", "ffn.couple": "latent coupling",
+                        "ffn.recip_alpha": "latent coupling", "ffn.mlp_": "latent coupling", "ffn.attn_to_mlp": "latent coupling", "couple.": "latent coupling",
                         "ffn.z_proj": "z-heads", "ffn.": "feed-forward"}.items():
         if last.startswith(start):
             return what
@@ -224,7 +227,7 @@ def look(name):
                       look_at_gate(c, at["gate"])):
             for head, numbers in zip(heads, found):
                 head.update(numbers)
-        routes = routes_of(c, at["weights"])
+        routes = routes_of(c, at["weights"], at["gate"])
         spectra = {key: None if at[kept] is None else look_at_latent(at[kept].flatten(0, 1).numpy())
                    for key, kept in (("keys", "latent"), ("values", "latent_v"))}
         layers.append({"layer": i, "heads": heads, **look_at_routes(routes, before), **spectra,
