@@ -290,6 +290,11 @@ static bool has_pass(const weft_node *n) {
            (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
 }
 
+/* Whether rows are to have the bits that they have alone. */
+static bool are_alone(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
+}
+
 /* Where a tensor lies; `x` NULL: an address that says no more than that there is something. */
 static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
@@ -315,7 +320,7 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
     p.alpha = (float)pair.attr.alpha;
-    p.alone = pair.attr.alone;
+    p.alone = pair.attr.alone || (x && are_alone(x));
     p.follows = x && follows(x);
     p.steady = p.follows && is_steady(b);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
@@ -530,8 +535,7 @@ static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
 /* Whether a node is one product that may be launched with others. */
 static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *p) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK || choose_fused(n))
-        return false;
+    if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK) return false;
     *p = describe_product(x, n, 0, true, true);
     return gemm_joins(p);
 }
@@ -558,7 +562,7 @@ static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (is_launched(x, n)) return WEFT_OK;
     if (follows(x) && run_together(x, n)) return launched(n);
     int more = ATTR(n, weft_matmul_attr)->more;
-    unsigned set = choose_fused(n);
+    unsigned set = are_alone(x) ? 0 : choose_fused(n);
     bool first = true;
     for (int i = 0; i <= more; i++) {
         if (set >> i & 1) continue;
