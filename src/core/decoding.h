@@ -15,7 +15,12 @@
 #include "core/exec.h"
 #include "core/rope_law.h"
 
-enum { WEFT_STEP_ROWS = 64 /* of a step, at most */, WEFT_STEP_COLUMNS = 8, WEFT_STEP_CHUNK = 32 };
+enum {
+    WEFT_STEP_ROWS = 64, /* of a step of one launch, at most */
+    WEFT_RUN_ROWS = 256, /* of a run of a graph that follows another */
+    WEFT_STEP_COLUMNS = 8,
+    WEFT_STEP_CHUNK = 32
+};
 
 /* y = x wᵀ (+ bias): w [columns, depth] in the order in which it is multiplied (weft_step_pack). */
 typedef struct {
@@ -62,8 +67,8 @@ typedef struct {
 /* Rows of a step, in the order that ops/cache.h asks for. */
 typedef struct {
     int64_t count;
-    int32_t token[WEFT_STEP_ROWS]; /* -1 - i: the one that the step before sampled in its row i */
-    int32_t position[WEFT_STEP_ROWS], slot[WEFT_STEP_ROWS];
+    int32_t token[WEFT_RUN_ROWS]; /* -1 - i: the one that the step before sampled in its row i */
+    int32_t position[WEFT_RUN_ROWS], slot[WEFT_RUN_ROWS];
 } weft_step_rows;
 
 typedef struct weft_step_backend {
@@ -100,7 +105,7 @@ typedef struct {
 } weft_sampler_graph;
 
 typedef struct weft_sampler_backend {
-    /* Rows of a run, at most WEFT_STEP_ROWS: a row's bits do not depend on how many there are. */
+    /* Rows of a run, at most WEFT_RUN_ROWS: a row's bits do not depend on how many there are. */
     int64_t rows;
     /* For graphs like `x`, whose table of pages [slots, table_pages] lies at `table`, in the backend's
      * memory. *sampler NULL: runs are better waited for. */

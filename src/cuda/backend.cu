@@ -260,9 +260,10 @@ weft_status weft_cuda_follow(weft_exec *x, cudaStream_t stream) {
     cudaStream_t own = s->stream;
     s->stream = stream;
     s->follows = weft_cuda_device()->code >= 90;
+    s->alone = true;
     s->launched = 0;
     weft_status status = start_run(x, s);
-    s->follows = false;
+    s->follows = s->alone = false;
     s->stream = own;
     if (status == WEFT_OK) s->runs++;
     return status;

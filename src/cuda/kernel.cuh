@@ -73,6 +73,7 @@ typedef struct {
     bool capture; /* false: WEFT_CUDA_GRAPH=0, or a profile is taken */
     bool follows; /* kernels may be launched before those ahead of them have ended, and weights are
                      read ahead (dependent_launch.cuh) */
+    bool alone;   /* a row's bits are those it has alone: of runs for a sampler (core/decoding.h) */
     int64_t launched; /* in such a run: nodes before this one need no kernel of their own */
 } weft_cuda_state;
 

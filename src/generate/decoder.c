@@ -305,7 +305,7 @@ static weft_status read_logits(const row_graph *g, int64_t count, float *logits)
 }
 
 int64_t weft_decoder_rows(const weft_decoder *d) {
-    return d->step ? WEFT_DECODER_ROWS_MAX : d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
+    return d->step ? WEFT_STEP_ROWS : d->sampler ? d->samplers->rows : WEFT_DECODER_ROWS;
 }
 
 bool weft_decoder_samples(const weft_decoder *d) {
@@ -347,7 +347,7 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
     weft_step_rows step = {.count = n};
     for (int64_t r = 0; r < n; r++) {
         int32_t slot = rows[r].slot, token = rows[r].token;
-        if (token < -WEFT_STEP_ROWS || token >= d->model->config.vocab_size)
+        if (token < -WEFT_RUN_ROWS || token >= d->model->config.vocab_size)
             return weft_fail(WEFT_EINPUT, "generate: token %d, but the model knows 0 to %lld",
                              (int)token, (long long)d->model->config.vocab_size - 1);
         step.token[r] = token;

@@ -500,7 +500,7 @@ static void test_tokens_that_there_are_not_are_refused(void **state) {
     grow(&d, &row);
     assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "the model knows 0 to"));
-    row.token = -WEFT_STEP_ROWS - 1;
+    row.token = -WEFT_RUN_ROWS - 1;
     assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
     row.token = (int32_t)d.vocab - 1;
     check(f, weft_decoder_begin(d.decoder, &row, 1));

@@ -12,7 +12,7 @@
 typedef struct {
     int32_t *table;
     int64_t table_pages;
-    int32_t sampled[2][WEFT_STEP_ROWS];
+    int32_t sampled[2][WEFT_RUN_ROWS];
     weft_sampler_graph graph[2];
     int64_t rows[2];
     unsigned started, finished;

@@ -34,8 +34,10 @@ struct attend_problem {
     weft_weights weights;
     bool tensor; /* by attend_tensor.cuh */
     bool joint;  /* values are the keys, before what is done to those */
-    int leaf;    /* keys of a block, between multiples of that */
-    int blocks;  /* most of a row */
+    int leaf;    /* keys that are summed in one chain, between multiples of that */
+    int blocks;  /* most leaves of a row */
+    int splits;  /* blocks of threads that share out the leaves of a row and key head */
+    int ring;    /* leaves in shared memory */
     unsigned
         *joins; /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
@@ -53,14 +55,14 @@ __device__ static inline int first_seen(const attend_problem &a, int r, int posi
     return a.documents ? max(first, a.documents[r]) : first;
 }
 
-/* Where a block works: row, key head, part of the row's keys, and the keys themselves; none where first
- * is not below end. */
+/* A leaf: row, key head, which of the row's leaves, and its keys; none where first is not below end. */
 struct block_place {
     int r, g, part, block, position, first, end;
 };
 
-__device__ static inline block_place place_block(const attend_problem &a) {
-    block_place t = {(int)blockIdx.y, (int)blockIdx.x, (int)blockIdx.z, 0, 0, 0, 0};
+/* Leaf `part` of the block's row and key head. */
+__device__ static inline block_place place_leaf(const attend_problem &a, int part) {
+    block_place t = {(int)blockIdx.y, (int)blockIdx.x, part, 0, 0, 0, 0};
     if (a.places.slot[t.r] < 0) return t;
     t.position = a.places.position[t.r];
     int seen = first_seen(a, t.r, t.position);
@@ -145,22 +147,39 @@ __device__ static inline int leaves_of(const attend_problem &a, int r) {
     return a.places.slot[r] < 0 ? 0 : i / a.leaf - first_seen(a, r, i) / a.leaf + 1;
 }
 
-/* A row's head: its leaves, in order, by threads that come here together. They were written on other
- * multiprocessors, perhaps by this kernel. */
+/* A row's head: its leaves, in order, by whole warps that come here together. They were written on other
+ * multiprocessors, perhaps by this kernel. Lane b has the factors of leaves b, 32 + b and so on. */
 __device__ static inline void join_head(const attend_problem &a, int at, int thread, int threads) {
-    int leaves = leaves_of(a, at / a.heads), step = a.dv + 2;
+    int leaves = leaves_of(a, at / a.heads), step = a.dv + 2, lane = thread % 32;
     const float *part = a.partial + (int64_t)at * a.blocks * step;
-    float top = -INFINITY, total = 0;
-    for (int b = 0; b < leaves; b++)
+    float top = -INFINITY, total = 0, first = 0;
+    for (int b = lane; b < leaves; b += 32)
         top = fmaxf(top, __ldcg(part + b * step + a.dv));
-    for (int b = 0; b < leaves; b++)
-        total += exp2f(__ldcg(part + b * step + a.dv) - top) * __ldcg(part + b * step + a.dv + 1);
-    for (int d = thread; d < a.dv; d += threads) {
+    top = warp_max(top);
+    auto factor = [&](int b) {
+        return b < leaves ? exp2f(__ldcg(part + b * step + a.dv) - top) : 0.0f;
+    };
+    for (int b = lane; b - lane < leaves; b += 32) {
+        float f = factor(b);
+        total += warp_sum(b < leaves ? f * __ldcg(part + b * step + a.dv + 1) : 0.0f);
+        if (b < 32) first = f;
+    }
+    for (int d0 = 0; d0 < a.dv; d0 += threads) {
+        int d = min(d0 + thread, a.dv - 1);
         float sum = 0;
-        for (int b = 0; b < leaves; b++)
-            sum =
-                fmaf(__ldcg(part + b * step + d), exp2f(__ldcg(part + b * step + a.dv) - top), sum);
-        store_any(a.o, (int64_t)at * a.dv + d, leaves ? sum / total : 0.0f);
+        for (int b0 = 0; b0 < leaves; b0 += 32) {
+            float f = b0 ? factor(b0 + lane) : first;
+            for (int b = 0; b < 32 && b0 + b < leaves; b += 4) {
+                float v[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    v[i] = b0 + b + i < leaves ? __ldcg(part + (b0 + b + i) * step + d) : 0.0f;
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sum = fmaf(v[i], __shfl_sync(0xffffffffu, f, b + i), sum);
+            }
+        }
+        if (d0 + thread < a.dv) store_any(a.o, (int64_t)at * a.dv + d, leaves ? sum / total : 0.0f);
     }
     if (thread > 0) return;
     a.rows[2 * at] = top;
@@ -178,15 +197,20 @@ __device__ static inline void join_absent(const attend_problem &a, const block_p
     if (a.joins && t.part == 0 && a.places.slot[t.r] < 0) join_group(a, t);
 }
 
-/* The last block of a row and key head to end joins them all: which one that is changes nothing. */
+/* The last block of a row and key head to end joins its leaves: which one that is changes nothing. */
 __device__ static inline void join_when_last(const attend_problem &a, const block_place &t) {
     __shared__ bool last;
+    int sharing = min(a.splits, leaves_of(a, t.r));
     if (!a.joins) return;
-    __threadfence();
+    if (sharing > 1) __threadfence();
     __syncthreads();
+    if (sharing == 1) {
+        join_group(a, t);
+        return;
+    }
     if (threadIdx.x == 0) {
         unsigned *joined = a.joins + t.r * a.keys.heads + t.g;
-        last = atomicAdd(joined, 1u) + 1 == (unsigned)leaves_of(a, t.r);
+        last = atomicAdd(joined, 1u) + 1 == (unsigned)sharing;
         if (last) *joined = 0;
         __threadfence();
     }

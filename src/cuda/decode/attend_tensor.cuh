@@ -1,9 +1,10 @@
-/* A leaf of keys on the tensor cores: bf16 queries over a cache of bf16 (cache_attention.cu).
+/* Leaves of keys on the tensor cores: bf16 queries over a cache of bf16 (cache_attention.cu).
  *
- * A block asks for all keys and values of its leaf at once, a page at a time (bulk copies, on code for
- * 9.0a; cp.async elsewhere), so that memory always has more to do: two to four blocks are on a
- * multiprocessor. What no row of this run writes is asked for before the kernel ahead has ended.
- * Values that are the keys are copied once.
+ * A block goes through its leaves one after the other, with keys and values of the next one or two under
+ * way, a page at a time (bulk copies, on code for 9.0a; cp.async elsewhere), so that memory always has
+ * something to do: two blocks are on a multiprocessor. What no row of this run writes is asked for before
+ * the kernel ahead has ended. Values that are the keys are copied once. Each leaf's result goes to memory
+ * by itself, so that it changes nothing which block has which.
  *
  * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads
  * read their one latent once; of a key head with one query head 15 rows are empty, which costs nothing
@@ -18,21 +19,24 @@
 
 enum {
     TENSOR_WARPS = THREADS / 32,
-    TENSOR_ROWS = 16,          /* heads of a tile */
-    TENSOR_KEYS = 32,          /* of a warp, for its scores */
-    TENSOR_COLUMNS = 32,       /* of values that a warp sums at a time */
-    TENSOR_SPARE = 8,          /* numbers behind a row's, so that rows share no bank */
-    TENSOR_LEAF = 64 << 10,    /* bytes of a leaf's keys and values, at most */
-    TENSOR_LEAST = TENSOR_KEYS /* keys of a leaf */
+    TENSOR_ROWS = 16,           /* heads of a tile */
+    TENSOR_KEYS = 32,           /* of a warp, for its scores */
+    TENSOR_COLUMNS = 32,        /* of values that a warp sums at a time */
+    TENSOR_SPARE = 8,           /* numbers behind a row's, so that rows share no bank */
+    TENSOR_LEAF = 48 << 10,     /* bytes of a leaf's keys and values, at most */
+    TENSOR_LEAST = TENSOR_KEYS, /* keys of a leaf */
+    TENSOR_RING = 3,            /* leaves in shared memory, at most */
+    TENSOR_ROOM = 112 << 10     /* bytes of a block, if two are to be there */
 };
 
-/* Shared memory: keys [leaf, dqk] and values [leaf, dv] in bf16; scores [group, leaf + SPARE]; n [leaf];
- * q [tiles · 16, dqk + SPARE] in bf16, and when that is done with the warps' sums [WARPS, rows, COLUMNS];
- * two barriers. */
+/* Shared memory: of each leaf in the ring keys [leaf, dqk] and values [leaf, dv] in bf16; scores
+ * [group, leaf + SPARE]; n [leaf]; the warps' sums [WARPS, rows, COLUMNS]; q [tiles · 16, dqk + SPARE] in
+ * bf16; a barrier for each leaf of the ring. */
 struct tensor_memory {
-    bf16 *keys, *values, *q;
+    bf16 *keys, *values; /* of the leaf that is multiplied */
+    bf16 *q;
     float *scores, *n, *parts;
-    uint32_t arrived; /* the keys' barrier, and 8 bytes behind it the values' */
+    uint32_t ring, arrived;
 };
 
 __host__ __device__ static inline int tensor_rows(const attend_problem &a) {
@@ -47,26 +51,26 @@ __host__ __device__ static inline int tensor_key_bytes(const attend_problem &a) 
     return a.leaf * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);
 }
 
-__host__ __device__ static inline int tensor_end_bytes(const attend_problem &a) {
-    int q = tensor_heads(a) * (a.dqk + TENSOR_SPARE) * (int)sizeof(bf16);
-    int parts = TENSOR_WARPS * tensor_rows(a) * TENSOR_COLUMNS * (int)sizeof(float);
-    return q > parts ? q : parts;
+/* Bytes of all that is not the ring. */
+__host__ __device__ static inline int tensor_rest_bytes(const attend_problem &a) {
+    int floats =
+        a.group * (a.leaf + TENSOR_SPARE) + a.leaf + TENSOR_WARPS * tensor_rows(a) * TENSOR_COLUMNS;
+    return floats * (int)sizeof(float) +
+           tensor_heads(a) * (a.dqk + TENSOR_SPARE) * (int)sizeof(bf16) + 8 * TENSOR_RING;
 }
 
 static inline int64_t tensor_bytes(const attend_problem &a) {
-    return tensor_key_bytes(a) + (a.group * (a.leaf + TENSOR_SPARE) + a.leaf) * (int)sizeof(float) +
-           tensor_end_bytes(a) + 16;
+    return (int64_t)a.ring * tensor_key_bytes(a) + tensor_rest_bytes(a);
 }
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    tensor_memory m;
-    m.keys = (bf16 *)memory;
-    m.values = a.joint ? m.keys : m.keys + a.leaf * a.dqk;
-    m.scores = (float *)(memory + tensor_key_bytes(a));
+    tensor_memory m = {};
+    m.ring = shared_address(memory);
+    m.scores = (float *)(memory + a.ring * tensor_key_bytes(a));
     m.n = m.scores + a.group * (a.leaf + TENSOR_SPARE);
-    m.q = (bf16 *)(m.n + a.leaf);
-    m.parts = (float *)m.q;
-    m.arrived = shared_address(m.q) + (uint32_t)tensor_end_bytes(a);
+    m.parts = m.n + a.leaf;
+    m.q = (bf16 *)(m.parts + TENSOR_WARPS * tensor_rows(a) * TENSOR_COLUMNS);
+    m.arrived = shared_address(m.q + tensor_heads(a) * (a.dqk + TENSOR_SPARE));
     return m;
 }
 
@@ -85,67 +89,97 @@ __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes
                  : "memory");
 }
 
-/* Starts the copies of the leaf; every thread comes here, and finds the kernel ahead ended. The first
- * warp asks: its lower half has the pages of keys, the upper half those of values. */
-__device__ static inline void copy_leaf(const attend_problem &a, const tensor_memory &m,
-                                        const block_place &t) {
-    if (threadIdx.x == 0) {
-        init_barrier(m.arrived, 1);
-        init_barrier(m.arrived + 8, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        arrive_expect_tx(m.arrived, (t.end - t.first) * a.dqk * 2);
-        if (!a.joint) arrive_expect_tx(m.arrived + 8, (t.end - t.first) * a.dv * 2);
-    }
+__device__ static inline void make_leaf_barriers(const attend_problem &a, const tensor_memory &m) {
+    if (threadIdx.x > 0) return;
+    for (int i = 0; i < a.ring; i++)
+        init_barrier(m.arrived + 8 * (uint32_t)i, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* The first warp says how many bytes of a leaf will come. */
+__device__ static inline void expect_leaf(const attend_problem &a, const tensor_memory &m, int slot,
+                                          const block_place &t) {
+    int bytes = (t.end - t.first) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
+    if (threadIdx.x == 0 && bytes > 0) arrive_expect_tx(m.arrived + 8 * (uint32_t)slot, bytes);
+    __syncwarp();
+}
+
+/* The first warp asks for a leaf, its lower half for the pages of keys, the upper half for those of
+ * values: for those that no row of this run writes, or for the others. */
+__device__ static inline void copy_leaf(const attend_problem &a, const tensor_memory &m, int slot,
+                                        const block_place &t, bool steady) {
+    int part = (int)threadIdx.x / 16, page = t.first / WEFT_PAGE_TOKENS + (int)threadIdx.x % 16;
+    int begin = max(t.first, page * WEFT_PAGE_TOKENS);
+    int end = min(t.end, (page + 1) * WEFT_PAGE_TOKENS), width = part ? a.dv : a.dqk;
+    /* Before the first row of the sequence that this run may have. */
+    bool is_steady = end + a.places.rows <= t.position + 1;
+    if (begin >= end || (part && a.joint) || is_steady != steady) return;
+    const cached_pages &c = part ? a.values : a.keys;
+    uint32_t to = m.ring + (uint32_t)(slot * tensor_key_bytes(a)) +
+                  (uint32_t)((part ? a.leaf * a.dqk : 0) + (begin - t.first) * width) * 2;
+    bulk_copy(to, token_at(c, page_at(c, a.places, t.r, begin), t.g, begin % WEFT_PAGE_TOKENS),
+              (end - begin) * width * 2, m.arrived + 8 * (uint32_t)slot);
+}
+
+/* The first leaves of the block; every thread finds the kernel ahead ended. */
+__device__ static inline void begin_leaves(const attend_problem &a, const tensor_memory &m,
+                                           int part) {
+    make_leaf_barriers(a, m);
     if (threadIdx.x < 32) {
-        int part = (int)threadIdx.x / 16, page = t.first / WEFT_PAGE_TOKENS + (int)threadIdx.x % 16;
-        int begin = max(t.first, page * WEFT_PAGE_TOKENS);
-        int end = min(t.end, (page + 1) * WEFT_PAGE_TOKENS);
-        bool own = begin < end && !(part && a.joint);
-        /* Before the first row of the sequence that this run may have. */
-        bool early = own && end + a.places.rows <= t.position + 1;
-        const cached_pages &c = part ? a.values : a.keys;
-        int width = part ? a.dv : a.dqk;
-        uint32_t to = shared_address(part ? m.values : m.keys) +
-                      (uint32_t)((begin - t.first) * width * 2),
-                 barrier = m.arrived + 8 * (uint32_t)part;
-        const char *from = NULL;
-        if (own)
-            from = token_at(c, page_at(c, a.places, t.r, begin), t.g, begin % WEFT_PAGE_TOKENS);
-        __syncwarp();
-        if (early) bulk_copy(to, from, (end - begin) * width * 2, barrier);
+        for (int i = 0; i < a.ring; i++) {
+            block_place t = place_leaf(a, part + i * a.splits);
+            expect_leaf(a, m, i, t);
+            copy_leaf(a, m, i, t, true);
+        }
         wait_for_primary();
-        if (own && !early) bulk_copy(to, from, (end - begin) * width * 2, barrier);
+        for (int i = 0; i < a.ring; i++)
+            copy_leaf(a, m, i, place_leaf(a, part + i * a.splits), false);
     }
     wait_for_primary();
 }
 
-__device__ static inline void wait_leaf(const attend_problem &a, const tensor_memory &m,
-                                        bool keys) {
-    if (keys || !a.joint) wait_phase(m.arrived + (keys ? 0 : 8), 0);
+/* When all are done with the leaf that is in the slot. */
+__device__ static inline void ask_for_leaf(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const block_place &t) {
+    if (threadIdx.x >= 32) return;
+    expect_leaf(a, m, slot, t);
+    copy_leaf(a, m, slot, t, true);
+    copy_leaf(a, m, slot, t, false);
+}
+
+__device__ static inline void wait_leaf(const tensor_memory &m, int slot, int phase) {
+    wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
 }
 
 #else
 
 __device__ static inline void copy_part(const attend_problem &a, const cached_pages &c,
-                                        const block_place &t, const bf16 *to, int width) {
+                                        const block_place &t, uint32_t to, int width) {
     int pieces = width / VECTOR;
     for (int e = threadIdx.x; e < (t.end - t.first) * pieces; e += THREADS) {
         int j = t.first + e / pieces, piece = e % pieces * VECTOR;
         const bf16 *from =
             (const bf16 *)token_at(c, page_at(c, a.places, t.r, j), t.g, j % WEFT_PAGE_TOKENS);
-        copy_piece(shared_address(to + (j - t.first) * width + piece), from + piece, true);
+        copy_piece(to + (uint32_t)((j - t.first) * width + piece) * 2, from + piece, true);
     }
+}
+
+__device__ static inline void ask_for_leaf(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const block_place &t) {
+    uint32_t to = m.ring + (uint32_t)(slot * tensor_key_bytes(a));
+    copy_part(a, a.keys, t, to, a.dqk);
+    if (!a.joint) copy_part(a, a.values, t, to + (uint32_t)(a.leaf * a.dqk) * 2, a.dv);
     end_copies();
 }
 
-__device__ static inline void copy_leaf(const attend_problem &a, const tensor_memory &m,
-                                        const block_place &t) {
+__device__ static inline void begin_leaves(const attend_problem &a, const tensor_memory &m,
+                                           int part) {
     wait_for_primary();
-    copy_part(a, a.keys, t, m.keys, a.dqk);
-    if (!a.joint) copy_part(a, a.values, t, m.values, a.dv);
+    for (int i = 0; i < a.ring; i++)
+        ask_for_leaf(a, m, i, place_leaf(a, part + i * a.splits));
 }
 
-__device__ static inline void wait_leaf(const attend_problem &, const tensor_memory &, bool) {
+__device__ static inline void wait_leaf(const tensor_memory &, int, int) {
     wait_copies();
     __syncthreads();
 }
@@ -259,20 +293,20 @@ __device__ static inline void sum_tile(const attend_problem &a, const tensor_mem
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 3)
+static __global__ void __launch_bounds__(THREADS, 2)
     attend_block_tensor(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(16) char tensor_shared[];
     trigger_dependents();
     if (a.documents) wait_for_primary();
-    block_place t = place_block(a);
+    block_place t = place_leaf(a, (int)blockIdx.z);
     if (t.first >= t.end) {
         wait_for_primary();
         join_absent(a, t);
         return;
     }
     tensor_memory m = cut_tensor_memory(a, tensor_shared);
-    int pitch = a.dqk + TENSOR_SPARE, count = t.end - t.first;
-    copy_leaf(a, m, t);
+    int pitch = a.dqk + TENSOR_SPARE;
+    begin_leaves(a, m, t.part);
     const bf16 *q = (const bf16 *)a.q.data + t.r * a.q_columns + (int64_t)t.g * a.group * a.dqk;
     for (int e = threadIdx.x * VECTOR; e < tensor_heads(a) * a.dqk; e += THREADS * VECTOR) {
         int h = e / a.dqk, d = e % a.dqk;
@@ -280,24 +314,29 @@ static __global__ void __launch_bounds__(THREADS, 3)
         if (h < a.group) v = *(const uint4 *)(q + (int64_t)h * a.dqk + d);
         *(uint4 *)(m.q + h * pitch + d) = v;
     }
-    if (a.keys.number)
-        for (int j = threadIdx.x; j < count; j += THREADS) {
-            char *page = page_at(a.keys, a.places, t.r, t.first + j);
-            m.n[j] = *number_at(a.keys, page, t.g, (t.first + j) % WEFT_PAGE_TOKENS);
-        }
-    __syncthreads(); /* the barriers are made too */
-    wait_leaf(a, m, true);
-    for (int tile = 0; tile * TENSOR_ROWS < a.group; tile++)
-        score_tile(a, m, tile, count);
-    __syncthreads();
-    float *partial = partial_of(a, t);
     int64_t step = (int64_t)a.blocks * (a.dv + 2);
-    weigh_keys(a, m.scores, a.leaf + TENSOR_SPARE, m.n, t, partial, step);
-    wait_leaf(a, m, false);
-    __syncthreads();
-    for (int tile = 0; tile * TENSOR_ROWS < a.group; tile++)
-        sum_tile(a, m, tile, count, partial, step);
-    join_when_last(a, t);
+    for (int i = 0; t.first < t.end; i++, t = place_leaf(a, t.part + a.splits)) {
+        int slot = i % a.ring, count = t.end - t.first;
+        float *partial = partial_of(a, t);
+        m.keys = (bf16 *)(tensor_shared + slot * tensor_key_bytes(a));
+        m.values = a.joint ? m.keys : m.keys + a.leaf * a.dqk;
+        if (a.keys.number)
+            for (int j = threadIdx.x; j < count; j += THREADS) {
+                char *page = page_at(a.keys, a.places, t.r, t.first + j);
+                m.n[j] = *number_at(a.keys, page, t.g, (t.first + j) % WEFT_PAGE_TOKENS);
+            }
+        if (i == 0) __syncthreads(); /* queries and barriers are there */
+        wait_leaf(m, slot, i / a.ring);
+        for (int tile = 0; tile * TENSOR_ROWS < a.group; tile++)
+            score_tile(a, m, tile, count);
+        __syncthreads();
+        weigh_keys(a, m.scores, a.leaf + TENSOR_SPARE, m.n, t, partial, step);
+        __syncthreads();
+        for (int tile = 0; tile * TENSOR_ROWS < a.group; tile++)
+            sum_tile(a, m, tile, count, partial, step);
+        ask_for_leaf(a, m, slot, place_leaf(a, t.part + a.ring * a.splits));
+    }
+    join_when_last(a, place_leaf(a, (int)blockIdx.z));
 }
 
 /* Keys of a leaf, by the widths alone. */
@@ -306,6 +345,11 @@ static inline int tensor_leaf(const attend_problem &a) {
     while (leaf > TENSOR_LEAST && leaf * (a.dqk + (a.joint ? 0 : a.dv)) * 2 > TENSOR_LEAF)
         leaf /= 2;
     return leaf;
+}
+
+static inline int tensor_ring(const attend_problem &a) {
+    int64_t ring = (TENSOR_ROOM - tensor_rest_bytes(a)) / tensor_key_bytes(a);
+    return (int)max_i64(1, min_i64(TENSOR_RING, ring));
 }
 
 /* Whether it takes the problem: follows from types, sizes and options alone. */

@@ -1,7 +1,7 @@
 /* Attention of one query for each row over the pages of its sequence: FlashDecoding's split of the
  * keys (split-K), with the splits at fixed positions.
  *
- * A block has one row, one key head with all the query heads that share it, and a leaf of keys,
+ * A block has one row, one key head with all the query heads that share it, and leaves of keys,
  * WEFT_KEY_BLOCK of them or fewer where they are wide, between multiples of that: their scores, the
  * largest of them, the sum of the exponentials and the weighted sum of the values. A row's leaves are
  * joined in their order, by the last of its blocks where they are few, else by a second kernel. Where
@@ -19,7 +19,7 @@
 #include "cuda/decode/attend_tensor.cuh"
 
 /* Leaves that one block joins; with more, blocks for each head share that out. */
-enum { FEW_BLOCKS = 18 };
+enum { FEW_BLOCKS = 34 };
 
 /* Shared memory, in floats: q [group, padded]; scores [group, BLOCK]; n [BLOCK]; the row's own key;
  * cosines and sines of the block's first position; then keys as they are read, or the values' sums. */
@@ -259,7 +259,7 @@ static __global__ void __launch_bounds__(THREADS)
     attend_block(const __grid_constant__ attend_problem a) {
     extern __shared__ __align__(16) float memory[];
     follow_primary();
-    block_place t = place_block(a);
+    block_place t = place_leaf(a, (int)blockIdx.z);
     if (t.first >= t.end) {
         join_absent(a, t);
         return;
@@ -351,6 +351,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
     a.leaf = tensor_leaf(a);
+    a.ring = tensor_ring(a);
     a.tensor = suits_tensor(a, a.q.is_bf16);
     if (!a.tensor) a.leaf = BLOCK;
     a.blocks = (int)(ceil_div(attr->context - 1, a.leaf) + 1);
@@ -378,7 +379,7 @@ static int64_t cache_attention_workspace(const weft_node *n, int) {
 
 static void launch_kernel(const weft_exec *x, const attend_problem &a,
                           void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
-    dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.blocks);
+    dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.splits);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     launch_following(follows(x), stream_of(x), grid, THREADS, bytes, kernel, a);
 }
@@ -412,6 +413,9 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
                          "cache_attention: %d heads of %d numbers for one key head are more than a "
                          "block of this GPU has room for; --device cpu can",
                          a.group, a.dqk);
+    /* A block goes through several leaves where there are enough of them for all multiprocessors. */
+    int64_t pairs = (int64_t)rows * a.keys.heads, enough = 8 * multiprocessors();
+    a.splits = a.tensor ? (int)min_i64(a.blocks, ceil_div(enough, pairs)) : a.blocks;
     if (a.blocks <= FEW_BLOCKS && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)

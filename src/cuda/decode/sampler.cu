@@ -17,7 +17,7 @@ extern "C" {
 extern const struct weft_sampler_backend weft_cuda_samplers;
 }
 
-enum { ROWS = WEFT_STEP_ROWS, THREADS = 512 };
+enum { ROWS = WEFT_RUN_ROWS, THREADS = 512 };
 
 /* In pinned memory: what a run tells the host. */
 struct told_run {

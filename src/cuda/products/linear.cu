@@ -15,9 +15,11 @@
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
+#include "cuda/products/streamed.cuh"
 
 extern "C" {
 #include "ops/linear.h"
+#include "ops/list.h"
 }
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
@@ -290,6 +292,11 @@ static bool has_pass(const weft_node *n) {
            (attr->sums || attr->more || n->in[WEFT_MATMUL_ADDEND]);
 }
 
+/* Whether rows are to have the bits that they have alone. */
+static bool are_alone(const weft_exec *x) {
+    return ((const weft_cuda_state *)weft_exec_state(x))->alone;
+}
+
 /* Where a tensor lies; `x` NULL: an address that says no more than that there is something. */
 static void *place_of(const weft_exec *x, const weft_tensor *t) {
     static char something;
@@ -315,7 +322,7 @@ static cuda_gemm describe_product(const weft_exec *x, const weft_node *n, int i,
     p.batch = s.groups, p.m = s.m, p.n = s.n, p.k = s.k;
     p.ta = ta, p.tb = tb;
     p.alpha = (float)pair.attr.alpha;
-    p.alone = pair.attr.alone;
+    p.alone = pair.attr.alone || (x && are_alone(x));
     p.follows = x && follows(x);
     p.steady = p.follows && is_steady(b);
     p.gelu = last && attr->act == WEFT_ACT_GELU;
@@ -530,8 +537,7 @@ static weft_status run_fused(weft_exec *x, const weft_node *n, unsigned set) {
 /* Whether a node is one product that may be launched with others. */
 static bool describe_joining(const weft_exec *x, const weft_node *n, cuda_gemm *p) {
     const weft_matmul_attr *attr = ATTR(n, weft_matmul_attr);
-    if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK || choose_fused(n))
-        return false;
+    if (attr->more || attr->sums || attr->act == WEFT_ACT_GELU_BACK) return false;
     *p = describe_product(x, n, 0, true, true);
     return gemm_joins(p);
 }
@@ -554,11 +560,38 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
     return true;
 }
 
+/* Whether a product behind a norm reads nothing of it but its rows. */
+static bool reads_rows_alone(const weft_exec *x, const weft_node *m, const weft_node *norm) {
+    for (int i = 1; i < m->n_in; i++)
+        for (int k = 0; k < norm->n_out; k++)
+            if (overlap(x, m->in[i], norm->out[k])) return false;
+    return m->in[0] == norm->out[0];
+}
+
+bool launch_normed_products(const weft_exec *x, const weft_node *norm, const streamed_norm *how) {
+    cuda_gemm p[GEMM_TOGETHER];
+    const weft_node *nodes[GEMM_TOGETHER], *first = next_node(x, norm);
+    int count = 0;
+    if (!first || first->op->id != WEFT_OP_matmul) return false;
+    for (const weft_node *m = first; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
+        bool fits = reads_rows_alone(x, m, norm) && describe_joining(x, m, &p[count]) &&
+                    streamed_can(&p[count]) && streamed_can_norm(&p[count]) && spares(x, m, norm);
+        for (int i = 0; fits && i < count; i++)
+            fits = are_apart(x, m, nodes[i]);
+        if (!fits) break;
+        nodes[count++] = m;
+    }
+    if (count == 0) return false;
+    streamed_launch(stream_of(x), p, count, how);
+    launched_until(x, nodes[count - 1]);
+    return true;
+}
+
 static weft_status matmul_run(weft_exec *x, const weft_node *n) {
     if (is_launched(x, n)) return WEFT_OK;
     if (follows(x) && run_together(x, n)) return launched(n);
     int more = ATTR(n, weft_matmul_attr)->more;
-    unsigned set = choose_fused(n);
+    unsigned set = are_alone(x) ? 0 : choose_fused(n);
     bool first = true;
     for (int i = 0; i <= more; i++) {
         if (set >> i & 1) continue;
