@@ -76,7 +76,8 @@ static ALWAYS_INLINE void store_sums(real *to, int64_t apart, const vreal *sum, 
 }
 
 /* sums [rows, columns] (ld TASK_COLUMNS) = x [rows, k] · w [columns, k]ᵀ, of columns that lie `apart`
- * from each other. */
+ * from each other. Where loops over rows and columns are not unrolled early, GCC keeps the sums of several
+ * rows in memory and stores each after each product: four rows then cost twice what one does. */
 static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t column, int64_t apart,
                                     real *sums, const int rows, const int columns,
                                     const bool bf16) {
@@ -88,7 +89,9 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
         x[r] = d->x + (row + r) * d->ldx;
     for (int c = 0; c < columns; c++)
         w[c] = (const char *)d->w + (size_t)((column + c * apart) * d->ldw) * size;
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
         for (int c = 0; c < columns; c++)
             sum[r][c] = vset(0);
     int64_t i = 0;
@@ -109,20 +112,26 @@ static ALWAYS_INLINE void dot_block(const dot_work *d, int64_t row, int64_t colu
         vreal value[8];
         for (int c = 0; c < columns; c++)
             value[c] = load_weights(w[c], i, VLEN, bf16);
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             vreal v = vload(x[r] + i);
+#pragma GCC unroll 8
             for (int c = 0; c < columns; c++)
                 sum[r][c] = vfma(v, value[c], sum[r][c]);
         }
     }
     if (i < d->k) {
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             vreal v = vload_part(x[r] + i, d->k - i);
+#pragma GCC unroll 8
             for (int c = 0; c < columns; c++)
                 sum[r][c] = vfma(v, load_weights(w[c], i, d->k - i, bf16), sum[r][c]);
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
         for (int c = 0; c < columns; c += 4)
             store_sums(sums + (row + r) * TASK_COLUMNS + column + c * apart, apart, sum[r] + c,
                        columns - c < 4 ? columns - c : 4);
@@ -139,13 +148,17 @@ static ALWAYS_INLINE void dot_rows(const dot_work *d, int64_t m, int64_t column,
 }
 
 /* Few rows wait for memory: the columns of a block are each the next of its own part of w. Parts of
- * several columns are streams long enough for the processor to fetch ahead in all of them. */
+ * several columns are streams long enough for the processor to fetch ahead in all of them. Two rows have room
+ * for twice the columns of four. */
 static ALWAYS_INLINE void dot_columns(const dot_work *d, int64_t m, int64_t n, real *sums,
                                       const bool bf16) {
-    int64_t together = m == 1 ? BLOCK_ALONE : BLOCK_COLUMNS, part = n / together;
+    int64_t together = m == 1 ? BLOCK_ALONE : m == 2 ? 2 * BLOCK_COLUMNS : BLOCK_COLUMNS;
+    int64_t part = n / together;
     for (int64_t c = 0; c < part; c++)
         if (m == 1)
             dot_block(d, 0, c, part, sums, 1, BLOCK_ALONE, bf16);
+        else if (m == 2)
+            dot_block(d, 0, c, part, sums, 2, 2 * BLOCK_COLUMNS, bf16);
         else
             dot_rows(d, m, c, part, sums, BLOCK_COLUMNS, bf16);
     for (int64_t c = part * together; c < n; c++)

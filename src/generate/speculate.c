@@ -11,7 +11,7 @@
  * own, in which a sequence has a fixed place.
  *
  * How much is drafted follows from how much was right. With a share p of right ones, L tokens are expected to
- * give 1 + p + ... + p^L; each costs a row, which on a CPU is taken for a third of a step of one row and on a
+ * give 1 + p + ... + p^L; each costs a row, which on a CPU is taken for a quarter of a step of one row and on a
  * GPU for a thirty-second, and what the draft model reads beside the model. Of 0, 1, 3, 7 and 15 tokens (rows
  * are run in powers of two) what promises most for its time is drafted. p is 0.5 at first and moves by an
  * eighth with each token that is seen to be right or wrong; where nothing pays, one is tried in each sixteenth
@@ -29,7 +29,7 @@ enum {
     MATCH_MOST = 32
 };
 static const double SHARE_FIRST = 0.5, SHARE_STEP = 0.125;
-static const double ROW_COST_CPU = 1.0 / 3, ROW_COST_GPU = 1.0 / 32;
+static const double ROW_COST_CPU = 1.0 / 4, ROW_COST_GPU = 1.0 / 32;
 
 struct draft_model {
     weft_decoder *decoder;

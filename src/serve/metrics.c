@@ -137,6 +137,10 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
         "Tokens of prompts that were found in pages of others.", now->generator.shared_tokens);
     one(to, "weft_generated_tokens_total", "counter", "Tokens that were made.",
         now->generator.sampled_tokens);
+    one(to, "weft_drafted_tokens_total", "counter", "Tokens that were drafted and checked.",
+        now->generator.drafted_tokens);
+    one(to, "weft_accepted_tokens_total", "counter", "Drafted tokens that were right.",
+        now->generator.accepted_tokens);
     one(to, "weft_set_back_total", "counter",
         "Times that a sequence gave its pages back, to be computed again.",
         now->generator.set_back);

@@ -304,6 +304,8 @@ void weft_worker_count(weft_worker *w, weft_generator_stats *out, int64_t *queue
     out->prompt_tokens += w->stats.prompt_tokens;
     out->shared_tokens += w->stats.shared_tokens;
     out->sampled_tokens += w->stats.sampled_tokens;
+    out->drafted_tokens += w->stats.drafted_tokens;
+    out->accepted_tokens += w->stats.accepted_tokens;
     out->set_back += w->stats.set_back;
     *queued += w->sequences > w->stats.running ? w->sequences - w->stats.running : 0;
 }

@@ -316,7 +316,7 @@ static int draft_length(double p, double reads) {
     int best = 0;
     double most = 1;
     for (int n = 1; n <= 15; n = 2 * n + 1) {
-        double made = (1 - pow(p, n + 1)) / (1 - p), rate = made / (1 + n / 3.0 + n * reads);
+        double made = (1 - pow(p, n + 1)) / (1 - p), rate = made / (1 + n / 4.0 + n * reads);
         if (rate > most * (1 + 1e-9)) best = n, most = rate;
     }
     return best;
