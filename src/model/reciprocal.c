@@ -216,12 +216,18 @@ static weft_tensor *read_crossed(builder *b, const hidden_sum *sum, weft_tensor 
     return learned && b->attend->joined ? scale_learned(b, y, learned) : y;
 }
 
-/* M h'' + bias; `added` is what came from other tokens. M h' comes last: its product adds the rest
- * (ops/fuse.h). */
+/* M h'' + bias; `added` is what came from other tokens, `made` M h' + bias where that is there already.
+ * Else it comes last: its product adds the rest (ops/fuse.h). */
 static weft_tensor *apply_map(builder *b, const hidden_sum *sum, weft_tensor *map,
-                              weft_tensor *bias, weft_tensor *added) {
-    weft_tensor *y = read_hidden(b, sum, map, bias);
+                              weft_tensor *bias, weft_tensor *added, weft_tensor *made) {
+    weft_tensor *y = made ? made : read_hidden(b, sum, map, bias);
     return added ? weft_add(b->g, y, added) : y;
+}
+
+/* In generation with bf16 what is gathered has another type, and no product adds it: then all products
+ * that read h' stand beside each other, and a backend can make them at once. */
+static bool reads_at_once(const builder *b) {
+    return b->attend->joined && b->dtype == WEFT_BF16;
 }
 
 /* Gathers what the two maps made, in place. Nobody reads the last layer's gates, and nothing should
@@ -253,6 +259,7 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     if (c->latent_recip) exchange_latent(b, &sum);
     if (c->cross_token) cross_tokens(b, &sum);
     weft_tensor *w_gate = NULL, *w_heads = NULL, *open = NULL, *to_gate = NULL, *to_out = NULL;
+    weft_tensor *gate = NULL, *out = NULL;
     /* Nobody reads the last layer's gates; in training their tensors are there all the same. */
     bool last = b->layer + 1 == c->n_layer;
     if (c->attn_gate && !(last && b->attend->finish)) {
@@ -264,9 +271,13 @@ weft_tensor *build_reciprocal(builder *b, weft_tensor *hidden, weft_tensor *w_ou
     if (sum.cross) {
         if (w_gate) to_gate = read_crossed(b, &sum, w_gate);
         to_out = read_crossed(b, &sum, w_out);
+        if (reads_at_once(b)) {
+            if (w_gate) gate = read_hidden(b, &sum, w_gate, NULL);
+            out = read_hidden(b, &sum, w_out, bias);
+        }
         if (!sum.gathered) gather_behind(b, &to_gate, &to_out);
     }
-    b->gate =
-        w_gate ? make_gate(b, apply_map(b, &sum, w_gate, NULL, to_gate), w_heads, open) : NULL;
-    return apply_map(b, &sum, w_out, bias, to_out);
+    if (w_gate) gate = apply_map(b, &sum, w_gate, NULL, to_gate, gate);
+    b->gate = w_gate ? make_gate(b, gate, w_heads, open) : NULL;
+    return apply_map(b, &sum, w_out, bias, to_out, out);
 }

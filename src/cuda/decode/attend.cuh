@@ -10,8 +10,9 @@ enum {
     THREADS = 256,
     LANES = 8, /* that share a key */
     KEY_TILE = THREADS / LANES,
-    HEADS = 4,                        /* query heads at a time */
-    SPREAD = THREADS * VECTOR * HEADS /* floats that the values' sums are joined in */
+    HEADS = 4,                         /* query heads at a time */
+    SPREAD = THREADS * VECTOR * HEADS, /* floats that the values' sums are joined in */
+    JOINED = 8                         /* leaves that are asked for at once */
 };
 
 struct attend_problem {
@@ -169,13 +170,13 @@ __device__ static inline void join_head(const attend_problem &a, int at, int thr
         float sum = 0;
         for (int b0 = 0; b0 < leaves; b0 += 32) {
             float f = b0 ? factor(b0 + lane) : first;
-            for (int b = 0; b < 32 && b0 + b < leaves; b += 4) {
-                float v[4];
+            for (int b = 0; b < 32 && b0 + b < leaves; b += JOINED) {
+                float v[JOINED];
 #pragma unroll
-                for (int i = 0; i < 4; i++)
+                for (int i = 0; i < JOINED; i++)
                     v[i] = b0 + b + i < leaves ? __ldcg(part + (b0 + b + i) * step + d) : 0.0f;
 #pragma unroll
-                for (int i = 0; i < 4; i++)
+                for (int i = 0; i < JOINED; i++)
                     sum = fmaf(v[i], __shfl_sync(0xffffffffu, f, b + i), sum);
             }
         }

@@ -390,6 +390,13 @@ template <int KIND> static void launch(const weft_exec *x, const attend_problem 
                   attend_bytes(a), rows);
 }
 
+/* Blocks for each row and key head: together all that fit at a time, or where those are few, so many that it
+ * matters little when the last ones end. */
+static int count_splits(const attend_problem &a, int64_t pairs) {
+    int64_t room = 2 * multiprocessors();
+    return (int)min_i64(a.blocks, pairs <= room ? room / pairs : ceil_div(9 * room, pairs));
+}
+
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
     attend_problem a = make_problem(x, n);
     lay_out(n, workspace_of<char>(x, n), &a);
@@ -413,9 +420,7 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
                          "cache_attention: %d heads of %d numbers for one key head are more than a "
                          "block of this GPU has room for; --device cpu can",
                          a.group, a.dqk);
-    /* A block goes through several leaves where there are enough of them for all multiprocessors. */
-    int64_t pairs = (int64_t)rows * a.keys.heads, enough = 8 * multiprocessors();
-    a.splits = a.tensor ? (int)min_i64(a.blocks, ceil_div(enough, pairs)) : a.blocks;
+    a.splits = a.tensor ? count_splits(a, (int64_t)rows * a.keys.heads) : a.blocks;
     if (a.blocks <= FEW_BLOCKS && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)

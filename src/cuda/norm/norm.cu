@@ -239,7 +239,9 @@ static bool run_with_products(const weft_exec *x, const weft_node *n, const norm
     const weft_tensor *in = n->in[WEFT_NORM_X], *r = n->in[WEFT_NORM_R];
     weft_norm_group whole = weft_norm_group_of(attr, in, 0);
     bool narrow = a.x.is_bf16 && a.y.is_bf16 && (!r || (a.r.is_bf16 && a.s.is_bf16));
-    if (!follows(x) || !narrow || whole.count != whole.period || a.width % VECTOR != 0 ||
+    bool steady =
+        is_steady(n->in[WEFT_NORM_W]) && (!n->in[WEFT_NORM_B] || is_steady(n->in[WEFT_NORM_B]));
+    if (!follows(x) || !narrow || !steady || whole.count != whole.period || a.width % VECTOR != 0 ||
         overlap(x, in, n->out[WEFT_NORM_Y]) || (r && overlap(x, r, n->out[WEFT_NORM_Y])))
         return false;
     if (r && (!n->out[WEFT_NORM_S] || overlap(x, in, n->out[WEFT_NORM_S]) ||

@@ -66,10 +66,28 @@ __device__ static inline float4 add_four(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+/* What is added to four sums of a row: it can be read before they are there. */
+struct four_addends {
+    float4 bias, addend;
+};
+
+__device__ static inline bool goes_by_fours(const finishing &f) {
+    return f.by_fours && !f.gelu_back;
+}
+
+__device__ static inline four_addends load_addends(const finishing &f, int64_t row, int64_t column,
+                                                   int64_t n) {
+    four_addends a = {};
+    if (!goes_by_fours(f) || column >= n) return a;
+    if (f.bias.data) a.bias = load_four(f.bias, column);
+    if (f.addend.data) a.addend = load_four(f.addend, row * f.ld + column);
+    return a;
+}
+
 /* Four sums of a row, with the bits of finish_value: where they are not by_fours, up to column n. */
 __device__ static inline void finish_four(const finishing &f, int64_t row, int64_t column,
-                                          int64_t n, float4 sum) {
-    if (!f.by_fours || f.gelu_back) {
+                                          int64_t n, float4 sum, const four_addends &a) {
+    if (!goes_by_fours(f)) {
         float each[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -79,8 +97,8 @@ __device__ static inline void finish_four(const finishing &f, int64_t row, int64
     int64_t at = row * f.ld + column;
     if (column >= n) return;
     if (f.accumulate) sum = add_four(sum, load_four(f.c, at));
-    if (f.bias.data) sum = add_four(sum, load_four(f.bias, column));
-    if (f.addend.data) sum = add_four(sum, load_four(f.addend, at));
+    if (f.bias.data) sum = add_four(sum, a.bias);
+    if (f.addend.data) sum = add_four(sum, a.addend);
     if (f.pre.data) store_four(f.pre, at, sum);
     if (f.gelu)
         sum =

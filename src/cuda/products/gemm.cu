@@ -3,8 +3,8 @@
  * Six ways, by the product's form alone:
  *
  *   8 bits     b is i8: rows of a are rounded to 8 bits too (i8_rows.cuh).
- *   few rows   at most 64 rows, or where rows are to be alone: each is summed so that its bits do not
- *              depend on the others (few_rows.cuh).
+ *   few rows   at most 64 rows, 256 where weights can stream, or where rows are to be alone: each is
+ *              summed so that its bits do not depend on the others (streamed.cuh, few_rows.cuh).
  *   slim       sums over many rows, a result of at most 16 × 128 (slim.cuh).
  *   thin       a small result of long sums, of sides the library is slow at: bands of k.
  *   library    both factors bf16, or both f32. A mixed pair is made f32 first. The library is

@@ -14,7 +14,7 @@
 
 #include "cuda/kernel.cuh"
 
-/* A product without ta of at most this many rows, or with `alone` of any number, is done row by row in
+/* A product without ta of at most so many rows, or with `alone` of any number, is done row by row in
  * the same way for every number of rows: a row's bits are those it has alone. */
 enum { GEMM_FEW_ROWS = 64, GEMM_STREAMED_ROWS = 256 /* where streamed.cuh can */ };
 
@@ -36,8 +36,8 @@ typedef struct {
                         the operands allow: f32, or bf16 with a and b bf16 */
     bool gelu;       /* the tanh form */
     bool gelu_back;  /* c = (...) times gelu's slope at pre, in place of gelu; no bias then */
-    bool alone;      /* few_rows.cuh does it, however many rows there are */
-    bool follows;    /* it is launched early (dependent_launch.cuh), where few_rows.cuh does it */
+    bool alone;      /* rows go by themselves, however many there are */
+    bool follows;    /* it is launched early (dependent_launch.cuh), where few rows are */
     bool steady;     /* b does not change while this is launched early */
     float alpha;
     cuda_gemm_matrix a, b; /* read only */

@@ -312,32 +312,62 @@ __device__ static inline float silu_mul(float gate, float up) {
     return gate * sigmoid(gate) * to_float(from_float<bf16>(up));
 }
 
-/* The block's share of the rows of a and the columns of its tile. */
-template <int N, int G, int STAGES, bool NORMED>
-__device__ static inline void finish_share(const streamed_problem &p, const streamed_place &t,
-                                           uint32_t sums) {
+/* The block's share of the rows of a and the columns of its tile: four columns of a row at a time. */
+template <int N, int G, int STAGES, bool NORMED> struct streamed_share {
     using shape = streamed_shape<N, G, STAGES, NORMED>;
-    const streamed_matrix &w = p.of[t.of];
-    bool gated = w.y.data != NULL;
-    constexpr int THREADS = G * 128;
-    int row = (int)blockIdx.y * N, rows = min(N, p.m - row);
-    int fours = gated ? shape::WIDTH / 8 : shape::WIDTH / 4, parts = w.parts;
-    uint32_t rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    rank -= (uint32_t)t.part;
-    for (int e = t.part * THREADS + (int)threadIdx.x; e < rows * fours; e += parts * THREADS) {
-        int r = gated ? e / (shape::WIDTH / 8) : e / (shape::WIDTH / 4);
-        int column = (e - r * fours) * 4;
-        uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
-        float4 v = add_parts(at, rank, parts, w.end.alpha);
-        column += t.column;
-        if (!gated) {
-            finish_four(w.end, row + r, column, w.n, v);
-            continue;
+    const streamed_problem &p;
+    const streamed_place &t;
+    const streamed_matrix &w;
+    bool gated;
+    int row, end, step;
+
+    __device__ streamed_share(const streamed_problem &problem, const streamed_place &place)
+        : p(problem), t(place), w(problem.of[place.of]), gated(w.y.data != NULL),
+          row((int)blockIdx.y * N), end(min(N, p.m - row) * (gated ? FOURS / 2 : FOURS)),
+          step(w.parts * G * 128) {
+    }
+
+    static constexpr int FOURS = shape::WIDTH / 4;
+
+    __device__ int first() const {
+        return t.part * (G * 128) + (int)threadIdx.x;
+    }
+
+    __device__ int row_of(int e) const {
+        return gated ? e / (FOURS / 2) : e / FOURS;
+    }
+
+    __device__ int column_of(int e) const {
+        return (e - row_of(e) * (gated ? FOURS / 2 : FOURS)) * 4;
+    }
+
+    __device__ four_addends addends(int e) const {
+        if (e >= end) return four_addends{};
+        return load_addends(w.end, row + row_of(e), t.column + column_of(e), w.n);
+    }
+
+    __device__ void finish(uint32_t sums, four_addends next) const {
+        uint32_t rank;
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+        rank -= (uint32_t)t.part;
+        for (int e = first(); e < end; e += step) {
+            four_addends added = next;
+            next = addends(e + step);
+            int r = row_of(e), column = column_of(e);
+            uint32_t at = sums + (uint32_t)((r * shape::PITCH + column) * 4);
+            float4 v = add_parts(at, rank, w.parts, w.end.alpha);
+            column += t.column;
+            if (!gated)
+                finish_four(w.end, row + r, column, w.n, v, added);
+            else
+                finish_gated(r, column, v,
+                             add_parts(at + GROUP_ROWS * 4, rank, w.parts, w.up_end.alpha));
         }
-        float4 u = add_parts(at + GROUP_ROWS * 4, rank, parts, w.up_end.alpha);
-        if (w.end.c.data) finish_four(w.end, row + r, column, w.n, v);
-        if (w.up_end.c.data) finish_four(w.up_end, row + r, column, w.n, u);
+    }
+
+    __device__ void finish_gated(int r, int column, float4 v, float4 u) const {
+        if (w.end.c.data) finish_four(w.end, row + r, column, w.n, v, four_addends{});
+        if (w.up_end.c.data) finish_four(w.up_end, row + r, column, w.n, u, four_addends{});
         float y[4] = {silu_mul(v.x, u.x), silu_mul(v.y, u.y), silu_mul(v.z, u.z),
                       silu_mul(v.w, u.w)};
         int64_t to = (row + r) * w.end.ld + column;
@@ -347,12 +377,19 @@ __device__ static inline void finish_share(const streamed_problem &p, const stre
             for (int i = 0; i < 4 && column + i < w.n; i++)
                 store_any(w.y, to + i, y[i]);
     }
+};
+
+/* All threads of a cluster's blocks come to the first, and find behind the second what the others wrote
+ * before. A block by itself meets at the second. */
+__device__ static inline void arrive_at_cluster(int blocks) {
+    if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-__device__ static inline void sync_blocks() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
+__device__ static inline void wait_for_cluster(int blocks) {
+    if (blocks > 1)
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    else
+        __syncthreads();
 }
 #define LAUNCH_THREADS(g) (g * 128 + 32)
 #else
@@ -401,13 +438,18 @@ static __global__ void __launch_bounds__(LAUNCH_THREADS(G), BLOCKS(N))
     }
     /* Every thread, so that this kernel ends no sooner than the one ahead. */
     wait_for_primary();
-    if (p.cluster > 1)
-        sync_blocks();
-    else
-        __syncthreads();
-    if (threadIdx.x < G * 128) finish_share<N, G, STAGES, NORMED>(p, t, memory);
     __syncwarp();
-    if (p.cluster > 1) sync_blocks(); /* nobody reads here any more */
+    arrive_at_cluster(p.cluster);
+    streamed_share<N, G, STAGES, NORMED> share(p, t);
+    bool finishes = threadIdx.x < G * 128;
+    four_addends added = {};
+    if (finishes) added = share.addends(share.first());
+    __syncwarp();
+    wait_for_cluster(p.cluster);
+    if (finishes) share.finish(memory, added);
+    __syncwarp();
+    arrive_at_cluster(p.cluster);
+    wait_for_cluster(p.cluster); /* nobody reads here any more */
 #endif
 }
 
