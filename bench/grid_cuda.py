@@ -39,9 +39,10 @@ def step(part, variant, head=64, width=768, time=1024, **more):
     batch = shape.pop("batch", max(1, TOKENS // time))
     words = [f"heads of {head}", f"{width} wide" if width != 768 else "", f"{time:,} tokens" if time != 1024 else "",
              f"batch {batch}" if "batch" in more else "", f"vocabulary {shape['vocab']:,}" if "vocab" in more else "",
-             more["positions"] if "positions" in more else "", f"latent of {more['latent']}" if "latent" in more else ""]
+             more["positions"] if "positions" in more else "", f"window of {more['window']:,}" if "window" in more else "",
+             f"scores capped at {more['softcap']}" if "softcap" in more else "", f"latent of {more['latent']}" if "latent" in more else ""]
     words = [w for w in words if w]
-    forms = ["flex"] if more.get("positions") in ("alibi", "relative") else FORMS[variant]
+    forms = ["flex"] if more.get("positions") in ("alibi", "relative") or {"window", "softcap"} & more.keys() else FORMS[variant]
     if head % 8 != 0:  # cuDNN does not take them
         forms = list(dict.fromkeys(f.replace("cudnn", "flash") for f in forms))
     return dict(kind="step", part=part, variant=variant, head=head, words=", ".join(words), shape=shape, batch=batch, forms=forms)
@@ -52,14 +53,14 @@ def list_steps():
     rows += [step("heads", "w2", head) for head in (32, 64, 96, 128, 192, 256)]
     rows += [step("heads", "mla", latent=latent) for latent in (64, 128, 256)]
     rows += [step("lengths", v, 128, time=4096) for v in ("dot", "w2", "mla")]
-    rows += [step("lengths", v, time=t) for v in ("mla+gate+cross", "mla+all") for t in (1024, 4096)]
-    rows += [step("lengths", "mla+all", time=8192)]
+    rows += [step("lengths", v, time=t) for v, t in (("mla+gate+cross", 4096), ("mla+all", 1024), ("mla+all", 4096), ("mla+all", 8192))]
     rows += [step("widths", "dot", 64, 256), step("widths", "dot", 60, 900), step("widths", "dot", 64, 1600),
              step("widths", "dot", 128, 2048), step("widths", "dot", 128, 4096, layers=2), step("widths", "mla", 100, 900),
              step("widths", "mla+all", 64, 1600)]
     rows += [step("sizes", v, batch=1) for v in ("dot", "mla+all")]
     rows += [step("sizes", v, time=3000, vocab=32003, batch=3) for v in ("dot", "w2", "mla+all")]
     rows += [step("positions", "dot", positions=p) for p in ("rope", "alibi", "relative")]
+    rows += [step("masks", "dot", 128, time=4096, window=512), step("masks", "w2", time=4096, window=512), step("masks", "dot", 128, softcap=50)]
     rows += [step("feed-forward", v, 128, 1024) for v in ("swiglu", "wsffn", "wsffn-grouped")]
     return rows
 
@@ -67,7 +68,7 @@ def list_steps():
 def list_attention():
     cases = [("dot", h, 1024) for h in (32, 64, 80, 96, 128, 192, 256)] + [("dot", 128, 4096), ("dot", 128, 16384)]
     cases += [("w2", h, 1024) for h in (32, 64, 96, 128)] + [("w2", 64, 16384)]
-    cases += [("mla", h, 1024) for h in (64, 128, 256)] + [("mla", 128, 4096), ("mla", 128, 16384)]
+    cases += [("mla", h, 1024) for h in (128, 256)] + [("mla", 128, 4096), ("mla", 128, 16384)]
     return [dict(kind="attention", part="attention", variant=v, head=h, time=t, words=f"{h} wide, {t:,} tokens") for v, h, t in cases]
 
 
@@ -89,8 +90,8 @@ def options_of(row):
     s = row["shape"]
     options = dict(N_LAYER=s["layers"], N_HEAD=s["heads"], N_EMBD=s["width"], CONTEXT=s["time"], VOCAB_SIZE=s["vocab"],
                    BATCH_SIZE=row["batch"], POSITION=s.get("positions", "learned"))
-    if "latent" in s:
-        options["RA_MLA_LATENT_DIM"] = s["latent"]
+    names = dict(latent="RA_MLA_LATENT_DIM", window="WINDOW", softcap="SOFTCAP_ATTENTION")
+    options.update({name: s[key] for key, name in names.items() if key in s})
     return [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
 
 

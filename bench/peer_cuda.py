@@ -28,7 +28,7 @@ PyTorch, and the fastest way ("form") is its row. A form's name lists its choice
     wide                    the stream between the layers stays f32; else it is bf16, as ours is
 
 --shape '{"width": 1600, "heads": 25, ...}' changes what Shape has; positions: learned, rope, or alibi
-and relative, which need flex.
+and relative, which need flex, as window and softcap do.
 """
 
 import argparse
@@ -82,9 +82,9 @@ def forms_of(name, wanted=()):
 
 
 class Shape:
-    def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128, positions="learned"):
+    def __init__(self, layers=12, heads=12, width=768, time=1024, vocab=50304, latent=128, positions="learned", window=0, softcap=0):
         self.layers, self.heads, self.width, self.time = layers, heads, width, time
-        self.vocab, self.latent, self.positions = vocab, latent, positions
+        self.vocab, self.latent, self.positions, self.window, self.softcap = vocab, latent, positions, window, softcap
         self.head, self.hidden = width // heads, 4 * width
 
 
@@ -160,7 +160,7 @@ class Attention(nn.Module):
             q, k, v = self.qkv(x).view(b, t, 3, s.heads, s.head).unbind(2)
             if s.positions == "rope":
                 q, k = rotate(q), rotate(k)
-            o = self.biased(q, k, v) if s.positions in ("alibi", "relative") else attend(q, k, v)
+            o = self.changed(q, k, v) if self.mask is not None else attend(q, k, v)
             return self.out(o.reshape(b, t, e)), key, routes
         if self.kind == "w2":
             return F.linear(self.distance(x).reshape(b, t, e), self.o), key, routes
@@ -194,9 +194,12 @@ class Attention(nn.Module):
 
         return self.attend_by(add_number, q, k, v, 1.0)
 
-    def biased(self, q, k, v):
-        """ALiBi's slopes, or a learned number per head and distance."""
-        heads = self.s.heads
+    def changed(self, q, k, v):
+        """Scores with ALiBi's slopes, with a learned number per head and distance, capped, or as they are."""
+        heads, cap = self.s.heads, self.s.softcap
+
+        def hold_down(score, b, h, i, j):
+            return cap * torch.tanh(score / cap)
 
         def add_slope(score, b, h, i, j):
             return score - torch.exp2(-8.0 * (h + 1) / heads) * (i - j)
@@ -204,7 +207,8 @@ class Attention(nn.Module):
         def add_bias(score, b, h, i, j):
             return score + self.bias[h, i - j]
 
-        return self.attend_by(add_bias if self.s.positions == "relative" else add_slope, q, k, v, None)
+        changes = dict(relative=add_bias, alibi=add_slope)
+        return self.attend_by(changes.get(self.s.positions, hold_down if cap else None), q, k, v, None)
 
     def attend_by(self, change, q, k, v, scale):
         from torch.nn.attention.flex_attention import flex_attention
@@ -432,7 +436,8 @@ def build(name, form, shape, device):
     if "flex" in parts:
         from torch.nn.attention.flex_attention import create_block_mask
 
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, shape.time, shape.time, device=device)
+        mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < (shape.window or shape.time)), None, None, shape.time, shape.time,
+                                 device=device)
     if device == "cuda":
         choose_backend(parts)
     with torch.device(device):
