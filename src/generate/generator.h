@@ -38,10 +38,11 @@ typedef struct {
     bool slide;          /* at the end of the context go on, and see the last `context` tokens; only
                             where positions have no end. Otherwise a sequence ends there */
     bool no_sharing;     /* pages of common beginnings are not shared */
-    bool ngram;          /* speculate: what came behind the same tokens before comes again, or */
-    const weft_model
-        *draft; /* what this model says; NULL: no. Of the same vocabulary, and outlives the
-                                generator. Its cache is beside cache_bytes */
+    /* Speculation: the next tokens are those that came behind the same ones before, */
+    bool ngram;
+    /* or what this model says; NULL: not. It has the same vocabulary, and outlives the generator; its
+     * cache comes on top of cache_bytes. */
+    const weft_model *draft;
 } weft_generator_limits;
 
 /* Fails where the config cannot generate (CAUSAL=n, a gate that is pooled over the sequence), and

@@ -71,9 +71,9 @@ struct weft_generator {
     void *state;   /* of a sequence */
     void *states;  /* [sequences]: as they were before drafted tokens */
     draft_model *drafts;
-    double row_cost,
-        draft_cost; /* of a row more, and of a drafted token, beside a step of one row */
-    flight ahead;   /* n = 0: none */
+    double row_cost;   /* of a row more, beside a step of one row; */
+    double draft_cost; /* of a token by the draft model */
+    flight ahead;      /* n = 0: none */
     weft_generator_stats stats;
 };
 
