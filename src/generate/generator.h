@@ -38,13 +38,14 @@ typedef struct {
     bool slide;          /* at the end of the context go on, and see the last `context` tokens; only
                             where positions have no end. Otherwise a sequence ends there */
     bool no_sharing;     /* pages of common beginnings are not shared */
-    bool ngram;          /* speculate: what came behind the same tokens before comes again, or */
-    const weft_model
-        *draft; /* what this model says; NULL: no. Of the same vocabulary, and outlives the
-                                generator. Its cache is beside cache_bytes */
-    double
-        prompt_share; /* while tokens are made, a step's time for prompts is at most this many times
-                            that for the tokens, or one operation's; 0: a whole block of a prompt */
+    /* Speculation: the next tokens are those that came behind the same ones before, */
+    bool ngram;
+    /* or what this model says; NULL: not. It has the same vocabulary, and outlives the generator; its
+     * cache comes on top of cache_bytes. */
+    const weft_model *draft;
+    /* While tokens are made, a step's time for prompts is at most this many times that for the tokens, or one
+     * operation's; 0: a whole block of a prompt. */
+    double prompt_share;
 } weft_generator_limits;
 
 /* Fails where the config cannot generate (CAUSAL=n, a gate that is pooled over the sequence), and

@@ -82,13 +82,12 @@ struct weft_generator {
     void *state;   /* of a sequence */
     void *states;  /* [sequences]: as they were before drafted tokens */
     draft_model *drafts;
-    double row_cost,
-        draft_cost; /* of a row more, and of a drafted token, beside a step of one row */
-    flight ahead;   /* n = 0: none */
-    batch prompts;  /* read in pieces; n = 0: none */
-    double
-        credit;  /* seconds that prompts may take in this step; below 0: that they took too long */
-    bool oldest; /* whose prompt was read last; false: a short one's */
+    double row_cost;   /* of a row more, beside a step of one row; */
+    double draft_cost; /* of a token by the draft model */
+    flight ahead;      /* n = 0: none */
+    batch prompts;     /* read in pieces; n = 0: none */
+    double credit;     /* seconds that prompts may take in this step; below 0: they took too long */
+    bool oldest;       /* whose prompt was read last; false: a short one's */
     weft_generator_stats stats;
 };
 
