@@ -225,7 +225,7 @@ static int check_normed(int n, int k) {
     for (int m : {1, 2, 3, 4}) {
         p.m = m;
         cuda_gemm g = describe(p, p.a, p.b, m);
-        if (!streamed_can(&g) || !streamed_can_norm(&g)) continue;
+        if (!streamed_can(&g) || !streamed_can_norm(&g, false)) continue;
         CUDA(cudaMemset(p.c, 0xff, (size_t)m * (size_t)n * 2));
         CUDA(cudaMemset(p.a, 0xff, (size_t)m * (size_t)k * 2));
         run(0, p, p.b, m, false);

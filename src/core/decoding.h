@@ -17,7 +17,7 @@
 
 enum {
     WEFT_STEP_ROWS = 64, /* of a step of one launch, at most */
-    WEFT_RUN_ROWS = 256, /* of a run of a graph that follows another */
+    WEFT_RUN_ROWS = 128, /* of a run of a graph that follows another */
     WEFT_STEP_COLUMNS = 8,
     WEFT_STEP_CHUNK = 32
 };

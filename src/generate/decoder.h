@@ -20,7 +20,7 @@ typedef struct {
 /* Rows of a run. Up to weft_decoder_rows, which is WEFT_DECODER_ROWS or more and at most
  * WEFT_DECODER_ROWS_MAX, a row's bits do not depend on how many there are; one run of exactly
  * WEFT_DECODER_BLOCK rows goes through the products of training, and has bits of its own. */
-enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = 256, WEFT_DECODER_BLOCK = 256 };
+enum { WEFT_DECODER_ROWS = 32, WEFT_DECODER_ROWS_MAX = 128, WEFT_DECODER_BLOCK = 256 };
 
 weft_status weft_decoder_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                               const weft_decoder_limits *limits, weft_decoder **out);

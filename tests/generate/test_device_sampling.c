@@ -267,6 +267,40 @@ static void test_sampled_tokens_go_on_where_they_were_sampled(void **state) {
     close_decoding(&d);
 }
 
+#ifdef ON_GPU
+/* More rows than a step of one launch has: the first, the middle one and the last against runs of one. */
+static void test_many_rows_have_the_bits_they_have_alone(void **state) {
+    enum { MANY = 100, LENGTH = 20, CHECKED = 3 };
+    const form *f = *state;
+    need_backend();
+    decoding all, one;
+    weft_decoder_row rows[MANY], row;
+    int32_t sampled[WEFT_DECODER_ROWS_MAX];
+    float together[MANY * VOCAB], alone[VOCAB];
+    open_decoding(f, &all, make_model(f), MANY, false);
+    open_decoding(f, &one, make_model(f), CHECKED, false);
+    assert_true(weft_decoder_rows(all.decoder) >= MANY);
+    for (int32_t t = 0; t < LENGTH; t++) {
+        for (int32_t i = 0; i < MANY; i++) {
+            rows[i] = (weft_decoder_row){(7 * i + 3 * t) % 96, t, i, true};
+            grow(&all, &rows[i]);
+        }
+        check(f, weft_decoder_run_sampling(all.decoder, rows, MANY, together, sampled));
+        for (int32_t k = 0; k < CHECKED; k++) {
+            int32_t i = k * (MANY - 1) / (CHECKED - 1);
+            row = (weft_decoder_row){rows[i].token, t, k, true};
+            grow(&one, &row);
+            check(f, weft_decoder_run_sampling(one.decoder, &row, 1, alone, sampled));
+            if (memcmp(alone, together + i * all.vocab, (size_t)all.vocab * sizeof *alone) != 0)
+                fail_msg("%s: token %d of row %d has other bits among %d", f->name, (int)t, (int)i,
+                         (int)MANY);
+        }
+    }
+    close_decoding(&all);
+    close_decoding(&one);
+}
+#endif
+
 /* Greedy text, but for the last writer's, which is drawn. */
 static weft_sampling sampling_of(int writer) {
     weft_sampling how = weft_sampling_default();
@@ -532,7 +566,11 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_a_token_that_breaks_a_text_is_kept_as_such",
                                 test_a_token_that_breaks_a_text_is_kept_as_such, NULL, NULL, f};
-#ifndef ON_GPU
+#ifdef ON_GPU
+        tests[n++] =
+            (struct CMUnitTest){"test_many_rows_have_the_bits_they_have_alone",
+                                test_many_rows_have_the_bits_they_have_alone, NULL, NULL, f};
+#else
         tests[n++] = (struct CMUnitTest){"test_a_step_that_failed_is_tried_again",
                                          test_a_step_that_failed_is_tried_again, NULL, NULL, f};
 #endif

@@ -19,14 +19,14 @@
 
 enum {
     TENSOR_WARPS = THREADS / 32,
-    TENSOR_ROWS = 16,           /* heads of a tile */
-    TENSOR_KEYS = 32,           /* of a warp, for its scores */
-    TENSOR_COLUMNS = 32,        /* of values that a warp sums at a time */
-    TENSOR_SPARE = 8,           /* numbers behind a row's, so that rows share no bank */
-    TENSOR_LEAF = 48 << 10,     /* bytes of a leaf's keys and values, at most */
-    TENSOR_LEAST = TENSOR_KEYS, /* keys of a leaf */
-    TENSOR_RING = 3,            /* leaves in shared memory, at most */
-    TENSOR_ROOM = 112 << 10     /* bytes of a block, if two are to be there */
+    TENSOR_ROWS = 16,       /* heads of a tile */
+    TENSOR_KEYS = 32,       /* of a warp, for its scores */
+    TENSOR_COLUMNS = 32,    /* of values that a warp sums at a time */
+    TENSOR_SPARE = 8,       /* numbers behind a row's, so that rows share no bank */
+    TENSOR_LEAF = 48 << 10, /* bytes of a leaf's keys and values, at most */
+    TENSOR_LEAST = 64,      /* keys of a leaf, unless there is no room for so many */
+    TENSOR_RING = 3,        /* leaves in shared memory, at most */
+    TENSOR_ROOM = 112 << 10 /* bytes of a block, if two are to be there */
 };
 
 /* Shared memory: of each leaf in the ring keys [leaf, dqk] and values [leaf, dv] in bf16; scores
@@ -339,17 +339,15 @@ static __global__ void __launch_bounds__(THREADS, 2)
     join_when_last(a, place_leaf(a, (int)blockIdx.z));
 }
 
-/* Keys of a leaf, by the widths alone. */
-static inline int tensor_leaf(const attend_problem &a) {
-    int leaf = BLOCK;
-    while (leaf > TENSOR_LEAST && leaf * (a.dqk + (a.joint ? 0 : a.dv)) * 2 > TENSOR_LEAF)
-        leaf /= 2;
-    return leaf;
-}
-
-static inline int tensor_ring(const attend_problem &a) {
-    int64_t ring = (TENSOR_ROOM - tensor_rest_bytes(a)) / tensor_key_bytes(a);
-    return (int)max_i64(1, min_i64(TENSOR_RING, ring));
+/* Keys of a leaf, by the widths and heads alone, and leaves in shared memory. */
+static inline void choose_leaf(attend_problem *a) {
+    a->leaf = BLOCK;
+    while (a->leaf > TENSOR_LEAST && tensor_key_bytes(*a) > TENSOR_LEAF)
+        a->leaf /= 2;
+    if (tensor_key_bytes(*a) + tensor_rest_bytes(*a) > weft_cuda_device()->shared_memory)
+        a->leaf = TENSOR_KEYS;
+    int64_t ring = (TENSOR_ROOM - tensor_rest_bytes(*a)) / tensor_key_bytes(*a);
+    a->ring = (int)max_i64(1, min_i64(TENSOR_RING, ring));
 }
 
 /* Whether it takes the problem: follows from types, sizes and options alone. */

@@ -18,14 +18,12 @@ struct cached_write {
 /* A warp stores one head of one row; with `number` the squares of what is stored. No byte holds NaN: the
  * scale does. */
 template <int KIND>
-__device__ static inline void write_vector(const row_places &p, const cached_write &w, int at,
+__device__ static inline void write_vector(const cached_write &w, int at, char *page, int token,
                                            int lane) {
     const cached_pages &c = w.c;
     any_tensor x = w.x, extra = w.extra;
     int r = at / c.heads, h = at % c.heads;
-    if (p.slot[r] < 0) return;
-    int j = p.position[r], token = j % WEFT_PAGE_TOKENS;
-    char *page = page_at(c, p, r, j), *to = token_at(c, page, h, token);
+    char *to = token_at(c, page, h, token);
     int64_t from = r * w.columns + w.offset + (int64_t)h * c.width;
     float scale = 1, inverse = 0, squares = 0;
     if (KIND == CACHED_I8) {
@@ -62,18 +60,26 @@ __device__ static inline void write_vector(const row_places &p, const cached_wri
     if (lane == 0) *number_at(c, page, h, token) = squares;
 }
 
-/* The heads of all rows, of one or two writes. */
+/* The heads of all rows, of one or two writes. Where they go to is known before what is written is there:
+ * positions and tables are inputs of the run. */
 template <int KIND>
-static __global__ void write_vectors(row_places p, cached_write first, cached_write second) {
+static __global__ void write_vectors(const __grid_constant__ row_places p,
+                                     const __grid_constant__ cached_write first,
+                                     const __grid_constant__ cached_write second) {
     int at = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32, lane = threadIdx.x % 32;
     int firsts = p.rows * first.c.heads, seconds = second.done ? p.rows * second.c.heads : 0;
+    const cached_write &w = at < firsts ? first : second;
+    int own = at < firsts ? at : at - firsts, token = 0;
+    char *page = NULL;
+    if (at < firsts + seconds) {
+        int r = own / w.c.heads, j = p.position[r];
+        token = j % WEFT_PAGE_TOKENS;
+        if (p.slot[r] >= 0) page = page_at(w.c, p, r, j);
+    }
     follow_primary();
     if (thread_index() == 0) *first.done = 0;
     if (thread_index() == 0 && seconds) *second.done = 0;
-    if (at < firsts)
-        write_vector<KIND>(p, first, at, lane);
-    else if (at < firsts + seconds)
-        write_vector<KIND>(p, second, at - firsts, lane);
+    if (page) write_vector<KIND>(w, own, page, token, lane);
 }
 
 static cached_write describe_write(const weft_exec *x, const weft_node *n) {

@@ -350,8 +350,7 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.joint = !apart;
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
-    a.leaf = tensor_leaf(a);
-    a.ring = tensor_ring(a);
+    choose_leaf(&a);
     a.tensor = suits_tensor(a, a.q.is_bf16);
     if (!a.tensor) a.leaf = BLOCK;
     a.blocks = (int)(ceil_div(attr->context - 1, a.leaf) + 1);

@@ -575,7 +575,8 @@ bool launch_normed_products(const weft_exec *x, const weft_node *norm, const str
     if (!first || first->op->id != WEFT_OP_matmul) return false;
     for (const weft_node *m = first; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
         bool fits = reads_rows_alone(x, m, norm) && describe_joining(x, m, &p[count]) &&
-                    streamed_can(&p[count]) && streamed_can_norm(&p[count]) && spares(x, m, norm);
+                    streamed_can(&p[count]) && streamed_can_norm(&p[count], false) &&
+                    spares(x, m, norm);
         for (int i = 0; fits && i < count; i++)
             fits = are_apart(x, m, nodes[i]);
         if (!fits) break;

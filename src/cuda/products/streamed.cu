@@ -29,6 +29,7 @@ enum {
     ENOUGH_WIDE = 96, /* blocks of 128 rows, if they are to be that wide */
     MOST_ROWS = 256,  /* of a in a block */
     MOST_RING = 13,   /* stages in shared memory */
+    ASKED = 10,       /* stages behind those that go to the L2 cache before the kernel ahead ends */
     NORM_ROWS = 16,   /* of a tile of a that is normed here */
     NORM_FEW = 4,     /* rows of it: a warp each */
     NORM_STAGES = 16, /* of a part of it, at most */
@@ -102,6 +103,13 @@ struct ring_place {
     }
 };
 
+/* Into the L2 cache: a box that will be loaded. */
+__device__ static inline void ask_for_box(const CUtensorMap *from, int x, int y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(from),
+                 "r"(x), "r"(y)
+                 : "memory");
+}
+
 template <int N, int G, int STAGES, bool NORMED>
 __device__ static inline void produce_stages(const streamed_problem &p, const streamed_place &t,
                                              uint32_t memory) {
@@ -128,6 +136,11 @@ __device__ static inline void produce_stages(const streamed_problem &p, const st
     if (!p.steady) wait_for_primary();
     for (int i = 0; i < ready; i++)
         load_b(i, i);
+    for (int i = ready; p.steady && i < min(t.stages, ready + ASKED); i++)
+#pragma unroll
+        for (int g = 0; g < G; g++)
+            ask_for_box(gated && g ? &w.up : &w.b, (t.first + i) * DEPTH,
+                        t.column + (gated ? 0 : g * GROUP_ROWS));
     if (p.steady) wait_for_primary();
     for (int i = 0; i < ready; i++)
         load_a(i, i);
@@ -467,18 +480,19 @@ static int count_stages(const cuda_gemm *p) {
     return (int)ceil_div(p->k, DEPTH);
 }
 
-/* By n and k alone. */
-static int count_parts(const cuda_gemm *p) {
+/* By n and k alone; of a gated product by the rows of both matrices. */
+static int count_parts(const cuda_gemm *p, bool gated) {
     int parts = 1;
-    while (parts < MOST_PARTS && ceil_div(p->n, GROUP_ROWS) * parts < ENOUGH &&
+    int64_t rows = gated ? 2 * p->n : p->n;
+    while (parts < MOST_PARTS && ceil_div(rows, GROUP_ROWS) * parts < ENOUGH &&
            count_stages(p) >= 2 * parts * PART_STAGES)
         parts *= 2;
     return parts;
 }
 
-bool streamed_can_norm(const cuda_gemm *p) {
+bool streamed_can_norm(const cuda_gemm *p, bool gated) {
     return p->m <= NORM_FEW && p->k <= NORM_MOST && p->a.ld == p->k &&
-           ceil_div(count_stages(p), count_parts(p)) <= NORM_STAGES;
+           ceil_div(count_stages(p), count_parts(p, gated)) <= NORM_STAGES;
 }
 
 template <int N, int G, int STAGES, bool NORMED>
@@ -554,7 +568,7 @@ static void launch_all(cudaStream_t stream, const cuda_gemm *p, int n, streamed_
     k.cluster = 1;
     for (int i = 0; i < n; i++) {
         k.of[i].n = (int)p[i].n;
-        k.of[i].parts = count_parts(&p[i]);
+        k.of[i].parts = count_parts(&p[i], gated);
         k.of[i].end = describe_finish(&p[i]);
         make_matrix_map(&k.of[i].b, (const bf16 *)p[i].b.data, p[i].n, p[i].k, p[i].b.ld,
                         GROUP_ROWS, DEPTH);

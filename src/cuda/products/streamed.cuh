@@ -23,8 +23,8 @@ typedef struct {
 bool launch_normed_products(const weft_exec *x, const weft_node *norm, const streamed_norm *how);
 bool launch_normed_gate(const weft_exec *x, const weft_node *norm, const streamed_norm *how);
 
-/* Whether a product can norm its rows: they are few. */
-bool streamed_can_norm(const cuda_gemm *p);
+/* Whether a product, or a gate's, can norm its rows: they are few. */
+bool streamed_can_norm(const cuda_gemm *p, bool gated);
 
 /* Products of the same a in one launch, at most GEMM_TOGETHER, none needing what another makes; `norm` NULL:
  * of a itself. An error is cudaGetLastError's. */

@@ -35,7 +35,8 @@ struct lookup {
 
 /* Faults: place i < count is a token, count + b a sequence's position. */
 template <bool WHOLE> static __global__ void embed_tokens(lookup k) {
-    follow_primary();
+    wait_for_primary(); /* behind this the run's inputs are there, for all kernels that follow */
+    trigger_dependents();
     int64_t packs = ceil_div(k.width, VECTOR), i = quotient(thread_index(), packs);
     if (i >= k.count) return;
     int64_t column = (thread_index() - i * packs) * VECTOR;
