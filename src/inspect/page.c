@@ -138,14 +138,6 @@ static void put_number(weft_page *p, double value) {
     weft_page_cell(p, isfinite(value) ? "%.3g" : "–", value);
 }
 
-static void put_json(weft_page *p, const char *id, const json_t *object) {
-    WEFT_AUTO_FREE char *text = json_dumps(object, JSON_COMPACT | JSON_ENSURE_ASCII);
-    fprintf(p->html, "<script type=\"application/json\" id=\"%s\">", id);
-    for (const char *at = text ? text : "{}"; *at; at++)
-        fprintf(p->html, strchr("<>&", *at) ? "\\u%04x" : "%c", (unsigned char)*at);
-    fputs("</script>\n", p->html);
-}
-
 /* The text, a button a token, for the script to tint. */
 static void put_strip(weft_page *p, const json_t *words) {
     const json_t *word;
@@ -179,17 +171,6 @@ static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
     weft_page_line(p, "answer", "%s.", weft_page_words(p));
 }
 
-static void put_head(weft_page *p, const json_t *inside, size_t layer, size_t head, int name,
-                     const double habits[HABITS]) {
-    weft_page_cell(p, "%zu.%zu", layer + 1, head + 1);
-    weft_page_cell(p, "%s", habit_names[name]);
-    weft_page_cell(p, "–");
-    for (int k = 0; k < HABITS; k++)
-        put_number(p, habits[k]);
-    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-        if (is_column(inside, n->name)) put_number(p, inside_number(inside, n->name, layer, head));
-}
-
 /* A row for each head, what it does and all its numbers; or, without `shown`, how many do what. Returns how many there
  * are. */
 static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
@@ -203,7 +184,16 @@ static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
             double habits[HABITS];
             find_habits(rows, text->tokens, time, inside, at, h, habits);
             int name = name_habit(habits, inside_number(inside, "entropy_share", at, h));
-            if (shown) put_head(p, inside, at, h, name, habits);
+            if (shown) {
+                weft_page_cell(p, "%zu.%zu", at + 1, h + 1);
+                weft_page_cell(p, "%s", habit_names[name]);
+                weft_page_cell(p, "–");
+                for (int k = 0; k < HABITS; k++)
+                    put_number(p, habits[k]);
+                for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
+                    if (is_column(inside, n->name))
+                        put_number(p, inside_number(inside, n->name, at, h));
+            }
             counts[name]++;
             heads++;
         }
@@ -245,7 +235,7 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
     fputs(style, p->html);
     put_strip(p, words);
     WEFT_AUTO_DECREF json_t *data = json_pack("{s:O, s:O}", "tokens", words, "layers", layers);
-    put_json(p, "weft-looks", data);
+    WEFT_TRY(weft_page_put_json(p, "weft-looks", data));
     weft_page_table_open(
         p, "=head|=looks most at|=from the chosen token|>previous|>first|>itself|>same word");
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
