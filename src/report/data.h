@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "record/database.h"
-#include "study/minimum.h"
+#include "study/statistics.h"
 
 #include <stddef.h>
 #include <stdint.h>

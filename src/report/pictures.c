@@ -387,7 +387,7 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
 }
 
 /* Where each variant does best over its learning rates: the parabola through its runs, its minimum, and how they are
- * drawn. study/minimum.h fits them. */
+ * drawn. study/minimum.c fits them. */
 static bool has_minimum(const weft_report_data *d, int variant) {
     return d->variants[variant].repeats < 0 && isfinite(d->variants[variant].minimum.rate);
 }
