@@ -9,7 +9,6 @@
 #include "base/scope.h"
 
 #include "base/text.h"
-#include "record/gather.h"
 #include "record/record.h"
 #include "report/sections.h"
 

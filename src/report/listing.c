@@ -4,7 +4,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "record/gather.h"
+#include "record/database.h"
 #include "report/sections.h"
 #include "study/study.h"
 
