@@ -49,16 +49,6 @@ static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_l
     return WEFT_OK;
 }
 
-static void finish_gates(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads) {
-    for (int64_t h = 0; h < heads; h++) {
-        const weft_head_sums *s = &sums->heads[h];
-        double mean = s->gates > 0 ? s->gate[0] / s->gates : NAN;
-        out->heads[h].gate = mean;
-        out->heads[h].gate_spread = sqrt(fmax(s->gate[1] / s->gates - mean * mean, 0));
-        if (!(s->gates > 0)) out->heads[h].gate_spread = NAN;
-    }
-}
-
 static weft_status look_latent(const weft_session *s, const weft_tensor *latent, int which,
                                weft_spectrum_look *out, weft_layer_sums *sums) {
     WEFT_AUTO_FREE double *rows = NULL;
@@ -84,13 +74,6 @@ static weft_status look_latent(const weft_session *s, const weft_tensor *latent,
     return WEFT_OK;
 }
 
-static weft_status look_latents(const weft_session *s, int64_t layer, weft_layer_look *out,
-                                weft_layer_sums *sums) {
-    const weft_layer_inside *in = &s->graph.inside[layer];
-    WEFT_TRY(look_latent(s, in->latent, 0, &out->keys, sums));
-    return look_latent(s, in->latent_v, 1, &out->values, sums);
-}
-
 /* How many of the falling values hold a share of the squares' sum. */
 static int64_t holding(const double *values, int64_t n, double share) {
     double all = 0, held = 0;
@@ -101,15 +84,6 @@ static int64_t holding(const double *values, int64_t n, double share) {
         if (held >= share * all) return i + 1;
     }
     return n;
-}
-
-static double effective_rank(const double *values, int64_t n) {
-    double sum = 0, entropy = 0;
-    for (int64_t i = 0; i < n; i++)
-        sum += values[i];
-    for (int64_t i = 0; i < n && sum > 0; i++)
-        if (values[i] > 0) entropy -= values[i] / sum * log(values[i] / sum);
-    return sum > 0 ? exp(entropy) : 0;
 }
 
 static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *gram, double rows) {
@@ -126,17 +100,15 @@ static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *g
     WEFT_TRY(weft_spectrum(gram, width, out->values, vectors));
     for (int64_t i = 0; i < width; i++)
         out->values[i] = sqrt(fmax(out->values[i], 0));
-    out->rank = effective_rank(out->values, width);
+    double total = 0, entropy = 0;
+    for (int64_t i = 0; i < width; i++)
+        total += out->values[i];
+    for (int64_t i = 0; i < width && total > 0; i++)
+        if (out->values[i] > 0) entropy -= out->values[i] / total * log(out->values[i] / total);
+    out->rank = total > 0 ? exp(entropy) : 0;
     out->dirs_90 = holding(out->values, width, 0.9);
     out->dirs_99 = holding(out->values, width, 0.99);
     return WEFT_OK;
-}
-
-static weft_status finish_latents(weft_layer_look *out, weft_layer_sums *sums) {
-    WEFT_TRY(
-        finish_latent(&out->keys, sums->latent_sum[0], sums->latent_gram[0], sums->latent_rows));
-    return finish_latent(&out->values, sums->latent_sum[1], sums->latent_gram[1],
-                         sums->latent_rows);
 }
 
 /* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
@@ -279,19 +251,6 @@ static double squares(const double *x, int64_t n) {
     return sum;
 }
 
-static weft_status add_tensor(const weft_session *s, const weft_tensor *p, weft_inspection *out) {
-    const weft_weight *w = weft_model_find(s->model, p->name);
-    weft_part_look *part = w ? part_of(out, w) : NULL;
-    if (!part) return weft_fail(WEFT_EBUG, "inspect: %s is in no part", p->name);
-    WEFT_AUTO_FREE double *values = NULL;
-    WEFT_TRY(look_weight(w, &values));
-    part->parameters += w->count;
-    part->weight_norm += squares(values, w->count);
-    WEFT_TRY(weft_session_values(s, p->grad, w->count, values));
-    part->gradient_norm += squares(values, w->count);
-    return WEFT_OK;
-}
-
 static weft_status run_windows(weft_session *s, const weft_windows *text, int64_t windows) {
     size_t row = (size_t)text->time * sizeof(int32_t);
     WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
@@ -315,8 +274,18 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
     WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
     WEFT_TRY(run_windows(&s, text, windows));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    for (int64_t i = 0; i < s.graph.n_parameters; i++)
-        WEFT_TRY(add_tensor(&s, s.graph.parameters[i].tensor, out));
+    for (int64_t i = 0; i < s.graph.n_parameters; i++) {
+        const weft_tensor *p = s.graph.parameters[i].tensor;
+        const weft_weight *w = weft_model_find(s.model, p->name);
+        weft_part_look *part = w ? part_of(out, w) : NULL;
+        if (!part) return weft_fail(WEFT_EBUG, "inspect: %s is in no part", p->name);
+        WEFT_AUTO_FREE double *values = NULL;
+        WEFT_TRY(look_weight(w, &values));
+        part->parameters += w->count;
+        part->weight_norm += squares(values, w->count);
+        WEFT_TRY(weft_session_values(&s, p->grad, w->count, values));
+        part->gradient_norm += squares(values, w->count);
+    }
     for (int i = 0; i < out->n_parts; i++) {
         out->parts[i].weight_norm = sqrt(out->parts[i].weight_norm);
         out->parts[i].gradient_norm = sqrt(out->parts[i].gradient_norm);
@@ -374,7 +343,9 @@ static weft_status look_at_layer(inspector *p, int64_t layer, int64_t window,
                               layer ? p->chosen[(layer - 1) % 2] : NULL, p->chosen[layer % 2],
                               sums));
     WEFT_TRY(look_gates(s, layer, look, sums));
-    WEFT_TRY(look_latents(s, layer, look, sums));
+    const weft_layer_inside *in = &s->graph.inside[layer];
+    WEFT_TRY(look_latent(s, in->latent, 0, &look->keys, sums));
+    WEFT_TRY(look_latent(s, in->latent_v, 1, &look->values, sums));
     return look_z(s, layer, window, out->windows, sums);
 }
 
@@ -389,17 +360,22 @@ static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_
         for (int64_t l = 0; l < out->n_layers; l++)
             WEFT_TRY(look_at_layer(p, l, w, out));
     }
-    return WEFT_OK;
-}
-
-static weft_status finish(const weft_model *m, inspector *p, weft_inspection *out) {
     for (int64_t l = 0; l < out->n_layers; l++) {
         weft_layer_look *look = &out->layers[l];
         weft_finish_weights(look, &p->sums[l], out->n_heads);
         weft_finish_gaussians(look, &p->sums[l], out->n_heads);
-        finish_gates(look, &p->sums[l], out->n_heads);
-        WEFT_TRY(finish_latents(look, &p->sums[l]));
-        WEFT_TRY(finish_z(m, l, out->windows, look, &p->sums[l]));
+        for (int64_t h = 0; h < out->n_heads; h++) {
+            const weft_head_sums *s = &p->sums[l].heads[h];
+            double mean = s->gates > 0 ? s->gate[0] / s->gates : NAN;
+            look->heads[h].gate = mean;
+            look->heads[h].gate_spread = sqrt(fmax(s->gate[1] / s->gates - mean * mean, 0));
+            if (!(s->gates > 0)) look->heads[h].gate_spread = NAN;
+        }
+        WEFT_TRY(finish_latent(&look->keys, p->sums[l].latent_sum[0], p->sums[l].latent_gram[0],
+                               p->sums[l].latent_rows));
+        WEFT_TRY(finish_latent(&look->values, p->sums[l].latent_sum[1], p->sums[l].latent_gram[1],
+                               p->sums[l].latent_rows));
+        WEFT_TRY(finish_z(p->session.model, l, out->windows, look, &p->sums[l]));
     }
     return WEFT_OK;
 }
@@ -417,7 +393,6 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
         status = weft_session_open(m, place.backend, place.pool, &build, false, false, &p.session);
     if (status == WEFT_OK) {
         status = look_at_windows(&p, text, out);
-        if (status == WEFT_OK) status = finish(m, &p, out);
         weft_session_close(&p.session);
     }
     if (status == WEFT_OK && gradients) status = look_gradients(m, place, text, out);

@@ -49,35 +49,16 @@ void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_
         }
 }
 
-/* The heads' weights of one token as one: their mean, or the largest. */
-static void join_heads(const weft_config *c, const double *weights, int64_t time, int64_t token,
-                       double *row) {
-    int64_t seen = seen_by(c, token, time);
-    for (int64_t j = 0; j < seen; j++) {
-        double sum = 0, most = 0;
-        for (int64_t h = 0; h < c->n_head; h++) {
-            double p = weights[(h * time + token) * time + j];
-            sum += p;
-            most = fmax(most, p);
-        }
-        row[j] = c->sparse_head_average ? sum / (double)c->n_head : most;
-    }
-}
-
-/* Marks the k largest of n; of equal ones the first. */
-static void choose_largest(const double *row, int64_t n, int64_t k, unsigned char *chosen) {
-    for (int64_t taken = 0; taken < k && taken < n; taken++) {
-        int64_t best = -1;
-        for (int64_t j = 0; j < n; j++)
-            if (!chosen[j] && (best < 0 || row[j] > row[best])) best = j;
-        chosen[best] = 1;
-    }
-}
-
 static void choose(const weft_config *c, const double *row, int64_t n, unsigned char *chosen) {
     double squares = 0;
     if (c->sparse_mode == WEFT_SPARSE_TOPK) {
-        choose_largest(row, n, c->sparse_k, chosen);
+        /* Marks the k largest of n; of equal ones the first. */
+        for (int64_t taken = 0; taken < c->sparse_k && taken < n; taken++) {
+            int64_t best = -1;
+            for (int64_t j = 0; j < n; j++)
+                if (!chosen[j] && (best < 0 || row[j] > row[best])) best = j;
+            chosen[best] = 1;
+        }
         return;
     }
     for (int64_t j = 0; j < n; j++)
@@ -143,7 +124,16 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
     for (int64_t i = 0; i < time; i++) {
         int64_t seen = seen_by(c, i, time), hidden;
         unsigned char *mine = chosen + i * time;
-        join_heads(c, weights, time, i, row);
+        /* The heads' weights of one token as one: their mean, or the largest. */
+        for (int64_t j = 0; j < seen; j++) {
+            double sum = 0, most = 0;
+            for (int64_t h = 0; h < c->n_head; h++) {
+                double p = weights[(h * time + i) * time + j];
+                sum += p;
+                most = fmax(most, p);
+            }
+            row[j] = c->sparse_head_average ? sum / (double)c->n_head : most;
+        }
         hidden = hidden_from(row, seen);
         choose(c, row + hidden, seen - hidden, mine + hidden);
         add_routes(c, sums, row + hidden, mine + hidden, seen - hidden);
@@ -272,22 +262,6 @@ static double row_moved(const gaussians *g, const double *scores, int64_t seen, 
     return apart;
 }
 
-static weft_status add_moved(const gaussians *g, const weft_layer_scores *l, const double *tau,
-                             const double *scores, weft_layer_sums *sums) {
-    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
-    if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
-    for (int64_t h = 0; h < l->heads; h++)
-        for (int64_t i = 0; i < g->time; i++) {
-            int64_t seen = l->causal ? i + 1 : g->time;
-            if (seen < 2) continue;
-            sums->heads[h].moved +=
-                row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, l->heads,
-                          2 / (tau[h] + TAU_EPS), rows, rows + g->time);
-            sums->heads[h].moved_rows++;
-        }
-    return WEFT_OK;
-}
-
 /* The temperature of each head, learned or fixed. */
 static weft_status read_tau(const weft_session *s, const weft_layer_scores *l, double **out) {
     WEFT_TRY(weft_look_values(s, l->log_tau, out));
@@ -309,7 +283,18 @@ static weft_status look(const weft_session *s, int64_t layer, const double *scor
     WEFT_TRY(read_tau(s, l, &tau));
     for (int64_t h = 0; h < l->heads; h++)
         out->heads[h].tau = tau[h];
-    return add_moved(g, l, tau, scores, sums);
+    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
+    if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    for (int64_t h = 0; h < l->heads; h++)
+        for (int64_t i = 0; i < g->time; i++) {
+            int64_t seen = l->causal ? i + 1 : g->time;
+            if (seen < 2) continue;
+            sums->heads[h].moved +=
+                row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, l->heads,
+                          2 / (tau[h] + TAU_EPS), rows, rows + g->time);
+            sums->heads[h].moved_rows++;
+        }
+    return WEFT_OK;
 }
 
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
