@@ -11,7 +11,6 @@
 #include "base/style.h"
 #include "base/text.h"
 #include "report/page.h"
-#include "serve/connections.h"
 #include "serve/http.h"
 
 #include <dlfcn.h>
