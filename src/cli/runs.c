@@ -3,7 +3,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "cli/args.h"
-#include "record/gather.h"
+#include "record/database.h"
 #include "report/report.h"
 
 #include <errno.h>

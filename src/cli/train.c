@@ -225,7 +225,7 @@ typedef struct {
     json_t *facts;
 } look_after;
 
-/* As report/decode.c shows it. */
+/* As report/inside.c shows it. */
 static weft_status measure_generation(const weft_model *m, const look_after *l) {
     static const int64_t batches[] = {1, 8};
     for (int i = 0; i < 2; i++) {

@@ -1,12 +1,17 @@
-/* Runs the text through the model a window at a time and hands what each layer made to those who look. */
+/* Runs the text through the model a window at a time and looks at what each layer made; at attention in weights.c. */
 #include "inspect/inspect.h"
 #include "base/scope.h"
 
+#include "convert/spectrum.h"
 #include "data/dataset.h"
 #include "inspect/look.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+enum { CONTEXT = 256, WINDOWS = 4, WINDOWS_MOST = 4 }; /* of held-out sequences, and of gradients */
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "inspect: no memory");
@@ -21,16 +26,271 @@ weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double
     return weft_session_values(s, t, count, *out);
 }
 
-static void free_sums(weft_layer_sums *sums, int64_t heads) {
-    for (int64_t h = 0; sums->heads && h < heads; h++)
-        for (int i = 0; i < 4; i++)
-            free(sums->heads[h].sigma[i / 2][i % 2]);
-    free(sums->heads);
-    for (int i = 0; i < 2; i++) {
-        free(sums->latent_sum[i]);
-        free(sums->latent_gram[i]);
+/* Gates, and the directions that tokens take in MLA's latents.
+ *
+ * The mean of the latents is left out: in keys it adds the same to all scores of a query, and in values
+ * the same to all outputs. What tokens tell each other is in the differences. */
+static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_look *out,
+                              weft_layer_sums *sums) {
+    const weft_tensor *gate = s->graph.inside[layer].gate;
+    WEFT_AUTO_FREE double *values = NULL;
+    WEFT_TRY(weft_look_values(s, gate, &values));
+    if (!values) return WEFT_OK;
+    int64_t heads = gate->shape[2], rows = weft_tensor_count(gate) / heads;
+    for (int64_t i = 0; i < rows * heads; i++) {
+        double g = 1 / (1 + exp(-values[i]));
+        int bin = (int)(g * WEFT_GATE_BINS);
+        weft_head_sums *own = &sums->heads[i % heads];
+        own->gate[0] += g;
+        own->gate[1] += g * g;
+        own->gates++;
+        out->heads[i % heads].gates[bin < WEFT_GATE_BINS ? bin : WEFT_GATE_BINS - 1]++;
     }
-    free(sums->contexts);
+    return WEFT_OK;
+}
+
+static weft_status look_latent(const weft_session *s, const weft_tensor *latent, int which,
+                               weft_spectrum_look *out, weft_layer_sums *sums) {
+    WEFT_AUTO_FREE double *rows = NULL;
+    WEFT_TRY(weft_look_values(s, latent, &rows));
+    if (!rows) return WEFT_OK;
+    int64_t width = latent->shape[2], n = weft_tensor_count(latent) / width;
+    if (!out->width) {
+        out->width = width;
+        sums->latent_sum[which] = calloc((size_t)width, sizeof(double));
+        sums->latent_gram[which] = calloc((size_t)(width * width), sizeof(double));
+    }
+    if (!sums->latent_sum[which] || !sums->latent_gram[which]) return no_memory();
+    /* Adds rows [n, L] to a sum and to the sum of products. */
+    for (int64_t i = 0; i < n; i++) {
+        const double *x = rows + i * width;
+        for (int64_t a = 0; a < width; a++) {
+            sums->latent_sum[which][a] += x[a];
+            for (int64_t b = 0; b <= a; b++)
+                sums->latent_gram[which][a * width + b] += x[a] * x[b];
+        }
+    }
+    if (which == 0) sums->latent_rows += (double)n;
+    return WEFT_OK;
+}
+
+/* How many of the falling values hold a share of the squares' sum. */
+static int64_t holding(const double *values, int64_t n, double share) {
+    double all = 0, held = 0;
+    for (int64_t i = 0; i < n; i++)
+        all += values[i] * values[i];
+    for (int64_t i = 0; i < n; i++) {
+        held += values[i] * values[i];
+        if (held >= share * all) return i + 1;
+    }
+    return n;
+}
+
+static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *gram, double rows) {
+    int64_t width = out->width;
+    if (!width) return WEFT_OK;
+    WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
+    out->values = malloc((size_t)width * sizeof *out->values);
+    if (!vectors || !out->values) return no_memory();
+    /* The covariance in the place of the sum of products, of which there is one half. */
+    for (int64_t a = 0; a < width; a++)
+        for (int64_t b = 0; b <= a; b++)
+            gram[a * width + b] = gram[b * width + a] =
+                gram[a * width + b] / rows - sum[a] / rows * (sum[b] / rows);
+    WEFT_TRY(weft_spectrum(gram, width, out->values, vectors));
+    for (int64_t i = 0; i < width; i++)
+        out->values[i] = sqrt(fmax(out->values[i], 0));
+    double total = 0, entropy = 0;
+    for (int64_t i = 0; i < width; i++)
+        total += out->values[i];
+    for (int64_t i = 0; i < width && total > 0; i++)
+        if (out->values[i] > 0) entropy -= out->values[i] / total * log(out->values[i] / total);
+    out->rank = total > 0 ? exp(entropy) : 0;
+    out->dirs_90 = holding(out->values, width, 0.9);
+    out->dirs_99 = holding(out->values, width, 0.99);
+    return WEFT_OK;
+}
+
+/* WsFFN's z-heads: whether they tell sequences and heads apart, as their contrastive loss wants, and
+ * whether the dense W_z stays with the blocks that it starts from. */
+static const weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {
+    char full[96];
+    snprintf(full, sizeof full, "h.%lld.%s", (long long)layer, name);
+    return weft_model_find(m, full);
+}
+
+static weft_status look_weight(const weft_weight *w, double **out) {
+    *out = malloc((size_t)w->count * sizeof **out);
+    if (!*out) return no_memory();
+    weft_weight_read(w, *out);
+    return WEFT_OK;
+}
+
+/* y [out] = W x, W [out, in]. */
+static void multiply(const double *w, const double *x, int64_t out, int64_t in, double *y) {
+    for (int64_t i = 0; i < out; i++) {
+        y[i] = 0;
+        for (int64_t j = 0; j < in; j++)
+            y[i] += w[i * in + j] * x[j];
+    }
+}
+
+/* mean_t x [E] of what the feed-forward reads. */
+static weft_status mean_input(const weft_session *s, int64_t layer, double **out) {
+    const weft_tensor *x = s->graph.inside[layer].normed;
+    int64_t time = x->shape[1], width = x->shape[2];
+    WEFT_TRY(weft_look_values(s, x, out));
+    for (int64_t e = 0; e < width; e++) {
+        double sum = 0;
+        for (int64_t t = 0; t < time; t++)
+            sum += (*out)[t * width + e];
+        (*out)[e] = sum / (double)time;
+    }
+    return WEFT_OK;
+}
+
+static weft_status look_z(const weft_session *s, int64_t layer, int64_t window, int64_t windows,
+                          weft_layer_sums *sums) {
+    const weft_weight *w_z = layer_weight(s->model, layer, "ffn.z_proj.weight");
+    const weft_weight *w_1 = layer_weight(s->model, layer, "ffn.w1.weight");
+    if (!w_z || !w_1) return WEFT_OK;
+    int64_t ffn = w_1->shape[0], width = w_1->shape[1];
+    WEFT_AUTO_FREE double *x = NULL, *first = NULL, *second = NULL,
+                          *h = calloc((size_t)ffn, sizeof *h);
+    if (!sums->contexts) sums->contexts = calloc((size_t)(windows * ffn), sizeof(double));
+    if (!h || !sums->contexts) return no_memory();
+    WEFT_TRY(mean_input(s, layer, &x));
+    WEFT_TRY(look_weight(w_1, &first));
+    WEFT_TRY(look_weight(w_z, &second));
+    multiply(first, x, ffn, width, h);
+    /* z [F] = W_z h; W_z is [F, F], or its blocks [heads, z, z]. */
+    int64_t heads = w_z->ndim == 3 ? w_z->shape[0] : 1, size = ffn / heads;
+    for (int64_t i = 0; i < heads; i++)
+        multiply(second + i * size * size, h + i * size, size, size,
+                 sums->contexts + window * ffn + i * size);
+    return WEFT_OK;
+}
+
+static double cosine(const double *a, const double *b, int64_t n) {
+    double ab = 0, aa = 0, bb = 0;
+    for (int64_t i = 0; i < n; i++) {
+        ab += a[i] * b[i];
+        aa += a[i] * a[i];
+        bb += b[i] * b[i];
+    }
+    return ab / fmax(sqrt(aa) * sqrt(bb), 1e-16);
+}
+
+/* The mean over pairs; contexts [windows, heads, z]. */
+static void compare_contexts(const double *contexts, int64_t windows, int64_t heads, int64_t size,
+                             weft_layer_look *out) {
+    double between = 0, across = 0;
+    int64_t n_between = 0, n_across = 0;
+    int64_t row = heads * size;
+    for (int64_t w = 0; w < windows; w++)
+        for (int64_t i = 0; i < heads; i++) {
+            const double *own = contexts + w * row + i * size;
+            for (int64_t j = i + 1; j < heads; j++, n_between++)
+                between += fabs(cosine(own, contexts + w * row + j * size, size));
+            for (int64_t v = w + 1; v < windows; v++, n_across++)
+                across += cosine(own, contexts + v * row + i * size, size);
+        }
+    out->z_between = n_between > 0 ? between / (double)n_between : NAN;
+    out->z_across = n_across > 0 ? across / (double)n_across : NAN;
+}
+
+static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double *out) {
+    WEFT_AUTO_FREE double *values = NULL;
+    double off = 0, all = 0;
+    *out = 0;
+    if (w->ndim != 2) return WEFT_OK;
+    WEFT_TRY(look_weight(w, &values));
+    int64_t ffn = w->shape[0], size = ffn / heads;
+    for (int64_t i = 0; i < ffn; i++)
+        for (int64_t j = 0; j < ffn; j++) {
+            double square = values[i * ffn + j] * values[i * ffn + j];
+            all += square;
+            if (i / size != j / size) off += square;
+        }
+    *out = all > 0 ? off / all : 0;
+    return WEFT_OK;
+}
+
+static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
+                            weft_layer_look *out, const weft_layer_sums *sums) {
+    const weft_weight *w_z = layer_weight(m, layer, "ffn.z_proj.weight");
+    out->z_off = out->z_between = out->z_across = NAN;
+    if (!w_z || !sums->contexts) return WEFT_OK;
+    int64_t heads = m->config.wsffn_n_head, ffn = weft_config_ffn_dim(&m->config);
+    compare_contexts(sums->contexts, windows, heads, ffn / heads, out);
+    return share_off_blocks(w_z, heads, &out->z_off);
+}
+
+/* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
+/* The mechanism that a tensor belongs to: its part of the plan, with the three of reciprocal.c apart. */
+static const char *mechanism_of(const weft_weight *w) {
+    if (strcmp(w->part, "reciprocal") != 0) return w->part;
+    if (strstr(w->name, ".gate_")) return "gate";
+    if (strstr(w->name, "ffn.cross_")) return "cross-token";
+    return "latent coupling";
+}
+
+static weft_part_look *part_of(weft_inspection *out, const weft_weight *w) {
+    const char *name = mechanism_of(w);
+    for (int i = 0; i < out->n_parts; i++)
+        if (strcmp(out->parts[i].name, name) == 0) return &out->parts[i];
+    if (out->n_parts == WEFT_LOOK_PARTS) return NULL;
+    out->parts[out->n_parts].name = name;
+    return &out->parts[out->n_parts++];
+}
+
+static double squares(const double *x, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    return sum;
+}
+
+static weft_status run_windows(weft_session *s, const weft_windows *text, int64_t windows) {
+    size_t row = (size_t)text->time * sizeof(int32_t);
+    WEFT_AUTO_FREE int32_t *tokens = malloc(2 * (size_t)windows * row);
+    if (!tokens) return no_memory();
+    int32_t *targets = tokens + windows * text->time;
+    for (int64_t w = 0; w < windows; w++) {
+        const int32_t *from = text->tokens + w * (text->time + 1);
+        memcpy(tokens + w * text->time, from, row);
+        memcpy(targets + w * text->time, from + 1, row);
+    }
+    return weft_session_run(s, tokens, targets, NULL);
+}
+
+static weft_status look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
+                                  weft_inspection *out) {
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
+    weft_model quiet = *m; /* the same weights, without dropout */
+    int64_t windows = text->windows < WINDOWS_MOST ? text->windows : WINDOWS_MOST;
+    quiet.config.dropout = 0;
+    weft_build build = {.batch = windows, .time = text->time, .dtype = m->dtype, .train = true};
+    WEFT_TRY(weft_session_open(&quiet, place.backend, place.pool, &build, true, false, &s));
+    WEFT_TRY(run_windows(&s, text, windows));
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    for (int64_t i = 0; i < s.graph.n_parameters; i++) {
+        const weft_tensor *p = s.graph.parameters[i].tensor;
+        const weft_weight *w = weft_model_find(s.model, p->name);
+        weft_part_look *part = w ? part_of(out, w) : NULL;
+        if (!part) return weft_fail(WEFT_EBUG, "inspect: %s is in no part", p->name);
+        WEFT_AUTO_FREE double *values = NULL;
+        WEFT_TRY(look_weight(w, &values));
+        part->parameters += w->count;
+        part->weight_norm += squares(values, w->count);
+        WEFT_TRY(weft_session_values(&s, p->grad, w->count, values));
+        part->gradient_norm += squares(values, w->count);
+    }
+    for (int i = 0; i < out->n_parts; i++) {
+        out->parts[i].weight_norm = sqrt(out->parts[i].weight_norm);
+        out->parts[i].gradient_norm = sqrt(out->parts[i].gradient_norm);
+    }
+    return WEFT_OK;
 }
 
 void weft_inspection_free(weft_inspection *i) {
@@ -42,8 +302,6 @@ void weft_inspection_free(weft_inspection *i) {
     free(i->layers);
     *i = (weft_inspection){0};
 }
-
-enum { CONTEXT = 256, WINDOWS = 4 }; /* of held-out sequences */
 
 /* All that a look over the windows needs. */
 typedef struct {
@@ -84,9 +342,11 @@ static weft_status look_at_layer(inspector *p, int64_t layer, int64_t window,
     WEFT_TRY(weft_look_routes(s, layer, p->scores, out->time,
                               layer ? p->chosen[(layer - 1) % 2] : NULL, p->chosen[layer % 2],
                               sums));
-    WEFT_TRY(weft_look_gates(s, layer, look, sums));
-    WEFT_TRY(weft_look_latents(s, layer, look, sums));
-    return weft_look_z(s, layer, window, out->windows, sums);
+    WEFT_TRY(look_gates(s, layer, look, sums));
+    const weft_layer_inside *in = &s->graph.inside[layer];
+    WEFT_TRY(look_latent(s, in->latent, 0, &look->keys, sums));
+    WEFT_TRY(look_latent(s, in->latent_v, 1, &look->values, sums));
+    return look_z(s, layer, window, out->windows, sums);
 }
 
 static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_inspection *out) {
@@ -100,17 +360,22 @@ static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_
         for (int64_t l = 0; l < out->n_layers; l++)
             WEFT_TRY(look_at_layer(p, l, w, out));
     }
-    return WEFT_OK;
-}
-
-static weft_status finish(const weft_model *m, inspector *p, weft_inspection *out) {
     for (int64_t l = 0; l < out->n_layers; l++) {
         weft_layer_look *look = &out->layers[l];
         weft_finish_weights(look, &p->sums[l], out->n_heads);
         weft_finish_gaussians(look, &p->sums[l], out->n_heads);
-        weft_finish_gates(look, &p->sums[l], out->n_heads);
-        WEFT_TRY(weft_finish_latents(look, &p->sums[l]));
-        WEFT_TRY(weft_finish_z(m, l, out->windows, look, &p->sums[l]));
+        for (int64_t h = 0; h < out->n_heads; h++) {
+            const weft_head_sums *s = &p->sums[l].heads[h];
+            double mean = s->gates > 0 ? s->gate[0] / s->gates : NAN;
+            look->heads[h].gate = mean;
+            look->heads[h].gate_spread = sqrt(fmax(s->gate[1] / s->gates - mean * mean, 0));
+            if (!(s->gates > 0)) look->heads[h].gate_spread = NAN;
+        }
+        WEFT_TRY(finish_latent(&look->keys, p->sums[l].latent_sum[0], p->sums[l].latent_gram[0],
+                               p->sums[l].latent_rows));
+        WEFT_TRY(finish_latent(&look->values, p->sums[l].latent_sum[1], p->sums[l].latent_gram[1],
+                               p->sums[l].latent_rows));
+        WEFT_TRY(finish_z(p->session.model, l, out->windows, look, &p->sums[l]));
     }
     return WEFT_OK;
 }
@@ -128,12 +393,20 @@ weft_status weft_inspect(const weft_model *m, weft_backing place, const weft_win
         status = weft_session_open(m, place.backend, place.pool, &build, false, false, &p.session);
     if (status == WEFT_OK) {
         status = look_at_windows(&p, text, out);
-        if (status == WEFT_OK) status = finish(m, &p, out);
         weft_session_close(&p.session);
     }
-    if (status == WEFT_OK && gradients) status = weft_look_gradients(m, place, text, out);
-    for (int64_t l = 0; p.sums && l < c->n_layer; l++)
-        free_sums(&p.sums[l], c->n_head);
+    if (status == WEFT_OK && gradients) status = look_gradients(m, place, text, out);
+    for (int64_t l = 0; p.sums && l < c->n_layer; l++) {
+        for (int64_t h = 0; p.sums[l].heads && h < c->n_head; h++)
+            for (int i = 0; i < 4; i++)
+                free(p.sums[l].heads[h].sigma[i / 2][i % 2]);
+        free(p.sums[l].heads);
+        for (int i = 0; i < 2; i++) {
+            free(p.sums[l].latent_sum[i]);
+            free(p.sums[l].latent_gram[i]);
+        }
+        free(p.sums[l].contexts);
+    }
     free(p.sums);
     free(p.scores);
     free(p.chosen[0]);

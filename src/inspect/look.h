@@ -7,9 +7,6 @@
 /* A kept tensor as doubles; malloc'd. NULL with WEFT_OK where the tensor is NULL. */
 weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double **out);
 
-/* The same of a weight. */
-weft_status weft_look_weight(const weft_weight *w, double **out);
-
 /* Sums over tokens so far, of one head or of one layer; see the files. */
 typedef struct {
     double rows, entropy, most, first, self, back;
@@ -41,20 +38,3 @@ void weft_finish_weights(weft_layer_look *out, const weft_layer_sums *sums, int6
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
                                 weft_layer_look *out, weft_layer_sums *sums);
 void weft_finish_gaussians(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
-
-weft_status weft_look_gates(const weft_session *s, int64_t layer, weft_layer_look *out,
-                            weft_layer_sums *sums);
-void weft_finish_gates(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
-
-weft_status weft_look_latents(const weft_session *s, int64_t layer, weft_layer_look *out,
-                              weft_layer_sums *sums);
-weft_status weft_finish_latents(weft_layer_look *out, weft_layer_sums *sums);
-
-/* z-heads; nothing where the layer has none. */
-weft_status weft_look_z(const weft_session *s, int64_t layer, int64_t window, int64_t windows,
-                        weft_layer_sums *sums);
-weft_status weft_finish_z(const weft_model *m, int64_t layer, int64_t windows, weft_layer_look *out,
-                          const weft_layer_sums *sums);
-
-weft_status weft_look_gradients(const weft_model *m, weft_backing place, const weft_windows *text,
-                                weft_inspection *out);

@@ -118,13 +118,6 @@ static void find_habits(const json_t *rows, const int32_t *tokens, int64_t time,
     out[SAME] = repeated >= SAME_LEAST ? same / (double)repeated : NAN;
 }
 
-static int name_habit(const double habits[HABITS], double entropy_share) {
-    int most = 0;
-    for (int k = 1; k < HABITS; k++)
-        if (habits[k] > habits[most]) most = k;
-    return habits[most] >= MOST ? most : entropy_share >= ALIKE ? EVERYWHERE : SEVERAL;
-}
-
 /* Numbers that stand in the table beside the habits; the first layer has no gate. */
 static bool is_column(const json_t *inside, const char *name) {
     const json_t *table = json_object_get(json_object_get(inside, "heads"), name);
@@ -136,29 +129,6 @@ static bool is_column(const json_t *inside, const char *name) {
 
 static void put_number(weft_page *p, double value) {
     weft_page_cell(p, isfinite(value) ? "%.3g" : "–", value);
-}
-
-static void put_json(weft_page *p, const char *id, const json_t *object) {
-    WEFT_AUTO_FREE char *text = json_dumps(object, JSON_COMPACT | JSON_ENSURE_ASCII);
-    fprintf(p->html, "<script type=\"application/json\" id=\"%s\">", id);
-    for (const char *at = text ? text : "{}"; *at; at++)
-        fprintf(p->html, strchr("<>&", *at) ? "\\u%04x" : "%c", (unsigned char)*at);
-    fputs("</script>\n", p->html);
-}
-
-/* The text, a button a token, for the script to tint. */
-static void put_strip(weft_page *p, const json_t *words) {
-    const json_t *word;
-    size_t k;
-    fputs("<div id=\"looks\" class=\"card\">", p->html);
-    json_array_foreach(words, k, word) {
-        fputs("<button type=\"button\" class=\"tk\">", p->html);
-        weft_page_escape_html(p->html, json_string_value(word));
-        fputs("</button>", p->html);
-    }
-    fputs(
-        "</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n<div id=\"routes\"></div>\n",
-        p->html);
 }
 
 /* "Of 8 heads, 3 look most at the previous token, 2 at the first token, 3 at several places." */
@@ -179,17 +149,6 @@ static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
     weft_page_line(p, "answer", "%s.", weft_page_words(p));
 }
 
-static void put_head(weft_page *p, const json_t *inside, size_t layer, size_t head, int name,
-                     const double habits[HABITS]) {
-    weft_page_cell(p, "%zu.%zu", layer + 1, head + 1);
-    weft_page_cell(p, "%s", habit_names[name]);
-    weft_page_cell(p, "–");
-    for (int k = 0; k < HABITS; k++)
-        put_number(p, habits[k]);
-    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-        if (is_column(inside, n->name)) put_number(p, inside_number(inside, n->name, layer, head));
-}
-
 /* A row for each head, what it does and all its numbers; or, without `shown`, how many do what. Returns how many there
  * are. */
 static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
@@ -202,8 +161,22 @@ static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
         json_array_foreach(json_object_get(layer, "heads"), h, rows) {
             double habits[HABITS];
             find_habits(rows, text->tokens, time, inside, at, h, habits);
-            int name = name_habit(habits, inside_number(inside, "entropy_share", at, h));
-            if (shown) put_head(p, inside, at, h, name, habits);
+            int most = 0;
+            for (int k = 1; k < HABITS; k++)
+                if (habits[k] > habits[most]) most = k;
+            int name = habits[most] >= MOST                                     ? most
+                       : inside_number(inside, "entropy_share", at, h) >= ALIKE ? EVERYWHERE
+                                                                                : SEVERAL;
+            if (shown) {
+                weft_page_cell(p, "%zu.%zu", at + 1, h + 1);
+                weft_page_cell(p, "%s", habit_names[name]);
+                weft_page_cell(p, "–");
+                for (int k = 0; k < HABITS; k++)
+                    put_number(p, habits[k]);
+                for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
+                    if (is_column(inside, n->name))
+                        put_number(p, inside_number(inside, n->name, at, h));
+            }
             counts[name]++;
             heads++;
         }
@@ -243,29 +216,26 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
                       ? " The bar below a token is the head's gate there."
                       : "");
     fputs(style, p->html);
-    put_strip(p, words);
+    /* The text, a button a token, for the script to tint. */
+    const json_t *word;
+    size_t k;
+    fputs("<div id=\"looks\" class=\"card\">", p->html);
+    json_array_foreach(words, k, word) {
+        fputs("<button type=\"button\" class=\"tk\">", p->html);
+        weft_page_escape_html(p->html, json_string_value(word));
+        fputs("</button>", p->html);
+    }
+    fputs(
+        "</div>\n<p id=\"look\" class=\"facts\" role=\"status\"></p>\n<div id=\"routes\"></div>\n",
+        p->html);
     WEFT_AUTO_DECREF json_t *data = json_pack("{s:O, s:O}", "tokens", words, "layers", layers);
-    put_json(p, "weft-looks", data);
+    WEFT_TRY(weft_page_put_json(p, "weft-looks", data));
     weft_page_table_open(
         p, "=head|=looks most at|=from the chosen token|>previous|>first|>itself|>same word");
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
         if (is_column(inside, n->name)) weft_page_head(p, ">%s", n->name);
     put_heads(p, layers, inside, text, time, true, counts);
     return WEFT_OK;
-}
-
-static void put_inside(weft_page *p, const json_t *inside) {
-    weft_page_heading(p, "Heads by layers",
-                      "A square for each head, coloured the stronger the larger its number is; the "
-                      "numbers are in the table above.");
-    weft_page_pictures_open(p, NULL);
-    weft_inside_put_heads(p, inside, 0);
-    if (weft_inside_has_latent(inside, "keys")) {
-        weft_page_heading(p, "Latents",
-                          "How many directions hold how much of what differs between tokens.");
-        weft_page_pictures_open(p, NULL);
-        weft_inside_put_latents(p, inside);
-    }
 }
 
 weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, weft_backing place,
@@ -280,7 +250,17 @@ weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, 
     WEFT_AUTO_DECREF json_t *inside = weft_inspection_inside(i);
     if (!inside) return weft_fail(WEFT_ENOMEM, "inspect: no memory for its pictures");
     WEFT_TRY(put_looks(&p, m, place, text, t, inside));
-    put_inside(&p, inside);
+    weft_page_heading(&p, "Heads by layers",
+                      "A square for each head, coloured the stronger the larger its number is; the "
+                      "numbers are in the table above.");
+    weft_page_pictures_open(&p, NULL);
+    weft_inside_put_heads(&p, inside, 0);
+    if (weft_inside_has_latent(inside, "keys")) {
+        weft_page_heading(&p, "Latents",
+                          "How many directions hold how much of what differs between tokens.");
+        weft_page_pictures_open(&p, NULL);
+        weft_inside_put_latents(&p, inside);
+    }
     weft_inspection_print(i, p.words);
     weft_page_folded(&p, "All numbers", weft_page_words(&p));
     fprintf(p.html, "<script>\n%s</script>\n", weft_heads_script);

@@ -1,4 +1,5 @@
-/* Attention's weights: how spread they are, where they lie, and which of them the routes keep. */
+/* Attention's weights: how spread they are, where they lie, which of them the routes keep, and what deviations do to
+ * them. */
 #include "base/scope.h"
 #include "inspect/look.h"
 
@@ -48,35 +49,16 @@ void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_
         }
 }
 
-/* The heads' weights of one token as one: their mean, or the largest. */
-static void join_heads(const weft_config *c, const double *weights, int64_t time, int64_t token,
-                       double *row) {
-    int64_t seen = seen_by(c, token, time);
-    for (int64_t j = 0; j < seen; j++) {
-        double sum = 0, most = 0;
-        for (int64_t h = 0; h < c->n_head; h++) {
-            double p = weights[(h * time + token) * time + j];
-            sum += p;
-            most = fmax(most, p);
-        }
-        row[j] = c->sparse_head_average ? sum / (double)c->n_head : most;
-    }
-}
-
-/* Marks the k largest of n; of equal ones the first. */
-static void choose_largest(const double *row, int64_t n, int64_t k, unsigned char *chosen) {
-    for (int64_t taken = 0; taken < k && taken < n; taken++) {
-        int64_t best = -1;
-        for (int64_t j = 0; j < n; j++)
-            if (!chosen[j] && (best < 0 || row[j] > row[best])) best = j;
-        chosen[best] = 1;
-    }
-}
-
 static void choose(const weft_config *c, const double *row, int64_t n, unsigned char *chosen) {
     double squares = 0;
     if (c->sparse_mode == WEFT_SPARSE_TOPK) {
-        choose_largest(row, n, c->sparse_k, chosen);
+        /* Marks the k largest of n; of equal ones the first. */
+        for (int64_t taken = 0; taken < c->sparse_k && taken < n; taken++) {
+            int64_t best = -1;
+            for (int64_t j = 0; j < n; j++)
+                if (!chosen[j] && (best < 0 || row[j] > row[best])) best = j;
+            chosen[best] = 1;
+        }
         return;
     }
     for (int64_t j = 0; j < n; j++)
@@ -142,7 +124,16 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
     for (int64_t i = 0; i < time; i++) {
         int64_t seen = seen_by(c, i, time), hidden;
         unsigned char *mine = chosen + i * time;
-        join_heads(c, weights, time, i, row);
+        /* The heads' weights of one token as one: their mean, or the largest. */
+        for (int64_t j = 0; j < seen; j++) {
+            double sum = 0, most = 0;
+            for (int64_t h = 0; h < c->n_head; h++) {
+                double p = weights[(h * time + i) * time + j];
+                sum += p;
+                most = fmax(most, p);
+            }
+            row[j] = c->sparse_head_average ? sum / (double)c->n_head : most;
+        }
         hidden = hidden_from(row, seen);
         choose(c, row + hidden, seen - hidden, mine + hidden);
         add_routes(c, sums, row + hidden, mine + hidden, seen - hidden);
@@ -177,4 +168,161 @@ void weft_finish_weights(weft_layer_look *out, const weft_layer_sums *sums, int6
     out->kept = mean(sums->kept, sums->route_rows);
     out->same_layer = mean(sums->same_layer, sums->same_layer_rows);
     out->same_token = mean(sums->same_token, sums->same_token_rows);
+}
+
+/* Deviations of Gaussian tokens: their size, how much they differ from token to token, and what they do to
+ * attention.
+ *
+ * Where every key has the same deviations, ‖σ_q − σ_k‖² is the same for all keys of a query and leaves
+ * the softmax as it is. So the weights without that term are the weights of a model whose deviations
+ * carry nothing, and how far the two are apart is what deviations do. */
+static const double TAU_EPS = 1e-6, OVERLAP_EPS = 1e-4;
+
+/* Queries and keys of one window [T, heads, means + width], deviations behind the means. */
+typedef struct {
+    double *rows[2];
+    int64_t heads[2], means, width, time;
+} gaussians;
+
+static const double *deviations(const gaussians *g, int which, int64_t token, int64_t head,
+                                int64_t query_heads) {
+    int64_t own = head * g->heads[which] / query_heads;
+    return g->rows[which] + (token * g->heads[which] + own) * (g->means + g->width) + g->means;
+}
+
+static void make_overlap_sigma(double *rows, int64_t n, int64_t width) {
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t d = width; d < 2 * width; d++) {
+            double *rho = rows + i * 2 * width + d;
+            *rho = fmax(*rho, 0) + log1p(exp(-fabs(*rho))) + OVERLAP_EPS;
+        }
+}
+
+static weft_status read_gaussians(const weft_session *s, int64_t layer, gaussians *g) {
+    const weft_layer_scores *l = &s->graph.scores[layer];
+    const weft_layer_inside *in = &s->graph.inside[layer];
+    const weft_tensor *q = l->means ? l->q : in->rho_q, *k = l->means ? l->k : in->rho_k;
+    *g = (gaussians){.time = s->graph.tokens->shape[1]};
+    if (!q || !k) return WEFT_OK;
+    g->means = l->means ? l->means : q->shape[3] / 2;
+    g->width = q->shape[3] - g->means;
+    g->heads[0] = q->shape[2];
+    g->heads[1] = k->shape[2];
+    WEFT_TRY(weft_look_values(s, q, &g->rows[0]));
+    WEFT_TRY(weft_look_values(s, k, &g->rows[1]));
+    for (int i = 0; i < 2 && !l->means; i++)
+        make_overlap_sigma(g->rows[i], g->time * g->heads[i], g->width);
+    return WEFT_OK;
+}
+
+static weft_status make_room(weft_head_sums *h, int64_t width) {
+    if (h->width) return WEFT_OK;
+    h->width = width;
+    for (int i = 0; i < 4; i++) {
+        h->sigma[i / 2][i % 2] = calloc((size_t)width, sizeof(double));
+        if (!h->sigma[i / 2][i % 2]) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    }
+    return WEFT_OK;
+}
+
+static weft_status add_deviations(const gaussians *g, int64_t heads, weft_layer_sums *sums) {
+    for (int64_t h = 0; h < heads; h++) {
+        weft_head_sums *own = &sums->heads[h];
+        WEFT_TRY(make_room(own, g->width));
+        for (int64_t t = 0; t < g->time; t++)
+            for (int which = 0; which < 2; which++) {
+                const double *sigma = deviations(g, which, t, h, heads);
+                for (int64_t d = 0; d < g->width; d++) {
+                    own->sigma[which][0][d] += sigma[d];
+                    own->sigma[which][1][d] += sigma[d] * sigma[d];
+                }
+            }
+        own->tokens += (double)g->time;
+    }
+    return WEFT_OK;
+}
+
+/* Half the sum of differences between a row's weights with and without the deviations' term. */
+static double row_moved(const gaussians *g, const double *scores, int64_t seen, int64_t token,
+                        int64_t head, int64_t heads, double scale, double *with, double *without) {
+    const double *q = deviations(g, 0, token, head, heads);
+    double apart = 0;
+    for (int64_t j = 0; j < seen; j++) {
+        const double *k = deviations(g, 1, j, head, heads);
+        double distance = 0;
+        for (int64_t d = 0; d < g->width; d++)
+            distance += (q[d] - k[d]) * (q[d] - k[d]);
+        with[j] = scores[j];
+        without[j] = scores[j] + scale / 2 * distance;
+    }
+    weft_scores_softmax(with, seen);
+    weft_scores_softmax(without, seen);
+    for (int64_t j = 0; j < seen; j++)
+        apart += 0.5 * fabs(with[j] - without[j]);
+    return apart;
+}
+
+/* The temperature of each head, learned or fixed. */
+static weft_status read_tau(const weft_session *s, const weft_layer_scores *l, double **out) {
+    WEFT_TRY(weft_look_values(s, l->log_tau, out));
+    bool learned = *out != NULL;
+    if (!learned) *out = malloc((size_t)l->heads * sizeof **out);
+    if (!*out) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    for (int64_t h = 0; h < l->heads; h++)
+        (*out)[h] = learned ? exp((*out)[h]) : 2 / l->scale_value - TAU_EPS;
+    return WEFT_OK;
+}
+
+static weft_status look(const weft_session *s, int64_t layer, const double *scores,
+                        const gaussians *g, weft_layer_look *out, weft_layer_sums *sums) {
+    const weft_layer_scores *l = &s->graph.scores[layer];
+    WEFT_AUTO_FREE double *tau = NULL;
+    if (!g->width) return WEFT_OK;
+    WEFT_TRY(add_deviations(g, l->heads, sums));
+    if (!l->means) return WEFT_OK;
+    WEFT_TRY(read_tau(s, l, &tau));
+    for (int64_t h = 0; h < l->heads; h++)
+        out->heads[h].tau = tau[h];
+    WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
+    if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
+    for (int64_t h = 0; h < l->heads; h++)
+        for (int64_t i = 0; i < g->time; i++) {
+            int64_t seen = l->causal ? i + 1 : g->time;
+            if (seen < 2) continue;
+            sums->heads[h].moved +=
+                row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, l->heads,
+                          2 / (tau[h] + TAU_EPS), rows, rows + g->time);
+            sums->heads[h].moved_rows++;
+        }
+    return WEFT_OK;
+}
+
+weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
+                                weft_layer_look *out, weft_layer_sums *sums) {
+    gaussians g;
+    weft_status status = read_gaussians(s, layer, &g);
+    if (status == WEFT_OK) status = look(s, layer, scores, &g, out, sums);
+    free(g.rows[0]);
+    free(g.rows[1]);
+    return status;
+}
+
+/* The mean deviation, and its standard deviation over the mean, both in the mean over dimensions. */
+static void finish_sigma(const weft_head_sums *h, int which, double *sigma, double *spread) {
+    *sigma = *spread = h->width ? 0 : NAN;
+    for (int64_t d = 0; d < h->width; d++) {
+        double mean = h->sigma[which][0][d] / h->tokens;
+        double variance = fmax(h->sigma[which][1][d] / h->tokens - mean * mean, 0);
+        *sigma += mean / (double)h->width;
+        *spread += sqrt(variance) / mean / (double)h->width;
+    }
+}
+
+void weft_finish_gaussians(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads) {
+    for (int64_t h = 0; h < heads; h++) {
+        const weft_head_sums *s = &sums->heads[h];
+        finish_sigma(s, 0, &out->heads[h].sigma_q, &out->heads[h].spread_q);
+        finish_sigma(s, 1, &out->heads[h].sigma_k, &out->heads[h].spread_k);
+        out->heads[h].moved = s->moved_rows > 0 ? s->moved / s->moved_rows : NAN;
+    }
 }

@@ -18,6 +18,7 @@
 #include <sqlite3.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 enum { WEFT_TIME_ROOM = 32 };
 
@@ -128,3 +129,23 @@ double weft_column_number(sqlite3_stmt *rows, int column);
 
 /* Now, as ISO 8601 in UTC with milliseconds. */
 void weft_time_now(char text[WEFT_TIME_ROOM]);
+
+/* Databases out of several places (record/gather.c). */
+
+/* A database, or a folder's runs.db, to read; where a folder has none, its runs are gathered in one that
+ * has no name and goes when it is closed, and are not touched. Runs whose configs differ by seed and learning rate alone are one variant, named
+ * after the first of them; each is compared with the first that has its dataset and tokenizer. WEFT_EINPUT where the folder
+ * holds no run. */
+weft_status weft_listing_open(const char *path, weft_database **out);
+
+typedef struct {
+    int runs, done; /* of the joined study: all, and those that ended */
+} weft_merged;
+
+/* Joins the databases (or studies' folders) of `paths` into a new one: `out` if that ends on .db, else
+ * out/runs.db. A run that ended in one of them is taken from there. Refused: a study of another
+ * config, naming the first key that differs; a run that ended in two of them with different results;
+ * an `out` that is there. `say` (NULL: nobody) gets one line per run: where it came from, and which commit
+ * on which machine made it. */
+weft_status weft_merge(const char *const *paths, int n, const char *out, FILE *say,
+                       weft_merged *result);

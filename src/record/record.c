@@ -6,7 +6,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/version.h"
-#include "study/minimum.h"
+#include "study/statistics.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -121,7 +121,7 @@ static int count_finished(const weft_report_data *d) {
     return n;
 }
 
-static int count_waiting(const weft_report_data *d) {
+int weft_report_waiting(const weft_report_data *d) {
     int n = 0;
     for (int i = 0; i < d->n_variants; i++)
         n += d->variants[i].waiting;
@@ -312,7 +312,7 @@ static void write_alone(FILE *out, const weft_report_data *d) {
 
 static void write_sentence(FILE *out, const weft_report_data *d) {
     int comparisons = weft_report_count(d, weft_report_is_compared);
-    int counted = weft_report_count(d, weft_report_counts), waiting = count_waiting(d);
+    int counted = weft_report_count(d, weft_report_counts), waiting = weft_report_waiting(d);
     if (d->n_variants == 0) {
         fputs("There are no variants yet.", out);
     } else if (waiting) {

@@ -9,7 +9,6 @@
 #include "base/scope.h"
 
 #include "base/text.h"
-#include "record/gather.h"
 #include "record/record.h"
 #include "report/sections.h"
 
@@ -515,7 +514,8 @@ static weft_status draw_conclusions(weft_report_data *d) {
     return WEFT_OK;
 }
 
-static weft_status read_all(weft_report_data *d) {
+weft_status weft_report_read(const char *path, weft_report_data *d) {
+    *d = (weft_report_data){.path = path};
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
@@ -525,13 +525,6 @@ static weft_status read_all(weft_report_data *d) {
         WEFT_TRY(weft_database_end(d->database, s));
     }
     return draw_conclusions(d);
-}
-
-weft_status weft_report_read(const char *path, weft_report_data *d) {
-    *d = (weft_report_data){.path = path};
-    weft_status status = read_all(d);
-    if (status != WEFT_OK) weft_report_free(d);
-    return status;
 }
 
 void weft_report_free(weft_report_data *d) {

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "record/database.h"
-#include "study/minimum.h"
+#include "study/statistics.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -27,7 +27,7 @@ typedef struct {
     double speed, seconds; /* their means: tokens per second, seconds a run */
     weft_minimum minimum;  /* over its learning rates (STUDY_COMPARE) */
     weft_comparison compared; /* with the baseline, where there is one */
-    bool left;       /* its difference is, when all comparisons are counted (report/together.c) */
+    bool left;       /* its difference is, when all comparisons are counted (report/results.c) */
     const char *why; /* no difference shown, or not yet, because ...; "" else */
     int waiting;     /* its runs that wait or run, at whatever rate */
 } weft_report_variant;
@@ -93,11 +93,11 @@ typedef struct {
     weft_report_block *texts; /* every text above, freed together */
 } weft_report_data;
 
-/* `path` is a database or a study's folder and must outlive the data. */
+/* `path` is a database or a study's folder and must outlive the data, which the caller frees on failure, too. */
 weft_status weft_report_read(const char *path, weft_report_data *d);
 void weft_report_free(weft_report_data *d);
 
-/* A variant's label, cut at `room`. report/labels.c */
+/* A variant's label, cut at `room`. report/words.c */
 void weft_report_label(const weft_report_data *d, int variant, char *label, size_t room);
 
 /* The run of a variant at a rate; NULL: none. */

@@ -304,10 +304,7 @@ static void say_more_seeds(weft_page *p, const weft_report_data *d) {
 /* What to run where runs are missing. */
 static void say_to_continue(weft_page *p, const weft_report_data *d) {
     char config[WEFT_PATH_MAX], folder[WEFT_PATH_MAX];
-    int waiting = 0;
-    for (int i = 0; i < d->n_variants; i++)
-        waiting += d->variants[i].waiting;
-    if (waiting == 0 || !find_config(d, folder, config)) return;
+    if (weft_report_waiting(d) == 0 || !find_config(d, folder, config)) return;
     weft_page_say(p, "This command continues the study:");
     weft_page_command(p, "weft study --config %s --out %s", config, folder);
 }

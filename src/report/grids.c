@@ -15,20 +15,6 @@ static int label_step(int count) {
     return 1 + (count - 1) / LABELS_MOST;
 }
 
-static void put_labels(FILE *out, const weft_heat *h) {
-    char number[16];
-    weft_svg_text(out, LEFT, 16, "start", h->column_label);
-    weft_svg_text(out, LEFT - 8, TOP - 8, "end", h->row_label);
-    for (int i = 0; i < h->columns; i += label_step(h->columns)) {
-        snprintf(number, sizeof number, "%d", h->column_first + i);
-        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", number);
-    }
-    for (int i = 0; i < h->rows; i += label_step(h->rows)) {
-        snprintf(number, sizeof number, "%d", 1 + i);
-        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", number);
-    }
-}
-
 static void put_square(FILE *out, const weft_heat *h, int row, int column) {
     double value = h->values[row * h->columns + column];
     if (!isfinite(value)) return;
@@ -53,7 +39,17 @@ char *weft_heat_svg(const weft_heat *h) {
             width, TOP + SIDE * h->rows + BOTTOM, width, FONT);
     weft_page_escape_html(out, h->title);
     fputs("\">\n", out);
-    put_labels(out, h);
+    char number[16];
+    weft_svg_text(out, LEFT, 16, "start", h->column_label);
+    weft_svg_text(out, LEFT - 8, TOP - 8, "end", h->row_label);
+    for (int i = 0; i < h->columns; i += label_step(h->columns)) {
+        snprintf(number, sizeof number, "%d", h->column_first + i);
+        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", number);
+    }
+    for (int i = 0; i < h->rows; i += label_step(h->rows)) {
+        snprintf(number, sizeof number, "%d", 1 + i);
+        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", number);
+    }
     for (int row = 0; row < h->rows; row++)
         for (int column = 0; column < h->columns; column++)
             put_square(out, h, row, column);

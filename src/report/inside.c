@@ -1,5 +1,6 @@
 /* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by variant, and pictures of each variant's
- * first seed: grids and curves from JSON whose every size is looked at before it is drawn. */
+ * first seed: grids and curves from JSON whose every size is looked at before it is drawn. And what generation costs with
+ * them (EVAL_DECODE): tokens per second and the cache, by variant. */
 #include "report/inside.h"
 
 #include "base/json.h"
@@ -232,19 +233,6 @@ static void put_gradients(weft_page *p, const weft_report_data *d) {
     }
 }
 
-static void put_variant(weft_page *p, const weft_report_data *d, int variant) {
-    const weft_report_run *run = weft_report_first_run(d, variant);
-    const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
-    json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
-    if (inside) {
-        weft_page_subtitle(p, weft_variant_label(d, variant));
-        weft_page_pictures_open(p, NULL);
-        weft_inside_put_heads(p, inside, variant);
-        weft_inside_put_latents(p, inside);
-    }
-    json_decref(inside);
-}
-
 weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
     if (!any_has(d, "inside_entropy")) return WEFT_OK;
     weft_page_heading(p, "Inside the models",
@@ -262,6 +250,43 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         "hover; the gates by tenths; the latents' directions.");
     fputs("\n(The pictures are in report.html.)\n", p->md);
     for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i)) put_variant(p, d, i);
+        if (has_inside(d, i)) {
+            const weft_report_run *run = weft_report_first_run(d, i);
+            const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
+            json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
+            if (inside) {
+                weft_page_subtitle(p, weft_variant_label(d, i));
+                weft_page_pictures_open(p, NULL);
+                weft_inside_put_heads(p, inside, i);
+                weft_inside_put_latents(p, inside);
+            }
+            json_decref(inside);
+        }
+    return WEFT_OK;
+}
+
+static bool has_decode(const weft_report_data *d, int variant) {
+    return d->variants[variant].repeats < 0 &&
+           isfinite(weft_report_fact_mean(d, variant, "decode_tokens_per_s_1"));
+}
+
+weft_status weft_report_decode(weft_page *p, const weft_report_data *d) {
+    static const char *const rows[][2] = {
+        {"decode_tokens_per_s_1", "tokens per second, one sequence"},
+        {"decode_tokens_per_s_8", "tokens per second, eight sequences"},
+        {"decode_cache_bytes_per_token", "cache bytes per token"}};
+    if (weft_report_count(d, has_decode) == 0) return WEFT_OK;
+    weft_page_heading(p, "Generation",
+                      "How fast the trained models make text behind a full context, as weft bench "
+                      "decode measures it, and what they keep of each token: the mean over seeds. "
+                      "Runs that shared the machine with others were slower.");
+    weft_report_open_table(p, d, "number", has_decode);
+    for (int i = 0; i < 3; i++) {
+        weft_page_cell(p, "%s", rows[i][1]);
+        for (int k = 0; k < d->n_variants; k++)
+            if (has_decode(d, k))
+                weft_page_cell(p, "%s",
+                               weft_say_number(round(weft_report_fact_mean(d, k, rows[i][0]))));
+    }
     return WEFT_OK;
 }

@@ -18,8 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LISTS_MOST = 4 };
-
 static const struct {
     const char *name, *title;
     size_t at; /* of a variant */
@@ -127,19 +125,6 @@ static void put_row(weft_page *p, const weft_report_data *d, int variant,
     }
 }
 
-static void say_laws(weft_page *p, const law laws[YARDSTICKS], const char *list, size_t length) {
-    weft_page_say(p, "Plain models: %.*s.", (int)length, list);
-    for (int m = 0; m < YARDSTICKS; m++) {
-        const weft_line *l = &laws[m].line;
-        if (isfinite(l->low))
-            weft_page_say(p,
-                          "Score = %.4g × %s^%.4f, %.0f%% interval of the power %.4f to %.4f; the "
-                          "%d runs are %.2g%% off.",
-                          exp(l->at), measures[m].title, l->slope, 100 * WEFT_CONFIDENCE, l->low,
-                          l->high, laws[m].n, 100 * l->spread);
-    }
-}
-
 static weft_status fit_laws(const weft_report_data *d, const char *list, size_t length,
                             law laws[YARDSTICKS]) {
     for (int m = 0; m < YARDSTICKS; m++)
@@ -147,33 +132,40 @@ static weft_status fit_laws(const weft_report_data *d, const char *list, size_t 
     return WEFT_OK;
 }
 
-static weft_status put_list(weft_page *p, const weft_report_data *d, const char *list,
-                            size_t length, bool *open) {
-    law laws[YARDSTICKS];
-    WEFT_TRY(fit_laws(d, list, length, laws));
-    if (!isfinite(laws[0].line.spread)) return WEFT_OK;
-    if (!*open)
-        weft_page_heading(
-            p, "Against plain models of equal size",
-            "What a plain model with as many parameters, or trained with as many "
-            "operations, would score, by a power law through several of them; and how "
-            "far each variant is from that.");
-    *open = true;
-    say_laws(p, laws, list, length);
-    weft_page_table_open(p, "variant|>score|>against equal parameters|>against equal FLOPs");
-    for (int i = 0; i < d->n_variants; i++)
-        if (is_held(d, i, list, length)) put_row(p, d, i, laws);
-    return WEFT_OK;
+/* The list behind this one of several with semicolons between them. */
+static const char *next_list(const char *at) {
+    at += strcspn(at, ";");
+    return at + strspn(at, "; \t");
 }
 
 weft_status weft_report_yardstick(weft_page *p, const weft_report_data *d) {
-    const char *at = d->yardstick;
     bool open = false;
-    for (int i = 0; *at && i < LISTS_MOST; i++) {
+    for (const char *at = d->yardstick; *at; at = next_list(at)) {
         size_t n = strcspn(at, ";");
-        WEFT_TRY(put_list(p, d, at, n, &open));
-        at += n + (at[n] == ';');
-        at += strspn(at, " \t");
+        law laws[YARDSTICKS];
+        WEFT_TRY(fit_laws(d, at, n, laws));
+        if (!isfinite(laws[0].line.spread)) continue;
+        if (!open)
+            weft_page_heading(
+                p, "Against plain models of equal size",
+                "What a plain model with as many parameters, or trained with as many "
+                "operations, would score, by a power law through several of them; and how "
+                "far each variant is from that.");
+        open = true;
+        weft_page_say(p, "Plain models: %.*s.", (int)n, at);
+        for (int m = 0; m < YARDSTICKS; m++) {
+            const weft_line *l = &laws[m].line;
+            if (isfinite(l->low))
+                weft_page_say(
+                    p,
+                    "Score = %.4g × %s^%.4f, %.0f%% interval of the power %.4f to %.4f; the "
+                    "%d runs are %.2g%% off.",
+                    exp(l->at), measures[m].title, l->slope, 100 * WEFT_CONFIDENCE, l->low, l->high,
+                    laws[m].n, 100 * l->spread);
+        }
+        weft_page_table_open(p, "variant|>score|>against equal parameters|>against equal FLOPs");
+        for (int k = 0; k < d->n_variants; k++)
+            if (is_held(d, k, at, n)) put_row(p, d, k, laws);
     }
     return WEFT_OK;
 }
@@ -200,8 +192,7 @@ static json_t *law_json(const law *l) {
 }
 
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists) {
-    const char *at = d->yardstick;
-    for (int i = 0; *at && i < LISTS_MOST; i++) {
+    for (const char *at = d->yardstick; *at; at = next_list(at)) {
         size_t n = strcspn(at, ";");
         law laws[YARDSTICKS];
         WEFT_TRY(fit_laws(d, at, n, laws));
@@ -211,8 +202,6 @@ weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists)
         json_array_append_new(lists, json_pack("{s:o, s:o, s:o, s:o}", "steps", json_stringn(at, n),
                                                "parameters", law_json(&laws[0]), "flops",
                                                law_json(&laws[1]), "variants", rows));
-        at += n + (at[n] == ';');
-        at += strspn(at, " \t");
     }
     return WEFT_OK;
 }

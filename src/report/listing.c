@@ -1,15 +1,18 @@
-/* Tables, JSON and CSV out of a database. */
+/* Tables, JSON and CSV out of a database; two variants of a study, and two databases of one study. */
 #include "report/report.h"
 
 #include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "record/gather.h"
+#include "record/database.h"
 #include "report/sections.h"
 #include "study/study.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { ROWS_SHOWN = 5, BEFORE = 40, AROUND = 160 };
 
 static void print_number(FILE *out, int width, int digits, double value) {
     if (isfinite(value))
@@ -43,8 +46,7 @@ static void print_run(sqlite3_stmt *rows, void *context) {
 /* "variant 1: Gate": what the numbers of an ablation mean. */
 static void print_title(sqlite3_stmt *rows, void *context) {
     FILE *out = context;
-    fprintf(out, "variant %s: ", weft_column_shown(rows, 0));
-    fprintf(out, "%s\n", weft_column_shown(rows, 1));
+    fprintf(out, "variant %s: %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
 }
 
 static bool is_baseline(const weft_report_data *d, int variant) {
@@ -214,4 +216,266 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
         WEFT_TRY(weft_listing_each(d, metrics ? metrics_sql : runs_sql, write_row, &file));
     }
     return WEFT_OK;
+}
+
+static weft_status find_variant(const weft_report_data *d, const char *name, int *variant) {
+    const char *names = "";
+    for (int i = 0; i < d->n_variants; i++) {
+        *variant = i;
+        if (strcmp(d->variants[i].name, name) == 0) return WEFT_OK;
+        names = weft_say("%s%s%s", names, i ? ", " : "", d->variants[i].name);
+    }
+    return weft_fail(WEFT_EINPUT, "%s: there is no variant '%s'; there are: %s", d->path, name,
+                     names);
+}
+
+/* The config of any run of a variant; NULL: it has none. */
+static json_t *config_of(const weft_report_data *d, int variant) {
+    for (int i = 0; i < d->n_runs; i++)
+        if (d->runs[i].variant == variant) return weft_config_kept(d->runs[i].config);
+    return NULL;
+}
+
+/* {"n_ffn": [a, b], ...}: keys that differ, but for rate and seed, which runs vary. */
+static json_t *config_differences(const weft_report_data *d, int a, int b) {
+    json_t *one = config_of(d, a), *two = config_of(d, b), *all = json_object(), *value;
+    const char *key;
+    json_object_foreach(one, key, value) {
+        json_t *other = json_object_get(two, key);
+        if (!other || json_equal(value, other) || strcmp(key, "seed") == 0 ||
+            strcmp(key, "learning_rate") == 0)
+            continue;
+        json_object_set_new(all, key, json_pack("[O, O]", value, other));
+    }
+    json_decref(one);
+    json_decref(two);
+    return all;
+}
+
+/* The scores by seed, both at their best rate. */
+static json_t *pair_up(const weft_report_data *d, int a, int b) {
+    json_t *pairs = json_array();
+    for (int i = 0; i < d->n_seeds; i++) {
+        weft_report_pair pair = weft_report_pair_of(d, b, a, d->seeds[i]);
+        if (!pair.counts) continue;
+        double one = pair.baseline->score, two = pair.variant->score;
+        json_array_append_new(pairs,
+                              json_pack("{s:I, s:f, s:f, s:f}", "seed", (json_int_t)d->seeds[i],
+                                        "a", one, "b", two, "difference", two - one));
+    }
+    return pairs;
+}
+
+static const char *text_of(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return weft_shown(text ? text : "");
+}
+
+/* Two scores and their difference, in columns. */
+static void print_pair(FILE *out, const char *what, const json_t *row) {
+    fprintf(out, "  %-28s %14.5f %14.5f %+14.5f", what, weft_json_number_of(row, "a"),
+            weft_json_number_of(row, "b"), weft_json_number_of(row, "difference"));
+}
+
+static void print_interval(FILE *out, const json_t *object) {
+    if (json_is_number(json_object_get(object, "low")))
+        fprintf(out, "  95%% interval %+.5f to %+.5f", weft_json_number_of(object, "low"),
+                weft_json_number_of(object, "high"));
+}
+
+static void print_comparison(FILE *out, const json_t *object) {
+    const json_t *row;
+    const char *key;
+    json_t *value;
+    size_t i;
+    fprintf(out, "config\n");
+    json_object_foreach(json_object_get(object, "config"), key, value) {
+        char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
+        char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
+        fprintf(out, "  %-28s %14s %14s\n", weft_shown(key), weft_shown(a ? a : ""),
+                weft_shown(b ? b : ""));
+        free(a);
+        free(b);
+    }
+    fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
+            text_of(object, "b"), "difference");
+    fprintf(out, "  %-28s %14g %14g\n", "learning rate",
+            json_number_value(json_object_get(object, "rate_a")),
+            json_number_value(json_object_get(object, "rate_b")));
+    json_array_foreach(json_object_get(object, "pairs"), i, row) {
+        char seed[40];
+        snprintf(seed, sizeof seed, "seed %lld",
+                 (long long)json_integer_value(json_object_get(row, "seed")));
+        print_pair(out, seed, row);
+        fprintf(out, "\n");
+    }
+    if (json_is_number(json_object_get(object, "mean_difference"))) {
+        fprintf(out, "  %-58s %+14.5f", "mean", weft_json_number_of(object, "mean_difference"));
+        print_interval(out, object);
+        fprintf(out, "\n");
+    }
+    const char *why = text_of(object, "why");
+    fprintf(out, "%s against %s: %s%s%s\n", text_of(object, "b"), text_of(object, "a"),
+            text_of(object, "verdict"), *why ? "; " : "", why);
+    json_array_foreach(json_object_get(object, "loss_by_position"), i, row) {
+        char range[64];
+        long long first = json_integer_value(json_object_get(row, "first"));
+        long long last = json_integer_value(json_object_get(row, "last"));
+        snprintf(range, sizeof range, first == last ? "position %lld" : "positions %lld to %lld",
+                 first, last);
+        print_pair(out, range, row);
+        print_interval(out, row);
+        fprintf(out, "\n");
+    }
+}
+
+/* The loss by position, where the runs' records have it. */
+static weft_status compare_positions(const weft_report_data *d, int one, int two, json_t *list) {
+    weft_report_range ranges[WEFT_REPORT_RANGES];
+    int n = weft_report_ranges(d, ranges);
+    for (int i = 0; i < n; i++) {
+        weft_comparison c;
+        WEFT_TRY(weft_report_fact_compare(d, two, one, ranges[i].name, &c));
+        if (c.pairs == 0) continue;
+        json_array_append_new(
+            list, json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "first",
+                            (json_int_t)ranges[i].first, "last", (json_int_t)ranges[i].last, "a",
+                            c.baseline, "b", c.variant, "difference", c.mean, "low",
+                            weft_json_number(c.low), "high", weft_json_number(c.high)));
+    }
+    return WEFT_OK;
+}
+
+static weft_status compare_variants(const weft_report_data *d, const char *a, const char *b,
+                                    json_t **object) {
+    int one, two;
+    weft_comparison c;
+    const char *why;
+    WEFT_TRY(find_variant(d, a, &one));
+    WEFT_TRY(find_variant(d, b, &two));
+    WEFT_TRY(weft_report_compare(d, two, one, &c, &why));
+    *object = json_pack(
+        "{s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:s}", "a", weft_json_text(a), "b",
+        weft_json_text(b), "score", d->score, "rate_a", weft_json_number(d->variants[one].rate),
+        "rate_b", weft_json_number(d->variants[two].rate), "config",
+        config_differences(d, one, two), "pairs", pair_up(d, one, two), "mean_difference",
+        weft_json_number(c.mean), "low", weft_json_number(c.low), "high", weft_json_number(c.high),
+        "verdict", weft_comparison_word(&c), "why", why);
+    if (!*object) return weft_fail(WEFT_ENOMEM, "runs: no memory");
+    json_t *positions = json_array();
+    json_object_set_new(*object, "loss_by_position", positions);
+    return compare_positions(d, one, two, positions);
+}
+
+weft_status weft_listing_compare(const char *path, const char *a, const char *b, FILE *out,
+                                 json_t **object) {
+    WEFT_AUTO(weft_report_free) weft_report_data d = {0};
+    WEFT_AUTO_DECREF json_t *made = NULL;
+    if (object) *object = NULL;
+    WEFT_TRY(weft_report_read(path, &d));
+    WEFT_TRY(compare_variants(&d, a, b, &made));
+    if (out) print_comparison(out, made);
+    if (object) *object = weft_steal(&made);
+    return WEFT_OK;
+}
+
+typedef struct {
+    FILE *out;
+    int shown;
+} differences;
+
+static int line_part(const char *text) {
+    size_t n = strcspn(text, "\n");
+    return n < AROUND ? (int)n : AROUND;
+}
+
+/* Where two texts part, with a little before it. */
+static void print_parting(FILE *out, const char *one, const char *two) {
+    size_t at = 0;
+    while (one[at] && one[at] == two[at])
+        at++;
+    size_t from = at > BEFORE ? at - BEFORE : 0;
+    for (size_t i = from; i < at; i++)
+        if (one[i] == '\n') from = i + 1; /* a text of lines: the one that differs */
+    const char *dots = from ? "..." : "";
+    char part[AROUND + 1];
+    snprintf(part, sizeof part, "%.*s", line_part(one + from), one + from);
+    fprintf(out, "  here   %s%s\n", dots, weft_shown(part));
+    snprintf(part, sizeof part, "%.*s", line_part(two + from), two + from);
+    fprintf(out, "  there  %s%s\n", dots, weft_shown(part));
+}
+
+static void print_difference(sqlite3_stmt *rows, void *context) {
+    differences *d = context;
+    if (d->shown++ >= ROWS_SHOWN) return;
+    fprintf(d->out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
+    print_parting(
+        d->out,
+        sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
+        sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
+}
+
+static void note_program(sqlite3_stmt *rows, void *context) {
+    differences *d = context;
+    fprintf(d->out, "note: written by %s here and by %s there\n", weft_column_shown(rows, 0),
+            weft_column_shown(rows, 1));
+}
+
+/* What a database holds, as a temporary table of `d`. */
+static weft_status copy_contents(weft_database *from, weft_database *d, const char *table) {
+    char sql[256];
+    snprintf(sql, sizeof sql,
+             "CREATE TEMP TABLE %s(part, key, value); CREATE INDEX temp.%s_key ON %s(part, key)",
+             table, table, table);
+    WEFT_TRY(weft_database_script(d, sql));
+    snprintf(sql, sizeof sql, "INSERT INTO %s VALUES (?, ?, ?)", table);
+    sqlite3_stmt *insert = weft_database_ask(d, sql, "");
+    sqlite3_stmt *rows = insert ? weft_database_ask(from, "SELECT * FROM contents", "") : NULL;
+    while (weft_database_next(from, rows)) {
+        for (int i = 0; i < 3; i++)
+            sqlite3_bind_value(insert, i + 1, sqlite3_column_value(rows, i));
+        weft_database_next(d, insert);
+        sqlite3_reset(insert);
+    }
+    weft_status status = weft_database_end(from, rows), inserted = weft_database_end(d, insert);
+    return status == WEFT_OK ? inserted : status;
+}
+
+/* Of the tables `here` and `there`. A commit is mentioned and not counted. */
+static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
+    differences all = {.out = out};
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
+                               " WHERE part = 'program' AND a.value <> b.value",
+                               note_program, &all));
+    WEFT_TRY(weft_database_script(d, "DELETE FROM here WHERE part = 'program';"
+                                     "DELETE FROM there WHERE part = 'program'"));
+    WEFT_TRY(weft_listing_each(
+        d,
+        "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
+        " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
+        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)",
+        print_difference, &all));
+    WEFT_TRY(weft_listing_each(d,
+                               "SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
+                               " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
+                               print_difference, &all));
+    int64_t here, there;
+    WEFT_TRY(weft_database_number(d, 0, &here, "SELECT count(*) FROM here", ""));
+    WEFT_TRY(weft_database_number(d, 0, &there, "SELECT count(*) FROM there", ""));
+    if (all.shown > ROWS_SHOWN) fprintf(out, "and %d more rows\n", all.shown - ROWS_SHOWN);
+    *same = all.shown == 0 && here == there;
+    if (here != there)
+        fprintf(out, "%lld rows here and %lld there\n", (long long)here, (long long)there);
+    return WEFT_OK;
+}
+
+weft_status weft_listing_diff(const char *a, const char *b, FILE *out, bool *same) {
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL, *other = NULL;
+    *same = false;
+    WEFT_TRY(weft_listing_open(a, &d));
+    WEFT_TRY(weft_listing_open(b, &other));
+    WEFT_TRY(copy_contents(d, d, "here"));
+    WEFT_TRY(copy_contents(other, d, "there"));
+    return compare_contents(d, out, same);
 }

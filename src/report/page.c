@@ -29,8 +29,6 @@ WEFT_EMBED("weft_charts_style", "src/report/charts.css");
 #define HTML_MARK "<meta name=\"generator\" content=\"weft\">"
 #define MD_MARK "<!-- weft report -->"
 
-#define TITLE " class=\"title\""
-
 enum { LOOK = 512 };
 
 /* Nothing is loaded or sent, whatever a text holds. */
@@ -186,15 +184,6 @@ static void end_element(weft_page *p) {
     p->end = NULL;
 }
 
-/* Begins one, or goes on with it where such a one is open. */
-static void go_on(weft_page *p, const char *begin, const char *end, const char *md) {
-    if (p->end && strcmp(p->end, end) == 0) return;
-    end_element(p);
-    p->end = end;
-    fputs(begin, p->html);
-    fputs(md, p->md);
-}
-
 static void begin_section(weft_page *p, const char *text) {
     end_element(p);
     if (p->folded) fputs("</details>\n", p->html);
@@ -202,10 +191,10 @@ static void begin_section(weft_page *p, const char *text) {
     snprintf(p->section, sizeof p->section, "%s", text);
 }
 
-static void put_heading(weft_page *p, int level, const char *kind, const char *text) {
-    fprintf(p->html, "<h%d%s>", level, kind);
+static void put_title(weft_page *p, const char *text) {
+    fprintf(p->html, "<h%d class=\"title\">", p->level + 1);
     put_html(p, "", text, "");
-    fprintf(p->html, "</h%d>", level);
+    fprintf(p->html, "</h%d>", p->level + 1);
 }
 
 /* The id of a part, made from its heading, by which the contents link to it. */
@@ -234,8 +223,7 @@ void weft_page_title(weft_page *p, int level, const char *text) {
     fprintf(p->html, "<h%d", level);
     if (level == 2) put_id(p, text);
     put_html(p, ">", text, "");
-    fprintf(p->html, "</h%d>", level);
-    fputs("\n", p->html);
+    fprintf(p->html, "</h%d>\n", level);
     fprintf(p->md, "%s%.*s", ftell(p->md) > 0 ? "\n" : "", level, "######");
     put_md(p, " ", text, "\n");
 }
@@ -262,7 +250,7 @@ void weft_page_fold(weft_page *p, const char *text, const char *about) {
 
 void weft_page_subtitle(weft_page *p, const char *text) {
     end_element(p);
-    put_heading(p, p->level + 1, TITLE, text);
+    put_title(p, text);
     fputs("\n", p->html);
     put_md(p, "\n**", text, "**\n");
 }
@@ -398,9 +386,14 @@ void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
 }
 
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
-    go_on(p, "<div class=\"samples\">\n", "</div>\n", "");
+    static const char end[] = "</div>\n";
+    if (p->end != end) { /* else it is one more of those that are open */
+        end_element(p);
+        p->end = end;
+        fputs("<div class=\"samples\">\n", p->html);
+    }
     fputs("<article>", p->html);
-    put_heading(p, p->level + 1, TITLE, title);
+    put_title(p, title);
     fputs("<p><mark>", p->html);
     escape_html(p->html, given, true);
     fputs("</mark>", p->html);
@@ -490,11 +483,10 @@ static weft_status write_pictures(const weft_page *p, const char *folder) {
     return WEFT_OK;
 }
 
-/* Data, then the script that draws it. */
-static weft_status put_script(weft_page *p) {
-    char *text = json_dumps(p->charts, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
+weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data) {
+    char *text = json_dumps(data, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
     if (!text) return weft_fail(WEFT_ENOMEM, "report: no memory for its charts");
-    fputs("<script type=\"application/json\" id=\"weft-charts\">", p->html);
+    fprintf(p->html, "<script type=\"application/json\" id=\"%s\">", id);
     for (const char *at = text; *at; at++) {
         if (strchr("<>&", *at))
             fprintf(p->html, "\\u%04x", (unsigned)*at);
@@ -502,8 +494,7 @@ static weft_status put_script(weft_page *p) {
             fputc(*at, p->html);
     }
     free(text);
-    fprintf(p->html, "</script>\n<script>\n%s%s</script>\n", weft_charts_script,
-            weft_report_script);
+    fputs("</script>\n", p->html);
     return WEFT_OK;
 }
 
@@ -531,7 +522,8 @@ static weft_status insert_contents(weft_page *p) {
 static weft_status finish(weft_page *p) {
     begin_section(p, "");
     fputs("</main>\n</div>\n", p->html);
-    WEFT_TRY(put_script(p));
+    WEFT_TRY(weft_page_put_json(p, "weft-charts", p->charts));
+    fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
     fputs("</body>\n</html>\n", p->html);
     fputs("\n" MD_MARK "\n", p->md);
     if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))

@@ -97,6 +97,9 @@ void weft_page_text(weft_page *p, const char *title, const char *given, const ch
 /* Text as it is, folded away. */
 void weft_page_folded(weft_page *p, const char *summary, const char *text);
 
+/* Data for a script, which finds it by this id: seven digits of a number. */
+weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data);
+
 /* The text as HTML shows it. */
 void weft_page_escape_html(FILE *out, const char *text);
 /* The text in JSON, without what HTML would show as a blank or U+FFFD. */

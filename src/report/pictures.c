@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RATES_MOST = 24, NAMES_ROOM = 400, RANGES_MOST = WEFT_REPORT_RANGES };
+enum { RATES_MOST = 24, NAMES_ROOM = 400, CURVE = 41, RANGES_MOST = WEFT_REPORT_RANGES };
 
 weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_plot_series **out) {
     size_t n = (size_t)d->n_variants + 1;
@@ -58,7 +58,8 @@ bool weft_report_is_finished(const weft_report_data *d, int variant) {
     return d->variants[variant].done > 0;
 }
 
-const char *weft_report_score_unit(const weft_report_data *d) {
+/* The unit of the score; NULL: it has none. */
+static const char *score_unit(const weft_report_data *d) {
     return d->higher_is_better ? NULL : "nats per token";
 }
 
@@ -140,7 +141,7 @@ static weft_status make_picture(const weft_report_data *d, int cost, cost_pictur
                         .x_label = costs[cost].name,
                         .x_unit = costs[cost].unit,
                         .y_label = d->score_name,
-                        .y_unit = weft_report_score_unit(d),
+                        .y_unit = score_unit(d),
                         .series = c->series,
                         .n_series = d->n_variants,
                         .front = c->front,
@@ -182,8 +183,9 @@ weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
     return status;
 }
 
-weft_plot_point weft_report_at_rate(const weft_report_data *d, int variant, double rate, int *done,
-                                    int *runs) {
+/* The mean score of a variant at a rate, with its least and most; how many of its runs there finished. */
+static weft_plot_point at_rate(const weft_report_data *d, int variant, double rate, int *done,
+                               int *runs) {
     weft_plot_point at = {rate, 0, NAN, NAN};
     *done = *runs = 0;
     for (int i = 0; i < d->n_runs; i++) {
@@ -211,7 +213,7 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
         weft_page_cell(p, "%s", weft_variant_label(d, i));
         for (int k = 0; k < n; k++) {
             int done, runs;
-            weft_plot_point at = weft_report_at_rate(d, i, d->rates[k], &done, &runs);
+            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
             const char *chosen = d->rates[k] == d->variants[i].rate ? " chosen" : "";
             if (runs == 0)
                 weft_page_cell(p, "%s", *chosen ? "taken over" : "not tried");
@@ -221,13 +223,14 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
     }
 }
 
-void weft_report_put_rates(weft_page *p, const weft_report_data *d, weft_plot_kind kind,
-                           const char *title, weft_plot_series *series, const char *caption) {
+/* A series of scores by learning rate for each variant. */
+static void put_rates(weft_page *p, const weft_report_data *d, weft_plot_kind kind,
+                      const char *title, weft_plot_series *series, const char *caption) {
     weft_plot plot = {.kind = kind,
                       .title = title,
                       .x_label = "learning rate",
                       .y_label = d->score_name,
-                      .y_unit = weft_report_score_unit(d),
+                      .y_unit = score_unit(d),
                       .log_x = true,
                       .series = series,
                       .n_series = d->n_variants,
@@ -249,13 +252,13 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_variants; i++) {
         for (int k = 0; k < d->n_rates && d->variants[i].repeats < 0; k++) {
             int done, runs;
-            weft_plot_point at = weft_report_at_rate(d, i, d->rates[k], &done, &runs);
+            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
             if (done && at.x > 0) series[i].points[series[i].n++] = at;
         }
     }
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
-    weft_report_put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
+    put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
     free(series);
     return WEFT_OK;
 }
@@ -381,4 +384,53 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
             weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, ranges[k].name)));
     }
     return put_differences(p, d, ranges, n);
+}
+
+/* Where each variant does best over its learning rates: the parabola through its runs, its minimum, and how they are
+ * drawn. study/minimum.c fits them. */
+static bool has_minimum(const weft_report_data *d, int variant) {
+    return d->variants[variant].repeats < 0 && isfinite(d->variants[variant].minimum.rate);
+}
+
+static weft_plot_point point_at(const weft_minimum *m, double rate) {
+    return (weft_plot_point){rate, weft_minimum_at(m, rate), NAN, NAN};
+}
+
+weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
+    if (!d->minima || !weft_report_count(d, has_minimum)) return WEFT_OK;
+    weft_plot_series *series;
+    WEFT_TRY(weft_report_plot_series(d, d->n_rates + CURVE, &series));
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_minimum *m = &d->variants[i].minimum;
+        weft_plot_series *s = &series[i];
+        if (!has_minimum(d, i)) continue;
+        for (int k = 0; k < d->n_rates; k++) {
+            int done, runs;
+            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
+            if (done && at.x > 0) s->points[s->n++] = at;
+        }
+        for (int k = 0; k < CURVE; k++)
+            s->points[s->n + k] =
+                point_at(m, m->first * pow(m->last / m->first, k / (CURVE - 1.0)));
+        s->fit = s->points + s->n;
+        s->n_fit = CURVE;
+        s->least = point_at(m, m->rate);
+    }
+    static const char caption[] =
+        "Score by learning rate: the mean over seeds, with a bar from the lowest to the highest of "
+        "them. The curve is the parabola in the logarithm of the rate through the runs within a "
+        "factor of four of the best rate; the ring is its minimum, at which variants are compared.";
+    put_rates(p, d, WEFT_PLOT_POINTS, "Minima over the learning rates", series, caption);
+    static const char *const edges[] = {"at the lowest rate", "between the rates",
+                                        "at the highest rate"};
+    weft_page_table_open(p, "variant|>minimum|>at learning rate|>fitted from|>to|where it is");
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_minimum *m = &d->variants[i].minimum;
+        if (!has_minimum(d, i)) continue;
+        weft_page_cells(p, weft_variant_label(d, i), weft_say_score(m->score),
+                        weft_say("%.3g", m->rate), weft_say("%.3g", m->first),
+                        weft_say("%.3g", m->last), edges[m->edge + 1]);
+    }
+    free(series);
+    return WEFT_OK;
 }

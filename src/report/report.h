@@ -29,7 +29,7 @@ weft_status weft_report_vacant(const char *folder);
 weft_status weft_report_json(const char *const *databases, int n, json_t **object);
 
 /* Listings: tables, JSON, CSV, two variants compared, two databases compared. */
-/* `path` is a database, a study's folder, or a folder with runs that no study made (gather.h)
+/* `path` is a database, a study's folder, or a folder with runs that no study made (record/database.h)
  * everywhere. */
 
 /* Its runs as a table for people, a line each. */

@@ -1,8 +1,10 @@
 /* What came out: the verdicts in plain words, the table, and the repeats' equality. */
+#include "base/json.h"
 #include "report/sections.h"
 #include "study/variants.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -146,6 +148,133 @@ static void say_power(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "Stated beforehand: %s", power);
 }
 
+/* The variants with the most seeds, as a two-way analysis of variance over variants and seeds: the
+ * standard deviation pooled over them, with more degrees of freedom than a single comparison has. */
+typedef struct {
+    int variants, seeds, freedom;
+    double sd;   /* what neither variant nor seed explains */
+    double half; /* of the interval of a difference, at WEFT_CONFIDENCE */
+} common;
+
+/* Variants whose scores may stand beside one another. */
+static bool takes_part(const weft_report_variant *s) {
+    return s->repeats < 0 && !*s->error && !s->leaks && s->done > 1 && isfinite(s->rate);
+}
+
+/* The scores of one seed, a variant after the other; false: one of them has none. */
+static bool list_seed(const weft_report_data *d, int most, int64_t seed, double *scores) {
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!takes_part(&d->variants[i]) || d->variants[i].done < most) continue;
+        const weft_report_run *run = weft_report_find(d, i, d->variants[i].rate, seed);
+        if (!run || !run->finished) return false;
+        *scores++ = run->score;
+    }
+    return true;
+}
+
+/* False: fewer than three such variants, or two seeds. Repeats and variants that leak stay out. */
+static bool find_common(const weft_report_data *d, common *out) {
+    int most = 0;
+    for (int i = 0; i < d->n_variants; i++)
+        if (takes_part(&d->variants[i]) && d->variants[i].done > most) most = d->variants[i].done;
+    *out = (common){0};
+    for (int i = 0; i < d->n_variants; i++)
+        out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
+    double *scores = out->variants < 3 || d->n_seeds < 2
+                         ? NULL
+                         : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
+    if (!scores) return false;
+    for (int i = 0; i < d->n_seeds; i++)
+        out->seeds += list_seed(d, most, d->seeds[i], scores + out->seeds * out->variants);
+    out->freedom = (out->variants - 1) * (out->seeds - 1);
+    if (out->seeds > 1) {
+        /* The square root of what is left of scores[seeds][variants] without the means of its rows and columns,
+         * by its degrees of freedom. */
+        double all = weft_mean(scores, out->seeds * out->variants), rest = 0;
+        for (int v = 0; v < out->variants; v++) {
+            double mean = 0;
+            for (int k = 0; k < out->seeds; k++)
+                mean += scores[k * out->variants + v] / out->seeds;
+            for (int k = 0; k < out->seeds; k++)
+                rest += pow(scores[k * out->variants + v] - mean -
+                                weft_mean(scores + k * out->variants, out->variants) + all,
+                            2);
+        }
+        out->sd = sqrt(rest / out->freedom);
+        out->half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, out->freedom) * out->sd *
+                    sqrt(2.0 / out->seeds);
+    }
+    free(scores);
+    return out->seeds > 1;
+}
+
+static bool has_interval(const weft_report_data *d, int variant) {
+    const weft_comparison *c = &d->variants[variant].compared;
+    return weft_report_counts(d, variant) && c->verdict != WEFT_NOT_YET &&
+           isfinite(weft_comparison_p(c));
+}
+
+void weft_report_holm(weft_report_data *d) {
+    for (int n = weft_report_count(d, has_interval); n > 0; n--) {
+        int least = -1;
+        double p = INFINITY;
+        for (int i = 0; i < d->n_variants; i++) {
+            if (d->variants[i].left || !has_interval(d, i)) continue;
+            double one = weft_comparison_p(&d->variants[i].compared);
+            if (one >= p) continue;
+            least = i;
+            p = one;
+        }
+        if (least < 0 || p > (1 - WEFT_CONFIDENCE) / n) return;
+        d->variants[least].left = true;
+    }
+}
+
+/* "Gate against Plain, Cross against Plain" */
+static void add_name(FILE *out, const weft_report_data *d, int variant, bool *any) {
+    fprintf(out, "%s%s against %s", *any ? ", " : "", weft_say_variant(d, variant),
+            weft_say_variant(d, d->variants[variant].baseline));
+    *any = true;
+}
+
+/* Three seeds leave two degrees of freedom for a comparison, and many comparisons find something by
+ * chance: the first is answered by a pooled standard deviation, the second by Holm's method. */
+static void say_together(weft_page *p, const weft_report_data *d) {
+    common spread;
+    if (weft_report_comparisons(d) < 2) return;
+    fputs("Counted together by Holm's method, ", p->words);
+    bool any = false;
+    for (int i = 0; i < d->n_variants; i++) {
+        if (!d->variants[i].left) continue;
+        if (!any) fputs("these are left: ", p->words);
+        add_name(p->words, d, i, &any);
+    }
+    if (!any) fputs("none is left", p->words);
+    fputs(".", p->words);
+    if (!d->minima && find_common(d, &spread)) {
+        any = false;
+        fprintf(
+            p->words,
+            " Read with the standard deviation pooled over all %d variants (%.3g, %d degrees of "
+            "freedom; a two-way analysis of variance over variants and seeds), an interval is "
+            "±%.3g, and a difference is shown for ",
+            spread.variants, spread.sd, spread.freedom, spread.half);
+        for (int i = 0; i < d->n_variants; i++)
+            if (has_interval(d, i) && fabs(d->variants[i].compared.mean) > spread.half)
+                add_name(p->words, d, i, &any);
+        fputs(any ? "." : "none.", p->words);
+    }
+    weft_page_say(p, "%s", weft_page_words(p));
+}
+
+json_t *weft_report_common_json(const weft_report_data *d) {
+    common c;
+    if (!find_common(d, &c)) return json_null();
+    return json_pack("{s:i, s:i, s:i, s:o, s:o}", "variants", c.variants, "seeds", c.seeds,
+                     "freedom", c.freedom, "sd", weft_json_number(c.sd), "half",
+                     weft_json_number(c.half));
+}
+
 weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
     if (weft_report_count(d, weft_report_is_compared) == 0) return WEFT_OK;
     weft_page_fold(
@@ -168,7 +297,7 @@ weft_status weft_report_verdicts(weft_page *p, const weft_report_data *d) {
                       log(d->vocabulary), d->vocabulary);
     say_power(p, d);
     say_confidence(p, d);
-    weft_report_say_together(p, d);
+    say_together(p, d);
     return WEFT_OK;
 }
 
@@ -200,32 +329,6 @@ static bool is_told_apart(const weft_report_data *d, int best) {
         others++;
     }
     return others > 0;
-}
-
-/* The single run with the best score, of the same variants; NULL: none finished. */
-static const weft_report_run *best_run(const weft_report_data *d) {
-    const weft_report_run *best = NULL;
-    for (int i = 0; i < d->n_runs; i++) {
-        const weft_report_variant *s = &d->variants[d->runs[i].variant];
-        if (s->leaks || s->repeats >= 0 || !d->runs[i].finished) continue;
-        if (beats(d, d->runs[i].score, best ? best->score : NAN)) best = &d->runs[i];
-    }
-    return best;
-}
-
-static void say_best(weft_page *p, const weft_report_data *d) {
-    const weft_report_run *run = best_run(d);
-    int best = best_variant(d);
-    if (best >= 0 && is_told_apart(d, best))
-        weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
-    else if (best >= 0)
-        weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
-                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean));
-    if (run)
-        weft_page_say(
-            p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
-            weft_variant_label(d, run->variant), (long long)run->seed, run->rate, d->score_name,
-            weft_say_score(run->score), run->folder);
 }
 
 static void table_row(weft_page *p, const weft_report_data *d, int place, bool best) {
@@ -276,7 +379,23 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     int best = best_variant(d);
     for (int i = 0; i < d->n_variants; i++)
         table_row(p, d, i, i == best && is_told_apart(d, best));
-    say_best(p, d);
+    if (best >= 0 && is_told_apart(d, best))
+        weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
+    else if (best >= 0)
+        weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
+                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean));
+    const weft_report_run *run =
+        NULL; /* the single one with the best score, of the same variants */
+    for (int i = 0; i < d->n_runs; i++) {
+        const weft_report_variant *s = &d->variants[d->runs[i].variant];
+        if (s->leaks || s->repeats >= 0 || !d->runs[i].finished) continue;
+        if (beats(d, d->runs[i].score, run ? run->score : NAN)) run = &d->runs[i];
+    }
+    if (run)
+        weft_page_say(
+            p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
+            weft_variant_label(d, run->variant), (long long)run->seed, run->rate, d->score_name,
+            weft_say_score(run->score), run->folder);
     weft_page_line(
         p, "about",
         "Score: mean and standard deviation over the seeds that finished. Change: the "

@@ -35,7 +35,7 @@ static void find_folder(const weft_report_data *d, char folder[WEFT_PATH_MAX]) {
 /* The last whole line of a run's samples; NULL: there is none. */
 static json_t *last_sample(const char *folder, const weft_report_run *run) {
     char path[PATH_ROOM];
-    /* Runs that no study made are not in runs/ (gather.h). */
+    /* Runs that no study made are not in runs/ (record/database.h). */
     const char *names[] = {run->folder, strchr(run->folder, '/')};
     bool there = false;
     for (int i = 0; i < 2 && !there && names[i]; i++) {

@@ -18,15 +18,12 @@ weft_report_section weft_report_verdicts, weft_report_table, weft_report_repeats
 /* report/curves.c */
 weft_report_section weft_report_curves;
 /* report/pictures.c */
-weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions;
-/* report/minima.c */
-weft_report_section weft_report_minima;
+weft_report_section weft_report_fronts, weft_report_sweep, weft_report_positions,
+    weft_report_minima;
 /* report/laws.c */
 weft_report_section weft_report_yardstick;
-/* report/decode.c */
-weft_report_section weft_report_decode;
 /* report/inside.c */
-weft_report_section weft_report_inside;
+weft_report_section weft_report_inside, weft_report_decode;
 /* report/samples.c */
 weft_report_section weft_report_samples, weft_report_attention;
 /* report/notes.c */
@@ -74,6 +71,8 @@ weft_variant_is weft_report_is_compared, weft_report_counts, weft_report_is_repe
     weft_report_is_finished, weft_report_is_in_doubt;
 /* The comparison that the answer is about, which pictures colour: the largest that is shown; -1: none. */
 int weft_report_headline(const weft_report_data *d);
+/* How many runs wait or run. */
+int weft_report_waiting(const weft_report_data *d);
 /* How many variants are that. */
 int weft_report_count(const weft_report_data *d, weft_variant_is *is);
 /* Opens a table with a column for each of them, or for all (NULL), behind the first. */
@@ -99,16 +98,6 @@ weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_pl
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
                            const weft_plot *plots, int n);
 
-/* A series of scores by learning rate for each variant. */
-void weft_report_put_rates(weft_page *p, const weft_report_data *d, weft_plot_kind kind,
-                           const char *title, weft_plot_series *series, const char *caption);
-
-/* The mean score of a variant at a rate, with its least and most; how many of its runs there finished. The unit of the score; NULL: it
- * has none. report/pictures.c */
-weft_plot_point weft_report_at_rate(const weft_report_data *d, int variant, double rate, int *done,
-                                    int *runs);
-const char *weft_report_score_unit(const weft_report_data *d);
-
 /* The ranges of positions whose losses the records have, in their order; returns how many.
  * report/pictures.c */
 enum { WEFT_REPORT_RANGES = 40 };
@@ -121,11 +110,9 @@ int weft_report_ranges(const weft_report_data *d, weft_report_range out[WEFT_REP
 /* For each list of STUDY_YARDSTICK its laws, and how far the other variants are from them. report/laws.c */
 weft_status weft_report_yardstick_json(const weft_report_data *d, json_t *lists);
 
-/* What the comparisons say when all of them are looked at together. report/together.c */
 /* Says which comparisons of the study are left by Holm's method (`left` of their variants), so that one of
- * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. */
+ * them is there by chance in no more than 1 - WEFT_CONFIDENCE of studies. report/results.c */
 void weft_report_holm(weft_report_data *d);
 
-/* Both as sentences below the verdicts; and "common" of the report's JSON. */
-void weft_report_say_together(weft_page *p, const weft_report_data *d);
+/* "common" of the report's JSON. */
 json_t *weft_report_common_json(const weft_report_data *d);

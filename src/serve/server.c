@@ -18,7 +18,6 @@
 #include "base/style.h"
 #include "base/text.h"
 #include "generate/text.h"
-#include "serve/connections.h"
 #include "serve/http.h"
 #include "serve/template.h"
 #include "serve/worker.h"
@@ -497,15 +496,6 @@ static weft_status start_daemon(weft_server *s) {
 
 WEFT_ENDED_BY(weft_server_close, weft_server)
 
-/* The page with the style that all pages share before its own. */
-static char *make_page(void) {
-    char *page = NULL;
-    const char *own = strstr(weft_page_html, "<style>\n") + 8;
-    int n = asprintf(&page, "%.*s%s%s", (int)(own - weft_page_html), weft_page_html,
-                     weft_page_style, own);
-    return n < 0 ? NULL : page;
-}
-
 static weft_status open_model(weft_server *s, const weft_served_model *m) {
     struct served *to = s->models + s->n_models++;
     weft_worker_limits limits = {s->options.sequences, s->options.queue, s->options.answer_seconds};
@@ -524,7 +514,11 @@ weft_status weft_server_open(const weft_server_options *o, const weft_served_mod
     s->listening = -1;
     s->started = (int64_t)time(NULL);
     atomic_init(&s->draining, false);
-    s->page = make_page();
+    const char *own =
+        strstr(weft_page_html, "<style>\n") + 8; /* behind the style that all pages share */
+    if (asprintf(&s->page, "%.*s%s%s", (int)(own - weft_page_html), weft_page_html, weft_page_style,
+                 own) < 0)
+        s->page = NULL;
     if (!s->page) return weft_fail(WEFT_ENOMEM, "serve: no memory");
     WEFT_TRY(weft_server_metrics_create(&s->metrics));
     for (int i = 0; i < n; i++)

@@ -1,7 +1,7 @@
 /* The server: OpenAI's interface over HTTP, by libmicrohttpd.
  *
  * One thread speaks HTTP with all clients (epoll), one makes text (worker.h), one watches for clients
- * that are slow or gone (connections.h). A connection whose answer is being made is suspended and
+ * that are slow or gone (http.h). A connection whose answer is being made is suspended and
  * costs nothing until the worker has something for it. */
 #pragma once
 

@@ -10,7 +10,7 @@
  *
  * Runs of one variant count as independent. Where a seed moves all rates of one variant alike and not its baseline,
  * as much as chance moves a run, an interval of 95% covers about 91%. */
-#include "study/minimum.h"
+#include "study/statistics.h"
 
 #include "base/order.h"
 #include "base/random.h"

@@ -2,8 +2,11 @@
  * against another from the differences seed by seed. */
 #pragma once
 
+#include "base/error.h"
+
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* How sure an interval is. */
 #define WEFT_CONFIDENCE 0.95
@@ -19,7 +22,7 @@ double weft_t_probability(double t, double freedom);
 double weft_t_quantile(double probability, double freedom);
 
 /* NOT_YET: runs are still to come that may decide it. weft_compare, which knows of none, never says it, nor EQUIVALENT:
- * that is for minima (study/minimum.h). */
+ * that is for minima. */
 typedef enum {
     WEFT_NO_DIFFERENCE,
     WEFT_BETTER,
@@ -77,3 +80,33 @@ typedef struct {
     double at, slope, low, high, spread;
 } weft_line;
 weft_line weft_line_fit(const double *x, const double *y, int n);
+
+/* Variants at their own best learning rates (study/minimum.c): a parabola in the logarithm of the rate through a
+ * variant's runs, its minimum, and the difference of two minima with an interval that has the uncertainty of the rates
+ * in it. */
+
+/* A run at a rate; a score that is not finite: it diverged. */
+typedef struct {
+    double rate, score;
+    int64_t seed;
+} weft_rate_run;
+
+/* A fitted minimum; where higher is better, a maximum. A rate at which a run diverged takes no part. */
+typedef struct {
+    double rate, score;   /* where it is and what it is; NaN: there are fewer than three rates */
+    double first, last;   /* the lowest and the highest rate that the parabola is fitted through */
+    double middle, at[3]; /* at[0] + at[1] u + at[2] u², u = log(rate / middle) */
+    int edge;             /* -1, 1: it is at the lowest or highest of all rates; 0: between them */
+    double beyond;        /* the rate that should be tried for it; NaN: none */
+} weft_minimum;
+
+weft_minimum weft_minimum_fit(const weft_rate_run *runs, int n, bool higher_is_better);
+/* The parabola's score at a rate. */
+double weft_minimum_at(const weft_minimum *m, double rate);
+
+/* The minimum of a variant minus that of its baseline, by a bootstrap over their runs. Beyond `effect`, the smallest
+ * difference of interest, it is better or worse where its interval at WEFT_CONFIDENCE lies there; equivalent where the one at
+ * WEFT_EQUIVALENCE lies within. `pairs` counts the runs of the side that has fewer; without as many as an interval
+ * takes it is 1, without a minimum 0. */
+weft_status weft_compare_minima(const weft_rate_run *variant, int n, const weft_rate_run *baseline,
+                                int m, double effect, bool higher_is_better, weft_comparison *c);

@@ -66,7 +66,7 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room);
 /* A number as configs write it: the shortest text that reads back the same. */
 void weft_study_number(double value, char *text, size_t room);
 
-/* What the variants have in common (STUDY_EQUAL; study/equal.c). The first one is the measure: it stays as it
+/* What the variants have in common (STUDY_EQUAL). The first one is the measure: it stays as it
  * is configured, and the others are fitted to it.
  *
  *     iters        nothing to do
@@ -77,11 +77,6 @@ void weft_study_number(double value, char *text, size_t room);
  *
  * A number of iterations is rounded to the nearest, and at least 1. */
 
-/* Before the accounts are made: parameters. */
-weft_status weft_equal_widths(weft_study *s);
-/* After they are made: tokens and flops; for iters as configured, for time as configured in the
- * first variant and 0 in the others. */
-weft_status weft_equal_iters(weft_study *s);
 /* Time, once every buildable variant's seconds_per_iter is there. */
 weft_status weft_equal_time(weft_study *s);
 /* N_FFN must be a multiple of this for a config: 8, z-heads, and what per_head_scalar needs. */

@@ -217,48 +217,9 @@ static weft_status measure_variant(weft_study *s, int variant, const char *all, 
     return WEFT_OK;
 }
 
-/* Whether a folder holds nothing but one run of measuring, as versions before made it. */
-static bool is_measured_run(const char *path) {
-    static const char *const own[] = {"config",      "config.new",    "log",
-                                      "result.json", "metrics.jsonl", NULL};
-    weft_names names;
-    if (weft_folder_list(path, &names) != WEFT_OK) return false;
-    bool config = false, ours = true;
-    for (int i = 0; i < names.n; i++) {
-        const char *name = names.list[i];
-        bool known = strncmp(name, "events.out.tfevents.", 20) == 0;
-        for (int k = 0; own[k]; k++)
-            known = known || strcmp(name, own[k]) == 0;
-        ours = ours && known;
-        config = config || strcmp(name, "config") == 0;
-    }
-    weft_names_free(&names);
-    return ours && config;
-}
-
-/* A killed study of a version before left its folder without a mark: measure/0 and so on, and nothing
- * else. */
-static weft_status mark_of_before(const char *all) {
-    char one[WEFT_PATH_MAX];
-    weft_names names;
-    weft_kind kind;
-    WEFT_TRY(weft_path_kind(all, &kind));
-    if (kind != WEFT_KIND_FOLDER) return WEFT_OK;
-    WEFT_TRY(weft_folder_list(all, &names));
-    bool ours = names.n > 0;
-    for (int i = 0; ours && i < names.n; i++) {
-        const char *name = names.list[i];
-        ours = strspn(name, "0123456789") == strlen(name) &&
-               weft_path(one, "%s/%s", all, name) == WEFT_OK && is_measured_run(one);
-    }
-    weft_names_free(&names);
-    return ours ? weft_folder_mark(all) : WEFT_OK;
-}
-
 weft_status weft_measure_variants(weft_study *s, const char *folder, int threads) {
     char all[WEFT_PATH_MAX];
     WEFT_TRY(weft_path(all, "%s/measure", folder));
-    WEFT_TRY(mark_of_before(all));
     WEFT_TRY(weft_folder_remove(all));
     WEFT_TRY(weft_folder_make_marked(all));
     weft_status status = WEFT_OK;

@@ -11,10 +11,9 @@
 #include "base/style.h"
 #include "base/text.h"
 #include "report/page.h"
-#include "serve/connections.h"
 #include "serve/http.h"
-#include "watch/gpu.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <math.h>
 #include <microhttpd.h>
@@ -37,6 +36,112 @@ enum {
     REQUEST_SECONDS = 30
 };
 
+/* The GPUs of this machine as their driver tells of them, by NVIDIA's management library (NVML), where the driver has
+ * brought it; nothing is linked against it. Its interface has been stable since version 2 of these functions; what is
+ * used of it is declared here. WEFT_NVML names another library, for tests. */
+enum { GPUS_MOST = 64, NAME_ROOM = 96, CLOCK_SM = 1 };
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvml_memory;
+
+typedef struct {
+    unsigned gpu, memory;
+} nvml_utilization;
+
+typedef struct nvml_device nvml_device;
+
+/* The functions, in the order of their names below. */
+typedef struct {
+    int (*init)(void);
+    int (*shutdown)(void);
+    int (*count)(unsigned *count);
+    int (*handle)(unsigned index, nvml_device **out);
+    int (*name)(nvml_device *d, char *out, unsigned room);
+    int (*power)(nvml_device *d, unsigned *milliwatts);
+    int (*clock)(nvml_device *d, int which, unsigned *mhz);
+    int (*memory)(nvml_device *d, nvml_memory *out);
+    int (*utilization)(nvml_device *d, nvml_utilization *out);
+} functions;
+
+static const char *const names[] = {"nvmlInit_v2",
+                                    "nvmlShutdown",
+                                    "nvmlDeviceGetCount_v2",
+                                    "nvmlDeviceGetHandleByIndex_v2",
+                                    "nvmlDeviceGetName",
+                                    "nvmlDeviceGetPowerUsage",
+                                    "nvmlDeviceGetClockInfo",
+                                    "nvmlDeviceGetMemoryInfo",
+                                    "nvmlDeviceGetUtilizationRates"};
+enum { FUNCTIONS = sizeof names / sizeof names[0] };
+_Static_assert(sizeof(functions) == FUNCTIONS * sizeof(void *), "one name for each function");
+
+typedef struct {
+    void *library;
+    functions f;
+    nvml_device *devices[GPUS_MOST];
+    unsigned n;
+} gpus;
+
+static bool load(gpus *g) {
+    const char *path = getenv("WEFT_NVML");
+    void *found[FUNCTIONS];
+    g->library = dlopen(path ? path : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    for (int i = 0; g->library && i < FUNCTIONS; i++)
+        if (!(found[i] = dlsym(g->library, names[i]))) return false;
+    if (!g->library) return false;
+    memcpy(&g->f, found, sizeof g->f);
+    return true;
+}
+
+/* NULL: there are none, or no memory. */
+static gpus *open_gpus(void) {
+    gpus *g = calloc(1, sizeof *g);
+    unsigned count = 0;
+    if (!g) return NULL;
+    if (load(g) && g->f.init() == 0) {
+        if (g->f.count(&count) != 0) count = 0;
+        for (unsigned i = 0; i < count && g->n < GPUS_MOST; i++)
+            if (g->f.handle(i, &g->devices[g->n]) == 0) g->n++;
+        if (g->n) return g;
+        g->f.shutdown();
+    }
+    if (g->library) dlclose(g->library);
+    free(g);
+    return NULL;
+}
+
+static void close_gpus(gpus *g) {
+    if (!g) return;
+    g->f.shutdown();
+    dlclose(g->library);
+    free(g);
+}
+
+static json_t *gpu_json(const gpus *g, nvml_device *d) {
+    char name[NAME_ROOM] = "";
+    unsigned milliwatts = 0, mhz = 0;
+    nvml_memory memory = {0};
+    nvml_utilization use = {0};
+    if (g->f.name(d, name, sizeof name) != 0) snprintf(name, sizeof name, "GPU");
+    bool power = g->f.power(d, &milliwatts) == 0, clock = g->f.clock(d, CLOCK_SM, &mhz) == 0;
+    bool room = g->f.memory(d, &memory) == 0, used = g->f.utilization(d, &use) == 0;
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "name", weft_json_text(name), "watts",
+                     weft_json_number(power ? milliwatts / 1000.0 : NAN), "mhz",
+                     weft_json_number(clock ? (double)mhz : NAN), "used_bytes",
+                     weft_json_number(room ? (double)memory.used : NAN), "bytes",
+                     weft_json_number(room ? (double)memory.total : NAN), "percent",
+                     weft_json_number(used ? (double)use.gpu : NAN));
+}
+
+/* [{"name", "watts", "mhz", "used_bytes", "bytes", "percent"}], null where the driver does not say. */
+static json_t *gpus_json(const gpus *g) {
+    json_t *list = json_array();
+    for (unsigned i = 0; g && list && i < g->n; i++)
+        json_array_append_new(list, gpu_json(g, g->devices[i]));
+    return list;
+}
+
 /* What is new after one change up to another, as JSON. Kept as long as somebody has it. */
 typedef struct {
     char *text;
@@ -47,7 +152,7 @@ typedef struct {
 struct weft_live {
     weft_live_options options;
     weft_watched *runs;
-    weft_gpus *gpus;
+    gpus *gpus;
     char *page;
     struct MHD_Daemon *daemon;
     weft_connections *connections;
@@ -162,7 +267,7 @@ static void compose(stream *s) {
         s->quiet = 0;
     }
     WEFT_AUTO_FREE char *machine =
-        w->gpus ? weft_json_line(json_pack("{s:o}", "gpus", weft_gpus_json(w->gpus))) : NULL;
+        w->gpus ? weft_json_line(json_pack("{s:o}", "gpus", gpus_json(w->gpus))) : NULL;
     if (machine && asprintf(&s->tail, "event: machine\ndata: %s\n\n", machine) < 0) s->tail = NULL;
     if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
     s->looks = w->looks;
@@ -393,7 +498,7 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
                      weft_page_style, weft_charts_style, weft_live_style, weft_live_body,
                      weft_charts_script, weft_live_script);
     w->page = n < 0 ? NULL : text;
-    w->gpus = weft_gpus_open();
+    w->gpus = open_gpus();
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);
     w->version = weft_watched_version(runs);
@@ -428,7 +533,7 @@ void weft_live_close(weft_live *w) {
     let_go(w->changes);
     pthread_cond_destroy(&w->news);
     pthread_mutex_destroy(&w->lock);
-    weft_gpus_close(w->gpus);
+    close_gpus(w->gpus);
     free(w->page);
     free(w);
 }

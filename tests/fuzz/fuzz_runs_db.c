@@ -4,7 +4,7 @@
 #include "base/files.h"
 #include "fuzz/fuzz.h"
 #include "fuzz/small_study.h"
-#include "record/gather.h"
+#include "record/database.h"
 #include "record/record.h"
 #include "report/report.h"
 

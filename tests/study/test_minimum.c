@@ -1,6 +1,6 @@
 /* Fitted minima and their differences, against tests/vectors/minimum.json, which tests/reference/make_minimum_vectors.py
  * makes by other means; and how often the intervals hold what they promise. */
-#include "study/minimum.h"
+#include "study/statistics.h"
 
 #include "base/random.h"
 

@@ -1,5 +1,6 @@
 /* What a study refuses, in one line and before anything is written; what belongs to one variant or run
  * and leaves the others alone; and iterations that are measured. */
+#include "base/folders.h"
 #include "support/command.h"
 #include "support/study_run.h"
 #include "support/train_run.h"
@@ -247,9 +248,9 @@ static void test_measuring_removes_only_what_it_made(void **state) {
     assert_int_equal(symlink(scratch_path("mine"), path), 0);
     command_fails(2, STUDY("-o", "STUDY_EQUAL=time"), SAYS("measure", "move it away"));
     assert_int_equal(access(note, R_OK), 0);
-    /* What a killed study left is its own, also without a mark, as versions before left it. */
+    /* What a killed study left is its own. */
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(mkdir(path, 0777), 0);
+    assert_int_equal(weft_folder_make_marked(path), WEFT_OK);
     snprintf(note, sizeof note, "%s/0", path);
     assert_int_equal(mkdir(note, 0777), 0);
     snprintf(note, sizeof note, "%s/0/config", path);
