@@ -54,8 +54,6 @@ typedef struct {
     double loss_before, loss_after; /* NaN without a text */
 } prune_result;
 
-WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
-
 static void end_result(prune_result *r) {
     weft_model_destroy(r->model);
     weft_pruned_free(&r->did);

@@ -188,8 +188,6 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_model_destroy, weft_model)
-
 weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const *ignored,
                          int n_ignored, weft_model **out) {
     WEFT_AUTO_DECREF json_t *root = NULL;

@@ -193,8 +193,6 @@ static weft_status make_bytes(weft_tokenizer *t) {
     return weft_tokenizer_finish(t);
 }
 
-WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
-
 weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     *out = NULL;
