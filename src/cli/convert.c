@@ -73,12 +73,6 @@ static void end_change(change *did) {
     free(did->apart);
 }
 
-static weft_status find_file(const char *folder, const char *name, bool *there) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    return weft_path_there(path, there);
-}
-
 /* The tokenizer of a folder, to be closed after a failure too; NULL where it has none. */
 static weft_status open_tokenizer(const conversion *v, const char *folder, const weft_config *c,
                                   weft_tokenizer **out) {
@@ -87,8 +81,8 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
     *out = NULL;
     if (v->no_tokenizer) return WEFT_OK;
     for (int i = 0; i < 3 && !there; i++)
-        WEFT_TRY(find_file(folder, names[i], &there));
-    if (!there) WEFT_TRY(find_file(folder, "tokenizer.model", &other));
+        WEFT_TRY(weft_folder_has(folder, names[i], &there));
+    if (!there) WEFT_TRY(weft_folder_has(folder, "tokenizer.model", &other));
     if (other)
         return weft_fail(
             WEFT_EINPUT,

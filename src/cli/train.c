@@ -293,10 +293,8 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
 
 /* A study's folder is not a run's. */
 static int refuse_study(const weft_args *args, const char *out) {
-    char path[WEFT_PATH_MAX];
     bool study = false;
-    weft_status status = weft_path(path, "%s/runs.db", out);
-    if (status == WEFT_OK) status = weft_path_there(path, &study);
+    weft_status status = weft_folder_has(out, "runs.db", &study);
     if (study)
         status = weft_fail(WEFT_EINPUT,
                            "%s is a study's folder (it has a runs.db); take another --out, or "

@@ -12,6 +12,7 @@
 
 #include "model/folder.h"
 #include "model/kinds.h"
+#include "model/units.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -74,13 +75,11 @@ static weft_status scale_weight(weft_weight *w, double factor) {
 static weft_status make_good(const weft_model *m, weft_model *out) {
     const weft_config *was = &m->config, *c = &out->config;
     for (int64_t layer = 0; layer < c->n_layer; layer++) {
-        char name[64];
         double factor = 1;
         if (c->attention_gate && !was->attention_gate) factor = 2;
         if (c->attn_gate && !was->attn_gate && layer > 0)
             factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
-        snprintf(name, sizeof name, "h.%lld.attn.out.weight", (long long)layer);
-        weft_weight *w = weft_model_find(out, name);
+        weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
         if (w && factor != 1) WEFT_TRY(scale_weight(w, factor));
     }
     return WEFT_OK;

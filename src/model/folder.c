@@ -374,9 +374,9 @@ static weft_status check_listed(const char *folder, const json_t *state, bool op
     return WEFT_OK;
 }
 
-static weft_status has_state(const char *folder, bool *there) {
+weft_status weft_folder_has(const char *folder, const char *name, bool *there) {
     char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     return weft_path_there(path, there);
 }
 
@@ -389,7 +389,7 @@ weft_status weft_state_verify(const char *folder) {
 static weft_status check_model(const char *folder) {
     WEFT_AUTO_DECREF json_t *state = NULL;
     bool there;
-    WEFT_TRY(has_state(folder, &there));
+    WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there) return WEFT_OK;
     WEFT_TRY(weft_state_read(folder, &state));
     return check_listed(folder, state, false);
@@ -420,7 +420,7 @@ weft_status weft_model_check_sums(const char *folder) {
 weft_status weft_model_check_optimizer(const char *folder) {
     WEFT_AUTO_DECREF json_t *state = NULL;
     bool there;
-    WEFT_TRY(has_state(folder, &there));
+    WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there)
         return weft_fail(WEFT_EINPUT,
                          "%s/%s: no state.json beside it says that it belongs to these weights",

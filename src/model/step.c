@@ -4,6 +4,7 @@
 
 #include "model/builder.h"
 #include "model/kinds.h"
+#include "model/units.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,12 +39,8 @@ bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_f
 }
 
 static const weft_weight *find(const weft_step_source *s, const char *name) {
-    char full[128];
-    if (s->layer < 0)
-        snprintf(full, sizeof full, "%s", name);
-    else
-        snprintf(full, sizeof full, "h.%lld.%s", (long long)s->layer, name);
-    return weft_model_find(s->model, full);
+    return s->layer < 0 ? weft_model_find(s->model, name)
+                        : weft_layer_weight(s->model, s->layer, name);
 }
 
 int64_t weft_step_count(const weft_step_source *s, const char *name) {
