@@ -81,8 +81,6 @@ weft_status weft_api_vouched(weft_status status, const char *folder) {
                      folder);
 }
 
-WEFT_ENDED_BY(weft_model_destroy, weft_model)
-
 weft_status weft_model_open(const char *path, const char *const *overrides, weft_model **out) {
     API_NEED(out);
     *out = NULL;

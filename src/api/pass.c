@@ -28,11 +28,10 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
         return weft_fail(WEFT_EINPUT, "%s: purpose %d is not a sum of WEFT_PASS_...", __func__,
                          purpose);
     if ((purpose & WEFT_PASS_RECOMPUTE) && !(purpose & WEFT_PASS_TRAIN))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
-            "nothing is made again",
-            __func__);
+        return weft_fail(WEFT_EINPUT,
+                         "%s: WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward "
+                         "pass nothing is made again",
+                         __func__);
     WEFT_AUTO(weft_pass_close_at) weft_pass *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     p->serial = 1 + atomic_fetch_add(&serials, 1);
@@ -107,10 +106,10 @@ weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strcmp(part, parts[i].name) == 0)
             return weft_session_values(&pass->session, parts[i].tensor, 1, out);
-    return weft_fail(WEFT_EINPUT,
-                     "%s: no part '%s'; there are loss, cross_entropy, logits_z, aux_z and "
-                     "aux_contrastive",
-                     __func__, part);
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: no part '%s'; there are loss, cross_entropy, logits_z, aux_z and aux_contrastive",
+        __func__, part);
 }
 
 /* A kept tensor as floats: as it lies where it is f32, by way of doubles otherwise. */

@@ -310,8 +310,6 @@ static void add_json(bench *b, const char *variant, const weft_config *c, int64_
     json_array_append_new(b->rows, row);
 }
 
-WEFT_ENDED_BY(weft_model_destroy, weft_model)
-
 /* Every row of one variant. */
 static weft_status measure_variant(bench *b, const bench_variant *v, weft_config c) {
     int64_t most = 0, prompt = b->opt->prompt;

@@ -36,17 +36,14 @@ const char weft_help_bench[] =
     "  --prompt N         tokens of the prompt before the first token, at most 32768; default: "
     "512; 0: leave that out, which saves most of the time\n"
     "  --speculate HOW    what drafts are worth instead (see 'weft help generate'): how many "
-    "tokens "
-    "are right, tokens per step, and the gain over plain decoding\n"
+    "tokens are right, tokens per step, and the gain over plain decoding\n"
     "  --model DIR        with --speculate: the checkpoint. -o DATASET=... names what it was "
-    "trained "
-    "on; default: embedded\n"
+    "trained on; default: embedded\n"
     "  --text FILE        with --speculate: a text of another kind; default: this help\n"
     "serve: a server under load. Requests arrive by chance (a Poisson process), whether those "
-    "before "
-    "them were answered or not; throughput, the time to the first token and between tokens, and "
-    "the "
-    "share of requests that were good; then texts that are written while a long prompt is read.\n"
+    "before them were answered or not; throughput, the time to the first token and between tokens, "
+    "and the share of requests that were good; then texts that are written while a long prompt is "
+    "read.\n"
     "  --model DIR        the checkpoint to serve, by a server that ends with the benchmark; with "
     "-o, --threads, --dtype and --device\n"
     "  --serve \"WORDS\"    more options of that server, such as \"--sequences 8 --context 9000\"\n"
@@ -133,8 +130,8 @@ static int bench_attention(const weft_args *a, const bench_args *own, const benc
 static int bench_decode(const weft_args *a, const bench_args *own, const bench_setup *setup,
                         int *failed) {
     if (own->quick || own->settle >= 0 || own->profile)
-        return weft_args_refuse(a, "decode takes --shape, --variants, --contexts, --batches, "
-                                   "--prompt, --steps, -o");
+        return weft_args_refuse(
+            a, "decode takes --shape, --variants, --contexts, --batches, --prompt, --steps, -o");
     bench_decode_options o = {.setup = *setup,
                               .variants = own->variants,
                               .contexts = own->contexts,
@@ -175,8 +172,8 @@ static int bench_speculate(const weft_args *a, const bench_args *own, const benc
     if (!own->model) return weft_args_refuse(a, "--speculate needs --model, a trained checkpoint");
     if (a->config || own->shape || own->variants || own->contexts || own->batches ||
         own->prompt_text || own->steps || own->peer)
-        return weft_args_refuse(a, "--speculate takes --model, --text, -o, --device, --dtype, "
-                                   "--threads and --json");
+        return weft_args_refuse(
+            a, "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
     weft_status status = measure_drafts(a, own, setup, &model, &draft);
     weft_loaded_close(&model);
     weft_loaded_close(&draft);
@@ -219,8 +216,8 @@ static int bench_serve(const weft_args *a, const bench_args *own, const bench_se
         return weft_args_refuse(a, "serve needs --model DIR, or --url of a server that runs");
     if (a->config || a->variant || own->shape || own->variants || own->steps || own->quick ||
         own->settle >= 0 || own->profile || own->peer)
-        return weft_args_refuse(a, "serve takes --model, --rates and what 'weft help bench' lists "
-                                   "with them");
+        return weft_args_refuse(
+            a, "serve takes --model, --rates and what 'weft help bench' lists with them");
     if (own->url && (own->words || a->n_overrides || a->threads || a->dtype || a->device))
         return weft_args_refuse(a, "the server at --url has options of its own");
     if (own->url && sscanf(own->url, "http://%255[^:/]:%d", host, &port) != 2)
@@ -300,8 +297,8 @@ int weft_cmd_bench(int argc, char **argv) {
         return weft_args_refuse(
             &args, "there is no '%s'; there are train, decode, attention and serve", own.what);
     if (!serve && has_serve_options(&own))
-        return weft_args_refuse(&args, "--rates and what stands with them in 'weft help bench' are "
-                                       "serve's");
+        return weft_args_refuse(
+            &args, "--rates and what stands with them in 'weft help bench' are serve's");
     if (!decode && (own.contexts || own.batches || own.prompt_text))
         return weft_args_refuse(&args, "--contexts, --batches and --prompt are decode's");
     bool speculate = own.speculate || own.text || (own.model && !serve);

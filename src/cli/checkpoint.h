@@ -8,8 +8,6 @@
 #include "model/folder.h"
 #include "model/model.h"
 
-WEFT_ENDED_BY(weft_model_destroy, weft_model)
-WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
 WEFT_ENDED_BY(weft_pool_destroy, weft_pool)
 
 /* A checkpoint that is ready to run. */

@@ -18,8 +18,7 @@
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
     "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, Phi-3, DeepSeek-V3 without "
-    "experts: "
-    "config.json, safetensors, tokenizer)\n"
+    "experts: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout; a model that none of its families has goes "
     "with a class in plain PyTorch (trust_remote_code=True)\n"
@@ -32,20 +31,16 @@ const char weft_help_convert[] =
     "  --to-w2            make W2 from dot attention: means from queries and keys, equal "
     "deviations; prints how far its weights are from dot's\n"
     "  --spread A         with --to-w2 and --add w2: multiply queries by A and divide keys by it; "
-    "default: 4. "
-    "The larger, the closer are the scores to dot's\n"
+    "default: 4. The larger, the closer are the scores to dot's\n"
     "  --add LIST         mechanisms to put into a model without effect, by commas: gate, cross, "
-    "latent "
-    "(of mla), output-gate, wsffn (of swiglu), w2 (of dot, with a spread of 1024). Its logits stay "
-    "as "
-    "they are, and training goes on from there\n"
+    "latent (of mla), output-gate, wsffn (of swiglu), w2 (of dot, with a spread of 1024). Its "
+    "logits stay as they are, and training goes on from there\n"
     "  -o KEY=VALUE       with --add: an option of what is added; repeatable\n"
     "  --text FILE        a text to measure on: --to-mla keeps what matters for its tokens, and "
     "the loss before and after is printed\n"
     "  --no-tokenizer     leave the tokenizer out\n"
     "  --chat-template T  the checkpoint's CHAT_TEMPLATE; scripts/chat-template DIR makes it of "
-    "the "
-    "model's own\n"
+    "the model's own\n"
     "  --ignore-key KEY   read a config.json of Hugging Face's as if this key were not there; "
     "repeatable\n"
     "  --force            replace the model's folder that is there, whole\n"
@@ -78,12 +73,6 @@ static void end_change(change *did) {
     free(did->apart);
 }
 
-static weft_status find_file(const char *folder, const char *name, bool *there) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    return weft_path_there(path, there);
-}
-
 /* The tokenizer of a folder, to be closed after a failure too; NULL where it has none. */
 static weft_status open_tokenizer(const conversion *v, const char *folder, const weft_config *c,
                                   weft_tokenizer **out) {
@@ -92,14 +81,14 @@ static weft_status open_tokenizer(const conversion *v, const char *folder, const
     *out = NULL;
     if (v->no_tokenizer) return WEFT_OK;
     for (int i = 0; i < 3 && !there; i++)
-        WEFT_TRY(find_file(folder, names[i], &there));
-    if (!there) WEFT_TRY(find_file(folder, "tokenizer.model", &other));
+        WEFT_TRY(weft_folder_has(folder, names[i], &there));
+    if (!there) WEFT_TRY(weft_folder_has(folder, "tokenizer.model", &other));
     if (other)
         return weft_fail(
             WEFT_EINPUT,
             "%s: its tokenizer is SentencePiece's tokenizer.model, which is not read; "
-            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of transformers, "
-            "writes a tokenizer.json. --no-tokenizer converts the weights alone",
+            "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of transformers, writes a "
+            "tokenizer.json. --no-tokenizer converts the weights alone",
             folder);
     if (!there) return WEFT_OK;
     weft_status status = weft_tokenizer_open(folder, out);
@@ -142,8 +131,8 @@ static weft_status read_text(const conversion *v, const weft_model *m, const wef
     if (!t) t = own;
     if (weft_tokenizer_vocab(t) > m->config.vocab_size)
         return weft_fail(WEFT_EINPUT,
-                         "--text: the tokenizer has %lld tokens, but the model knows "
-                         "%lld; its own belongs beside it as tokenizer.json",
+                         "--text: the tokenizer has %lld tokens, but the model knows %lld; its own "
+                         "belongs beside it as tokenizer.json",
                          (long long)weft_tokenizer_vocab(t), (long long)m->config.vocab_size);
     return weft_windows_read(v->text, t, time, TEXT_TOKENS, text);
 }

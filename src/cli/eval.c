@@ -243,7 +243,9 @@ static int find_checkpoint(const weft_args *args, eval_job *job) {
     return WEFT_EXIT_DONE;
 }
 
-static weft_status run_job(const weft_args *args, eval_job *job, weft_loaded *l) {
+static weft_status run_job(const weft_args *args, eval_job *job) {
+    WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
+    weft_loaded *l = &loaded;
     bool text = job->suite || job->needle.on || job->what.text;
     WEFT_TRY(check_output(job->what.logits, job->folder, &job->what));
     WEFT_TRY(check_output(job->what.grads, job->folder, &job->what));
@@ -270,7 +272,6 @@ static weft_status run_job(const weft_args *args, eval_job *job, weft_loaded *l)
 
 int weft_cmd_eval(int argc, char **argv) {
     weft_args args;
-    weft_loaded loaded = {0};
     eval_job job = {.hidden.trials = TRIALS};
     weft_evaluation *what = &job.what;
     const weft_arg own[] = {{"--model", .value = &job.folder, .rule = WEFT_ARG_NEEDED},
@@ -298,8 +299,7 @@ int weft_cmd_eval(int argc, char **argv) {
     job.hidden.text = what->text;
     job.hidden.details = job.details;
     job.hidden.quiet = args.json;
-    weft_status status = run_job(&args, &job, &loaded);
-    weft_loaded_close(&loaded);
+    weft_status status = run_job(&args, &job);
     if (status != WEFT_OK) return weft_args_end(&args, status);
     if (job.needle.on)
         print_needles(&args, &job.hidden, &job.answers);

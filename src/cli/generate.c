@@ -9,7 +9,6 @@
 #include "generate/text.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,8 +22,7 @@ const char weft_help_generate[] =
     "  --file FILE        read the prompt from this file; - is standard input, which is also read "
     "if there is no prompt and it is not a terminal\n"
     "  --tokens \"5 6 7\"   the prompt as tokens' numbers, separated by blanks or commas; the text "
-    "comes out "
-    "as numbers, too. For models without a tokenizer\n"
+    "comes out as numbers, too. For models without a tokenizer\n"
     "  -i                 a conversation: each line of standard input is added and answered, up to "
     "a stop string or --max-tokens; what was said before stays in the cache. --prompt or --file is "
     "its beginning, which is answered first\n"
@@ -43,9 +41,8 @@ const char weft_help_generate[] =
     "with positions that have no end (rope, alibi, none)\n"
     "  --slide            continue past the end of the context, with its last N tokens in view\n"
     "  --speculate HOW    draft the next tokens and check several in one step, which is faster "
-    "where "
-    "drafts are right; the text stays the same. HOW is ngram (what came behind the same tokens "
-    "before), or the folder of a smaller model with the same tokenizer\n"
+    "where drafts are right; the text stays the same. HOW is ngram (what came behind the same "
+    "tokens before), or the folder of a smaller model with the same tokenizer\n"
     "  -o KEY=VALUE       override a key of the checkpoint's config, such as CACHE_DTYPE and "
     "WEIGHT_DTYPE (f32, bf16, int8), the types of cache and matrices; repeatable\n"
     "  --unchecked        do not verify the checksums in the checkpoint's state.json\n"
@@ -115,8 +112,8 @@ static int read_options(generation *g, int argc, char **argv) {
     if (g->interactive && (g->samples > 1 || a->json))
         return weft_args_refuse(a, "-i is one conversation, without --samples and --json");
     if (g->interactive && g->file && strcmp(g->file, "-") == 0)
-        return weft_args_refuse(a, "-i reads the conversation from standard input, which --file - "
-                                   "is too; name a file");
+        return weft_args_refuse(
+            a, "-i reads the conversation from standard input, which --file - is too; name a file");
     if (logprobs && !a->json) return weft_args_refuse(a, "--logprobs needs --json");
     return weft_args_no_config(a);
 }
@@ -133,9 +130,8 @@ static weft_status open_all(generation *g) {
     return weft_generator_open(l->model, l->backend, l->pool, &limits, &g->generator);
 }
 
-static weft_status grow(char **data, size_t *room, size_t want) {
-    if (weft_grow(data, room, want)) return WEFT_OK;
-    return weft_fail(WEFT_ENOMEM, "generate: no memory for text");
+static weft_status no_memory(const char *what) {
+    return weft_fail(WEFT_ENOMEM, "generate: no memory for %s", what);
 }
 
 /* A whole file; malloc'd. */
@@ -143,20 +139,14 @@ static weft_status read_text(const char *path, char **text, size_t *bytes) {
     bool input = strcmp(path, "-") == 0;
     FILE *file = input ? stdin : fopen(path, "rb");
     if (!file) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    WEFT_AUTO_FCLOSE FILE *own = input ? NULL : file;
     size_t room = 0, got;
-    *text = NULL;
-    *bytes = 0;
-    weft_status status = WEFT_OK;
     do {
-        status = grow(text, &room, *bytes + 65536);
-        if (status != WEFT_OK) break;
+        if (!weft_grow(text, &room, *bytes + 65536)) return no_memory("text");
         got = fread(*text + *bytes, 1, 65536, file);
         *bytes += got;
     } while (got > 0);
-    if (status == WEFT_OK && ferror(file))
-        status = weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
-    if (!input) fclose(file);
-    return status;
+    return ferror(file) ? weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)) : WEFT_OK;
 }
 
 static weft_status open_sample(const generation *g, sample_text *s) {
@@ -168,6 +158,18 @@ static void close_sample(sample_text *s) {
     weft_stream_close(s->stream);
     free(s->text);
     free(s->tokens);
+}
+
+/* The samples of one prompt. */
+typedef struct {
+    int64_t n;
+    sample_text *list;
+} sample_list;
+
+static void close_samples(sample_list *l) {
+    for (int64_t i = 0; l->list && i < l->n; i++)
+        close_sample(l->list + i);
+    free(l->list);
 }
 
 /* A terminal would obey what the model says; a file or a pipe has it as it is. */
@@ -182,7 +184,7 @@ static void show_text(const char *text, size_t bytes) {
 /* Text that became certain: kept, and shown if this is the text that is being shown. */
 static weft_status add_text(sample_text *s, const char *text, size_t bytes, bool shown) {
     if (bytes == 0) return WEFT_OK;
-    WEFT_TRY(grow(&s->text, &s->room, s->bytes + bytes + 1));
+    if (!weft_grow(&s->text, &s->room, s->bytes + bytes + 1)) return no_memory("text");
     memcpy(s->text + s->bytes, text, bytes);
     s->bytes += bytes;
     if (shown) show_text(text, bytes);
@@ -201,7 +203,7 @@ static weft_status take_tokens(const generation *g, sample_text *s, double start
         if (take == WEFT_TAKE_TOKEN) {
             if (s->n_tokens == 0) s->first = weft_clock() - start;
             if (!weft_grow_list(&s->tokens, &s->tokens_room, s->n_tokens + 1, sizeof token))
-                return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
+                return no_memory("tokens");
             s->tokens[s->n_tokens++] = token;
             if (!s->stream) continue;
             WEFT_TRY(weft_stream_put(s->stream, token.token, &text, &bytes, &stopped));
@@ -351,7 +353,7 @@ static weft_status read_beginning(const generation *g, bool input, char **text, 
     if (g->prompt) {
         *text = strdup(g->prompt);
         *bytes = strlen(g->prompt);
-        return *text ? WEFT_OK : weft_fail(WEFT_ENOMEM, "generate: no memory for text");
+        return *text ? WEFT_OK : no_memory("text");
     }
     return g->file || input ? read_text(g->file ? g->file : "-", text, bytes) : WEFT_OK;
 }
@@ -369,8 +371,7 @@ static weft_status read_numbers(const generation *g, int32_t **out, int64_t *cou
                 WEFT_EINPUT,
                 "--tokens: '%.*s' is not a number from 0 to %lld, the model's last token",
                 (int)strcspn(at, " ,\t\n"), at, (long long)g->loaded.config.vocab_size - 1);
-        if (!weft_grow_list(out, &room, *count + 1, sizeof **out))
-            return weft_fail(WEFT_ENOMEM, "generate: no memory for tokens");
+        if (!weft_grow_list(out, &room, *count + 1, sizeof **out)) return no_memory("tokens");
         (*out)[(*count)++] = (int32_t)token;
         at = end;
     }
@@ -386,41 +387,36 @@ static void print_numbers(const generation *g, const sample_text *samples) {
 
 static weft_status generate_once(generation *g) {
     WEFT_AUTO_FREE int32_t *numbers = NULL;
-    char *text = NULL;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes = 0;
     const int32_t *tokens = NULL;
     int64_t count = 0;
-    weft_status status = g->tokens ? read_numbers(g, &numbers, &count)
-                                   : read_beginning(g, !isatty(STDIN_FILENO), &text, &bytes);
+    bool shown = !g->args.json && !g->tokens;
+    WEFT_TRY(g->tokens ? read_numbers(g, &numbers, &count)
+                       : read_beginning(g, !isatty(STDIN_FILENO), &text, &bytes));
     if (g->tokens)
         tokens = numbers;
-    else if (status == WEFT_OK)
-        status = weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, text, bytes, true,
-                                    &tokens, &count);
+    else
+        WEFT_TRY(weft_prompt_encode(g->loaded.tokenizer, g->loaded.encoder, text, bytes, true,
+                                    &tokens, &count));
     sample_text *samples = calloc((size_t)g->samples, sizeof *samples);
-    if (!samples) status = weft_fail(WEFT_ENOMEM, "generate: no memory");
+    WEFT_AUTO(close_samples) __attribute__((unused)) sample_list all = {g->samples, samples};
+    if (!samples) return weft_fail(WEFT_ENOMEM, "generate: no memory");
     double start = weft_clock();
-    for (int64_t i = 0; status == WEFT_OK && i < g->samples; i++) {
+    for (int64_t i = 0; i < g->samples; i++) {
         weft_sampling sampling = g->sampling;
         sampling.sample = (uint32_t)i;
-        status = open_sample(g, samples + i);
-        if (status == WEFT_OK)
-            status = weft_generator_add(g->generator, tokens, count, &sampling, &samples[i].id);
+        WEFT_TRY(open_sample(g, samples + i));
+        WEFT_TRY(weft_generator_add(g->generator, tokens, count, &sampling, &samples[i].id));
     }
-    if (status == WEFT_OK && !g->args.json && !g->tokens) show_prompt(text, bytes);
-    if (status == WEFT_OK) status = run_samples(g, samples, start, !g->args.json && !g->tokens);
-    if (status == WEFT_OK && g->tokens && !g->args.json) print_numbers(g, samples);
-    if (status == WEFT_OK) {
-        speed v = measure(samples, g->samples, count, start);
-        status = check_samples(g, samples);
-        if (g->args.json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
-        if (!g->args.json) print_speed(&v);
-        if (!g->args.json) tell_full(g, samples, count);
-    }
-    for (int64_t i = 0; samples && i < g->samples; i++)
-        close_sample(samples + i);
-    free(samples);
-    free(text);
+    if (shown) show_prompt(text, bytes);
+    WEFT_TRY(run_samples(g, samples, start, shown));
+    if (g->tokens && !g->args.json) print_numbers(g, samples);
+    speed v = measure(samples, g->samples, count, start);
+    weft_status status = check_samples(g, samples);
+    if (g->args.json && (v.made || status == WEFT_OK)) print_json(g, samples, &v);
+    if (!g->args.json) print_speed(&v);
+    if (!g->args.json) tell_full(g, samples, count);
     return status;
 }
 

@@ -18,9 +18,25 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     return weft_model_save_summed(context, folder, sums);
 }
 
+static weft_status init(const weft_args *args, const char *out, bool force) {
+    weft_config c;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
+    char count[WEFT_COUNT_ROOM];
+    weft_may_replace may = weft_new_model_may(force);
+    WEFT_TRY(weft_args_config(args, &c));
+    WEFT_TRY(weft_new_folder_room(out, may));
+    WEFT_TRY(weft_model_create(&c, weft_config_dtype(&c), &m));
+    WEFT_TRY(weft_pool_create(args->threads, &pool));
+    WEFT_TRY(weft_model_start_on(m, (uint64_t)c.seed, pool));
+    WEFT_TRY(weft_model_publish(out, may, write_parts, m));
+    fprintf(stderr, "%s: %s parameters\n", out,
+            weft_count_text(weft_model_parameter_count(m), count));
+    return WEFT_OK;
+}
+
 int weft_cmd_init(int argc, char **argv) {
     weft_args args;
-    weft_config c;
     const char *out = NULL;
     bool force = false;
     const weft_arg own[] = {
@@ -28,21 +44,5 @@ int weft_cmd_init(int argc, char **argv) {
     int exit_status =
         weft_args_parse(&args, argc, argv, ARGS_THREADS | ARGS_DTYPE | ARGS_CONFIG, own, NULL, 0);
     if (!exit_status && args.config) exit_status = weft_args_readable(&args, args.config, NULL);
-    if (exit_status) return exit_status;
-    weft_model *m = NULL;
-    weft_pool *pool = NULL;
-    char count[WEFT_COUNT_ROOM];
-    weft_may_replace may = weft_new_model_may(force);
-    weft_status status = weft_args_config(&args, &c);
-    if (status == WEFT_OK) status = weft_new_folder_room(out, may);
-    if (status == WEFT_OK) status = weft_model_create(&c, weft_config_dtype(&c), &m);
-    if (status == WEFT_OK) status = weft_pool_create(args.threads, &pool);
-    if (status == WEFT_OK) status = weft_model_start_on(m, (uint64_t)c.seed, pool);
-    if (status == WEFT_OK) status = weft_model_publish(out, may, write_parts, m);
-    if (status == WEFT_OK)
-        fprintf(stderr, "%s: %s parameters\n", out,
-                weft_count_text(weft_model_parameter_count(m), count));
-    weft_pool_destroy(pool);
-    weft_model_destroy(m);
-    return weft_args_end(&args, status);
+    return exit_status ? exit_status : weft_args_end(&args, init(&args, out, force));
 }

@@ -52,8 +52,7 @@ static weft_status read_windows(const inspect_job *job, const weft_loaded *l, we
     int64_t block = l->config.context, time = job->context;
     if (job->context_text && time > block)
         return weft_fail(WEFT_EINPUT,
-                         "--context %lld: the model has %lld tokens of context "
-                         "(CONFIG_CONTEXT)",
+                         "--context %lld: the model has %lld tokens of context (CONFIG_CONTEXT)",
                          (long long)time, (long long)block);
     if (time > block) time = block;
     int64_t most = job->windows * (time + 1);
@@ -61,7 +60,9 @@ static weft_status read_windows(const inspect_job *job, const weft_loaded *l, we
     return weft_windows_read(job->text, l->tokenizer, time, most, out);
 }
 
-static weft_status inspect(const weft_args *a, const inspect_job *job, weft_loaded *l) {
+static weft_status inspect(const weft_args *a, const inspect_job *job) {
+    WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
+    weft_loaded *l = &loaded;
     WEFT_AUTO(weft_windows_free) weft_windows text = {0};
     WEFT_AUTO(weft_inspection_free) weft_inspection found = {0};
     WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
@@ -86,7 +87,6 @@ static weft_status inspect(const weft_args *a, const inspect_job *job, weft_load
 
 int weft_cmd_inspect(int argc, char **argv) {
     weft_args args;
-    weft_loaded loaded = {0};
     inspect_job job = {.context = CONTEXT, .windows = WINDOWS};
     const char *word = NULL;
     const weft_arg own[] = {
@@ -103,7 +103,5 @@ int weft_cmd_inspect(int argc, char **argv) {
     int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, &word, 1);
     if (!exit_status) exit_status = check_arguments(&args, &job, word);
     if (exit_status) return exit_status;
-    weft_status status = inspect(&args, &job, &loaded);
-    weft_loaded_close(&loaded);
-    return weft_args_end(&args, status);
+    return weft_args_end(&args, inspect(&args, &job));
 }

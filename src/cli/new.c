@@ -23,10 +23,9 @@
 const char weft_help_new[] =
     "  --text FILE        the text to train on; repeatable. Without it, English-like text that the "
     "program makes itself\n"
-    "  --compare A,B,...  what to compare: dot, w2, mla, cosine or gta (attentions); gelu, "
-    "swiglu, wsffn, relu2 or gelu_erf (feed-forwards); learned, rope, alibi, relative or none "
-    "(positions); layernorm or "
-    "rmsnorm; or KEY=VALUE. The others are compared with the first; default: dot,w2\n"
+    "  --compare A,B,...  what to compare: dot, w2, mla, cosine or gta (attentions); gelu, swiglu, "
+    "wsffn, relu2 or gelu_erf (feed-forwards); learned, rope, alibi, relative or none (positions); "
+    "layernorm or rmsnorm; or KEY=VALUE. The others are compared with the first; default: dot,w2\n"
     "  --minutes M        how long the study may take, a quarter of it kept in reserve; default: "
     "10\n"
     "  --seeds N          random seeds per variant: more show smaller differences; default: 5\n"
@@ -37,9 +36,9 @@ const char weft_help_new[] =
     "  --threads N        default: one per processor\n"
     "  --json             what 'weft study --list --json' prints of the study\n"
     "\n"
-    "DIR/study is the study's file, DIR/data the text as tokens. Nothing is trained yet: "
-    "it prints how long the study takes, how small a difference it can show, and the command that "
-    "runs it. On a terminal, it asks for whatever you leave out.\n";
+    "DIR/study is the study's file, DIR/data the text as tokens. Nothing is trained yet: it prints "
+    "how long the study takes, how small a difference it can show, and the command that runs it. "
+    "On a terminal, it asks for whatever you leave out.\n";
 
 enum { ANSWER_ROOM = 1024, PARTS_MOST = 16, SEEDS_MOST = 1000, VARIANT_ROOM = 256 };
 
@@ -94,11 +93,10 @@ static int add_part(const weft_args *a, wishes *w, const char *word) {
         if (*nearest.name)
             return weft_args_refuse(a, "--compare: '%s' is not known; did you mean '%s'?", word,
                                     nearest.name);
-        return weft_args_refuse(
-            a,
-            "--compare: '%s' is not known; 'weft help new' lists the words, and KEY=VALUE is any "
-            "option of a config",
-            word);
+        return weft_args_refuse(a,
+                                "--compare: '%s' is not known; 'weft help new' lists the words, "
+                                "and KEY=VALUE is any option of a config",
+                                word);
     }
     if (w->n == PARTS_MOST) return weft_args_refuse(a, "--compare: more than %d parts", PARTS_MOST);
     char *sets = w->sets[w->n];
@@ -226,12 +224,11 @@ static weft_status write_study(const weft_config *c, const wishes *w, const char
         rest[i] = lines[i];
     }
     if (ok)
-        fprintf(
-            files[2],
-            "# A comparison of %s, written by weft new.\n#\n"
-            "# 'weft help config' explains the options. STUDY_SPREAD is what differences between "
-            "small models\n# usually vary by from seed to seed.\n",
-            w->titles);
+        fprintf(files[2],
+                "# A comparison of %s, written by weft new.\n#\n"
+                "# 'weft help config' explains the options. STUDY_SPREAD is what differences "
+                "between small models\n# usually vary by from seed to seed.\n",
+                w->titles);
     while (ok && (line = strsep(&rest[0], "\n")) && (same = strsep(&rest[1], "\n")))
         if (strcmp(line, same) != 0) fprintf(files[2], "%s\n", line);
     for (int i = 0; i < 3; i++)

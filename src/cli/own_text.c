@@ -25,7 +25,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     BYTES_ONLY = 200 * 1000, /* shorter texts are read byte by byte */
@@ -157,12 +156,11 @@ static weft_status read_texts(const char *const *paths, int n, const char *data,
     f->val = sum.tokens[1];
     f->vocab = weft_tokenizer_vocab(t);
     if (f->val > BLOCK_LEAST && f->train > BLOCK_LEAST) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: %lld tokens are too little text: the twentieth that is held out, in whole "
-        "lines, must have more than %d tokens; give a longer text%s",
-        paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
-        f->val == 0 ? ", with line ends" : "");
+    return weft_fail(WEFT_EINPUT,
+                     "%s: %lld tokens are too little text: the twentieth that is held out, in "
+                     "whole lines, must have more than %d tokens; give a longer text%s",
+                     paths[0], (long long)(f->train + f->val), BLOCK_LEAST,
+                     f->val == 0 ? ", with line ends" : "");
 }
 
 static weft_status choose(const char *const *paths, int n, const char *data, double minutes,
@@ -241,33 +239,30 @@ static weft_status open_backend(const weft_args *a, weft_pool **pool, facts *f) 
 
 weft_status weft_own_text_choose(const weft_args *a, const char *const *paths, int n_paths,
                                  const char *data, double minutes, weft_config *c) {
-    weft_pool *pool = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     facts f = {0};
     choice h;
     char place[PATH_MAX] = "embedded";
     WEFT_TRY(open_backend(a, &pool, &f));
-    weft_status status = choose(paths, n_paths, data, minutes, pool, &f, &h);
-    if (status == WEFT_OK && n_paths > 0 && !realpath(data, place))
-        status = weft_fail(WEFT_EIO, "%s: %s", data, strerror(errno));
-    if (status == WEFT_OK) status = weft_config_set(&h.config, "DATASET", place, data);
-    if (status == WEFT_OK) status = weft_config_cut_batch(&h.config, f.backend, f.threads, 1);
+    WEFT_TRY(choose(paths, n_paths, data, minutes, pool, &f, &h));
+    if (n_paths > 0 && !realpath(data, place))
+        return weft_fail(WEFT_EIO, "%s: %s", data, strerror(errno));
+    WEFT_TRY(weft_config_set(&h.config, "DATASET", place, data));
     *c = h.config;
-    weft_pool_destroy(pool);
-    return status;
+    return weft_config_cut_batch(c, f.backend, f.threads, 1);
 }
 
 weft_status weft_own_text_prepare(const weft_args *a, const char *const *paths, int n_paths,
                                   const char *out, double minutes) {
-    weft_pool *pool = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     weft_metrics *hold = NULL;
     facts f = {0};
     WEFT_TRY(weft_folder_make(out));
     WEFT_TRY(weft_checkpoint_unused(out));
     WEFT_TRY(open_backend(a, &pool, &f));
     /* From here on the folder is a run's, and this process's alone. */
-    weft_status status = weft_metrics_hold(out, &hold);
-    if (status == WEFT_OK) status = prepare(paths, n_paths, out, minutes, pool, &f);
+    WEFT_TRY(weft_metrics_hold(out, &hold));
+    weft_status status = prepare(paths, n_paths, out, minutes, pool, &f);
     weft_metrics_close(hold);
-    weft_pool_destroy(pool);
     return status;
 }

@@ -26,8 +26,7 @@ const char weft_help_plan[] =
     "graph that training would build. Operations are nominal: those of the formulas as written, a "
     "causal score counted once, backward twice forward. With --device cuda it also says which "
     "kernels attention and routing get: those on the tensor cores are fast; for the others it "
-    "names "
-    "the option and the nearest values that are. What STUDY_EQUAL changes is in 'weft study "
+    "names the option and the nearest values that are. What STUDY_EQUAL changes is in 'weft study "
     "--list'.\n";
 
 static double mib(int64_t bytes) {
@@ -166,21 +165,21 @@ static json_t *to_json(const weft_account *a) {
     list_flops(a, list);
     for (int i = 0; i < FLOPS_PARTS; i++)
         json_object_set_new(forward, list[i].name, json_real(list[i].flops));
-    return json_pack(
-        "{s:I, s:o, s:f, s:f, s:o, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, s:f, "
-        "s:I, s:I, s:I}",
-        "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
-        a->forward_flops + a->backward_flops, "forward_flops_per_token", a->forward_flops,
-        "forward_flops_parts", forward, "backward_flops_per_token", a->backward_flops,
-        "built_flops_per_token", a->built_flops, "first_phase_flops_per_token",
-        a->first_phase_flops, "training_bytes", (json_int_t)a->training_bytes, "training",
-        "weights", (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes,
-        "optimizer", (json_int_t)a->optimizer_bytes, "activations",
-        (json_int_t)a->activations_bytes, "workspace", (json_int_t)a->workspace_bytes,
-        "kept_per_token_layer", a->kept_per_token_layer, "cache_bytes_per_token",
-        (json_int_t)a->cache_bytes_token, "cache_bytes_per_token_layer",
-        (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
-        (json_int_t)a->cache_bytes_sequence);
+    return json_pack("{s:I, s:o, s:f, s:f, s:o, s:f, s:f, s:f, s:I, s:{s:I, s:I, s:I, s:I, s:I}, "
+                     "s:f, s:I, s:I, s:I}",
+                     "parameters", (json_int_t)a->parameters, "parts", parts, "flops_per_token",
+                     a->forward_flops + a->backward_flops, "forward_flops_per_token",
+                     a->forward_flops, "forward_flops_parts", forward, "backward_flops_per_token",
+                     a->backward_flops, "built_flops_per_token", a->built_flops,
+                     "first_phase_flops_per_token", a->first_phase_flops, "training_bytes",
+                     (json_int_t)a->training_bytes, "training", "weights",
+                     (json_int_t)a->weights_bytes, "gradients", (json_int_t)a->gradients_bytes,
+                     "optimizer", (json_int_t)a->optimizer_bytes, "activations",
+                     (json_int_t)a->activations_bytes, "workspace", (json_int_t)a->workspace_bytes,
+                     "kept_per_token_layer", a->kept_per_token_layer, "cache_bytes_per_token",
+                     (json_int_t)a->cache_bytes_token, "cache_bytes_per_token_layer",
+                     (json_int_t)a->cache_bytes_layer, "cache_bytes_per_sequence",
+                     (json_int_t)a->cache_bytes_sequence);
 }
 
 /* `step` is the key's old name. There an ablation's step is a number, as it always was. */
@@ -272,10 +271,8 @@ static weft_status plan(const weft_args *args, int ranks, bool workspace) {
     WEFT_TRY(weft_account_make(&c, counted, threads, &a));
     if (!args->variant && weft_variants_listed(&c)) {
         if (ranks)
-            return weft_fail(
-                WEFT_EINPUT,
-                "--ranks is of one model, and this config is a study's; --variant NAME "
-                "picks one of its variants");
+            return weft_fail(WEFT_EINPUT, "--ranks is of one model, and this config is a study's; "
+                                          "--variant NAME picks one of its variants");
         WEFT_TRY(
             weft_variants_parse(&c, args->config ? args->config : "config", "study", &variants));
         return plan_variants(args, &c, &a, &variants, backend, counted, threads);

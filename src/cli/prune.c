@@ -54,8 +54,6 @@ typedef struct {
     double loss_before, loss_after; /* NaN without a text */
 } prune_result;
 
-WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
-
 static void end_result(prune_result *r) {
     weft_model_destroy(r->model);
     weft_pruned_free(&r->did);
@@ -109,11 +107,10 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         WEFT_TRY(weft_path(file, "%s/optimizer.safetensors", l->folder));
         WEFT_TRY(weft_path_there(file, &there));
         if (!there)
-            return weft_fail(
-                WEFT_EINPUT,
-                "%s: is not there, and --by state reads it; a run's checkpoints have it. "
-                "--by magnitude needs none",
-                file);
+            return weft_fail(WEFT_EINPUT,
+                             "%s: is not there, and --by state reads it; a run's checkpoints have "
+                             "it. --by magnitude needs none",
+                             file);
         if (!job->unchecked) WEFT_TRY(check_state(l->folder));
         WEFT_TRY(weft_safetensors_open(file, &state));
     }
@@ -123,9 +120,9 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         int64_t units = weft_config_kv_heads(c), group = c->n_head / units;
         weft_inspection i;
         if (!c->attn_gate)
-            return weft_fail(WEFT_EINPUT, "--by gate: the model has no gates "
-                                          "(CONFIG_RA_MLA_MLP_ATTN_GATE); --by magnitude and --by "
-                                          "state need none");
+            return weft_fail(WEFT_EINPUT,
+                             "--by gate: the model has no gates (CONFIG_RA_MLA_MLP_ATTN_GATE); "
+                             "--by magnitude and --by state need none");
         WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
         given = calloc((size_t)(c->n_layer * units), sizeof *given);
         for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
@@ -184,7 +181,9 @@ static void print_json(const prune_job *job, const prune_result *r) {
     weft_args_print(object, 0);
 }
 
-static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded *l) {
+static weft_status run_job(const weft_args *a, const prune_job *job) {
+    WEFT_AUTO(weft_loaded_close) weft_loaded loaded = {0};
+    weft_loaded *l = &loaded;
     WEFT_AUTO(weft_windows_free) weft_windows text = {0};
     WEFT_AUTO(end_result) prune_result r = {.loss_before = NAN, .loss_after = NAN};
     WEFT_TRY(weft_loaded_open(a, job->model, job->unchecked,
@@ -206,7 +205,6 @@ static weft_status run_job(const weft_args *a, const prune_job *job, weft_loaded
 
 int weft_cmd_prune(int argc, char **argv) {
     weft_args args;
-    weft_loaded loaded = {0};
     prune_job job = {0};
     const weft_arg own[] = {{"--model", .value = &job.model, .rule = WEFT_ARG_NEEDED},
                             {"--out", .value = &job.out, .rule = WEFT_ARG_NEEDED},
@@ -222,7 +220,5 @@ int weft_cmd_prune(int argc, char **argv) {
     int exit_status = weft_args_parse(&args, argc, argv, ARGS_ALL, own, NULL, 0);
     if (!exit_status) exit_status = check_arguments(&args, &job);
     if (exit_status) return exit_status;
-    weft_status status = run_job(&args, &job, &loaded);
-    weft_loaded_close(&loaded);
-    return weft_args_end(&args, status);
+    return weft_args_end(&args, run_job(&args, &job));
 }

@@ -47,20 +47,15 @@ typedef struct {
 } runs_args;
 
 static weft_status list_runs(const weft_args *args, const runs_args *own) {
-    json_t *studies = json_array();
-    weft_status status = WEFT_OK;
-    for (int i = 0; status == WEFT_OK && i < own->n; i++) {
+    WEFT_AUTO_DECREF json_t *studies = json_array();
+    for (int i = 0; i < own->n; i++) {
         json_t *one = NULL;
-        if (args->json)
-            status = weft_listing_json(own->paths[i], &one);
-        else
-            status = weft_listing_table(own->paths[i], stdout);
+        WEFT_TRY(args->json ? weft_listing_json(own->paths[i], &one)
+                            : weft_listing_table(own->paths[i], stdout));
         if (one) json_array_append_new(studies, one);
     }
-    if (status == WEFT_OK && args->json)
-        weft_args_print(json_pack("{s:O}", "studies", studies), JSON_ENSURE_ASCII);
-    json_decref(studies);
-    return status;
+    if (args->json) weft_args_print(json_pack("{s:O}", "studies", studies), JSON_ENSURE_ASCII);
+    return WEFT_OK;
 }
 
 /* With --force too, a database is not written over. */

@@ -33,13 +33,11 @@ const char weft_help_serve[] =
     "  --cache-mib N      memory for the key-value cache; default: enough for --sequences texts of "
     "--context tokens\n"
     "  --speculate HOW    draft the next tokens and check several in one step; texts stay the "
-    "same. "
-    "HOW is ngram (what came behind the same tokens before), or the folder of a smaller model with "
-    "the same tokenizer, whose cache comes on top of --cache-mib\n"
+    "same. HOW is ngram (what came behind the same tokens before), or the folder of a smaller "
+    "model with the same tokenizer, whose cache comes on top of --cache-mib\n"
     "  --prompt-share N   while texts are written, the time that prompts take of a step, in "
-    "percent "
-    "of that for the texts' next tokens; default: 75, so that a long prompt less than doubles the "
-    "time between tokens; 0: pieces of 256 tokens\n"
+    "percent of that for the texts' next tokens; default: 75, so that a long prompt less than "
+    "doubles the time between tokens; 0: pieces of 256 tokens\n"
     "  --max-tokens N     most tokens of one text, whatever a request asks for; default: as many "
     "as fit the context\n"
     "  --max-body BYTES   most bytes of a request; default: 1048576\n"
@@ -153,8 +151,8 @@ static void allow_files(int64_t connections) {
     setrlimit(RLIMIT_NOFILE, &limit);
     if (limit.rlim_cur < want)
         weft_log(WEFT_LOG_WARN,
-                 "serve: the system allows %lld files, so fewer than the %lld "
-                 "connections of --connections",
+                 "serve: the system allows %lld files, so fewer than the %lld connections of "
+                 "--connections",
                  (long long)limit.rlim_cur, (long long)connections);
 }
 
@@ -198,8 +196,7 @@ static weft_status open_all(serving *s) {
     WEFT_TRY(weft_server_open(&s->options, s->models, n, &s->server));
     if (!s->key && !weft_http_is_local(s->options.host))
         weft_log(WEFT_LOG_WARN,
-                 "serve: everyone who reaches %s can use the model; "
-                 "--api-key-file sets a key",
+                 "serve: everyone who reaches %s can use the model; --api-key-file sets a key",
                  s->options.host);
     return WEFT_OK;
 }
@@ -255,10 +252,10 @@ static void wait_for_end(serving *s, const sigset_t *signals) {
     weft_server_drain(s->server);
     int64_t busy = weft_server_busy(s->server);
     if (busy)
-        weft_log(WEFT_LOG_INFO,
-                 "serve: stopping, requests still being answered: %lld; a second signal "
-                 "stops at once",
-                 (long long)busy);
+        weft_log(
+            WEFT_LOG_INFO,
+            "serve: stopping, requests still being answered: %lld; a second signal stops at once",
+            (long long)busy);
     while (weft_server_busy(s->server) > 0)
         if (sigtimedwait(signals, NULL, &pause) > 0) return;
 }

@@ -1,7 +1,7 @@
 /* weft tokenize: texts to token shards; weft tokenizer train: a byte-level BPE of one's own, as a tokenizer.json. */
 #include "base/log.h"
 #include "base/text.h"
-#include "cli/args.h"
+#include "cli/checkpoint.h"
 #include "data/shards.h"
 #include "data/texts.h"
 
@@ -13,8 +13,7 @@ const char weft_help_tokenize[] =
     "  --tokenizer T      bytes (the default), a tokenizer.json, a vocab.bpe with its encoder.json "
     "beside it, or a folder with such files\n"
     "  --jsonl FIELD      the files are JSON lines; their texts are in this field. Without it, "
-    "files "
-    "named .jsonl or .ndjson are, and the field is text\n"
+    "files named .jsonl or .ndjson are, and the field is text\n"
     "  --val-share P      the share of the text, 0 up to 1, that is held out as val_*.bin; "
     "default: 0.05, and 0 with --val\n"
     "  --val FILE         hold out all the text of this file too\n"
@@ -23,17 +22,13 @@ const char weft_help_tokenize[] =
     "  --json             one object on standard output\n"
     "\n"
     "FILES are texts, or - for standard input; gzip and zstd are unpacked. A file, or a line of "
-    "JSON "
-    "lines, is a document. The tokenizer's end-of-text token is put before each; where it has "
-    "none, a newline between them. "
-    "Such a token's name within a text is plain text. DIR gets the tokenizer.json too. Nothing "
-    "appears in DIR under its name before everything is written.\n"
+    "JSON lines, is a document. The tokenizer's end-of-text token is put before each; where it has "
+    "none, a newline between them. Such a token's name within a text is plain text. DIR gets the "
+    "tokenizer.json too. Nothing appears in DIR under its name before everything is written.\n"
     "\n"
     "FILES may hold tokens instead, which are copied: shards as llm.c and modded-nanogpt write "
-    "them, "
-    "a .npy, or nanoGPT's train.bin and val.bin. --tokenizer then names the one they were made "
-    "with; "
-    "without it DIR has none, and CONFIG_VOCAB_SIZE must be above the largest token.\n";
+    "them, a .npy, or nanoGPT's train.bin and val.bin. --tokenizer then names the one they were "
+    "made with; without it DIR has none, and CONFIG_VOCAB_SIZE must be above the largest token.\n";
 
 static const double VAL_SHARE = 0.05; /* held out unless the user says otherwise */
 
@@ -48,8 +43,8 @@ static void report(const weft_args *args, const char *out, const weft_texts_sum 
                (long long)sum->tokens[1], (long long)sum->shards, (long long)sum->vocab,
                sum->seconds);
     else
-        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, "
-               "vocabulary %s, %.1f MB/s\n",
+        printf("%s: %s documents, %s bytes, %s train and %s val tokens in %lld shards, vocabulary "
+               "%s, %.1f MB/s\n",
                out, weft_count_text(sum->documents, documents), weft_count_text(sum->bytes, bytes),
                weft_count_text(sum->tokens[0], train), weft_count_text(sum->tokens[1], val),
                (long long)sum->shards, weft_count_text(sum->vocab, vocab), rate);
@@ -59,25 +54,20 @@ static int refuse_no_files(const weft_args *a) {
     return weft_args_refuse(a, "no files are named; - is standard input");
 }
 
-static int tokenize(const weft_args *args, const char *tokenizer, const char *out,
-                    const weft_input_options *input, int64_t shard_tokens) {
-    weft_tokenizer *t = NULL;
-    weft_pool *pool = NULL;
+static weft_status tokenize(const weft_args *args, const char *tokenizer, const char *out,
+                            const weft_input_options *input, int64_t shard_tokens) {
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     weft_texts_sum sum;
     bool tokens = false;
-    weft_status status = weft_texts_are_tokens(input, &tokens);
-    if (status == WEFT_OK && (tokenizer || !tokens))
-        status = weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t);
-    if (status == WEFT_OK) status = weft_pool_create(args->threads, &pool);
-    if (status == WEFT_OK) status = weft_texts_tokenize(input, t, pool, out, shard_tokens, &sum);
-    if (status == WEFT_OK) {
-        if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
-            weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
-        report(args, out, &sum);
-    }
-    weft_pool_destroy(pool);
-    weft_tokenizer_close(t);
-    return weft_args_end(args, status);
+    WEFT_TRY(weft_texts_are_tokens(input, &tokens));
+    if (tokenizer || !tokens) WEFT_TRY(weft_tokenizer_open(tokenizer ? tokenizer : "bytes", &t));
+    WEFT_TRY(weft_pool_create(args->threads, &pool));
+    WEFT_TRY(weft_texts_tokenize(input, t, pool, out, shard_tokens, &sum));
+    if ((input->val_share > 0 || input->val_path) && !sum.tokens[1])
+        weft_log(WEFT_LOG_WARN, "tokenize: too little text for a share to validate on");
+    report(args, out, &sum);
+    return WEFT_OK;
 }
 
 int weft_cmd_tokenize(int argc, char **argv) {
@@ -92,7 +82,7 @@ int weft_cmd_tokenize(int argc, char **argv) {
                             {"--shard-tokens", .number = &shard_tokens, .min = 1, .max = INT32_MAX},
                             {"--out", .value = &out, .rule = WEFT_ARG_NEEDED},
                             {0}};
-    const char **files = calloc((size_t)argc + 1, sizeof *files);
+    WEFT_AUTO_FREE const char **files = calloc((size_t)argc + 1, sizeof *files);
     if (!files) return WEFT_EXIT_FAILED;
     int usage = weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS, own, files, argc);
     if (!usage && !args.n_words) usage = refuse_no_files(&args);
@@ -102,9 +92,8 @@ int weft_cmd_tokenize(int argc, char **argv) {
     input.paths = files;
     input.n_paths = args.n_words;
     if (input.val_path) files[input.n_paths++] = input.val_path;
-    if (!usage) usage = tokenize(&args, tokenizer, out, &input, shard_tokens);
-    free(files);
-    return usage;
+    if (usage) return usage;
+    return weft_args_end(&args, tokenize(&args, tokenizer, out, &input, shard_tokens));
 }
 
 const char weft_help_tokenizer[] =
@@ -118,22 +107,21 @@ const char weft_help_tokenizer[] =
     "FILES are texts, or - for standard input. The same texts give the same file. Hugging Face's "
     "library reads it too. There may be fewer tokens than N where there is little text.\n";
 
-static int train_tokenizer(const weft_args *args, const weft_input_options *input, int64_t vocab,
-                           int64_t least, const char *out) {
-    weft_tokenizer *t = NULL;
+static weft_status train_tokenizer(const weft_args *args, const weft_input_options *input,
+                                   int64_t vocab, int64_t least, const char *out) {
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;
     int64_t words = 0;
-    weft_status status = weft_texts_learn(input, vocab, least, &t, &words);
-    if (status == WEFT_OK) status = weft_tokenizer_save(t, out, NULL);
+    WEFT_TRY(weft_texts_learn(input, vocab, least, &t, &words));
+    WEFT_TRY(weft_tokenizer_save(t, out, NULL));
     char vocabulary[WEFT_COUNT_ROOM], different[WEFT_COUNT_ROOM];
-    if (status == WEFT_OK && args->json)
+    if (args->json)
         printf("{\"vocab\": %lld, \"words\": %lld}\n", (long long)weft_tokenizer_vocab(t),
                (long long)words);
-    else if (status == WEFT_OK)
+    else
         printf("%s: vocabulary %s, learned from %s different words\n", out,
                weft_count_text(weft_tokenizer_vocab(t), vocabulary),
                weft_count_text(words, different));
-    weft_tokenizer_close(t);
-    return weft_args_end(args, status);
+    return WEFT_OK;
 }
 
 int weft_cmd_tokenizer(int argc, char **argv) {
@@ -149,7 +137,7 @@ int weft_cmd_tokenizer(int argc, char **argv) {
                             {"--jsonl", .value = &input.field},
                             {"--min-count", .number = &least, .min = 1, .max = INT32_MAX},
                             {0}};
-    const char **words = calloc((size_t)argc + 1, sizeof *words);
+    WEFT_AUTO_FREE const char **words = calloc((size_t)argc + 1, sizeof *words);
     if (!words) return WEFT_EXIT_FAILED;
     int usage = weft_args_parse(&args, argc, argv, ARGS_JSON, own, words, argc);
     if (!usage && !args.n_words)
@@ -161,7 +149,6 @@ int weft_cmd_tokenizer(int argc, char **argv) {
     if (!usage) usage = weft_args_end(&args, weft_file_vacant(out, force));
     input.paths = words + 1;
     input.n_paths = args.n_words - 1;
-    if (!usage) usage = train_tokenizer(&args, &input, vocab, least, out);
-    free(words);
-    return usage;
+    if (usage) return usage;
+    return weft_args_end(&args, train_tokenizer(&args, &input, vocab, least, out));
 }

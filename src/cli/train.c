@@ -8,6 +8,7 @@
 #include "bench/limits.h"
 #include "bench/tables.h"
 #include "cli/args.h"
+#include "cli/checkpoint.h"
 #include "cli/own_text.h"
 #include "cuda/backend.h"
 #include "generate/folder.h"
@@ -256,7 +257,7 @@ static weft_status look(void *context, const weft_model *m) {
 static weft_status run(weft_args *args, train_args *own, weft_train_result *result,
                        json_t **facts) {
     weft_config c;
-    weft_pool *pool = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     const weft_backend *backend;
     weft_train_options *options = &own->options;
     weft_comm *comm = options->comm;
@@ -269,38 +270,31 @@ static weft_status run(weft_args *args, train_args *own, weft_train_result *resu
     WEFT_TRY(weft_comm_agree(comm, reads ? weft_args_check_model(options->from) : WEFT_OK));
     args->threads = share_threads(args, comm);
     share_gpus(&c, comm);
-    weft_status status = weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool));
-    if (status == WEFT_OK) status = cut_batch(options, &c, backend, pool);
+    WEFT_TRY(weft_comm_agree(comm, weft_args_backend(args, &c, &backend, &pool)));
+    WEFT_TRY(cut_batch(options, &c, backend, pool));
     /* A study's keys may be another variant's. */
-    bool alone = !weft_variants_listed(&c);
-    if (status == WEFT_OK && alone && !args->json)
+    if (!weft_variants_listed(&c) && !args->json)
         weft_config_advise(&(const weft_config *){&c}, 1, args->config);
-    if (status == WEFT_OK) {
-        weft_stop_install();
-        if (!own->peak && !backend->remote && weft_comm_rank(comm) == 0)
-            options->peak_flops =
-                bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
-        look_after after = {{backend, pool}, json_object()};
-        if (c.eval_inside || c.eval_decode) options->at_end = look;
-        options->context = &after;
-        status = weft_train(&c, backend, pool, options, result);
-        weft_stop_remove();
-        if (status == WEFT_OK)
-            *facts =
-                weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
-        if (*facts) json_object_update(*facts, after.facts);
-        json_decref(after.facts);
-    }
-    weft_pool_destroy(pool);
-    return status;
+    weft_stop_install();
+    if (!own->peak && !backend->remote && weft_comm_rank(comm) == 0)
+        options->peak_flops =
+            bench_peak_flops(pool, weft_config_dtype(&c) == WEFT_BF16) * weft_comm_size(comm);
+    WEFT_AUTO_DECREF json_t *found = json_object();
+    look_after after = {{backend, pool}, found};
+    if (c.eval_inside || c.eval_decode) options->at_end = look;
+    options->context = &after;
+    weft_status status = weft_train(&c, backend, pool, options, result);
+    weft_stop_remove();
+    WEFT_TRY(status);
+    *facts = weft_facts_of_run(&c, backend->remote ? weft_cuda_device_name() : "cpu", result);
+    if (*facts) json_object_update(*facts, found);
+    return WEFT_OK;
 }
 
 /* A study's folder is not a run's. */
 static int refuse_study(const weft_args *args, const char *out) {
-    char path[WEFT_PATH_MAX];
     bool study = false;
-    weft_status status = weft_path(path, "%s/runs.db", out);
-    if (status == WEFT_OK) status = weft_path_there(path, &study);
+    weft_status status = weft_folder_has(out, "runs.db", &study);
     if (study)
         status = weft_fail(WEFT_EINPUT,
                            "%s is a study's folder (it has a runs.db); take another --out, or "

@@ -9,6 +9,7 @@
 #include "convert/spectrum.h"
 #include "model/builder.h"
 #include "model/kinds.h"
+#include "model/units.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,15 +35,14 @@ static weft_status check_dot(const weft_model *m, const char *what, bool normed)
                          weft_config_word(c, WEFT_OPTION(attention)));
     if (c->mup)
         return weft_fail(WEFT_EINPUT,
-                         "%s: not of a model with CONFIG_MUP=y, whose scores and logits "
-                         "have scales of their own",
+                         "%s: not of a model with CONFIG_MUP=y, whose scores and logits have "
+                         "scales of their own",
                          what);
     if (c->qk_norm && (!normed || c->qk_norm_whole))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: not of a model with CONFIG_QK_NORM%s=y, whose queries and keys are not "
-            "linear in what they are made from",
-            what, normed ? "_WHOLE" : "");
+        return weft_fail(WEFT_EINPUT,
+                         "%s: not of a model with CONFIG_QK_NORM%s=y, whose queries and keys are "
+                         "not linear in what they are made from",
+                         what, normed ? "_WHOLE" : "");
     if (c->kv_share == 1) return WEFT_OK;
     return weft_fail(
         WEFT_EINPUT,
@@ -50,20 +50,18 @@ static weft_status check_dot(const weft_model *m, const char *what, bool normed)
         (long long)c->kv_share);
 }
 
-static weft_weight *layer_weight(const weft_model *m, int64_t layer, const char *name) {
-    char full[128];
-    snprintf(full, sizeof full, "h.%lld.%s", (long long)layer, name);
-    return weft_model_find(m, full);
+static void end_dot(dot_layer *dot) {
+    free(dot->all);
 }
 
 static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) {
     const weft_config *c = &m->config;
     int64_t e = c->n_embd, n = weft_config_kv_heads(c) * weft_config_head_dim(c);
     int64_t inner = c->n_head * weft_config_head_dim(c);
-    const weft_weight *qkv = layer_weight(m, layer, "attn.qkv.weight");
-    const weft_weight *bias = layer_weight(m, layer, "attn.qkv.bias");
-    const weft_weight *to = layer_weight(m, layer, "attn.out.weight");
-    const weft_weight *to_bias = layer_weight(m, layer, "attn.out.bias");
+    const weft_weight *qkv = weft_layer_weight(m, layer, "attn.qkv.weight");
+    const weft_weight *bias = weft_layer_weight(m, layer, "attn.qkv.bias");
+    const weft_weight *to = weft_layer_weight(m, layer, "attn.out.weight");
+    const weft_weight *to_bias = weft_layer_weight(m, layer, "attn.out.bias");
     *out = (dot_layer){0};
     if (!qkv || !to) return weft_fail(WEFT_EBUG, "convert: a layer without attention");
     out->all = calloc((size_t)((inner + 2 * n) * (e + 1) + e * (inner + 1)), sizeof *out->all);
@@ -85,12 +83,12 @@ static weft_status read_dot(const weft_model *m, int64_t layer, dot_layer *out) 
 
 /* Fills a layer's weight where the model has it. */
 static void write_weight(weft_model *out, int64_t layer, const char *name, const double *values) {
-    weft_weight *w = layer_weight(out, layer, name);
+    weft_weight *w = weft_layer_weight(out, layer, name);
     if (w) weft_weight_write(w, values);
 }
 
 static void multiply_weight(weft_model *out, int64_t layer, const char *name, double factor) {
-    weft_weight one = *layer_weight(out, layer, name);
+    weft_weight one = *weft_layer_weight(out, layer, name);
     int64_t count = one.count;
     for (one.count = 1; count > 0; count--) {
         double value;
@@ -118,9 +116,7 @@ static weft_status model_with(const weft_model *m, const weft_config *c, weft_mo
 
 static weft_status finish(weft_model **out, weft_status status) {
     weft_mirror_wrote((*out)->mirror, NULL);
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_model_destroy(*out);
-    *out = NULL;
+    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
     return status;
 }
 
@@ -331,13 +327,12 @@ static weft_status take_rotated(const mla_conversion *v, int64_t layer, dot_laye
 static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, directions *d,
                                   weft_latent_error *error) {
     const double *moments = moments_of(v, layer);
-    dot_layer dot;
+    WEFT_AUTO(end_dot) dot_layer dot = {0};
     double left;
     WEFT_TRY(read_dot(v->from, layer, &dot));
-    weft_status status = take_rotated(v, layer, &dot, d, &left);
-    if (status == WEFT_OK)
-        status = v->options->joint ? convert_joint(v, layer, &dot, moments, d, error)
-                                   : convert_apart(v, layer, &dot, moments, d, error);
+    WEFT_TRY(take_rotated(v, layer, &dot, d, &left));
+    WEFT_TRY(v->options->joint ? convert_joint(v, layer, &dot, moments, d, error)
+                               : convert_apart(v, layer, &dot, moments, d, error));
     error->keys *= sqrt(left);
     error->positions = v->rotated.kept ? sqrt(left) : 0;
     write_weight(v->to, layer, "attn.q.weight", dot.q);
@@ -349,8 +344,7 @@ static weft_status convert_to_mla(const mla_conversion *v, int64_t layer, direct
                 dot.b_out[i] += dot.out[(i * v->heads + h) * v->width + j] *
                                 dot.bv[h * v->kv / v->heads * v->width + j];
     write_weight(v->to, layer, "attn.out.bias", dot.b_out);
-    free(dot.all);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status check_mla(const weft_model *m, const weft_mla_options *o) {
@@ -388,13 +382,10 @@ static weft_status choose_rotated(mla_conversion *v) {
     if (!pairs) return weft_fail(WEFT_ENOMEM, "convert: no memory");
     double *q = pairs + f->columns, *k = q + inner;
     for (int64_t l = 0; f->kept < f->columns && l < c->n_layer; l++) {
-        dot_layer dot;
+        WEFT_AUTO(end_dot) dot_layer dot = {0};
         WEFT_TRY(read_dot(v->from, l, &dot));
-        weft_status status = weft_rotated_squares(dot.q, inner, v->e, moments_of(v, l), q);
-        if (status == WEFT_OK)
-            status = weft_rotated_squares(dot.k, v->n, v->e, moments_of(v, l), k);
-        free(dot.all);
-        WEFT_TRY(status);
+        WEFT_TRY(weft_rotated_squares(dot.q, inner, v->e, moments_of(v, l), q));
+        WEFT_TRY(weft_rotated_squares(dot.k, v->n, v->e, moments_of(v, l), k));
         weft_rotated_weigh(f, q, k, pairs);
     }
     f->stride = weft_rotated_stride(f, pairs);
@@ -498,24 +489,21 @@ static weft_status write_gaussian(const w2_conversion *v, int64_t layer, const c
 }
 
 static weft_status convert_to_w2(const w2_conversion *v, const weft_model *m, int64_t layer) {
-    dot_layer dot;
+    WEFT_AUTO(end_dot) dot_layer dot = {0};
     double log_tau[1024];
     double spread = m->config.qk_norm ? 1 : v->spread;
     WEFT_TRY(read_dot(m, layer, &dot));
-    weft_status status = write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread);
-    if (status == WEFT_OK) status = write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread);
+    WEFT_TRY(write_gaussian(v, layer, "q", dot.q, dot.bq, v->heads, spread));
+    WEFT_TRY(write_gaussian(v, layer, "k", dot.k, dot.bk, v->kv, 1 / spread));
     /* Normed means take it from the gains. */
     if (m->config.qk_norm) multiply_weight(v->to, layer, "attn.q_norm.weight", v->spread);
     if (m->config.qk_norm) multiply_weight(v->to, layer, "attn.k_norm.weight", 1 / v->spread);
-    if (status == WEFT_OK) {
-        write_weight(v->to, layer, "attn.v.weight", dot.v);
-        write_weight(v->to, layer, "attn.v.bias", dot.bv);
-    }
+    write_weight(v->to, layer, "attn.v.weight", dot.v);
+    write_weight(v->to, layer, "attn.v.bias", dot.bv);
     for (int64_t h = 0; h < v->heads; h++)
         log_tau[h] = log(2 * sqrt((double)v->width));
     write_weight(v->to, layer, "attn.log_tau", log_tau);
-    free(dot.all);
-    return status;
+    return WEFT_OK;
 }
 
 weft_status weft_convert_to_w2(const weft_model *m, double spread, uint64_t seed,

@@ -20,52 +20,40 @@ static const char common_keys[] =
     "model_type vocab_size tie_word_embeddings "
     /* of every model's config, of generation, and of programs that wrote one */
     "_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels "
-    "architectures "
-    "attention_dropout attn_implementation bad_words_ids begin_suppress_tokens bos_token_id "
-    "chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype "
-    "early_stopping "
-    "encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task "
-    "forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range "
-    "is_decoder "
-    "is_llama_config label2id length_penalty max_length min_length model_max_length "
-    "no_repeat_ngram_size "
-    "num_beam_groups num_beams num_labels num_return_sequences output_attentions "
-    "output_hidden_states "
-    "output_past output_scores pad_token_id prefix problem_type remove_invalid_values "
-    "repetition_penalty "
-    "return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params "
-    "temperature "
+    "architectures attention_dropout attn_implementation bad_words_ids begin_suppress_tokens "
+    "bos_token_id chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype "
+    "early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty "
+    "finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label "
+    "initializer_range is_decoder is_llama_config label2id length_penalty max_length min_length "
+    "model_max_length no_repeat_ngram_size num_beam_groups num_beams num_labels "
+    "num_return_sequences output_attentions output_hidden_states output_past output_scores "
+    "pad_token_id prefix problem_type remove_invalid_values repetition_penalty return_dict "
+    "return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature "
     "tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript "
     "attention_probs_dropout_prob auto_map custom_pipelines hidden_dropout_prob "
     "transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed "
-    "unsloth_version "
-    "use_bfloat16 use_cache use_flash_attn "
+    "unsloth_version use_bfloat16 use_cache use_flash_attn "
     /* what would change the function */
     "add_cross_attention=false alibi=false attention_multiplier=null attn_logit_softcapping=null "
     "clip_qkv=null cross_attention_hidden_size=null embedding_multiplier=1 "
-    "final_logit_softcapping=null "
-    "is_encoder_decoder=false kv_lora_rank=null logit_scale=1 logits_scaling=1 "
-    "n_routed_experts=null "
-    "num_experts=null num_local_experts=null parallel_attn=false pruned_heads={} "
-    "qk_layernorm=false "
-    "qk_norm=false quantization_config=null query_pre_attn_scalar=null residual_multiplier=1 "
-    "rope_interleaved=false scale_depth=null scale_emb=1 use_parallel_residual=false "
-    "use_qk_norm=false";
+    "final_logit_softcapping=null is_encoder_decoder=false kv_lora_rank=null logit_scale=1 "
+    "logits_scaling=1 n_routed_experts=null num_experts=null num_local_experts=null "
+    "parallel_attn=false pruned_heads={} qk_layernorm=false qk_norm=false quantization_config=null "
+    "query_pre_attn_scalar=null residual_multiplier=1 rope_interleaved=false scale_depth=null "
+    "scale_emb=1 use_parallel_residual=false use_qk_norm=false";
 
 static const char gpt2_keys[] =
     "n_embd n_head n_layer n_positions n_inner layer_norm_epsilon activation_function "
-    "scale_attn_weights=true scale_attn_by_inverse_layer_idx=false "
-    "reorder_and_upcast_attn n_ctx attn_pdrop embd_pdrop resid_pdrop summary_activation "
-    "n_special predict_special_tokens summary_first_dropout summary_proj_to_labels summary_type "
-    "summary_use_proj";
+    "scale_attn_weights=true scale_attn_by_inverse_layer_idx=false reorder_and_upcast_attn n_ctx "
+    "attn_pdrop embd_pdrop resid_pdrop summary_activation n_special predict_special_tokens "
+    "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj";
 
 static const char llama_keys[] =
-    "hidden_size intermediate_size num_attention_heads num_hidden_layers "
-    "num_key_value_heads max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-    "rope_parameters attention_bias mlp_bias head_dim sliding_window layer_types "
-    "hidden_act=\"silu\" use_sliding_window max_window_layers no_rope_layers "
-    "no_rope_layer_interval "
-    "partial_rotary_factor=1 use_mrope=false pretraining_tp";
+    "hidden_size intermediate_size num_attention_heads num_hidden_layers num_key_value_heads "
+    "max_position_embeddings rms_norm_eps rope_theta rope_scaling rope_parameters attention_bias "
+    "mlp_bias head_dim sliding_window layer_types hidden_act=\"silu\" use_sliding_window "
+    "max_window_layers no_rope_layers no_rope_layer_interval partial_rotary_factor=1 "
+    "use_mrope=false pretraining_tp";
 
 /* Of DeepSeek's models those whose layers are all dense, so that what is said of experts has no bearing. */
 static const char deepseek_keys[] =

@@ -31,11 +31,8 @@ weft_status weft_hf_own_config(const weft_config *c, json_t **out) {
 
 static weft_status write_text(const char *folder, const char *name, const char *text) {
     char path[WEFT_PATH_MAX];
-    weft_new_file f;
     WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    WEFT_TRY(weft_new_file_begin(&f, path));
-    weft_new_file_put(&f, text, (int64_t)strlen(text));
-    return weft_new_file_end(&f, WEFT_OK);
+    return weft_file_write(path, text, strlen(text), NULL);
 }
 
 weft_status weft_hf_own_write(const weft_model *m, const char *folder, weft_sum sums[WEFT_PARTS]) {

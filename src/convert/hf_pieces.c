@@ -28,15 +28,14 @@ typedef struct {
 enum { LAYER_PIECES = 24, OTHER_PIECES = 8 }; /* at most */
 enum { HEAD = -2, BODY = -1 };                /* in place of a layer's number */
 
-/* `layers` is their word before a layer's number. */
-static hf_piece *add(piece_list *p, const char *layers, int64_t layer, const char *ours,
-                     const char *theirs, int64_t rows, int64_t columns) {
+static hf_piece *add(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                     int64_t rows, int64_t columns) {
     hf_piece *piece = &p->list[p->n++];
     *piece = (hf_piece){.rows = rows, .columns = columns};
     if (layer >= 0) {
         snprintf(piece->ours, sizeof piece->ours, "h.%lld.%s", (long long)layer, ours);
-        snprintf(piece->theirs, sizeof piece->theirs, "%s%s.%lld.%s", p->prefix, layers,
-                 (long long)layer, theirs);
+        snprintf(piece->theirs, sizeof piece->theirs, "%s%s.%lld.%s", p->prefix,
+                 p->family == WEFT_HF_GPT2 ? "h" : "layers", (long long)layer, theirs);
     } else {
         snprintf(piece->ours, sizeof piece->ours, "%s", ours);
         snprintf(piece->theirs, sizeof piece->theirs, "%s%s", layer == HEAD ? "" : p->prefix,
@@ -45,44 +44,41 @@ static hf_piece *add(piece_list *p, const char *layers, int64_t layer, const cha
     return piece;
 }
 
-static void add_transposed(piece_list *p, int64_t layer, const char *ours, const char *theirs,
-                           int64_t rows, int64_t columns) {
-    add(p, "h", layer, ours, theirs, rows, columns)->transposed = true;
-}
-
-static void add_rows(piece_list *p, int64_t layer, const char *ours, const char *theirs,
-                     int64_t first, int64_t rows, int64_t columns) {
-    add(p, "layers", layer, ours, theirs, rows, columns)->first = first;
+/* A map or a gain and its bias, of `heads` heads where they lie head by head. */
+static void add_both(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                     int64_t rows, int64_t columns, int64_t heads) {
+    char mine[64], yours[64];
+    snprintf(mine, sizeof mine, "%s.weight", ours);
+    snprintf(yours, sizeof yours, "%s.weight", theirs);
+    hf_piece *weight = add(p, layer, mine, yours, rows, columns);
+    snprintf(mine, sizeof mine, "%s.bias", ours);
+    snprintf(yours, sizeof yours, "%s.bias", theirs);
+    hf_piece *bias = add(p, layer, mine, yours, rows, 0);
+    weight->heads = bias->heads = heads;
+    weight->transposed = columns && p->family == WEFT_HF_GPT2;
 }
 
 /* vLLM's class of DeepSeek's layout has a head of its own, whatever the config says: a tied one goes along. */
 static void add_head(piece_list *p, const char *theirs) {
     bool tied = p->c->weight_tying;
     if (!tied || (p->written && p->family == WEFT_HF_LLAMA_PAIRS))
-        add(p, "", HEAD, tied ? "wte.weight" : "lm_head.weight", theirs, p->c->vocab_size,
+        add(p, HEAD, tied ? "wte.weight" : "lm_head.weight", theirs, p->c->vocab_size,
             p->c->n_embd);
 }
 
 static void list_gpt2(piece_list *p) {
     const weft_config *c = p->c;
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
-    add(p, "", BODY, "wte.weight", "wte.weight", c->vocab_size, e);
-    add(p, "", BODY, "wpe.weight", "wpe.weight", c->context, e);
-    add(p, "", BODY, "ln_f.weight", "ln_f.weight", e, 0);
-    add(p, "", BODY, "ln_f.bias", "ln_f.bias", e, 0);
+    add(p, BODY, "wte.weight", "wte.weight", c->vocab_size, e);
+    add(p, BODY, "wpe.weight", "wpe.weight", c->context, e);
+    add_both(p, BODY, "ln_f", "ln_f", e, 0, 0);
     for (int64_t i = 0; i < c->n_layer; i++) {
-        add(p, "h", i, "ln_1.weight", "ln_1.weight", e, 0);
-        add(p, "h", i, "ln_1.bias", "ln_1.bias", e, 0);
-        add(p, "h", i, "ln_2.weight", "ln_2.weight", e, 0);
-        add(p, "h", i, "ln_2.bias", "ln_2.bias", e, 0);
-        add_transposed(p, i, "attn.qkv.weight", "attn.c_attn.weight", 3 * e, e);
-        add(p, "h", i, "attn.qkv.bias", "attn.c_attn.bias", 3 * e, 0);
-        add_transposed(p, i, "attn.out.weight", "attn.c_proj.weight", e, e);
-        add(p, "h", i, "attn.out.bias", "attn.c_proj.bias", e, 0);
-        add_transposed(p, i, "ffn.fc.weight", "mlp.c_fc.weight", f, e);
-        add(p, "h", i, "ffn.fc.bias", "mlp.c_fc.bias", f, 0);
-        add_transposed(p, i, "ffn.proj.weight", "mlp.c_proj.weight", e, f);
-        add(p, "h", i, "ffn.proj.bias", "mlp.c_proj.bias", e, 0);
+        add_both(p, i, "ln_1", "ln_1", e, 0, 0);
+        add_both(p, i, "ln_2", "ln_2", e, 0, 0);
+        add_both(p, i, "attn.qkv", "attn.c_attn", 3 * e, e, 0);
+        add_both(p, i, "attn.out", "attn.c_proj", e, e, 0);
+        add_both(p, i, "ffn.fc", "mlp.c_fc", f, e, 0);
+        add_both(p, i, "ffn.proj", "mlp.c_proj", e, f, 0);
     }
     add_head(p, "lm_head.weight");
 }
@@ -92,19 +88,18 @@ static void add_projections(piece_list *p, int64_t layer, const char *ours, cons
                             int64_t columns) {
     const weft_config *c = p->c;
     int64_t d = weft_config_head_dim(c), q = c->n_head * d, kv = weft_config_kv_heads(c) * d;
-    char theirs[64];
-    snprintf(theirs, sizeof theirs, "self_attn.q_proj.%s", kind);
-    add_rows(p, layer, ours, theirs, 0, q, columns);
-    snprintf(theirs, sizeof theirs, "self_attn.k_proj.%s", kind);
-    add_rows(p, layer, ours, theirs, q, kv, columns);
-    snprintf(theirs, sizeof theirs, "self_attn.v_proj.%s", kind);
-    add_rows(p, layer, ours, theirs, q + kv, kv, columns);
+    int64_t firsts[] = {0, q, q + kv};
+    for (int i = 0; i < 3; i++) {
+        char theirs[64];
+        snprintf(theirs, sizeof theirs, "self_attn.%c_proj.%s", "qkv"[i], kind);
+        add(p, layer, ours, theirs, i ? kv : q, columns)->first = firsts[i];
+    }
 }
 
 /* Rows of each of `blocks` blocks of theirs. */
 static hf_piece *add_blocks(piece_list *p, int64_t layer, const char *ours, const char *theirs,
                             int64_t blocks, int64_t block, int64_t at, int64_t n, int64_t columns) {
-    hf_piece *piece = add(p, "layers", layer, ours, theirs, blocks * n, columns);
+    hf_piece *piece = add(p, layer, ours, theirs, blocks * n, columns);
     piece->blocks = blocks;
     piece->block = block;
     piece->at = at;
@@ -126,15 +121,15 @@ static void add_latents(piece_list *p, int64_t i) {
     bool pairs = p->family == WEFT_HF_LLAMA_PAIRS;
     const char *kv_a = "self_attn.kv_a_proj_with_mqa.weight", *kv_b = "self_attn.kv_b_proj.weight";
     if (rank) {
-        add(p, "layers", i, "attn.q_down.weight", "self_attn.q_a_proj.weight", rank, e);
-        add(p, "layers", i, "attn.q_down_norm.weight", "self_attn.q_a_layernorm.weight", rank, 0);
+        add(p, i, "attn.q_down.weight", "self_attn.q_a_proj.weight", rank, e);
+        add(p, i, "attn.q_down_norm.weight", "self_attn.q_a_layernorm.weight", rank, 0);
     }
     add_blocks(p, i, "attn.q.weight", q, h, d + rope, 0, d, from);
     add_blocks(p, i, "attn.q_rope.weight", q, h, d + rope, d, rope, from)->pairs = pairs;
     hf_piece *down = add_blocks(p, i, "attn.k_down.weight", kv_a, 1, latent + rope, 0, latent, e);
     add_blocks(p, i, "attn.k_rope.weight", kv_a, 1, latent + rope, latent, rope, e)->pairs = pairs;
-    hf_piece *norm = add(p, "layers", i, "attn.latent_norm.weight",
-                         "self_attn.kv_a_layernorm.weight", latent, 0);
+    hf_piece *norm =
+        add(p, i, "attn.latent_norm.weight", "self_attn.kv_a_layernorm.weight", latent, 0);
     if (!c->ra_mla_latent_norm) {
         down->factor = ROOT_OF_EPSILON / LATENT_GAIN;
         norm->factor = LATENT_GAIN;
@@ -151,71 +146,55 @@ static void list_llama(piece_list *p) {
     bool all = bias == WEFT_ATTENTION_BIAS_ALL;
     bool behind = c->norm_placement == WEFT_PLACEMENT_REORDERED, phi3 = p->family == WEFT_HF_PHI3;
     int64_t normed = c->qk_norm_whole ? c->n_head * d : d;
-    add(p, "", BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
-    add(p, "", BODY, "ln_f.weight", "norm.weight", e, 0);
+    add(p, BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
+    add(p, BODY, "ln_f.weight", "norm.weight", e, 0);
     for (int64_t i = 0; i < c->n_layer; i++) {
-        add(p, "layers", i, behind ? "ln_2.weight" : "ln_1.weight",
+        add(p, i, behind ? "ln_2.weight" : "ln_1.weight",
             behind ? "post_feedforward_layernorm.weight" : "input_layernorm.weight", e, 0);
-        add(p, "layers", i, behind ? "ln_1.weight" : "ln_2.weight",
-            "post_attention_layernorm.weight", e, 0);
+        add(p, i, behind ? "ln_1.weight" : "ln_2.weight", "post_attention_layernorm.weight", e, 0);
         if (c->attention == WEFT_ATTENTION_MLA)
             add_latents(p, i);
         else if (phi3)
-            add(p, "layers", i, "attn.qkv.weight", "self_attn.qkv_proj.weight",
+            add(p, i, "attn.qkv.weight", "self_attn.qkv_proj.weight",
                 (c->n_head + 2 * weft_config_kv_heads(c)) * d, e);
         else
             add_projections(p, i, "attn.qkv.weight", "weight", e);
         if (bias != WEFT_ATTENTION_BIAS_NONE) add_projections(p, i, "attn.qkv.bias", "bias", 0);
-        add(p, "layers", i, "attn.out.weight", "self_attn.o_proj.weight", e, c->n_head * d);
-        if (all) add(p, "layers", i, "attn.out.bias", "self_attn.o_proj.bias", e, 0);
+        add(p, i, "attn.out.weight", "self_attn.o_proj.weight", e, c->n_head * d);
+        if (all) add(p, i, "attn.out.bias", "self_attn.o_proj.bias", e, 0);
         if (phi3) {
             add_blocks(p, i, "ffn.w3.weight", "mlp.gate_up_proj.weight", 1, 2 * f, 0, f, e);
             add_blocks(p, i, "ffn.w1.weight", "mlp.gate_up_proj.weight", 1, 2 * f, f, f, e);
         } else {
-            add(p, "layers", i, "ffn.w1.weight", "mlp.up_proj.weight", f, e);
-            add(p, "layers", i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
+            add(p, i, "ffn.w1.weight", "mlp.up_proj.weight", f, e);
+            add(p, i, "ffn.w3.weight", "mlp.gate_proj.weight", f, e);
         }
-        add(p, "layers", i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
+        add(p, i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
         if (c->qk_norm) {
-            add(p, "layers", i, "attn.q_norm.weight", "self_attn.q_norm.weight", normed, 0);
-            add(p, "layers", i, "attn.k_norm.weight", "self_attn.k_norm.weight", normed, 0);
+            add(p, i, "attn.q_norm.weight", "self_attn.q_norm.weight", normed, 0);
+            add(p, i, "attn.k_norm.weight", "self_attn.k_norm.weight", normed, 0);
         }
         if (c->ffn_bias) {
-            add(p, "layers", i, "ffn.w1.bias", "mlp.up_proj.bias", f, 0);
-            add(p, "layers", i, "ffn.w3.bias", "mlp.gate_proj.bias", f, 0);
-            add(p, "layers", i, "ffn.w2.bias", "mlp.down_proj.bias", e, 0);
+            add(p, i, "ffn.w1.bias", "mlp.up_proj.bias", f, 0);
+            add(p, i, "ffn.w3.bias", "mlp.gate_proj.bias", f, 0);
+            add(p, i, "ffn.w2.bias", "mlp.down_proj.bias", e, 0);
         }
     }
     add_head(p, "lm_head.weight");
 }
 
-/* A map of a layer and its bias. */
-static void add_map(piece_list *p, int64_t layer, const char *ours, const char *theirs,
-                    int64_t rows, int64_t columns, int64_t heads) {
-    char mine[64], yours[64];
-    snprintf(mine, sizeof mine, "%s.weight", ours);
-    snprintf(yours, sizeof yours, "%s.weight", theirs);
-    add(p, "layers", layer, mine, yours, rows, columns)->heads = heads;
-    snprintf(mine, sizeof mine, "%s.bias", ours);
-    snprintf(yours, sizeof yours, "%s.bias", theirs);
-    add(p, "layers", layer, mine, yours, rows, 0)->heads = heads;
-}
-
 static void list_neox(piece_list *p) {
     const weft_config *c = p->c;
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c);
-    add(p, "", BODY, "wte.weight", "embed_in.weight", c->vocab_size, e);
-    add(p, "", BODY, "ln_f.weight", "final_layer_norm.weight", e, 0);
-    add(p, "", BODY, "ln_f.bias", "final_layer_norm.bias", e, 0);
+    add(p, BODY, "wte.weight", "embed_in.weight", c->vocab_size, e);
+    add_both(p, BODY, "ln_f", "final_layer_norm", e, 0, 0);
     for (int64_t i = 0; i < c->n_layer; i++) {
-        add(p, "layers", i, "ln_1.weight", "input_layernorm.weight", e, 0);
-        add(p, "layers", i, "ln_1.bias", "input_layernorm.bias", e, 0);
-        add(p, "layers", i, "ln_2.weight", "post_attention_layernorm.weight", e, 0);
-        add(p, "layers", i, "ln_2.bias", "post_attention_layernorm.bias", e, 0);
-        add_map(p, i, "attn.qkv", "attention.query_key_value", 3 * e, e, c->n_head);
-        add_map(p, i, "attn.out", "attention.dense", e, e, 0);
-        add_map(p, i, "ffn.fc", "mlp.dense_h_to_4h", f, e, 0);
-        add_map(p, i, "ffn.proj", "mlp.dense_4h_to_h", e, f, 0);
+        add_both(p, i, "ln_1", "input_layernorm", e, 0, 0);
+        add_both(p, i, "ln_2", "post_attention_layernorm", e, 0, 0);
+        add_both(p, i, "attn.qkv", "attention.query_key_value", 3 * e, e, c->n_head);
+        add_both(p, i, "attn.out", "attention.dense", e, e, 0);
+        add_both(p, i, "ffn.fc", "mlp.dense_h_to_4h", f, e, 0);
+        add_both(p, i, "ffn.proj", "mlp.dense_4h_to_h", e, f, 0);
     }
     add_head(p, "embed_out.weight");
 }

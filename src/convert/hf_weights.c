@@ -20,12 +20,6 @@ typedef struct {
     int n;
 } weight_files;
 
-static weft_status find_file(const char *folder, const char *name, bool *there) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
-    return weft_path_there(path, there);
-}
-
 static weft_status read_json(const char *folder, const char *name, json_t **out) {
     char path[WEFT_PATH_MAX];
     *out = NULL;
@@ -79,9 +73,9 @@ static weft_status open_files(const char *folder, weight_files *f) {
     *f = (weight_files){.folder = folder};
     f->list = calloc(SHARDS_MOST, sizeof *f->list);
     if (!f->list) return weft_fail(WEFT_ENOMEM, "convert: no memory");
-    WEFT_TRY(find_file(folder, "model.safetensors", &there));
+    WEFT_TRY(weft_folder_has(folder, "model.safetensors", &there));
     if (there) return open_file(f, "model.safetensors");
-    WEFT_TRY(find_file(folder, "model.safetensors.index.json", &there));
+    WEFT_TRY(weft_folder_has(folder, "model.safetensors.index.json", &there));
     if (there) return open_index(f);
     return weft_fail(WEFT_EINPUT,
                      "%s: has no model.safetensors and no model.safetensors.index.json; weights of "
@@ -188,8 +182,6 @@ static weft_status read_weights(const char *folder, weft_hf_family family, weft_
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_model_destroy, weft_model)
-
 weft_status weft_hf_read(const char *folder, weft_dtype dtype, const char *const *ignored,
                          int n_ignored, weft_model **out) {
     WEFT_AUTO_DECREF json_t *root = NULL;
@@ -289,12 +281,12 @@ static weft_status write_weights(const weft_model *m, weft_hf_family family, con
     if (!pieces) return WEFT_ENOMEM;
     WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)n, sizeof *tensors);
     WEFT_AUTO_FREE void **own = calloc((size_t)n, sizeof *own);
-    weft_status status = tensors && own ? WEFT_OK : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
-    if (status == WEFT_OK) status = fill_tensors(m, pieces, n, tensors, own, &count);
+    if (!tensors || !own) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    WEFT_TRY(weft_mirror_use(m->mirror, NULL));
+    weft_status status = fill_tensors(m, pieces, n, tensors, own, &count);
     if (status == WEFT_OK)
         status = weft_safetensors_write_summed(path, tensors, count, metadata, sum);
-    for (int64_t i = 0; own && i < n; i++)
+    for (int64_t i = 0; i < n; i++)
         free(own[i]);
     return status;
 }
@@ -311,16 +303,11 @@ static weft_status write_parts(void *context, const char *folder, weft_sum sums[
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_CONFIG]));
     static const char *const types[] = {
         [WEFT_F32] = "float32", [WEFT_BF16] = "bfloat16", [WEFT_F64] = "float64"};
-    json_t *root;
+    WEFT_AUTO_DECREF json_t *root = NULL;
     WEFT_TRY(weft_hf_config_write(&p->model->config, p->tokenizer, &family, &root));
     json_object_set_new(root, "torch_dtype", json_string(types[p->model->dtype]));
-    weft_status status =
-        family == WEFT_HF_OWN ? weft_hf_own_write(p->model, folder, sums) : WEFT_OK;
-    if (status != WEFT_OK) {
-        json_decref(root);
-        return status;
-    }
-    WEFT_TRY(weft_json_write(path, root, &sums[WEFT_PART_CONFIG]));
+    if (family == WEFT_HF_OWN) WEFT_TRY(weft_hf_own_write(p->model, folder, sums));
+    WEFT_TRY(weft_json_write(path, json_incref(root), &sums[WEFT_PART_CONFIG]));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_MODEL]));
     if (family != WEFT_HF_OWN)
         WEFT_TRY(write_weights(p->model, family, path, &sums[WEFT_PART_MODEL]));

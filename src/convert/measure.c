@@ -30,8 +30,6 @@ static weft_status cut(const int32_t *tokens, int64_t count, const char *path, i
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_encoder_close, weft_encoder)
-
 weft_status weft_windows_read(const char *path, const weft_tokenizer *t, int64_t time, int64_t most,
                               weft_windows *out) {
     WEFT_AUTO_FREE char *text = NULL;

@@ -35,11 +35,10 @@ static weft_status read_moments(void *context, const weft_weight *w, double *out
     snprintf(first, sizeof first, "m.%s", w->name);
     const weft_safetensor *t = weft_safetensors_find(state, name);
     if (!t && weft_safetensors_find(state, first))
-        return weft_fail(
-            WEFT_EINPUT,
-            "optimizer.safetensors: '%s' has no second moments, since OPTIMIZER=muon keeps "
-            "none of a layer's matrices; --by magnitude needs none",
-            w->name);
+        return weft_fail(WEFT_EINPUT,
+                         "optimizer.safetensors: '%s' has no second moments, since OPTIMIZER=muon "
+                         "keeps none of a layer's matrices; --by magnitude needs none",
+                         w->name);
     bool wide = t && t->dtype == WEFT_FILE_F64;
     if (!t || (!wide && t->dtype != WEFT_FILE_F32) || t->bytes != w->count * (wide ? 8 : 4))
         return weft_fail(WEFT_EINPUT,
@@ -163,9 +162,8 @@ static weft_status count_left(const cutting *v, weft_pruned *did) {
     if (columns && 2 * did->left >= did->units)
         return weft_fail(
             WEFT_EINPUT,
-            "--keep %g: %lld columns with the matrix that picks them have as many "
-            "parameters as W_c itself; keep less than half, or --sparse zeroes columns "
-            "in place",
+            "--keep %g: %lld columns with the matrix that picks them have as many parameters as "
+            "W_c itself; keep less than half, or --sparse zeroes columns in place",
             o->keep, (long long)did->left);
     return WEFT_OK;
 }

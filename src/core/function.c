@@ -218,8 +218,7 @@ static weft_status check_address(const void *at, const char *what) {
     if (at && (uintptr_t)at % WEFT_ARENA_ALIGN == 0) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      at ? "call: the address of %s is no multiple of %d"
-                        : "call: the address of %s is NULL; it needs memory at a "
-                          "multiple of %d",
+                        : "call: the address of %s is NULL; it needs memory at a multiple of %d",
                      what, WEFT_ARENA_ALIGN);
 }
 

@@ -278,8 +278,6 @@ static weft_status map_file(weft_safetensors *f) {
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
-
 weft_status weft_safetensors_open(const char *path, weft_safetensors **out) {
     *out = NULL;
     WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *f = calloc(1, sizeof *f);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "base/files.h"
+#include "base/scope.h"
 #include "core/graph.h"
 
 enum { WEFT_SAFETENSORS_DIMS = 8, WEFT_SAFETENSORS_HEADER_MAX = 100 * 1000 * 1000 };
@@ -44,6 +45,7 @@ typedef struct weft_safetensors weft_safetensors;
  * are mapped, not read, so opening a large file is quick; nobody may shorten it meanwhile. */
 weft_status weft_safetensors_open(const char *path, weft_safetensors **out);
 void weft_safetensors_close(weft_safetensors *file);
+WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
 
 /* The tensors in the order of their names; valid until the file is closed. */
 int64_t weft_safetensors_count(const weft_safetensors *file);

@@ -362,8 +362,6 @@ static weft_status train(weft_bpe_trainer *b, weft_tokenizer *t, int64_t vocab, 
     return weft_tokenizer_finish(t);
 }
 
-WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
-
 weft_status weft_bpe_trainer_run(weft_bpe_trainer *b, int64_t vocab, int64_t least,
                                  void (*watch)(void *context, int64_t tokens), void *context,
                                  weft_tokenizer **out) {

@@ -7,6 +7,7 @@
 #include "base/crc32c.h"
 #include "base/folders.h"
 #include "base/getter.h"
+#include "base/text.h"
 #include "data/tokens.h"
 
 #include <dirent.h>
@@ -37,7 +38,7 @@ typedef struct {
 
 typedef struct {
     shard *all; /* by name */
-    int64_t count, tokens;
+    int64_t count, room, tokens;
 } shard_list;
 
 struct weft_shards {
@@ -71,8 +72,8 @@ static weft_status map_shard(shard *s) {
         return weft_fail(WEFT_EINPUT, "%s: a folder, pipe or device; a shard is a file", s->path);
     if (is.st_size < HEADER_BYTES)
         return weft_fail(WEFT_EINPUT,
-                         "%s: damaged: %lld bytes are too few for a shard's header; make it "
-                         "again with weft tokenize",
+                         "%s: damaged: %lld bytes are too few for a shard's header; make it again "
+                         "with weft tokenize",
                          s->path, (long long)is.st_size);
     void *map = mmap(NULL, (size_t)is.st_size, PROT_READ, MAP_SHARED, file, 0);
     if (map == MAP_FAILED)
@@ -103,14 +104,13 @@ static weft_status map_shard(shard *s) {
  * command: as it is printed it works in the repository's folder. */
 static weft_status refuse_missing_text(const char *folder) {
     if (strstr(folder, "fineweb"))
-        return weft_fail(
-            WEFT_EINPUT,
-            "DATASET %s: %s; with a network, put FineWeb-Edu's shards there by: "
-            "scripts/stream_dataset.py --tokenizer openai-community/gpt2 data/gpt2 && "
-            "scripts/stream_dataset.py HuggingFaceFW/fineweb-edu --name sample-10BT | build/weft "
-            "tokenize --tokenizer data/gpt2 --jsonl text --val-share 0.001 --out %s - ; or take "
-            "CONFIG_DATASET=embedded",
-            folder, strerror(errno), folder);
+        return weft_fail(WEFT_EINPUT,
+                         "DATASET %s: %s; with a network, put FineWeb-Edu's shards there by: "
+                         "scripts/stream_dataset.py --tokenizer openai-community/gpt2 data/gpt2 && "
+                         "scripts/stream_dataset.py HuggingFaceFW/fineweb-edu --name sample-10BT | "
+                         "build/weft tokenize --tokenizer data/gpt2 --jsonl text --val-share 0.001 "
+                         "--out %s - ; or take CONFIG_DATASET=embedded",
+                         folder, strerror(errno), folder);
     return weft_fail(
         WEFT_EINPUT,
         "DATASET %s: %s; on Debian, make it by: scripts/corpus --out %s && build/weft tokenize "
@@ -134,13 +134,10 @@ static weft_status take_name(weft_shards *s, const char *name) {
     for (int split = 0; split < 2; split++) {
         shard_list *list = &s->splits[split];
         if (!is_shard_of(name, SPLIT_NAMES[split])) continue;
-        shard *grown = realloc(list->all, (size_t)(list->count + 1) * sizeof *grown);
-        if (grown) list->all = grown;
-        size_t room = strlen(s->folder) + n + 2;
-        char *path = grown ? malloc(room) : NULL;
-        if (!path)
+        char *path = NULL;
+        if (!weft_grow_list(&list->all, &list->room, list->count + 1, sizeof *list->all) ||
+            asprintf(&path, "%s/%s", s->folder, name) < 0)
             return weft_fail(WEFT_ENOMEM, "%s: no memory for the names of its shards", s->folder);
-        snprintf(path, room, "%s/%s", s->folder, name);
         list->all[list->count++] = (shard){.path = path};
         return WEFT_OK;
     }

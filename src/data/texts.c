@@ -171,8 +171,7 @@ weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
         WEFT_TRY(weft_token_file_is(input->paths[i], &is, &plain));
         if (i > 0 && is != *out)
             return weft_fail(WEFT_EINPUT,
-                             "%s and %s: one holds tokens and the other text; "
-                             "tokenize them apart",
+                             "%s and %s: one holds tokens and the other text; tokenize them apart",
                              input->paths[0], input->paths[i]);
         *out = is;
     }
@@ -253,10 +252,9 @@ static weft_status check_tokenizer(job *j, const char *out) {
     if (kind == WEFT_KIND_NOTHING) return WEFT_OK;
     if (j->tokenizer) WEFT_TRY(weft_tokenizer_is_saved(j->tokenizer, path, &j->has_tokenizer));
     if (j->has_tokenizer) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: is there already and is not the tokenizer of these shards; name another "
-                     "folder",
-                     path);
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: is there already and is not the tokenizer of these shards; name another folder", path);
 }
 
 static weft_status open_texts(job *j, const weft_input_options *input) {

@@ -131,10 +131,9 @@ weft_status weft_tokenizer_add_token(weft_tokenizer *t, int64_t id, const char *
 
 weft_status weft_tokenizer_add_special(weft_tokenizer *t, const char *text, int32_t id,
                                        bool special) {
-    weft_added *added = realloc(t->added, (size_t)(t->n_added + 1) * sizeof *added);
-    if (!added) return no_memory(t);
-    t->added = added;
-    weft_added *a = &added[t->n_added];
+    if (!weft_grow_list(&t->added, &t->added_room, t->n_added + 1, sizeof *t->added))
+        return no_memory(t);
+    weft_added *a = &t->added[t->n_added];
     *a = (weft_added){
         .text = strdup(text), .bytes = (int32_t)strlen(text), .id = id, .special = special};
     if (!a->text) return no_memory(t);
@@ -192,8 +191,6 @@ static weft_status make_bytes(weft_tokenizer *t) {
     WEFT_TRY(weft_tokenizer_reserve_merges(t, 0));
     return weft_tokenizer_finish(t);
 }
-
-WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
 
 weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out) {
     WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *t = NULL;

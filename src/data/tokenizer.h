@@ -15,6 +15,7 @@
 #pragma once
 
 #include "base/files.h"
+#include "base/scope.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -29,6 +30,7 @@ typedef struct weft_encoder weft_encoder;
  * a config.json of Hugging Face's is there that names a model whose way is known; others are refused. */
 weft_status weft_tokenizer_open(const char *name, weft_tokenizer **out);
 void weft_tokenizer_close(weft_tokenizer *t);
+WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
 
 /* What it was opened by. */
 const char *weft_tokenizer_name(const weft_tokenizer *t);
@@ -69,6 +71,7 @@ weft_status weft_tokenizer_chat(const weft_tokenizer *t, char **out);
 
 weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out);
 void weft_encoder_close(weft_encoder *e);
+WEFT_ENDED_BY(weft_encoder_close, weft_encoder)
 
 enum { WEFT_ENCODE_MAX = 1 << 30 }; /* bytes of one text */
 

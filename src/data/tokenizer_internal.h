@@ -68,6 +68,7 @@ struct weft_tokenizer {
 
     weft_added *added;
     int n_added;
+    int64_t added_room;
     bool added_starts[2][256]; /* first bytes: of those always found, and of all */
     int32_t end, begin;
     int32_t ends[TOKENIZER_ENDS_MAX]; /* of generation */

@@ -142,7 +142,7 @@ static token_kind look(FILE *file) {
 }
 
 weft_status weft_token_file_is(const char *path, bool *is, bool *plain) {
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     weft_kind what;
     *is = *plain = false;
@@ -150,22 +150,23 @@ weft_status weft_token_file_is(const char *path, bool *is, bool *plain) {
     if (weft_path_kind(path, &what) != WEFT_OK || what != WEFT_KIND_FILE) return WEFT_OK;
     WEFT_TRY(weft_file_open_stream(path, &file));
     token_kind kind = look(file);
-    fclose(file);
     *plain = kind == OTHER && (strcmp(name, "train.bin") == 0 || strcmp(name, "val.bin") == 0);
     *is = kind != OTHER || *plain;
     return WEFT_OK;
 }
 
+static weft_status open_file(const char *path, bool plain, weft_token_file *f) {
+    *f = (weft_token_file){.path = strdup(path)};
+    if (!f->path) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    WEFT_TRY(weft_file_size(path, &f->bytes));
+    WEFT_TRY(weft_file_open_stream(path, &f->file));
+    token_kind kind = look(f->file);
+    if (kind == NPY) return read_npy(f);
+    return kind == OTHER && plain ? take_plain(f) : read_shard(f);
+}
+
 weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out) {
-    *out = (weft_token_file){.path = strdup(path)};
-    if (!out->path) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    weft_status status = weft_file_size(path, &out->bytes);
-    if (status == WEFT_OK) status = weft_file_open_stream(path, &out->file);
-    token_kind kind = status == WEFT_OK ? look(out->file) : OTHER;
-    if (status == WEFT_OK)
-        status = kind == NPY              ? read_npy(out)
-                 : kind == OTHER && plain ? take_plain(out)
-                                          : read_shard(out);
+    weft_status status = open_file(path, plain, out);
     if (status != WEFT_OK) weft_token_file_close(out);
     return status;
 }
@@ -178,15 +179,13 @@ void weft_token_file_close(weft_token_file *f) {
 
 weft_status weft_tokens_read(const char *path, weft_tokens *out) {
     *out = (weft_tokens){0};
-    weft_token_file f;
+    WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
     WEFT_TRY(weft_token_file_open(path, false, &f));
-    *out = (weft_tokens){.rows = f.rows, .columns = f.columns, .shard = f.shard};
-    out->values = malloc((size_t)(f.rows * f.columns) * sizeof *out->values);
-    weft_status status = out->values ? weft_token_file_read(&f, f.rows * f.columns, out->values)
-                                     : weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", path);
-    weft_token_file_close(&f);
-    if (status != WEFT_OK) weft_tokens_free(out);
-    return status;
+    WEFT_AUTO_FREE int32_t *values = malloc((size_t)(f.rows * f.columns) * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory for its tokens", path);
+    WEFT_TRY(weft_token_file_read(&f, f.rows * f.columns, values));
+    *out = (weft_tokens){f.rows, f.columns, .shard = f.shard, .values = weft_steal(&values)};
+    return WEFT_OK;
 }
 
 void weft_tokens_free(weft_tokens *t) {

@@ -2,6 +2,8 @@
  * be several packed texts in a row, as cat makes of two; it ends where one of them ends. */
 #include "data/unpack.h"
 
+#include "base/scope.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +59,22 @@ static weft_status damaged(const weft_unpack *u, const char *why) {
     return weft_fail(WEFT_EINPUT, "%s: its packed text is damaged: %s", u->path, why);
 }
 
+/* Of a packing whose library this build lacks. */
+#define MISSING(how, library)                                                                      \
+    static weft_status begin_##how(weft_unpack *u) {                                               \
+        return weft_fail(WEFT_EMISSING,                                                            \
+                         "%s: this build cannot read " #how ": it was made without " library       \
+                         "; scripts/setup optional installs it, then make configure",              \
+                         u->path);                                                                 \
+    }                                                                                              \
+    static weft_status unpack_##how(weft_unpack *u, char *to, size_t room, size_t *got) {          \
+        (void)to, (void)room, (void)got;                                                           \
+        return begin_##how(u);                                                                     \
+    }                                                                                              \
+    static void end_##how(weft_unpack *u) {                                                        \
+        (void)u;                                                                                   \
+    }
+
 #ifdef WEFT_HAVE_ZLIB
 static weft_status begin_gzip(weft_unpack *u) {
     /* 16: with gzip's header */
@@ -82,21 +100,7 @@ static void end_gzip(weft_unpack *u) {
     inflateEnd(&u->gzip);
 }
 #else
-static weft_status begin_gzip(weft_unpack *u) {
-    return weft_fail(WEFT_EMISSING,
-                     "%s: this build cannot read gzip: it was made without zlib; scripts/setup "
-                     "optional installs it, then make configure",
-                     u->path);
-}
-
-static weft_status unpack_gzip(weft_unpack *u, char *to, size_t room, size_t *got) {
-    (void)to, (void)room, (void)got;
-    return begin_gzip(u);
-}
-
-static void end_gzip(weft_unpack *u) {
-    (void)u;
-}
+MISSING(gzip, "zlib")
 #endif
 
 #ifdef WEFT_HAVE_ZSTD
@@ -119,21 +123,7 @@ static void end_zstd(weft_unpack *u) {
     ZSTD_freeDStream(u->zstd);
 }
 #else
-static weft_status begin_zstd(weft_unpack *u) {
-    return weft_fail(WEFT_EMISSING,
-                     "%s: this build cannot read zstd: it was made without libzstd; scripts/setup "
-                     "optional installs it, then make configure",
-                     u->path);
-}
-
-static weft_status unpack_zstd(weft_unpack *u, char *to, size_t room, size_t *got) {
-    (void)to, (void)room, (void)got;
-    return begin_zstd(u);
-}
-
-static void end_zstd(weft_unpack *u) {
-    (void)u;
-}
+MISSING(zstd, "libzstd")
 #endif
 
 static weft_status begin(weft_unpack *u) {
@@ -156,10 +146,7 @@ weft_status weft_unpack_open(int file, const char *path, weft_unpack **out) {
     u->file = file;
     u->path = path;
     weft_status status = begin(u);
-    if (status != WEFT_OK) {
-        weft_unpack_close(u);
-        *out = NULL;
-    }
+    if (status != WEFT_OK) weft_unpack_close(weft_steal(out));
     return status;
 }
 

@@ -39,8 +39,6 @@ weft_status weft_generation_folder(const char *path, char out[WEFT_FOLDER_PATH])
         path);
 }
 
-WEFT_ENDED_BY(weft_tokenizer_close, weft_tokenizer)
-
 weft_status weft_generation_tokenizer(const char *folder, const weft_config *c,
                                       weft_tokenizer **out) {
     char path[WEFT_PATH_MAX];

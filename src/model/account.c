@@ -2,7 +2,9 @@
  * from its plan. Only the cache is counted by formula, since generation's graph is another one. */
 #include "model/account.h"
 
+#include "base/scope.h"
 #include "core/program.h"
+#include "model/builder.h"
 #include "model/cached.h"
 #include "model/contrast.h"
 #include "model/kinds.h"
@@ -13,6 +15,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+WEFT_ENDED_BY(weft_graph_destroy, weft_graph)
+WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 
 bool weft_config_two_phases(const weft_config *c) {
     const weft_ffn_kind *ffn = weft_ffn_of(c);
@@ -35,20 +40,10 @@ static void count_parameters(const weft_model_graph *m, weft_account *a) {
     }
 }
 
-static double sum_flops(const weft_graph *g, int64_t first, int64_t last) {
-    double flops = 0;
-    for (int64_t i = first; i < last; i++) {
-        const weft_node *n = weft_graph_node(g, i);
-        if (n->op->flops) flops += (double)n->op->flops(n);
-    }
-    return flops;
-}
-
 static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
-    weft_model_graph m;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_TRY(weft_model_build_nominal(c, &m));
-    double flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph));
-    a->forward_flops = flops / (double)c->context;
+    a->forward_flops = flops_of(m.graph, 0, NULL) / (double)c->context;
     a->backward_flops = 2 * a->forward_flops;
     a->attention_flops = m.attention_flops / (double)c->context;
     a->ffn_flops = (m.ffn_flops - m.z_flops) / (double)c->context;
@@ -56,7 +51,6 @@ static weft_status count_nominal_flops(const weft_config *c, weft_account *a) {
     a->z_flops = m.z_flops / (double)c->context;
     a->head_flops = a->forward_flops -
                     (m.attention_flops + m.ffn_flops + m.reciprocal_flops) / (double)c->context;
-    weft_model_graph_destroy(&m);
     return WEFT_OK;
 }
 
@@ -128,8 +122,8 @@ static weft_adam_slot describe_slot(weft_graph *g, const weft_config *c, weft_dt
 /* The arena of the optimizer's step: Muon's products; AdamW makes nothing that lasts. */
 static weft_status account_update(const weft_config *c, const weft_model_graph *m,
                                   const weft_backend *backend, int threads, int64_t *bytes) {
-    weft_graph *g;
-    weft_plan *plan = NULL;
+    WEFT_AUTO(weft_graph_destroy_at) weft_graph *g = NULL;
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     weft_dtype real = weft_config_dtype(c) == WEFT_F64 ? WEFT_F64 : WEFT_F32;
     weft_program_options options = {.complete = true,
                                     .outside = 1u << WEFT_ROLE_STATE | 1u << WEFT_ROLE_INPUT,
@@ -143,37 +137,33 @@ static weft_status account_update(const weft_config *c, const weft_model_graph *
     for (int64_t i = 0; slots && i < m->n_parameters; i++)
         slots[i] = describe_slot(g, c, real, m->parameters[i].tensor);
     if (slots) weft_muon(g, control, slots, (int)m->n_parameters, &muon);
-    weft_status status = weft_graph_status(g);
-    if (status == WEFT_OK) status = weft_program_make(g, backend, threads, &options, &plan);
-    if (status == WEFT_OK) *bytes = plan->arena_bytes;
-    weft_plan_destroy(plan);
-    weft_graph_destroy(g);
-    return status;
+    WEFT_TRY(weft_graph_status(g));
+    WEFT_TRY(weft_program_make(g, backend, threads, &options, &plan));
+    *bytes = plan->arena_bytes;
+    return WEFT_OK;
 }
 
 static weft_status account_training(const weft_config *c, const weft_backend *backend, int threads,
                                     weft_account *a) {
-    weft_model_graph m;
-    weft_plan *plan;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     WEFT_TRY(plan_training(c, backend, threads, &m, &plan));
     count_parameters(&m, a);
     int64_t tokens = weft_config_micro_batch(c) * c->context;
-    a->built_flops = sum_flops(m.graph, 0, weft_graph_node_count(m.graph)) / (double)tokens;
+    a->built_flops = flops_of(m.graph, 0, NULL) / (double)tokens;
     a->gradients_bytes = plan->peak_kept_bytes;
     a->activations_bytes = plan->peak_saved_bytes;
     a->optimizer_bytes = optimizer_bytes(c, &m);
     double first;
     int64_t bytes, update = 0;
-    weft_status status = account_first_phase(c, backend, threads, &first, &bytes);
-    if (status == WEFT_OK) status = account_update(c, &m, backend, threads, &update);
+    WEFT_TRY(account_first_phase(c, backend, threads, &first, &bytes));
+    WEFT_TRY(account_update(c, &m, backend, threads, &update));
     a->first_phase_flops = first / (double)(tokens * weft_config_micro_batches(c));
     a->built_flops += a->first_phase_flops;
     bytes += plan->arena_bytes + update;
     a->training_bytes = a->weights_bytes + a->optimizer_bytes + bytes;
     a->workspace_bytes = bytes - a->gradients_bytes - a->activations_bytes;
-    weft_plan_destroy(plan);
-    weft_model_graph_destroy(&m);
-    return status;
+    return WEFT_OK;
 }
 
 /* What one more layer keeps: the difference of a model of three layers and one of two, since the
@@ -183,13 +173,11 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
     int64_t saved[2];
     for (int i = 0; i < 2; i++) {
         weft_config few = *c;
-        weft_model_graph m;
-        weft_plan *plan;
+        WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+        WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
         few.n_layer = (2 + i) * c->kv_share;
         WEFT_TRY(plan_training(&few, backend, threads, &m, &plan));
         saved[i] = plan->saved_bytes;
-        weft_plan_destroy(plan);
-        weft_model_graph_destroy(&m);
     }
     int64_t tokens = weft_config_micro_batch(c) * c->context * c->kv_share;
     double size = (double)weft_dtype_size(weft_config_dtype(c));
@@ -197,22 +185,17 @@ static weft_status account_layer(const weft_config *c, const weft_backend *backe
     return WEFT_OK;
 }
 
-/* What generation keeps. */
-static void count_cache(const weft_config *c, weft_account *out) {
-    weft_dtype dtype = weft_config_dtype(c);
-    out->cache_bytes_layer = weft_cached_layer_bytes(c, 0, dtype);
-    out->cache_bytes_token = weft_cached_token_bytes(c, dtype);
-    out->cache_bytes_sequence = weft_cached_sequence_bytes(c, dtype);
-}
-
 weft_status weft_account_make(const weft_config *c, const weft_backend *backend, int threads,
                               weft_account *out) {
+    weft_dtype dtype = weft_config_dtype(c);
     *out = (weft_account){0};
     WEFT_TRY(weft_model_check(c, "config"));
     WEFT_TRY(account_training(c, backend, threads, out));
     WEFT_TRY(account_layer(c, backend, threads, out));
     WEFT_TRY(count_nominal_flops(c, out));
-    count_cache(c, out);
+    out->cache_bytes_layer = weft_cached_layer_bytes(c, 0, dtype);
+    out->cache_bytes_token = weft_cached_token_bytes(c, dtype);
+    out->cache_bytes_sequence = weft_cached_sequence_bytes(c, dtype);
     return WEFT_OK;
 }
 
@@ -250,11 +233,10 @@ static weft_build validation_build(const weft_config *c) {
 weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, const weft_node *n),
                                void *to) {
     weft_build build = validation_build(c);
-    weft_model_graph m;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
     WEFT_TRY(weft_model_build(c, &build, &m));
     for (int64_t i = 0; i < weft_graph_node_count(m.graph); i++)
         visit(to, weft_graph_node(m.graph, i));
-    weft_model_graph_destroy(&m);
     return WEFT_OK;
 }
 
@@ -262,19 +244,17 @@ weft_status weft_account_nodes(const weft_config *c, void (*visit)(void *to, con
 static weft_status validation_bytes(const weft_config *c, const weft_backend *backend, int threads,
                                     int64_t *out) {
     weft_build build = validation_build(c);
-    weft_model_graph m;
-    weft_plan *plan;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     WEFT_TRY(weft_model_program(c, &build, false, backend, threads, INT64_MAX, &m, &plan));
     *out = plan->arena_bytes;
-    weft_plan_destroy(plan);
-    weft_model_graph_destroy(&m);
     return WEFT_OK;
 }
 
 weft_status weft_account_rank(const weft_config *c, const weft_backend *backend, int threads,
                               int ranks, weft_rank_bytes *out) {
-    weft_model_graph m;
-    weft_plan *plan;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     int64_t validation = 0, first, update;
     double flops;
     *out = (weft_rank_bytes){0};
@@ -286,12 +266,10 @@ weft_status weft_account_rank(const weft_config *c, const weft_backend *backend,
     out->optimizer = optimizer_bytes(c, &m);
     if (c->shard != WEFT_SHARD_NONE) out->optimizer = (out->optimizer + ranks - 1) / ranks;
     out->sums = sums_bytes(c, &m, ranks);
-    weft_status status = account_update(c, &m, backend, threads, &update);
+    WEFT_TRY(account_update(c, &m, backend, threads, &update));
     out->arena = plan->arena_bytes + validation + first + update;
     out->all = out->weights + out->optimizer + out->sums + out->arena;
-    weft_plan_destroy(plan);
-    weft_model_graph_destroy(&m);
-    return status;
+    return WEFT_OK;
 }
 
 static weft_status needed_bytes(const weft_config *c, const weft_backend *backend, int threads,
@@ -346,9 +324,8 @@ weft_status weft_fit_check(const weft_fit *fit, const weft_backend *backend) {
                          "%s: training needs %.2f GiB, but %.2f GiB are free, and no MICRO_BATCH "
                          "would fit; take a smaller model or CONTEXT",
                          backend->name, needed, there);
-    return weft_fail(WEFT_ENOMEM,
-                     "%s: training needs %.2f GiB, but %.2f GiB are free; MICRO_BATCH=%lld would "
-                     "need %.2f GiB",
-                     backend->name, needed, there, (long long)fit->micro_batch,
-                     (double)fit->would_need / gib);
+    return weft_fail(
+        WEFT_ENOMEM,
+        "%s: training needs %.2f GiB, but %.2f GiB are free; MICRO_BATCH=%lld would need %.2f GiB",
+        backend->name, needed, there, (long long)fit->micro_batch, (double)fit->would_need / gib);
 }

@@ -12,6 +12,7 @@
 
 #include "model/folder.h"
 #include "model/kinds.h"
+#include "model/units.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -42,11 +43,10 @@ static const char *name_in_layer(const char *name) {
 }
 
 static weft_status refuse(const weft_weight *w, const char *what) {
-    return weft_fail(
-        WEFT_EINPUT,
-        "tensor '%s' %s; a gate, cross-token routing, a latent coupling, an output gate "
-        "and wsffn in place of swiglu can be added, nothing else",
-        w->name, what);
+    return weft_fail(WEFT_EINPUT,
+                     "tensor '%s' %s; a gate, cross-token routing, a latent coupling, an output "
+                     "gate and wsffn in place of swiglu can be added, nothing else",
+                     w->name, what);
 }
 
 /* A weight that the other model has not. */
@@ -62,13 +62,12 @@ static weft_status begin_weight(weft_weight *w) {
 
 /* The output projection's weights, times a factor. */
 static weft_status scale_weight(weft_weight *w, double factor) {
-    double *values = malloc((size_t)w->count * sizeof *values);
+    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
     weft_weight_read(w, values);
     for (int64_t i = 0; i < w->count; i++)
         values[i] *= factor;
     weft_weight_write(w, values);
-    free(values);
     return WEFT_OK;
 }
 
@@ -76,13 +75,11 @@ static weft_status scale_weight(weft_weight *w, double factor) {
 static weft_status make_good(const weft_model *m, weft_model *out) {
     const weft_config *was = &m->config, *c = &out->config;
     for (int64_t layer = 0; layer < c->n_layer; layer++) {
-        char name[64];
         double factor = 1;
         if (c->attention_gate && !was->attention_gate) factor = 2;
         if (c->attn_gate && !was->attn_gate && layer > 0)
             factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
-        snprintf(name, sizeof name, "h.%lld.attn.out.weight", (long long)layer);
-        weft_weight *w = weft_model_find(out, name);
+        weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
         if (w && factor != 1) WEFT_TRY(scale_weight(w, factor));
     }
     return WEFT_OK;
@@ -115,9 +112,7 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
     weft_status status = weft_model_start_on(*out, seed, pool);
     if (status == WEFT_OK) status = fill(m, *out);
     weft_mirror_wrote((*out)->mirror, NULL);
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_model_destroy(*out);
-    *out = NULL;
+    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
     return status;
 }
 
@@ -131,14 +126,12 @@ static bool has_more(const weft_config *c, const weft_config *was) {
 weft_status weft_model_load_more(const char *folder, const weft_config *c, weft_dtype dtype,
                                  weft_pool *pool, weft_model **out) {
     weft_config own;
-    weft_model *m;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = NULL;
     *out = NULL;
     /* Others' weights need no config beside them. */
     if (weft_model_read_config(folder, &own) != WEFT_OK || !has_more(c, &own))
         return weft_model_load_as(folder, c, dtype, pool, out);
     WEFT_TRY(weft_model_check(c, "config"));
     WEFT_TRY(weft_model_load_as(folder, &own, dtype, pool, &m));
-    weft_status status = weft_model_add(m, c, (uint64_t)c->seed, pool, out);
-    weft_model_destroy(m);
-    return status;
+    return weft_model_add(m, c, (uint64_t)c->seed, pool, out);
 }

@@ -5,6 +5,7 @@
  * Keys are cached as scores read them wherever that takes no more room: rotated, and with σ in place
  * of ρ. Only a joint latent, whose values are the keys before all that, is cached as it is and
  * changed when it is read. */
+#include "base/text.h"
 #include "model/builder.h"
 #include "model/cached.h"
 #include "ops/activation.h"
@@ -17,13 +18,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 weft_status weft_cached_check(const weft_config *c) {
     if (!c->causal)
-        return weft_fail(WEFT_EINPUT,
-                         "generate: CONFIG_CAUSAL=n: a token sees those after it, which "
-                         "are not there yet; only causal models generate");
+        return weft_fail(WEFT_EINPUT, "generate: CONFIG_CAUSAL=n: a token sees those after it, "
+                                      "which are not there yet; only causal models generate");
     if (c->attn_gate && c->gate_pool == WEFT_GATE_SEQUENCE)
         return weft_fail(WEFT_EINPUT,
                          "generate: CONFIG_RA_MLA_MLP_GATE_POOL=\"sequence\" pools over tokens to "
@@ -311,15 +310,9 @@ static weft_tensor *running_mean(builder *b, weft_tensor *x) {
 
 static weft_derived *new_derived(builder *b) {
     weft_cached_graph *d = data_of(b);
-    if (d->n_derived == d->cap_derived) {
-        int64_t room = d->cap_derived ? 2 * d->cap_derived : 16;
-        weft_derived *grown = realloc(d->derived, (size_t)room * sizeof *grown);
-        if (!grown) {
-            weft_graph_fail(b->g, "model: no memory for its matrices");
-            return NULL;
-        }
-        d->derived = grown;
-        d->cap_derived = room;
+    if (!weft_grow_list(&d->derived, &d->cap_derived, d->n_derived + 1, sizeof *d->derived)) {
+        weft_graph_fail(b->g, "model: no memory for its matrices");
+        return NULL;
     }
     d->derived[d->n_derived] = (weft_derived){.factor = 1};
     return d->derived + d->n_derived++;

@@ -202,17 +202,15 @@ static weft_status check_parts(const weft_config *c, const char *where) {
     if (rope && (c->ra_mla_use_rope || c->ra_mla_score == WEFT_SCORE_W2))
         return weft_fail(
             WEFT_EINPUT,
-            "%s: CONFIG_RA_MLA_ROPE_DIM=%lld does not go with CONFIG_%s; set one of them "
-            "back",
+            "%s: CONFIG_RA_MLA_ROPE_DIM=%lld does not go with CONFIG_%s; set one of them back",
             where, rope,
             c->ra_mla_use_rope ? "RA_MLA_USE_ROPE=y, which rotates the latent itself"
                                : "RA_MLA_SCORE=\"w2\"");
     if (c->ra_mla_latent_norm && (!c->ra_mla_joint_kv || c->qk_norm))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_RA_MLA_LATENT_NORM=y norms the one latent of keys and values: it "
-            "needs CONFIG_RA_MLA_JOINT_KV=y and CONFIG_QK_NORM=n",
-            where);
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_RA_MLA_LATENT_NORM=y norms the one latent of keys and values: "
+                         "it needs CONFIG_RA_MLA_JOINT_KV=y and CONFIG_QK_NORM=n",
+                         where);
     return WEFT_OK;
 }
 
@@ -228,8 +226,7 @@ static weft_status check(const weft_config *c, const char *where) {
     if (c->nope_every && (rotated || c->ra_mla_rope_dim))
         return weft_fail(
             WEFT_EINPUT,
-            "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set "
-            "it to 0",
+            "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set it to 0",
             where, (long long)c->nope_every);
     if (c->rope_dim && c->ra_mla_rope_dim)
         return weft_fail(WEFT_EINPUT,
@@ -237,11 +234,10 @@ static weft_status check(const weft_config *c, const char *where) {
                          "columns that are all rotated; set it to 0",
                          where, (long long)c->rope_dim, (long long)c->ra_mla_rope_dim);
     if (c->ra_mla_use_rope && c->rope_dim > latent / (w2 ? 2 : 1))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
-            "all of them",
-            where, (long long)c->rope_dim, latent / (w2 ? 2 : 1));
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 "
+                         "for all of them",
+                         where, (long long)c->rope_dim, latent / (w2 ? 2 : 1));
     if (w2) WEFT_TRY(check_distance_uncapped(c, where));
     if (c->ra_mla_ra_alpha > 0 && w2)
         return weft_fail(WEFT_EINPUT,
@@ -364,8 +360,7 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
 static const char *tell_fixed(const weft_config *c) {
     if (c->ra_mla_latent_heads > 1)
         return "with CONFIG_RA_MLA_LATENT_HEADS a head reads a latent by its number, so none can "
-               "be "
-               "removed; --sparse zeroes them in place";
+               "be removed; --sparse zeroes them in place";
     if (!c->ra_mla_per_head_q_latent)
         return "with CONFIG_RA_MLA_PER_HEAD_Q_LATENT=n all heads make one query together, so none "
                "can be removed; --sparse zeroes them in place";

@@ -1,6 +1,7 @@
 /* Parameters, their starts, and the steps that many kinds have in common. */
 #include "model/builder.h"
 
+#include "base/text.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
 #include "ops/heads.h"
@@ -39,15 +40,10 @@ static weft_tensor *add_parameter(builder *b, const char *name, weft_dtype dtype
     weft_tensor *t = weft_graph_tensor(b->g, WEFT_ROLE_PARAM, full, dtype, ndim, shape);
     if (!t) return NULL;
     weft_model_graph *m = b->out;
-    if (m->n_parameters == m->cap_parameters) {
-        int64_t room = m->cap_parameters ? 2 * m->cap_parameters : 64;
-        weft_parameter *grown = realloc(m->parameters, (size_t)room * sizeof *grown);
-        if (!grown) {
-            weft_graph_fail(b->g, "model: no memory for its parameters");
-            return NULL;
-        }
-        m->parameters = grown;
-        m->cap_parameters = room;
+    if (!weft_grow_list(&m->parameters, &m->cap_parameters, m->n_parameters + 1,
+                        sizeof *m->parameters)) {
+        weft_graph_fail(b->g, "model: no memory for its parameters");
+        return NULL;
     }
     m->parameters[m->n_parameters++] = (weft_parameter){t, init, b->part};
     return t;
@@ -71,10 +67,10 @@ static bool reads(const weft_node *n, const weft_tensor *t) {
     return false;
 }
 
-double flops_since(const builder *b, int64_t first, const weft_tensor *read) {
+double flops_of(const weft_graph *g, int64_t first, const weft_tensor *read) {
     double flops = 0;
-    for (int64_t i = first; i < weft_graph_node_count(b->g); i++) {
-        const weft_node *n = weft_graph_node(b->g, i);
+    for (int64_t i = first; i < weft_graph_node_count(g); i++) {
+        const weft_node *n = weft_graph_node(g, i);
         if (n->op->flops && (!read || reads(n, read))) flops += (double)n->op->flops(n);
     }
     return flops;
@@ -192,18 +188,6 @@ weft_tensor *builder_attend(builder *b, const builder_keys *keys) {
         b->kept_n = b->score.n;
     }
     return b->attend->attention(b, keys);
-}
-
-void builder_route(builder *b) {
-    b->attend->route(b);
-}
-
-void builder_gather(builder *b, weft_tensor **x, weft_tensor **second) {
-    b->attend->gather(b, x, second);
-}
-
-weft_tensor *builder_running_mean(builder *b, weft_tensor *x) {
-    return b->attend->running_mean(b, x);
 }
 
 weft_status check_distances(const weft_config *c, const char *where) {

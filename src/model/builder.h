@@ -7,8 +7,8 @@
  *
  *   where a row stands       builder.start, given to rotations and to the embedding
  *   attending                builder_attend
- *   cross-token routing      builder_route, builder_gather
- *   running sums             builder_running_mean
+ *   cross-token routing      weft_attend.route, weft_attend.gather
+ *   running sums             weft_attend.running_mean
  *
  * weft_attend_whole builds these for whole sequences: training and evaluation. A graph of generation,
  * whose rows find the tokens before them in a cache, gives another weft_attend to weft_model_build
@@ -95,7 +95,7 @@ typedef struct builder {
     weft_tensor *rho_q,
         *rho_k;          /* [B, T, H, 2D] raw means and deviations, where q and k hold none */
     weft_tensor *normed; /* what the feed-forward reads: [B, T, E] */
-    weft_routes routes;  /* of builder_route */
+    weft_routes routes;  /* of weft_attend.route */
 
     /* Sums over layers so far; NULL: none yet. */
     weft_tensor *aux_z, *aux_contrastive;
@@ -116,8 +116,12 @@ typedef struct weft_attend {
     void (*begin)(builder *b);
     weft_documents (*documents)(builder *b, weft_tensor *tokens, int32_t end);
     weft_tensor *(*attention)(builder *b, const builder_keys *keys);
+    /* Chooses the routes of this layer's attention, once, before anything is gathered by them. */
     void (*route)(builder *b);
+    /* *x [B, T, N] becomes Σ_j R_tj x_j, R being this layer's weights as SPARSE_MODE keeps them; so does
+     * *second where that is not NULL. */
     void (*gather)(builder *b, weft_tensor **x, weft_tensor **second);
+    /* y_t [B, T, N]: the mean of x over a sequence's tokens up to t. */
     weft_tensor *(*running_mean)(builder *b, weft_tensor *x);
     /* Where weights do not change from run to run: factor × map · first (· second), a matrix that is
      * formed once. NULL: products of weights are formed where the shape says that it pays. */
@@ -136,15 +140,8 @@ void builder_score_position(builder *b);
 /* o [B, T, H, dv], what the rows' queries in builder.score find. In a layer that shares, keys without k
  * are those that are kept. */
 weft_tensor *builder_attend(builder *b, const builder_keys *keys);
-/* Chooses the routes of this layer's attention, once, before anything is gathered by them. */
-void builder_route(builder *b);
-/* *x [B, T, N] becomes Σ_j R_tj x_j, R being this layer's weights as SPARSE_MODE keeps them; so does
- * *second where that is not NULL. */
-void builder_gather(builder *b, weft_tensor **x, weft_tensor **second);
 /* Whether each gathering rebuilds all the weights, so that there should be one alone. */
 bool gathers_once(const builder *b);
-/* y_t [B, T, N]: the mean of x over a sequence's tokens up to t. */
-weft_tensor *builder_running_mean(builder *b, weft_tensor *x);
 
 /* A parameter "h.<layer>.<name>" (or `name` itself with layer < 0) and how it starts. `few` ones
  * (gains, biases, temperatures) have the statistics' type. */
@@ -152,7 +149,7 @@ weft_tensor *builder_matrix(builder *b, const char *name, weft_init init, int nd
                             const int64_t *shape);
 weft_tensor *builder_vector(builder *b, const char *name, weft_init init, int64_t size);
 /* Operations of the nodes from `first` on, of all or of those that read a tensor. */
-double flops_since(const builder *b, int64_t first, const weft_tensor *read);
+double flops_of(const weft_graph *g, int64_t first, const weft_tensor *read);
 #define matrix(b, name, init, ...)                                                                 \
     builder_matrix((b), (name), (init), (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), \
                    (int64_t[]){__VA_ARGS__})

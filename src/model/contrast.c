@@ -1,7 +1,9 @@
 /* A session that goes no further than the contexts, and a graph of the one loss over all of them. */
 #include "model/contrast.h"
 
+#include "base/scope.h"
 #include "core/program.h"
+#include "model/builder.h"
 #include "ops/arith.h"
 #include "ops/loss.h"
 
@@ -13,6 +15,10 @@ typedef struct {
     weft_graph *graph;
     weft_tensor *x, *loss;
 } loss_graph;
+
+static void end_loss(loss_graph *loss) {
+    weft_graph_destroy(loss->graph);
+}
 
 struct weft_contrast {
     weft_session means;
@@ -61,31 +67,27 @@ static weft_status allocate(weft_contrast *c) {
                      (long long)c->parts);
 }
 
+WEFT_ENDED_BY(weft_contrast_close, weft_contrast)
+WEFT_ENDED_BY(weft_plan_destroy, weft_plan)
 weft_status weft_contrast_open(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                const weft_build *build, int64_t parts, weft_contrast **out) {
     *out = NULL;
-    weft_contrast *c = calloc(1, sizeof *c);
+    WEFT_AUTO(weft_contrast_close_at) weft_contrast *c = calloc(1, sizeof *c);
     if (!c) return weft_fail(WEFT_ENOMEM, "training: no memory");
     c->parts = parts;
     weft_build means = means_of(build);
-    weft_status status = weft_session_open(m, backend, pool, &means, false, false, &c->means);
-    if (status == WEFT_OK) status = allocate(c);
-    if (status == WEFT_OK)
-        status = build_loss(&m->config, c->means.graph.contexts, parts, &c->whole_loss);
-    if (status == WEFT_OK)
-        status = weft_exec_create(c->whole_loss.graph, backend, pool, NULL, &c->exec);
-    if (status != WEFT_OK) {
-        weft_contrast_close(c);
-        return status;
-    }
-    *out = c;
+    WEFT_TRY(weft_session_open(m, backend, pool, &means, false, false, &c->means));
+    WEFT_TRY(allocate(c));
+    WEFT_TRY(build_loss(&m->config, c->means.graph.contexts, parts, &c->whole_loss));
+    WEFT_TRY(weft_exec_create(c->whole_loss.graph, backend, pool, NULL, &c->exec));
+    *out = weft_steal(&c);
     return WEFT_OK;
 }
 
 void weft_contrast_close(weft_contrast *c) {
     if (!c) return;
     weft_exec_destroy(c->exec);
-    if (c->whole_loss.graph) weft_graph_destroy(c->whole_loss.graph);
+    end_loss(&c->whole_loss);
     weft_session_close(&c->means);
     free(c->parts_made);
     free(c->whole);
@@ -135,43 +137,29 @@ weft_status weft_contrast_give(weft_contrast *c, int64_t part, weft_session *to)
     return weft_exec_write(to->exec, to->graph.d_contexts, made_part(c, part));
 }
 
-static void account_graph(const weft_graph *g, const weft_plan *plan, double *flops,
-                          int64_t *bytes) {
-    *bytes += plan->arena_bytes;
-    for (int64_t i = 0; i < weft_graph_node_count(g); i++) {
-        const weft_node *n = weft_graph_node(g, i);
-        if (n->op->flops) *flops += (double)n->op->flops(n);
-    }
-}
-
 static weft_status account_loss(const weft_config *c, const weft_backend *backend, int threads,
                                 const weft_tensor *part, int64_t parts, double *flops,
                                 int64_t *bytes) {
-    loss_graph loss = {0};
-    weft_plan *plan = NULL;
+    WEFT_AUTO(end_loss) loss_graph loss = {0};
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     weft_program_options options = {.complete = true, .plan = {.memory_limit = INT64_MAX}};
-    weft_status status = build_loss(c, part, parts, &loss);
-    if (status == WEFT_OK)
-        status = weft_program_make(loss.graph, backend, threads, &options, &plan);
-    if (status == WEFT_OK) account_graph(loss.graph, plan, flops, bytes);
-    weft_plan_destroy(plan);
-    weft_graph_destroy(loss.graph);
-    return status;
+    WEFT_TRY(build_loss(c, part, parts, &loss));
+    WEFT_TRY(weft_program_make(loss.graph, backend, threads, &options, &plan));
+    *flops += flops_of(loss.graph, 0, NULL);
+    *bytes += plan->arena_bytes;
+    return WEFT_OK;
 }
 
 weft_status weft_contrast_account(const weft_config *c, const weft_backend *backend, int threads,
                                   const weft_build *build, int64_t parts, double *flops,
                                   int64_t *bytes) {
     weft_build means = means_of(build);
-    weft_model_graph m;
-    weft_plan *plan;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph m = {0};
+    WEFT_AUTO(weft_plan_destroy_at) weft_plan *plan = NULL;
     *flops = 0;
     *bytes = 0;
     WEFT_TRY(weft_model_program(c, &means, false, backend, threads, INT64_MAX, &m, &plan));
-    account_graph(m.graph, plan, flops, bytes);
-    weft_plan_destroy(plan);
-    *flops *= (double)parts;
-    weft_status status = account_loss(c, backend, threads, m.contexts, parts, flops, bytes);
-    weft_model_graph_destroy(&m);
-    return status;
+    *flops = flops_of(m.graph, 0, NULL) * (double)parts;
+    *bytes = plan->arena_bytes;
+    return account_loss(c, backend, threads, m.contexts, parts, flops, bytes);
 }

@@ -16,14 +16,12 @@ typedef struct {
 static void batch_free(token_batch *b) {
     free(b->tokens);
     free(b->targets);
-    *b = (token_batch){0};
 }
 
 static weft_status batch_allocate(token_batch *b, int64_t batch, int64_t time) {
     size_t count = (size_t)(batch * time);
     *b = (token_batch){batch, time, calloc(count, sizeof(int32_t)), calloc(count, sizeof(int32_t))};
     if (b->tokens && b->targets) return WEFT_OK;
-    batch_free(b);
     return weft_fail(WEFT_ENOMEM, "eval: no memory for the tokens");
 }
 
@@ -37,26 +35,28 @@ static void batch_fill(token_batch *b, const int32_t *rows, int64_t stride) {
 }
 
 static weft_status read_targets(token_batch *b, const char *path) {
-    weft_tokens t;
+    WEFT_AUTO(weft_tokens_free) weft_tokens t = {0};
     WEFT_TRY(weft_tokens_read(path, &t));
-    weft_status status = WEFT_OK;
     if (t.shard || t.rows != b->batch || t.columns != b->time)
-        status = weft_fail(
+        return weft_fail(
             WEFT_EINPUT, "%s: targets are [%lld, %lld], but the tokens ask for [%lld, %lld]", path,
             (long long)t.rows, (long long)t.columns, (long long)b->batch, (long long)b->time);
-    else
-        memcpy(b->targets, t.values, (size_t)(t.rows * t.columns) * sizeof *t.values);
-    weft_tokens_free(&t);
-    return status;
+    memcpy(b->targets, t.values, (size_t)(t.rows * t.columns) * sizeof *t.values);
+    return WEFT_OK;
 }
 
-/* A session's tensor, read whole for writing to a file, as it is. */
-static weft_status read_whole(const weft_session *s, const weft_tensor *t, weft_safetensor *out) {
-    void *data = calloc(1, (size_t)weft_tensor_bytes(t));
-    if (!data) return weft_fail(WEFT_ENOMEM, "eval: no memory to write a tensor");
-    *out = (weft_safetensor){.dtype = weft_file_dtype_of(t->dtype), .ndim = t->ndim, .data = data};
-    memcpy(out->shape, t->shape, sizeof t->shape);
-    return weft_exec_read(s->exec, t, data);
+/* Tensors to be written, and room for their names. */
+typedef struct {
+    int64_t n;
+    weft_safetensor *list;
+    char (*names)[48];
+} tensor_file;
+
+static void end_file(tensor_file *f) {
+    for (int64_t i = 0; f->list && i < f->n; i++)
+        free((void *)(uintptr_t)f->list[i].data);
+    free(f->list);
+    free(f->names);
 }
 
 /* bf16 numbers at the front of room for floats, made floats; the last first, so that none is
@@ -74,73 +74,54 @@ static weft_status write_logits(const weft_session *s, const char *path) {
     const weft_tensor *logits = s->graph.logits;
     int64_t count = weft_tensor_count(logits);
     bool wide = logits->dtype == WEFT_F64;
-    void *data = calloc((size_t)count, wide ? sizeof(double) : sizeof(float));
+    WEFT_AUTO_FREE void *data = calloc((size_t)count, wide ? sizeof(double) : sizeof(float));
     if (!data) return weft_fail(WEFT_ENOMEM, "eval: no memory to write the logits");
     weft_safetensor t = {.name = "logits",
                          .dtype = wide ? WEFT_FILE_F64 : WEFT_FILE_F32,
                          .ndim = logits->ndim,
                          .data = data};
     memcpy(t.shape, logits->shape, sizeof logits->shape);
-    weft_status status = weft_exec_read(s->exec, logits, data);
-    if (status == WEFT_OK && logits->dtype == WEFT_BF16) widen_bf16(data, count);
-    if (status == WEFT_OK) status = weft_safetensors_write(path, &t, 1, NULL);
-    free(data);
-    return status;
+    WEFT_TRY(weft_exec_read(s->exec, logits, data));
+    if (logits->dtype == WEFT_BF16) widen_bf16(data, count);
+    return weft_safetensors_write(path, &t, 1, NULL);
 }
 
 /* Every tensor of the checkpoint has its gradient there: zeros where nothing depends on it. */
 static weft_status write_grads(const weft_session *s, const char *path) {
     int64_t n = s->graph.n_parameters;
-    weft_safetensor *t = calloc((size_t)n, sizeof *t);
-    if (!t) return weft_fail(WEFT_ENOMEM, "eval: no memory to write gradients");
-    weft_status status = WEFT_OK;
-    for (int64_t i = 0; status == WEFT_OK && i < n; i++) {
-        const weft_tensor *p = s->graph.parameters[i].tensor;
-        if (p->grad) {
-            status = read_whole(s, p->grad, &t[i]);
-        } else {
-            t[i] = (weft_safetensor){.dtype = weft_file_dtype_of(p->dtype), .ndim = p->ndim};
-            t[i].data = calloc(1, (size_t)weft_tensor_bytes(p));
-            if (!t[i].data) status = weft_fail(WEFT_ENOMEM, "eval: no memory to write gradients");
-        }
-        memcpy(t[i].shape, p->shape, sizeof p->shape);
-        t[i].name = p->name;
+    WEFT_AUTO(end_file) tensor_file f = {.n = n, .list = calloc((size_t)n, sizeof *f.list)};
+    if (!f.list) return weft_fail(WEFT_ENOMEM, "eval: no memory to write gradients");
+    for (int64_t i = 0; i < n; i++) {
+        const weft_tensor *p = s->graph.parameters[i].tensor, *t = p->grad ? p->grad : p;
+        void *data = calloc(1, (size_t)weft_tensor_bytes(t));
+        if (!data) return weft_fail(WEFT_ENOMEM, "eval: no memory to write gradients");
+        f.list[i] = (weft_safetensor){
+            .name = p->name, .dtype = weft_file_dtype_of(t->dtype), .ndim = t->ndim, .data = data};
+        memcpy(f.list[i].shape, p->shape, sizeof p->shape);
+        if (p->grad) WEFT_TRY(weft_exec_read(s->exec, t, data));
     }
-    if (status == WEFT_OK) status = weft_safetensors_write(path, t, n, NULL);
-    for (int64_t i = 0; i < n; i++)
-        free((void *)(uintptr_t)t[i].data);
-    free(t);
-    return status;
+    return weft_safetensors_write(path, f.list, n, NULL);
 }
 
 static weft_status write_scores(const weft_session *s, const char *path) {
     const weft_config *c = &s->model->config;
     int64_t b = s->graph.tokens->shape[0], time = s->graph.tokens->shape[1];
     int64_t count = b * c->n_head * time * time;
-    weft_safetensor *t = calloc((size_t)c->n_layer, sizeof *t);
-    char(*names)[48] = calloc((size_t)c->n_layer, sizeof *names);
-    weft_status status =
-        t && names ? WEFT_OK : weft_fail(WEFT_ENOMEM, "eval: no memory to write scores");
-    for (int64_t i = 0; status == WEFT_OK && i < c->n_layer; i++) {
-        double *values = malloc((size_t)count * sizeof *values);
-        if (!values) {
-            status = weft_fail(WEFT_ENOMEM, "eval: no memory to write scores");
-            break;
-        }
-        snprintf(names[i], sizeof names[i], "h.%lld.attn.scores", (long long)i);
-        t[i] = (weft_safetensor){.name = names[i],
-                                 .dtype = WEFT_FILE_F64,
-                                 .ndim = 4,
-                                 .shape = {b, c->n_head, time, time},
-                                 .data = values};
-        status = weft_session_scores(s, i, values);
+    WEFT_AUTO(end_file) tensor_file f = {.n = c->n_layer};
+    f.list = calloc((size_t)f.n, sizeof *f.list);
+    f.names = calloc((size_t)f.n, sizeof *f.names);
+    for (int64_t i = 0; i < f.n; i++) {
+        double *values = f.list && f.names ? malloc((size_t)count * sizeof *values) : NULL;
+        if (!values) return weft_fail(WEFT_ENOMEM, "eval: no memory to write scores");
+        snprintf(f.names[i], sizeof f.names[i], "h.%lld.attn.scores", (long long)i);
+        f.list[i] = (weft_safetensor){.name = f.names[i],
+                                      .dtype = WEFT_FILE_F64,
+                                      .ndim = 4,
+                                      .shape = {b, c->n_head, time, time},
+                                      .data = values};
+        WEFT_TRY(weft_session_scores(s, i, values));
     }
-    if (status == WEFT_OK) status = weft_safetensors_write(path, t, c->n_layer, NULL);
-    for (int64_t i = 0; t && i < c->n_layer; i++)
-        free((void *)(uintptr_t)t[i].data);
-    free(t);
-    free(names);
-    return status;
+    return weft_safetensors_write(path, f.list, f.n, NULL);
 }
 
 /* Adds a batch's targets to what was evaluated. An end of text stands for no bytes. */
@@ -159,7 +140,7 @@ static void count_targets(const weft_evaluation *what, const token_batch *b, wef
 static weft_status evaluate_batch(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                                   const weft_evaluation *what, const token_batch *b,
                                   weft_loss_parts *out) {
-    weft_session s;
+    WEFT_AUTO(weft_session_close) weft_session s = {0};
     weft_model quiet = *m; /* the same weights; a gradient pass has no dropout */
     quiet.config.dropout = 0;
     weft_build build = {.batch = b->batch,
@@ -169,13 +150,11 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
                         .logits = what->logits != NULL,
                         .scores = what->scores != NULL};
     WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, what->grads != NULL, false, &s));
-    weft_status status = weft_session_run(&s, b->tokens, b->targets, NULL);
-    if (status == WEFT_OK) status = weft_session_losses(&s, out);
-    if (status == WEFT_OK && what->logits) status = write_logits(&s, what->logits);
-    if (status == WEFT_OK && what->grads) status = write_grads(&s, what->grads);
-    if (status == WEFT_OK && what->scores) status = write_scores(&s, what->scores);
-    weft_session_close(&s);
-    return status;
+    WEFT_TRY(weft_session_run(&s, b->tokens, b->targets, NULL));
+    WEFT_TRY(weft_session_losses(&s, out));
+    if (what->logits) WEFT_TRY(write_logits(&s, what->logits));
+    if (what->grads) WEFT_TRY(write_grads(&s, what->grads));
+    return what->scores ? write_scores(&s, what->scores) : WEFT_OK;
 }
 
 /* Windows of the block size, each starting on the last token of the one before; the last may be
@@ -193,14 +172,12 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
         int64_t time = total - at < block ? total - at : block;
         int64_t batch = (total - at) / time;
         if (batch > m->config.batch_size) batch = m->config.batch_size;
-        token_batch b;
+        WEFT_AUTO(batch_free) token_batch b = {0};
         weft_loss_parts parts;
         WEFT_TRY(batch_allocate(&b, batch, time));
         batch_fill(&b, t->values + at, time);
         count_targets(what, &b, out);
-        weft_status status = evaluate_batch(m, backend, pool, what, &b, &parts);
-        batch_free(&b);
-        WEFT_TRY(status);
+        WEFT_TRY(evaluate_batch(m, backend, pool, what, &b, &parts));
         weft_loss_parts_add(&out->parts, &parts, (double)(batch * time) / (double)total);
         at += batch * time;
     }
@@ -210,50 +187,38 @@ static weft_status evaluate_shard(const weft_model *m, const weft_backend *backe
 /* A text as a shard has it: the token before it that begins a text or ends the one before, where there is
  * one. */
 static weft_status read_text(const weft_evaluation *what, weft_tokens *out) {
-    char *text;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
-    weft_encoder *e = NULL;
+    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
     const int32_t *tokens;
     int64_t count = 0;
     int32_t begin = weft_tokenizer_first(what->tokenizer);
     *out = (weft_tokens){0};
     WEFT_TRY(weft_file_read(what->text, WEFT_ENCODE_MAX, &text, &bytes));
-    weft_status status = weft_encoder_open(what->tokenizer, &e);
-    if (status == WEFT_OK) status = weft_encode(e, text, bytes, false, &tokens, &count);
+    WEFT_TRY(weft_encoder_open(what->tokenizer, &e));
+    WEFT_TRY(weft_encode(e, text, bytes, false, &tokens, &count));
     int64_t before = begin >= 0;
-    int32_t *values =
-        status == WEFT_OK ? malloc((size_t)(count + before + 1) * sizeof *values) : NULL;
-    if (status == WEFT_OK && !values) status = weft_fail(WEFT_ENOMEM, "%s: no memory", what->text);
-    if (status == WEFT_OK) {
-        if (before) values[0] = begin;
-        if (count) memcpy(values + before, tokens, (size_t)count * sizeof *values);
-        *out = (weft_tokens){.rows = 1, .columns = count + before, .shard = true, .values = values};
-    }
-    weft_encoder_close(e);
-    free(text);
-    return status;
+    int32_t *values = malloc((size_t)(count + before + 1) * sizeof *values);
+    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", what->text);
+    if (before) values[0] = begin;
+    if (count) memcpy(values + before, tokens, (size_t)count * sizeof *values);
+    *out = (weft_tokens){.rows = 1, .columns = count + before, .shard = true, .values = values};
+    return WEFT_OK;
 }
 
 weft_status weft_evaluate(const weft_model *m, const weft_backend *backend, weft_pool *pool,
                           const weft_evaluation *what, weft_evaluated *out) {
-    weft_tokens t;
+    WEFT_AUTO(weft_tokens_free) weft_tokens t = {0};
+    WEFT_AUTO(batch_free) token_batch b = {0};
     *out = (weft_evaluated){0};
     WEFT_TRY(what->text ? read_text(what, &t) : weft_tokens_read(what->tokens, &t));
-    weft_status status = WEFT_OK;
-    token_batch b = {0};
-    if (t.columns < 2) {
-        status = weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
-                           what->text ? what->text : what->tokens);
-    } else if (t.shard) {
-        status = evaluate_shard(m, backend, pool, what, &t, out);
-    } else {
-        status = batch_allocate(&b, t.rows, t.columns - 1);
-        if (status == WEFT_OK) batch_fill(&b, t.values, t.columns);
-        if (status == WEFT_OK && what->targets) status = read_targets(&b, what->targets);
-        if (status == WEFT_OK) count_targets(what, &b, out);
-        if (status == WEFT_OK) status = evaluate_batch(m, backend, pool, what, &b, &out->parts);
-        batch_free(&b);
-    }
-    weft_tokens_free(&t);
-    return status;
+    if (t.columns < 2)
+        return weft_fail(WEFT_EINPUT, "%s: two tokens are the least: one to read, one to tell",
+                         what->text ? what->text : what->tokens);
+    if (t.shard) return evaluate_shard(m, backend, pool, what, &t, out);
+    WEFT_TRY(batch_allocate(&b, t.rows, t.columns - 1));
+    batch_fill(&b, t.values, t.columns);
+    if (what->targets) WEFT_TRY(read_targets(&b, what->targets));
+    count_targets(what, &b, out);
+    return evaluate_batch(m, backend, pool, what, &b, &out->parts);
 }

@@ -1,21 +1,32 @@
-/* Two matrices around a GELU, as in GPT-2. */
+/* Two matrices around a function of one element: GELU as in GPT-2; GELU computed by the error function and
+ * not by tanh, as in GPT-NeoX; a squared ReLU (Primer, So et al. 2021). */
 #include "model/builder.h"
 #include "ops/activation.h"
 #include "ops/linear.h"
 
-static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
+static weft_tensor *build_map(builder *b, weft_tensor *x, weft_act act) {
     weft_tensor *w = matrix(b, "ffn.fc.weight", init_normal(0.02), b->ffn, b->width);
-    weft_tensor *bias = ffn_bias(b, "ffn.fc.bias", b->ffn);
-    if (!makes_hidden_again(b)) return weft_linear(b->g, x, w, bias, WEFT_ACT_GELU);
-    weft_tensor *before = weft_linear(b->g, x, w, bias, WEFT_ACT_NONE);
-    weft_graph_recompute_begin(b->g);
-    return weft_gelu(b->g, before);
+    weft_tensor *hidden = weft_linear(b->g, x, w, ffn_bias(b, "ffn.fc.bias", b->ffn), act);
+    if (makes_hidden_again(b)) weft_graph_recompute_begin(b->g);
+    return hidden;
 }
 
-const weft_ffn_kind weft_ffn_gelu = {
-    .build = build_gelu,
-    .in = "ffn.fc",
-    .out = "ffn.proj",
-    .biased = true,
-    .mup = true,
-};
+static weft_tensor *build_gelu(builder *b, weft_tensor *x) {
+    if (!makes_hidden_again(b)) return build_map(b, x, WEFT_ACT_GELU);
+    return weft_gelu(b->g, build_map(b, x, WEFT_ACT_NONE));
+}
+
+static weft_tensor *build_gelu_erf(builder *b, weft_tensor *x) {
+    return weft_gelu_erf(b->g, build_map(b, x, WEFT_ACT_NONE));
+}
+
+static weft_tensor *build_relu2(builder *b, weft_tensor *x) {
+    return weft_relu2(b->g, build_map(b, x, WEFT_ACT_NONE));
+}
+
+#define FFN(name, ...)                                                                             \
+    const weft_ffn_kind weft_ffn_##name = {                                                        \
+        .build = build_##name, .out = "ffn.proj", .biased = true, .mup = true, __VA_ARGS__}
+FFN(gelu, .in = "ffn.fc");
+FFN(gelu_erf, .in = NULL);
+FFN(relu2, .in = NULL);

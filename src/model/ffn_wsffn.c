@@ -189,7 +189,7 @@ static void add_losses(builder *b, weft_tensor *x, weft_tensor *h1, weft_tensor 
         add_cheap_losses(b, x, w1, w_z);
     else
         add_direct_losses(b, z, h1, w_z);
-    if (!cheap) b->out->z_flops += flops_since(b, first, NULL);
+    if (!cheap) b->out->z_flops += flops_of(b->g, first, NULL);
 }
 
 static void add_sums(builder *b) {

@@ -21,12 +21,6 @@
 
 enum { CONFIG_MOST = 1 << 24 };
 
-static weft_status save_config(const weft_config *c, const char *folder, weft_sum *sum) {
-    char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/config.json", folder));
-    return weft_json_write(path, weft_config_to_json(c), sum);
-}
-
 weft_status weft_model_save(const weft_model *m, const char *folder) {
     weft_sum sums[WEFT_PARTS];
     return weft_model_save_summed(m, folder, sums);
@@ -37,7 +31,7 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
     WEFT_TRY(weft_folder_make_one(folder));
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
     WEFT_TRY(weft_mirror_use(m->mirror, NULL));
-    weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
+    WEFT_AUTO_FREE weft_safetensor *tensors = calloc((size_t)m->n_weights, sizeof *tensors);
     if (!tensors) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     for (int64_t i = 0; i < m->n_weights; i++) {
         const weft_weight *w = &m->weights[i];
@@ -47,21 +41,20 @@ weft_status weft_model_save_summed(const weft_model *m, const char *folder, weft
                                        .data = w->data};
         memcpy(tensors[i].shape, w->shape, sizeof w->shape);
     }
-    weft_status status =
-        weft_safetensors_write_summed(path, tensors, m->n_weights, NULL, &sums[WEFT_PART_MODEL]);
-    free(tensors);
-    return status == WEFT_OK ? save_config(&m->config, folder, &sums[WEFT_PART_CONFIG]) : status;
+    WEFT_TRY(
+        weft_safetensors_write_summed(path, tensors, m->n_weights, NULL, &sums[WEFT_PART_MODEL]));
+    WEFT_TRY(weft_path(path, "%s/config.json", folder));
+    return weft_json_write(path, weft_config_to_json(&m->config), &sums[WEFT_PART_CONFIG]);
 }
 
 weft_status weft_model_read_config(const char *folder, weft_config *c) {
     char path[WEFT_PATH_MAX];
-    json_t *object;
+    WEFT_AUTO_DECREF json_t *object = NULL;
     WEFT_TRY(weft_path(path, "%s/config.json", folder));
     WEFT_TRY(weft_json_load(path, CONFIG_MOST, &object));
     weft_config_defaults(c);
-    weft_status status = weft_config_from_json(c, object, path);
-    json_decref(object);
-    return status == WEFT_OK ? weft_model_check(c, path) : status;
+    WEFT_TRY(weft_config_from_json(c, object, path));
+    return weft_model_check(c, path);
 }
 
 static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor *t,
@@ -81,9 +74,8 @@ static weft_status describe_mismatch(const weft_weight *w, const weft_safetensor
 }
 
 static bool fits(const weft_weight *w, const weft_safetensor *t) {
-    if (!t || t->ndim != w->ndim) return false;
-    if (t->dtype >= WEFT_FILE_I64) return false;
-    return memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) == 0;
+    return t && t->ndim == w->ndim && t->dtype < WEFT_FILE_I64 &&
+           memcmp(t->shape, w->shape, (size_t)w->ndim * sizeof w->shape[0]) == 0;
 }
 
 static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
@@ -91,11 +83,10 @@ static weft_status load_weight(weft_weight *w, const weft_safetensor *t) {
         memcpy(w->data, t->data, (size_t)w->bytes);
         return WEFT_OK;
     }
-    double *values = malloc((size_t)w->count * sizeof *values);
+    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
     if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
     weft_safetensor_values(t, 0, w->count, values);
     weft_weight_write(w, values);
-    free(values);
     return WEFT_OK;
 }
 
@@ -117,14 +108,13 @@ static weft_status check_header(const weft_model *m, const weft_safetensors *fil
 
 /* A config that asks for more than the file has costs no memory. */
 static weft_status load_weights(weft_model *m, weft_pool *pool, const char *path) {
-    weft_safetensors *file;
+    WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
     WEFT_TRY(weft_safetensors_open(path, &file));
-    weft_status status = check_header(m, file, path);
-    if (status == WEFT_OK) status = weft_model_allocate(m, pool);
-    for (int64_t i = 0; status == WEFT_OK && i < m->n_weights; i++)
-        status = load_weight(&m->weights[i], weft_safetensors_find(file, m->weights[i].name));
-    weft_safetensors_close(file);
-    return status;
+    WEFT_TRY(check_header(m, file, path));
+    WEFT_TRY(weft_model_allocate(m, pool));
+    for (int64_t i = 0; i < m->n_weights; i++)
+        WEFT_TRY(load_weight(&m->weights[i], weft_safetensors_find(file, m->weights[i].name)));
+    return WEFT_OK;
 }
 
 weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dtype dtype,
@@ -134,10 +124,7 @@ weft_status weft_model_load_as(const char *folder, const weft_config *c, weft_dt
     WEFT_TRY(weft_path(path, "%s/model.safetensors", folder));
     WEFT_TRY(weft_model_describe(c, dtype, out));
     weft_status status = load_weights(*out, pool, path);
-    if (status != WEFT_OK) {
-        weft_model_destroy(*out);
-        *out = NULL;
-    }
+    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
     return status;
 }
 
@@ -183,20 +170,18 @@ static void take_name(weft_contents *c, const char *name) {
 
 static weft_status read_names(const char *path, weft_contents *c) {
     char inside[WEFT_PATH_MAX];
-    weft_names names;
+    WEFT_AUTO(weft_names_free) weft_names names = {0};
     weft_kind kind;
     *c = (weft_contents){0};
     WEFT_TRY(weft_folder_list(path, &names));
-    weft_status status = WEFT_OK;
     c->n = names.n;
-    for (int i = 0; status == WEFT_OK && i < names.n; i++) {
+    for (int i = 0; i < names.n; i++) {
         take_name(c, names.list[i]);
-        status = weft_path(inside, "%s/%s", path, names.list[i]);
-        if (status == WEFT_OK) status = weft_path_kind(inside, &kind);
-        if (status == WEFT_OK && kind != WEFT_KIND_FILE) c->foreign = true;
+        WEFT_TRY(weft_path(inside, "%s/%s", path, names.list[i]));
+        WEFT_TRY(weft_path_kind(inside, &kind));
+        if (kind != WEFT_KIND_FILE) c->foreign = true;
     }
-    weft_names_free(&names);
-    return status;
+    return WEFT_OK;
 }
 
 /* Whether a version before made it, which left no mark. */
@@ -234,7 +219,7 @@ weft_status weft_model_may_force(const char *path) {
 }
 
 weft_status weft_model_may_save(const char *path) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     weft_contents c;
     bool own;
     WEFT_TRY(weft_model_may_force(path));
@@ -242,7 +227,6 @@ weft_status weft_model_may_save(const char *path) {
     /* A state that cannot be read may be a run's: what it went on from is still there. */
     bool read = weft_state_read(path, &state) == WEFT_OK;
     bool run = read ? json_object_get(state, "iteration") != NULL : c.file[WEFT_PART_OPTIMIZER];
-    json_decref(state);
     if (!run) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: is a checkpoint that a run goes on from, and would not any more; name "
@@ -314,14 +298,11 @@ static weft_status write_text(const char *path, const char *text) {
 
 weft_status weft_state_write(const char *folder, json_t *state) {
     char path[WEFT_PATH_MAX];
-    weft_status status = weft_path(path, "%s/state.json", folder);
     json_object_set_new(state, "format", json_integer(WEFT_STATE_FORMAT));
-    char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
+    WEFT_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(2) | JSON_SORT_KEYS);
     json_decref(state);
-    if (status == WEFT_OK && !text) status = weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    if (status == WEFT_OK) status = write_text(path, text);
-    free(text);
-    return status;
+    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    return text ? write_text(path, text) : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
 }
 
 static weft_status check_own(const char *path, const char *text, size_t bytes) {
@@ -337,27 +318,21 @@ static weft_status check_own(const char *path, const char *text, size_t bytes) {
 }
 
 weft_status weft_state_read(const char *folder, json_t **out) {
-    char path[WEFT_PATH_MAX], *text;
+    char path[WEFT_PATH_MAX];
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     json_error_t error;
     *out = NULL;
     WEFT_TRY(weft_path(path, "%s/state.json", folder));
     WEFT_TRY(weft_file_read(path, STATE_MOST, &text, &bytes));
-    json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    weft_status status = WEFT_OK;
+    WEFT_AUTO_DECREF json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     json_int_t format = json_integer_value(json_object_get(state, "format"));
-    if (!state)
-        status = weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
-    else if (format != 1 && format != WEFT_STATE_FORMAT)
-        status = weft_fail(WEFT_EINPUT, "%s: not a state of this version of weft", path);
-    else if (format == WEFT_STATE_FORMAT)
-        status = check_own(path, text, bytes);
-    free(text);
-    if (status == WEFT_OK)
-        *out = state;
-    else
-        json_decref(state);
-    return status;
+    if (!state) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
+    if (format != 1 && format != WEFT_STATE_FORMAT)
+        return weft_fail(WEFT_EINPUT, "%s: not a state of this version of weft", path);
+    if (format == WEFT_STATE_FORMAT) WEFT_TRY(check_own(path, text, bytes));
+    *out = weft_steal(&state);
+    return WEFT_OK;
 }
 
 weft_status weft_state_check_file(const char *folder, const json_t *state, const char *name,
@@ -399,29 +374,25 @@ static weft_status check_listed(const char *folder, const json_t *state, bool op
     return WEFT_OK;
 }
 
-static weft_status has_state(const char *folder, bool *there) {
+weft_status weft_folder_has(const char *folder, const char *name, bool *there) {
     char path[WEFT_PATH_MAX];
-    WEFT_TRY(weft_path(path, "%s/state.json", folder));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, name));
     return weft_path_there(path, there);
 }
 
 weft_status weft_state_verify(const char *folder) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     WEFT_TRY(weft_state_read(folder, &state));
-    weft_status status = check_listed(folder, state, true);
-    json_decref(state);
-    return status;
+    return check_listed(folder, state, true);
 }
 
 static weft_status check_model(const char *folder) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     bool there;
-    WEFT_TRY(has_state(folder, &there));
+    WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there) return WEFT_OK;
     WEFT_TRY(weft_state_read(folder, &state));
-    weft_status status = check_listed(folder, state, false);
-    json_decref(state);
-    return status;
+    return check_listed(folder, state, false);
 }
 
 /* Whether an open folder no longer has that name. */
@@ -447,16 +418,13 @@ weft_status weft_model_check_sums(const char *folder) {
 }
 
 weft_status weft_model_check_optimizer(const char *folder) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     bool there;
-    WEFT_TRY(has_state(folder, &there));
+    WEFT_TRY(weft_folder_has(folder, "state.json", &there));
     if (!there)
         return weft_fail(WEFT_EINPUT,
                          "%s/%s: no state.json beside it says that it belongs to these weights",
                          folder, weft_parts[WEFT_PART_OPTIMIZER]);
     WEFT_TRY(weft_state_read(folder, &state));
-    weft_status status =
-        weft_state_check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
-    json_decref(state);
-    return status;
+    return weft_state_check_file(folder, state, weft_parts[WEFT_PART_OPTIMIZER], true);
 }

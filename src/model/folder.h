@@ -21,6 +21,9 @@ typedef struct {
     int n;
 } weft_contents;
 
+/* Whether FOLDER/NAME is there. */
+weft_status weft_folder_has(const char *folder, const char *name, bool *there);
+
 /* `own`: it is weft's. */
 weft_status weft_contents_read(const char *path, weft_contents *c, bool *own);
 

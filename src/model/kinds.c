@@ -4,6 +4,7 @@
 #include "base/scope.h"
 #include "model/units.h"
 
+#include <stddef.h>
 #include <stdio.h>
 
 #define DECLARE(NAME, name, title, help) extern const weft_attention_kind weft_attention_##name;
@@ -42,81 +43,60 @@ const char *weft_attention_title(const weft_config *c) {
     return titles[c->attention];
 }
 
-/* The words of the attentions for which `wanted` holds: "dot", or "dot" or "mla". */
-static const char *attentions_with(bool (*wanted)(const weft_attention_kind *), char *text,
-                                   size_t room) {
+/* The words of the attentions that have a field: "dot", or "dot" or "mla". */
+static const char *list_attentions(size_t field, char *text, size_t room) {
     const char *const *words = WEFT_OPTION(attention)->words;
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; words[i] && used < room; i++)
-        if (wanted(attentions[i]))
+        if (*(const bool *)((const char *)attentions[i] + field))
             used += (size_t)snprintf(text + used, room - used, "%s\"%s\"", used ? " or " : "",
                                      words[i]);
     return text;
 }
-
-static bool shares_heads(const weft_attention_kind *kind) {
-    return kind->shares_heads;
-}
-
-static bool shares_layers(const weft_attention_kind *kind) {
-    return kind->shares_layers;
-}
-
-static bool norms_whole(const weft_attention_kind *kind) {
-    return kind->norms_whole;
-}
-
-static bool has_latent(const weft_attention_kind *kind) {
-    return kind->latent;
-}
+#define attentions_with(field, text)                                                               \
+    list_attentions(offsetof(weft_attention_kind, field), text, sizeof text)
 
 static weft_status check_heads(const weft_config *c, const char *where) {
     long long h = c->n_head, kv = weft_config_kv_heads(c);
     char words[256];
-    if (c->kv_heads && !shares_heads(weft_attention_of(c)))
+    if (c->kv_heads && !weft_attention_of(c)->shares_heads)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_KV_HEADS=%lld goes with CONFIG_ATTENTION=%s only; set it to 0",
-                         where, kv, attentions_with(shares_heads, words, sizeof words));
+                         where, kv, attentions_with(shares_heads, words));
     if (h % kv)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_N_HEAD=%lld is not divisible by CONFIG_KV_HEADS=%lld", where,
                          h, kv);
-    if (c->qk_norm && c->qk_norm_whole && (h != kv || !norms_whole(weft_attention_of(c))))
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key as "
-            "query heads; set it to n",
-            where, attentions_with(norms_whole, words, sizeof words));
+    if (c->qk_norm && c->qk_norm_whole && (h != kv || !weft_attention_of(c)->norms_whole))
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_QK_NORM_WHOLE=y goes with CONFIG_ATTENTION=%s and as many key "
+                         "as query heads; set it to n",
+                         where, attentions_with(norms_whole, words));
     return WEFT_OK;
 }
 
 static weft_status check_layers(const weft_config *c, const char *where) {
     char words[256];
     if (c->kv_share == 1) return WEFT_OK;
-    if (!shares_layers(weft_attention_of(c)))
-        return weft_fail(
-            WEFT_EINPUT, "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1",
-            where, (long long)c->kv_share, attentions_with(shares_layers, words, sizeof words));
+    if (!weft_attention_of(c)->shares_layers)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_KV_SHARE=%lld goes with CONFIG_ATTENTION=%s only; set it to 1",
+                         where, (long long)c->kv_share, attentions_with(shares_layers, words));
     if (!c->latent_recip) return WEFT_OK;
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: CONFIG_KV_SHARE=%lld leaves layers without a latent of their own, to which "
-        "CONFIG_RA_MLA_MLP_LATENT_RECIP=y would send; set one of them back",
-        where, (long long)c->kv_share);
+    return weft_fail(WEFT_EINPUT,
+                     "%s: CONFIG_KV_SHARE=%lld leaves layers without a latent of their own, to "
+                     "which CONFIG_RA_MLA_MLP_LATENT_RECIP=y would send; set one of them back",
+                     where, (long long)c->kv_share);
 }
 
 static weft_status check_latent(const weft_config *c, const char *where) {
     char words[256];
-    if (!c->latent_recip || has_latent(weft_attention_of(c))) return WEFT_OK;
+    if (!c->latent_recip || weft_attention_of(c)->latent) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_RA_MLA_MLP_LATENT_RECIP=y needs CONFIG_ATTENTION=%s: no other "
                      "attention has a latent",
-                     where, attentions_with(has_latent, words, sizeof words));
-}
-
-static bool knows_mup(const weft_attention_kind *kind) {
-    return kind->mup;
+                     where, attentions_with(latent, words));
 }
 
 static weft_status check_mup(const weft_config *c, const char *where) {
@@ -127,9 +107,8 @@ static weft_status check_mup(const weft_config *c, const char *where) {
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
                      "\"gelu_erf\", \"relu2\" or \"swiglu\" and no reciprocal mechanism: how "
-                     "others go with the width is not "
-                     "known",
-                     where, attentions_with(knows_mup, words, sizeof words));
+                     "others go with the width is not known",
+                     where, attentions_with(mup, words));
 }
 
 weft_status weft_model_check(const weft_config *c, const char *where) {

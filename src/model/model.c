@@ -60,30 +60,22 @@ weft_status weft_model_create(const weft_config *c, weft_dtype dtype, weft_model
 
 weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out) {
     *out = NULL;
-    weft_model_graph graph;
+    WEFT_AUTO(weft_model_graph_destroy) weft_model_graph graph = {0};
     WEFT_TRY(weft_model_build(c, &(weft_build){.batch = 1, .time = 1, .dtype = dtype}, &graph));
-    weft_model *m = calloc(1, sizeof *m);
-    weft_status status = m ? WEFT_OK : weft_fail(WEFT_ENOMEM, "model: no memory");
-    if (m) {
-        m->config = *c;
-        m->dtype = dtype;
-        status = list_weights(m, &graph);
-    }
-    weft_model_graph_destroy(&graph);
-    if (status == WEFT_OK)
-        *out = m;
-    else
-        weft_model_destroy(m);
-    return status;
+    WEFT_AUTO(weft_model_destroy_at) weft_model *m = calloc(1, sizeof *m);
+    if (!m) return weft_fail(WEFT_ENOMEM, "model: no memory");
+    m->config = *c;
+    m->dtype = dtype;
+    WEFT_TRY(list_weights(m, &graph));
+    *out = weft_steal(&m);
+    return WEFT_OK;
 }
 
 weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_pool *pool,
                                  weft_model **out) {
     WEFT_TRY(weft_model_describe(c, dtype, out));
     weft_status status = weft_model_allocate(*out, pool);
-    if (status == WEFT_OK) return WEFT_OK;
-    weft_model_destroy(*out);
-    *out = NULL;
+    if (status != WEFT_OK) weft_model_destroy(weft_steal(out));
     return status;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/files.h"
+#include "base/scope.h"
 #include "config/config.h"
 #include "core/mirror.h"
 #include "model/transformer.h"
@@ -43,6 +44,7 @@ weft_status weft_model_create_on(const weft_config *c, weft_dtype dtype, weft_po
 weft_status weft_model_describe(const weft_config *c, weft_dtype dtype, weft_model **out);
 weft_status weft_model_allocate(weft_model *m, weft_pool *pool);
 void weft_model_destroy(weft_model *m);
+WEFT_ENDED_BY(weft_model_destroy, weft_model)
 
 /* Draws the start that the config asks for (INIT). */
 weft_status weft_model_start(weft_model *m, uint64_t seed);

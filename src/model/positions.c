@@ -24,9 +24,8 @@ static void add_slopes(builder *b, weft_score *score) {
 const weft_position_kind weft_position_alibi = {
     .score = add_slopes,
     .check = check_distances,
-    .fixed_heads =
-        "CONFIG_POSITION=\"alibi\" gives each head its slope by its number, so none can be "
-        "removed; --sparse zeroes them in place",
+    .fixed_heads = "CONFIG_POSITION=\"alibi\" gives each head its slope by its number, so none can "
+                   "be removed; --sparse zeroes them in place",
 };
 
 /* A learned number per distance, shared by the heads of a layer. */
@@ -76,11 +75,10 @@ static weft_status check_pairs(const weft_config *c, const char *where) {
     const weft_attention_kind *attention = weft_attention_of(c);
     int64_t width = attention->rotated ? attention->rotated(c) : weft_config_head_dim(c);
     if (c->rope_dim > width)
-        return weft_fail(
-            WEFT_EINPUT,
-            "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 for "
-            "all of them",
-            where, (long long)c->rope_dim, (long long)width);
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 "
+                         "for all of them",
+                         where, (long long)c->rope_dim, (long long)width);
     if (rotated_width(c, width) % 2 == 0) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_POSITION=\"rope\" rotates pairs, but a head is %lld wide "

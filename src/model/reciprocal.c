@@ -164,8 +164,8 @@ static void exchange_latent(builder *b, hidden_sum *sum) {
 }
 
 static weft_tensor *gather(builder *b, weft_tensor *x) {
-    builder_route(b);
-    builder_gather(b, &x, NULL);
+    b->attend->route(b);
+    b->attend->gather(b, &x, NULL);
     return x;
 }
 
@@ -191,7 +191,7 @@ static void cross_tokens(builder *b, hidden_sum *sum) {
     sum->cross_weight = make_weight(b, "ffn.cross_alpha", c->cross_alpha);
     if (behind) {
         sum->before = down;
-        builder_route(b);
+        b->attend->route(b);
         return;
     }
     sum->gathered = gather(b, down ? read_hidden(b, sum, down, NULL) : sum->h);
@@ -235,18 +235,18 @@ static bool reads_at_once(const builder *b) {
 static void gather_behind(builder *b, weft_tensor **to_gate, weft_tensor **to_out) {
     bool last = b->layer + 1 == b->c->n_layer;
     if (*to_gate && !last) {
-        builder_gather(b, to_out, to_gate);
+        b->attend->gather(b, to_out, to_gate);
         return;
     }
-    if (*to_gate) builder_gather(b, to_gate, NULL);
-    builder_gather(b, to_out, NULL);
+    if (*to_gate) b->attend->gather(b, to_gate, NULL);
+    b->attend->gather(b, to_out, NULL);
 }
 
 /* The next layer's gates, before the sigmoid. */
 static weft_tensor *make_gate(builder *b, weft_tensor *context, weft_tensor *w_heads,
                               weft_tensor *bias) {
     const weft_config *c = b->c;
-    if (c->gate_pool == WEFT_GATE_CUMMEAN) context = builder_running_mean(b, context);
+    if (c->gate_pool == WEFT_GATE_CUMMEAN) context = b->attend->running_mean(b, context);
     if (c->gate_pool == WEFT_GATE_SEQUENCE) context = weft_time_mean(b->g, context);
     return weft_linear(b->g, context, w_heads, bias, WEFT_ACT_NONE);
 }

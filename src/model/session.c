@@ -1,6 +1,7 @@
 /* Sessions: build, bind, run, read. */
 #include "model/session.h"
 
+#include "base/scope.h"
 #include "ops/attention.h"
 
 #include <math.h>
@@ -49,13 +50,12 @@ weft_status weft_session_values(const weft_session *s, const weft_tensor *t, int
     if (weft_tensor_count(t) != n)
         return weft_fail(WEFT_EBUG, "session: %s has not %lld elements", weft_tensor_describe(t),
                          (long long)n);
-    weft_weight view = {.dtype = t->dtype, .count = n};
-    view.data = malloc((size_t)weft_tensor_bytes(t));
-    if (!view.data) return weft_fail(WEFT_ENOMEM, "session: no memory to read a tensor");
-    weft_status status = weft_exec_read(s->exec, t, view.data);
-    if (status == WEFT_OK) weft_weight_read(&view, out);
-    free(view.data);
-    return status;
+    WEFT_AUTO_FREE void *data = malloc((size_t)weft_tensor_bytes(t));
+    weft_weight view = {.dtype = t->dtype, .count = n, .data = data};
+    if (!data) return weft_fail(WEFT_ENOMEM, "session: no memory to read a tensor");
+    WEFT_TRY(weft_exec_read(s->exec, t, data));
+    weft_weight_read(&view, out);
+    return WEFT_OK;
 }
 
 weft_status weft_session_losses(const weft_session *s, weft_loss_parts *out) {
@@ -90,6 +90,12 @@ typedef struct {
     int64_t q_row, k_row; /* numbers from one token to the next */
 } score_values;
 
+static void end_values(score_values *v) {
+    void *const all[] = {v->q, v->k, v->n, v->scale, v->beta, v->log_tau, v->rel, v->first};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
 static weft_status read_values(const weft_session *s, const weft_tensor *t, double **out) {
     *out = NULL;
     if (!t) return WEFT_OK;
@@ -106,7 +112,7 @@ static const double *query(const score_values *v, int64_t b, int64_t t, int64_t 
 static const double *key(const score_values *v, int64_t b, int64_t t, int64_t h) {
     int64_t head = h * v->s->kv_heads / v->s->heads;
     if (v->s->packed) head += v->s->heads;
-    return v->k + (b * v->time + t) * v->k_row + head * v->s->dqk;
+    return (v->s->packed ? v->q : v->k) + (b * v->time + t) * v->k_row + head * v->s->dqk;
 }
 
 static double product(const double *a, const double *b, int64_t n) {
@@ -192,32 +198,21 @@ weft_status weft_session_scores(const weft_session *session, int64_t layer, doub
     if (!session->graph.scores)
         return weft_fail(WEFT_EBUG, "scores: the session was built without them");
     const weft_layer_scores *s = &session->graph.scores[layer];
+    WEFT_AUTO(end_values)
     score_values v = {
         .s = s, .batch = session->graph.tokens->shape[0], .time = session->graph.tokens->shape[1]};
-    weft_status status = read_values(session, s->packed ? s->packed : s->q, &v.q);
-    if (status == WEFT_OK) status = read_values(session, s->k, &v.k);
-    if (status == WEFT_OK) status = read_values(session, s->n, &v.n);
-    if (status == WEFT_OK) status = read_values(session, s->scale, &v.scale);
-    if (status == WEFT_OK) status = read_values(session, s->beta, &v.beta);
-    if (status == WEFT_OK) status = read_values(session, s->log_tau, &v.log_tau);
-    if (status == WEFT_OK) status = read_values(session, s->rel, &v.rel);
-    if (status == WEFT_OK && s->first) {
-        v.first = malloc((size_t)weft_tensor_bytes(s->first));
-        status = v.first ? weft_exec_read(session->exec, s->first, v.first)
-                         : weft_fail(WEFT_ENOMEM, "scores: no memory");
-    }
-    double *own_keys = v.k;
-    if (s->packed) v.k = v.q;
+    WEFT_TRY(read_values(session, s->packed ? s->packed : s->q, &v.q));
+    WEFT_TRY(read_values(session, s->k, &v.k));
+    WEFT_TRY(read_values(session, s->n, &v.n));
+    WEFT_TRY(read_values(session, s->scale, &v.scale));
+    WEFT_TRY(read_values(session, s->beta, &v.beta));
+    WEFT_TRY(read_values(session, s->log_tau, &v.log_tau));
+    WEFT_TRY(read_values(session, s->rel, &v.rel));
+    if (s->first) v.first = malloc((size_t)weft_tensor_bytes(s->first));
+    if (s->first && !v.first) return weft_fail(WEFT_ENOMEM, "scores: no memory");
+    if (s->first) WEFT_TRY(weft_exec_read(session->exec, s->first, v.first));
     v.q_row = (s->packed ? s->heads + 2 * s->kv_heads : s->heads) * s->dqk;
     v.k_row = (s->packed ? s->heads + 2 * s->kv_heads : s->kv_heads) * s->dqk;
-    if (status == WEFT_OK) fill_scores(&v, out);
-    free(v.q);
-    free(own_keys);
-    free(v.n);
-    free(v.scale);
-    free(v.beta);
-    free(v.log_tau);
-    free(v.rel);
-    free(v.first);
-    return status;
+    fill_scores(&v, out);
+    return WEFT_OK;
 }

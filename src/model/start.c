@@ -6,11 +6,11 @@
  * are taken in panels: what a panel has along all earlier vectors is removed in two products that the
  * threads share, each sum whole in one task, so their number changes no bit. */
 #include "base/random.h"
+#include "base/scope.h"
 #include "model/model.h"
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { PIECE = 1 << 15, PANEL = 16, ROWS = 4, LANES = 4, STRIP = 1024, SQUARE = 32 };
 
@@ -118,12 +118,11 @@ static void transpose(const double *from, double *to, int64_t rows, int64_t colu
 static weft_status start_orthogonal(double *values, int64_t rows, int64_t columns,
                                     weft_pool *pool) {
     if (rows <= columns) return orthonormalize(values, rows, columns, pool);
-    double *transposed = calloc((size_t)(rows * columns), sizeof *transposed);
+    WEFT_AUTO_FREE double *transposed = calloc((size_t)(rows * columns), sizeof *transposed);
     if (!transposed) return weft_fail(WEFT_ENOMEM, "start: no memory for an orthogonal matrix");
     transpose(values, transposed, rows, columns);
     weft_status status = orthonormalize(transposed, columns, rows, pool);
     transpose(transposed, values, columns, rows);
-    free(transposed);
     return status;
 }
 
@@ -184,15 +183,14 @@ static void fill_piece(void *context, int64_t task, int thread) {
 static weft_status start_whole(weft_weight *w, uint64_t seed, weft_pool *pool) {
     weft_weight unit = *w;
     unit.init.a = 1;
-    filling f = {.weight = &unit, .seed = seed};
-    f.whole = calloc((size_t)w->count + 1, sizeof *f.whole);
-    if (!f.whole)
+    WEFT_AUTO_FREE double *whole = calloc((size_t)w->count + 1, sizeof *whole);
+    filling f = {.weight = &unit, .seed = seed, .whole = whole};
+    if (!whole)
         return weft_fail(WEFT_ENOMEM, "start: no memory for %lld numbers", (long long)w->count);
     run_tasks(pool, pieces_of(w->count, PIECE), fill_piece, &f);
-    weft_status status = start_orthogonal(f.whole, w->shape[0], w->shape[1], pool);
-    if (status == WEFT_OK) weft_weight_write(w, f.whole);
-    free(f.whole);
-    return status;
+    WEFT_TRY(start_orthogonal(whole, w->shape[0], w->shape[1], pool));
+    weft_weight_write(w, whole);
+    return WEFT_OK;
 }
 
 weft_status weft_model_start_on(weft_model *m, uint64_t seed, weft_pool *pool) {

@@ -4,6 +4,7 @@
 
 #include "model/builder.h"
 #include "model/kinds.h"
+#include "model/units.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,12 +39,8 @@ bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_f
 }
 
 static const weft_weight *find(const weft_step_source *s, const char *name) {
-    char full[128];
-    if (s->layer < 0)
-        snprintf(full, sizeof full, "%s", name);
-    else
-        snprintf(full, sizeof full, "h.%lld.%s", (long long)s->layer, name);
-    return weft_model_find(s->model, full);
+    return s->layer < 0 ? weft_model_find(s->model, name)
+                        : weft_layer_weight(s->model, s->layer, name);
 }
 
 int64_t weft_step_count(const weft_step_source *s, const char *name) {
@@ -90,16 +87,15 @@ static weft_status pack(const float *w, int64_t columns, int64_t depth, weft_ste
 static weft_status fold_norm(const weft_step_source *s, const char *name, int64_t columns,
                              int64_t depth, float *w, float **bias) {
     char full[64];
-    float *gain = NULL, *offset = NULL;
+    WEFT_AUTO_FREE float *gain = NULL;
+    WEFT_AUTO_FREE float *offset = NULL;
     snprintf(full, sizeof full, "%s.weight", name);
-    weft_status status = read_vector(s, full, &gain);
+    WEFT_TRY(read_vector(s, full, &gain));
     snprintf(full, sizeof full, "%s.bias", name);
-    if (status == WEFT_OK) status = read_vector(s, full, &offset);
-    if (status == WEFT_OK && offset && !*bias) {
-        *bias = calloc((size_t)columns, sizeof **bias);
-        if (!*bias) status = no_memory();
-    }
-    for (int64_t n = 0; status == WEFT_OK && n < columns; n++) {
+    WEFT_TRY(read_vector(s, full, &offset));
+    if (offset && !*bias) *bias = calloc((size_t)columns, sizeof **bias);
+    if (offset && !*bias) return no_memory();
+    for (int64_t n = 0; n < columns; n++) {
         double sum = 0;
         for (int64_t k = 0; offset && k < depth; k++)
             sum += (double)w[n * depth + k] * (double)offset[k];
@@ -107,9 +103,7 @@ static weft_status fold_norm(const weft_step_source *s, const char *name, int64_
         for (int64_t k = 0; gain && k < depth; k++)
             w[n * depth + k] *= gain[k];
     }
-    free(gain);
-    free(offset);
-    return status;
+    return WEFT_OK;
 }
 
 /* NAME.weight [columns, depth] and NAME.bias, behind a norm or not. */
@@ -130,7 +124,7 @@ static weft_status read_matrix(const weft_step_source *s, const char *name, cons
 /* Rotated pairs beside each other: rows [dqk, width] of `heads` heads, and their biases. */
 static weft_status pair_rows(const weft_step_form *f, int64_t heads, float *w, float *bias) {
     int64_t half = f->dqk / 2, row = f->width;
-    float *was = malloc((size_t)(f->dqk * (row + 1)) * sizeof *was);
+    WEFT_AUTO_FREE float *was = malloc((size_t)(f->dqk * (row + 1)) * sizeof *was);
     if (!was) return no_memory();
     for (int64_t h = 0; h < heads; h++, w += f->dqk * row, bias += f->dqk) {
         float *was_bias = was + f->dqk * row;
@@ -142,7 +136,6 @@ static weft_status pair_rows(const weft_step_form *f, int64_t heads, float *w, f
             bias[n] = was_bias[from];
         }
     }
-    free(was);
     return WEFT_OK;
 }
 
@@ -170,20 +163,18 @@ static weft_status read_gated(const weft_step_source *s, const weft_ffn_kind *ff
     const weft_step_form *f = s->form;
     const char *names[] = {ffn->gate, ffn->up};
     int64_t count = f->hidden * f->width;
-    float *one = malloc((size_t)count * sizeof *one);
-    weft_status status = one ? WEFT_OK : no_memory();
-    for (int64_t i = 0; status == WEFT_OK && i < 2; i++) {
+    WEFT_AUTO_FREE float *one = malloc((size_t)count * sizeof *one);
+    if (!one) return no_memory();
+    for (int64_t i = 0; i < 2; i++) {
         char full[64];
         snprintf(full, sizeof full, "%s.weight", names[i]);
         if (weft_step_count(s, full) != count)
-            status = weft_fail(WEFT_EBUG, "generate: '%s' is not as a step takes it", full);
-        if (status == WEFT_OK) status = weft_step_read(s, full, one);
-        for (int64_t n = 0; status == WEFT_OK && n < f->hidden; n++)
+            return weft_fail(WEFT_EBUG, "generate: '%s' is not as a step takes it", full);
+        WEFT_TRY(weft_step_read(s, full, one));
+        for (int64_t n = 0; n < f->hidden; n++)
             memcpy(scratch + (2 * n + i) * f->width, one + n * f->width,
                    (size_t)f->width * sizeof *one);
     }
-    free(one);
-    WEFT_TRY(status);
     WEFT_TRY(fold_norm(s, "ln_2", 2 * f->hidden, f->width, scratch, &to->bias));
     return pack(scratch, 2 * f->hidden, f->width, to);
 }
@@ -206,28 +197,20 @@ typedef struct {
     weft_status *status; /* [layers + 1] */
 } reading;
 
-static int64_t max_of(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-
 static weft_status read_part(const reading *r, int64_t task) {
     weft_step_model *out = r->out;
     const weft_step_form *f = &out->form;
     bool last = task == f->layers;
     weft_step_source s = {r->model, f, last ? -1 : task};
     int64_t heads = f->heads * f->dqk + f->kv_heads * (f->dqk + f->dv);
-    int64_t most = f->width * max_of(last ? f->vocab : heads, 2 * f->hidden);
-    float *scratch = malloc((size_t)most * sizeof *scratch);
-    float *found = malloc((size_t)(f->width * f->heads * f->dv) * sizeof *found);
-    weft_status status = scratch && found ? WEFT_OK : no_memory();
-    if (status == WEFT_OK && !last) status = read_layer(&s, scratch, found, out->layer + task);
-    if (status == WEFT_OK && last) {
-        const char *head = r->model->config.weight_tying ? "wte" : "lm_head";
-        status = read_matrix(&s, head, "ln_f", f->vocab, f->width, scratch, &out->head);
-    }
-    free(scratch);
-    free(found);
-    return status;
+    int64_t columns = last ? f->vocab : heads;
+    int64_t most = f->width * (columns > 2 * f->hidden ? columns : 2 * f->hidden);
+    WEFT_AUTO_FREE float *scratch = malloc((size_t)most * sizeof *scratch);
+    WEFT_AUTO_FREE float *found = malloc((size_t)(f->width * f->heads * f->dv) * sizeof *found);
+    if (!scratch || !found) return no_memory();
+    if (!last) return read_layer(&s, scratch, found, out->layer + task);
+    const char *head = r->model->config.weight_tying ? "wte" : "lm_head";
+    return read_matrix(&s, head, "ln_f", f->vocab, f->width, scratch, &out->head);
 }
 
 static void read_task(void *context, int64_t task, int thread) {
@@ -238,17 +221,17 @@ static void read_task(void *context, int64_t task, int thread) {
 
 static weft_status read_all(const weft_model *m, weft_pool *pool, weft_step_model *out) {
     int64_t tasks = out->form.layers + 1;
-    reading r = {m, out, calloc((size_t)tasks, sizeof *r.status)};
+    WEFT_AUTO_FREE weft_status *status = calloc((size_t)tasks, sizeof *status);
+    reading r = {m, out, status};
     out->layer = calloc((size_t)out->form.layers, sizeof *out->layer);
-    weft_status status = r.status && out->layer ? WEFT_OK : no_memory();
-    if (status == WEFT_OK) weft_pool_run(pool, tasks, read_task, &r);
-    for (int64_t i = 0; status == WEFT_OK && i < tasks; i++)
-        if (r.status[i] == WEFT_ENOMEM)
-            status = no_memory();
-        else if (r.status[i] != WEFT_OK)
-            status = weft_fail(r.status[i], "generate: the weights do not make a step");
-    free(r.status);
-    return status;
+    if (!status || !out->layer) return no_memory();
+    weft_pool_run(pool, tasks, read_task, &r);
+    for (int64_t i = 0; i < tasks; i++) {
+        if (status[i] == WEFT_ENOMEM) return no_memory();
+        if (status[i] != WEFT_OK)
+            return weft_fail(status[i], "generate: the weights do not make a step");
+    }
+    return WEFT_OK;
 }
 
 weft_status weft_step_make(const weft_model *m, const weft_backend *backend, weft_pool *pool,

@@ -166,7 +166,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
     if (has_output_bias(b)) bias = builder_vector(b, "attn.out.bias", init_constant(0), b->width);
     o = weft_linear(b->g, o, w, bias, WEFT_ACT_NONE);
     if (again) weft_graph_recompute_end(b->g);
-    b->out->attention_flops += flops_since(b, first, NULL);
+    b->out->attention_flops += flops_of(b->g, first, NULL);
     return drop(b, o, "attn");
 }
 
@@ -184,9 +184,9 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
     weft_tensor *bias = ffn_bias(b, name, b->width);
     int64_t second = weft_graph_node_count(b->g);
     weft_tensor *y = build_reciprocal(b, hidden, w, bias);
-    double back = flops_since(b, second, NULL) - flops_since(b, second, w);
+    double back = flops_of(b->g, second, NULL) - flops_of(b->g, second, w);
     b->out->reciprocal_flops += back;
-    b->out->ffn_flops += flops_since(b, first, NULL) - back;
+    b->out->ffn_flops += flops_of(b->g, first, NULL) - back;
     return drop(b, y, "ffn");
 }
 
@@ -391,6 +391,7 @@ typedef struct {
     builder b;
     weft_model_part *out;
     const weft_part_form *form;
+    weft_attend attend; /* where it has one of its own */
 } part_builder;
 
 static weft_tensor *add_input(part_builder *p, const char *name, weft_dtype dtype, int ndim,
@@ -418,20 +419,6 @@ static void keep_routes(builder *b) {
     (void)b;
 }
 
-static void gather_given(builder *b, weft_tensor **x, weft_tensor **second) {
-    weft_attend_whole.gather(b, x, second);
-}
-
-static weft_tensor *mean_given(builder *b, weft_tensor *x) {
-    return weft_attend_whole.running_mean(b, x);
-}
-
-static const weft_attend attend_given = {
-    .route = keep_routes,
-    .gather = gather_given,
-    .running_mean = mean_given,
-};
-
 /* What the layer before sends to attention. */
 static void receive(part_builder *p) {
     builder *b = &p->b;
@@ -447,7 +434,7 @@ static void hand_over(part_builder *p) {
     builder *b = &p->b;
     if (b->c->latent_recip) add_output(p, "latent", b->latent);
     if (!routes_by_topk(b->c)) return;
-    builder_route(b);
+    b->attend->route(b);
     add_output(p, "routes.index", b->routes.index);
     add_output(p, "routes.weight", b->routes.weight);
 }
@@ -459,7 +446,9 @@ static void take_over(part_builder *p) {
         b->latent = input(p, "latent", b->dtype, b->batch, b->time, c->ra_mla_latent_dim);
     if (b->latent && c->latent_detach) b->latent->needs_grad = false;
     if (!routes_by_topk(c)) return;
-    b->attend = &attend_given;
+    p->attend = *b->attend;
+    p->attend.route = keep_routes;
+    b->attend = &p->attend;
     b->routes.index = input(p, "routes.index", WEFT_I32, b->batch, b->time, c->sparse_k);
     b->routes.weight = input(p, "routes.weight", b->stat, b->batch, b->time, c->sparse_k);
     if (b->routes.weight) b->routes.weight->needs_grad = false;
@@ -524,24 +513,22 @@ weft_status weft_model_build_part(const weft_config *c, const weft_build *build,
         return weft_fail(WEFT_EINPUT, "block: %lld tokens, but CONTEXT is %lld",
                          (long long)build->time, (long long)one.context);
     if (one.document_mask)
-        return weft_fail(WEFT_EINPUT,
-                         "block: CONFIG_DOCUMENT_MASK=y goes by tokens, which only a whole "
-                         "model has; set it to n");
+        return weft_fail(WEFT_EINPUT, "block: CONFIG_DOCUMENT_MASK=y goes by tokens, which only a "
+                                      "whole model has; set it to n");
     if (form->kind != WEFT_PART_LAYER && one.cross_token && !routes_by_topk(&one))
-        return weft_fail(WEFT_EINPUT, "block: only a whole layer routes with "
-                                      "RA_MLA_MLP_SPARSE_MODE other than topk");
+        return weft_fail(
+            WEFT_EINPUT,
+            "block: only a whole layer routes with RA_MLA_MLP_SPARSE_MODE other than topk");
     if (weft_ffn_of(&one)->contrasts && one.wsffn_z_logits > 0)
-        return weft_fail(
-            WEFT_EINPUT,
-            "block: CONFIG_WSFFN_Z_LOGITS=%g is a loss of the output layer, which only "
-            "a whole model has; set it to 0",
-            one.wsffn_z_logits);
+        return weft_fail(WEFT_EINPUT,
+                         "block: CONFIG_WSFFN_Z_LOGITS=%g is a loss of the output layer, which "
+                         "only a whole model has; set it to 0",
+                         one.wsffn_z_logits);
     if (one.kv_share > 1)
-        return weft_fail(
-            WEFT_EINPUT,
-            "block: KV_SHARE=%lld, but a layer by itself has none before it whose keys "
-            "it could read; set it to 1",
-            (long long)one.kv_share);
+        return weft_fail(WEFT_EINPUT,
+                         "block: KV_SHARE=%lld, but a layer by itself has none before it whose "
+                         "keys it could read; set it to 1",
+                         (long long)one.kv_share);
     part_builder p = {.b = builder_of(&one, build, &out->model), .out = out, .form = form};
     build_part(&p);
     weft_status status = weft_graph_status(g);

@@ -25,18 +25,18 @@ static weft_status check_heads(const weft_config *c, bool sparse, const char *op
     if (!fixed) fixed = weft_position_of(c)->fixed_heads;
     if (c->kv_share > 1)
         return refuse(option, "heads",
-                      "with CONFIG_KV_SHARE layers read the keys of others, so a head is not "
-                      "one layer's; ffn, columns of the feed-forward, goes with any model");
+                      "with CONFIG_KV_SHARE layers read the keys of others, so a head is not one "
+                      "layer's; ffn, columns of the feed-forward, goes with any model");
     if (c->qk_norm && c->qk_norm_whole)
         return refuse(option, "heads",
-                      "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the "
-                      "others are not what they were");
+                      "CONFIG_QK_NORM_WHOLE=y norms all heads together, so without one the others "
+                      "are not what they were");
     if (sparse) return WEFT_OK;
     if (fixed) return refuse(option, "heads", fixed);
     if (c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
         return refuse(option, "heads",
-                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the latent "
-                      "by heads, so none can be removed; --sparse zeroes them in place");
+                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the latent by "
+                      "heads, so none can be removed; --sparse zeroes them in place");
     return WEFT_OK;
 }
 
@@ -44,9 +44,8 @@ static weft_status check_columns(const weft_config *c, const char *what, bool sp
                                  const char *option) {
     if (!sparse && c->latent_recip && c->tying_mode == WEFT_TYING_SCALAR)
         return refuse(option, what,
-                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the "
-                      "feed-forward by heads, so no column can be removed; --sparse zeroes "
-                      "them in place");
+                      "CONFIG_RA_MLA_MLP_TYING_MODE=\"per_head_scalar\" divides the feed-forward "
+                      "by heads, so no column can be removed; --sparse zeroes them in place");
     return WEFT_OK;
 }
 
@@ -55,15 +54,14 @@ static weft_status count_units(const weft_config *c, weft_prune_what what, bool 
     int64_t ffn = weft_config_ffn_dim(c);
     if (what == WEFT_PRUNE_HEADS) WEFT_TRY(check_heads(c, sparse, option));
     if (what == WEFT_PRUNE_Z_HEADS && !weft_ffn_of(c)->unit)
-        return refuse(option, "z-heads",
-                      "only CONFIG_FFN=\"wsffn\" has them; ffn removes columns of any "
-                      "feed-forward");
+        return refuse(
+            option, "z-heads",
+            "only CONFIG_FFN=\"wsffn\" has them; ffn removes columns of any feed-forward");
     if (what == WEFT_PRUNE_FFN) WEFT_TRY(check_columns(c, "ffn", sparse, option));
     if (what == WEFT_PRUNE_Z_HEADS) WEFT_TRY(check_columns(c, "z-heads", sparse, option));
     if (what == WEFT_PRUNE_CROSS && !c->cross_token)
         return refuse(option, "cross",
-                      "the model has no cross-token mechanism "
-                      "(CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
+                      "the model has no cross-token mechanism (CONFIG_RA_MLA_MLP_CROSS_TOKEN)");
     *units = what == WEFT_PRUNE_HEADS     ? weft_config_kv_heads(c)
              : what == WEFT_PRUNE_FFN     ? ffn
              : what == WEFT_PRUNE_Z_HEADS ? c->wsffn_n_head
@@ -344,11 +342,11 @@ weft_status weft_prune_check(const weft_config *c, const char *where, weft_units
     *units = (weft_units){0};
     if (c->prune == WEFT_PRUNING_NONE) return WEFT_OK;
     if (c->prune == WEFT_PRUNING_STATE && c->optimizer == WEFT_OPTIMIZER_MUON)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: CONFIG_PRUNE=\"state\" needs second moments, and "
-                         "CONFIG_OPTIMIZER=\"muon\" keeps none of a layer's matrices; take "
-                         "\"magnitude\" or \"movement\"",
-                         where);
+        return weft_fail(
+            WEFT_EINPUT,
+            "%s: CONFIG_PRUNE=\"state\" needs second moments, and CONFIG_OPTIMIZER=\"muon\" keeps "
+            "none of a layer's matrices; take \"magnitude\" or \"movement\"",
+            where);
     if (c->prune_start > c->prune_end)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_PRUNE_START=%lld is behind CONFIG_PRUNE_END=%lld; masks grow "

@@ -143,7 +143,6 @@ static void close_run(verify_run *v) {
 static weft_status open_run(int block, weft_dtype dtype, bool grads, const weft_backend *backend,
                             weft_pool *pool, verify_run *v) {
     weft_config c;
-    memset(v, 0, sizeof *v);
     WEFT_TRY(block_config(block, &c));
     for (int i = 0; i < VERIFY_BATCH * VERIFY_TIME; i++) {
         v->tokens[i] = (int32_t)(weft_random_word(3, 0, 0, 0, (uint64_t)i) % VERIFY_VOCAB);
@@ -152,12 +151,9 @@ static weft_status open_run(int block, weft_dtype dtype, bool grads, const weft_
     weft_build build = {
         .batch = VERIFY_BATCH, .time = VERIFY_TIME, .dtype = dtype, .train = true, .logits = true};
     WEFT_TRY(weft_model_create(&c, dtype, &v->model));
-    weft_status status = weft_model_start(v->model, 5);
-    if (status == WEFT_OK)
-        status = weft_session_open(v->model, backend, pool, &build, grads, false, &v->session);
-    if (status == WEFT_OK) status = weft_session_run(&v->session, v->tokens, v->targets, NULL);
-    if (status != WEFT_OK) close_run(v);
-    return status;
+    WEFT_TRY(weft_model_start(v->model, 5));
+    WEFT_TRY(weft_session_open(v->model, backend, pool, &build, grads, false, &v->session));
+    return weft_session_run(&v->session, v->tokens, v->targets, NULL);
 }
 
 static weft_status check_shapes(const verify_run *v) {
@@ -204,7 +200,7 @@ static weft_status move_weights(verify_run *v, double step) {
     for (int64_t i = 0; i < v->model->n_weights; i++) {
         weft_weight *w = &v->model->weights[i];
         if (!may_move(v, w->name)) continue;
-        double *values = malloc(2 * (size_t)w->count * sizeof *values);
+        WEFT_AUTO_FREE double *values = malloc(2 * (size_t)w->count * sizeof *values);
         if (!values) return weft_fail(WEFT_ENOMEM, "no memory");
         double *direction = values + w->count;
         weft_weight_read(w, values); /* nothing but this writes them: the host's are the newest */
@@ -212,7 +208,6 @@ static weft_status move_weights(verify_run *v, double step) {
         for (int64_t k = 0; k < w->count; k++)
             values[k] += step * direction[k];
         weft_weight_write(w, values);
-        free(values);
     }
     weft_mirror_wrote(v->model->mirror, NULL);
     return WEFT_OK;
@@ -224,15 +219,13 @@ static weft_status sum_slopes(const verify_run *v, double *slope) {
         const weft_tensor *p = v->session.graph.parameters[i].tensor;
         if (!p->grad || !may_move(v, p->name)) continue;
         int64_t count = weft_tensor_count(p);
-        double *gradient = malloc(2 * (size_t)count * sizeof *gradient);
+        WEFT_AUTO_FREE double *gradient = malloc(2 * (size_t)count * sizeof *gradient);
         if (!gradient) return weft_fail(WEFT_ENOMEM, "no memory");
         double *direction = gradient + count;
-        weft_status status = weft_session_values(&v->session, p->grad, count, gradient);
+        WEFT_TRY(weft_session_values(&v->session, p->grad, count, gradient));
         weft_random_normal(9, 0, weft_random_site(p->name), count, direction);
         for (int64_t k = 0; k < count; k++)
             *slope += gradient[k] * direction[k];
-        free(gradient);
-        WEFT_TRY(status);
     }
     return WEFT_OK;
 }
@@ -256,10 +249,6 @@ static weft_status check_gradients(verify_run *v) {
     return WEFT_OK;
 }
 
-static bool same_bits(const void *a, const void *b, size_t bytes) {
-    return memcmp(a, b, bytes) == 0;
-}
-
 static weft_status check_causality(verify_run *v) {
     enum { ROW = VERIFY_TIME * VERIFY_VOCAB, COUNT = VERIFY_BATCH * ROW };
     double before[COUNT], after[COUNT];
@@ -272,23 +261,21 @@ static weft_status check_causality(verify_run *v) {
     WEFT_TRY(weft_session_run(&v->session, v->tokens, v->targets, NULL));
     WEFT_TRY(weft_session_values(&v->session, logits, COUNT, after));
     for (int b = 0; b < VERIFY_BATCH; b++)
-        if (!same_bits(before + b * ROW, after + b * ROW, (ROW - VERIFY_VOCAB) * sizeof *before))
+        if (memcmp(before + b * ROW, after + b * ROW, (ROW - VERIFY_VOCAB) * sizeof *before) != 0)
             return weft_fail(WEFT_EBUG, "a token sees the one after it");
-    if (same_bits(before, after, sizeof before))
+    if (memcmp(before, after, sizeof before) == 0)
         return weft_fail(WEFT_EBUG, "another last token changed nothing at all");
     return WEFT_OK;
 }
 
 weft_status weft_verify_run(int block, weft_verify_check check, const weft_backend *backend,
                             weft_pool *pool) {
-    verify_run v;
+    WEFT_AUTO(close_run) verify_run v = {0};
     bool grads = check == WEFT_VERIFY_GRADIENTS || check == WEFT_VERIFY_SHAPES;
     weft_dtype dtype = check == WEFT_VERIFY_GRADIENTS && !backend->remote ? WEFT_F64 : WEFT_F32;
     WEFT_TRY(open_run(block, dtype, grads, backend, pool, &v));
-    weft_status status = check == WEFT_VERIFY_SHAPES      ? check_shapes(&v)
-                         : check == WEFT_VERIFY_FORWARD   ? check_forward(&v)
-                         : check == WEFT_VERIFY_GRADIENTS ? check_gradients(&v)
-                                                          : check_causality(&v);
-    close_run(&v);
-    return status;
+    return check == WEFT_VERIFY_SHAPES      ? check_shapes(&v)
+           : check == WEFT_VERIFY_FORWARD   ? check_forward(&v)
+           : check == WEFT_VERIFY_GRADIENTS ? check_gradients(&v)
+                                            : check_causality(&v);
 }

@@ -23,11 +23,8 @@
 enum { READS_x, READS_y };
 
 #define UNARY(X, op, value, reads, gradient)                                                       \
-    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
-                                 weft_tensor **d_in) {                                             \
-        d_in[0] = weft_##op##_back(g, d_out[0], READS_##reads == READS_x ? n->in[0] : n->out[0]);  \
-        return weft_graph_status(g);                                                               \
-    }                                                                                              \
+    DEFINE_GRAD_AS(op,                                                                             \
+                   weft_##op##_back(g, d_out[0], READS_##reads == READS_x ? n->in[0] : n->out[0])) \
     DEFINE_OP(op, .infer = weft_infer_like_first, .grad = op##_grad, .inplace = weft_over_first);  \
     DEFINE_OP(op##_back, .infer = weft_infer_back, .inplace = weft_over_back);                     \
     weft_tensor *weft_##op(weft_graph *g, weft_tensor *x) {                                        \
@@ -98,15 +95,13 @@ static weft_status gate_mix_infer(weft_graph *g, weft_node *n) {
                 (gate->shape[1] == o->shape[1] || gate->shape[1] == 1) &&
                 gate->shape[2] == o->shape[2];
     if (!fits)
-        return weft_graph_fail(g,
-                               "gate_mix: o is %s [B, T, H, D], but gate is %s; it must be "
-                               "[B, T, H] or [B, 1, H]",
-                               weft_tensor_describe(o), weft_tensor_describe(gate));
+        return weft_graph_fail(
+            g, "gate_mix: o is %s [B, T, H, D], but gate is %s; it must be [B, T, H] or [B, 1, H]",
+            weft_tensor_describe(o), weft_tensor_describe(gate));
     return weft_output_like(g, n, 0, o->dtype, o);
 }
 
-static weft_status gate_mix_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                 weft_tensor **d_in) {
+GRAD(gate_mix) {
     weft_gate_mix_attr attr = {weft_wanted_of(n), ((const weft_gate_mix_attr *)n->attr)->alpha};
     return weft_append_back(g, &weft_op_gate_mix_back, &attr, sizeof attr, d_in, 2, d_out[0],
                             n->in[0], n->in[1]);
@@ -137,8 +132,7 @@ static weft_status dropout_infer(weft_graph *g, weft_node *n) {
     return weft_output_like(g, n, 0, x->dtype, x);
 }
 
-static weft_status dropout_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                weft_tensor **d_in) {
+GRAD(dropout) {
     return weft_append_back(g, &weft_op_dropout, n->attr, sizeof(weft_dropout_attr), d_in, 1,
                             d_out[0]);
 }

@@ -60,8 +60,7 @@ static weft_tensor *sum_over_rows(weft_graph *g, weft_tensor *dy, const weft_ten
     return weft_reshape(g, weft_bias_back(g, flat, b->dtype), b->ndim, b->shape);
 }
 
-static weft_status add_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                            weft_tensor **d_in) {
+GRAD(add) {
     const weft_alpha_attr *attr = n->attr;
     const weft_tensor *b = n->in[1];
     d_in[0] = d_out[0];
@@ -86,12 +85,7 @@ weft_tensor *weft_add(weft_graph *g, weft_tensor *a, weft_tensor *b) {
 
 /* scale */
 
-static weft_status scale_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                              weft_tensor **d_in) {
-    d_in[0] = weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)->alpha);
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(scale, weft_scale(g, d_out[0], ((const weft_alpha_attr *)n->attr)->alpha))
 DEFINE_OP(scale, .infer = weft_infer_like_first, .grad = scale_grad, .inplace = weft_over_first);
 
 weft_tensor *weft_scale(weft_graph *g, weft_tensor *a, double alpha) {
@@ -111,12 +105,7 @@ static weft_status cast_infer(weft_graph *g, weft_node *n) {
     return weft_output_like(g, n, 0, to, a);
 }
 
-static weft_status cast_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                             weft_tensor **d_in) {
-    d_in[0] = weft_cast(g, d_out[0], n->in[0]->dtype);
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(cast, weft_cast(g, d_out[0], n->in[0]->dtype))
 DEFINE_OP(cast, .infer = cast_infer, .grad = cast_grad);
 
 weft_tensor *weft_cast(weft_graph *g, weft_tensor *a, weft_dtype to) {

@@ -78,10 +78,9 @@ static weft_status check_options(weft_graph *g, const weft_node *n, const weft_a
     if (a->band && (in[WEFT_ATTN_START] || a->window < 0))
         return weft_graph_fail(g, "%s: the band needs a window of 0 or more and no start", op);
     if (a->causal && !in[WEFT_ATTN_START] && a->queries != a->keys)
-        return weft_graph_fail(g,
-                               "%s: %lld queries and %lld keys; causal attention without start "
-                               "needs as many",
-                               op, (long long)a->queries, (long long)a->keys);
+        return weft_graph_fail(
+            g, "%s: %lld queries and %lld keys; causal attention without start needs as many", op,
+            (long long)a->queries, (long long)a->keys);
     if (!a->causal && (a->reach || in[WEFT_ATTN_FIRST]))
         return weft_graph_fail(g, "%s: reach and first need causal attention", op);
     if (a->reach < 0 || !(a->softcap >= 0))
@@ -158,8 +157,7 @@ static weft_status attention_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_status attention_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                  weft_tensor **d_in) {
+GRAD(attention) {
     if (d_out[1]) return weft_graph_fail(g, "attention: lse has no gradient");
     weft_tensor *in[WEFT_ATTN_BACK_INPUTS] = {d_out[0], n->out[0], n->out[1]};
     for (int i = 0; i < WEFT_ATTN_INPUTS; i++)

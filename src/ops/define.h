@@ -25,22 +25,32 @@ weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr
 weft_status weft_append_back_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
                                   weft_tensor **d_in, int n_out, int n_in, weft_tensor *const *in);
 
+/* The head of OP_grad: GRAD(op) { ... }. */
+#define GRAD(op)                                                                                   \
+    static weft_status op##_grad(weft_graph *g, __attribute__((unused)) const weft_node *n,        \
+                                 weft_tensor *const *d_out, weft_tensor **d_in)
+
 /* For grad: OP_grad appends OP_back of dy and what follows, with the operation's attributes of `size` bytes,
  * which makes dx. */
 #define DEFINE_GRAD(op, size, ...)                                                                 \
-    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
-                                 weft_tensor **d_in) {                                             \
+    GRAD(op) {                                                                                     \
         return weft_append_back(g, &weft_op_##op##_back, n->attr, size, d_in, 1, d_out[0],         \
                                 ##__VA_ARGS__);                                                    \
     }
 
 /* The same of two inputs, each where it is wanted. */
 #define DEFINE_GRAD_OF_TWO(op)                                                                     \
-    static weft_status op##_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,     \
-                                 weft_tensor **d_in) {                                             \
+    GRAD(op) {                                                                                     \
         weft_wanted want = weft_wanted_of(n);                                                      \
         return weft_append_back(g, &weft_op_##op##_back, &want, sizeof want, d_in, 2, d_out[0],    \
                                 n->in[0], n->in[1]);                                               \
+    }
+
+/* The same where dx is an expression. */
+#define DEFINE_GRAD_AS(op, dx)                                                                     \
+    GRAD(op) {                                                                                     \
+        d_in[0] = dx;                                                                              \
+        return weft_graph_status(g);                                                               \
     }
 
 /* For infer, at its end: an output, as weft_node_output and weft_node_output_like make it. */

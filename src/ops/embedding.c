@@ -41,8 +41,7 @@ static weft_status embed_infer(weft_graph *g, weft_node *n) {
                        (int64_t[]){ids->shape[0], ids->shape[1], wte->shape[1]});
 }
 
-static weft_status embed_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                              weft_tensor **d_in) {
+GRAD(embed) {
     const weft_embed_attr *attr = n->attr;
     weft_tensor *wte = n->in[0], *ids = n->in[1], *wpe = n->in[2], *start = n->in[3];
     if (wte->needs_grad) {

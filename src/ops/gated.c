@@ -100,8 +100,7 @@ static weft_node *ask_for_up(weft_graph *g, const weft_node *n) {
     return maker;
 }
 
-static weft_status gated_linear_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                     weft_tensor **d_in) {
+GRAD(gated_linear) {
     weft_gated_part part;
     weft_tensor *d[2] = {0};
     const weft_node *maker = ask_for_up(g, n);

@@ -21,10 +21,9 @@ static weft_status check_heads(weft_graph *g, const weft_node *n) {
     const weft_tensor *x = n->in[0];
     WEFT_TRY(weft_check_float_of(g, n, "x", x, 4));
     if (x->shape[3] % 2 == 0) return WEFT_OK;
-    return weft_graph_fail(g,
-                           "%s: x is %s, but it must be [B, T, H, 2D]: a head has as many "
-                           "deviations as means",
-                           n->op->name, weft_tensor_describe(x));
+    return weft_graph_fail(
+        g, "%s: x is %s, but it must be [B, T, H, 2D]: a head has as many deviations as means",
+        n->op->name, weft_tensor_describe(x));
 }
 
 /* One number a head and token. */
@@ -41,8 +40,7 @@ static weft_status gaussian_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_status gaussian_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                 weft_tensor **d_in) {
+GRAD(gaussian) {
     weft_tensor *in[] = {n->out[0], d_out[0], n->n_out > 1 ? d_out[1] : NULL};
     weft_node *back = weft_graph_append(g, &weft_op_gaussian_back, in, 3, 1, 1, NULL, 0);
     if (back) d_in[0] = back->out[0];
@@ -77,8 +75,7 @@ static weft_status overlap_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_status overlap_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                weft_tensor **d_in) {
+GRAD(overlap) {
     weft_tensor *in[] = {n->in[0], d_out[0], d_out[1]};
     weft_node *back = weft_graph_append(g, &weft_op_overlap_back, in, 3, 1, 1, NULL, 0);
     if (back) d_in[0] = back->out[0];

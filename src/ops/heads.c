@@ -30,11 +30,10 @@ static weft_status check_part(weft_graph *g, const weft_node *n, int i) {
         weft_columns_place p = weft_columns_of(a, i, x->shape[2], h);
         if (a->part[i].count < 1 || p.from < 0 || p.from + a->part[i].count > x->shape[3] ||
             p.to < 0 || p.to + a->part[i].count > a->width)
-            return weft_graph_fail(g,
-                                   "head_columns: %lld columns of %s from %lld on do not go to "
-                                   "column %lld of %lld",
-                                   (long long)a->part[i].count, weft_tensor_describe(x),
-                                   (long long)p.from, (long long)p.to, (long long)a->width);
+            return weft_graph_fail(
+                g, "head_columns: %lld columns of %s from %lld on do not go to column %lld of %lld",
+                (long long)a->part[i].count, weft_tensor_describe(x), (long long)p.from,
+                (long long)p.to, (long long)a->width);
     }
     return WEFT_OK;
 }
@@ -57,8 +56,7 @@ static weft_status head_columns_infer(weft_graph *g, weft_node *n) {
                        (int64_t[]){x->shape[0], x->shape[1], a->heads, a->width});
 }
 
-static weft_status head_columns_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                     weft_tensor **d_in) {
+GRAD(head_columns) {
     for (int i = 0; i < n->n_in; i++) {
         if (!n->in[i]->needs_grad) continue;
         weft_head_columns_attr attr = *(const weft_head_columns_attr *)n->attr;
@@ -146,8 +144,7 @@ static weft_tensor *append_rows(weft_graph *g, const weft_op *op, weft_tensor *r
     return weft_append(g, op, &attr, sizeof attr, row, scale);
 }
 
-static weft_status rows_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                             weft_tensor **d_in) {
+GRAD(rows) {
     bool pools = n->op == &weft_op_head_pool, mean = ((const weft_head_attr *)n->attr)->mean;
     const weft_op *back = pools ? &weft_op_head_spread : &weft_op_head_pool;
     weft_tensor *x = n->in[0], *scale = n->in[1], *dy = d_out[0];
@@ -186,13 +183,7 @@ static weft_status head_transpose_infer(weft_graph *g, weft_node *n) {
     return weft_output(g, n, 0, x->dtype, 3, (int64_t[]){x->shape[0], x->shape[2], x->shape[1]});
 }
 
-static weft_status head_transpose_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                       weft_tensor **d_in) {
-    (void)n;
-    d_in[0] = weft_head_transpose(g, d_out[0]);
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(head_transpose, weft_head_transpose(g, d_out[0]))
 DEFINE_OP(head_transpose, .infer = head_transpose_infer, .grad = head_transpose_grad);
 
 weft_tensor *weft_head_transpose(weft_graph *g, weft_tensor *x) {
@@ -219,8 +210,7 @@ static weft_status stack_infer(weft_graph *g, weft_node *n) {
     return weft_output(g, n, 0, first->dtype, first->ndim + 1, shape);
 }
 
-static weft_status stack_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                              weft_tensor **d_in) {
+GRAD(stack) {
     bool *wanted = weft_graph_alloc(g, (size_t)n->n_in * sizeof *wanted);
     if (!wanted) return weft_graph_status(g);
     for (int i = 0; i < n->n_in; i++)

@@ -293,8 +293,7 @@ static weft_status pair_grad(weft_graph *g, const weft_matmul_pair *p, weft_tens
     return weft_graph_status(g);
 }
 
-static weft_status matmul_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                               weft_tensor **d_in) {
+GRAD(matmul) {
     const weft_matmul_attr *attr = n->attr;
     weft_tensor *dy = d_out[0], *bias = n->in[WEFT_MATMUL_BIAS];
     const weft_tensor *addend = n->in[WEFT_MATMUL_ADDEND];

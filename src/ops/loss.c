@@ -68,8 +68,7 @@ static bool ask_for_gradients(weft_graph *g, const weft_node *n, weft_tensor *co
     return true;
 }
 
-static weft_status cross_entropy_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                      weft_tensor **d_in) {
+GRAD(cross_entropy) {
     const weft_cross_entropy_attr *attr = n->attr;
     weft_tensor *d_z = weft_z_trains(attr) ? d_out[WEFT_CE_Z] : NULL;
     if (!d_out[WEFT_CE_LOSS] && !d_z && !d_out[WEFT_CE_LSE]) return WEFT_OK;
@@ -178,8 +177,7 @@ static weft_status infonce_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_status infonce_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                weft_tensor **d_in) {
+GRAD(infonce) {
     if (!n->out[WEFT_INFONCE_LSE]) return WEFT_OK;
     weft_tensor *in[WEFT_INFONCE_BACK_INPUTS] = {
         [WEFT_INFONCE_BACK_DY] = d_out[WEFT_INFONCE_Y],

@@ -67,8 +67,7 @@ static weft_status norm_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-static weft_status norm_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                             weft_tensor **d_in) {
+GRAD(norm) {
     weft_tensor *r = n->in[WEFT_NORM_R], *b = n->in[WEFT_NORM_B];
     weft_tensor *ds = d_out[WEFT_NORM_S];
     if (!d_out[WEFT_NORM_Y]) {

@@ -13,11 +13,10 @@ static weft_status rope_infer(weft_graph *g, weft_node *n) {
             g, "rope: a width of %lld, but x is %s; it must be even and at most the last dimension",
             (long long)attr->width, weft_tensor_describe(x));
     if (!(attr->law.base >= 1) || !(attr->law.factor >= 1) || !(attr->law.amplitude > 0))
-        return weft_graph_fail(
-            g,
-            "rope: a base of %g, a factor of %g and an amplitude of %g; base and "
-            "factor must be at least 1, the amplitude above 0",
-            attr->law.base, attr->law.factor, attr->law.amplitude);
+        return weft_graph_fail(g,
+                               "rope: a base of %g, a factor of %g and an amplitude of %g; base "
+                               "and factor must be at least 1, the amplitude above 0",
+                               attr->law.base, attr->law.factor, attr->law.amplitude);
     if (attr->heads < 1 || attr->heads > x->shape[2])
         return weft_graph_fail(g, "rope: %lld heads to rotate, but x is %s [B, T, H, D]",
                                (long long)attr->heads, weft_tensor_describe(x));
@@ -35,8 +34,7 @@ static weft_tensor *append_rope(weft_graph *g, weft_tensor *x, weft_tensor *star
     return n ? n->out[0] : NULL;
 }
 
-static weft_status rope_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                             weft_tensor **d_in) {
+GRAD(rope) {
     weft_rope_attr back = *(const weft_rope_attr *)n->attr;
     back.inverse = !back.inverse;
     d_in[0] = append_rope(g, d_out[0], n->in[1], &back);

@@ -43,11 +43,9 @@ static weft_status check_score(weft_graph *g, const weft_node *n) {
     if (!a->causal && a->pos != WEFT_POS_NONE)
         return weft_graph_fail(g, "%s: positions need a causal attention", n->op->name);
     if (!n->in[WEFT_ATTN_START] && a->keys != a->queries)
-        return weft_graph_fail(g,
-                               "%s: q is %s, but k is %s; without start there must be as many "
-                               "keys as queries",
-                               n->op->name, weft_tensor_describe(q),
-                               weft_tensor_describe(n->in[WEFT_ATTN_K]));
+        return weft_graph_fail(
+            g, "%s: q is %s, but k is %s; without start there must be as many keys as queries",
+            n->op->name, weft_tensor_describe(q), weft_tensor_describe(n->in[WEFT_ATTN_K]));
     WEFT_TRY(weft_check_stat(g, n, "lse", lse, q));
     return weft_check_shape(g, n, "lse", lse, 3, (int64_t[]){a->batch, a->heads, a->queries});
 }
@@ -126,8 +124,7 @@ static weft_status route_gather_infer(weft_graph *g, weft_node *n) {
 }
 
 /* The tensors whose gradient is wanted are gathered back in one node. */
-static weft_status route_gather_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                     weft_tensor **d_in) {
+GRAD(route_gather) {
     weft_route_gather_attr attr = {n->in[WEFT_GATHER_H]->shape[1]};
     weft_tensor *in[WEFT_GATHER_INPUTS] = {[WEFT_GATHER_INDEX] = n->in[WEFT_GATHER_INDEX],
                                            [WEFT_GATHER_WEIGHT] = n->in[WEFT_GATHER_WEIGHT]};
@@ -206,8 +203,7 @@ static weft_status route_dense_infer(weft_graph *g, weft_node *n) {
     return weft_output(g, n, 2, stat, 2, rows);
 }
 
-static weft_status route_dense_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                    weft_tensor **d_in) {
+GRAD(route_dense) {
     if (!d_out[0] || !n->in[WEFT_ROUTE_H]->needs_grad) return WEFT_OK;
     if (n->in[WEFT_ATTN_START])
         return weft_graph_fail(g, "%s: there is no gradient where start is given", n->op->name);

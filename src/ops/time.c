@@ -21,8 +21,7 @@ static weft_status running_mean_infer(weft_graph *g, weft_node *n) {
     return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
-static weft_status running_mean_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                     weft_tensor **d_in) {
+GRAD(running_mean) {
     weft_tensor *in[] = {d_out[0], n->in[1]};
     weft_node *back = weft_graph_append(g, &weft_op_running_mean_back, in, 2, 1, 1, NULL, 0);
     if (back) d_in[0] = back->out[0];
@@ -54,12 +53,7 @@ static weft_tensor *spread_mean(weft_graph *g, weft_tensor *dy, int64_t time) {
     return weft_append(g, &weft_op_time_mean_back, &attr, sizeof attr, dy);
 }
 
-static weft_status time_mean_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                  weft_tensor **d_in) {
-    d_in[0] = spread_mean(g, d_out[0], n->in[0]->shape[1]);
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(time_mean, spread_mean(g, d_out[0], n->in[0]->shape[1]))
 DEFINE_OP(time_mean, .infer = time_mean_infer, .grad = time_mean_grad);
 
 static weft_status time_mean_back_infer(weft_graph *g, weft_node *n) {
@@ -82,8 +76,7 @@ static weft_status moments_infer(weft_graph *g, weft_node *n) {
     return weft_output(g, n, WEFT_MOMENTS_SUM, x->dtype, 3, (int64_t[]){batch, 1, width});
 }
 
-static weft_status moments_grad(weft_graph *g, const weft_node *n, weft_tensor *const *d_out,
-                                weft_tensor **d_in) {
+GRAD(moments) {
     weft_tensor *x = n->in[0], *d_gram = d_out[WEFT_MOMENTS_GRAM];
     weft_tensor *d_sum = d_out[WEFT_MOMENTS_SUM];
     int64_t time = x->shape[1];

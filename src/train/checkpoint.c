@@ -170,11 +170,10 @@ static weft_status check_config(const char *folder, const weft_config *c) {
         weft_config_format(&kept, &options[i], was, sizeof was);
         bool summed = data && strcmp(options[i].key, "DATASET") == 0 && strchr(is, '/');
         if (strcmp(is, was) != 0 && !options[i].free && !summed)
-            return weft_fail(
-                WEFT_EINPUT,
-                "%s: CONFIG_%s was %s in this run and is %s now; --resume continues with "
-                "the same, --from starts a new run from its weights",
-                folder, options[i].key, *was ? was : "empty", *is ? is : "empty");
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_%s was %s in this run and is %s now; --resume continues "
+                             "with the same, --from starts a new run from its weights",
+                             folder, options[i].key, *was ? was : "empty", *is ? is : "empty");
     }
     return WEFT_OK;
 }

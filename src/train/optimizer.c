@@ -476,7 +476,6 @@ static weft_status check_state(const weft_optimizer *o, const weft_safetensors *
     return WEFT_OK;
 }
 
-WEFT_ENDED_BY(weft_safetensors_close, weft_safetensors)
 weft_status weft_optimizer_read(weft_optimizer *o, const char *path) {
     WEFT_AUTO(weft_safetensors_close_at) weft_safetensors *file = NULL;
     WEFT_TRY(weft_safetensors_open(path, &file));

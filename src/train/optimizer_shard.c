@@ -66,11 +66,10 @@ weft_status weft_partition_make(const weft_model *m, const weft_comm *comm, weft
     int64_t largest = weft_cut_largest(&out->cut) * (int64_t)weft_dtype_size(out->dtype);
     if (largest <= INT32_MAX) return WEFT_OK;
     weft_partition_free(out);
-    return weft_fail(
-        WEFT_EINPUT,
-        "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; take "
-        "CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
-        (long long)largest);
+    return weft_fail(WEFT_EINPUT,
+                     "training: a rank's matrices make a message of %lld bytes, past 2^31 - 1; "
+                     "take CONFIG_SHARD=\"none\", or CONFIG_OPTIMIZER=\"adamw\"",
+                     (long long)largest);
 }
 
 void weft_partition_free(weft_partition *s) {

@@ -32,7 +32,6 @@ struct weft_samples {
     bool off; /* the model cannot generate: said once */
 };
 
-WEFT_ENDED_BY(weft_encoder_close, weft_encoder)
 static weft_status encode_prompt(weft_samples *s) {
     WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = NULL;
     const int32_t *tokens;
