@@ -348,8 +348,11 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     json_int_t format = json_integer_value(json_object_get(state, "format"));
     if (!state)
         status = weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
-    else if (format != 1 && format != WEFT_STATE_FORMAT)
-        status = weft_fail(WEFT_EINPUT, "%s: not a state of this version of weft", path);
+    else if (format < 1 || format > WEFT_STATE_FORMAT)
+        status = weft_fail(WEFT_EINPUT,
+                           "%s: of format %lld, and this weft knows formats 1 to %d; use the weft "
+                           "that wrote it, or a newer one",
+                           path, (long long)format, WEFT_STATE_FORMAT);
     else if (format == WEFT_STATE_FORMAT)
         status = check_own(path, text, bytes);
     free(text);
