@@ -2,9 +2,10 @@
  * that program went on with them, models give its logits and its text, its configs mean what they meant; and
  * what a later weft may write one day is refused in a sentence. Its study is record/test_older's.
  *
- * Bits are compared where they were made: NEON, GNU's compiler, no sanitizer. Another processor adds in
- * another order, so there losses and logits are held within a bound. */
+ * Where that program's bits are to be had (support/older.h), they are compared; elsewhere losses and logits are
+ * held within a bound. */
 #include "support/command.h"
+#include "support/older.h"
 #include "support/tensor_file.h"
 
 #include <math.h>
@@ -25,21 +26,6 @@ static const struct {
     bool bf16;
 } runs[] = {{"dot", false}, {"mla", false}, {"w2", true}, {"wsffn", true}};
 enum { RUNS = sizeof runs / sizeof *runs };
-
-static bool has_its_bits(void) {
-#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
-    return command_patience() == 1;
-#else
-    return false;
-#endif
-}
-
-static int open_made(void **state) {
-    scratch_setup(state);
-    shell_succeeds("tar -xzf tests/older/made.tar.gz -C '%s'", scratch_path("."));
-    if (has_its_bits()) setenv("WEFT_CPU", "neon", 1);
-    return 0;
-}
 
 static json_t *read_json(const char *path) {
     json_error_t error;
@@ -84,11 +70,11 @@ static void test_runs_end_as_they_did(void **state) {
         char last[256], end[256];
         command_succeeds(
             RUN("train", "--out", run, "--resume", "--device", "cpu", "--peak-flops", "0"), NULL);
-        double bound = has_its_bits() ? 0 : runs[i].bf16 ? CLOSE_LOSS_BF16 : CLOSE_LOSS;
+        double bound = older_bits() ? 0 : runs[i].bf16 ? CLOSE_LOSS_BF16 : CLOSE_LOSS;
         snprintf(last, sizeof last, "%s/metrics.jsonl", run);
         snprintf(end, sizeof end, "%s/end/metrics.jsonl", run);
         compare_metrics(last, end, bound);
-        if (!has_its_bits()) continue;
+        if (!older_bits()) continue;
         snprintf(last, sizeof last, "%s/last/state.json", run);
         snprintf(end, sizeof end, "%s/end/state.json", run);
         json_t *ours = read_json(last), *its = read_json(end);
@@ -107,7 +93,7 @@ static void test_models_say_what_they_said(void **state) {
         command_succeeds(RUN("eval", "--model", model, "--tokens", scratch_path("tokens.npy"),
                              "--logits", logits, "--device", "cpu", "--dtype", "f32"),
                          NULL);
-        if (has_its_bits())
+        if (older_bits())
             file_expect_equal(logits, kept);
         else
             assert_true(tensors_apart(logits, kept, "logits") <= CLOSE_LOGITS);
@@ -213,5 +199,5 @@ int main(void) {
         cmocka_unit_test(test_newer_formats_are_refused),
         cmocka_unit_test(test_runs_end_as_they_did),
     };
-    return cmocka_run_group_tests(tests, open_made, scratch_teardown);
+    return cmocka_run_group_tests(tests, older_setup, scratch_teardown);
 }
