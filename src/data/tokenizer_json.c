@@ -304,6 +304,10 @@ static weft_status sort_pieces(weft_tokenizer *t) {
 weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root) {
     const json_t *added = json_object_get(root, "added_tokens"),
                  *model = json_object_get(root, "model");
+    const char *version = text_of(root, "version");
+    if (*version && strcmp(version, "1.0") != 0)
+        return weft_fail(WEFT_EINPUT, "tokenizer %s: of version %.40s, and this weft knows 1.0",
+                         t->name, version);
     t->characters = is_set(model, "byte_fallback");
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
     WEFT_TRY(read_model(t, model));

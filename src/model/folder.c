@@ -328,8 +328,11 @@ weft_status weft_state_read(const char *folder, json_t **out) {
     WEFT_AUTO_DECREF json_t *state = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
     json_int_t format = json_integer_value(json_object_get(state, "format"));
     if (!state) return weft_fail(WEFT_EINPUT, "%s:%d: %s", path, error.line, error.text);
-    if (format != 1 && format != WEFT_STATE_FORMAT)
-        return weft_fail(WEFT_EINPUT, "%s: not a state of this version of weft", path);
+    if (format < 1 || format > WEFT_STATE_FORMAT)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: of format %lld, and this weft knows formats 1 to %d; use the weft "
+                         "that wrote it, or a newer one",
+                         path, (long long)format, WEFT_STATE_FORMAT);
     if (format == WEFT_STATE_FORMAT) WEFT_TRY(check_own(path, text, bytes));
     *out = weft_steal(&state);
     return WEFT_OK;

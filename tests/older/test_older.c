@@ -1,0 +1,203 @@
+/* What weft wrote at commit d71b825 (tests/older/make says how): runs that were cut off end as they did when
+ * that program went on with them, models give its logits and its text, its configs mean what they meant; and
+ * what a later weft may write one day is refused in a sentence. Its study is record/test_older's.
+ *
+ * Where that program's bits are to be had (support/older.h), they are compared; elsewhere losses and logits are
+ * held within a bound. */
+#include "support/command.h"
+#include "support/older.h"
+#include "support/tensor_file.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define CLOSE_LOGITS 1e-4 /* f32 */
+#define CLOSE_LOSS 1e-3   /* f32, six steps on */
+#define CLOSE_LOSS_BF16 3e-2
+
+static const struct {
+    const char *name;
+    bool bf16;
+} runs[] = {{"dot", false}, {"mla", false}, {"w2", true}, {"wsffn", true}};
+enum { RUNS = sizeof runs / sizeof *runs };
+
+static json_t *read_json(const char *path) {
+    json_error_t error;
+    json_t *value = json_load_file(path, 0, &error);
+    if (!value) fail_msg("%s: %s", path, error.text);
+    return value;
+}
+
+static void expect_checksum(const json_t *a, const json_t *b, const char *file) {
+    const json_t *x = json_object_get(json_object_get(a, "files"), file),
+                 *y = json_object_get(json_object_get(b, "files"), file);
+    if (!x || !json_equal(x, y)) fail_msg("%s: is another", file);
+}
+
+/* Each line's losses. */
+static void compare_metrics(const char *here, const char *there, double bound) {
+    char *a = file_read(here, NULL), *b = file_read(there, NULL), *x = a, *y = b;
+    int lines = 0;
+    for (char *p, *q; (p = strtok_r(x, "\n", &x)) && (q = strtok_r(y, "\n", &y)); lines++) {
+        json_t *one = json_loads(p, 0, NULL), *other = json_loads(q, 0, NULL);
+        static const char *const keys[] = {"step", "loss", "val_loss", "lr"};
+        for (int i = 0; i < 4; i++) {
+            double u = json_number_value(json_object_get(one, keys[i])),
+                   v = json_number_value(json_object_get(other, keys[i]));
+            if (!(fabs(u - v) <= (i == 1 || i == 2 ? bound : 0)))
+                fail_msg("%s: line %d: %s is %.9g, and was %.9g", here, lines + 1, keys[i], u, v);
+        }
+        json_decref(one);
+        json_decref(other);
+    }
+    assert_int_equal(lines, 12);
+    free(a);
+    free(b);
+}
+
+/* AdamW and AdamWSPAM, f32 and bf16, several micro-batches and accumulation, dropout: with --out alone, so by
+ * the run's own config too. */
+static void test_runs_end_as_they_did(void **state) {
+    (void)state;
+    for (int i = 0; i < RUNS; i++) {
+        const char *run = scratch_path("%s", runs[i].name);
+        char last[256], end[256];
+        command_succeeds(
+            RUN("train", "--out", run, "--resume", "--device", "cpu", "--peak-flops", "0"), NULL);
+        double bound = older_bits() ? 0 : runs[i].bf16 ? CLOSE_LOSS_BF16 : CLOSE_LOSS;
+        snprintf(last, sizeof last, "%s/metrics.jsonl", run);
+        snprintf(end, sizeof end, "%s/end/metrics.jsonl", run);
+        compare_metrics(last, end, bound);
+        if (!older_bits()) continue;
+        snprintf(last, sizeof last, "%s/last/state.json", run);
+        snprintf(end, sizeof end, "%s/end/state.json", run);
+        json_t *ours = read_json(last), *its = read_json(end);
+        expect_checksum(ours, its, "model.safetensors");
+        expect_checksum(ours, its, "optimizer.safetensors");
+        json_decref(ours);
+        json_decref(its);
+    }
+}
+
+static void test_models_say_what_they_said(void **state) {
+    (void)state;
+    for (int i = 0; i < RUNS; i++) {
+        const char *model = scratch_path("%s/last", runs[i].name), *logits = scratch_path("logits"),
+                   *kept = scratch_path("%s/logits.safetensors", runs[i].name);
+        command_succeeds(RUN("eval", "--model", model, "--tokens", scratch_path("tokens.npy"),
+                             "--logits", logits, "--device", "cpu", "--dtype", "f32"),
+                         NULL);
+        if (older_bits())
+            file_expect_equal(logits, kept);
+        else
+            assert_true(tensors_apart(logits, kept, "logits") <= CLOSE_LOGITS);
+        json_t *said =
+            command_json(RUN("generate", "--model", model, "--prompt", "The ", "--max-tokens", "10",
+                             "--seed", "5", "--device", "cpu", "--dtype", "f32", "--json"));
+        json_t *was = read_json(scratch_path("%s/text.json", runs[i].name));
+        assert_int_equal(json_array_size(was), 10);
+        if (!json_equal(json_object_get(said, "tokens"), was)) fail_msg("%s: other text", model);
+        json_decref(said);
+        json_decref(was);
+    }
+}
+
+static void test_a_text_gives_the_same_shards(void **state) {
+    (void)state;
+    const char *text = scratch_path("text"), *learned = scratch_path("learned.json");
+    command_succeeds(RUN("tokenizer", "train", "--vocab", "270", "--out", learned, text), NULL);
+    file_expect_equal(learned, "tests/older/data/tokenizer.json");
+    command_succeeds(RUN("tokenize", "--tokenizer", "tests/older/data/tokenizer.json",
+                         "--val-share", "0.1", "--out", scratch_path("data"), text),
+                     NULL);
+    file_expect_equal(scratch_path("data/train_000000.bin"), "tests/older/data/train_000000.bin");
+    file_expect_equal(scratch_path("data/val_000000.bin"), "tests/older/data/val_000000.bin");
+}
+
+/* Parameters, FLOPs and cache of each variant. */
+static void expect_plan(const char *config, const json_t *was) {
+    static const char *const keys[] = {"parameters", "flops_per_token", "cache_bytes_per_token"};
+    json_t *plan = command_json(RUN("plan", "--config", config, "--json"));
+    const json_t *variants = json_object_get(plan, "steps");
+    if (variants)
+        assert_int_equal(json_array_size(variants), json_array_size(was));
+    else
+        assert_int_equal(json_array_size(was), 1);
+    for (size_t i = 0; i < json_array_size(was); i++)
+        for (size_t k = 0; k < 3; k++) {
+            double is = json_number_value(
+                json_object_get(variants ? json_array_get(variants, i) : plan, keys[k]));
+            double kept = json_number_value(json_array_get(json_array_get(was, i), k));
+            if (is != kept)
+                fail_msg("%s: variant %zu: %s is %.17g, and was %.17g", config, i, keys[k], is,
+                         kept);
+        }
+    json_decref(plan);
+}
+
+/* The write-ups' studies among them, and .config as Kconfig wrote it. */
+static void test_configs_mean_what_they_meant(void **state) {
+    (void)state;
+    static const char *const names[] = {"demo",          "gpt2-ra-mla-full",
+                                        "gpt2-real",     "gpt2-vanilla-baseline",
+                                        "long-context",  "mix",
+                                        "mup",           "needle",
+                                        "ra-mla-latent", "ra-mla-optim",
+                                        "ra-mla-sparse", "ra-mla-tying",
+                                        "reciprocal",    "w2-entailment",
+                                        "w2-micro",      "w2-recall",
+                                        "wsffn"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        json_t *was = read_json(scratch_path("configs/%s.json", names[i]));
+        expect_plan(scratch_path("configs/%s", names[i]), was);
+        if (strcmp(names[i], "gpt2-ra-mla-full") == 0) expect_plan(scratch_path("dotconfig"), was);
+        json_decref(was);
+    }
+}
+
+/* A copy of last/ whose state.json says another format. */
+static void test_newer_formats_are_refused(void **state) {
+    (void)state;
+    const char *run = scratch_path("newer"), *shards = scratch_path("shards"),
+               *text = scratch_path("text");
+    shell_succeeds("mkdir -p '%s' && cp -r '%s' '%s/last' && cp '%s/config' '%s'", run,
+                   scratch_path("mla/last"), run, scratch_path("mla"), run);
+    shell_succeeds("sed -i 's/\"format\": 2/\"format\": 3/' '%s/last/state.json'", run);
+    command_fails(2, RUN("eval", "--model", scratch_path("newer/last"), "--text", text),
+                  SAYS("state.json", "format 3", "formats 1 to 2", "the weft that wrote it"));
+    command_fails(2, RUN("train", "--out", run, "--resume"), SAYS("state.json", "format 3"));
+    /* The second number of a shard's head is its version. */
+    shell_succeeds(
+        "cp -r tests/older/data '%s' && printf '\\002' | dd of='%s/train_000000.bin' bs=1 "
+        "seek=4 conv=notrunc 2>/dev/null",
+        shards, shards);
+    char dataset[300];
+    snprintf(dataset, sizeof dataset, "DATASET=%s", shards);
+    command_fails(2,
+                  RUN("train", "--config", scratch_path("dot/config"), "-o", dataset, "--out",
+                      scratch_path("fresh"), "--device", "cpu"),
+                  SAYS("train_000000.bin", "version 2"));
+    shell_succeeds("sed -i 's/\"version\": *\"1.0\"/\"version\": \"2.0\"/' '%s/tokenizer.json'",
+                   shards);
+    command_fails(2,
+                  RUN("tokenize", "--tokenizer", scratch_path("shards/tokenizer.json"), "--out",
+                      scratch_path("none"), text),
+                  SAYS("tokenizer.json", "version 2.0", "knows 1.0"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_models_say_what_they_said),
+        cmocka_unit_test(test_a_text_gives_the_same_shards),
+        cmocka_unit_test(test_configs_mean_what_they_meant),
+        cmocka_unit_test(test_newer_formats_are_refused),
+        cmocka_unit_test(test_runs_end_as_they_did),
+    };
+    return cmocka_run_group_tests(tests, older_setup, scratch_teardown);
+}
