@@ -10,7 +10,7 @@
 #   mk/coverage.mk lines and branches that tests reach
 #   mk/lint.mk     clang-tidy, cppcheck, clang-format, warnings as errors under gcc and clang
 #   mk/study.mk    configs and the study
-#   mk/install.mk  install and uninstall
+#   mk/install.mk  install and uninstall, packages
 #
 # Variables a user may set: BUILD, CC, CFLAGS, CPPFLAGS, LDFLAGS, DEPS, SAN, WERROR, ISAS, T,
 # JOBS, OUT, CONFIG_KEY, PREFIX, DESTDIR, PYTHON, SETUP. docs/guide/building.md tells what each one does.
@@ -115,8 +115,8 @@ clean: ## remove what was built, keep what was found out about the machine
 	@if [ -d '$(BUILD)' ]; then \
 		find '$(BUILD)' -mindepth 1 -maxdepth 1 ! -name 'config.*' -exec rm -rf {} +; fi
 
-distclean: ## remove the build folder
-	rm -rf '$(BUILD)'
+distclean: ## remove the build folder and dist/
+	rm -rf '$(BUILD)' dist
 
 help: ## this list
 	@echo "make TARGET, with no target: build, then study"

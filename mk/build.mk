@@ -98,8 +98,8 @@ say_left = n=$(words $(BUILT)) all=$(TO_BUILD) passed=$$(($$(date +%s) - $(BEGAN
 # plain ones. Packages have Hopper's, and PTX for compute_80, which drivers translate for every GPU from
 # 8.0 on.
 cuda_code = -gencode arch=compute_$(1),code=sm_$(1)
-CUDA_CODE := $(foreach gpu,$(or $(if $(filter deb,$(MAKECMDGOALS)),,$(CONFIG_GPUS)),9.0),$(call cuda_code,$(subst .,,$(gpu:9.0=9.0a))))
-CUDA_ARCH ?= $(CUDA_CODE) $(if $(filter deb,$(MAKECMDGOALS)),-gencode arch=compute_80$(comma)code=compute_80)
+CUDA_CODE := $(foreach gpu,$(or $(if $(filter deb wheel,$(MAKECMDGOALS)),,$(CONFIG_GPUS)),9.0),$(call cuda_code,$(subst .,,$(gpu:9.0=9.0a))))
+CUDA_ARCH ?= $(CUDA_CODE) $(if $(filter deb wheel,$(MAKECMDGOALS)),-gencode arch=compute_80$(comma)code=compute_80)
 # The runtime is linked in and looks for the driver when it is used; cuBLASLt, which takes a tenth of
 # a second to load, is opened by src/cuda/products/library.cu when a product is run.
 CUDA_LIBS ?= -lcudart_static -ldl -lrt -lstdc++

@@ -1,7 +1,7 @@
 # Install and uninstall: program, library, headers, pkg-config file, man page, completion for bash and
 # zsh, the ready studies (`weft study --config demo` finds them), the scripts that the guide names,
 # documentation and examples. Archives:
-# the sources (dist) and a Debian package (deb).
+# the sources (dist), which pip installs too, a Debian package (deb) and a Python wheel (wheel).
 
 PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
@@ -24,7 +24,7 @@ DOC_FILES := $(wildcard README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md LICEN
 EXAMPLE_FILES := $(wildcard examples/*)
 SCRIPT_FILES := scripts/export scripts/chat-template scripts/corpus scripts/stream_dataset.py
 
-.PHONY: install install-files uninstall dist deb
+.PHONY: install install-files uninstall dist deb wheel test-packages
 
 install: build install-files ## install under PREFIX (/usr/local), within DESTDIR
 
@@ -58,12 +58,21 @@ uninstall: ## remove what install put there
 	-rmdir $(addprefix '$(DESTDIR)',$(INCLUDEDIR)/weft $(DATADIR)/defconfigs $(DATADIR)/scripts $(DATADIR) $(DOCDIR)/examples $(DOCDIR)/docs/guide \
 		$(DOCDIR)/docs/internals $(DOCDIR)/docs/notes $(DOCDIR)/docs/results $(DOCDIR)/docs/images $(DOCDIR)/docs $(DOCDIR)) 2>/dev/null
 
-# The sources as they are committed; `make` in the unpacked folder knows their commit.
+# The sources as they are committed; `make` in the unpacked folder knows their commit, and PKG-INFO makes it what
+# Python calls an sdist.
 DIST := $(BUILD)/weft-$(VERSION).tar.gz
 dist: ## the committed sources as build/weft-VERSION.tar.gz
 	@mkdir -p '$(BUILD)'
-	@git archive --format=tar --prefix='weft-$(VERSION)/' --add-virtual-file="weft-$(VERSION)/.commit:$$(git rev-parse HEAD)" HEAD | gzip -9n > '$(DIST).part'
+	@git archive --format=tar --prefix='weft-$(VERSION)/' --add-virtual-file="weft-$(VERSION)/.commit:$$(git rev-parse HEAD)" \
+		--add-virtual-file="weft-$(VERSION)/PKG-INFO:$$(printf 'Metadata-Version: 2.1\nName: weft\nVersion: $(VERSION)\nRequires-Python: >=3.9')" HEAD | gzip -9n > '$(DIST).part'
 	@mv '$(DIST).part' '$(DIST)' && echo "$(DIST)"
 
 deb: build ## a Debian package of what install installs, build/weft_VERSION_ARCH.deb
 	@scripts/deb '$(BUILD)' '$(VERSION)' $(MAKE)
+
+wheel: build ## a Python wheel with program, library and what they need, in dist/
+	@PYTHON='$(PYTHON)' scripts/wheel '$(BUILD)' dist
+
+# Its own makes are told what this one was told.
+test-packages: ## install what deb, wheel and dist make in bare roots, and use it (root, debootstrap, network); ROOTS=folder keeps them
+	@ROOTS='$(ROOTS)' tests/packages '$(BUILD)' '$(VERSION)' $(MAKE)

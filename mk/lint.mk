@@ -10,7 +10,7 @@ LINT := $(BUILD)/lint
 LINT_SOURCES := $(LIB_SOURCES) $(PROGRAM_SOURCES) $(TEST_SUPPORT) $(FUZZ_SOURCES) $(TEST_SOURCES) $(BENCH_SOURCES) $(EXAMPLE_SOURCES)
 LINT_HEADERS := $(sort $(wildcard include/weft/*.h src/*/*.h src/*/*.def tests/*/*.h))
 # These are Python.
-LINT_SCRIPTS := $(filter-out %.py scripts/corpus scripts/export scripts/site,$(wildcard completions/*.bash scripts/* .ci/run tests/run tests/mutate tests/fuzz/run tests/hostile/run tests/figures bench/run))
+LINT_SCRIPTS := $(filter-out %.py scripts/corpus scripts/export scripts/site,$(wildcard completions/*.bash scripts/* .ci/run tests/run tests/mutate tests/fuzz/run tests/hostile/run tests/figures tests/packages bench/run))
 FORMATTED := $(LINT_SOURCES) $(filter-out %.def,$(LINT_HEADERS)) $(wildcard $(foreach d,src/cuda src/cuda/*,$(d)/*.cu $(d)/*.cuh))
 
 .PHONY: lint format lint-order lint-format lint-tools lint-scripts tidy cppcheck lint-gcc lint-clang

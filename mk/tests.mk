@@ -67,10 +67,11 @@ test-repeat: $(if $(T),$(PROGRAM),build) $(TEST_CHOSEN) $(FAULTS) ## make test N
 # Proofs that make test trims are whole here: tests look at WEFT_TEST_LONG.
 test-long: export WEFT_TEST_LONG := 1
 test-long: TIMEOUT := $(or $(TIMEOUT),7200)
-test-long: test ## the same with the long proofs whole, sanitizers, make test-hostile and an hour of make fuzz; figures
+test-long: test ## the same with the long proofs whole, sanitizers, make test-hostile, make test-packages and an hour of make fuzz; figures
 	@$(MAKE) test-tsan
 	@$(MAKE) test SAN=address,undefined T=serve/test_storm
 	@$(MAKE) test-hostile SECONDS='$(or $(SECONDS),600)'
+	@$(MAKE) test-packages
 	@$(MAKE) fuzz-hour
 	@tests/figures '$(BUILD)'
 

@@ -116,6 +116,9 @@ static void test_the_archive_of_the_sources_knows_its_commit(void **state) {
     expect_prints(
         "test \"$(cat \"$there\"/dist/weft-*/.commit)\" = \"$(git rev-parse HEAD)\" && echo same",
         "same");
+    /* For pip it is an sdist, whose backend is in it. */
+    expect_prints("cat \"$there\"/dist/weft-*/PKG-INFO", "Name: weft");
+    expect_prints("cat \"$there\"/dist/weft-*/python/backend.py", "def build_sdist");
 }
 
 /* The package holds what is installed, and says what it needs. */
@@ -134,8 +137,42 @@ static void test_a_debian_package_can_be_unpacked_and_run(void **state) {
     shell_prints("dpkg-deb -x \"$there\"/deb/weft_*.deb \"$there/unpacked\"");
     expect_prints("cd / && \"$there/unpacked/usr/bin/weft\" study --config demo --list", "116,480");
     expect_prints("\"$there/unpacked/usr/share/weft/scripts/export\" --help", "--wandb");
+    /* As Debian wants it. */
+    expect_prints("zcat \"$there/unpacked/usr/share/doc/weft/changelog.gz\"", "weft (0.");
+    expect_prints("dpkg-deb -I \"$there\"/deb/weft_*.deb shlibs", "libweft 0 weft (>= 0.");
+    expect_prints("dpkg-deb -c \"$there\"/deb/weft_*.deb | grep 'libweft.so.0\\.'", "-rw-r--r--");
     /* Where Debian's zsh looks. */
     expect_prints("ls \"$there/unpacked/usr/share/zsh/vendor-completions\"", "_weft");
+}
+
+/* What make wheel packs, before auditwheel puts the system's libraries in; tests/packages has the whole. */
+static void test_a_wheel_brings_the_program_and_its_studies(void **state) {
+    (void)state;
+    NEEDS_INSTALL();
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("Python does not load a library with sanitizers\n");
+    skip();
+#endif
+#define PYTHON                                                                                     \
+    "built=$(realpath \"$(dirname \"${WEFT##* }\")\"); python=$built/wheel-venv/bin/python; "      \
+    "[ -x \"$python\" ] || python=python3; "
+    if (system(PYTHON "\"$python\" -c 'import setuptools.command.bdist_wheel, pip' 2>/dev/null") !=
+        0) {
+        print_message("python3 has no setuptools 70 and pip; make wheel fetches them\n");
+        skip();
+    }
+    shell_prints(PYTHON "cd python && WEFT_LIBRARY=\"$built/libweft.so\" \"$python\" setup.py -q "
+                        "egg_info --egg-base \"$there\" bdist_wheel -d \"$there/wheel\" 2>&1");
+    expect_prints("ls \"$there/wheel\"", "-py3-none-linux_");
+    shell_prints(PYTHON "\"$python\" -m pip install -q --no-deps --no-index --target "
+                        "\"$there/site\" \"$there\"/wheel/weft-*.whl 2>&1");
+    expect_prints("cd / && PYTHONPATH=\"$there/site\" \"$there/site/bin/weft\" study --config demo "
+                  "--list",
+                  "116,480");
+    expect_prints("cd / && PYTHONPATH=\"$there/site\" python3 -m weft",
+                  "/site/weft/_lib/libweft.so");
+    assert_string_equal(shell_prints("ls -d python/build python/weft/_lib 2>/dev/null || true"),
+                        "");
 }
 
 static void test_the_man_page_has_every_command(void **state) {
@@ -190,6 +227,7 @@ int main(void) {
         cmocka_unit_test(test_zsh_completes),
         cmocka_unit_test(test_the_archive_of_the_sources_knows_its_commit),
         cmocka_unit_test(test_a_debian_package_can_be_unpacked_and_run),
+        cmocka_unit_test(test_a_wheel_brings_the_program_and_its_studies),
         cmocka_unit_test(test_the_man_page_has_every_command),
         cmocka_unit_test(test_an_example_compiles_against_what_is_installed),
         cmocka_unit_test(test_uninstall_leaves_nothing),
