@@ -22,6 +22,7 @@ larger N adds to what is there. They are begun anew when a file of the tree that
 BUILD, CC, NVCC: as in tests/mutate. GENERATOR: its command (BUILD/mutate-venv/bin/mutate). MUTANT_SECONDS: how
 long the tests of a mutant may take. PYTHON: the interpreter of make test-torch.
 """
+import ast
 import difflib
 import glob
 import hashlib
@@ -276,13 +277,18 @@ class Copy:
 
 
 def code_of_python(text):
+    """Its byte code without line numbers and docstrings; None where it is not Python."""
     def parts(code):
-        return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags, code.co_exceptiontable
-                if hasattr(code, "co_exceptiontable") else None,
-                [parts(c) if hasattr(c, "co_code") else (type(c), repr(c)) for c in code.co_consts])
+        return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags,
+                code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, getattr(code, "co_exceptiontable", None),
+                [parts(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts])
 
     try:
-        return parts(compile(text, "mutant", "exec"))
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, False):
+                node.body[0].value.value = ""
+        return parts(compile(tree, "mutant", "exec"))
     except (SyntaxError, ValueError):
         return None
 

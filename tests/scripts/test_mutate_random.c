@@ -23,6 +23,8 @@ static const char makefile[] =
     "'$(STOP)'; \\\n"
     "\t\tkill -INT $$(awk '{ print $$4 }' /proc/$$PPID/stat); exec sleep 1000; fi\n"
     "\t@build/test '$(T)' || { echo 'failed sum/test_sum: sum'; exit 1; }\n"
+    "test-torch:\n"
+    "\t@cd python && python3 -c 'import twice; assert twice.twice(2) == 4'\n"
     "-include $(wildcard build/obj/*/*.d)\n";
 static const char sum_c[] = "#include \"sum/sum.h\"\n"
                             "int sum(int a, int b) {\n"
@@ -46,6 +48,9 @@ static const char test_c[] = "#include \"sum/sum.h\"\n"
                              "int loop(int n);\n"
                              "int main(int n, char **words) { return sum(2, 3) != 5 || zero(n) != "
                              "0 || loop(words[1][0]) == 0; }\n";
+static const char twice_py[] = "def twice(x):\n"
+                               "    \"\"\"Two of it.\"\"\"\n"
+                               "    return x * 2\n";
 /* Of a line, what stands in its place: one mutant each; of the other lines none. */
 static const char generator[] = "#!/bin/sh\n"
                                 "line=$(sed -n \"$(cat \"$7\")p\" \"$1\")\n"
@@ -55,6 +60,9 @@ static const char generator[] = "#!/bin/sh\n"
                                 "*'a + 1;') new='    return a + 7;' ;;\n"
                                 "*'a + 2;') new='    return a + 8;' ;;\n"
                                 "*'i + 1;') new='    while (i < n) i = i;' ;;\n"
+                                "*'x * 2') new='    return x * 3' ;;\n"
+                                "*'Two of it.'*) new='    \"\"\"Three of it.\"\"\"' ;;\n"
+                                "'def '*) new='def' ;;\n"
                                 "'#include'*) new='#include \"none.h\"' ;;\n"
                                 "*) exit 0 ;;\n"
                                 "esac\n"
@@ -67,15 +75,16 @@ static void write_text(const char *name, const char *text) {
 
 static int open_tree(void **state) {
     scratch_setup(state);
-    shell_succeeds("cd '%s' && mkdir -p src/sum src/loop tests/sum", scratch_path("."));
+    shell_succeeds("cd '%s' && mkdir -p src/sum src/loop tests/sum python", scratch_path("."));
     shell_succeeds("cp tests/mutate tests/mutate_random.py '%s'", scratch_path("tests"));
     write_text("Makefile", makefile);
     write_text("src/sum/sum.c", sum_c);
     write_text("src/sum/sum.h",
                "int sum(int a, int b), zero(int a), unseen(int a), listed(int a);\n");
     write_text("src/loop/loop.c", loop_c);
+    write_text("python/twice.py", twice_py);
     write_text("tests/sum/test_sum.c", test_c);
-    write_text("tests/rooms.txt", "# which\nsum: sum/\nloop: sum/\n");
+    write_text("tests/rooms.txt", "# which\nsum: sum/\nloop: sum/\npython:\n");
     write_text(
         "tests/equivalent.txt",
         "# which\nsrc/sum/sum.c: nothing calls it\n-    return a + 2;\n+    return a + 8;\n");
@@ -136,6 +145,13 @@ static void test_a_mutant_that_takes_too_long_is_caught(void **state) {
            SAYS("caught    src/loop/loop.c:3  by its time, 1 s", "  100.0%  20.7% to 100.0%"));
 }
 
+static void test_python_is_broken_too(void **state) {
+    (void)state;
+    expect(mutate(0, "tests/mutate_random.py 1 4 python"),
+           SAYS("caught    python/twice.py:3", "equal     python/twice.py:2",
+                "invalid   python/twice.py:1"));
+}
+
 static void test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on(void **state) {
     (void)state;
     free(mutate(0, TWO_OF_SUM));
@@ -166,7 +182,7 @@ static void test_wrong_words_are_refused(void **state) {
     (void)state;
     expect(mutate(2, "tests/mutate_random.py ten 1"), SAYS("usage: N SEED [ROOM...]"));
     expect(mutate(2, "tests/mutate_random.py 10 1 sums"),
-           SAYS("no room 'sums'; tests/rooms.txt names them: sum loop"));
+           SAYS("no room 'sums'; tests/rooms.txt names them: sum loop python"));
     expect(mutate(0, "tests/mutate_random.py --help"), SAYS("drawn at random"));
     write_text("tests/rooms.txt", "sum: sum/ product/\nlost: sum/\n");
     write_text("tests/equivalent.txt", "src/sum/sum.c: gone\n-return;\n+;\n");
@@ -186,6 +202,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         IN_TREE(test_each_verdict),
         IN_TREE(test_a_mutant_that_takes_too_long_is_caught),
+        IN_TREE(test_python_is_broken_too),
         IN_TREE(test_an_interrupt_leaves_nothing_behind_and_the_command_goes_on),
         IN_TREE(test_tests_that_fail_unbroken_judge_nothing),
         IN_TREE(test_wrong_words_are_refused),
