@@ -52,8 +52,8 @@ class Failure(Exception):
     """Ends the run with a line."""
 
 
-def read(path):
-    with open(path, encoding="utf-8") as file:
+def read(path, errors="strict"):
+    with open(path, encoding="utf-8", errors=errors) as file:
         return file.read()
 
 
@@ -79,6 +79,16 @@ def list_files(patterns):
 
 def list_sources():
     return [f for f in list_files(SOURCES) if not f.startswith(("python/tests/", "python/conftest", "python/setup"))]
+
+
+def digest_tree():
+    """Of all that a verdict may depend on. What is listed as equivalent is looked up whenever it is needed."""
+    total = hashlib.sha256()
+    for file in list_files(COUNTED):
+        if file != "tests/equivalent.txt":
+            with open(file, "rb") as content:
+                total.update(file.encode() + b"\0" + hashlib.sha256(content.read()).digest())
+    return total.hexdigest()
 
 
 def read_rooms():
@@ -185,6 +195,10 @@ class Copy:
     def make(self, *words, limit=None):
         return run(["tests/mutate", "--make", *words], self.log, limit)
 
+    def said(self):
+        """What the last command printed; a mutant may print any bytes."""
+        return read(self.log, "replace")
+
     def open(self, digest):
         """The copy of these sources, made unless it is there."""
         stamp = os.path.join(self.folder, "copied")
@@ -193,7 +207,7 @@ class Copy:
             write(stamp, "")
             shutil.rmtree(self.keep, ignore_errors=True)
             if run(["tests/mutate", "--copy"], self.log) != 0:
-                raise Failure("the tree could not be copied:\n" + read(self.log))
+                raise Failure("the tree could not be copied:\n" + self.said())
             write(stamp, digest)
         self.restore()
 
@@ -265,7 +279,7 @@ class Copy:
                     seconds = time.monotonic() - began
                     if turn > 0 and status == 0:
                         break
-                said = read(self.log)
+                said = self.said()
                 if status != 0:
                     print(f"{room}: its tests fail unbroken, so none of its mutants is judged:\n" + said[-2000:])
                     seconds = None
@@ -350,7 +364,7 @@ def judge(copy, mutant, text, rooms, listed):
             if copy.code_of(copy.tree, own) == copy.code_of(copy.keep, own):
                 return "equal", ""
         status = copy.make(*copy.test_words(room, rooms[room]), limit=limit)
-        failed = re.findall(r"^(?:failed|FAILED) (.*)", read(copy.log), re.M)
+        failed = re.findall(r"^(?:failed|FAILED) (.*)", copy.said(), re.M)
         if status is None:
             return "caught", f"by its time, {limit:.0f} s"
         if status != 0 and not failed and room != "python":
@@ -401,12 +415,7 @@ def main(words):
         signal.signal(number, interrupt)
 
     sources = {f: lines_of(read(f)) for f in list_sources() if not chosen or room_of(f) in chosen}
-    digest = hashlib.sha256()
-    for file in list_files(COUNTED):
-        if file != "tests/equivalent.txt":
-            with open(file, "rb") as bytes_of:
-                digest.update(file.encode() + b"\0" + hashlib.sha256(bytes_of.read()).digest())
-    digest = digest.hexdigest()
+    digest = digest_tree()
     home = os.path.abspath(os.path.join(BUILD, "mutants"))
     folder = os.path.join(home, "-".join([seed] + chosen))
     os.makedirs(folder, exist_ok=True)

@@ -22,7 +22,7 @@ static const char makefile[] =
     "\t@if cmp -s src/sum/sum.c ../../../src/sum/sum.c; then :; elif [ -e '$(STOP)' ]; then rm "
     "'$(STOP)'; \\\n"
     "\t\tkill -INT $$(awk '{ print $$4 }' /proc/$$PPID/stat); exec sleep 1000; fi\n"
-    "\t@build/test '$(T)' || { echo 'failed sum/test_sum: sum'; exit 1; }\n"
+    "\t@build/test '$(T)' || { printf '\\200\\n'; echo 'failed sum/test_sum: sum'; exit 1; }\n"
     "test-torch:\n"
     "\t@cd python && python3 -c 'import twice; assert twice.twice(2) == 4'\n"
     "-include $(wildcard build/obj/*/*.d)\n";
@@ -53,7 +53,8 @@ static const char twice_py[] = "def twice(x):\n"
                                "    return x * 2\n";
 /* Of a line, what stands in its place: one mutant each; of the other lines none. */
 static const char generator[] = "#!/bin/sh\n"
-                                "line=$(sed -n \"$(cat \"$7\")p\" \"$1\")\n"
+                                "read -r n <\"$7\"\n"
+                                "line=$(sed -n \"${n}p\" \"$1\")\n"
                                 "case $line in\n"
                                 "*'a + b;') new='    return a - b;' ;;\n"
                                 "*'a * 0;') new='    return 0 * a;' ;;\n"
@@ -66,7 +67,7 @@ static const char generator[] = "#!/bin/sh\n"
                                 "'#include'*) new='#include \"none.h\"' ;;\n"
                                 "*) exit 0 ;;\n"
                                 "esac\n"
-                                "NEW=$new awk -v n=\"$(cat \"$7\")\" 'NR == n { print "
+                                "NEW=$new awk -v n=\"$n\" 'NR == n { print "
                                 "ENVIRON[\"NEW\"]; next } { print }' \"$1\" >\"$5/x.mutant.0.c\"\n";
 
 static void write_text(const char *name, const char *text) {
