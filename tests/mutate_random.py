@@ -42,7 +42,8 @@ import time
 BUILD = os.environ.get("BUILD") or "build"
 SOURCES = ("src/**/*.c", "src/**/*.h", "src/**/*.cu", "src/**/*.cuh", "python/**/*.py")
 # What a verdict may depend on.
-COUNTED = SOURCES + ("src/**/*", "include/**/*", "tests/**/*", "mk/*", "Makefile", "scripts/*", "python/tests/*")
+COUNTED = SOURCES + ("src/**/*", "include/**/*", "tests/**/*", "mk/*", "Makefile", "scripts/*", "bench/*",
+                     "defconfigs/*", "examples/*")
 
 # Draws in a row of which none can be judged, after which there are taken to be no more.
 IN_VAIN = 60
@@ -140,6 +141,7 @@ def wilson(hits, of):
 # ---- Commands: in a session of their own, so that all they started ends with them.
 
 running = None
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_running():
@@ -156,8 +158,9 @@ def end_running():
             return
 
 
-def limit_resources():
+def prepare_child():
     """A mutant may allocate without end."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     for what, most in ((resource.RLIMIT_DATA, half), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(what)[1]
@@ -168,9 +171,11 @@ def run(words, log, limit=None, cwd=None):
     """The exit status, None past the limit; what it said is in the file `log`."""
     global running
     with open(log, "wb") as out:
+        signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)  # until it is known what to end
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=cwd,
-                                   start_new_session=True, preexec_fn=limit_resources)
+                                   start_new_session=True, preexec_fn=prepare_child)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
             return running.wait(limit)
         except subprocess.TimeoutExpired:
             return None
@@ -179,6 +184,8 @@ def run(words, log, limit=None, cwd=None):
 
 
 def interrupt(number, _):
+    for other in INTERRUPTS:
+        signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)  # by way of the `finally` above
 
 
@@ -190,7 +197,7 @@ class Copy:
         self.log, self.keep = os.path.join(folder, "log"), os.path.join(folder, "keep")
         self.baselines = {}
         os.environ["COPY"] = folder
-        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        os.environ.update(PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
 
     def make(self, *words, limit=None):
         return run(["tests/mutate", "--make", *words], self.log, limit)
@@ -253,10 +260,12 @@ class Copy:
     def code_of(root, objects):
         """The objects' code and data without what is there for a debugger."""
         total = hashlib.sha256()
-        for path in objects:
-            with tempfile.NamedTemporaryFile() as bare:
-                subprocess.run(["strip", "-g", "-o", bare.name, os.path.join(root, path)], check=True)
-                total.update(bare.read())
+        with tempfile.TemporaryDirectory() as folder:
+            for path in objects:
+                bare = os.path.join(folder, "bare")
+                subprocess.run(["strip", "-g", "-o", bare, os.path.join(root, path)], check=True)
+                with open(bare, "rb") as file:
+                    total.update(hashlib.sha256(file.read()).digest())
         return total.hexdigest()
 
     def test_words(self, room, words):
@@ -274,6 +283,8 @@ class Copy:
             goal, seconds = self.test_words(room, words), None
             if goal:
                 for turn in range(3):  # the first may have had to compile, and one may fail by chance
+                    for library in glob.glob(self.tree + "/build/*.a"):
+                        os.utime(library)  # all is linked again, as with a mutant
                     began = time.monotonic()
                     status = self.make(*goal)
                     seconds = time.monotonic() - began
@@ -411,7 +422,7 @@ def main(words):
         if room not in rooms:
             raise Failure(f"no room '{room}'; tests/rooms.txt names them: {' '.join(rooms)}")
     wanted, seed = int(words[0]), words[1]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in INTERRUPTS:
         signal.signal(number, interrupt)
 
     sources = {f: lines_of(read(f)) for f in list_sources() if not chosen or room_of(f) in chosen}
