@@ -24,6 +24,7 @@ long the tests of a mutant may take. PYTHON: the interpreter of make test-torch.
 """
 import ast
 import difflib
+import fcntl
 import glob
 import hashlib
 import json
@@ -385,6 +386,26 @@ def judge(copy, mutant, text, rooms, listed):
         copy.restore()
 
 
+def open_results(folder, path, digest, listed):
+    """What is there of these sources; of others it is removed. The first line says of which."""
+    results = []
+    for line in lines_of(read(path)) if os.path.exists(path) else []:
+        if line.endswith("\n"):  # else an interrupt cut it
+            results.append(json.loads(line))
+    if not results or results[0].get("digest") != digest:
+        for old in glob.glob(folder + "/*"):
+            shutil.rmtree(old) if os.path.isdir(old) else os.remove(old)
+        results = [{"digest": digest}]
+    for r in results[1:]:
+        if r["verdict"] == "survived" and key_of(r["file"], r["old"], r["new"]) in listed:
+            r["verdict"] = "listed"  # since then
+            os.remove(os.path.join(folder, f"survivor-{r['draw']}.diff"))
+    with open(path + ".new", "w", encoding="utf-8") as out:
+        out.writelines(json.dumps(r) + "\n" for r in results)
+    os.replace(path + ".new", path)
+    return results[1:]
+
+
 def sum_up(results, wanted):
     """Prints the score, overall and by room."""
     counts = {}
@@ -431,25 +452,13 @@ def main(words):
     folder = os.path.join(home, "-".join([seed] + chosen))
     os.makedirs(folder, exist_ok=True)
     generator = (os.environ.get("GENERATOR") or os.path.abspath(BUILD + "/mutate-venv/bin/mutate")).split()
-    path = os.path.join(folder, "results")
-    results = []
-    for line in read(path).splitlines(True) if os.path.exists(path) else []:
-        if line.endswith("\n"):  # else an interrupt cut it
-            results.append(json.loads(line))
-    if not results or results[0].get("digest") != digest:
-        for old in glob.glob(folder + "/*"):
-            shutil.rmtree(old) if os.path.isdir(old) else os.remove(old)
-        results = [{"digest": digest}]
-    listed = read_equivalents()
-    # A survivor that was listed since is no longer one.
-    for r in results[1:]:
-        if r["verdict"] == "survived" and key_of(r["file"], r["old"], r["new"]) in listed:
-            r["verdict"] = "listed"
-            os.remove(os.path.join(folder, f"survivor-{r['draw']}.diff"))
-    with open(path + ".new", "w", encoding="utf-8") as out:
-        out.writelines(json.dumps(r) + "\n" for r in results)
-    os.replace(path + ".new", path)
-    results = results[1:]
+    lock = open(os.path.join(home, "lock"), "w", encoding="utf-8")  # until the process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise Failure(f"{home}: another run breaks this copy; wait for it, or give BUILD=") from error
+    listed, path = read_equivalents(), os.path.join(folder, "results")
+    results = open_results(folder, path, digest, listed)
     if results:
         print(f"{len(results)} mutants are there already: {path}")
 

@@ -185,6 +185,9 @@ static void test_wrong_words_are_refused(void **state) {
     expect(mutate(2, "tests/mutate_random.py 10 1 sums"),
            SAYS("no room 'sums'; tests/rooms.txt names them: sum loop python"));
     expect(mutate(0, "tests/mutate_random.py --help"), SAYS("drawn at random"));
+    shell_succeeds("mkdir -p '%s'", scratch_path("build/mutants"));
+    expect(mutate(2, "flock build/mutants/lock tests/mutate_random.py 1 1"),
+           SAYS("another run breaks this copy"));
     write_text("tests/rooms.txt", "sum: sum/ product/\nlost: sum/\n");
     write_text("tests/equivalent.txt", "src/sum/sum.c: gone\n-return;\n+;\n");
     expect(mutate(1, "tests/mutate_random.py --check"),
