@@ -15,7 +15,7 @@ PKG_CONFIG ?= pkg-config
 # Goals that need to know nothing of the machine.
 PLAIN_GOALS := help clean dist distclean format lint-format setup uninstall \
 	list-defconfigs menuconfig savedefconfig defconfig-%
-TEST_GOALS := test test-long test-cuda tests $(BUILD)/%/test_% lint tidy cppcheck lint-gcc lint-clang mutate vectors
+TEST_GOALS := test test-long test-cuda tests $(BUILD)/%/test_% lint tidy cppcheck lint-gcc lint-clang mutate mutate-random vectors
 STUDY_GOALS := all study test test-long
 
 ifneq ($(or $(filter-out $(PLAIN_GOALS),$(MAKECMDGOALS)),$(if $(MAKECMDGOALS),,all)),)

@@ -61,7 +61,6 @@ static int make_folder(const char *path) {
 
 static int make_new(const char *path, char out[WEFT_PATH_MAX], int (*make)(const char *path)) {
     static atomic_uint number;
-    out[0] = '\0';
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         if (weft_path(out, "%s.%ld-%u" WEFT_BESIDE_TAIL, path, (long)getpid(),
                       atomic_fetch_add(&number, 1)) != WEFT_OK) {

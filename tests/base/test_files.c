@@ -2,8 +2,9 @@
 #include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/folders.h"
-#include "support/command.h"
+#include "support/fault.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -314,6 +315,31 @@ static void test_names_are_listed_sorted(void **state) {
     expect(weft_folder_list(at("no-list"), &names), WEFT_EIO, "no-list");
 }
 
+/* By a signal, or where a file system takes a part of what it is given: -2 writes only a half. */
+static void test_an_interrupted_read_or_write_goes_on(void **state) {
+    (void)state;
+    static const fault cases[] = {
+        {.calls = "write"}, /* unbroken: what the others are held against */
+        {.calls = "write", .path = "model.safetensors", .nth = 1, .error = EINTR},
+        {.calls = "write", .path = "model.safetensors", .nth = 1, .error = -2},
+        {.calls = "read", .path = "state.json", .nth = 1, .error = EINTR},
+    };
+    fault_need();
+    for (int i = 0; i < 4; i++) {
+        const char *folder = scratch_path("model-%d", i);
+        long count = 0;
+        command_result r = fault_run(
+            &cases[i],
+            RUN("init", "--out", folder, "-o", "N_LAYER=1", "-o", "N_EMBD=8", "-o", "N_HEAD=2"),
+            &count);
+        if (r.status != 0) fail_msg("case %d: %s", i, r.err);
+        assert_true(count > 0);
+        command_free(&r);
+        file_expect_equal(scratch_path("model-0/model.safetensors"),
+                          scratch_path("model-%d/model.safetensors", i));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
@@ -329,6 +355,7 @@ int main(void) {
         cmocka_unit_test(test_folders_are_made_with_those_above),
         cmocka_unit_test(test_only_marked_folders_are_removed),
         cmocka_unit_test(test_names_are_listed_sorted),
+        cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }

@@ -2,6 +2,8 @@
 #include "base/folders.h"
 #include "support/command.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,12 +15,27 @@
 
 static int root;
 
+/* In the C library's place: there may be no memory for a stream. */
+static bool no_streams;
+FILE *fdopen(int descriptor, const char *mode) {
+    return no_streams ? NULL : ((__typeof__(&fdopen))dlsym(RTLD_NEXT, "fdopen"))(descriptor, mode);
+}
+
+/* How many descriptors are open, of the first hundred. */
+static int count_open(void) {
+    int n = 0;
+    for (int i = 0; i < 100; i++)
+        n += fcntl(i, F_GETFD) >= 0;
+    return n;
+}
+
 static void expect(const char *path, weft_status status, const char *word) {
     int file, folder;
     struct stat is;
     char *text;
     size_t bytes;
     FILE *stream;
+    int before = count_open();
     alarm(60 * (unsigned)command_patience()); /* a pipe is not waited for */
     assert_int_equal(weft_below_file(root, path, &file), status);
     if (status != WEFT_OK) {
@@ -29,6 +46,7 @@ static void expect(const char *path, weft_status status, const char *word) {
         assert_int_equal(weft_below_read(root, path, 100, &text, &bytes), status);
         assert_null(text);
         assert_false(weft_below_look(root, path, &is));
+        assert_int_equal(count_open(), before);
         return;
     }
     close(file);
@@ -39,6 +57,14 @@ static void expect(const char *path, weft_status status, const char *word) {
     free(text);
     assert_int_equal(weft_below_read(root, path, 3, &text, &bytes), WEFT_EINPUT);
     assert_int_not_equal(weft_below_folder(root, path, &folder), WEFT_OK);
+    assert_int_equal(weft_below_stream(root, path, &stream), WEFT_OK);
+    assert_int_equal(fgetc(stream), 't');
+    fclose(stream);
+    no_streams = true;
+    assert_int_equal(weft_below_stream(root, path, &stream), WEFT_ENOMEM);
+    no_streams = false;
+    assert_null(stream);
+    assert_int_equal(count_open(), before);
     alarm(0);
 }
 

@@ -26,6 +26,7 @@ static void expect_text(const char *file, const char *text) {
 static void test_help_tells_what_it_does_and_its_options(void **state) {
     (void)state;
     static const char *const parts[] = {"\n  tests/mutate [WORD] ", "\n  tests/mutate --check ",
+                                        "\n  tests/mutate --copy ", "\n  tests/mutate --make ",
                                         "\n  tests/mutate --help ", "tests/mutations.txt"};
     mutate_ends(0, "--help");
     expect_text("err", "");
@@ -60,11 +61,31 @@ static void test_a_second_word_is_refused(void **state) {
     expect_text("err", "tests/mutate: one WORD at most; tests/mutate --help says more\n");
 }
 
+/* What make was called with stands in MAKEFLAGS: BUILD of this tree must not be the copy's. */
+static void test_the_copy_is_built_with_the_settings_of_the_build(void **state) {
+    (void)state;
+    static const char key[] = "CC=my cc DEPS= PKG_CONFIG=p NVCC=none CUDA= cuda=y\n";
+    static const char makefile[] = "all:\n\t@echo '$(CC)' $(NVCC) $(BUILD) $(WERROR) $(T)\n";
+    shell_succeeds("mkdir -p '%s'", scratch_path("copy/tree"));
+    file_write(scratch_path("config.key"), key, sizeof key - 1);
+    file_write(scratch_path("copy/tree/Makefile"), makefile, sizeof makefile - 1);
+    shell_succeeds(
+        "env -u CC -u NVCC MAKEFLAGS=' -- BUILD=other T=word' BUILD='%s' COPY='%s' tests/mutate "
+        "--make all >'%s' 2>/dev/null",
+        scratch_path("."), scratch_path("copy"), scratch_path("out"));
+    expect_text("out", "my cc none build no word\n");
+    shell_succeeds(
+        "env -u T CC=cc NVCC=nvcc MAKEFLAGS= BUILD='%s' COPY='%s' tests/mutate --make all >'%s'",
+        scratch_path("."), scratch_path("copy"), scratch_path("out"));
+    expect_text("out", "cc nvcc build no\n");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_help_tells_what_it_does_and_its_options),
         cmocka_unit_test(test_an_unknown_option_is_refused),
         cmocka_unit_test(test_a_second_word_is_refused),
+        cmocka_unit_test(test_the_copy_is_built_with_the_settings_of_the_build),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
