@@ -24,7 +24,9 @@ enum {
     TOP = 34,
     BOTTOM = 50,
     TICKS = 7,
-    MARKERS = 6 /* on a curve */
+    MARKERS = 6, /* on a curve */
+    TAIL = 8,
+    HEAD = LABEL_LETTERS - TAIL - 1
 };
 
 /* Okabe and Ito's colours, in an order that keeps neighbours apart; their black, which a dark page
@@ -281,17 +283,6 @@ static const char *letter_at(const char *text, int n) {
     return text;
 }
 
-/* A long label loses its middle: variants' names often begin alike. */
-static void shorten(const char *text, char *label, size_t room) {
-    enum { TAIL = 8, HEAD = LABEL_LETTERS - TAIL - 1 };
-    int n = letters(text);
-    if (n <= LABEL_LETTERS)
-        snprintf(label, room, "%s", text);
-    else
-        snprintf(label, room, "%.*s\xe2\x80\xa6%s", (int)(letter_at(text, HEAD) - text), text,
-                 letter_at(text, n - TAIL));
-}
-
 static weft_status put_labels(const canvas *c) {
     const weft_plot *p = c->plot;
     label_place *places = calloc((size_t)p->n_series + 1, sizeof *places);
@@ -309,7 +300,13 @@ static weft_status put_labels(const canvas *c) {
         const weft_plot_series *series = &p->series[places[i].series];
         char label[LABEL_LETTERS * 4 + 8];
         double y = c->height - BOTTOM - places[i].y;
-        shorten(series->label, label, sizeof label);
+        const char *text = series->label;
+        int all = letters(text);
+        if (all <= LABEL_LETTERS)
+            snprintf(label, sizeof label, "%s", text);
+        else /* a long label loses its middle: variants' names often begin alike */
+            snprintf(label, sizeof label, "%.*s\xe2\x80\xa6%s", (int)(letter_at(text, HEAD) - text),
+                     text, letter_at(text, all - TAIL));
         put_marker(c, series->style, c->right + 14, y, 4);
         weft_svg_text(c->out, c->right + 24, y + 5, "start", label);
     }
