@@ -168,31 +168,6 @@ static void write_field(FILE *out, const char *text) {
     if (quoted) fputc('"', out);
 }
 
-typedef struct {
-    FILE *out;
-    bool headed;
-} csv_file;
-
-static void write_row(sqlite3_stmt *rows, void *context) {
-    csv_file *file = context;
-    int n = sqlite3_column_count(rows);
-    for (int i = 0; !file->headed && i < n; i++)
-        fprintf(file->out, "%s%s", i ? "," : "", sqlite3_column_name(rows, i));
-    if (!file->headed) fputs("\r\n", file->out);
-    file->headed = true;
-    for (int i = 0; i < n; i++) {
-        char number[32];
-        if (i) fputc(',', file->out);
-        if (sqlite3_column_type(rows, i) == SQLITE_FLOAT) {
-            weft_study_number(sqlite3_column_double(rows, i), number, sizeof number);
-            fputs(number, file->out);
-        } else {
-            write_field(file->out, weft_column_text(rows, i));
-        }
-    }
-    fputs("\r\n", file->out);
-}
-
 weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out) {
     static const char runs_sql[] =
         "SELECT (SELECT name FROM study) AS study, run, s.name AS step, s.title, learning_rate,"
@@ -206,11 +181,30 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
         " m.step, m.loss, m.cross_entropy, m.aux_z, m.aux_contrastive, m.logits_z, m.val_loss,"
         " m.metric_value, m.lr, m.grad_norm, m.tokens_per_s FROM metrics m"
         " JOIN runs r ON r.run = m.run JOIN variants s USING (variant) ORDER BY m.run, m.step";
-    csv_file file = {.out = out};
+    bool headed = false;
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
         WEFT_TRY(weft_listing_open(paths[i], &d));
-        WEFT_TRY(weft_listing_each(d, metrics ? metrics_sql : runs_sql, write_row, &file));
+        sqlite3_stmt *rows = weft_database_ask(d, metrics ? metrics_sql : runs_sql, "");
+        while (weft_database_next(d, rows)) {
+            int columns = sqlite3_column_count(rows);
+            for (int k = 0; !headed && k < columns; k++)
+                fprintf(out, "%s%s", k ? "," : "", sqlite3_column_name(rows, k));
+            if (!headed) fputs("\r\n", out);
+            headed = true;
+            for (int k = 0; k < columns; k++) {
+                char number[32];
+                if (k) fputc(',', out);
+                if (sqlite3_column_type(rows, k) == SQLITE_FLOAT) {
+                    weft_study_number(sqlite3_column_double(rows, k), number, sizeof number);
+                    fputs(number, out);
+                } else {
+                    write_field(out, weft_column_text(rows, k));
+                }
+            }
+            fputs("\r\n", out);
+        }
+        WEFT_TRY(weft_database_end(d, rows));
     }
     return WEFT_OK;
 }
@@ -376,11 +370,6 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
     return WEFT_OK;
 }
 
-typedef struct {
-    FILE *out;
-    int shown;
-} differences;
-
 static int line_part(const char *text) {
     size_t n = strcspn(text, "\n");
     return n < AROUND ? (int)n : AROUND;
@@ -400,16 +389,6 @@ static void print_parting(FILE *out, const char *one, const char *two) {
     fprintf(out, "  here   %s%s\n", dots, weft_shown(part));
     snprintf(part, sizeof part, "%.*s", line_part(two + from), two + from);
     fprintf(out, "  there  %s%s\n", dots, weft_shown(part));
-}
-
-static void print_difference(sqlite3_stmt *rows, void *context) {
-    differences *d = context;
-    if (d->shown++ >= ROWS_SHOWN) return;
-    fprintf(d->out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-    print_parting(
-        d->out,
-        sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
-        sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
 }
 
 /* What a database holds, as a temporary table of `d`. */
@@ -434,7 +413,7 @@ static weft_status copy_contents(weft_database *from, weft_database *d, const ch
 
 /* Of the tables `here` and `there`. A commit is mentioned and not counted. */
 static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
-    differences all = {.out = out};
+    int shown = 0;
     sqlite3_stmt *rows =
         weft_database_ask(d,
                           "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
@@ -446,21 +425,28 @@ static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
     WEFT_TRY(weft_database_end(d, rows));
     WEFT_TRY(weft_database_script(d, "DELETE FROM here WHERE part = 'program';"
                                      "DELETE FROM there WHERE part = 'program'"));
-    WEFT_TRY(weft_listing_each(
+    rows = weft_database_ask(
         d,
         "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
         " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
-        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)",
-        print_difference, &all));
-    WEFT_TRY(weft_listing_each(d,
-                               "SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
-                               " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
-                               print_difference, &all));
+        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)"
+        " UNION ALL SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
+        " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
+        "");
+    while (weft_database_next(d, rows)) {
+        if (shown++ >= ROWS_SHOWN) continue;
+        fprintf(out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
+        print_parting(
+            out,
+            sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
+            sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
+    }
+    WEFT_TRY(weft_database_end(d, rows));
     int64_t here, there;
     WEFT_TRY(weft_database_number(d, 0, &here, "SELECT count(*) FROM here", ""));
     WEFT_TRY(weft_database_number(d, 0, &there, "SELECT count(*) FROM there", ""));
-    if (all.shown > ROWS_SHOWN) fprintf(out, "and %d more rows\n", all.shown - ROWS_SHOWN);
-    *same = all.shown == 0 && here == there;
+    if (shown > ROWS_SHOWN) fprintf(out, "and %d more rows\n", shown - ROWS_SHOWN);
+    *same = shown == 0 && here == there;
     if (here != there)
         fprintf(out, "%lld rows here and %lld there\n", (long long)here, (long long)there);
     return WEFT_OK;
