@@ -13,6 +13,7 @@
 #include "comm/launch.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
+#include "report/page.h"
 #include "report/report.h"
 #include "study/statistics.h"
 #include "supervise/supervise.h"
@@ -392,7 +393,7 @@ static weft_status run_study(const weft_args *args, const study_args *own, weft_
     *pool = NULL;
     weft_status status = choose_variants(s, own->variants, &chosen);
     o.variants = chosen;
-    if (status == WEFT_OK) status = weft_report_vacant(o.out);
+    if (status == WEFT_OK) status = weft_page_vacant(o.out, false);
     pid_t page = status == WEFT_OK && !args->json ? start_page(o.out) : 0;
     if (status == WEFT_OK) status = weft_study_run(s, &o, r);
     weft_child_stop(page);

@@ -143,14 +143,6 @@ weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows) {
     return status;
 }
 
-weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
-                              void *context) {
-    sqlite3_stmt *rows = weft_database_ask(d, sql, "");
-    while (weft_database_next(d, rows))
-        row(rows, context);
-    return weft_database_end(d, rows);
-}
-
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...) {
     sqlite3_stmt *rows = NULL;

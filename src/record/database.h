@@ -109,10 +109,6 @@ sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *t
 bool weft_database_next(weft_database *d, sqlite3_stmt *rows);
 void weft_database_break(weft_database *d, weft_status status);
 weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows);
-typedef void (*weft_listing_row)(sqlite3_stmt *rows, void *context);
-/* Calls `row` for each row of a question without parameters. */
-weft_status weft_listing_each(weft_database *d, const char *sql, weft_listing_row row,
-                              void *context);
 /* The first column of the first row as a number, or `otherwise`. */
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...);

@@ -259,13 +259,6 @@ static void write_equivalent(FILE *out, const weft_report_data *d, int n, bool m
             more ? "; " : "");
 }
 
-/* Of the one comparison that there is. */
-static void write_no_difference(FILE *out, const weft_report_data *d) {
-    int open = largest(d, WEFT_NO_DIFFERENCE);
-    fprintf(out, "No difference in %.100s was shown between %s and %s", d->score_name,
-            weft_variant_label(d, open), weft_variant_label(d, d->variants[open].baseline));
-}
-
 static void write_outcome(FILE *out, const weft_report_data *d) {
     int better = count_verdicts(d, WEFT_BETTER), worse = count_verdicts(d, WEFT_WORSE);
     int open = count_verdicts(d, WEFT_NO_DIFFERENCE), yet = count_verdicts(d, WEFT_NOT_YET);
@@ -286,7 +279,12 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
         write_those(out, d, WEFT_NO_DIFFERENCE, open);
         fputs(" no difference was shown", out);
     } else if (open) {
-        if (!none) write_no_difference(out, d);
+        if (!none) {
+            /* Of the one comparison that there is. */
+            int most = largest(d, WEFT_NO_DIFFERENCE);
+            fprintf(out, "No difference in %.100s was shown between %s and %s", d->score_name,
+                    weft_variant_label(d, most), weft_variant_label(d, d->variants[most].baseline));
+        }
         fputs("; ", out);
         write_power(out, d);
     }
@@ -352,19 +350,6 @@ char *weft_report_sentence(const weft_report_data *d) {
     return weft_memory_end(out, &text);
 }
 
-/* "A", "A and B", "A, B and 2 others": the labels of the n variants that `is` says. */
-static void name_variants(const weft_report_data *d, weft_variant_is *is, int n, FILE *out) {
-    for (int i = 0, said = 0; i < d->n_variants; i++) {
-        if (!is(d, i)) continue;
-        if (said == NAMES_MOST && n > NAMES_MOST + 1) {
-            fprintf(out, " and %d others", n - said);
-            break;
-        }
-        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
-        said++;
-    }
-}
-
 static bool leaks_alone(const weft_report_data *d, int variant) {
     const weft_report_variant *s = &d->variants[variant];
     return s->leaks && (s->baseline < 0 || !d->variants[s->baseline].leaks);
@@ -421,7 +406,16 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
         int n = weft_report_count(d, kinds[i].is);
         FILE *out = n ? open_memstream(&text, &size) : NULL;
         if (!out) continue;
-        name_variants(d, kinds[i].is, n, out);
+        /* "A", "A and B", "A, B and 2 others": the labels of the n variants that `is` says. */
+        for (int k = 0, said = 0; k < d->n_variants; k++) {
+            if (!kinds[i].is(d, k)) continue;
+            if (said == NAMES_MOST && n > NAMES_MOST + 1) {
+                fprintf(out, " and %d others", n - said);
+                break;
+            }
+            fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, k));
+            said++;
+        }
         fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
         if (weft_memory_end(out, &text)) json_array_append_new(list, weft_json_text(text));
         free(text);

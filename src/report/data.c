@@ -8,7 +8,7 @@
 #include "report/data.h"
 #include "base/scope.h"
 
-#include "base/text.h"
+#include "base/json.h"
 #include "record/record.h"
 #include "report/sections.h"
 
@@ -16,24 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct weft_report_block {
-    weft_report_block *next;
-    char *text;
-};
-
 /* A copy in UTF-8 that lives as long as the data; NULL is "". */
 static const char *keep_text(weft_report_data *d, const char *text) {
     if (!text || !*text) return "";
-    weft_report_block *block = malloc(sizeof *block);
-    char *copy = weft_text_repair(text);
-    if (!block || !copy) { /* the report says less; it does not fail for a name */
-        free(block);
-        free(copy);
-        return "";
-    }
-    *block = (weft_report_block){d->texts, copy};
-    d->texts = block;
-    return copy;
+    json_t *kept =
+        weft_json_text(text); /* without memory the report says less; it does not fail for a name */
+    return json_array_append_new(d->texts, kept) == 0 ? json_string_value(kept) : "";
 }
 
 static const char *column_text(weft_report_data *d, sqlite3_stmt *s, int column) {
@@ -515,7 +503,7 @@ static weft_status draw_conclusions(weft_report_data *d) {
 }
 
 weft_status weft_report_read(const char *path, weft_report_data *d) {
-    *d = (weft_report_data){.path = path};
+    *d = (weft_report_data){.path = path, .texts = json_array()};
     WEFT_TRY(weft_listing_open(d->path, &d->database));
     WEFT_TRY(weft_database_script(d->database, "BEGIN"));
     for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
@@ -528,12 +516,7 @@ weft_status weft_report_read(const char *path, weft_report_data *d) {
 }
 
 void weft_report_free(weft_report_data *d) {
-    while (d->texts) {
-        weft_report_block *next = d->texts->next;
-        free(d->texts->text);
-        free(d->texts);
-        d->texts = next;
-    }
+    json_decref(d->texts);
     free(d->variants);
     free(d->runs);
     free(d->events);

@@ -7,6 +7,7 @@
 #include "record/database.h"
 #include "study/statistics.h"
 
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -60,8 +61,6 @@ typedef struct {
     const char *kind, *detail;
 } weft_report_event;
 
-typedef struct weft_report_block weft_report_block;
-
 typedef struct {
     weft_database *database;
     const char *path;
@@ -90,7 +89,7 @@ typedef struct {
     double *rates;
     int n_seeds, n_rates;
 
-    weft_report_block *texts; /* every text above, freed together */
+    json_t *texts; /* every text above, freed together */
 } weft_report_data;
 
 /* `path` is a database or a study's folder and must outlive the data, which the caller frees on failure, too. */

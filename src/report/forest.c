@@ -156,12 +156,6 @@ static double pixel_of(const extent *e, double value) {
     return TRACK_LEFT + place_of(e, value) / 100 * TRACK_WIDTH;
 }
 
-static const char *colour_of(const weft_report_data *d, int variant) {
-    weft_verdict v = d->variants[variant].compared.verdict;
-    if (!weft_report_counts(d, variant)) return "faint";
-    return weft_plot_colour(v == WEFT_BETTER ? 2 : v == WEFT_WORSE ? 1 : 6); /* green, red, grey */
-}
-
 /* About how wide a text is: capitals, as options have, are wider. */
 static double svg_width(const char *text) {
     double width = 0;
@@ -185,20 +179,6 @@ static void put_svg_label(FILE *out, double y, const char *label) {
     fputs("</text>\n", out);
 }
 
-static void put_svg_row(FILE *out, const weft_report_data *d, int variant, const extent *e,
-                        double y) {
-    const weft_comparison *c = &d->variants[variant].compared;
-    const char *colour = colour_of(d, variant);
-    put_svg_label(out, y + 5, weft_variant_label(d, variant));
-    if (c->pairs >= 2)
-        weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
-    if (c->pairs >= 1)
-        fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
-                pixel_of(e, c->mean), y, colour);
-    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c));
-    weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start", weft_say_share_interval(c));
-}
-
 /* The same as a picture by itself. */
 static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
     char *svg = NULL;
@@ -215,8 +195,24 @@ static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
         weft_svg_line(out, x, 4, x, bottom, e->ticks.at[i] == 0 ? "ink" : "faint", 1);
         weft_svg_text(out, x, bottom + 20, "middle", e->ticks.text[i]);
     }
-    for (int i = 0, row = 0; i < d->n_variants; i++)
-        if (has_row(d, i)) put_svg_row(out, d, i, e, ROW * row++ + ROW / 2.0 + 6);
+    for (int i = 0, row = 0; i < d->n_variants; i++) {
+        const weft_comparison *c = &d->variants[i].compared;
+        if (!has_row(d, i)) continue;
+        double y = ROW * row++ + ROW / 2.0 + 6;
+        int style = c->verdict == WEFT_BETTER  ? 2
+                    : c->verdict == WEFT_WORSE ? 1
+                                               : 6; /* green, red, grey */
+        const char *colour = weft_report_counts(d, i) ? weft_plot_colour(style) : "faint";
+        put_svg_label(out, y + 5, weft_variant_label(d, i));
+        if (c->pairs >= 2)
+            weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
+        if (c->pairs >= 1)
+            fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"6\" fill=\"%s\"/>\n",
+                    pixel_of(e, c->mean), y, colour);
+        weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y - 3, "start", weft_say_interval(c));
+        weft_svg_text(out, TRACK_LEFT + TRACK_WIDTH + 14, y + 14, "start",
+                      weft_say_share_interval(c));
+    }
     fputs("</svg>\n", out);
     return weft_memory_end(out, &svg);
 }

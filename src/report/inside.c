@@ -197,8 +197,9 @@ static void put_row(weft_page *p, const weft_report_data *d, const char *name, c
     }
 }
 
-/* The mechanisms of all records, by the names of their gradients. */
-static int list_parts(const weft_report_data *d, const char *parts[PARTS_MOST]) {
+static void put_gradients(weft_page *p, const weft_report_data *d) {
+    const char *parts[PARTS_MOST];
+    /* The mechanisms of all records, by the names of their gradients. */
     static const char begin[] = "inside_gradient ";
     int n = 0;
     for (int i = 0; i < d->n_facts && n < PARTS_MOST; i++) {
@@ -208,12 +209,6 @@ static int list_parts(const weft_report_data *d, const char *parts[PARTS_MOST]) 
             known = strcmp(parts[k], name + sizeof begin - 1) == 0;
         if (!known && strlen(name) < NAME_ROOM) parts[n++] = name + sizeof begin - 1;
     }
-    return n;
-}
-
-static void put_gradients(weft_page *p, const weft_report_data *d) {
-    const char *parts[PARTS_MOST];
-    int n = list_parts(d, parts);
     if (n == 0) return;
     weft_page_say(p, "Gradients by mechanism: the norm of its gradient in one training pass over "
                      "held-out sequences, and in brackets what part of its weights' norm that is.");

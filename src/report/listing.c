@@ -21,34 +21,6 @@ static void print_number(FILE *out, int width, int digits, double value) {
         fprintf(out, " %*s", width, "-");
 }
 
-static void print_heading(sqlite3_stmt *rows, void *context) {
-    FILE *out = context;
-    fprintf(out, "%s: %d of %d runs done, equal %s, scored by %s, made %s\n",
-            weft_column_shown(rows, 0), sqlite3_column_int(rows, 1), sqlite3_column_int(rows, 2),
-            weft_column_shown(rows, 3), weft_column_shown(rows, 4), weft_column_shown(rows, 5));
-}
-
-static void print_run(sqlite3_stmt *rows, void *context) {
-    FILE *out = context;
-    char rate[32];
-    weft_study_number(sqlite3_column_double(rows, 2), rate, sizeof rate);
-    fprintf(out, "%4lld %-16s %9s %6lld %-8s %8lld", (long long)sqlite3_column_int64(rows, 0),
-            weft_column_shown(rows, 1), rate, (long long)sqlite3_column_int64(rows, 3),
-            weft_column_shown(rows, 4), (long long)sqlite3_column_int64(rows, 5));
-    print_number(out, 9, 4, weft_column_number(rows, 6));
-    print_number(out, 9, 4, weft_column_number(rows, 7));
-    print_number(out, 9, 1, weft_column_number(rows, 8));
-    print_number(out, 9, 0, weft_column_number(rows, 9));
-    print_number(out, 8, 1, weft_column_number(rows, 10) / (1024.0 * 1024.0));
-    fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "", weft_column_shown(rows, 11));
-}
-
-/* "variant 1: Gate": what the numbers of an ablation mean. */
-static void print_title(sqlite3_stmt *rows, void *context) {
-    FILE *out = context;
-    fprintf(out, "variant %s: %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-}
-
 static bool is_baseline(const weft_report_data *d, int variant) {
     for (int i = 0; i < d->n_variants; i++)
         if (d->variants[i].baseline == variant) return true;
@@ -88,21 +60,47 @@ static weft_status print_variants(const char *path, FILE *out) {
 weft_status weft_listing_table(const char *path, FILE *out) {
     WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     WEFT_TRY(weft_listing_open(path, &d));
-    WEFT_TRY(weft_listing_each(d,
-                               "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
-                               " (SELECT count(*) FROM runs), equal, score, created FROM study",
-                               print_heading, out));
-    WEFT_TRY(weft_listing_each(d,
-                               "SELECT name, title FROM variants WHERE title <> '' AND"
-                               " title <> name ORDER BY variant",
-                               print_title, out));
+    sqlite3_stmt *rows =
+        weft_database_ask(d,
+                          "SELECT name, (SELECT count(*) FROM runs WHERE status = 'done'),"
+                          " (SELECT count(*) FROM runs), equal, score, created FROM study",
+                          "");
+    while (weft_database_next(d, rows))
+        fprintf(out, "%s: %d of %d runs done, equal %s, scored by %s, made %s\n",
+                weft_column_shown(rows, 0), sqlite3_column_int(rows, 1),
+                sqlite3_column_int(rows, 2), weft_column_shown(rows, 3), weft_column_shown(rows, 4),
+                weft_column_shown(rows, 5));
+    WEFT_TRY(weft_database_end(d, rows));
+    /* "variant 1: Gate": what the numbers of an ablation mean. */
+    rows = weft_database_ask(d,
+                             "SELECT name, title FROM variants WHERE title <> '' AND"
+                             " title <> name ORDER BY variant",
+                             "");
+    while (weft_database_next(d, rows))
+        fprintf(out, "variant %s: %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
+    WEFT_TRY(weft_database_end(d, rows));
     fprintf(out, "%4s %-16s %9s %6s %-8s %8s %9s %9s %9s %9s %8s\n", "run", "variant", "lr", "seed",
             "status", "iters", "val_loss", "score", "seconds", "tokens/s", "MiB");
-    WEFT_TRY(weft_listing_each(d,
-                               "SELECT run, name, learning_rate, seed, status, runs.iters,"
-                               " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
-                               " FROM runs JOIN variants USING (variant) ORDER BY run",
-                               print_run, out));
+    rows = weft_database_ask(d,
+                             "SELECT run, name, learning_rate, seed, status, runs.iters,"
+                             " val_loss, score, seconds, tokens_per_s, memory_bytes, why"
+                             " FROM runs JOIN variants USING (variant) ORDER BY run",
+                             "");
+    while (weft_database_next(d, rows)) {
+        char rate[32];
+        weft_study_number(sqlite3_column_double(rows, 2), rate, sizeof rate);
+        fprintf(out, "%4lld %-16s %9s %6lld %-8s %8lld", (long long)sqlite3_column_int64(rows, 0),
+                weft_column_shown(rows, 1), rate, (long long)sqlite3_column_int64(rows, 3),
+                weft_column_shown(rows, 4), (long long)sqlite3_column_int64(rows, 5));
+        print_number(out, 9, 4, weft_column_number(rows, 6));
+        print_number(out, 9, 4, weft_column_number(rows, 7));
+        print_number(out, 9, 1, weft_column_number(rows, 8));
+        print_number(out, 9, 0, weft_column_number(rows, 9));
+        print_number(out, 8, 1, weft_column_number(rows, 10) / (1024.0 * 1024.0));
+        fprintf(out, "%s%s\n", *weft_column_text(rows, 11) ? "  " : "",
+                weft_column_shown(rows, 11));
+    }
+    WEFT_TRY(weft_database_end(d, rows));
     return print_variants(path, out);
 }
 
@@ -126,10 +124,6 @@ static json_t *row_object(sqlite3_stmt *rows) {
     return object;
 }
 
-static void append_row(sqlite3_stmt *rows, void *context) {
-    json_array_append_new(context, row_object(rows));
-}
-
 weft_status weft_listing_json(const char *path, json_t **object) {
     static const char *const parts[][2] = {
         {"study", "SELECT * FROM study"},
@@ -141,9 +135,12 @@ weft_status weft_listing_json(const char *path, json_t **object) {
     if (!all) return weft_fail(WEFT_ENOMEM, "runs: no memory");
     WEFT_TRY(weft_listing_open(path, &d));
     for (int i = 0; i < 3; i++) {
-        WEFT_AUTO_DECREF json_t *rows = json_array();
-        WEFT_TRY(weft_listing_each(d, parts[i][1], append_row, rows));
-        json_object_set(all, parts[i][0], i == 0 ? json_array_get(rows, 0) : rows);
+        WEFT_AUTO_DECREF json_t *list = json_array();
+        sqlite3_stmt *rows = weft_database_ask(d, parts[i][1], "");
+        while (weft_database_next(d, rows))
+            json_array_append_new(list, row_object(rows));
+        WEFT_TRY(weft_database_end(d, rows));
+        json_object_set(all, parts[i][0], i == 0 ? json_array_get(list, 0) : list);
     }
     *object = weft_steal(&all);
     return WEFT_OK;
@@ -171,31 +168,6 @@ static void write_field(FILE *out, const char *text) {
     if (quoted) fputc('"', out);
 }
 
-typedef struct {
-    FILE *out;
-    bool headed;
-} csv_file;
-
-static void write_row(sqlite3_stmt *rows, void *context) {
-    csv_file *file = context;
-    int n = sqlite3_column_count(rows);
-    for (int i = 0; !file->headed && i < n; i++)
-        fprintf(file->out, "%s%s", i ? "," : "", sqlite3_column_name(rows, i));
-    if (!file->headed) fputs("\r\n", file->out);
-    file->headed = true;
-    for (int i = 0; i < n; i++) {
-        char number[32];
-        if (i) fputc(',', file->out);
-        if (sqlite3_column_type(rows, i) == SQLITE_FLOAT) {
-            weft_study_number(sqlite3_column_double(rows, i), number, sizeof number);
-            fputs(number, file->out);
-        } else {
-            write_field(file->out, weft_column_text(rows, i));
-        }
-    }
-    fputs("\r\n", file->out);
-}
-
 weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE *out) {
     static const char runs_sql[] =
         "SELECT (SELECT name FROM study) AS study, run, s.name AS step, s.title, learning_rate,"
@@ -209,11 +181,30 @@ weft_status weft_listing_csv(const char *const *paths, int n, bool metrics, FILE
         " m.step, m.loss, m.cross_entropy, m.aux_z, m.aux_contrastive, m.logits_z, m.val_loss,"
         " m.metric_value, m.lr, m.grad_norm, m.tokens_per_s FROM metrics m"
         " JOIN runs r ON r.run = m.run JOIN variants s USING (variant) ORDER BY m.run, m.step";
-    csv_file file = {.out = out};
+    bool headed = false;
     for (int i = 0; i < n; i++) {
         WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
         WEFT_TRY(weft_listing_open(paths[i], &d));
-        WEFT_TRY(weft_listing_each(d, metrics ? metrics_sql : runs_sql, write_row, &file));
+        sqlite3_stmt *rows = weft_database_ask(d, metrics ? metrics_sql : runs_sql, "");
+        while (weft_database_next(d, rows)) {
+            int columns = sqlite3_column_count(rows);
+            for (int k = 0; !headed && k < columns; k++)
+                fprintf(out, "%s%s", k ? "," : "", sqlite3_column_name(rows, k));
+            if (!headed) fputs("\r\n", out);
+            headed = true;
+            for (int k = 0; k < columns; k++) {
+                char number[32];
+                if (k) fputc(',', out);
+                if (sqlite3_column_type(rows, k) == SQLITE_FLOAT) {
+                    weft_study_number(sqlite3_column_double(rows, k), number, sizeof number);
+                    fputs(number, out);
+                } else {
+                    write_field(out, weft_column_text(rows, k));
+                }
+            }
+            fputs("\r\n", out);
+        }
+        WEFT_TRY(weft_database_end(d, rows));
     }
     return WEFT_OK;
 }
@@ -379,11 +370,6 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
     return WEFT_OK;
 }
 
-typedef struct {
-    FILE *out;
-    int shown;
-} differences;
-
 static int line_part(const char *text) {
     size_t n = strcspn(text, "\n");
     return n < AROUND ? (int)n : AROUND;
@@ -403,22 +389,6 @@ static void print_parting(FILE *out, const char *one, const char *two) {
     fprintf(out, "  here   %s%s\n", dots, weft_shown(part));
     snprintf(part, sizeof part, "%.*s", line_part(two + from), two + from);
     fprintf(out, "  there  %s%s\n", dots, weft_shown(part));
-}
-
-static void print_difference(sqlite3_stmt *rows, void *context) {
-    differences *d = context;
-    if (d->shown++ >= ROWS_SHOWN) return;
-    fprintf(d->out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
-    print_parting(
-        d->out,
-        sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
-        sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
-}
-
-static void note_program(sqlite3_stmt *rows, void *context) {
-    differences *d = context;
-    fprintf(d->out, "note: written by %s here and by %s there\n", weft_column_shown(rows, 0),
-            weft_column_shown(rows, 1));
 }
 
 /* What a database holds, as a temporary table of `d`. */
@@ -443,28 +413,40 @@ static weft_status copy_contents(weft_database *from, weft_database *d, const ch
 
 /* Of the tables `here` and `there`. A commit is mentioned and not counted. */
 static weft_status compare_contents(weft_database *d, FILE *out, bool *same) {
-    differences all = {.out = out};
-    WEFT_TRY(weft_listing_each(d,
-                               "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
-                               " WHERE part = 'program' AND a.value <> b.value",
-                               note_program, &all));
+    int shown = 0;
+    sqlite3_stmt *rows =
+        weft_database_ask(d,
+                          "SELECT a.value, b.value FROM here a JOIN there b USING (part)"
+                          " WHERE part = 'program' AND a.value <> b.value",
+                          "");
+    while (weft_database_next(d, rows))
+        fprintf(out, "note: written by %s here and by %s there\n", weft_column_shown(rows, 0),
+                weft_column_shown(rows, 1));
+    WEFT_TRY(weft_database_end(d, rows));
     WEFT_TRY(weft_database_script(d, "DELETE FROM here WHERE part = 'program';"
                                      "DELETE FROM there WHERE part = 'program'"));
-    WEFT_TRY(weft_listing_each(
+    rows = weft_database_ask(
         d,
         "SELECT h.part, h.key, h.value, t.value FROM here h LEFT JOIN there t"
         " ON t.part = h.part AND t.key = h.key WHERE NOT EXISTS (SELECT 1 FROM there s"
-        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)",
-        print_difference, &all));
-    WEFT_TRY(weft_listing_each(d,
-                               "SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
-                               " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
-                               print_difference, &all));
+        " WHERE s.part = h.part AND s.key = h.key AND s.value IS h.value)"
+        " UNION ALL SELECT t.part, t.key, NULL, t.value FROM there t WHERE NOT EXISTS"
+        " (SELECT 1 FROM here h WHERE h.part = t.part AND h.key = t.key)",
+        "");
+    while (weft_database_next(d, rows)) {
+        if (shown++ >= ROWS_SHOWN) continue;
+        fprintf(out, "%s %s\n", weft_column_shown(rows, 0), weft_column_shown(rows, 1));
+        print_parting(
+            out,
+            sqlite3_column_type(rows, 2) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 2),
+            sqlite3_column_type(rows, 3) == SQLITE_NULL ? "(nothing)" : weft_column_text(rows, 3));
+    }
+    WEFT_TRY(weft_database_end(d, rows));
     int64_t here, there;
     WEFT_TRY(weft_database_number(d, 0, &here, "SELECT count(*) FROM here", ""));
     WEFT_TRY(weft_database_number(d, 0, &there, "SELECT count(*) FROM there", ""));
-    if (all.shown > ROWS_SHOWN) fprintf(out, "and %d more rows\n", all.shown - ROWS_SHOWN);
-    *same = all.shown == 0 && here == there;
+    if (shown > ROWS_SHOWN) fprintf(out, "and %d more rows\n", shown - ROWS_SHOWN);
+    *same = shown == 0 && here == there;
     if (here != there)
         fprintf(out, "%lld rows here and %lld there\n", (long long)here, (long long)there);
     return WEFT_OK;

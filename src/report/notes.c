@@ -181,19 +181,6 @@ static void run_trouble(trouble *t, const weft_report_run *run) {
                     "harmless: it was stopped, and continued from its checkpoint");
 }
 
-/* Runs that are still to come, a line per variant. */
-static void waiting_trouble(trouble *t, int variant) {
-    int waiting = 0, running = 0;
-    for (int i = 0; i < t->d->n_runs; i++) {
-        const weft_report_run *run = &t->d->runs[i];
-        waiting += run->variant == variant && strcmp(run->status, "waiting") == 0;
-        running += run->variant == variant && strcmp(run->status, "running") == 0;
-    }
-    if (waiting || running)
-        trouble_row(t, variant, "runs", weft_say("%d waiting, %d running", waiting, running),
-                    "the study is not finished");
-}
-
 /* Of a kind that another part of the report tells, or that is no trouble. */
 static bool is_told(const char *kind) {
     static const char *const told[] = {"spike",    "reset",  "skipped", "started", "resumed",
@@ -202,20 +189,6 @@ static bool is_told(const char *kind) {
     for (size_t i = 0; i < sizeof told / sizeof told[0]; i++)
         if (strcmp(kind, told[i]) == 0) return true;
     return false;
-}
-
-static void event_trouble(trouble *t, const weft_report_event *event) {
-    if (is_told(event->kind)) return;
-    int variant = -1;
-    const char *where = "study";
-    for (int i = 0; i < t->d->n_runs && event->run >= 0; i++) {
-        if (t->d->runs[i].id != event->run) continue;
-        variant = t->d->runs[i].variant;
-        where = say_where(&t->d->runs[i]);
-    }
-    for (int i = 0; i < t->d->n_variants && event->run < 0; i++)
-        if (t->d->variants[i].id == event->step) variant = i;
-    trouble_row(t, variant, where, event->kind, event->detail);
 }
 
 weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
@@ -228,12 +201,33 @@ weft_status weft_report_trouble(weft_page *p, const weft_report_data *d) {
         if (d->variants[i].leaks)
             trouble_row(&t, i, "every run", "LEAKS",
                         "a token sees later ones, so its score is not one of prediction");
-        waiting_trouble(&t, i);
+        /* Runs that are still to come, a line per variant. */
+        int waiting = 0, running = 0;
+        for (int k = 0; k < d->n_runs; k++) {
+            const weft_report_run *run = &d->runs[k];
+            waiting += run->variant == i && strcmp(run->status, "waiting") == 0;
+            running += run->variant == i && strcmp(run->status, "running") == 0;
+        }
+        if (waiting || running)
+            trouble_row(&t, i, "runs", weft_say("%d waiting, %d running", waiting, running),
+                        "the study is not finished");
     }
     for (int i = 0; i < d->n_runs; i++)
         run_trouble(&t, &d->runs[i]);
-    for (int i = 0; i < d->n_events; i++)
-        event_trouble(&t, &d->events[i]);
+    for (int i = 0; i < d->n_events; i++) {
+        const weft_report_event *event = &d->events[i];
+        if (is_told(event->kind)) continue;
+        int variant = -1;
+        const char *where = "study";
+        for (int k = 0; k < d->n_runs && event->run >= 0; k++) {
+            if (d->runs[k].id != event->run) continue;
+            variant = d->runs[k].variant;
+            where = say_where(&d->runs[k]);
+        }
+        for (int k = 0; k < d->n_variants && event->run < 0; k++)
+            if (d->variants[k].id == event->step) variant = k;
+        trouble_row(&t, variant, where, event->kind, event->detail);
+    }
     if (!t.rows && d->n_runs)
         weft_page_say(
             p, "Nothing: every variant could be built, none leaks, every run finished and no "

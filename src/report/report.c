@@ -39,10 +39,6 @@ weft_status weft_report_write(const char *database, const char *folder) {
     return weft_report_write_several(&database, 1, folder, false);
 }
 
-weft_status weft_report_vacant(const char *folder) {
-    return weft_page_vacant(folder, false);
-}
-
 static json_t *left_out(const weft_report_data *d, int variant) {
     json_t *list = json_array();
     for (int i = 0; i < d->n_seeds; i++) {

@@ -22,8 +22,6 @@ weft_status weft_report_write(const char *database, const char *folder);
  * over. */
 weft_status weft_report_write_several(const char *const *databases, int n, const char *folder,
                                       bool force);
-/* An error where the report of a study would find something else in its place. */
-weft_status weft_report_vacant(const char *folder);
 
 /* Verdicts and tables as {"studies": [...]}; the caller owns the object. */
 weft_status weft_report_json(const char *const *databases, int n, json_t **object);

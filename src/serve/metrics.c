@@ -15,7 +15,7 @@ enum { BUCKETS = 12, STATUSES = 600 };
 
 static const double bounds[BUCKETS] = {0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30};
 
-static const char *const path_names[WEFT_PATHS] = {
+const char *const weft_path_names[WEFT_PATHS] = {
     "/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/", "other"};
 
 typedef struct {
@@ -125,7 +125,7 @@ char *weft_server_metrics_text(weft_server_metrics *m, const weft_server_metrics
         for (int status = 0; status < STATUSES; status++)
             if (m->requests[path][status])
                 fprintf(to, "weft_requests_total{path=\"%s\",status=\"%d\"} %lld\n",
-                        path_names[path], status, (long long)m->requests[path][status]);
+                        weft_path_names[path], status, (long long)m->requests[path][status]);
     print_histogram(to, "weft_request_seconds", "Seconds from a request's arrival to its end.",
                     &m->seconds);
     print_histogram(to, "weft_first_token_seconds",

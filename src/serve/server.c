@@ -127,26 +127,17 @@ static const struct served *find_model(exchange *x, const char *name) {
 
 /* What a path and a method are for; false: nothing, and the refusal says so. */
 static bool find_path(exchange *x, const char *url, const char *method) {
-    static const struct {
-        const char *url;
-        weft_path_name path;
-        bool post;
-    } paths[] = {{"/", WEFT_PATH_PAGE, false},
-                 {"/health", WEFT_PATH_HEALTH, false},
-                 {"/metrics", WEFT_PATH_METRICS, false},
-                 {"/v1/models", WEFT_PATH_MODELS, false},
-                 {"/v1/completions", WEFT_PATH_COMPLETIONS, true},
-                 {"/v1/chat/completions", WEFT_PATH_CHAT, true}};
     bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
     x->path = WEFT_PATH_OTHER;
     x->post = strcmp(method, "POST") == 0;
-    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
-        if (strcmp(url, paths[i].url) != 0) continue;
-        x->path = paths[i].path;
-        if (paths[i].post ? x->post : get) return true;
-        x->post = !paths[i].post;
-        return weft_refuse(&x->refusal, 405, NULL, NULL, "%s takes %s, not %.16s", paths[i].url,
-                           paths[i].post ? "POST" : "GET", method);
+    for (int i = 0; i < WEFT_PATH_OTHER; i++) {
+        bool post = i <= WEFT_PATH_CHAT;
+        if (strcmp(url, weft_path_names[i]) != 0) continue;
+        x->path = (weft_path_name)i;
+        if (post ? x->post : get) return true;
+        x->post = !post;
+        return weft_refuse(&x->refusal, 405, NULL, NULL, "%s takes %s, not %.16s", url,
+                           post ? "POST" : "GET", method);
     }
     if (get && strncmp(url, "/v1/models/", 11) == 0) {
         x->path = WEFT_PATH_MODELS;

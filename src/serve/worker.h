@@ -12,7 +12,7 @@
 
 typedef struct weft_server_metrics weft_server_metrics;
 
-/* Paths that are counted apart. */
+/* Paths that are counted apart; those that take POST are the first. */
 typedef enum {
     WEFT_PATH_COMPLETIONS,
     WEFT_PATH_CHAT,
@@ -23,6 +23,7 @@ typedef enum {
     WEFT_PATH_OTHER,
     WEFT_PATHS
 } weft_path_name;
+extern const char *const weft_path_names[WEFT_PATHS];
 
 weft_status weft_server_metrics_create(weft_server_metrics **out);
 void weft_server_metrics_destroy(weft_server_metrics *m);

@@ -170,15 +170,6 @@ static weft_status parse_rate_as(weft_study *s) {
     return WEFT_OK;
 }
 
-/* "small, middle, large; others" */
-static weft_status check_yardstick(const weft_study *s) {
-    for (const char *at = s->base.study_yardstick; *(at += strspn(at, " \t,;"));)
-        if (next_variant(s, &at, ",;") < 0)
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
-                             weft_error_message());
-    return WEFT_OK;
-}
-
 /* Keeps a failed call's message as the variant's own. */
 static void keep_error(weft_study_variant *p, weft_status status) {
     if (status != WEFT_OK) snprintf(p->error, sizeof p->error, "%s", weft_error_message());
@@ -369,7 +360,11 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
                          "CONFIG_STUDY_RATE_SEED",
                          s->where);
     WEFT_TRY(parse_rate_as(s));
-    WEFT_TRY(check_yardstick(s));
+    /* "small, middle, large; others" */
+    for (const char *list = s->base.study_yardstick; *(list += strspn(list, " \t,;"));)
+        if (next_variant(s, &list, ",;") < 0)
+            return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
+                             weft_error_message());
     for (int i = 0; i < s->variants.n; i++)
         if (s->n_rates && sets_option(&s->variants.list[i], WEFT_OPTION(learning_rate)))
             return weft_fail(WEFT_EINPUT,
