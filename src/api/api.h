@@ -50,10 +50,6 @@ weft_status weft_api_find_any(const weft_model *m, const char *caller, const cha
 /* What checksums said of a model's folder, with what to do. */
 weft_status weft_api_vouched(weft_status status, const char *folder);
 
-/* folder/name in `path` of WEFT_API_PATH bytes. */
-enum { WEFT_API_PATH = 4096 };
-weft_status weft_api_join(char *path, const char *folder, const char *name);
-
 /* What a graph that is built over the public header knows beside its nodes. */
 
 enum { WEFT_API_TENSORS_MAX = 512 }; /* inputs, weights and outputs of a block, each */

@@ -202,21 +202,16 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
     *out = find_block(engine, key, purpose);
     if (*out) return WEFT_OK;
     WEFT_LOCK(&engine->building);
-    weft_status status = WEFT_OK;
     *out = find_block(engine, key, purpose);
-    if (!*out) {
-        status = new_block(engine, key, describe, context, purpose, out);
-        if (status == WEFT_OK) {
-            weft_block *b = *out;
-            pthread_mutex_lock(&engine->lock);
-            b->next = engine->blocks;
-            engine->blocks = b;
-            weft_block *old = drop_oldest(engine);
-            pthread_mutex_unlock(&engine->lock);
-            destroy_block(old);
-        }
-    }
-    return status;
+    if (*out) return WEFT_OK;
+    WEFT_TRY(new_block(engine, key, describe, context, purpose, out));
+    pthread_mutex_lock(&engine->lock);
+    (*out)->next = engine->blocks;
+    engine->blocks = *out;
+    weft_block *old = drop_oldest(engine);
+    pthread_mutex_unlock(&engine->lock);
+    destroy_block(old);
+    return WEFT_OK;
 }
 
 void weft_block_close(weft_block *block) {

@@ -51,11 +51,6 @@ weft_status weft_api_config(const char *path, const char *const *overrides, weft
     return weft_model_check(c, path ? path : "config");
 }
 
-weft_status weft_api_join(char *path, const char *folder, const char *name) {
-    if (snprintf(path, WEFT_API_PATH, "%s/%s", folder, name) < WEFT_API_PATH) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-}
-
 /* Whether a config asks for just the tensors that a model has. */
 static weft_status check_same_tensors(const weft_model *m, const weft_config *c, const char *path) {
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph g = {0};
@@ -130,15 +125,15 @@ typedef struct {
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const saved_parts *p = context;
-    char path[WEFT_API_PATH];
+    char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (p->optimizer)
         WEFT_TRY(weft_optimizer_write(p->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (!p->tokenizer) return WEFT_OK;
-    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     WEFT_TRY(weft_file_read(p->tokenizer, SIZE_MAX, &text, &bytes));
     return weft_file_write(path, text, bytes, &sums[WEFT_PART_TOKENIZER]);
 }

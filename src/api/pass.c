@@ -185,10 +185,8 @@ weft_status weft_pass_gradient_f64(const weft_pass *pass, const char *name, doub
 /* A folder without a state.json, as versions before wrote it, says nothing; without the optimizer's file
  * there is nothing to be said of. */
 static weft_status check_state(const char *folder, const char *path) {
-    char state[WEFT_API_PATH];
     bool said, there;
-    WEFT_TRY(weft_api_join(state, folder, "state.json"));
-    WEFT_TRY(weft_path_there(state, &said));
+    WEFT_TRY(weft_folder_has(folder, "state.json", &said));
     WEFT_TRY(weft_path_there(path, &there));
     return said && there ? weft_model_check_optimizer(folder) : WEFT_OK;
 }
@@ -200,8 +198,8 @@ weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const ch
     API_NEED(out);
     *out = NULL;
     API_NEED(engine, model);
-    char path[WEFT_API_PATH];
-    if (folder) WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    char path[WEFT_PATH_MAX];
+    if (folder) WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (folder) WEFT_TRY(weft_api_vouched(check_state(folder, path), folder));
     WEFT_AUTO(weft_optimizer_close_at) weft_optimizer *o = NULL;
     WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, NULL, &o));

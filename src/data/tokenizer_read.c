@@ -165,17 +165,13 @@ static weft_status read_pair(weft_tokenizer *t, const char *dir, const char *enc
 
 static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {
     WEFT_TRY(read_file(t, path, &t->source, &t->source_bytes));
-    json_t *root;
+    WEFT_AUTO_DECREF json_t *root = NULL;
     WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
     /* An encoder.json is tokens and numbers and nothing else. */
     *flat = !json_is_object(json_object_get(root, "model"));
-    weft_status status = *flat ? WEFT_OK : weft_tokenizer_from_json(t, root);
-    json_decref(root);
-    if (*flat) {
-        free(t->source);
-        t->source = NULL;
-    }
-    return status;
+    if (!*flat) return weft_tokenizer_from_json(t, root);
+    free(weft_steal(&t->source));
+    return WEFT_OK;
 }
 
 static weft_status read_folder(weft_tokenizer *t, const char *dir) {
