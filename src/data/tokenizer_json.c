@@ -17,8 +17,7 @@ weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t by
         return weft_fail(WEFT_EINPUT, "tokenizer %s: line %d is no JSON: %.80s", t->name,
                          error.line, error.text);
     if (json_is_object(*out)) return WEFT_OK;
-    json_decref(*out);
-    *out = NULL;
+    json_decref(weft_steal(out));
     return weft_fail(WEFT_EINPUT, "tokenizer %s: is no JSON object", t->name);
 }
 

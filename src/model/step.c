@@ -87,8 +87,7 @@ static weft_status pack(const float *w, int64_t columns, int64_t depth, weft_ste
 static weft_status fold_norm(const weft_step_source *s, const char *name, int64_t columns,
                              int64_t depth, float *w, float **bias) {
     char full[64];
-    WEFT_AUTO_FREE float *gain = NULL;
-    WEFT_AUTO_FREE float *offset = NULL;
+    WEFT_AUTO_FREE float *gain = NULL, *offset = NULL;
     snprintf(full, sizeof full, "%s.weight", name);
     WEFT_TRY(read_vector(s, full, &gain));
     snprintf(full, sizeof full, "%s.bias", name);
