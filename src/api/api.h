@@ -29,6 +29,9 @@ struct weft_pass {
     bool has_run, has_targets;
 };
 
+/* Wrong input: a message that begins with the function's name. */
+#define API_REFUSE(format, ...) weft_fail(WEFT_EINPUT, "%s: " format, __func__, ##__VA_ARGS__)
+
 /* Refuses the first argument that is NULL, by its name. */
 #define API_NEED(...)                                                                              \
     WEFT_TRY(weft_api_need(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}))

@@ -59,10 +59,10 @@ static weft_status check_same_tensors(const weft_model *m, const weft_config *c,
         const weft_tensor *t = g.parameters[i].tensor;
         const weft_weight *w = weft_model_find(m, t->name);
         if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: the overrides ask for a tensor '%s', %s, that the checkpoint "
-                             "does not have",
-                             path, t->name, weft_tensor_describe(t));
+            return weft_fail(
+                WEFT_EINPUT,
+                "%s: the overrides ask for a tensor '%s', %s, that the checkpoint does not have",
+                path, t->name, weft_tensor_describe(t));
     }
     if (g.n_parameters == m->n_weights) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
@@ -111,8 +111,7 @@ weft_status weft_model_option(const weft_model *model, const char *key, char *ou
     weft_config_format(&model->config, option, text, sizeof text);
     size_t length = strlen(text) + 1;
     if (length > room)
-        return weft_fail(WEFT_EINPUT, "%s: %s needs %zu bytes, room is %zu", __func__, option->key,
-                         length, room);
+        return API_REFUSE("%s needs %zu bytes, room is %zu", option->key, length, room);
     memcpy(out, text, length);
     return WEFT_OK;
 }
@@ -142,7 +141,7 @@ weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimiz
                                      const char *tokenizer, const char *folder) {
     API_NEED(model, folder);
     if (optimizer && weft_optimizer_model(optimizer) != model)
-        return weft_fail(WEFT_EINPUT, "%s: the optimizer is of another model", __func__);
+        return API_REFUSE("the optimizer is of another model");
     return weft_model_publish(folder, weft_model_may_save, write_parts,
                               &(saved_parts){model, optimizer, tokenizer});
 }

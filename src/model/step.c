@@ -212,8 +212,7 @@ static weft_status read_part(const reading *r, int64_t task) {
     return read_matrix(&s, head, "ln_f", f->vocab, f->width, scratch, &out->head);
 }
 
-static void read_task(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(read_task) {
     const reading *r = context;
     r->status[task] = read_part(r, task);
 }
