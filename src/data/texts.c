@@ -216,11 +216,9 @@ static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, boo
 static weft_status copy_all(job *j, const weft_input_options *input) {
     for (int i = 0; i < input->n_paths; i++) {
         const char *path = input->paths[i];
-        weft_token_file f;
+        WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
         WEFT_TRY(weft_token_file_open(path, true, &f));
-        weft_status status = copy_tokens(j, &f, input->val_share, path == input->val_path);
-        weft_token_file_close(&f);
-        WEFT_TRY(status);
+        WEFT_TRY(copy_tokens(j, &f, input->val_share, path == input->val_path));
     }
     return WEFT_OK;
 }
@@ -229,10 +227,9 @@ static weft_status copy_all(job *j, const weft_input_options *input) {
 static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
     *vocab = 65536;
     for (int i = 0; i < input->n_paths; i++) {
-        weft_token_file f;
+        WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
         WEFT_TRY(weft_token_file_open(input->paths[i], true, &f));
         if (f.size > 2) *vocab = INT32_MAX;
-        weft_token_file_close(&f);
     }
     return WEFT_OK;
 }
