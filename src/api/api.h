@@ -29,6 +29,9 @@ struct weft_pass {
     bool has_run, has_targets;
 };
 
+/* Wrong input: a message that begins with the function's name. */
+#define API_REFUSE(format, ...) weft_fail(WEFT_EINPUT, "%s: " format, __func__, ##__VA_ARGS__)
+
 /* Refuses the first argument that is NULL, by its name. */
 #define API_NEED(...)                                                                              \
     WEFT_TRY(weft_api_need(__func__, #__VA_ARGS__, (const void *const[]){__VA_ARGS__}))
@@ -49,10 +52,6 @@ weft_status weft_api_find_any(const weft_model *m, const char *caller, const cha
 
 /* What checksums said of a model's folder, with what to do. */
 weft_status weft_api_vouched(weft_status status, const char *folder);
-
-/* folder/name in `path` of WEFT_API_PATH bytes. */
-enum { WEFT_API_PATH = 4096 };
-weft_status weft_api_join(char *path, const char *folder, const char *name);
 
 /* What a graph that is built over the public header knows beside its nodes. */
 

@@ -202,21 +202,16 @@ weft_status weft_block_open(weft_engine *engine, const char *key, weft_describe 
     *out = find_block(engine, key, purpose);
     if (*out) return WEFT_OK;
     WEFT_LOCK(&engine->building);
-    weft_status status = WEFT_OK;
     *out = find_block(engine, key, purpose);
-    if (!*out) {
-        status = new_block(engine, key, describe, context, purpose, out);
-        if (status == WEFT_OK) {
-            weft_block *b = *out;
-            pthread_mutex_lock(&engine->lock);
-            b->next = engine->blocks;
-            engine->blocks = b;
-            weft_block *old = drop_oldest(engine);
-            pthread_mutex_unlock(&engine->lock);
-            destroy_block(old);
-        }
-    }
-    return status;
+    if (*out) return WEFT_OK;
+    WEFT_TRY(new_block(engine, key, describe, context, purpose, out));
+    pthread_mutex_lock(&engine->lock);
+    (*out)->next = engine->blocks;
+    engine->blocks = *out;
+    weft_block *old = drop_oldest(engine);
+    pthread_mutex_unlock(&engine->lock);
+    destroy_block(old);
+    return WEFT_OK;
 }
 
 void weft_block_close(weft_block *block) {
@@ -241,8 +236,7 @@ weft_status weft_block_tensor(const weft_block *block, weft_block_list list, int
                               weft_block_info *out, size_t size) {
     API_NEED(block, out);
     if (!is_list(list) || i < 0 || i >= list_of(block, list)->n)
-        return weft_fail(WEFT_EINPUT, "%s: the block has no tensor %d in list %d", __func__, i,
-                         (int)list);
+        return API_REFUSE("the block has no tensor %d in list %d", i, (int)list);
     const weft_api_entry *e = &list_of(block, list)->entries[i];
     const weft_tensor *t = e->tensor;
     int bound = i; /* its number in the list of bound tensors */
@@ -316,10 +310,8 @@ weft_status weft_block_backward(weft_block *block, const weft_call *call) {
     API_NEED(block, call);
     WEFT_TRY(check_call(call, __func__));
     if (block->graph->n_forward < 0)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: the block was opened without WEFT_BLOCK_GRADIENT, or "
-                         "nothing in it has a gradient",
-                         __func__);
+        return API_REFUSE(
+            "the block was opened without WEFT_BLOCK_GRADIENT, or nothing in it has a gradient");
     return call_block(block, WEFT_HALF_BACKWARD, call);
 }
 
@@ -394,8 +386,8 @@ weft_status weft_block_open_part(weft_engine *engine, const char *part, const ch
     bool is_folder;
     part_wish w = {.form = {.first = first != 0, .one_loss = (purpose & WEFT_BLOCK_ONE_LOSS) != 0}};
     if (batch <= 0 || time <= 0)
-        return weft_fail(WEFT_EINPUT, "%s: %lld sequences of %lld tokens; both start at 1",
-                         __func__, (long long)batch, (long long)time);
+        return API_REFUSE("%lld sequences of %lld tokens; both start at 1", (long long)batch,
+                          (long long)time);
     WEFT_TRY(find_part(part, &w.form.kind));
     WEFT_TRY(weft_api_config(NULL, options, &w.config, &is_folder));
     w.build = (weft_build){.batch = batch,

@@ -65,8 +65,7 @@ weft_status weft_estimate(const char *path, const char *const *overrides, int th
                           weft_cost *out, size_t size) {
     API_NEED(out);
     if (size < sizeof out->parameters)
-        return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_cost)", __func__,
-                         size);
+        return API_REFUSE("size is %zu, but it must be sizeof(weft_cost)", size);
     const weft_backend *backend = NULL;
     weft_config c;
     weft_account a;

@@ -18,8 +18,8 @@ weft_status weft_generation_open(weft_engine *engine, weft_model *model, int64_t
     *out = NULL;
     API_NEED(engine, model);
     if (sequences < 0 || context < 0)
-        return weft_fail(WEFT_EINPUT, "%s: %lld sequences of %lld tokens", __func__,
-                         (long long)sequences, (long long)context);
+        return API_REFUSE("%lld sequences of %lld tokens", (long long)sequences,
+                          (long long)context);
     WEFT_AUTO_FREE weft_generation *g = calloc(1, sizeof *g);
     if (!g) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     weft_generator_limits limits = {.sequences = sequences, .context = context};
@@ -62,10 +62,10 @@ static weft_status read_option(const char *option, weft_sampling *s) {
         for (int k = 0; k < 5; k++)
             fits = fits && counts[k] == trunc(counts[k]);
         if (end == text || *end || !fits)
-            return weft_fail(WEFT_EINPUT,
-                             "weft_generation_add: '%s' is out of range, or no whole number where "
-                             "one is wanted",
-                             option);
+            return weft_fail(
+                WEFT_EINPUT,
+                "weft_generation_add: '%s' is out of range, or no whole number where one is wanted",
+                option);
         s->top_k = (int64_t)top_k;
         s->seed = (uint64_t)seed;
         s->sample = (uint32_t)sample;
@@ -166,7 +166,7 @@ weft_status weft_text_decode(const weft_text *text, const int32_t *tokens, int64
                              char *bytes, size_t room, size_t *length) {
     API_NEED(text, length);
     if (count > 0) API_NEED(tokens);
-    if (count < 0) return weft_fail(WEFT_EINPUT, "%s: %lld tokens", __func__, (long long)count);
+    if (count < 0) return API_REFUSE("%lld tokens", (long long)count);
     if (room > 0) API_NEED(bytes);
     WEFT_AUTO_FREE char *found = NULL;
     WEFT_TRY(weft_tokenizer_decode(text->tokenizer, tokens, count, &found, length));

@@ -51,11 +51,6 @@ weft_status weft_api_config(const char *path, const char *const *overrides, weft
     return weft_model_check(c, path ? path : "config");
 }
 
-weft_status weft_api_join(char *path, const char *folder, const char *name) {
-    if (snprintf(path, WEFT_API_PATH, "%s/%s", folder, name) < WEFT_API_PATH) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT, "%.200s...: the path is too long", folder);
-}
-
 /* Whether a config asks for just the tensors that a model has. */
 static weft_status check_same_tensors(const weft_model *m, const weft_config *c, const char *path) {
     WEFT_AUTO(weft_model_graph_destroy) weft_model_graph g = {0};
@@ -64,10 +59,10 @@ static weft_status check_same_tensors(const weft_model *m, const weft_config *c,
         const weft_tensor *t = g.parameters[i].tensor;
         const weft_weight *w = weft_model_find(m, t->name);
         if (!w || w->ndim != t->ndim || memcmp(w->shape, t->shape, sizeof w->shape) != 0)
-            return weft_fail(WEFT_EINPUT,
-                             "%s: the overrides ask for a tensor '%s', %s, that the checkpoint "
-                             "does not have",
-                             path, t->name, weft_tensor_describe(t));
+            return weft_fail(
+                WEFT_EINPUT,
+                "%s: the overrides ask for a tensor '%s', %s, that the checkpoint does not have",
+                path, t->name, weft_tensor_describe(t));
     }
     if (g.n_parameters == m->n_weights) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
@@ -116,8 +111,7 @@ weft_status weft_model_option(const weft_model *model, const char *key, char *ou
     weft_config_format(&model->config, option, text, sizeof text);
     size_t length = strlen(text) + 1;
     if (length > room)
-        return weft_fail(WEFT_EINPUT, "%s: %s needs %zu bytes, room is %zu", __func__, option->key,
-                         length, room);
+        return API_REFUSE("%s needs %zu bytes, room is %zu", option->key, length, room);
     memcpy(out, text, length);
     return WEFT_OK;
 }
@@ -130,15 +124,15 @@ typedef struct {
 
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const saved_parts *p = context;
-    char path[WEFT_API_PATH];
+    char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (p->optimizer)
         WEFT_TRY(weft_optimizer_write(p->optimizer, path, &sums[WEFT_PART_OPTIMIZER]));
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     if (!p->tokenizer) return WEFT_OK;
-    WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_TOKENIZER]));
+    WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     WEFT_TRY(weft_file_read(p->tokenizer, SIZE_MAX, &text, &bytes));
     return weft_file_write(path, text, bytes, &sums[WEFT_PART_TOKENIZER]);
 }
@@ -147,7 +141,7 @@ weft_status weft_save_with_tokenizer(const weft_model *model, const weft_optimiz
                                      const char *tokenizer, const char *folder) {
     API_NEED(model, folder);
     if (optimizer && weft_optimizer_model(optimizer) != model)
-        return weft_fail(WEFT_EINPUT, "%s: the optimizer is of another model", __func__);
+        return API_REFUSE("the optimizer is of another model");
     return weft_model_publish(folder, weft_model_may_save, write_parts,
                               &(saved_parts){model, optimizer, tokenizer});
 }

@@ -20,18 +20,14 @@ weft_status weft_pass_open(weft_engine *engine, weft_model *model, int64_t batch
     *out = NULL;
     API_NEED(engine, model);
     if (batch < 1 || time < 1 || batch > INT32_MAX / time)
-        return weft_fail(WEFT_EINPUT,
-                         "%s: a batch of %lld times %lld tokens; both must be at least 1, and "
-                         "together below 2^31",
-                         __func__, (long long)batch, (long long)time);
+        return API_REFUSE(
+            "a batch of %lld times %lld tokens; both must be at least 1, and together below 2^31",
+            (long long)batch, (long long)time);
     if (purpose & ~ALL_PURPOSES)
-        return weft_fail(WEFT_EINPUT, "%s: purpose %d is not a sum of WEFT_PASS_...", __func__,
-                         purpose);
+        return API_REFUSE("purpose %d is not a sum of WEFT_PASS_...", purpose);
     if ((purpose & WEFT_PASS_RECOMPUTE) && !(purpose & WEFT_PASS_TRAIN))
-        return weft_fail(WEFT_EINPUT,
-                         "%s: WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward "
-                         "pass nothing is made again",
-                         __func__);
+        return API_REFUSE("WEFT_PASS_RECOMPUTE goes with WEFT_PASS_TRAIN: without a backward pass "
+                          "nothing is made again");
     WEFT_AUTO(weft_pass_close_at) weft_pass *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "%s: no memory", __func__);
     p->serial = 1 + atomic_fetch_add(&serials, 1);
@@ -70,10 +66,10 @@ weft_status weft_pass_run(weft_pass *pass, const int32_t *tokens, const int32_t 
                           int64_t count, uint32_t iteration) {
     API_NEED(pass, tokens);
     if (count != pass->batch * pass->time)
-        return weft_fail(WEFT_EINPUT, "%s: count is %lld, but the pass is for [%lld, %lld]",
-                         __func__, (long long)count, (long long)pass->batch, (long long)pass->time);
+        return API_REFUSE("count is %lld, but the pass is for [%lld, %lld]", (long long)count,
+                          (long long)pass->batch, (long long)pass->time);
     if (!targets && (pass->purpose & WEFT_PASS_TRAIN))
-        return weft_fail(WEFT_EINPUT, "%s: targets is NULL, but the pass trains", __func__);
+        return API_REFUSE("targets is NULL, but the pass trains");
     weft_run run = {.seed = (uint64_t)pass->session.model->config.seed, .iteration = iteration};
     pass->has_run = false;
     WEFT_TRY(weft_session_run(&pass->session, tokens, targets ? targets : pass->no_targets, &run));
@@ -100,16 +96,12 @@ weft_status weft_pass_loss(const weft_pass *pass, const char *part, double *out)
                  {"aux_z", m->aux_z},
                  {"aux_contrastive", m->aux_contrastive}};
     WEFT_TRY(check_run(pass, __func__));
-    if (!pass->has_targets)
-        return weft_fail(WEFT_EINPUT, "%s: the last run had no targets, so there is no loss",
-                         __func__);
+    if (!pass->has_targets) return API_REFUSE("the last run had no targets, so there is no loss");
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (strcmp(part, parts[i].name) == 0)
             return weft_session_values(&pass->session, parts[i].tensor, 1, out);
-    return weft_fail(
-        WEFT_EINPUT,
-        "%s: no part '%s'; there are loss, cross_entropy, logits_z, aux_z and aux_contrastive",
-        __func__, part);
+    return API_REFUSE(
+        "no part '%s'; there are loss, cross_entropy, logits_z, aux_z and aux_contrastive", part);
 }
 
 /* A kept tensor as floats: as it lies where it is f32, by way of doubles otherwise. */
@@ -185,10 +177,8 @@ weft_status weft_pass_gradient_f64(const weft_pass *pass, const char *name, doub
 /* A folder without a state.json, as versions before wrote it, says nothing; without the optimizer's file
  * there is nothing to be said of. */
 static weft_status check_state(const char *folder, const char *path) {
-    char state[WEFT_API_PATH];
     bool said, there;
-    WEFT_TRY(weft_api_join(state, folder, "state.json"));
-    WEFT_TRY(weft_path_there(state, &said));
+    WEFT_TRY(weft_folder_has(folder, "state.json", &said));
     WEFT_TRY(weft_path_there(path, &there));
     return said && there ? weft_model_check_optimizer(folder) : WEFT_OK;
 }
@@ -200,8 +190,8 @@ weft_status weft_optimizer_open(weft_engine *engine, weft_model *model, const ch
     API_NEED(out);
     *out = NULL;
     API_NEED(engine, model);
-    char path[WEFT_API_PATH];
-    if (folder) WEFT_TRY(weft_api_join(path, folder, weft_parts[WEFT_PART_OPTIMIZER]));
+    char path[WEFT_PATH_MAX];
+    if (folder) WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_OPTIMIZER]));
     if (folder) WEFT_TRY(weft_api_vouched(check_state(folder, path), folder));
     WEFT_AUTO(weft_optimizer_close_at) weft_optimizer *o = NULL;
     WEFT_TRY(weft_optimizer_create(model, engine->backend, engine->pool, NULL, &o));
@@ -217,15 +207,12 @@ void weft_optimizer_close(weft_optimizer *optimizer) {
 weft_status weft_optimizer_step(weft_optimizer *optimizer, const weft_pass *pass, double rate) {
     API_NEED(optimizer, pass);
     if (!isfinite(rate) || rate < 0)
-        return weft_fail(WEFT_EINPUT, "%s: rate is %g, but it must be 0 or more", __func__, rate);
+        return API_REFUSE("rate is %g, but it must be 0 or more", rate);
     if (weft_optimizer_model(optimizer) != pass->session.model)
-        return weft_fail(WEFT_EINPUT, "%s: the pass is of another model", __func__);
+        return API_REFUSE("the pass is of another model");
     if (!(pass->purpose & WEFT_PASS_TRAIN))
-        return weft_fail(WEFT_EINPUT, "%s: the pass has no gradients; open it with WEFT_PASS_TRAIN",
-                         __func__);
-    if (!pass->has_run)
-        return weft_fail(WEFT_EINPUT, "%s: no gradients yet; run the pass first (weft_pass_run)",
-                         __func__);
+        return API_REFUSE("the pass has no gradients; open it with WEFT_PASS_TRAIN");
+    if (!pass->has_run) return API_REFUSE("no gradients yet; run the pass first (weft_pass_run)");
     if (weft_optimizer_marked(optimizer) != pass->serial) {
         WEFT_TRY(weft_optimizer_bind_session(optimizer, &pass->session));
         weft_optimizer_mark(optimizer, pass->serial);
@@ -252,8 +239,7 @@ weft_status weft_optimizer_event(const weft_optimizer *optimizer, const char *wh
         *out = events[i].value;
         return WEFT_OK;
     }
-    return weft_fail(WEFT_EINPUT,
-                     "%s: no event '%s'; there are grad_norm, lr, clipped, spike, reset, skipped, "
-                     "cut, steps, clips, spikes, resets and skips",
-                     __func__, what);
+    return API_REFUSE("no event '%s'; there are grad_norm, lr, clipped, spike, reset, skipped, "
+                      "cut, steps, clips, spikes, resets and skips",
+                      what);
 }

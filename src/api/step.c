@@ -161,12 +161,10 @@ weft_status weft_step_open(weft_engine *engine, const char *type, const weft_ste
     API_NEED(engine, type, groups, tensors);
     wish w = {.groups = groups, .tensors = tensors};
     if (n_groups < 1 || n_groups > GROUPS_MAX || n_tensors < 1 || n_tensors > INT_MAX / 64)
-        return weft_fail(WEFT_EINPUT, "%s: %d tensors in %d groups; one is the least", __func__,
-                         n_tensors, n_groups);
+        return API_REFUSE("%d tensors in %d groups; one is the least", n_tensors, n_groups);
     if (weft_dtype_parse(type, &w.dtype) != WEFT_OK ||
         (w.dtype != WEFT_F32 && (w.dtype != WEFT_F64 || engine->backend->remote)))
-        return weft_fail(WEFT_EINPUT, "%s: type '%s' is neither f32 nor, on the CPU, f64", __func__,
-                         type);
+        return API_REFUSE("type '%s' is neither f32 nor, on the CPU, f64", type);
     for (int i = 0; i < n_groups; i++)
         if (groups[i].size != sizeof *groups)
             return weft_fail(
@@ -250,8 +248,7 @@ static weft_status run_step(weft_step *s, const weft_step_call *call) {
 weft_status weft_step_run(weft_step *step, const weft_step_call *call) {
     API_NEED(step, call);
     if (call->size != sizeof *call)
-        return weft_fail(WEFT_EINPUT, "%s: size is %zu, but it must be sizeof(weft_step_call)",
-                         __func__, call->size);
+        return API_REFUSE("size is %zu, but it must be sizeof(weft_step_call)", call->size);
     WEFT_LOCK(&step->lock);
     return run_step(step, call);
 }

@@ -1,6 +1,7 @@
 /* Parsing of options. Long options take their value as the next word or after '='. */
 #include "cli/args.h"
 
+#include "base/scope.h"
 #include "base/text.h"
 #include "device/device.h"
 #include "model/account.h"
@@ -314,25 +315,22 @@ static weft_status find_variant(const weft_args *a, const weft_config *base,
 
 weft_status weft_args_config(const weft_args *a, weft_config *c) {
     weft_source source = weft_args_source(a);
-    weft_variants variants;
+    WEFT_AUTO(weft_variants_free) weft_variants variants = {0};
     int at;
     WEFT_TRY(weft_source_read(&source, NULL, c));
     /* Only now is it known which variants there are, and a variant goes below the overrides. */
     WEFT_TRY(find_variant(a, c, &variants, &at));
-    weft_status status = at < 0 ? WEFT_OK : weft_source_read(&source, &variants.list[at], c);
-    weft_variants_free(&variants);
-    return status == WEFT_OK ? weft_model_check(c, a->config ? a->config : "config") : status;
+    if (at >= 0) WEFT_TRY(weft_source_read(&source, &variants.list[at], c));
+    return weft_model_check(c, a->config ? a->config : "config");
 }
 
 int weft_args_readable(const weft_args *a, const char *path, const char *name) {
-    const char *slash = name ? "/" : "", *tail = name ? name : "";
-    size_t room = strlen(path) + strlen(tail) + 2;
-    char *full = malloc(room);
+    WEFT_AUTO_FREE char *full = NULL;
     struct stat is;
     const char *why = NULL;
+    if (asprintf(&full, "%s%s%s", path, name ? "/" : "", name ? name : "") < 0) full = NULL;
     /* A pipe is opened without waiting for its writer. */
-    if (full) snprintf(full, room, "%s%s%s", path, slash, tail);
-    int file = full ? open(full, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+    WEFT_AUTO_CLOSE int file = full ? open(full, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
     if (file < 0 || fstat(file, &is) != 0)
         why = strerror(errno);
     else if (S_ISDIR(is.st_mode))
@@ -340,8 +338,6 @@ int weft_args_readable(const weft_args *a, const char *path, const char *name) {
     else if (!S_ISREG(is.st_mode))
         why = "is a pipe or a device, not a file";
     if (why) fprintf(stderr, "weft %s: %s: %s\n", a->command, full ? full : path, why);
-    if (file >= 0) close(file);
-    free(full);
     return why ? WEFT_EXIT_USAGE : WEFT_EXIT_DONE;
 }
 

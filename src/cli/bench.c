@@ -144,29 +144,28 @@ static int bench_decode(const weft_args *a, const bench_args *own, const bench_s
 }
 
 static weft_status measure_drafts(const weft_args *a, const bench_args *own,
-                                  const bench_setup *setup, weft_loaded *model,
-                                  weft_loaded *draft) {
+                                  const bench_setup *setup) {
     enum { TEXT_MOST = 1 << 20 };
+    WEFT_AUTO(weft_loaded_close) weft_loaded model = {0}, draft = {0};
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     weft_generator_limits limits = {0};
     if (own->text) WEFT_TRY(weft_file_read(own->text, TEXT_MOST, &text, &bytes));
-    WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, model));
-    WEFT_TRY(weft_speculation_open(a, own->speculate, false, model, draft, &limits));
+    WEFT_TRY(weft_loaded_open(a, own->model, false, WEFT_LOADED_GENERATION, &model));
+    WEFT_TRY(weft_speculation_open(a, own->speculate, false, &model, &draft, &limits));
     bench_speculate_options o = {.setup = *setup,
                                  .how = own->speculate,
-                                 .model = model->model,
+                                 .model = model.model,
                                  .draft = limits.draft,
-                                 .encoder = model->encoder,
-                                 .backend = model->backend,
-                                 .pool = model->pool,
+                                 .encoder = model.encoder,
+                                 .backend = model.backend,
+                                 .pool = model.pool,
                                  .other = text ? text : weft_help_bench,
                                  .other_name = text ? own->text : "this help"};
     return bench_speculate_table(&o);
 }
 
 static int bench_speculate(const weft_args *a, const bench_args *own, const bench_setup *setup) {
-    weft_loaded model = {0}, draft = {0};
     if (!own->speculate)
         return weft_args_refuse(a, "--model and --text go with --speculate ngram or DIR");
     if (!own->model) return weft_args_refuse(a, "--speculate needs --model, a trained checkpoint");
@@ -174,10 +173,7 @@ static int bench_speculate(const weft_args *a, const bench_args *own, const benc
         own->prompt_text || own->steps || own->peer)
         return weft_args_refuse(
             a, "--speculate takes --model, --text, -o, --device, --dtype, --threads and --json");
-    weft_status status = measure_drafts(a, own, setup, &model, &draft);
-    weft_loaded_close(&model);
-    weft_loaded_close(&draft);
-    return weft_args_end(a, status);
+    return weft_args_end(a, measure_drafts(a, own, setup));
 }
 
 /* The words for weft serve; `text` is where its own are split. */

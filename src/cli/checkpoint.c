@@ -19,11 +19,9 @@ weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecke
     for (int i = 0; i < a->n_settings; i++)
         WEFT_TRY(weft_config_override(c, a->settings[i].text, a->settings[i].where));
     WEFT_TRY(weft_model_check(c, out->folder));
-    char file[WEFT_PATH_MAX];
     bool there = purpose != WEFT_LOADED_MODEL;
-    WEFT_TRY(weft_path(file, "%s/%s", out->folder, weft_parts[WEFT_PART_TOKENIZER]));
     if (purpose == WEFT_LOADED_ANY_TOKENIZER || purpose == WEFT_LOADED_NUMBERS)
-        WEFT_TRY(weft_path_there(file, &there));
+        WEFT_TRY(weft_folder_has(out->folder, weft_parts[WEFT_PART_TOKENIZER], &there));
     if (there) WEFT_TRY(weft_generation_tokenizer(out->folder, &out->config, &out->tokenizer));
     if (purpose == WEFT_LOADED_GENERATION)
         WEFT_TRY(weft_encoder_open(out->tokenizer, &out->encoder));

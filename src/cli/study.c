@@ -228,11 +228,10 @@ void weft_study_list(const weft_study *s, double seconds, bool json) {
 }
 
 static void advise(const weft_study *s) {
-    const weft_config **configs = calloc((size_t)s->variants.n, sizeof *configs);
+    WEFT_AUTO_FREE const weft_config **configs = calloc((size_t)s->variants.n, sizeof *configs);
     for (int i = 0; configs && i < s->variants.n; i++)
         configs[i] = &s->built[i].config;
     if (configs) weft_config_advise(configs, s->variants.n, s->where);
-    free(configs);
 }
 
 /* What can be known before the first run: how small a difference the seeds can show, and keys that
@@ -322,7 +321,8 @@ static const char *title_of(const json_t *variants, const char *name, bool *firs
 
 /* What the study says, as its report does: a line for each comparison, and the answer. */
 static void tell_verdicts(const char *database, const weft_study_result *r) {
-    json_t *report = NULL, *verdict;
+    WEFT_AUTO_DECREF json_t *report = NULL;
+    json_t *verdict;
     size_t i;
     if (weft_report_json(&database, 1, &report) != WEFT_OK) return;
     const json_t *one = json_array_get(json_object_get(report, "studies"), 0);
@@ -352,7 +352,6 @@ static void tell_verdicts(const char *database, const weft_study_result *r) {
     }
     const char *answer = text_of(one, "answer");
     if (*answer) weft_log(WEFT_LOG_INFO, "%s", answer);
-    json_decref(report);
 }
 
 /* The live page of a study that runs on a terminal, as long as the study runs. 0: none, because standard error

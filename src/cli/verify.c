@@ -1,7 +1,7 @@
 /* weft verify: the self-check on this machine, a line per block. */
 #include "model/verify.h"
 #include "base/json.h"
-#include "cli/args.h"
+#include "cli/checkpoint.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 
@@ -20,7 +20,7 @@ int weft_cmd_verify(int argc, char **argv) {
         weft_args_parse(&args, argc, argv, ARGS_JSON | ARGS_THREADS | ARGS_DEVICE, NULL, NULL, 0);
     if (exit_status) return exit_status;
     const weft_backend *backend;
-    weft_pool *pool = NULL;
+    WEFT_AUTO(weft_pool_destroy_at) weft_pool *pool = NULL;
     weft_status status = weft_args_config(&args, &c);
     if (status == WEFT_OK) status = weft_args_backend(&args, &c, &backend, &pool);
     if (status != WEFT_OK) return weft_args_end(&args, status);
@@ -51,6 +51,5 @@ int weft_cmd_verify(int argc, char **argv) {
         printf("%d PASSED, %d FAILED (%s backend, %s, %d threads)\n", passed, failed, backend->name,
                backend->remote ? weft_cuda_device_name() : weft_cpu_isa(), weft_pool_size(pool));
     }
-    weft_pool_destroy(pool);
     return failed ? WEFT_EXIT_FAILED : WEFT_EXIT_DONE;
 }

@@ -172,6 +172,10 @@ static weft_status prune(cutting *v, weft_pruned *did) {
     const weft_config *from = &v->from->config;
     weft_config c = *from;
     c.prune = WEFT_PRUNING_NONE; /* its masks are of the whole model */
+    WEFT_TRY(count_left(v, did));
+    WEFT_TRY(weft_mirror_use(v->from->mirror, NULL));
+    did->layers = calloc((size_t)did->n_layers, sizeof *did->layers);
+    if (!did->layers) return no_memory();
     for (int64_t l = 0; l < did->n_layers; l++)
         WEFT_TRY(choose_layer(v, l, did));
     if (!v->options->sparse) set_units(&c, v->options->what, did->units, did->left);
@@ -186,17 +190,11 @@ weft_status weft_prune(const weft_model *m, const weft_prune_options *options, w
     *did = (weft_pruned){.n_layers = m->config.n_layer};
     WEFT_TRY(weft_units_make(&m->config, options->what, options->sparse, "--what ", &v.units));
     did->units = v.units.units;
-    weft_status status = count_left(&v, did);
-    if (status == WEFT_OK) status = weft_mirror_use(m->mirror, NULL);
-    did->layers = calloc((size_t)did->n_layers, sizeof *did->layers);
-    if (status == WEFT_OK) status = did->layers ? prune(&v, did) : no_memory();
+    weft_status status = prune(&v, did);
     weft_units_free(&v.units);
-    if (status == WEFT_OK) {
-        *out = v.to;
-        return WEFT_OK;
-    }
+    if (status == WEFT_OK) *out = weft_steal(&v.to);
+    if (status != WEFT_OK) weft_pruned_free(did);
     weft_model_destroy(v.to);
-    weft_pruned_free(did);
     return status;
 }
 

@@ -61,14 +61,12 @@ void *weft_mirror_at(const weft_mirror *m, const weft_backend *backend, void *ho
 
 weft_status weft_mirror_use(weft_mirror *m, const weft_backend *backend) {
     bool there = is_remote(backend);
-    weft_status status = WEFT_OK;
     WEFT_LOCK(&m->lock);
-    if (m->remote && m->newer == (there ? HOST : REMOTE)) {
-        status = there ? m->backend->upload(m->remote, m->host, m->bytes)
-                       : m->backend->download(m->host, m->remote, m->bytes);
-        if (status == WEFT_OK) m->newer = BOTH;
-    }
-    return status;
+    if (!m->remote || m->newer != (there ? HOST : REMOTE)) return WEFT_OK;
+    WEFT_TRY(there ? m->backend->upload(m->remote, m->host, m->bytes)
+                   : m->backend->download(m->host, m->remote, m->bytes));
+    m->newer = BOTH;
+    return WEFT_OK;
 }
 
 void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend) {
@@ -78,14 +76,12 @@ void weft_mirror_wrote(weft_mirror *m, const weft_backend *backend) {
 }
 
 weft_status weft_mirror_read(weft_mirror *m, const void *host, int64_t bytes, void *out) {
-    weft_status status = WEFT_OK;
     WEFT_LOCK(&m->lock);
     if (m->remote && m->newer == REMOTE)
-        status =
-            m->backend->download(out, m->remote + ((const unsigned char *)host - m->host), bytes);
-    else
-        memcpy(out, host, (size_t)bytes);
-    return status;
+        return m->backend->download(out, m->remote + ((const unsigned char *)host - m->host),
+                                    bytes);
+    memcpy(out, host, (size_t)bytes);
+    return WEFT_OK;
 }
 
 int64_t weft_mirror_writes(weft_mirror *m) {

@@ -270,10 +270,9 @@ static void put_boxes(document *d) {
 
 int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
                              char text[WEFT_CORPUS_DOCUMENT]) {
-    const uint32_t sites[2] = {weft_random_site("data.embedded.train"),
-                               weft_random_site("data.embedded.val")};
     document d;
-    d.random = weft_random_stream_at(p, sites, number * DOCUMENT_BLOCKS);
+    d.random = weft_random_stream_at(p, "data.embedded.train", "data.embedded.val",
+                                     number * DOCUMENT_BLOCKS);
     d.text = text;
     d.length = 0;
     d.room = WEFT_CORPUS_DOCUMENT - 3;
@@ -337,9 +336,8 @@ int64_t weft_corpus_document(const weft_sequence_place *p, uint32_t number,
 
 void weft_corpus_fill(const weft_sequence_place *p, int64_t time, int32_t *tokens,
                       int32_t *targets) {
-    const uint32_t sites[2] = {weft_random_site("data.embedded.train.start"),
-                               weft_random_site("data.embedded.val.start")};
-    weft_random_stream start = weft_random_stream_at(p, sites, 0);
+    weft_random_stream start =
+        weft_random_stream_at(p, "data.embedded.train.start", "data.embedded.val.start", 0);
     char page[WEFT_CORPUS_DOCUMENT];
     int64_t length = weft_corpus_document(p, 0, page);
     int64_t at = weft_random_stream_below(&start, (uint32_t)length);

@@ -119,19 +119,16 @@ weft_status weft_prefetch_open(const weft_dataset *d, const weft_prefetch_option
         return weft_fail(WEFT_EINPUT, "prefetch: %lld x %lld sequences of %lld tokens, %d ahead",
                          (long long)o->parts, (long long)o->sequences, (long long)o->time,
                          o->ahead);
-    weft_prefetch *p = calloc(1, sizeof *p);
+    WEFT_AUTO(weft_prefetch_close_at) weft_prefetch *p = calloc(1, sizeof *p);
     if (!p) return weft_fail(WEFT_ENOMEM, "no memory for batches");
     p->dataset = d;
     p->options = *options;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->changed, NULL);
-    weft_status status = make_ring(p);
-    if (status == WEFT_OK && o->ahead) status = start_worker(p);
-    if (status == WEFT_OK)
-        *out = p;
-    else
-        weft_prefetch_close(p);
-    return status;
+    WEFT_TRY(make_ring(p));
+    if (o->ahead) WEFT_TRY(start_worker(p));
+    *out = weft_steal(&p);
+    return WEFT_OK;
 }
 
 weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch) {

@@ -4,6 +4,7 @@
  * batch is a pure function of that place; so the bytes are the same with a worker and without. */
 #pragma once
 
+#include "base/scope.h"
 #include "data/dataset.h"
 
 #include <stdbool.h>
@@ -44,3 +45,4 @@ weft_status weft_prefetch_next(weft_prefetch *p, const weft_batch **batch);
 
 /* Ends the worker, at most one sequence later, and frees everything; NULL is allowed. */
 void weft_prefetch_close(weft_prefetch *p);
+WEFT_ENDED_BY(weft_prefetch_close, weft_prefetch)

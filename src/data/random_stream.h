@@ -23,13 +23,14 @@ typedef struct {
     weft_random4 words;
 } weft_random_stream;
 
-/* The stream of a place from its block `block` on. `sites` are the sites of training and of
- * validation (weft_random_site), which must differ. */
+/* The stream of a place from its block `block` on. The sites of training and of validation are named by
+ * texts that must differ (weft_random_site). */
 static inline weft_random_stream weft_random_stream_at(const weft_sequence_place *p,
-                                                       const uint32_t sites[2], uint32_t block) {
+                                                       const char *training, const char *validation,
+                                                       uint32_t block) {
     bool val = p->split == WEFT_SPLIT_VAL;
     return (weft_random_stream){.key = val ? 0 : p->seed,
-                                .site = sites[val],
+                                .site = weft_random_site(val ? validation : training),
                                 .iteration = p->iteration,
                                 .sequence = p->sequence,
                                 .block = block,

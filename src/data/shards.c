@@ -268,9 +268,7 @@ weft_status weft_shards_fill(const weft_shards *s, const weft_sequence_place *p,
                          "DATASET %s: no %s shard has the %lld tokens of one sequence; lower "
                          "CONTEXT or make longer shards",
                          s->folder, SPLIT_NAMES[p->split], (long long)time + 1);
-    const uint32_t sites[2] = {weft_random_site("data.shards.train"),
-                               weft_random_site("data.shards.val")};
-    weft_random_stream random = weft_random_stream_at(p, sites, 0);
+    weft_random_stream random = weft_random_stream_at(p, "data.shards.train", "data.shards.val", 0);
     uint64_t high = weft_random_stream_word(&random), low = weft_random_stream_word(&random);
     int64_t at = (int64_t)((high << 32 | low) % (uint64_t)starts);
     const shard *from = find_window(list, time, &at);
@@ -328,6 +326,7 @@ static bool is_part(const char *is, const char *name) {
     return digits >= 6 && strcmp(is + n + 1 + digits, ".bin.part") == 0;
 }
 
+WEFT_ENDED_BY(weft_shard_writer_close, weft_shard_writer)
 weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vocab,
                                    int64_t shard_tokens, weft_shard_writer **out) {
     *out = NULL;
@@ -370,18 +369,14 @@ weft_status weft_shard_writer_open(const char *dir, const char *name, int64_t vo
         if (got < 0 || unlink(path) != 0)
             return weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno));
     }
-    weft_shard_writer *w = calloc(1, sizeof *w);
-    if (w) {
-        w->dir = strdup(dir);
-        w->name = strdup(name);
-        w->width = vocab <= 65536 ? 2 : 4;
-        w->shard_tokens = shard_tokens;
-    }
-    if (!w || !w->dir || !w->name) {
-        weft_shard_writer_close(w);
+    WEFT_AUTO(weft_shard_writer_close_at) weft_shard_writer *w = calloc(1, sizeof *w);
+    if (w) w->dir = strdup(dir);
+    if (w) w->name = strdup(name);
+    if (!w || !w->dir || !w->name)
         return weft_fail(WEFT_ENOMEM, "%s: no memory to write shards", dir);
-    }
-    *out = w;
+    w->width = vocab <= 65536 ? 2 : 4;
+    w->shard_tokens = shard_tokens;
+    *out = weft_steal(&w);
     return WEFT_OK;
 }
 

@@ -10,9 +10,7 @@
  * tokens and copied from there, so no memory is needed. */
 weft_status weft_recall_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets, uint8_t *scored) {
-    const uint32_t sites[2] = {weft_random_site("data.recall.train"),
-                               weft_random_site("data.recall.val")};
-    weft_random_stream random = weft_random_stream_at(p, sites, 0);
+    weft_random_stream random = weft_random_stream_at(p, "data.recall.train", "data.recall.val", 0);
     int64_t half = time / 2 > 1 ? time / 2 : 1;
     for (int64_t t = 0; t < time; t++)
         tokens[t] = t < half ? (int32_t)weft_random_stream_below(&random, (uint32_t)k->vocab)
@@ -22,6 +20,23 @@ weft_status weft_recall_fill(const weft_task_shape *k, const weft_sequence_place
         if (scored) scored[t] = t >= half;
     }
     return WEFT_OK;
+}
+
+/* A sequence being written from its begin, nothing of it asked for at first. */
+typedef struct {
+    weft_random_stream random;
+    int64_t at, time;
+    int32_t *tokens, *targets;
+    uint8_t *scored;
+} sheet;
+
+static sheet open_sheet(const weft_sequence_place *p, const char *train, const char *val,
+                        int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
+    for (int64_t t = 0; t < time; t++) {
+        targets[t] = -1;
+        if (scored) scored[t] = 0;
+    }
+    return (sheet){weft_random_stream_at(p, train, val, 0), 0, time, tokens, targets, scored};
 }
 
 /* Entailment in a random tree. Nodes are numbered in the order they join the tree, so a parent has
@@ -55,18 +70,17 @@ weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_p
             WEFT_EINPUT,
             "DATASET entailment: a sequence has at least %d tokens, and CONTEXT is %lld",
             WEFT_ENTAILMENT_TIME, (long long)time);
-    const uint32_t sites[2] = {weft_random_site("data.entailment.train"),
-                               weft_random_site("data.entailment.val")};
-    weft_random_stream random = weft_random_stream_at(p, sites, 0);
+    sheet s = open_sheet(p, "data.entailment.train", "data.entailment.val", time, tokens, targets,
+                         scored);
     tree t;
     /* About half of the sequence is the tree's, yet a query fits behind it. */
     int64_t nodes = 1 + time / 2 / EDGE_TOKENS;
     uint32_t count = (uint32_t)(nodes < 2 ? 2 : nodes > NODES_MAX ? NODES_MAX : nodes);
     t = (tree){.count = count};
     for (uint32_t i = 1; i < count; i++) {
-        t.parent[i] = weft_random_stream_below(&random, i);
+        t.parent[i] = weft_random_stream_below(&s.random, i);
         t.above[i] = t.above[t.parent[i]] | 1u << t.parent[i];
-        uint32_t to = weft_random_stream_below(&random, i);
+        uint32_t to = weft_random_stream_below(&s.random, i);
         t.order[i - 1] = t.order[to];
         t.order[to] = i;
     }
@@ -75,7 +89,7 @@ weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_p
     for (int32_t i = 0; i < WEFT_ENTAILMENT_LABELS; i++)
         labels[i] = WEFT_ENTAILMENT_LABEL + i;
     for (uint32_t i = 0; i < t.count; i++) {
-        uint32_t from = i + weft_random_stream_below(&random, WEFT_ENTAILMENT_LABELS - i);
+        uint32_t from = i + weft_random_stream_below(&s.random, WEFT_ENTAILMENT_LABELS - i);
         t.label[i] = labels[from];
         labels[from] = labels[i];
     }
@@ -85,17 +99,13 @@ weft_status weft_entailment_fill(const weft_task_shape *k, const weft_sequence_p
         tokens[at++] = t.label[t.order[i]];
         tokens[at++] = t.label[t.parent[t.order[i]]];
     }
-    for (int64_t i = 0; i < time; i++) {
-        targets[i] = -1;
-        if (scored) scored[i] = 0;
-    }
     while (at < time) {
         int32_t query[QUERY_TOKENS];
-        uint32_t kind = weft_random_stream_below(&random, 4), a, b;
+        uint32_t kind = weft_random_stream_below(&s.random, 4), a, b;
         if (kind == 0)
-            draw_pair(&random, &t, true, &b, &a);
+            draw_pair(&s.random, &t, true, &b, &a);
         else
-            draw_pair(&random, &t, kind >= 2, &a, &b);
+            draw_pair(&s.random, &t, kind >= 2, &a, &b);
         query[0] = WEFT_ENTAILMENT_QUERY;
         query[1] = t.label[a];
         query[2] = t.label[b];
@@ -138,9 +148,7 @@ static void put(const char *piece, int64_t bytes, int64_t at, int64_t time, int3
 weft_status weft_needle_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,
                              int32_t *tokens, int32_t *targets, uint8_t *scored) {
     (void)k;
-    const uint32_t sites[2] = {weft_random_site("data.needle.train"),
-                               weft_random_site("data.needle.val")};
-    weft_random_stream random = weft_random_stream_at(p, sites, 0);
+    weft_random_stream random = weft_random_stream_at(p, "data.needle.train", "data.needle.val", 0);
     char needle[WEFT_NEEDLE_ROOM], answer[WEFT_NEEDLE_ROOM];
     int32_t key = (int32_t)weft_random_stream_below(&random, WEFT_NEEDLE_KEYS);
     int64_t long_needle = weft_needle_write(key, needle);
@@ -162,24 +170,6 @@ weft_status weft_needle_fill(const weft_task_shape *k, const weft_sequence_place
     for (int64_t t = 0; scored && t < time; t++)
         scored[t] = t >= time - (long_answer - 1);
     return WEFT_OK;
-}
-
-/* A sequence being written from its begin, nothing of it asked for at first. */
-typedef struct {
-    weft_random_stream random;
-    int64_t at, time;
-    int32_t *tokens, *targets;
-    uint8_t *scored;
-} sheet;
-
-static sheet open_sheet(const weft_sequence_place *p, const char *train, const char *val,
-                        int64_t time, int32_t *tokens, int32_t *targets, uint8_t *scored) {
-    const uint32_t sites[2] = {weft_random_site(train), weft_random_site(val)};
-    for (int64_t t = 0; t < time; t++) {
-        targets[t] = -1;
-        if (scored) scored[t] = 0;
-    }
-    return (sheet){weft_random_stream_at(p, sites, 0), 0, time, tokens, targets, scored};
 }
 
 /* The next token, and what is asked for there; -1: nothing is. Behind the end nothing is written. */

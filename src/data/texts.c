@@ -18,6 +18,14 @@
 
 enum { UNIT_BYTES = 1 << 20, BATCH_A_THREAD = 4, BATCH_BYTES = 8 << 20, COPY_TOKENS = 1 << 18 };
 
+static weft_status count_text(weft_bpe_trainer *b, weft_input *in, const weft_input_unit *unit) {
+    WEFT_AUTO_FREE char *keep = NULL;
+    const char *text;
+    size_t bytes;
+    WEFT_TRY(weft_input_text(in, unit, &keep, &text, &bytes));
+    return weft_bpe_trainer_add(b, text, bytes);
+}
+
 static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
     const weft_input_unit *units;
     int64_t count = 0, read = 0;
@@ -26,12 +34,7 @@ static weft_status count_texts(weft_bpe_trainer *b, weft_input *in) {
         .label = "count", .unit = "KB", .total = weft_input_total(in) / 1000});
     while ((status = weft_input_next(in, BATCH_BYTES, &units, &count)) == WEFT_OK && count > 0) {
         for (int64_t i = 0; i < count && status == WEFT_OK; i++) {
-            char *keep;
-            const char *text;
-            size_t bytes;
-            status = weft_input_text(in, &units[i], &keep, &text, &bytes);
-            if (status == WEFT_OK) status = weft_bpe_trainer_add(b, text, bytes);
-            free(keep);
+            status = count_text(b, in, &units[i]);
             read += (int64_t)units[i].bytes;
         }
         if (status != WEFT_OK) break;
@@ -213,11 +216,9 @@ static weft_status copy_tokens(job *j, weft_token_file *f, double val_share, boo
 static weft_status copy_all(job *j, const weft_input_options *input) {
     for (int i = 0; i < input->n_paths; i++) {
         const char *path = input->paths[i];
-        weft_token_file f;
+        WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
         WEFT_TRY(weft_token_file_open(path, true, &f));
-        weft_status status = copy_tokens(j, &f, input->val_share, path == input->val_path);
-        weft_token_file_close(&f);
-        WEFT_TRY(status);
+        WEFT_TRY(copy_tokens(j, &f, input->val_share, path == input->val_path));
     }
     return WEFT_OK;
 }
@@ -226,10 +227,9 @@ static weft_status copy_all(job *j, const weft_input_options *input) {
 static weft_status find_width(const weft_input_options *input, int64_t *vocab) {
     *vocab = 65536;
     for (int i = 0; i < input->n_paths; i++) {
-        weft_token_file f;
+        WEFT_AUTO(weft_token_file_close) weft_token_file f = {0};
         WEFT_TRY(weft_token_file_open(input->paths[i], true, &f));
         if (f.size > 2) *vocab = INT32_MAX;
-        weft_token_file_close(&f);
     }
     return WEFT_OK;
 }
@@ -304,26 +304,22 @@ static void close_job(job *j) {
 weft_status weft_texts_tokenize(const weft_input_options *input, const weft_tokenizer *t,
                                 weft_pool *pool, const char *folder, int64_t shard_tokens,
                                 weft_texts_sum *out) {
-    job j = {.tokenizer = t, .pool = pool, .folder = -1};
+    WEFT_AUTO(close_job) job j = {.tokenizer = t, .pool = pool, .folder = -1};
     weft_input_options cut = *input;
     cut.cuttable = t && weft_tokenizer_cuttable(t);
-    weft_status status = weft_texts_are_tokens(input, &j.copies);
-    if (status == WEFT_OK && !t && !j.copies)
-        status = weft_fail(WEFT_EBUG, "texts are tokenized without a tokenizer");
-    if (status == WEFT_OK) status = open_job(&j, &cut, folder, shard_tokens);
+    WEFT_TRY(weft_texts_are_tokens(input, &j.copies));
+    if (!t && !j.copies) return weft_fail(WEFT_EBUG, "texts are tokenized without a tokenizer");
+    WEFT_TRY(open_job(&j, &cut, folder, shard_tokens));
     double start = weft_clock();
-    if (status == WEFT_OK) status = j.copies ? copy_all(&j, input) : run_all(&j);
+    WEFT_TRY(j.copies ? copy_all(&j, input) : run_all(&j));
     double took = weft_clock() - start;
-    if (status == WEFT_OK) status = put_in_place(&j, folder);
-    if (status == WEFT_OK)
-        *out = (weft_texts_sum){.documents = j.documents,
-                                .bytes = j.bytes,
-                                .tokens = {weft_shard_writer_tokens(j.writers[0]),
-                                           weft_shard_writer_tokens(j.writers[1])},
-                                .shards = weft_shard_writer_shards(j.writers[0]) +
-                                          weft_shard_writer_shards(j.writers[1]),
-                                .vocab = t ? weft_tokenizer_vocab(t) : (int64_t)j.largest + 1,
-                                .seconds = took};
-    close_job(&j);
-    return status;
+    WEFT_TRY(put_in_place(&j, folder));
+    *out = (weft_texts_sum){
+        .documents = j.documents,
+        .bytes = j.bytes,
+        .tokens = {weft_shard_writer_tokens(j.writers[0]), weft_shard_writer_tokens(j.writers[1])},
+        .shards = weft_shard_writer_shards(j.writers[0]) + weft_shard_writer_shards(j.writers[1]),
+        .vocab = t ? weft_tokenizer_vocab(t) : (int64_t)j.largest + 1,
+        .seconds = took};
+    return WEFT_OK;
 }

@@ -103,23 +103,20 @@ static bool grow_index(weft_tokenizer *t) {
 weft_status weft_tokenizer_add_token(weft_tokenizer *t, int64_t id, const char *bytes,
                                      int64_t length, bool indexed) {
     if (id < 0 || id >= t->ids_most)
-        return weft_fail(WEFT_EINPUT,
-                         "tokenizer %s: token number %lld is not from 0 to %lld, which a file of "
-                         "its size may have",
-                         t->name, (long long)id, (long long)t->ids_most - 1);
+        return tokenizer_refuse(
+            t, "token number %lld is not from 0 to %lld, which a file of its size may have",
+            (long long)id, (long long)t->ids_most - 1);
     if (length <= 0 || length > INT32_MAX)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: token %lld has no text", t->name,
-                         (long long)id);
+        return tokenizer_refuse(t, "token %lld has no text", (long long)id);
     if (!grow_ids(t, id + 1) ||
         !weft_grow(&t->pool, &t->pool_room, t->pool_used + (size_t)length) || !grow_index(t))
         return no_memory(t);
     if (t->length[id])
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: the number %lld is given to two tokens",
-                         t->name, (long long)id);
+        return tokenizer_refuse(t, "the number %lld is given to two tokens", (long long)id);
     int64_t slot = indexed ? index_slot(t, bytes, length) : -1;
     if (indexed && t->index[slot] >= 0)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: tokens %lld and %d have the same bytes",
-                         t->name, (long long)id, t->index[slot]);
+        return tokenizer_refuse(t, "tokens %lld and %d have the same bytes", (long long)id,
+                                t->index[slot]);
     memcpy(t->pool + t->pool_used, bytes, (size_t)length);
     t->offset[id] = (int64_t)t->pool_used;
     t->length[id] = (int32_t)length;
@@ -172,10 +169,8 @@ weft_status weft_tokenizer_finish(weft_tokenizer *t) {
         char byte = (char)b;
         if (!t->characters) t->byte_token[b] = weft_tokenizer_find(t, &byte, 1);
         if (t->byte_token[b] < 0)
-            return weft_fail(WEFT_EINPUT,
-                             "tokenizer %s: there is no token for the byte 0x%02x; a byte-level "
-                             "BPE has all 256",
-                             t->name, b);
+            return tokenizer_refuse(
+                t, "there is no token for the byte 0x%02x; a byte-level BPE has all 256", b);
     }
     for (size_t i = 0; i < sizeof ends / sizeof ends[0] && t->end < 0; i++)
         t->end = weft_tokenizer_special(t, ends[i]);
@@ -248,8 +243,7 @@ weft_status weft_tokenizer_decode(const weft_tokenizer *t, const int32_t *tokens
     *bytes = 0;
     for (int64_t i = 0; i < count; i++) {
         if (!weft_tokenizer_token(t, tokens[i], &n))
-            return weft_fail(WEFT_EINPUT, "tokenizer %s: %d is not one of its tokens", t->name,
-                             tokens[i]);
+            return tokenizer_refuse(t, "%d is not one of its tokens", tokens[i]);
         all += (size_t)n;
     }
     char *to = malloc(all + 1);

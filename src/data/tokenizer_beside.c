@@ -148,11 +148,11 @@ weft_status weft_tokenizer_complete_pair(weft_tokenizer *t, const char *dir) {
     const char *type = json_string_value(json_object_get(config, "model_type"));
     if (!type || strcmp(type, "gpt2") == 0) return weft_tokenizer_add_pattern(t, NULL);
     if (strcmp(type, "qwen2") != 0 && strcmp(type, "qwen3") != 0)
-        return weft_fail(WEFT_EINPUT,
-                         "tokenizer %s: vocab.json and merges.txt do not say how a \"%.40s\" "
-                         "splits text; AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of "
-                         "transformers, writes a tokenizer.json, which does",
-                         t->name, type);
+        return tokenizer_refuse(t,
+                                "vocab.json and merges.txt do not say how a \"%.40s\" splits text; "
+                                "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR), of "
+                                "transformers, writes a tokenizer.json, which does",
+                                type);
     t->split = qwen2;
     WEFT_TRY(weft_tokenizer_set_nfc(t));
     WEFT_TRY(add_decoder(t));

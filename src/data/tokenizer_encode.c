@@ -56,7 +56,7 @@ static weft_status no_memory(const weft_encoder *e) {
 }
 
 weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
-    weft_encoder *e = calloc(1, sizeof *e);
+    WEFT_AUTO(weft_encoder_close_at) weft_encoder *e = calloc(1, sizeof *e);
     *out = NULL;
     if (!e) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory to encode with", t->name);
     e->t = t;
@@ -81,12 +81,8 @@ weft_status weft_encoder_open(const weft_tokenizer *t, weft_encoder **out) {
         if (e->context) pcre2_set_depth_limit(e->context, STEPS_MANY);
         if (e->context) pcre2_set_heap_limit(e->context, HEAP_KIB);
     }
-    if (!ok) {
-        weft_status status = no_memory(e);
-        weft_encoder_close(e);
-        return status;
-    }
-    *out = e;
+    if (!ok) return no_memory(e);
+    *out = weft_steal(&e);
     return WEFT_OK;
 }
 

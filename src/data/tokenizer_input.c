@@ -57,8 +57,7 @@ static const char *field_of(const weft_input *in, const char *path) {
 }
 
 weft_status weft_input_open(const weft_input_options *options, weft_input **out) {
-    weft_input *in = calloc(1, sizeof *in);
-    *out = in;
+    weft_input *in = *out = calloc(1, sizeof *in);
     if (!in) return weft_fail(WEFT_ENOMEM, "no memory to read texts");
     in->o = *options;
     in->file = -1;
@@ -71,8 +70,7 @@ weft_status weft_input_open(const weft_input_options *options, weft_input **out)
                               : S_ISDIR(is.st_mode) ? "is a folder, not a file"
                                                     : "is a pipe or a device; - reads standard "
                                                       "input";
-            weft_input_close(in);
-            *out = NULL;
+            weft_input_close(weft_steal(out));
             return weft_fail(WEFT_EINPUT, "%s: %s", options->paths[i], why);
         }
         bool packed = ends_on(options->paths[i], ".gz") || ends_on(options->paths[i], ".zst");

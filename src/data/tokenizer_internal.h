@@ -8,6 +8,10 @@
 #include <jansson.h>
 #include <pcre2.h>
 
+/* What is wrong with a tokenizer, which is named. */
+#define tokenizer_refuse(t, format, ...)                                                           \
+    weft_fail(WEFT_EINPUT, "tokenizer %s: " format, (t)->name, ##__VA_ARGS__)
+
 enum {
     TOKENIZER_STEPS_MAX = 8,       /* splits one after the other */
     TOKENIZER_VOCAB_MAX = 1 << 24, /* named limit against numbers made to exhaust memory */

@@ -13,13 +13,10 @@
 weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out) {
     json_error_t error;
     *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (!*out)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: line %d is no JSON: %.80s", t->name,
-                         error.line, error.text);
+    if (!*out) return tokenizer_refuse(t, "line %d is no JSON: %.80s", error.line, error.text);
     if (json_is_object(*out)) return WEFT_OK;
-    json_decref(*out);
-    *out = NULL;
-    return weft_fail(WEFT_EINPUT, "tokenizer %s: is no JSON object", t->name);
+    json_decref(weft_steal(out));
+    return tokenizer_refuse(t, "is no JSON object");
 }
 
 static const char *text_of(const json_t *object, const char *key) {
@@ -28,16 +25,15 @@ static const char *text_of(const json_t *object, const char *key) {
 }
 
 static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
-    return weft_fail(WEFT_EINPUT,
-                     "tokenizer %s: %s \"%.40s\" is not supported; byte-level BPE is, and "
-                     "SentencePiece's BPE and Unigram with byte_fallback",
-                     t->name, what, value);
+    return tokenizer_refuse(t,
+                            "%s \"%.40s\" is not supported; byte-level BPE is, and SentencePiece's "
+                            "BPE and Unigram with byte_fallback",
+                            what, value);
 }
 
 weft_status weft_tokenizer_add_pattern(weft_tokenizer *t, const char *pattern) {
     if (t->n_steps == TOKENIZER_STEPS_MAX)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: more than %d splitting steps", t->name,
-                         TOKENIZER_STEPS_MAX);
+        return tokenizer_refuse(t, "more than %d splitting steps", TOKENIZER_STEPS_MAX);
     if (!pattern || weft_pattern_is_gpt2(pattern)) {
         WEFT_TRY(weft_gpt2_prepare());
         t->steps[t->n_steps++].pattern = NULL;
@@ -75,7 +71,7 @@ static weft_status read_split(weft_tokenizer *t, const json_t *step) {
     const char *literal = json_string_value(json_object_get(pattern, "String"));
     if (regex && *regex) return weft_tokenizer_add_pattern(t, regex);
     if (literal && *literal) return add_literal(t, literal);
-    return weft_fail(WEFT_EINPUT, "tokenizer %s: a Split has no pattern", t->name);
+    return tokenizer_refuse(t, "a Split has no pattern");
 }
 
 static weft_status read_byte_level(weft_tokenizer *t, const json_t *step, bool *byte_level) {
@@ -88,9 +84,7 @@ static weft_status read_byte_level(weft_tokenizer *t, const json_t *step, bool *
 
 static weft_status read_step(weft_tokenizer *t, const json_t *step, bool *byte_level) {
     const char *type = text_of(step, "type");
-    if (*byte_level)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: a splitting step \"%.40s\" after ByteLevel",
-                         t->name, type);
+    if (*byte_level) return tokenizer_refuse(t, "a splitting step \"%.40s\" after ByteLevel", type);
     if (strcmp(type, "ByteLevel") == 0) return read_byte_level(t, step, byte_level);
     if (strcmp(type, "Split") == 0) return read_split(t, step);
     if (strcmp(type, "Digits") == 0)
@@ -110,10 +104,8 @@ static weft_status read_steps(weft_tokenizer *t, const json_t *root) {
         WEFT_TRY(read_step(t, pre, &byte_level));
     }
     if (byte_level) return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "tokenizer %s: has no ByteLevel pre_tokenizer; byte-level BPE is "
-                     "what is supported",
-                     t->name);
+    return tokenizer_refuse(t,
+                            "has no ByteLevel pre_tokenizer; byte-level BPE is what is supported");
 }
 
 static bool is_set(const json_t *object, const char *key) {
@@ -131,8 +123,7 @@ static weft_status read_merge(weft_tokenizer *t, const json_t *merge) {
     text = json_string_value(merge);
     const char *space = text ? strchr(text, ' ') : NULL;
     if (!space)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two tokens", t->name,
-                         (long long)t->n_merges + 1);
+        return tokenizer_refuse(t, "merge %lld is not two tokens", (long long)t->n_merges + 1);
     return weft_merge_from_text(t, text, (size_t)(space - text), space + 1, strlen(space + 1));
 }
 
@@ -149,10 +140,8 @@ static weft_status read_unigram(weft_tokenizer *t, const json_t *model) {
         const char *piece = json_string_value(json_array_get(json_array_get(list, i), 0));
         const json_t *score = json_array_get(json_array_get(list, i), 1);
         if (!piece || !json_is_number(score) || json_object_get(vocab, piece))
-            return weft_fail(WEFT_EINPUT,
-                             "tokenizer %s: entry %zu of its vocab is no piece of its own with a "
-                             "score",
-                             t->name, i);
+            return tokenizer_refuse(t, "entry %zu of its vocab is no piece of its own with a score",
+                                    i);
         if (strlen(piece) > TOKENIZER_PIECE_MAX) return refuse(t, "a piece as long as", piece);
         json_object_set_new(vocab, piece, json_integer((json_int_t)i));
         t->score[i] = json_number_value(score);
@@ -174,7 +163,7 @@ static weft_status read_model(weft_tokenizer *t, const json_t *model) {
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (is_set(model, others[i])) return refuse(t, "a model with", others[i]);
     if (!json_is_object(vocab) || !json_is_array(merges))
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: its model has no vocab or no merges", t->name);
+        return tokenizer_refuse(t, "its model has no vocab or no merges");
     t->whole_words = is_set(model, "ignore_merges");
     WEFT_TRY(weft_vocab_from_json(t, vocab));
     WEFT_TRY(weft_tokenizer_reserve_merges(t, (int64_t)json_array_size(merges)));
@@ -186,9 +175,7 @@ static weft_status read_model(weft_tokenizer *t, const json_t *model) {
 weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, int64_t id) {
     static const char *const others[] = {"single_word", "lstrip", "rstrip"};
     const char *text = text_of(token, "content");
-    if (!*text || id < 0)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: an added token has no content or no id",
-                         t->name);
+    if (!*text || id < 0) return tokenizer_refuse(t, "an added token has no content or no id");
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (is_set(token, others[i])) return refuse(t, "an added token with", others[i]);
     WEFT_AUTO_FREE char *own = strdup(text);
@@ -200,8 +187,7 @@ weft_status weft_tokenizer_read_added(weft_tokenizer *t, const json_t *token, in
     if (!known)
         WEFT_TRY(weft_tokenizer_add_token(t, id, own, length, false));
     else if (bytes != length || memcmp(known, own, (size_t)bytes) != 0)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: the number %lld is given to two tokens",
-                         t->name, (long long)id);
+        return tokenizer_refuse(t, "the number %lld is given to two tokens", (long long)id);
     return weft_tokenizer_add_special(t, text, (int32_t)id, is_set(token, "special"));
 }
 

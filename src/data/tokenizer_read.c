@@ -47,9 +47,7 @@ weft_status weft_vocab_from_json(weft_tokenizer *t, const json_t *vocab) {
     json_object_foreach((json_t *)(uintptr_t)vocab, key, value) {
         size_t length = strlen(key);
         if (!json_is_integer(value))
-            return weft_fail(WEFT_EINPUT,
-                             "tokenizer %s: the number of token \"%.40s\" is no number", t->name,
-                             key);
+            return tokenizer_refuse(t, "the number of token \"%.40s\" is no number", key);
         WEFT_AUTO_FREE char *bytes = malloc(length + 1);
         if (!bytes) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
         int64_t n = weft_token_bytes(t, key, length, bytes);
@@ -81,13 +79,10 @@ weft_status weft_merge_from_text(weft_tokenizer *t, const char *left, size_t lef
         made = weft_tokenizer_find(t, bytes, l + r);
     }
     if (l <= 0 || r <= 0)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two byte-level tokens",
-                         t->name, number);
+        return tokenizer_refuse(t, "merge %lld is not two byte-level tokens", number);
     if (a < 0 || b < 0 || made < 0)
-        return weft_fail(WEFT_EINPUT,
-                         "tokenizer %s: merge %lld has or makes a token that is not in the "
-                         "vocabulary",
-                         t->name, number);
+        return tokenizer_refuse(t, "merge %lld has or makes a token that is not in the vocabulary",
+                                number);
     weft_tokenizer_add_merge(t, a, b, made);
     return WEFT_OK;
 }
@@ -98,8 +93,8 @@ static weft_status read_merge_line(weft_tokenizer *t, const char *line, size_t l
                                    bool numbering) {
     const char *space = memchr(line, ' ', length);
     if (!space)
-        return weft_fail(WEFT_EINPUT, "tokenizer %s: merge %lld is not two tokens and a space",
-                         t->name, (long long)t->n_merges + 1);
+        return tokenizer_refuse(t, "merge %lld is not two tokens and a space",
+                                (long long)t->n_merges + 1);
     size_t l = (size_t)(space - line), r = length - l - 1;
     if (numbering) {
         WEFT_AUTO_FREE char *bytes = malloc(length);
@@ -165,17 +160,13 @@ static weft_status read_pair(weft_tokenizer *t, const char *dir, const char *enc
 
 static weft_status read_json_file(weft_tokenizer *t, const char *path, bool *flat) {
     WEFT_TRY(read_file(t, path, &t->source, &t->source_bytes));
-    json_t *root;
+    WEFT_AUTO_DECREF json_t *root = NULL;
     WEFT_TRY(weft_json_parse(t, t->source, t->source_bytes, &root));
     /* An encoder.json is tokens and numbers and nothing else. */
     *flat = !json_is_object(json_object_get(root, "model"));
-    weft_status status = *flat ? WEFT_OK : weft_tokenizer_from_json(t, root);
-    json_decref(root);
-    if (*flat) {
-        free(t->source);
-        t->source = NULL;
-    }
-    return status;
+    if (!*flat) return weft_tokenizer_from_json(t, root);
+    free(weft_steal(&t->source));
+    return WEFT_OK;
 }
 
 static weft_status read_folder(weft_tokenizer *t, const char *dir) {

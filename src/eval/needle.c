@@ -86,13 +86,12 @@ static weft_status cut_hay(const needle_run *r, weft_random_stream *random,
 /* Which text and which key belong to a trial, by the random seed alone. */
 static weft_status make_trial(const needle_run *r, int64_t length, double depth, int64_t number,
                               needle_trial *t) {
-    const uint32_t sites[2] = {weft_random_site("needle.prompt.train"),
-                               weft_random_site("needle.prompt")};
     weft_sequence_place p = {.split = WEFT_SPLIT_VAL,
                              .iteration =
                                  (uint32_t)(r->options->seed * 2654435761u + (uint64_t)length),
                              .sequence = (uint32_t)number};
-    weft_random_stream random = weft_random_stream_at(&p, sites, 0);
+    weft_random_stream random =
+        weft_random_stream_at(&p, "needle.prompt.train", "needle.prompt", 0);
     char line[WEFT_NEEDLE_ROOM], answer[WEFT_NEEDLE_ROOM];
     WEFT_AUTO_FREE int32_t *needle = NULL, *question = NULL, *hay = NULL;
     int64_t n_needle = 0, n_question = 0;

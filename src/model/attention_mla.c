@@ -13,6 +13,7 @@
  *
  * With RA_MLA_SCORE="w2" queries and keys are Gaussians in the latent: means in its first half,
  * deviations in its second. */
+#include "base/scope.h"
 #include "model/builder.h"
 #include "model/step.h"
 #include "model/units.h"
@@ -348,13 +349,10 @@ static weft_status step_layer(const weft_step_source *s, const weft_step_maps *t
     for (int64_t h = 0; h < f->heads; h++)
         to->scale[h] = (float)(1 / sqrt((double)f->dqk));
     int64_t inner = f->heads * weft_config_head_dim(&s->model->config);
-    float *w = malloc((size_t)(f->width * inner) * sizeof *w);
-    float *map = malloc((size_t)(inner * f->dqk) * sizeof *map);
-    weft_status status = w && map ? join_maps(s, w, map, to->heads, to->bias, to->out)
-                                  : weft_fail(WEFT_ENOMEM, "generate: no memory");
-    free(w);
-    free(map);
-    return status;
+    WEFT_AUTO_FREE float *w = malloc((size_t)(f->width * inner) * sizeof *w);
+    WEFT_AUTO_FREE float *map = malloc((size_t)(inner * f->dqk) * sizeof *map);
+    return w && map ? join_maps(s, w, map, to->heads, to->bias, to->out)
+                    : weft_fail(WEFT_ENOMEM, "generate: no memory");
 }
 
 static const char *tell_fixed(const weft_config *c) {

@@ -33,8 +33,7 @@ typedef struct {
 } projection;
 
 /* Products of the panel with ROWS earlier vectors. */
-static void measure_rows(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(measure_rows) {
     const projection *p = context;
     int64_t first = task * ROWS, rows = p->done - first < ROWS ? p->done - first : ROWS;
     for (int64_t w = 0; w < p->width; w++) {
@@ -54,8 +53,7 @@ static void measure_rows(void *context, int64_t task, int thread) {
 }
 
 /* Removes what lies along the earlier vectors from a strip of the panel's columns. */
-static void remove_strip(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(remove_strip) {
     const projection *p = context;
     int64_t first = task * STRIP, n = p->length - first < STRIP ? p->length - first : STRIP;
     for (int64_t j = 0; j < p->done; j++) {

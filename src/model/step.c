@@ -87,8 +87,7 @@ static weft_status pack(const float *w, int64_t columns, int64_t depth, weft_ste
 static weft_status fold_norm(const weft_step_source *s, const char *name, int64_t columns,
                              int64_t depth, float *w, float **bias) {
     char full[64];
-    WEFT_AUTO_FREE float *gain = NULL;
-    WEFT_AUTO_FREE float *offset = NULL;
+    WEFT_AUTO_FREE float *gain = NULL, *offset = NULL;
     snprintf(full, sizeof full, "%s.weight", name);
     WEFT_TRY(read_vector(s, full, &gain));
     snprintf(full, sizeof full, "%s.bias", name);
@@ -213,8 +212,7 @@ static weft_status read_part(const reading *r, int64_t task) {
     return read_matrix(&s, head, "ln_f", f->vocab, f->width, scratch, &out->head);
 }
 
-static void read_task(void *context, int64_t task, int thread) {
-    (void)thread;
+WEFT_TASK(read_task) {
     const reading *r = context;
     r->status[task] = read_part(r, task);
 }

@@ -28,7 +28,7 @@ weft_tensor *weft_fill(weft_graph *g, weft_dtype dtype, int ndim, const int64_t 
     weft_fill_attr attr = {.dtype = dtype, .ndim = ndim, .value = value};
     for (int d = 0; d < ndim && d < WEFT_MAX_DIMS; d++)
         attr.shape[d] = shape[d];
-    return weft_append_list(g, &weft_op_fill, &attr, sizeof attr, 0, NULL);
+    return weft_append_list(g, &weft_op_fill, &attr, sizeof attr, 0, 0, NULL);
 }
 
 static weft_tensor *ones_like(weft_graph *g, const weft_tensor *like) {

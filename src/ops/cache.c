@@ -87,10 +87,8 @@ DEFINE_OP(cache_write, .infer = cache_write_infer, .side_effect = true);
 void weft_cache_write(weft_graph *g, const weft_cache_part *part, weft_tensor *x, int64_t offset,
                       weft_tensor *extra, weft_tensor *cache, const weft_rows *rows) {
     weft_cache_write_attr attr = {*part, offset};
-    weft_tensor *in[] = {rows->position, rows->slot, rows->table, x, cache, extra};
-    weft_node *n = weft_graph_append(g, &weft_op_cache_write, in, WEFT_CACHE_WRITE_INPUTS,
-                                     WEFT_CACHE_EXTRA, 1, &attr, sizeof attr);
-    if (n) weft_keep(n->out[0]);
+    weft_keep(weft_append_some(g, &weft_op_cache_write, &attr, sizeof attr, WEFT_CACHE_EXTRA,
+                               rows->position, rows->slot, rows->table, x, cache, extra));
 }
 
 static weft_status check_heads(weft_graph *g, const weft_node *n) {
@@ -204,10 +202,8 @@ weft_tensor *weft_cache_gather(weft_graph *g, const weft_cache_part *part, weft_
                                weft_tensor *weights, weft_cache_keep keep, int64_t k,
                                double threshold, bool normalize, const weft_rows *rows) {
     weft_cache_gather_attr attr = {*part, keep, k, threshold, normalize};
-    weft_tensor *in[] = {rows->position, rows->slot, rows->table, weights, cache, rows->first};
-    weft_node *n = weft_graph_append(g, &weft_op_cache_gather, in, WEFT_CACHE_LONG_INPUTS,
-                                     WEFT_CACHE_SHORT_INPUTS, 1, &attr, sizeof attr);
-    return n ? n->out[0] : NULL;
+    return weft_append_some(g, &weft_op_cache_gather, &attr, sizeof attr, WEFT_CACHE_SHORT_INPUTS,
+                            rows->position, rows->slot, rows->table, weights, cache, rows->first);
 }
 
 static weft_status cache_mean_infer(weft_graph *g, weft_node *n) {
@@ -227,8 +223,6 @@ DEFINE_OP(cache_mean, .infer = cache_mean_infer, .side_effect = true);
 
 weft_tensor *weft_cache_mean(weft_graph *g, weft_tensor *x, weft_tensor *sum,
                              const weft_rows *rows) {
-    weft_tensor *in[] = {rows->position, rows->slot, rows->table, x, sum, rows->first};
-    weft_node *n = weft_graph_append(g, &weft_op_cache_mean, in, WEFT_CACHE_LONG_INPUTS,
-                                     WEFT_CACHE_SHORT_INPUTS, 1, NULL, 0);
-    return n ? n->out[0] : NULL;
+    return weft_append_some(g, &weft_op_cache_mean, NULL, 0, WEFT_CACHE_SHORT_INPUTS,
+                            rows->position, rows->slot, rows->table, x, sum, rows->first);
 }

@@ -2,8 +2,9 @@
 #include "ops/define.h"
 
 weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
-                              int n_in, weft_tensor *const *in) {
-    const weft_node *n = weft_graph_append(g, op, in, n_in, n_in, 1, attr, size);
+                              int required, int n_in, weft_tensor *const *in) {
+    if (required > n_in) required = n_in;
+    const weft_node *n = weft_graph_append(g, op, in, n_in, required, 1, attr, size);
     return n ? n->out[0] : NULL;
 }
 

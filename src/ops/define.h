@@ -11,11 +11,14 @@
 /* Appends a node of these inputs, all of them required, and returns its first output; `attr` has
  * `size` bytes, NULL and 0 where there are none. */
 #define weft_append(g, op, attr, size, ...)                                                        \
-    weft_append_list((g), (op), (attr), (size),                                                    \
+    weft_append_some((g), (op), (attr), (size), INT32_MAX, __VA_ARGS__)
+/* The same where those behind the first `required` may be NULL. */
+#define weft_append_some(g, op, attr, size, required, ...)                                         \
+    weft_append_list((g), (op), (attr), (size), (required),                                        \
                      (int)(sizeof((weft_tensor *[]){__VA_ARGS__}) / sizeof(weft_tensor *)),        \
                      (weft_tensor *[]){__VA_ARGS__})
 weft_tensor *weft_append_list(weft_graph *g, const weft_op *op, const void *attr, size_t size,
-                              int n_in, weft_tensor *const *in);
+                              int required, int n_in, weft_tensor *const *in);
 
 /* For grad: appends a node of `n` outputs, the first inputs' gradients. */
 #define weft_append_back(g, op, attr, size, d_in, n, ...)                                          \

@@ -47,16 +47,13 @@ GRAD(embed) {
     if (wte->needs_grad) {
         weft_embed_back_attr back = {.rows = wte->shape[0], .dtype = wte->dtype};
         weft_tensor *in[WEFT_EMBED_BACK_INPUTS] = {d_out[0], ids};
-        weft_node *node = weft_graph_append(g, &weft_op_embed_back, in, WEFT_EMBED_BACK_INPUTS, 2,
-                                            1, &back, sizeof back);
-        if (node) d_in[0] = node->out[0];
+        d_in[0] = weft_append_list(g, &weft_op_embed_back, &back, sizeof back, 2,
+                                   WEFT_EMBED_BACK_INPUTS, in);
     }
     if (wpe && wpe->needs_grad) {
         weft_embed_back_attr back = {wpe->shape[0], attr->offset, wpe->dtype};
-        weft_tensor *in[] = {d_out[0], start};
-        weft_node *node =
-            weft_graph_append(g, &weft_op_position_back, in, 2, 1, 1, &back, sizeof back);
-        if (node) d_in[2] = node->out[0];
+        d_in[2] =
+            weft_append_some(g, &weft_op_position_back, &back, sizeof back, 1, d_out[0], start);
     }
     return weft_graph_status(g);
 }
@@ -82,7 +79,5 @@ DEFINE_OP(position_back, .infer = table_infer);
 weft_tensor *weft_embed(weft_graph *g, weft_tensor *wte, weft_tensor *ids, weft_tensor *wpe,
                         weft_tensor *start, int64_t offset) {
     weft_embed_attr attr = {offset};
-    weft_tensor *in[] = {wte, ids, wpe, start};
-    weft_node *n = weft_graph_append(g, &weft_op_embed, in, 4, 2, 1, &attr, sizeof attr);
-    return n ? n->out[0] : NULL;
+    return weft_append_some(g, &weft_op_embed, &attr, sizeof attr, 2, wte, ids, wpe, start);
 }

@@ -40,13 +40,8 @@ static weft_status gaussian_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-GRAD(gaussian) {
-    weft_tensor *in[] = {n->out[0], d_out[0], n->n_out > 1 ? d_out[1] : NULL};
-    weft_node *back = weft_graph_append(g, &weft_op_gaussian_back, in, 3, 1, 1, NULL, 0);
-    if (back) d_in[0] = back->out[0];
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(gaussian, weft_append_some(g, &weft_op_gaussian_back, NULL, 0, 1, n->out[0],
+                                          d_out[0], n->n_out > 1 ? d_out[1] : NULL))
 DEFINE_OP(gaussian, .infer = gaussian_infer, .grad = gaussian_grad, .inplace = weft_over_first);
 
 /* Over dy; where only n has a gradient, over y. */
@@ -75,13 +70,8 @@ static weft_status overlap_infer(weft_graph *g, weft_node *n) {
     return weft_graph_status(g);
 }
 
-GRAD(overlap) {
-    weft_tensor *in[] = {n->in[0], d_out[0], d_out[1]};
-    weft_node *back = weft_graph_append(g, &weft_op_overlap_back, in, 3, 1, 1, NULL, 0);
-    if (back) d_in[0] = back->out[0];
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(overlap,
+               weft_append_some(g, &weft_op_overlap_back, NULL, 0, 1, n->in[0], d_out[0], d_out[1]))
 DEFINE_OP(overlap, .infer = overlap_infer, .grad = overlap_grad);
 
 DEFINE_OP(overlap_back, .infer = weft_infer_like_first, .inplace = weft_over_first);

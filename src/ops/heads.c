@@ -83,7 +83,7 @@ weft_tensor *weft_head_columns(weft_graph *g, weft_head_columns_attr attr, weft_
                                weft_tensor *z) {
     weft_tensor *in[] = {x, z};
     if (attr.slots == 0) attr.slots = 1;
-    return weft_append_list(g, &weft_op_head_columns, &attr, sizeof attr,
+    return weft_append_list(g, &weft_op_head_columns, &attr, sizeof attr, INT32_MAX,
                             attr.part[1].count ? 2 : 1, in);
 }
 
@@ -236,5 +236,5 @@ weft_tensor *weft_stack(weft_graph *g, weft_tensor *const *parts, int64_t n) {
         weft_graph_fail(g, "stack: %lld parts, but there must be 1 at least", (long long)n);
         return NULL;
     }
-    return weft_append_list(g, &weft_op_stack, NULL, 0, (int)n, parts);
+    return weft_append_list(g, &weft_op_stack, NULL, 0, INT32_MAX, (int)n, parts);
 }

@@ -82,7 +82,7 @@ static weft_tensor *append_norm(weft_graph *g, const weft_op *op, weft_tensor *c
         weft_graph_fail(g, "%s: there is no gradient to take the norm of", op->name);
         return NULL;
     }
-    return weft_append_list(g, op, NULL, 0, count, in);
+    return weft_append_list(g, op, NULL, 0, count, count, in);
 }
 
 weft_tensor *weft_global_norm(weft_graph *g, weft_tensor *const *grads, int n) {

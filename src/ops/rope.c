@@ -29,9 +29,7 @@ static weft_status rope_infer(weft_graph *g, weft_node *n) {
 
 static weft_tensor *append_rope(weft_graph *g, weft_tensor *x, weft_tensor *start,
                                 const weft_rope_attr *attr) {
-    weft_node *n = weft_graph_append(g, &weft_op_rope, (weft_tensor *[]){x, start}, 2, 1, 1, attr,
-                                     sizeof *attr);
-    return n ? n->out[0] : NULL;
+    return weft_append_some(g, &weft_op_rope, attr, sizeof *attr, 1, x, start);
 }
 
 GRAD(rope) {

@@ -21,21 +21,14 @@ static weft_status running_mean_infer(weft_graph *g, weft_node *n) {
     return weft_output_like(g, n, 0, n->in[0]->dtype, n->in[0]);
 }
 
-GRAD(running_mean) {
-    weft_tensor *in[] = {d_out[0], n->in[1]};
-    weft_node *back = weft_graph_append(g, &weft_op_running_mean_back, in, 2, 1, 1, NULL, 0);
-    if (back) d_in[0] = back->out[0];
-    return weft_graph_status(g);
-}
-
+DEFINE_GRAD_AS(running_mean,
+               weft_append_some(g, &weft_op_running_mean_back, NULL, 0, 1, d_out[0], n->in[1]))
 DEFINE_OP(running_mean, .infer = running_mean_infer, .grad = running_mean_grad,
           .inplace = weft_over_first);
 DEFINE_OP(running_mean_back, .infer = running_mean_infer, .inplace = weft_over_first);
 
 weft_tensor *weft_running_mean_within(weft_graph *g, weft_tensor *x, weft_tensor *first) {
-    weft_tensor *in[] = {x, first};
-    weft_node *n = weft_graph_append(g, &weft_op_running_mean, in, 2, 1, 1, NULL, 0);
-    return n ? n->out[0] : NULL;
+    return weft_append_some(g, &weft_op_running_mean, NULL, 0, 1, x, first);
 }
 
 weft_tensor *weft_running_mean(weft_graph *g, weft_tensor *x) {

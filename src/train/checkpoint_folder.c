@@ -80,12 +80,10 @@ int64_t weft_checkpoint_step_of(const char *name) {
 }
 
 int64_t weft_checkpoint_iteration(const char *path) {
-    json_t *state;
+    WEFT_AUTO_DECREF json_t *state = NULL;
     if (weft_state_read(path, &state) != WEFT_OK) return -1;
     json_t *step = json_object_get(state, "iteration");
-    int64_t value = json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
-    json_decref(state);
-    return value;
+    return json_is_integer(step) ? (int64_t)json_integer_value(step) : -1;
 }
 
 /* Removal asks for the mark, which versions before did not make. */

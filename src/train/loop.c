@@ -536,11 +536,10 @@ weft_status weft_train_check(const weft_config *c, char *metric, size_t room) {
 }
 
 weft_status weft_train_settle(weft_config *c) {
-    weft_tokenizer *tokenizer = NULL;
+    WEFT_AUTO(weft_tokenizer_close_at) weft_tokenizer *tokenizer = NULL;
     if (!c->document_mask || c->document_token >= 0) return WEFT_OK;
     WEFT_TRY(weft_dataset_tokenizer(c, &tokenizer));
     if (tokenizer) c->document_token = weft_tokenizer_end(tokenizer);
-    weft_tokenizer_close(tokenizer);
     return WEFT_OK;
 }
 

@@ -9,9 +9,7 @@
 #include "model/units.h"
 #include "train/optimizer_internal.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static weft_status no_memory(void) {
     return weft_fail(WEFT_ENOMEM, "pruning: no memory");

@@ -10,11 +10,9 @@
 #include "ops/cache.h"
 #include "train/metrics.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const double TEMPERATURE = 0.8;
 

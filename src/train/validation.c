@@ -115,7 +115,6 @@ static weft_status open_feed(const weft_validation *v, int64_t skip, bool scored
     return weft_prefetch_open(v->dataset, &options, out);
 }
 
-WEFT_ENDED_BY(weft_prefetch_close, weft_prefetch)
 weft_status weft_validation_run(weft_validation *v, double *loss, double *metric) {
     WEFT_AUTO(weft_prefetch_close_at) weft_prefetch *feed = NULL;
     int64_t runs = v->samples * v->parts, right = 0, asked = 0;
