@@ -29,6 +29,7 @@ except ImportError:
 DEMO = "defconfigs/demo"
 ASSIGNED = re.compile(r"CONFIG_([^=\s]+)=(.*)")
 UNSET = re.compile(r"# CONFIG_(\S+) is not set")
+KEY = re.compile(r"^((?:# )?CONFIG_)(\w+)(?==| is not set$)")
 TEXT = re.compile(r'"((?:[^\\"]|\\.)*)"')
 WORDS = re.compile(r"^One of: (.*)\.$", re.MULTILINE)
 FOREIGN = re.compile(r'^FOREIGN\((\w+), "((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
@@ -65,8 +66,7 @@ def list_of(path, pattern):
 
 
 def known_symbol(table, name, where):
-    aliases = list_of("src/config/aliases.def", ALIAS)
-    symbol = table.syms.get(aliases.get(name.upper(), name))
+    symbol = table.syms.get(name)
     if symbol is not None and symbol.nodes:
         return symbol
     instead = list_of("src/config/foreign.def", FOREIGN).get(name.upper())
@@ -97,9 +97,11 @@ def written_value(symbol, text, where):
 
 
 def lines_of(path):
-    """A config's lines; where the program takes a word for a number, with that number."""
+    """A config's lines, with today's names; where the program takes a word for a number, with that number."""
+    aliases = list_of("src/config/aliases.def", ALIAS)
+    rename = lambda key: key[1] + aliases.get(key[2].upper(), key[2])
     with open(path, encoding="utf-8") as file:
-        return [AUTO.sub("CONFIG_MICRO_BATCH=-1", line.rstrip()) for line in file.read().split("\n")]
+        return [AUTO.sub("CONFIG_MICRO_BATCH=-1", KEY.sub(rename, line.rstrip())) for line in file.read().split("\n")]
 
 
 def read_lines(table, path):

@@ -154,6 +154,27 @@ static void test_bare_numbers_are_taken(void **state) {
     free(text);
 }
 
+/* In the files of an older weft, .config as its make wrote it among them; what is written has today's names. */
+static void test_old_names_are_taken(void **state) {
+    (void)state;
+    without_kconfiglib_skip();
+    write_tree("defconfigs/test", "CONFIG_GPT2_BLOCK_SIZE=48\n# CONFIG_GPT2_BIAS is not set\n"
+                                  "CONFIG_GPT2_MIN_LR=1e-5\nCONFIG_STUDY_STEPS=\"a; b: BIAS=y\"\n");
+    expect_done(shell("make -s SETUP=no defconfig-test && make -s SETUP=no savedefconfig"));
+    char *text = tree_file("defconfig");
+    assert_string_equal(text,
+                        "CONFIG_CONTEXT=48\n# CONFIG_BIAS is not set\nCONFIG_MIN_LR=\"1e-5\"\n"
+                        "CONFIG_STUDY_VARIANTS=\"a; b: BIAS=y\"\n");
+    free(text);
+    refuse("CONFIG_GPT2_BLOCK_SIZE=48\nCONFIG_CONTEXT=48\n", SAYS("defconfigs/test:2:", "line 1"));
+    shell_succeeds("tar -xzf tests/older/made.tar.gz -C '%s' ./dotconfig", scratch_path("tree"));
+    expect_done(shell("mv dotconfig .config && make -s SETUP=no savedefconfig"));
+    text = tree_file("defconfig");
+    expect_words(text, SAYS("CONFIG_EVAL_SAMPLES=50\n", "CONFIG_GRADIENT_ACCUMULATION=4\n"));
+    assert_null(strstr(text, "GPT2_"));
+    free(text);
+}
+
 /* By what they mean: by letters, GPT2_DATASET would be DROPOUT or the like. The program and make
  * say the same. */
 static void test_keys_of_other_trainers_are_told_what_to_use(void **state) {
@@ -442,6 +463,7 @@ int main(void) {
         cmocka_unit_test(test_prompts_are_short_and_whole),
         cmocka_unit_test(test_defconfig_writes_what_it_says),
         cmocka_unit_test(test_bare_numbers_are_taken),
+        cmocka_unit_test(test_old_names_are_taken),
         cmocka_unit_test(test_keys_of_other_trainers_are_told_what_to_use),
         cmocka_unit_test(test_what_is_named_instead_is_there),
         cmocka_unit_test(test_what_kconfiglib_drops_is_an_error),

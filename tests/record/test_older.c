@@ -136,6 +136,7 @@ static void test_what_that_weft_did_not_make_is_refused(void **state) {
                  {"ALTER TABLE runs RENAME COLUMN step TO variant", "is missing, or another"},
                  {"PRAGMA user_version = 3", "is missing, or another"},
                  {"PRAGMA user_version = 1", "is missing, or another"},
+                 {"PRAGMA user_version = 4", "version 4, and this weft knows versions 1 to 3"},
                  {"UPDATE runs SET step = 9 WHERE run = 1", "variant is 9"},
                  {"UPDATE steps SET leaks = 7", "leaks is 7"}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
