@@ -1,12 +1,13 @@
-"""The command `weft` of an installed package: becomes the program that was packed with the library."""
+"""The command `weft` of an installed package: becomes the program that was packed with the library, or, of a package
+that is used in a source tree, the one in its build folder."""
 import os
 import pathlib
 import sys
 
 
 def main():
-    program = pathlib.Path(__file__).resolve().parent / "_lib" / "weft"
-    try:
-        os.execv(program, ["weft", *sys.argv[1:]])
-    except OSError as error:
-        sys.exit(f"weft: {program}: {error.strerror}; install a wheel of `make wheel`, or use build/weft of the sources")
+    here = pathlib.Path(__file__).resolve().parent
+    for program in here / "_lib" / "weft", here.parent.parent / "build" / "weft":
+        if program.exists():
+            os.execv(program, ["weft", *sys.argv[1:]])
+    sys.exit("weft: this package has the library alone; install a wheel of `make wheel`")
