@@ -340,6 +340,23 @@ static void test_an_interrupted_read_or_write_goes_on(void **state) {
     }
 }
 
+static void test_a_file_that_cannot_be_looked_at_is_not_called_something_else(void **state) {
+    (void)state;
+    char words[600];
+    bool said = false;
+    fault_need();
+    file_write(at("files.config"), "CONFIG_N_LAYER=1\n", 17);
+    snprintf(words, sizeof words, "%s: cannot be looked at: %s", at("files.config"), strerror(EIO));
+    for (int i = 1; i <= 2; i++) { /* who reads a config looks at it twice */
+        fault f = {.calls = "fstat", .path = "files.config", .nth = i, .error = EIO};
+        command_result r = fault_run(&f, RUN("plan", "--config", at("files.config")), NULL);
+        if (r.status == 0 || !strstr(r.err, strerror(EIO))) fail_msg("%s", r.err);
+        said = said || strstr(r.err, words);
+        command_free(&r);
+    }
+    assert_true(said);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
@@ -356,6 +373,7 @@ int main(void) {
         cmocka_unit_test(test_only_marked_folders_are_removed),
         cmocka_unit_test(test_names_are_listed_sorted),
         cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
+        cmocka_unit_test(test_a_file_that_cannot_be_looked_at_is_not_called_something_else),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
