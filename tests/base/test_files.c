@@ -357,6 +357,24 @@ static void test_a_file_that_cannot_be_looked_at_is_not_called_something_else(vo
     assert_true(said);
 }
 
+/* Taken for one that a kill left; any other reason is told. */
+static void test_a_new_folder_that_is_taken_away_is_made_again(void **state) {
+    (void)state;
+    fault f = {.calls = "open", .path = "taken.", .nth = 1, .error = ENOENT};
+    const char *const *words =
+        RUN("init", "--out", at("taken"), "-o", "N_LAYER=1", "-o", "N_EMBD=8", "-o", "N_HEAD=2");
+    fault_need();
+    command_result r = fault_run(&f, words, NULL);
+    if (r.status != 0) fail_msg("%s", r.err);
+    command_free(&r);
+    shell_succeeds("rm -r '%s'", at("taken"));
+    f.error = EPERM, f.all = true;
+    r = fault_run(&f, words, NULL);
+    if (r.status != 1 || !strstr(r.err, strerror(EPERM))) fail_msg("%s", r.err);
+    command_free(&r);
+    shell_succeeds("! ls -d '%s'* 2>/dev/null", at("taken"));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
@@ -374,6 +392,7 @@ int main(void) {
         cmocka_unit_test(test_names_are_listed_sorted),
         cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
         cmocka_unit_test(test_a_file_that_cannot_be_looked_at_is_not_called_something_else),
+        cmocka_unit_test(test_a_new_folder_that_is_taken_away_is_made_again),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
