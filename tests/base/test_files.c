@@ -375,6 +375,30 @@ static void test_a_new_folder_that_is_taken_away_is_made_again(void **state) {
     shell_succeeds("! ls -d '%s'* 2>/dev/null", at("taken"));
 }
 
+/* Killed when the new folder has the name and the old one is not yet gone: before its first file is, and when
+ * it is empty, without the file that said whose it was. */
+static void test_what_a_kill_leaves_of_a_replaced_folder_is_removed(void **state) {
+    (void)state;
+    fault f = {.calls = "unlink,rmdir", .path = "replaced."};
+    const char *const *words = RUN("init", "--force", "--out", at("replaced"), "-o", "N_LAYER=1",
+                                   "-o", "N_EMBD=8", "-o", "N_HEAD=2");
+    long last = 0;
+    fault_need();
+    command_succeeds(words, NULL);
+    command_result r = fault_run(&f, words, &last);
+    command_free(&r);
+    assert_true(last > 2);
+    for (int i = 0; i < 2; i++) {
+        f.nth = i ? last : 1;
+        r = fault_run(&f, words, NULL);
+        assert_int_equal(r.status, -1);
+        command_free(&r);
+        shell_succeeds("ls -d '%s'.* >/dev/null", at("replaced"));
+        command_succeeds(words, NULL);
+        shell_succeeds("! ls -d '%s'.* 2>/dev/null", at("replaced"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
@@ -393,6 +417,7 @@ int main(void) {
         cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
         cmocka_unit_test(test_a_file_that_cannot_be_looked_at_is_not_called_something_else),
         cmocka_unit_test(test_a_new_folder_that_is_taken_away_is_made_again),
+        cmocka_unit_test(test_what_a_kill_leaves_of_a_replaced_folder_is_removed),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
