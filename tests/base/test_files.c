@@ -340,6 +340,65 @@ static void test_an_interrupted_read_or_write_goes_on(void **state) {
     }
 }
 
+static void test_a_file_that_cannot_be_looked_at_is_not_called_something_else(void **state) {
+    (void)state;
+    char words[600];
+    bool said = false;
+    fault_need();
+    file_write(at("files.config"), "CONFIG_N_LAYER=1\n", 17);
+    snprintf(words, sizeof words, "%s: cannot be looked at: %s", at("files.config"), strerror(EIO));
+    for (int i = 1; i <= 2; i++) { /* who reads a config looks at it twice */
+        fault f = {.calls = "fstat", .path = "files.config", .nth = i, .error = EIO};
+        command_result r = fault_run(&f, RUN("plan", "--config", at("files.config")), NULL);
+        if (r.status == 0 || !strstr(r.err, strerror(EIO))) fail_msg("%s", r.err);
+        said = said || strstr(r.err, words);
+        command_free(&r);
+    }
+    assert_true(said);
+}
+
+/* Taken for one that a kill left; any other reason is told. */
+static void test_a_new_folder_that_is_taken_away_is_made_again(void **state) {
+    (void)state;
+    fault f = {.calls = "open", .path = "taken.", .nth = 1, .error = ENOENT};
+    const char *const *words =
+        RUN("init", "--out", at("taken"), "-o", "N_LAYER=1", "-o", "N_EMBD=8", "-o", "N_HEAD=2");
+    fault_need();
+    command_result r = fault_run(&f, words, NULL);
+    if (r.status != 0) fail_msg("%s", r.err);
+    command_free(&r);
+    shell_succeeds("rm -r '%s'", at("taken"));
+    f.error = EPERM, f.all = true;
+    r = fault_run(&f, words, NULL);
+    if (r.status != 1 || !strstr(r.err, strerror(EPERM))) fail_msg("%s", r.err);
+    command_free(&r);
+    shell_succeeds("! ls -d '%s'* 2>/dev/null", at("taken"));
+}
+
+/* Killed when the new folder has the name and the old one is not yet gone: before its first file is, and when
+ * it is empty, without the file that said whose it was. */
+static void test_what_a_kill_leaves_of_a_replaced_folder_is_removed(void **state) {
+    (void)state;
+    fault f = {.calls = "unlink,rmdir", .path = "replaced."};
+    const char *const *words = RUN("init", "--force", "--out", at("replaced"), "-o", "N_LAYER=1",
+                                   "-o", "N_EMBD=8", "-o", "N_HEAD=2");
+    long last = 0;
+    fault_need();
+    command_succeeds(words, NULL);
+    command_result r = fault_run(&f, words, &last);
+    command_free(&r);
+    assert_true(last > 2);
+    for (int i = 0; i < 2; i++) {
+        f.nth = i ? last : 1;
+        r = fault_run(&f, words, NULL);
+        assert_int_equal(r.status, -1);
+        command_free(&r);
+        shell_succeeds("ls -d '%s'.* >/dev/null", at("replaced"));
+        command_succeeds(words, NULL);
+        shell_succeeds("! ls -d '%s'.* 2>/dev/null", at("replaced"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_file_is_replaced_whole_or_not_at_all),
@@ -356,6 +415,9 @@ int main(void) {
         cmocka_unit_test(test_only_marked_folders_are_removed),
         cmocka_unit_test(test_names_are_listed_sorted),
         cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
+        cmocka_unit_test(test_a_file_that_cannot_be_looked_at_is_not_called_something_else),
+        cmocka_unit_test(test_a_new_folder_that_is_taken_away_is_made_again),
+        cmocka_unit_test(test_what_a_kill_leaves_of_a_replaced_folder_is_removed),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
