@@ -150,7 +150,9 @@ static weft_status evaluate_batch(const weft_model *m, const weft_backend *backe
                         .logits = what->logits != NULL,
                         .scores = what->scores != NULL};
     WEFT_TRY(weft_session_open(&quiet, backend, pool, &build, what->grads != NULL, false, &s));
-    WEFT_TRY(weft_session_run(&s, b->tokens, b->targets, NULL));
+    /* WsFFN's two views are drawn as in training. */
+    weft_run run = {.seed = (uint64_t)m->config.seed};
+    WEFT_TRY(weft_session_run(&s, b->tokens, b->targets, &run));
     WEFT_TRY(weft_session_losses(&s, out));
     if (what->logits) WEFT_TRY(write_logits(&s, what->logits));
     if (what->grads) WEFT_TRY(write_grads(&s, what->grads));
