@@ -315,6 +315,17 @@ static void test_names_are_listed_sorted(void **state) {
     expect(weft_folder_list(at("no-list"), &names), WEFT_EIO, "no-list");
 }
 
+static void test_a_finished_file_takes_a_free_name(void **state) {
+    (void)state;
+    file_write(at("made-1"), "one", 3);
+    file_write(at("made-2"), "two", 3);
+    expect(weft_file_take_name(at("made-1"), at("named")), WEFT_OK, NULL);
+    expect(weft_file_take_name(at("made-2"), at("named")), WEFT_EINPUT, "there already");
+    expect(weft_file_take_name(at("made-2"), at("none/named")), WEFT_EIO, "cannot be written");
+    expect(weft_file_take_name(at("made-1"), at("other")), WEFT_EIO, "made-1");
+    shell_succeeds("[ \"$(cat '%s' '%s')\" = onetwo ]", at("named"), at("made-2"));
+}
+
 /* By a signal, or where a file system takes a part of what it is given: -2 writes only a half. */
 static void test_an_interrupted_read_or_write_goes_on(void **state) {
     (void)state;
@@ -414,6 +425,7 @@ int main(void) {
         cmocka_unit_test(test_folders_are_made_with_those_above),
         cmocka_unit_test(test_only_marked_folders_are_removed),
         cmocka_unit_test(test_names_are_listed_sorted),
+        cmocka_unit_test(test_a_finished_file_takes_a_free_name),
         cmocka_unit_test(test_an_interrupted_read_or_write_goes_on),
         cmocka_unit_test(test_a_file_that_cannot_be_looked_at_is_not_called_something_else),
         cmocka_unit_test(test_a_new_folder_that_is_taken_away_is_made_again),
