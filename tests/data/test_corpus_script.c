@@ -209,7 +209,7 @@ static void test_a_package_is_held_out_whole(void **state) {
     json_decref(manifest);
     free(text);
     /* Nothing is left of what waited on the disk. */
-    snprintf(options, sizeof options, "test -z \"$(ls %s | grep work)\"", scratch_path("whole"));
+    snprintf(options, sizeof options, "test -z \"$(ls %s | grep texts)\"", scratch_path("whole"));
     assert_int_equal(system(options), 0);
 }
 
@@ -220,16 +220,16 @@ static void test_a_repeated_call_goes_on(void **state) {
     static const char about[] = "[{\"package\": \"one-doc\", \"version\": \"1\", \"files\": 1, "
                                 "\"documents\": 1}, 700]";
     mkdir(scratch_path("again"), 0777);
-    mkdir(scratch_path("again/work"), 0777);
+    mkdir(scratch_path("again/texts"), 0777);
     for (int i = 0; i < 2; i++) {
-        FILE *out = fopen(scratch_path("again/work/%s", i ? "1-two-doc" : "0-one-doc"), "w");
+        FILE *out = fopen(scratch_path("again/texts/%s", i ? "1-two-doc" : "0-one-doc"), "w");
         assert_non_null(out);
         fprintf(out, "[\"/read/before\", \"");
         write_prose(out, 900 + i);
         fprintf(out, "\"]\n");
         fclose(out);
     }
-    file_write(scratch_path("again/work/0-one-doc.about"), about, sizeof about - 1);
+    file_write(scratch_path("again/texts/0-one-doc.about"), about, sizeof about - 1);
     make_corpus(scratch_path("again"), "--val-share 0");
     char *first = find_document(scratch_path("again"), "train.jsonl", "one-doc:/read/before"),
          *second = find_document(scratch_path("again"), "train.jsonl", "lamp.1");
