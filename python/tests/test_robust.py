@@ -506,7 +506,8 @@ def test_installing_builds_the_library_or_says_why_not(tmp_path):
         (tree / "python").mkdir(parents=True)
         shutil.copy(HERE.parent / "setup.py", tree / "python")
         if makefile is not None:
-            (tree / "src" / "core").mkdir(parents=True)
+            (tree / "include" / "weft").mkdir(parents=True)
+            shutil.copy(HERE.parent.parent / "include" / "weft" / "weft.h", tree / "include" / "weft")
             (tree / "Makefile").write_text(makefile)
         environment = {**{k: v for k, v in os.environ.items() if k != "WEFT_LIBRARY"}, **environment}
         return subprocess.run([sys.executable, "setup.py", "--version"], capture_output=True, text=True, cwd=tree / "python",
@@ -518,8 +519,8 @@ def test_installing_builds_the_library_or_says_why_not(tmp_path):
     failed = version(tmp_path / "b", "build:\n\t@echo no compiler here; exit 2\n")
     assert failed.returncode and "cannot be built" in failed.stderr and "no compiler here" in failed.stderr
     alone = version(tmp_path / "c", None)
-    assert alone.returncode and "name libweft.so with WEFT_LIBRARY" in alone.stderr
-    wrong = version(tmp_path / "d", None, WEFT_LIBRARY="/nowhere/libweft.so")
+    assert alone.returncode and "no source tree around this folder" in alone.stderr
+    wrong = version(tmp_path / "d", "build:\n", WEFT_LIBRARY="/nowhere/libweft.so")
     assert wrong.returncode and "there is no such file" in wrong.stderr
 
 
