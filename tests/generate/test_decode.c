@@ -8,6 +8,7 @@
 #include "generate/decoder.h"
 #include "model/kinds.h"
 #include "support/model_case.h"
+#include "support/train_run.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -298,15 +299,10 @@ static void test_a_sliding_context_sees_the_last_tokens(void **state) {
     }
 }
 
-static bool is_long(void) {
-    const char *value = getenv("WEFT_TEST_LONG");
-    return value && *value;
-}
-
 /* Every third config, unless the long proofs are wanted: the reference's are all run always. */
 int main(void) {
     char **names;
-    int n = model_case_names(&names), count = 0, step = is_long() ? 1 : 3;
+    int n = model_case_names(&names), count = 0, step = train_long() ? 1 : 3;
     struct CMUnitTest *tests = calloc((size_t)n * 3 + 2, sizeof *tests);
     tests[count++] =
         (struct CMUnitTest)cmocka_unit_test(test_decoding_equals_the_whole_pass_over_many_blocks);

@@ -22,31 +22,24 @@
 
 static char folder[512];
 static server s;
-static char *whole;         /* the long answer's text before anything is broken */
+static json_t *whole;       /* the long answer's text before anything is broken */
 static int poisoned;        /* the token */
 static size_t drawn_before; /* tokens of the drawn text up to it */
 
-static char *text_of(const char *body) {
-    json_t *got = http_json(s.port, "/v1/completions", body, 200);
-    const json_t *c = json_array_get(json_object_get(got, "choices"), 0);
-    char *text = strdup(json_string_value(json_object_get(c, "text")));
+/* A member of the only choice of an answer. */
+static json_t *member_of(const char *body, const char *name) {
+    json_t *got = http_complete(s.port, "%s", body);
+    json_t *member = json_incref(json_object_get(answer_choice(got, 0), name));
     json_decref(got);
-    return text;
-}
-
-/* The tokens of an answer. */
-static json_t *tokens_of(const char *body) {
-    json_t *got = http_json(s.port, "/v1/completions", body, 200);
-    const json_t *c = json_array_get(json_object_get(got, "choices"), 0);
-    json_t *ids = json_incref(json_object_get(c, "token_ids"));
-    json_decref(got);
-    return ids;
+    assert_non_null(member);
+    return member;
 }
 
 /* A token that the drawn text has, some tokens behind its beginning, and neither the long text nor a
  * prompt. */
 static void choose_token(void) {
-    json_t *ids = tokens_of(LONG_BODY IDS "}"), *drawn = tokens_of(DRAWN_BODY IDS "}");
+    json_t *ids = member_of(LONG_BODY IDS "}", "token_ids"),
+           *drawn = member_of(DRAWN_BODY IDS "}", "token_ids");
     bool used[256] = {['O'] = true, ['n'] = true, ['c'] = true, ['e'] = true, ['x'] = true};
     for (size_t i = 0; i < json_array_size(ids); i++)
         used[json_integer_value(json_array_get(ids, i))] = true;
@@ -72,7 +65,7 @@ static int start(void **state) {
     file_write(config, text, sizeof text - 1);
     command_succeeds(RUN("init", "--config", config, "--out", folder, "--seed", "1"), NULL);
     s = server_start(RUN("--model", folder, "--threads", "1", "--max-tokens", "4000"));
-    whole = text_of(LONG_BODY "}");
+    whole = member_of(LONG_BODY "}", "text");
     choose_token();
     server_stop(&s);
     poison_checkpoint(folder, poisoned);
@@ -83,7 +76,7 @@ static int start(void **state) {
 
 static int stop(void **state) {
     (void)state;
-    free(whole);
+    json_decref(whole);
     server_close(&s);
     return 0;
 }
@@ -104,29 +97,25 @@ static void check_error(const char *more) {
 /* The long answer is on its way while others break. */
 static void test_a_request_that_breaks_ends_alone(void **state) {
     (void)state;
-    static const char body[] = LONG_BODY ",\"stream\":true}";
-    char head[200], first[1];
-    int length = client_head(head, sizeof head, "/v1/completions", sizeof body - 1);
-    int client = client_connect(s.port);
-    assert_true(client >= 0);
-    assert_true(client_send(client, head, (size_t)length));
-    assert_true(client_send(client, body, sizeof body - 1));
+    char first[1];
+    int client = client_post(s.port, LONG_BODY ",\"stream\":true}");
     assert_int_equal(recv(client, first, 1, MSG_PEEK), 1); /* its first token is there */
-    char *before = text_of(SHORT_BODY);
+    json_t *before = member_of(SHORT_BODY, "text");
     check_error("");
     check_error(",\"n\":3");
     check_error(",\"stream\":true");
-    char *after = text_of(SHORT_BODY);
-    assert_string_equal(before, after);
-    assert_memory_equal(before, whole, strlen(before));
+    json_t *after = member_of(SHORT_BODY, "text");
+    assert_true(json_equal(before, after));
+    assert_memory_equal(json_string_value(before), json_string_value(whole),
+                        json_string_length(before));
     assert_true(http_metric(s.port, "weft_sequences_running") > 0);
     answer rest = client_read(client, 60);
-    char *text = events_text(rest.body, 0, false);
-    assert_string_equal(text, whole);
+    json_t *joined = events_join(rest.body);
+    assert_true(json_equal(json_object_get(answer_choice(joined, 0), "text"), whole));
     close(client);
-    free(before);
-    free(after);
-    free(text);
+    json_decref(before);
+    json_decref(after);
+    json_decref(joined);
     answer_free(&rest);
     assert_true(http_metric(s.port, "weft_cache_pages_used") == 0);
 }
@@ -142,7 +131,7 @@ static void test_a_stream_that_breaks_ends_in_an_error(void **state) {
     for (char *at = a.body; (at = strstr(at, "data: {")); at++) {
         json_t *event = json_loadb(at + 6, strcspn(at + 6, "\n"), JSON_ALLOW_NUL, NULL);
         const json_t *error = json_object_get(event, "error");
-        const json_t *c = json_array_get(json_object_get(event, "choices"), 0);
+        const json_t *c = answer_choice(event, 0);
         const char *message = json_string_value(json_object_get(error, "message"));
         assert_false(told);
         made += json_array_size(json_object_get(c, "token_ids"));

@@ -182,8 +182,8 @@ static void drive_page(const char *at, const char *texts) {
 
 /* Appends what weft generate makes with seed 31, quoted. */
 static void add_text(const char *folder, char *texts) {
-    json_t *made = command_json(RUN("generate", "--model", folder, "--prompt", "Once", "--seed",
-                                    "31", "--max-tokens", "24", "--json"));
+    json_t *made =
+        generate_json(folder, SAYS("--prompt", "Once", "--seed", "31", "--max-tokens", "24"));
     const char *text = json_string_value(json_object_get(made, "text"));
     assert_non_null(text);
     strcat(texts, " ");

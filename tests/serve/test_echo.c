@@ -29,19 +29,6 @@ static int stop_shared(void **state) {
     return 0;
 }
 
-static json_t *complete(int port, const char *format, ...) {
-    char body[2000];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(body, sizeof body, format, list);
-    va_end(list);
-    return http_json(port, "/v1/completions", body, 200);
-}
-
-static const json_t *choice(const json_t *whole, size_t i) {
-    return json_array_get(json_object_get(whole, "choices"), i);
-}
-
 static const json_t *list(const json_t *of, const char *name) {
     return json_object_get(json_object_get(of, "logprobs"), name);
 }
@@ -75,12 +62,12 @@ static void test_choices_are_as_likely_as_in_a_suite(void **state) {
         const json_t *want = json_object_get(told, "loglikelihoods");
         for (int most = 0; most < 2; most++) {
             json_t *got =
-                complete(shared.port,
-                         "{\"prompt\":[\"%s%s\",\"%s%s\"],\"temperature\":0,\"echo\":true,"
-                         "\"logprobs\":1,\"max_tokens\":%d}",
-                         contexts[q], choices[q][0], contexts[q], choices[q][1], most);
+                http_complete(shared.port,
+                              "{\"prompt\":[\"%s%s\",\"%s%s\"],\"temperature\":0,\"echo\":true,"
+                              "\"logprobs\":1,\"max_tokens\":%d}",
+                              contexts[q], choices[q][0], contexts[q], choices[q][1], most);
             for (int i = 0; i < 2; i++) {
-                const json_t *values = list(choice(got, (size_t)i), "token_logprobs");
+                const json_t *values = list(answer_choice(got, (size_t)i), "token_logprobs");
                 size_t first = strlen(contexts[q]), last = first + strlen(choices[q][i]);
                 double sum = 0;
                 assert_int_equal(json_array_size(values), last + (size_t)most);
@@ -99,17 +86,19 @@ static void test_choices_are_as_likely_as_in_a_suite(void **state) {
  * one entry for each token, and nothing is known of the first. */
 static void test_a_text_that_was_made_is_told_again(void **state) {
     (void)state;
-    json_t *made = complete(shared.port, "{\"prompt\":\"On\\u00e9\",\"max_tokens\":20,\"seed\":5,"
-                                         "\"logprobs\":3,\"return_token_ids\":true}");
+    json_t *made =
+        http_complete(shared.port, "{\"prompt\":\"On\\u00e9\",\"max_tokens\":20,\"seed\":5,"
+                                   "\"logprobs\":3,\"return_token_ids\":true}");
     json_t *ids =
-        json_copy((json_t *)(uintptr_t)json_object_get(choice(made, 0), "prompt_token_ids"));
-    json_array_extend(ids, (json_t *)(uintptr_t)json_object_get(choice(made, 0), "token_ids"));
+        json_copy((json_t *)(uintptr_t)json_object_get(answer_choice(made, 0), "prompt_token_ids"));
+    json_array_extend(ids,
+                      (json_t *)(uintptr_t)json_object_get(answer_choice(made, 0), "token_ids"));
     char *prompt = json_dumps(ids, 0);
-    json_t *again = complete(shared.port,
-                             "{\"prompt\":%s,\"max_tokens\":0,\"echo\":true,\"logprobs\":3,"
-                             "\"return_token_ids\":true}",
-                             prompt);
-    const json_t *c = choice(again, 0), *values = list(c, "token_logprobs");
+    json_t *again = http_complete(shared.port,
+                                  "{\"prompt\":%s,\"max_tokens\":0,\"echo\":true,\"logprobs\":3,"
+                                  "\"return_token_ids\":true}",
+                                  prompt);
+    const json_t *c = answer_choice(again, 0), *values = list(c, "token_logprobs");
     assert_int_equal(json_array_size(values), 24);
     assert_true(json_is_null(json_array_get(values, 0)));
     assert_true(json_is_null(json_array_get(list(c, "top_logprobs"), 0)));
@@ -118,10 +107,10 @@ static void test_a_text_that_was_made_is_told_again(void **state) {
                                             "top_token_ids"};
         for (size_t k = 0; k < 4; k++)
             assert_true(json_equal(json_array_get(list(c, names[k]), 4 + i),
-                                   json_array_get(list(choice(made, 0), names[k]), i)));
+                                   json_array_get(list(answer_choice(made, 0), names[k]), i)));
         /* Three letters of two, one and one bytes come before. */
         assert_int_equal(number(list(c, "text_offset"), (int)(4 + i)),
-                         3 + number(list(choice(made, 0), "text_offset"), (int)i));
+                         3 + number(list(answer_choice(made, 0), "text_offset"), (int)i));
     }
     assert_int_equal(json_array_size(json_object_get(c, "token_ids")), 0);
     assert_true(json_equal(json_object_get(c, "prompt_token_ids"), ids));
@@ -143,37 +132,20 @@ static void test_streams_have_the_prompts_log_probabilities(void **state) {
         "\"prompt\":\"All happy families are alike; each unhappy family is "
         "unhappy in its own way.\",\"max_tokens\":9,\"seed\":3,\"echo\":"
         "true,\"n\":2";
-    json_t *plain = complete(shared.port, "{%s}", common);
-    json_t *whole = complete(shared.port, "{%s,\"logprobs\":2}", common);
+    json_t *plain = http_complete(shared.port, "{%s}", common);
+    json_t *whole = http_complete(shared.port, "{%s,\"logprobs\":2}", common);
     char body[400];
-    int bytes = snprintf(body, sizeof body, "{%s,\"logprobs\":2,\"stream\":true}", common);
-    answer a = http_post(shared.port, "/v1/completions", NULL, body, (size_t)bytes);
-    assert_int_equal(a.status, 200);
-    for (int i = 0; i < 2; i++) {
-        const json_t *of = choice(whole, (size_t)i);
-        assert_true(json_equal(json_object_get(choice(plain, (size_t)i), "text"),
+    snprintf(body, sizeof body, "{%s,\"logprobs\":2,\"stream\":true}", common);
+    json_t *joined = http_stream(shared.port, "/v1/completions", body);
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *of = answer_choice(whole, i);
+        assert_true(json_equal(json_object_get(answer_choice(plain, i), "text"),
                                json_object_get(of, "text")));
-        char *text = events_text(a.body, i, false);
-        assert_string_equal(text, json_string_value(json_object_get(of, "text")));
-        json_t *values = json_array(), *offsets = json_array();
-        for (const char *at = a.body; (at = strstr(at, "data: {")); at++) {
-            json_t *event = json_loads(at + 6, JSON_DISABLE_EOF_CHECK, NULL);
-            const json_t *c = choice(event, 0);
-            if (json_integer_value(json_object_get(c, "index")) == i) {
-                json_array_extend(values, (json_t *)(uintptr_t)list(c, "token_logprobs"));
-                json_array_extend(offsets, (json_t *)(uintptr_t)list(c, "text_offset"));
-            }
-            json_decref(event);
-        }
-        assert_int_equal(json_array_size(values), 76 + 9);
-        assert_int_equal(number(offsets, 76), 76);
-        assert_true(json_equal(values, list(of, "token_logprobs")));
-        assert_true(json_equal(offsets, list(of, "text_offset")));
-        json_decref(values);
-        json_decref(offsets);
-        free(text);
+        assert_true(json_equal(answer_choice(joined, i), of));
+        assert_int_equal(json_array_size(list(of, "token_logprobs")), 76 + 9);
+        assert_int_equal(number(list(of, "text_offset"), 76), 76);
     }
-    answer_free(&a);
+    json_decref(joined);
     json_decref(plain);
     json_decref(whole);
 }
@@ -234,18 +206,20 @@ static void test_the_ends_of_context_and_text(void **state) {
                          "TOKENIZER=tests/vectors/tokenizer.own.json", "--out", path),
                      NULL);
     server s = server_start(RUN("--model", path, "--threads", "1"));
-    json_t *full = complete(s.port, "{\"prompt\":[1,2,3,4,5,6,7,8],\"max_tokens\":0,\"echo\":true,"
-                                    "\"logprobs\":0}");
-    assert_int_equal(json_array_size(list(choice(full, 0), "token_logprobs")), 8);
+    json_t *full =
+        http_complete(s.port, "{\"prompt\":[1,2,3,4,5,6,7,8],\"max_tokens\":0,\"echo\":true,"
+                              "\"logprobs\":0}");
+    assert_int_equal(json_array_size(list(answer_choice(full, 0), "token_logprobs")), 8);
     json_decref(full);
     int ended = 0;
     for (int seed = 0; !ended && seed < 40; seed++) {
-        json_t *got = complete(s.port,
-                               "{\"prompt\":[1,2,3],\"max_tokens\":1,\"echo\":true,\"logprobs\":1,"
-                               "\"n\":100,\"seed\":%d,\"return_token_ids\":true}",
-                               seed);
+        json_t *got =
+            http_complete(s.port,
+                          "{\"prompt\":[1,2,3],\"max_tokens\":1,\"echo\":true,\"logprobs\":1,"
+                          "\"n\":100,\"seed\":%d,\"return_token_ids\":true}",
+                          seed);
         for (size_t i = 0; i < 100; i++) {
-            const json_t *c = choice(got, i);
+            const json_t *c = answer_choice(got, i);
             const char *finish = json_string_value(json_object_get(c, "finish_reason"));
             bool stop = strcmp(finish, "stop") == 0;
             ended += stop;

@@ -31,15 +31,6 @@ static int make_model(void **state) {
     return 0;
 }
 
-/* Waits until a metric has that value. */
-static void wait_metric(int port, const char *name, double want) {
-    double is = -1, end = weft_clock() + HANGS;
-    while ((is = http_metric(port, name)) != want) {
-        if (weft_clock() > end) fail_msg("%s is %g, not %g", name, is, want);
-        pause_ms(20);
-    }
-}
-
 /* Waits until nobody listens any more. */
 static void wait_refused(int port) {
     double end = weft_clock() + HANGS;
@@ -51,14 +42,8 @@ static void wait_refused(int port) {
 
 /* A text that takes minutes. */
 static int start_long(int port, bool stream) {
-    char head[512], body[200];
-    int length = snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":1000000%s}",
-                          stream ? ",\"stream\":true" : "");
-    int s = client_connect(port);
-    int bytes = client_head(head, sizeof head, "/v1/completions", (size_t)length);
-    assert_true(s >= 0 && client_send(s, head, (size_t)bytes) &&
-                client_send(s, body, (size_t)length));
-    return s;
+    return client_post(port, stream ? "{\"prompt\":\"x\",\"max_tokens\":1000000,\"stream\":true}"
+                                    : "{\"prompt\":\"x\",\"max_tokens\":1000000}");
 }
 
 /* The server closes a connection to which `step` bytes come every 100 ms after a second, not at once. What
@@ -90,7 +75,7 @@ static void test_slow_clients_are_ended(void **state) {
     check_slow(s.port, head, 60);
     /* A client that is quick is served all the while. */
     json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
-    wait_metric(s.port, "weft_connections", 1);
+    http_wait_metric(s.port, "weft_connections", 1);
     server_stop(&s);
 }
 
@@ -100,11 +85,11 @@ static void test_a_client_that_goes_away_frees_its_pages(void **state) {
         RUN("--model", model, "--threads", "1", "--context", "1000000", "--cache-mib", "200"));
     for (int stream = 0; stream < 2; stream++) {
         int client = start_long(s.port, stream);
-        wait_metric(s.port, "weft_sequences_running", 1);
+        http_wait_metric(s.port, "weft_sequences_running", 1);
         assert_true(http_metric(s.port, "weft_cache_pages_used") > 0);
         close(client);
-        wait_metric(s.port, "weft_cache_pages_used", 0);
-        wait_metric(s.port, "weft_sequences_running", 0);
+        http_wait_metric(s.port, "weft_cache_pages_used", 0);
+        http_wait_metric(s.port, "weft_sequences_running", 0);
     }
     double made = http_metric(s.port, "weft_generated_tokens_total");
     pause_ms(100);
@@ -120,16 +105,16 @@ static void test_a_client_that_goes_while_it_waits_leaves_the_queue(void **state
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
                                 "--cache-mib", "200", "--sequences", "1"));
     int first = start_long(s.port, false);
-    wait_metric(s.port, "weft_sequences_running", 1);
+    http_wait_metric(s.port, "weft_sequences_running", 1);
     int second = start_long(s.port, false), third = start_long(s.port, true);
-    wait_metric(s.port, "weft_sequences_waiting", 2);
+    http_wait_metric(s.port, "weft_sequences_waiting", 2);
     close(second);
-    wait_metric(s.port, "weft_sequences_waiting", 1);
+    http_wait_metric(s.port, "weft_sequences_waiting", 1);
     close(third);
-    wait_metric(s.port, "weft_sequences_waiting", 0);
+    http_wait_metric(s.port, "weft_sequences_waiting", 0);
     assert_true(http_metric(s.port, "weft_sequences_running") == 1);
     close(first);
-    wait_metric(s.port, "weft_sequences_running", 0);
+    http_wait_metric(s.port, "weft_sequences_running", 0);
     server_stop(&s);
 }
 
@@ -138,9 +123,9 @@ static void test_a_full_queue_says_when_to_come_again(void **state) {
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
                                 "--cache-mib", "200", "--sequences", "1", "--queue", "1"));
     int first = start_long(s.port, false);
-    wait_metric(s.port, "weft_sequences_running", 1);
+    http_wait_metric(s.port, "weft_sequences_running", 1);
     int second = start_long(s.port, false);
-    wait_metric(s.port, "weft_sequences_waiting", 1);
+    http_wait_metric(s.port, "weft_sequences_waiting", 1);
     answer a = http_post(s.port, "/v1/completions", NULL, "{\"prompt\":\"x\"}", 14);
     assert_int_equal(a.status, 429);
     const char *after = strstr(a.head, "Retry-After: ");
@@ -150,25 +135,32 @@ static void test_a_full_queue_says_when_to_come_again(void **state) {
     answer_free(&a);
     close(first);
     close(second);
-    wait_metric(s.port, "weft_sequences_running", 0);
+    http_wait_metric(s.port, "weft_sequences_running", 0);
     json_decref(http_json(s.port, "/v1/completions", "{\"prompt\":\"x\"}", 200));
     server_stop(&s);
 }
 
+/* Of one place: what has begun, whole or as a stream, and what waits behind it. */
 static void test_a_request_may_not_take_too_long(void **state) {
     (void)state;
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "1000000",
-                                "--cache-mib", "200", "--answer-timeout", "1"));
+                                "--cache-mib", "200", "--answer-timeout", "1", "--sequences", "1"));
     for (int stream = 0; stream < 2; stream++) {
-        int client = start_long(s.port, stream);
-        answer a = client_read(client, HANGS);
-        assert_int_equal(a.status, stream ? 200 : 504);
-        assert_non_null(strstr(a.body, "\"code\":\"timeout\""));
-        assert_null(strstr(a.body, "[DONE]"));
-        answer_free(&a);
-        close(client);
+        int runs = start_long(s.port, stream);
+        http_wait_metric(s.port, "weft_sequences_running", 1);
+        int waits = start_long(s.port, !stream);
+        for (int i = 0; i < 2; i++) {
+            answer a = client_read(i ? waits : runs, HANGS);
+            assert_true(a.status == 504 || (stream != i && a.status == 200));
+            assert_non_null(strstr(a.body, "\"code\":\"timeout\""));
+            assert_null(strstr(a.body, "[DONE]"));
+            answer_free(&a);
+        }
+        close(runs);
+        close(waits);
+        http_wait_metric(s.port, "weft_sequences_waiting", 0);
     }
-    wait_metric(s.port, "weft_cache_pages_used", 0);
+    http_wait_metric(s.port, "weft_cache_pages_used", 0);
     server_stop(&s);
 }
 
@@ -177,8 +169,8 @@ static void test_max_tokens_and_context_are_limits(void **state) {
     char body[400];
     server s = server_start(RUN("--model", model, "--threads", "1", "--max-tokens", "20"));
     for (int wanted = 19; wanted < 22; wanted++) { /* more than the limit is shortened to it */
-        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", wanted);
-        json_t *made = http_json(s.port, "/v1/completions", body, 200), *usage;
+        json_t *made = http_complete(s.port, "{\"prompt\":\"x\",\"max_tokens\":%d}", wanted),
+               *usage;
         usage = json_object_get(made, "usage");
         assert_int_equal(json_integer_value(json_object_get(usage, "completion_tokens")),
                          wanted < 20 ? wanted : 20);
@@ -248,16 +240,11 @@ static void test_a_small_cache_serves_short_texts(void **state) {
         json_integer_value(json_object_get(json_object_get(got, "usage"), "total_tokens")),
         (int)tokens);
     json_decref(got);
-    char body[200], head[512];
+    char body[200];
     int clients[CLIENTS];
-    int length =
-        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", (int)(0.6 * tokens));
-    for (int i = 0; i < CLIENTS; i++) {
-        clients[i] = client_connect(s.port);
-        int bytes = client_head(head, sizeof head, "/v1/completions", (size_t)length);
-        assert_true(client_send(clients[i], head, (size_t)bytes) &&
-                    client_send(clients[i], body, (size_t)length));
-    }
+    snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", (int)(0.6 * tokens));
+    for (int i = 0; i < CLIENTS; i++)
+        clients[i] = client_post(s.port, body);
     for (int i = 0; i < CLIENTS; i++) {
         answer a = client_read(clients[i], 120 * command_patience());
         assert_int_equal(a.status, 200);
@@ -265,7 +252,7 @@ static void test_a_small_cache_serves_short_texts(void **state) {
         close(clients[i]);
     }
     assert_true(http_metric(s.port, "weft_set_back_total") > 0);
-    wait_metric(s.port, "weft_cache_pages_used", 0);
+    http_wait_metric(s.port, "weft_cache_pages_used", 0);
     check_sharing(s.port);
     server_stop(&s);
 }
@@ -306,12 +293,10 @@ static void test_an_answer_may_take_longer_than_a_request(void **state) {
     (void)state;
     server s = server_start(RUN("--model", model, "--threads", "1", "--context", "100000",
                                 "--request-timeout", "1", "--sequences", "2"));
-    char body[200];
     double start = weft_clock(), took = 0;
     for (int tokens = 4000; took < 2.5; tokens *= 2) {
-        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d}", tokens);
         start = weft_clock();
-        json_decref(http_json(s.port, "/v1/completions", body, 200));
+        json_decref(http_complete(s.port, "{\"prompt\":\"x\",\"max_tokens\":%d}", tokens));
         took = weft_clock() - start;
     }
     server_stop(&s);
@@ -344,26 +329,34 @@ static void *read_answer(void *context) {
     return NULL;
 }
 
-static void test_a_signal_finishes_what_runs(void **state) {
+/* What is being written, with drafts of its tokens, and what waits for its place. */
+static void test_a_signal_finishes_what_runs_and_waits(void **state) {
     (void)state;
-    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "20000"));
-    char head[512];
-    static const char body[] = "{\"prompt\":\"x\",\"max_tokens\":3000,\"seed\":1}";
-    pthread_t thread;
-    reader r = {.socket = client_connect(s.port)};
-    int length = client_head(head, sizeof head, "/v1/completions", sizeof body - 1);
-    assert_true(client_send(r.socket, head, (size_t)length));
-    assert_true(client_send(r.socket, body, sizeof body - 1));
-    assert_int_equal(pthread_create(&thread, NULL, read_answer, &r), 0);
-    wait_metric(s.port, "weft_sequences_running", 1);
+    server s = server_start(RUN("--model", model, "--threads", "1", "--context", "20000",
+                                "--sequences", "1", "--speculate", "ngram"));
+    enum { READERS = 3 };
+    static const int tokens[READERS] = {6000, 200, 201};
+    char body[200];
+    pthread_t threads[READERS];
+    reader readers[READERS];
+    for (int i = 0; i < READERS; i++) {
+        snprintf(body, sizeof body, "{\"prompt\":\"x\",\"max_tokens\":%d,\"seed\":1%s}", tokens[i],
+                 i == 1 ? ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" : "");
+        readers[i].socket = client_post(s.port, body);
+        assert_int_equal(pthread_create(&threads[i], NULL, read_answer, readers + i), 0);
+    }
+    http_wait_metric(s.port, "weft_sequences_waiting", READERS - 1);
     kill(s.pid, SIGTERM);
     wait_refused(s.port);
     assert_int_equal(server_wait(&s, HANGS), 0);
-    pthread_join(thread, NULL);
-    assert_int_equal(r.got.status, 200);
-    assert_non_null(strstr(r.got.body, "\"completion_tokens\":3000"));
-    answer_free(&r.got);
-    close(r.socket);
+    for (int i = 0; i < READERS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(readers[i].got.status, 200);
+        snprintf(body, sizeof body, "\"completion_tokens\":%d,", tokens[i]);
+        assert_non_null(strstr(readers[i].got.body, body));
+        answer_free(&readers[i].got);
+        close(readers[i].socket);
+    }
 }
 
 static void test_a_second_signal_stops_at_once(void **state) {
@@ -371,7 +364,7 @@ static void test_a_second_signal_stops_at_once(void **state) {
     server s = server_start(
         RUN("--model", model, "--threads", "1", "--context", "1000000", "--cache-mib", "200"));
     int whole = start_long(s.port, false), stream = start_long(s.port, true);
-    wait_metric(s.port, "weft_sequences_running", 2);
+    http_wait_metric(s.port, "weft_sequences_running", 2);
     kill(s.pid, SIGTERM);
     wait_refused(s.port); /* two at once would be one */
     kill(s.pid, SIGTERM);
@@ -414,7 +407,7 @@ int main(void) {
         cmocka_unit_test(test_an_open_worker_knows_its_cache),
         cmocka_unit_test(test_an_answer_may_take_longer_than_a_request),
         cmocka_unit_test(test_connections_are_limited),
-        cmocka_unit_test(test_a_signal_finishes_what_runs),
+        cmocka_unit_test(test_a_signal_finishes_what_runs_and_waits),
         cmocka_unit_test(test_a_second_signal_stops_at_once),
         cmocka_unit_test(test_wrong_use_is_one_line),
     };

@@ -4,6 +4,7 @@
 #include "serve/request.h"
 #include "serve/template.h"
 #include "support/command.h"
+#include "support/train_run.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -73,8 +74,7 @@ static void test_any_bytes_at_all(void **state) {
         "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"\\u00e9\"}]},"
         "{\"role\":\"assistant\",\"content\":null}],\"logprobs\":true,\"top_logprobs\":2}"};
     static const char letters[] = "{}[]\",:0123456789.eE+-\\u \n\t\xff\xc3ntf";
-    const char *longer = getenv("WEFT_TEST_LONG");
-    int taken = 0, rounds = longer && *longer ? 400000 : 20000;
+    int taken = 0, rounds = train_long() ? 400000 : 20000;
     unsigned dice = 1;
     for (int round = 0; round < rounds; round++) {
         char text[512];

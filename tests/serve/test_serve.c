@@ -28,22 +28,13 @@ static int stop_shared(void **state) {
     return 0;
 }
 
-/* What weft generate makes with these options behind --model and --json. */
+/* What weft generate makes with these options. */
 static json_t *generate(const char *const *options) {
-    const char *words[40] = {"generate", "--model", model, "--json"};
-    int n = 4;
-    while (*options && n < 39)
-        words[n++] = *options++;
-    char *out;
-    command_succeeds(words, &out);
-    json_t *object = json_loads(out, JSON_ALLOW_NUL, NULL);
-    assert_non_null(object);
-    free(out);
-    return object;
+    return generate_json(model, options);
 }
 
-static const json_t *choice(const json_t *answer_object, size_t i) {
-    const json_t *c = json_array_get(json_object_get(answer_object, "choices"), i);
+static const json_t *choice(const json_t *whole, size_t i) {
+    const json_t *c = answer_choice(whole, i);
     assert_non_null(c);
     return c;
 }
@@ -52,13 +43,6 @@ static void check_same_text(const json_t *text, const json_t *made) {
     const json_t *want = json_object_get(made, "text");
     if (!json_equal(text, want))
         fail_msg("'%s' is not '%s'", json_string_value(text), json_string_value(want));
-}
-
-static void check_choice(const json_t *c, const json_t *made) {
-    check_same_text(json_object_get(c, "text"), made);
-    assert_true(json_equal(json_object_get(c, "token_ids"), json_object_get(made, "tokens")));
-    assert_string_equal(json_string_value(json_object_get(c, "finish_reason")),
-                        json_string_value(json_object_get(made, "finish")));
 }
 
 static void test_completions_are_what_generate_writes(void **state) {
@@ -87,7 +71,8 @@ static void test_completions_are_what_generate_writes(void **state) {
         const char *const *options = cases[i].options;
         json_t *got = http_json(shared.port, "/v1/completions", cases[i].body, 200);
         json_t *made = generate(options);
-        check_choice(choice(got, 0), made);
+        if (!choice_is(answer_choice(got, 0), made))
+            fail_msg("%s is answered otherwise", cases[i].body);
         const json_t *usage = json_object_get(got, "usage");
         assert_int_equal(json_integer_value(json_object_get(usage, "completion_tokens")),
                          json_array_size(json_object_get(made, "tokens")));
@@ -112,7 +97,7 @@ static void test_n_and_lists_of_prompts_are_samples(void **state) {
             SAYS("--prompt", prompts[p], "--max-tokens", "20", "--seed", "9", "--samples", "3"));
         for (size_t i = 0; i < 3; i++) {
             const json_t *c = choice(got, 3 * p + i);
-            check_choice(c, json_array_get(json_object_get(made, "samples"), i));
+            assert_true(choice_is(c, json_array_get(json_object_get(made, "samples"), i)));
             assert_int_equal(json_integer_value(json_object_get(c, "index")), 3 * p + i);
         }
         json_decref(made);
@@ -183,34 +168,36 @@ static void test_a_template_of_ones_own(void **state) {
                   SAYS("CHAT_TEMPLATE", "{content}"));
 }
 
-static void test_streams_have_the_whole_answers_text(void **state) {
+/* Of completions and of a chat, two texts at once, of completions with their probabilities: token by token the
+ * same as the whole answer. */
+static void test_streams_have_the_whole_answer(void **state) {
     (void)state;
     static const char *const paths[] = {"/v1/completions", "/v1/chat/completions"};
-    static const char *const begins[] = {"{\"prompt\":\"Once\"",
-                                         "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"};
+    static const char *const begins[] = {
+        "{\"prompt\":\"Once\",\"logprobs\":2,\"return_token_ids\":true",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]"};
     for (int chat = 0; chat < 2; chat++) {
         char body[300];
-        snprintf(body, sizeof body, "%s,\"max_tokens\":40,\"seed\":4,\"n\":2}", begins[chat]);
+        snprintf(body, sizeof body, "%s,\"max_tokens\":150,\"seed\":4,\"n\":3}", begins[chat]);
         json_t *whole = http_json(shared.port, paths[chat], body, 200);
         snprintf(body, sizeof body,
-                 "%s,\"max_tokens\":40,\"seed\":4,\"n\":2,\"stream\":true,"
+                 "%s,\"max_tokens\":150,\"seed\":4,\"n\":3,\"stream\":true,"
                  "\"stream_options\":{\"include_usage\":true}}",
                  begins[chat]);
-        answer a = http_post(shared.port, paths[chat], NULL, body, strlen(body));
-        assert_int_equal(a.status, 200);
-        assert_non_null(strstr(a.head, "text/event-stream"));
-        for (int i = 0; i < 2; i++) {
-            const json_t *c = choice(whole, (size_t)i);
-            const json_t *want = chat ? json_object_get(json_object_get(c, "message"), "content")
-                                      : json_object_get(c, "text");
-            char *text = events_text(a.body, i, chat);
-            assert_string_equal(text, json_string_value(want));
-            free(text);
+        json_t *joined = http_stream(shared.port, paths[chat], body);
+        for (size_t i = 0; i < 3; i++) {
+            json_t *c = answer_choice(whole, i), *message = json_object_get(c, "message");
+            json_object_del(message, "refusal"); /* null, and of no event */
+            if (!json_equal(answer_choice(joined, i), c))
+                fail_msg("%s: choice %zu is another", paths[chat], i);
         }
-        char *last = strstr(a.body, "\"choices\":[],");
-        assert_non_null(last);
-        assert_non_null(strstr(last, "\"completion_tokens\":"));
-        answer_free(&a);
+        const json_t *usage = json_object_get(joined, "usage");
+        assert_true(
+            json_equal(json_object_get(usage, "completion_tokens"),
+                       json_object_get(json_object_get(whole, "usage"), "completion_tokens")));
+        if (!chat)
+            assert_int_equal(json_array_size(json_object_get(choice(whole, 2), "token_ids")), 150);
+        json_decref(joined);
         json_decref(whole);
     }
 }
@@ -241,10 +228,8 @@ static void test_echo_puts_the_prompt_before_its_text(void **state) {
     snprintf(want, sizeof want, "Once%s", text);
     static const char *const prompts[] = {"\"Once\"", "[79,110,99,101]"};
     for (int i = 0; i < 2; i++) {
-        char body[200];
-        snprintf(body, sizeof body, "{\"prompt\":%s,\"max_tokens\":20,\"seed\":5,\"echo\":true}",
-                 prompts[i]);
-        json_t *echo = http_json(shared.port, "/v1/completions", body, 200);
+        json_t *echo = http_complete(
+            shared.port, "{\"prompt\":%s,\"max_tokens\":20,\"seed\":5,\"echo\":true}", prompts[i]);
         assert_string_equal(json_string_value(json_object_get(choice(echo, 0), "text")), want);
         json_decref(echo);
     }
@@ -370,47 +355,6 @@ static void test_metrics_are_prometheus_text(void **state) {
     answer_free(&a);
 }
 
-/* Three texts at once with their probabilities, token by token: the same as the whole answer. */
-static void test_streams_have_the_whole_answers_logprobs(void **state) {
-    (void)state;
-    static const char body[] = "{\"prompt\":\"Once\",\"max_tokens\":150,\"seed\":4,\"n\":3,"
-                               "\"logprobs\":2,\"return_token_ids\":true%s}";
-    static const char *const lists[] = {"tokens", "token_logprobs", "text_offset", "top_logprobs"};
-    char text[300];
-    snprintf(text, sizeof text, body, "");
-    json_t *whole = http_json(shared.port, "/v1/completions", text, 200);
-    snprintf(text, sizeof text, body, ",\"stream\":true");
-    answer a = http_post(shared.port, "/v1/completions", NULL, text, strlen(text));
-    json_t *joined[3][5], *ends = json_array();
-    for (int i = 0; i < 15; i++)
-        joined[i / 5][i % 5] = json_array();
-    for (char *at = a.body; (at = strstr(at, "data: {")); at++) {
-        json_t *event = json_loadb(at + 6, strcspn(at + 6, "\n"), JSON_ALLOW_NUL, NULL);
-        const json_t *c = choice(event, 0), *l = json_object_get(c, "logprobs");
-        json_int_t i = json_integer_value(json_object_get(c, "index"));
-        assert_in_range(i, 0, 2);
-        for (int k = 0; k < 4; k++)
-            json_array_extend(joined[i][k], json_object_get(l, lists[k]));
-        json_array_extend(joined[i][4], json_object_get(c, "token_ids"));
-        if (json_is_string(json_object_get(c, "finish_reason")))
-            json_array_append_new(ends, json_integer(i));
-        json_decref(event);
-    }
-    assert_int_equal(json_array_size(ends), 3);
-    for (int i = 0; i < 3; i++) {
-        const json_t *c = choice(whole, (size_t)i), *l = json_object_get(c, "logprobs");
-        for (int k = 0; k < 4; k++)
-            assert_true(json_equal(joined[i][k], json_object_get(l, lists[k])));
-        assert_int_equal(json_array_size(joined[i][4]), 150);
-        assert_true(json_equal(joined[i][4], json_object_get(c, "token_ids")));
-        for (int k = 0; k < 5; k++)
-            json_decref(joined[i][k]);
-    }
-    json_decref(ends);
-    json_decref(whole);
-    answer_free(&a);
-}
-
 static void test_the_key_is_asked_of_all_but_health_and_page(void **state) {
     (void)state;
     char key[512];
@@ -451,8 +395,7 @@ int main(void) {
         cmocka_unit_test(test_n_and_lists_of_prompts_are_samples),
         cmocka_unit_test(test_chat_is_what_generate_writes_behind_the_template),
         cmocka_unit_test(test_a_template_of_ones_own),
-        cmocka_unit_test(test_streams_have_the_whole_answers_text),
-        cmocka_unit_test(test_streams_have_the_whole_answers_logprobs),
+        cmocka_unit_test(test_streams_have_the_whole_answer),
         cmocka_unit_test(test_logprobs_of_completions),
         cmocka_unit_test(test_echo_puts_the_prompt_before_its_text),
         cmocka_unit_test(test_answers_are_the_same_among_others),

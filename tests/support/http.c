@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "command.h"
+#include "train_run.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -59,7 +60,7 @@ void server_model(char *path, size_t room) {
 }
 
 /* A sanitizer's search for leaks takes seconds a process, a minute on a busy machine, so only a
- * program's first server is searched. */
+ * program's first server is searched, and in long tests every one. */
 static void skip_leak_search(void) {
     const char *options = getenv("ASAN_OPTIONS");
     char text[512];
@@ -98,7 +99,7 @@ server server_start_as(const char *command, const char *const *arguments) {
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
     s.pid = fork();
     assert_true(s.pid >= 0);
-    if (s.pid == 0 && started > 0) skip_leak_search();
+    if (s.pid == 0 && started > 0 && !train_long()) skip_leak_search();
     if (s.pid == 0) exec_server(command, arguments, ends[1]);
     started++;
     close(ends[1]);
@@ -178,6 +179,15 @@ int client_head(char *out, size_t room, const char *path, size_t bytes) {
                     "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     "Connection: close\r\nContent-Length: %zu\r\n\r\n",
                     path, bytes);
+}
+
+int client_post(int port, const char *body) {
+    char head[512];
+    int s = client_connect(port),
+        bytes = client_head(head, sizeof head, "/v1/completions", strlen(body));
+    assert_true(s >= 0 && client_send(s, head, (size_t)bytes) &&
+                client_send(s, body, strlen(body)));
+    return s;
 }
 
 /* More bytes behind what there is; false: the end, or the time is up. */
@@ -265,7 +275,7 @@ answer http_get(int port, const char *path, const char *headers) {
                           "GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s\r\n", path,
                           headers ? headers : "");
     answer a = {0};
-    if (s >= 0 && client_send(s, head, (size_t)length)) a = client_read(s, 60);
+    if (s >= 0 && client_send(s, head, (size_t)length)) a = client_read(s, 60 * command_patience());
     if (s >= 0) close(s);
     return a;
 }
@@ -282,7 +292,7 @@ answer http_post(int port, const char *path, const char *headers, const void *bo
     /* A server may answer before it has read all. */
     if (s >= 0 && client_send(s, head, (size_t)length)) {
         client_send(s, body, bytes);
-        a = client_read(s, 120);
+        a = client_read(s, 120 * command_patience());
     }
     if (s >= 0) close(s);
     return a;
@@ -309,24 +319,102 @@ double http_metric(int port, const char *name) {
     return value;
 }
 
-char *events_text(const char *events, int choice, bool chat) {
-    char *text = calloc(strlen(events) + 1, 1);
-    bool done = false;
-    for (const char *at = events; *at;) {
-        const char *end = strstr(at, "\n\n");
-        if (done || !end || strncmp(at, "data: ", 6) != 0) fail_msg("not events: %s", events);
-        done = strncmp(at, "data: [DONE]\n\n", 14) == 0;
-        json_t *event =
-            done ? NULL : json_loadb(at + 6, (size_t)(end - at) - 6, JSON_ALLOW_NUL, NULL);
-        if (!done && !event) fail_msg("no JSON: %.*s", (int)(end - at), at);
-        const json_t *c = json_array_get(json_object_get(event, "choices"), 0);
-        const json_t *piece = chat ? json_object_get(json_object_get(c, "delta"), "content")
-                                   : json_object_get(c, "text");
-        if (c && json_integer_value(json_object_get(c, "index")) == choice)
-            strcat(text, json_string_value(piece) ? json_string_value(piece) : "");
-        json_decref(event);
-        at = end + 2;
+json_t *http_complete(int port, const char *format, ...) {
+    char body[4096];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(body, sizeof body, format, list);
+    va_end(list);
+    return http_json(port, "/v1/completions", body, 200);
+}
+
+void http_wait_metric(int port, const char *name, double want) {
+    double is, end = weft_clock() + 120 * command_patience();
+    while ((is = http_metric(port, name)) != want) {
+        if (weft_clock() > end) fail_msg("%s is %g, not %g", name, is, want);
+        pause_ms(20);
     }
-    if (!done) fail_msg("no [DONE]: %s", events);
-    return text;
+}
+
+json_t *answer_choice(const json_t *whole, size_t i) {
+    return json_array_get(json_object_get(whole, "choices"), i);
+}
+
+/* Texts and lists go on where they are; what is null says nothing. */
+static void join_members(json_t *to, json_t *more) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(more, key, value) {
+        json_t *old = json_object_get(to, key);
+        if (json_is_array(value) && json_is_array(old))
+            json_array_extend(old, value);
+        else if (json_is_object(value) && json_is_object(old))
+            join_members(old, value);
+        else if (json_is_string(value) && json_is_string(old))
+            json_object_set_new(to, key,
+                                json_pack("s%+%", json_string_value(old), json_string_length(old),
+                                          json_string_value(value), json_string_length(value)));
+        else if (!old || !json_is_null(value))
+            json_object_set_new(to, key, json_deep_copy(value));
+    }
+}
+
+static bool join_event(json_t *whole, json_t *choices, json_t *event) {
+    json_t *c = answer_choice(event, 0), *delta = json_object_get(c, "delta");
+    size_t i = (size_t)json_integer_value(json_object_get(c, "index"));
+    if (!event || json_object_get(event, "error")) return false;
+    if (delta) {
+        json_object_set(c, "message", delta);
+        json_object_del(c, "delta");
+    }
+    if (json_is_object(json_object_get(event, "usage")))
+        json_object_set(whole, "usage", json_object_get(event, "usage"));
+    while (c && json_array_size(choices) <= i)
+        json_array_append_new(choices, json_object());
+    if (c) join_members(json_array_get(choices, i), c);
+    return true;
+}
+
+json_t *events_join(const char *events) {
+    json_t *choices = json_array(), *whole = json_pack("{s:o}", "choices", choices);
+    bool done = false, good = true;
+    for (const char *at = events, *end; good && *at; at = end + 2) {
+        end = strstr(at, "\n\n");
+        good = !done && end && strncmp(at, "data: ", 6) == 0;
+        done = good && strncmp(at, "data: [DONE]\n\n", 14) == 0;
+        if (!good || done) continue;
+        json_t *event = json_loadb(at + 6, (size_t)(end - at) - 6, JSON_ALLOW_NUL, NULL);
+        good = join_event(whole, choices, event);
+        json_decref(event);
+    }
+    if (done && good) return whole;
+    json_decref(whole);
+    return NULL;
+}
+
+json_t *http_stream(int port, const char *path, const char *body) {
+    answer a = http_post(port, path, NULL, body, strlen(body));
+    json_t *whole = a.status == 200 ? events_join(a.body) : NULL;
+    if (!whole || !strstr(a.head, "text/event-stream"))
+        fail_msg("%s %s: status %d, no events: %s", path, body, a.status, a.body);
+    answer_free(&a);
+    return whole;
+}
+
+json_t *generate_json(const char *model, const char *const *options) {
+    const char *words[WORDS_MOST] = {"generate", "--model", model, "--json"};
+    for (int n = 4; *options && n < WORDS_MOST - 1; n++)
+        words[n] = *options++;
+    char *out;
+    command_succeeds(words, &out);
+    json_t *object = json_loads(out, JSON_ALLOW_NUL, NULL);
+    assert_non_null(object);
+    free(out);
+    return object;
+}
+
+bool choice_is(const json_t *c, const json_t *made) {
+    return json_equal(json_object_get(c, "text"), json_object_get(made, "text")) &&
+           json_equal(json_object_get(c, "token_ids"), json_object_get(made, "tokens")) &&
+           json_equal(json_object_get(c, "finish_reason"), json_object_get(made, "finish"));
 }

@@ -44,6 +44,8 @@ int client_connect(int port);
 bool client_send(int socket, const void *bytes, size_t count);
 /* The head of a POST with a body of so many bytes of JSON. */
 int client_head(char *out, size_t room, const char *path, size_t bytes);
+/* A connection on which a request for completions was sent; its answer is still to be read. */
+int client_post(int port, const char *body);
 /* Reads one answer to its end. Waits for `seconds` at most. */
 answer client_read(int socket, double seconds);
 void answer_free(answer *a);
@@ -54,11 +56,25 @@ answer http_post(int port, const char *path, const char *headers, const void *bo
 /* A POST of JSON whose answer is expected to have that status and to be JSON. */
 json_t *http_json(int port, const char *path, const char *body, int status);
 
+/* The same of completions, with status 200 and a body made as printf makes it. */
+json_t *http_complete(int port, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A POST that is answered by events, joined. */
+json_t *http_stream(int port, const char *path, const char *body);
+
 /* A number of /metrics; -1: there is none of that name. */
 double http_metric(int port, const char *name);
+/* Waits until it has that value. */
+void http_wait_metric(int port, const char *name, double want);
 
-/* The text that events of a stream make together, for one choice: of completions, or of a chat.
- * Fails where it does not end in [DONE]; malloc'd. */
-char *events_text(const char *events, int choice, bool chat);
+/* A choice of an answer; NULL: it has none of that number. */
+json_t *answer_choice(const json_t *whole, size_t i);
+/* The answer that events of a stream make together, in the shape of one that comes whole: each choice's texts
+ * and lists joined, and the usage where it is told. NULL: they do not end in [DONE], or one is an error. */
+json_t *events_join(const char *events);
+
+/* What `weft generate --json` makes of a model with these options, which end on NULL. */
+json_t *generate_json(const char *model, const char *const *options);
+/* Whether a choice of completions with return_token_ids has the text, tokens and end that were made there. */
+bool choice_is(const json_t *c, const json_t *made);
 
 #endif
