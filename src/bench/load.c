@@ -48,7 +48,7 @@ static char *make_body(const bench_load *l, int64_t number) {
     fprintf(to, "{\"max_tokens\":%lld,\"temperature\":0,\"stream\":true,\"return_token_ids\":true,",
             (long long)r->most);
     for (int64_t i = 0; i < r->prompt; i++) {
-        uint32_t word = weft_random_word(l->seed, 0, (uint32_t)number,
+        uint32_t word = weft_random_word(l->seed, l->round, (uint32_t)number,
                                          weft_random_site("bench.prompt"), (uint64_t)i);
         fprintf(to, "%s%lld", i ? "," : "\"prompt\":[", (long long)(word % (uint64_t)l->vocab));
     }

@@ -22,8 +22,9 @@ typedef struct {
 typedef struct {
     const char *host;
     int port;
-    int64_t vocab; /* prompts are tokens below this, drawn from the seed */
+    int64_t vocab; /* prompts are tokens below this, drawn from the seed and the round */
     uint64_t seed;
+    uint32_t round; /* with another, a server knows no prompt from before */
     bench_request *requests;
     int64_t count;
     bench_samples

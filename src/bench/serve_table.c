@@ -30,7 +30,8 @@ static weft_status open_load(bench *b, int64_t count, bench_samples *between) {
     for (int64_t i = 0; i < b->load.count; i++)
         bench_request_end(b->load.requests + i);
     free(b->load.requests);
-    b->load = (bench_load){o->host, o->port, o->vocab, o->seed, NULL, count, between};
+    b->load =
+        (bench_load){o->host, o->port, o->vocab, o->seed, b->load.round + 1, NULL, count, between};
     b->load.requests = calloc((size_t)count, sizeof *b->load.requests);
     if (b->load.requests) return WEFT_OK;
     b->load.count = 0;

@@ -92,12 +92,14 @@ static void test_a_server_that_runs(void **state) {
     char url[64], *out;
     server s = server_start(RUN("--model", model, "--threads", "1"));
     snprintf(url, sizeof url, "http://127.0.0.1:%d", s.port);
-    command_succeeds(RUN("bench", "serve", "--url", url, "--rates", "500", "--requests", "5",
-                         "--prompts", "8", "--tokens", "4"),
+    command_succeeds(RUN("bench", "serve", "--url", url, "--rates", "500,500", "--requests", "5",
+                         "--prompts", "40", "--tokens", "4"),
                      &out);
-    assert_non_null(strstr(out, "5 requests a row, prompts of 8 tokens, texts of 4, seed 1"));
+    assert_non_null(strstr(out, "5 requests a row, prompts of 40 tokens, texts of 4, seed 1"));
     free(out);
-    assert_true(http_metric(s.port, "weft_generated_tokens_total") == 2 + 5 * 4);
+    assert_true(http_metric(s.port, "weft_generated_tokens_total") == 2 + 2 * 5 * 4);
+    /* No prompt begins like one before, whose pages would be there already. */
+    assert_true(http_metric(s.port, "weft_shared_tokens_total") == 0);
     server_stop(&s);
     command_fails(1, RUN("bench", "serve", "--url", url), SAYS("no connection"));
 }
