@@ -24,6 +24,7 @@ NOT_RUN = [
     ("docs/guide/huggingface.md", r"python3 \S*compare_transformers", "needs transformers; convert/test_convert runs it where that is"),
     ("docs/guide/extending.md", r"python3 \S*make_vectors", "needs the change that the page describes: follow.py makes it"),
     ("docs/guide/serving.md", r"curl ", "serve/test_clients runs it"),
+    ("docs/guide/serving.md", r"python3 bench/", "needs PyTorch"),
     ("docs/guide/pruning.md", r"scripts/prune-curve", "takes minutes; convert/test_prune runs its smallest form"),
     ("docs/guide/building.md", r"(sudo )?make (install|deb|dist)", "scripts/test_install runs it"),
     ("docs/guide/pytorch.md", r"python3 -m venv|pip install", "needs PyTorch from the network; make test-torch runs the rest"),
