@@ -4,7 +4,7 @@
 #include "cpu/backend.h"
 #include "generate/generator.h"
 #include "model/cached.h"
-#include "support/model_case.h"
+#include "support/generation.h"
 #include "support/poison.h"
 #include "support/sampling.h"
 
@@ -20,59 +20,19 @@ enum { N = 12, PROMPT_MOST = 300, TEXT = 24, CONTEXT = 340, TOGETHER = 4 };
 
 static const int64_t lengths[N] = {5, 20, 300, 1, 33, 16, 17, 270, 8, 40, 64, 12};
 
-typedef struct {
-    int64_t n;
-    weft_sampled tokens[TEXT];
-    weft_take end;
-} made_text;
-
-typedef struct {
-    model_case c;
-    weft_model *model;
-    weft_pool *pool;
-    weft_generator *g;
-    bool samples; /* likeliest tokens are sampled where they are made (core/decoding.h) */
-} fixture;
-
-static void open_model(fixture *f, const char *name, const char *cache, int threads) {
-    static const char *const set[][2] = {{"WEIGHT_TYING", "n"}, {"VOCAB_SIZE", "211"}};
-    model_case_open(&f->c, name);
-    f->c.config.context = CONTEXT;
-    for (size_t i = 0; i < sizeof set / sizeof set[0]; i++)
-        assert_int_equal(weft_config_set(&f->c.config, set[i][0], set[i][1], "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&f->c.config, "CACHE_DTYPE", cache, "test"), WEFT_OK);
-    f->model = model_case_weights(&f->c, WEFT_F32);
-    assert_int_equal(weft_pool_create(threads, &f->pool), WEFT_OK);
+static void open_model(generation *f, const char *name, const char *cache, int threads) {
+    char type[32];
+    snprintf(type, sizeof type, "CACHE_DTYPE=%s", cache);
+    generation_open(f, name, CONTEXT, threads,
+                    (const char *[]){"WEIGHT_TYING=n", "VOCAB_SIZE=211", type, NULL});
 }
 
-static void open_generator(fixture *f, const weft_generator_limits *limits) {
-    const weft_backend *backend = f->samples ? sampling_backend() : weft_cpu_backend();
-    if (weft_generator_open(f->model, backend, f->pool, limits, &f->g) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+/* `samples`: likeliest tokens are sampled where they are made (core/decoding.h). */
+static void open_generator(generation *f, bool samples, const weft_generator_limits *limits) {
+    generation_start(f, samples ? sampling_backend() : NULL, limits);
 }
 
-static void close_all(fixture *f) {
-    weft_generator_close(f->g);
-    weft_pool_destroy(f->pool);
-    weft_model_destroy(f->model);
-    model_case_close(&f->c);
-}
-
-static void take(weft_generator *g, int64_t id, made_text *text) {
-    weft_sampled token;
-    weft_take t;
-    while ((t = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
-        assert_true(text->n < TEXT);
-        text->tokens[text->n++] = token;
-    }
-    text->end = t;
-}
-
-static void step(weft_generator *g) {
-    if (weft_generator_step(g) != WEFT_OK) fail_msg("%s", weft_error_message());
-}
-
-static int64_t add(const fixture *f, int i) {
+static int64_t add(const generation *f, int i) {
     int32_t prompt[PROMPT_MOST];
     int64_t id;
     weft_sampling s = weft_sampling_default();
@@ -87,14 +47,14 @@ static int64_t add(const fixture *f, int i) {
 }
 
 /* Whether the prompt has the token. */
-static bool begins_with(const fixture *f, int i, int32_t token) {
+static bool begins_with(const generation *f, int i, int32_t token) {
     for (int64_t t = 0; t < lengths[i]; t++)
         if ((t * t * 7 + t * 3 + i) % f->c.config.vocab_size == token) return true;
     return false;
 }
 
 /* What becomes of a text when a token breaks it: the token itself is the last. */
-static void cut_text(const fixture *f, int i, int32_t token, made_text *text) {
+static void cut_text(const generation *f, int i, int32_t token, made_text *text) {
     int64_t n = 0;
     while (n < text->n && text->tokens[n].token != token)
         n++;
@@ -106,44 +66,34 @@ static void cut_text(const fixture *f, int i, int32_t token, made_text *text) {
     text->end = WEFT_TAKE_BROKEN;
 }
 
-static void check_text(const char *name, int i, const made_text *got, const made_text *want) {
-    if (got->n != want->n || got->end != want->end)
-        fail_msg("%s, sequence %d: %lld tokens, end %d; expected %lld and %d", name, i,
-                 (long long)got->n, (int)got->end, (long long)want->n, (int)want->end);
-    for (int64_t t = 0; t < got->n; t++)
-        if (got->tokens[t].token != want->tokens[t].token ||
-            memcmp(&got->tokens[t].logprob, &want->tokens[t].logprob, sizeof(float)) != 0)
-            fail_msg("%s, sequence %d, token %lld has other bits", name, i, (long long)t);
-}
-
 /* Each sequence alone, with weights that are all numbers. */
 static void make_alone(const char *name, const char *cache, bool samples, made_text *want) {
     for (int i = 0; i < N; i++) {
-        fixture f = {.samples = samples};
+        generation f;
         open_model(&f, name, cache, 1);
-        open_generator(&f, &(weft_generator_limits){.sequences = 1, .no_sharing = true});
+        open_generator(&f, samples, &(weft_generator_limits){.sequences = 1, .no_sharing = true});
         int64_t id = add(&f, i);
         while (weft_generator_busy(f.g))
-            step(f.g);
+            generation_step(f.g);
         want[i] = (made_text){0};
-        take(f.g, id, want + i);
+        text_take(f.g, id, want + i);
         assert_int_equal(want[i].end, WEFT_TAKE_LENGTH);
-        close_all(&f);
+        generation_close(&f);
     }
 }
 
 /* All of them with a token that breaks. One that ended is removed at once, and the next one takes its
  * pages. */
-static void make_together(fixture *f, made_text *got) {
+static void make_together(generation *f, made_text *got) {
     int64_t id[N];
     bool ended[N] = {0};
     for (int i = 0; i < N; i++)
         id[i] = add(f, i);
     while (weft_generator_busy(f->g)) {
-        step(f->g);
+        generation_step(f->g);
         for (int i = 0; i < N; i++) {
             if (ended[i]) continue;
-            take(f->g, id[i], got + i);
+            text_take(f->g, id[i], got + i);
             ended[i] = got[i].end != WEFT_TAKE_WAIT;
             if (ended[i]) weft_generator_remove(f->g, id[i]);
         }
@@ -152,20 +102,21 @@ static void make_together(fixture *f, made_text *got) {
 
 static void check_broken(const char *name, const char *cache, bool samples, float with) {
     made_text want[N], got[N] = {0};
-    fixture f = {.samples = samples};
+    generation f;
     int broken = 0;
     make_alone(name, cache, samples, want);
     open_model(&f, name, cache, 2);
     /* Text 6 has only likeliest tokens, of which no logits are wanted. */
     int32_t token = want[samples ? 6 : 4].tokens[5].token;
     poison_token(f.model, token, with);
-    int64_t page = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
-    open_generator(&f, &(weft_generator_limits){.sequences = TOGETHER, .cache_bytes = 30 * page});
+    int64_t page = generation_page_bytes(&f);
+    open_generator(&f, samples,
+                   &(weft_generator_limits){.sequences = TOGETHER, .cache_bytes = 30 * page});
     make_together(&f, got);
     for (int i = 0; i < N; i++) {
         cut_text(&f, i, token, want + i);
         broken += want[i].end == WEFT_TAKE_BROKEN;
-        check_text(name, i, got + i, want + i);
+        text_compare(name, i, got + i, want + i);
     }
     if (broken == 0 || broken > N - 3)
         fail_msg("%s: %d of %d texts break; the test wants some that do and some that do not", name,
@@ -173,7 +124,7 @@ static void check_broken(const char *name, const char *cache, bool samples, floa
     weft_generator_stats stats;
     weft_generator_count(f.g, &stats);
     assert_int_equal(stats.pages_used, 0);
-    close_all(&f);
+    generation_close(&f);
 }
 
 static void test_broken_logits_end_only_their_sequence(void **state) {

@@ -3,10 +3,9 @@
  * has just the bytes that the plan tells. */
 #include "cpu/backend.h"
 #include "generate/decoder.h"
-#include "generate/generator.h"
 #include "model/account.h"
 #include "model/cached.h"
-#include "support/model_case.h"
+#include "support/generation.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,8 +16,6 @@
 
 #include <cmocka.h>
 
-enum { MOST = 48 /* tokens of a text here */ };
-
 static const char *const names[] = {"dot-learned",
                                     "w2-rope",
                                     "mla-reciprocal-rope",
@@ -27,58 +24,16 @@ static const char *const names[] = {"dot-learned",
                                     "mix-mla-w2-joint-scalar-cross"};
 enum { N_NAMES = sizeof names / sizeof names[0] };
 
-typedef struct {
-    model_case c;
-    weft_model *model;
-    weft_pool *pool;
-    weft_generator *g;
-} fixture;
-
 static const char *narrow = "f32"; /* the type of cache and matrices */
 
-static void open_model(fixture *f, const char *name, int64_t context, int threads) {
-    model_case_open(&f->c, name);
-    f->c.config.context = context;
-    assert_int_equal(weft_config_set(&f->c.config, "CACHE_DTYPE", narrow, "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&f->c.config, "WEIGHT_DTYPE", narrow, "test"), WEFT_OK);
-    f->model = model_case_weights(&f->c, WEFT_F32);
-    assert_int_equal(weft_pool_create(threads, &f->pool), WEFT_OK);
-    f->g = NULL;
+static void open_model(generation *f, const char *name, int64_t context, int threads) {
+    char cache[32], weights[32];
+    snprintf(cache, sizeof cache, "CACHE_DTYPE=%s", narrow);
+    snprintf(weights, sizeof weights, "WEIGHT_DTYPE=%s", narrow);
+    generation_open(f, name, context, threads, (const char *[]){cache, weights, NULL});
 }
 
-static void open_generator(fixture *f, const weft_generator_limits *limits) {
-    if (weft_generator_open(f->model, weft_cpu_backend(), f->pool, limits, &f->g) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
-}
-
-static void close_all(fixture *f) {
-    weft_generator_close(f->g);
-    weft_pool_destroy(f->pool);
-    weft_model_destroy(f->model);
-    model_case_close(&f->c);
-}
-
-typedef struct {
-    int64_t n;
-    weft_sampled tokens[MOST];
-    weft_take end;
-} made_text;
-
-static void take(weft_generator *g, int64_t id, made_text *text) {
-    weft_sampled token;
-    weft_take t;
-    while ((t = weft_generator_take(g, id, &token)) == WEFT_TAKE_TOKEN) {
-        assert_true(text->n < MOST);
-        text->tokens[text->n++] = token;
-    }
-    text->end = t;
-}
-
-static void step(weft_generator *g) {
-    if (weft_generator_step(g) != WEFT_OK) fail_msg("%s", weft_error_message());
-}
-
-static void fill_prompt(const fixture *f, int32_t *prompt, int64_t n, int seed) {
+static void fill_prompt(const generation *f, int32_t *prompt, int64_t n, int seed) {
     for (int64_t i = 0; i < n; i++)
         prompt[i] = (int32_t)((i * i * 7 + i * 3 + seed) % f->c.config.vocab_size);
 }
@@ -92,38 +47,26 @@ static weft_sampling sampling_of(int i, int64_t max_tokens) {
 }
 
 /* One sequence in a generator of its own, without sharing; how many steps it took. */
-static int make_in(fixture *f, const weft_generator_limits *limits, const int32_t *prompt,
+static int make_in(generation *f, const weft_generator_limits *limits, const int32_t *prompt,
                    int64_t n, const weft_sampling *sampling, made_text *text) {
     int64_t id;
     int steps = 0;
-    open_generator(f, limits);
+    generation_start(f, NULL, limits);
     *text = (made_text){0};
     assert_int_equal(weft_generator_add(f->g, prompt, n, sampling, &id), WEFT_OK);
     for (; weft_generator_busy(f->g); steps++)
-        step(f->g);
-    take(f->g, id, text);
-    close_all(f);
+        generation_step(f->g);
+    text_take(f->g, id, text);
+    generation_close(f);
     return steps;
 }
 
 static int make_alone(const char *name, int64_t context, const int32_t *prompt, int64_t n,
                       const weft_sampling *sampling, made_text *text) {
-    fixture f;
+    generation f;
     open_model(&f, name, context, 1);
     return make_in(&f, &(weft_generator_limits){.sequences = 1, .no_sharing = true}, prompt, n,
                    sampling, text);
-}
-
-static void assert_same(const char *name, int i, const made_text *got, const made_text *want) {
-    if (got->n != want->n || got->end != want->end)
-        fail_msg("%s, sequence %d: %lld tokens, alone %lld", name, i, (long long)got->n,
-                 (long long)want->n);
-    for (int64_t t = 0; t < got->n; t++)
-        if (got->tokens[t].token != want->tokens[t].token ||
-            memcmp(&got->tokens[t].logprob, &want->tokens[t].logprob, sizeof(float)) != 0)
-            fail_msg("%s, sequence %d, token %lld: %d (%.9g), alone %d (%.9g)", name, i,
-                     (long long)t, got->tokens[t].token, (double)got->tokens[t].logprob,
-                     want->tokens[t].token, (double)want->tokens[t].logprob);
 }
 
 /* Sequences that come and go over a pool that is too small for all of them: prompts that begin alike,
@@ -135,12 +78,12 @@ static void check_among_others(size_t n_names, double share) {
         made_text want[N], got[N] = {0};
         int32_t prompts[N][CONTEXT];
         int64_t ids[N], pages = weft_cached_table_pages(CONTEXT) + 6;
-        fixture f;
+        generation f;
         open_model(&f, names[c], CONTEXT, 2);
-        int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
-        open_generator(&f, &(weft_generator_limits){.sequences = 5,
-                                                    .cache_bytes = pages * bytes,
-                                                    .prompt_share = share});
+        int64_t bytes = generation_page_bytes(&f);
+        generation_start(&f, NULL,
+                         &(weft_generator_limits){
+                             .sequences = 5, .cache_bytes = pages * bytes, .prompt_share = share});
         for (int i = 0; i < N; i++) {
             fill_prompt(&f, prompts[i], lengths[i], i % 3);
             weft_sampling s = sampling_of(i, 36 + i);
@@ -149,19 +92,19 @@ static void check_among_others(size_t n_names, double share) {
         for (int i = 0; i < N; i++) {
             weft_sampling s = sampling_of(i, 36 + i);
             assert_int_equal(weft_generator_add(f.g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
-            step(f.g);
+            generation_step(f.g);
         }
         /* One more, that is taken away in the middle. */
         int64_t gone;
         weft_sampling s = sampling_of(1, 40);
         assert_int_equal(weft_generator_add(f.g, prompts[5], 300, &s, &gone), WEFT_OK);
         for (int k = 0; weft_generator_busy(f.g); k++) {
-            step(f.g);
+            generation_step(f.g);
             if (k == 5) weft_generator_remove(f.g, gone);
         }
         for (int i = 0; i < N; i++) {
-            take(f.g, ids[i], got + i);
-            assert_same(names[c], i, got + i, want + i);
+            text_take(f.g, ids[i], got + i);
+            text_compare(names[c], i, got + i, want + i);
         }
         weft_generator_stats stats;
         weft_generator_count(f.g, &stats);
@@ -171,7 +114,7 @@ static void check_among_others(size_t n_names, double share) {
             weft_generator_remove(f.g, ids[i]);
         weft_generator_count(f.g, &stats);
         assert_int_equal(stats.pages_used, 0);
-        close_all(&f);
+        generation_close(&f);
     }
 }
 
@@ -202,18 +145,18 @@ static void test_prompts_in_pieces_keep_a_sequences_bits(void **state) {
 static void test_a_long_prompt_does_not_stop_the_others(void **state) {
     enum { LONG = 1300, CONTEXT = 1400, TEXT = 40 };
     (void)state;
-    fixture f;
+    generation f;
     int32_t prompt[LONG];
     int64_t text, first, second, brief;
     made_text made = {0}, of_long = {0}, of_brief = {0};
     open_model(&f, "mla-reciprocal-rope", CONTEXT, 1);
-    open_generator(&f, &(weft_generator_limits){.sequences = 4, .prompt_share = 1e-9});
+    generation_start(&f, NULL, &(weft_generator_limits){.sequences = 4, .prompt_share = 1e-9});
     fill_prompt(&f, prompt, LONG, 3);
     weft_sampling s = sampling_of(1, TEXT), one = sampling_of(0, 1);
     assert_int_equal(weft_generator_add(f.g, prompt, 4, &s, &text), WEFT_OK);
     while (made.n == 0) {
-        step(f.g);
-        take(f.g, text, &made);
+        generation_step(f.g);
+        text_take(f.g, text, &made);
     }
     assert_int_equal(weft_generator_add(f.g, prompt, LONG, &one, &first), WEFT_OK);
     assert_int_equal(weft_generator_add(f.g, prompt, LONG, &one, &second), WEFT_OK);
@@ -221,20 +164,20 @@ static void test_a_long_prompt_does_not_stop_the_others(void **state) {
     for (int64_t n = made.n; made.end == WEFT_TAKE_WAIT; n++) {
         assert_int_equal(made.n, n);
         if (n == 10) weft_generator_remove(f.g, first);
-        step(f.g);
-        take(f.g, text, &made);
-        take(f.g, second, &of_long);
+        generation_step(f.g);
+        text_take(f.g, text, &made);
+        text_take(f.g, second, &of_long);
         assert_int_equal(of_long.n, 0); /* it has more than TEXT operations */
     }
     assert_int_equal(made.n, TEXT);
     for (int turns = 0; of_brief.n == 0; turns++) { /* what was begun, and one block before it */
         assert_in_range(turns, 0, 2);
-        step(f.g);
-        take(f.g, brief, &of_brief);
+        generation_step(f.g);
+        text_take(f.g, brief, &of_brief);
     }
-    take(f.g, second, &of_long);
+    text_take(f.g, second, &of_long);
     assert_int_equal(of_long.n, 0);
-    close_all(&f);
+    generation_close(&f);
 }
 
 /* Three older texts need a page each at once, and the prompt that is being read has the last. */
@@ -243,33 +186,34 @@ static void test_a_prompt_in_pieces_is_set_back(void **state) {
     static const int64_t lengths[N] = {10, 10, 10, LONG}, tokens[N] = {30, 30, 30, 5};
     (void)state;
     for (size_t c = 0; c < N_NAMES; c++) {
-        fixture f;
+        generation f;
         int32_t prompts[N][LONG];
         int64_t ids[N];
         made_text want[N], got[N] = {0};
         open_model(&f, names[c], CONTEXT, 1);
-        int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
+        int64_t bytes = generation_page_bytes(&f);
         int64_t pages = weft_cached_table_pages(LONG + 1) + 3 * 2;
-        open_generator(&f, &(weft_generator_limits){
-                               .sequences = N, .cache_bytes = pages * bytes, .prompt_share = 1e-9});
+        generation_start(&f, NULL,
+                         &(weft_generator_limits){
+                             .sequences = N, .cache_bytes = pages * bytes, .prompt_share = 1e-9});
         for (int i = 0; i < N; i++) {
             weft_sampling s = sampling_of(i, tokens[i]);
             fill_prompt(&f, prompts[i], lengths[i], i);
             make_alone(names[c], CONTEXT, prompts[i], lengths[i], &s, want + i);
             assert_int_equal(weft_generator_add(f.g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
-            for (; i == 2 && got[2].n < 17; take(f.g, ids[2], got + 2))
-                step(f.g);
+            for (; i == 2 && got[2].n < 17; text_take(f.g, ids[2], got + 2))
+                generation_step(f.g);
         }
         weft_generator_stats stats;
         while (weft_generator_busy(f.g))
-            step(f.g);
+            generation_step(f.g);
         weft_generator_count(f.g, &stats);
         assert_true(stats.set_back > 0);
         for (int i = 0; i < N; i++) {
-            take(f.g, ids[i], got + i);
-            assert_same(names[c], i, got + i, want + i);
+            text_take(f.g, ids[i], got + i);
+            text_compare(names[c], i, got + i, want + i);
         }
-        close_all(&f);
+        generation_close(&f);
     }
 }
 
@@ -279,14 +223,15 @@ static void test_a_full_pool_sets_the_youngest_back(void **state) {
     static const int64_t lengths[] = {20, 27}; /* the younger needs a page before the older does */
     enum { TEXT = 40, CONTEXT = 80, PAGES = 6 };
     (void)state;
-    fixture f;
+    generation f;
     int32_t prompts[2][32];
     int64_t ids[2];
     made_text want[2], got[2] = {0};
     int steps[2], ended[2] = {0};
     open_model(&f, "dot-learned", CONTEXT, 1);
-    int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
-    open_generator(&f, &(weft_generator_limits){.sequences = 2, .cache_bytes = PAGES * bytes});
+    int64_t bytes = generation_page_bytes(&f);
+    generation_start(&f, NULL,
+                     &(weft_generator_limits){.sequences = 2, .cache_bytes = PAGES * bytes});
     weft_sampling s = sampling_of(1, TEXT);
     for (int i = 0; i < 2; i++) {
         fill_prompt(&f, prompts[i], lengths[i], i);
@@ -295,46 +240,47 @@ static void test_a_full_pool_sets_the_youngest_back(void **state) {
     }
     weft_generator_stats stats;
     for (int n = 1; weft_generator_busy(f.g); n++) {
-        step(f.g);
+        generation_step(f.g);
         for (int i = 0; i < 2; i++) {
-            take(f.g, ids[i], got + i);
+            text_take(f.g, ids[i], got + i);
             if (got[i].end == WEFT_TAKE_LENGTH && !ended[i]) ended[i] = n;
         }
     }
     weft_generator_count(f.g, &stats);
     assert_true(stats.set_back > 0);
     for (int i = 0; i < 2; i++)
-        assert_same("dot-learned", i, got + i, want + i);
+        text_compare("dot-learned", i, got + i, want + i);
     assert_in_range(ended[0], 1, steps[0] + 1); /* their prompts are read one after the other */
     assert_true(ended[1] > steps[1] + 2);
-    close_all(&f);
+    generation_close(&f);
 }
 
 /* A pool that does not hold one context is a shorter context, not an error. */
 static void test_a_small_pool_is_a_shorter_context(void **state) {
     enum { PROMPT = 20, PAGES = 3 };
     (void)state;
-    fixture f;
+    generation f;
     int32_t prompt[64];
     int64_t id;
     made_text text = {0};
     weft_generator_stats stats;
     open_model(&f, "dot-learned", 1000, 1);
-    int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
-    open_generator(&f, &(weft_generator_limits){.sequences = 2, .cache_bytes = PAGES * bytes + 1});
+    int64_t bytes = generation_page_bytes(&f);
+    generation_start(&f, NULL,
+                     &(weft_generator_limits){.sequences = 2, .cache_bytes = PAGES * bytes + 1});
     fill_prompt(&f, prompt, 64, 0);
     weft_sampling s = sampling_of(1, 900);
     assert_int_equal(weft_generator_add(f.g, prompt, PROMPT, &s, &id), WEFT_OK);
     while (weft_generator_busy(f.g))
-        step(f.g);
-    take(f.g, id, &text);
+        generation_step(f.g);
+    text_take(f.g, id, &text);
     assert_int_equal(text.n, PAGES * WEFT_PAGE_TOKENS - PROMPT);
     assert_int_equal(text.end, WEFT_TAKE_LENGTH);
     weft_generator_count(f.g, &stats);
     assert_int_equal(stats.context, PAGES * WEFT_PAGE_TOKENS);
     assert_int_equal(weft_generator_add(f.g, prompt, PAGES * WEFT_PAGE_TOKENS, &s, &id),
                      WEFT_EINPUT);
-    close_all(&f);
+    generation_close(&f);
 }
 
 /* Past the end of the context with the last tokens in view: prompts that are longer than it, and over
@@ -348,7 +294,7 @@ static void test_sliding_sequences_are_the_same_among_others(void **state) {
         int32_t prompts[N][300];
         made_text want[N], got[N] = {0};
         int64_t ids[N];
-        fixture f, alone;
+        generation f, alone;
         open_model(&f, sliding[c], CONTEXT, 2);
         weft_generator_limits limits = {.sequences = 1, .slide = true};
         for (int i = 0; i < N; i++) {
@@ -358,30 +304,31 @@ static void test_sliding_sequences_are_the_same_among_others(void **state) {
             make_in(&alone, &limits, prompts[i], lengths[i], &s, want + i);
             assert_int_equal(want[i].n, 47);
         }
-        int64_t bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f.c.config, WEFT_F32);
+        int64_t bytes = generation_page_bytes(&f);
         limits = (weft_generator_limits){.sequences = 3, .slide = true, .cache_bytes = 30 * bytes};
-        open_generator(&f, &limits);
+        generation_start(&f, NULL, &limits);
         for (int i = 0; i < N; i++) {
             weft_sampling s = sampling_of(i, 47);
             assert_int_equal(weft_generator_add(f.g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
-            step(f.g);
+            generation_step(f.g);
         }
         while (weft_generator_busy(f.g))
-            step(f.g);
+            generation_step(f.g);
         for (int i = 0; i < N; i++) {
-            take(f.g, ids[i], got + i);
-            assert_same(sliding[c], i, got + i, want + i);
+            text_take(f.g, ids[i], got + i);
+            text_compare(sliding[c], i, got + i, want + i);
         }
         weft_generator_stats stats;
         weft_generator_count(f.g, &stats);
         assert_true(stats.set_back > 0);
-        close_all(&f);
+        generation_close(&f);
     }
 }
 
 /* Row by row over pages that are never written twice, and what may be seen of them is the last
  * `context` tokens: logits [n, V]. */
-static float *decode_plainly(const fixture *f, const int32_t *tokens, int64_t n, int64_t context) {
+static float *decode_plainly(const generation *f, const int32_t *tokens, int64_t n,
+                             int64_t context) {
     weft_decoder *d;
     int64_t pages = weft_cached_table_pages(n), vocab = f->c.config.vocab_size;
     weft_decoder_limits limits = {1, pages, context, pages};
@@ -404,18 +351,18 @@ static void test_a_sliding_text_sees_the_last_tokens(void **state) {
     enum { PROMPT = 300, TEXT = 20, TIME = PROMPT + TEXT, CONTEXT = 60 };
     (void)state;
     for (size_t c = 0; c < sizeof sliding / sizeof sliding[0]; c++) {
-        fixture f;
+        generation f;
         int32_t tokens[TIME];
         int64_t id;
         made_text text = {0};
         open_model(&f, sliding[c], CONTEXT, 1);
-        open_generator(&f, &(weft_generator_limits){.sequences = 1, .slide = true});
+        generation_start(&f, NULL, &(weft_generator_limits){.sequences = 1, .slide = true});
         fill_prompt(&f, tokens, PROMPT, 1);
         weft_sampling s = sampling_of(1, TEXT);
         assert_int_equal(weft_generator_add(f.g, tokens, PROMPT, &s, &id), WEFT_OK);
         while (weft_generator_busy(f.g))
-            step(f.g);
-        take(f.g, id, &text);
+            generation_step(f.g);
+        text_take(f.g, id, &text);
         assert_int_equal(text.n, TEXT);
         for (int t = 0; t < TEXT; t++)
             tokens[PROMPT + t] = text.tokens[t].token;
@@ -431,34 +378,34 @@ static void test_a_sliding_text_sees_the_last_tokens(void **state) {
                 fail_msg("%s, token %d: logprob %g, not %g", sliding[c], t, got, want);
         }
         free(logits);
-        close_all(&f);
+        generation_close(&f);
     }
 }
 
 static void test_equal_beginnings_share_their_pages(void **state) {
     (void)state;
     for (size_t c = 0; c < N_NAMES; c++) {
-        fixture f;
+        generation f;
         int32_t prompt[320];
         int64_t first, second;
         made_text a = {0}, b = {0};
         open_model(&f, names[c], 340, 1);
-        open_generator(&f, &(weft_generator_limits){.sequences = 2});
+        generation_start(&f, NULL, &(weft_generator_limits){.sequences = 2});
         fill_prompt(&f, prompt, 300, 0);
         weft_sampling s = sampling_of(1, 12);
         assert_int_equal(weft_generator_add(f.g, prompt, 300, &s, &first), WEFT_OK);
         while (weft_generator_busy(f.g))
-            step(f.g);
+            generation_step(f.g);
         assert_int_equal(weft_generator_add(f.g, prompt, 300, &s, &second), WEFT_OK);
-        step(f.g);
+        generation_step(f.g);
         assert_int_equal(weft_generator_shared(f.g, first), 0);
         assert_int_equal(weft_generator_shared(f.g, second), 288); /* whole pages below 299 */
         while (weft_generator_busy(f.g))
-            step(f.g);
-        take(f.g, first, &a);
-        take(f.g, second, &b);
-        assert_same(names[c], 0, &b, &a);
-        close_all(&f);
+            generation_step(f.g);
+        text_take(f.g, first, &a);
+        text_take(f.g, second, &b);
+        text_compare(names[c], 0, &b, &a);
+        generation_close(&f);
     }
 }
 
@@ -466,7 +413,7 @@ static void test_equal_beginnings_share_their_pages(void **state) {
  * was trained on `block` tokens and the text goes on to more. */
 static void check_greedy(const char *name, int64_t block) {
     enum { PROMPT = 20, TEXT = 40, TIME = PROMPT + TEXT };
-    fixture f;
+    generation f;
     int32_t prompt[PROMPT], tokens[TIME], targets[TIME] = {0};
     made_text text;
     open_model(&f, name, block, 1);
@@ -541,7 +488,7 @@ static void test_the_pool_has_the_bytes_that_the_plan_tells(void **state) {
     int n = model_case_names(&all);
     for (int i = 0; i < n; i++)
         for (int k = 0; k < 3; k++) {
-            fixture f;
+            generation f;
             open_model(&f, all[i], 64, 1);
             assert_int_equal(weft_config_override(&f.c.config, types[k], "test"), WEFT_OK);
             f.model->config = f.c.config;
@@ -565,7 +512,7 @@ static void test_the_pool_has_the_bytes_that_the_plan_tells(void **state) {
                         (long long)account.cache_bytes_token,
                         (long long)account.cache_bytes_sequence);
             }
-            close_all(&f);
+            generation_close(&f);
         }
     model_case_names_free(all, n);
 }
@@ -573,26 +520,26 @@ static void test_the_pool_has_the_bytes_that_the_plan_tells(void **state) {
 static void test_a_conversation_goes_on_in_the_cache(void **state) {
     (void)state;
     for (size_t c = 0; c < N_NAMES; c++) {
-        fixture f;
+        generation f;
         int32_t prompt[30], more[20], joined[90];
         int64_t id;
         made_text first = {0}, second = {0}, want;
         open_model(&f, names[c], 120, 1);
-        open_generator(&f, &(weft_generator_limits){.sequences = 1});
+        generation_start(&f, NULL, &(weft_generator_limits){.sequences = 1});
         fill_prompt(&f, prompt, 30, 0);
         fill_prompt(&f, more, 20, 5);
         weft_sampling s = sampling_of(0, 12);
         assert_int_equal(weft_generator_add(f.g, prompt, 30, &s, &id), WEFT_OK);
         assert_int_equal(weft_generator_extend(f.g, id, more, 20, &s), WEFT_EINPUT);
         while (weft_generator_busy(f.g))
-            step(f.g);
-        take(f.g, id, &first);
+            generation_step(f.g);
+        text_take(f.g, id, &first);
         weft_generator_stats before, after;
         weft_generator_count(f.g, &before);
         assert_int_equal(weft_generator_extend(f.g, id, more, 20, &s), WEFT_OK);
         while (weft_generator_busy(f.g))
-            step(f.g);
-        take(f.g, id, &second);
+            generation_step(f.g);
+        text_take(f.g, id, &second);
         weft_generator_count(f.g, &after);
         /* Only what is new was computed: the last token made, and the new ones. */
         assert_int_equal(after.prompt_tokens - before.prompt_tokens, 20);
@@ -601,25 +548,25 @@ static void test_a_conversation_goes_on_in_the_cache(void **state) {
             joined[30 + i] = first.tokens[i].token;
         memcpy(joined + 42, more, sizeof more);
         make_alone(names[c], 120, joined, 62, &s, &want);
-        assert_same(names[c], 0, &second, &want);
-        close_all(&f);
+        text_compare(names[c], 0, &second, &want);
+        generation_close(&f);
     }
 }
 
 static void test_texts_end_where_they_should(void **state) {
     (void)state;
-    fixture f;
+    generation f;
     int32_t prompt[20];
     made_text text = {0}, again = {0};
     int64_t id;
     open_model(&f, "dot-learned", 32, 1);
-    open_generator(&f, NULL);
+    generation_start(&f, NULL, NULL);
     fill_prompt(&f, prompt, 20, 0);
     weft_sampling s = sampling_of(1, 100);
     assert_int_equal(weft_generator_add(f.g, prompt, 20, &s, &id), WEFT_OK);
     while (weft_generator_busy(f.g))
-        step(f.g);
-    take(f.g, id, &text);
+        generation_step(f.g);
+    text_take(f.g, id, &text);
     assert_int_equal(text.n, 12); /* the context's end */
     assert_int_equal(text.end, WEFT_TAKE_LENGTH);
     int64_t first = 0; /* the same text up to the first place of that token, which is not given */
@@ -628,18 +575,18 @@ static void test_texts_end_where_they_should(void **state) {
         first++;
     assert_int_equal(weft_generator_add(f.g, prompt, 20, &s, &id), WEFT_OK);
     while (weft_generator_busy(f.g))
-        step(f.g);
-    take(f.g, id, &again);
+        generation_step(f.g);
+    text_take(f.g, id, &again);
     assert_int_equal(again.end, WEFT_TAKE_END);
     assert_int_equal(again.n, first);
     for (int64_t i = 0; i < first; i++)
         assert_int_equal(again.tokens[i].token, text.tokens[i].token);
-    close_all(&f);
+    generation_close(&f);
 }
 
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
-    fixture f;
+    generation f;
     int32_t prompt[40] = {0};
     int64_t id;
     weft_sampling s = weft_sampling_default();
@@ -652,7 +599,7 @@ static void test_what_cannot_be_is_refused(void **state) {
                      WEFT_EINPUT);
     assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool, &small, &f.g),
                      WEFT_EINPUT);
-    open_generator(&f, NULL);
+    generation_start(&f, NULL, NULL);
     assert_int_equal(weft_generator_add(f.g, prompt, 32, &s, &id), WEFT_EINPUT);
     assert_int_equal(weft_generator_add(f.g, prompt, 0, &s, &id), WEFT_EINPUT);
     prompt[3] = (int32_t)f.c.config.vocab_size;
@@ -660,11 +607,11 @@ static void test_what_cannot_be_is_refused(void **state) {
     s.top_p = -1;
     assert_int_equal(weft_generator_add(f.g, prompt, 3, &s, &id), WEFT_EINPUT);
     assert_false(weft_generator_busy(f.g));
-    close_all(&f);
+    generation_close(&f);
     open_model(&f, "dot-noncausal", 32, 1);
     assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool, NULL, &f.g),
                      WEFT_EINPUT);
-    close_all(&f);
+    generation_close(&f);
 }
 
 int main(void) {

@@ -2,9 +2,8 @@
  * and among others that set them back, with whole blocks and without; the text behind is what it is without
  * them; and a prompt may be all there is. */
 #include "cpu/backend.h"
-#include "generate/generator.h"
 #include "model/cached.h"
-#include "support/model_case.h"
+#include "support/generation.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -20,35 +19,16 @@ enum { CONTEXT = 360, MOST = CONTEXT + 8, TEXTS = 5 };
 static const int64_t lengths[TEXTS] = {300, CONTEXT, 1, 40, 257}, wanted[TEXTS] = {8, 0, 8, 0, 3};
 
 typedef struct {
-    model_case c;
-    weft_model *model;
-    weft_pool *pool;
-} fixture;
-
-static void open_model(fixture *f, const char *name) {
-    model_case_open(&f->c, name);
-    f->c.config.context = CONTEXT;
-    f->model = model_case_weights(&f->c, WEFT_F32);
-    assert_int_equal(weft_pool_create(1, &f->pool), WEFT_OK);
-}
-
-static void close_model(fixture *f) {
-    weft_pool_destroy(f->pool);
-    weft_model_destroy(f->model);
-    model_case_close(&f->c);
-}
-
-typedef struct {
     int64_t n;
     weft_sampled tokens[MOST];
     weft_take end;
 } told_text;
 
 /* The texts of these prompts in one generator, which has room for one and a little. */
-static void make_texts(const fixture *f, int32_t (*prompts)[CONTEXT], int first, int last,
+static void make_texts(const generation *f, int32_t (*prompts)[CONTEXT], int first, int last,
                        bool tells, told_text *out, weft_generator_stats *stats) {
     weft_generator *g;
-    int64_t ids[TEXTS], bytes = WEFT_PAGE_TOKENS * weft_cached_token_bytes(&f->c.config, WEFT_F32);
+    int64_t ids[TEXTS], bytes = generation_page_bytes(f);
     weft_generator_limits limits = {.sequences = 3,
                                     .cache_bytes = (weft_cached_table_pages(CONTEXT) + 2) * bytes};
     assert_int_equal(weft_generator_open(f->model, weft_cpu_backend(), f->pool, &limits, &g),
@@ -59,7 +39,7 @@ static void make_texts(const fixture *f, int32_t (*prompts)[CONTEXT], int first,
     int64_t before = lengths[first] < CONTEXT ? lengths[first] : CONTEXT - 1;
     assert_int_equal(weft_generator_add(g, prompts[first], before, &one, ids), WEFT_OK);
     while (weft_generator_busy(g))
-        assert_int_equal(weft_generator_step(g), WEFT_OK);
+        generation_step(g);
     weft_generator_remove(g, ids[0]);
     for (int i = first; i < last; i++) {
         weft_sampling s = weft_sampling_default();
@@ -69,7 +49,7 @@ static void make_texts(const fixture *f, int32_t (*prompts)[CONTEXT], int first,
         assert_int_equal(weft_generator_add(g, prompts[i], lengths[i], &s, ids + i), WEFT_OK);
     }
     while (weft_generator_busy(g))
-        if (weft_generator_step(g) != WEFT_OK) fail_msg("%s", weft_error_message());
+        generation_step(g);
     for (int i = first; i < last; i++) {
         out[i].n = 0;
         while ((out[i].end = weft_generator_take(g, ids[i], out[i].tokens + out[i].n)) ==
@@ -81,7 +61,7 @@ static void make_texts(const fixture *f, int32_t (*prompts)[CONTEXT], int first,
 }
 
 /* The prompt's log-probabilities by the forward pass of training. */
-static void check_whole_pass(const fixture *f, const int32_t *tokens, int64_t n,
+static void check_whole_pass(const generation *f, const int32_t *tokens, int64_t n,
                              const told_text *got) {
     weft_session s = {0};
     weft_build build = {.batch = 1, .time = n, .logits = true, .dtype = WEFT_F32};
@@ -116,8 +96,8 @@ static void check_model(const char *name) {
     static told_text alone[TEXTS], among[TEXTS], plain[TEXTS];
     static int32_t prompts[TEXTS][CONTEXT];
     weft_generator_stats stats;
-    fixture f;
-    open_model(&f, name);
+    generation f;
+    generation_open(&f, name, CONTEXT, 1, NULL);
     for (int i = 0; i < TEXTS; i++)
         for (int64_t t = 0; t < lengths[i]; t++)
             prompts[i][t] = (int32_t)((t * t * 7 + t * 3 + i % 2) % f.c.config.vocab_size);
@@ -138,7 +118,7 @@ static void check_model(const char *name) {
         assert_memory_equal(plain[i].tokens, alone[i].tokens + lengths[i],
                             (size_t)wanted[i] * sizeof *plain[i].tokens);
     }
-    close_model(&f);
+    generation_close(&f);
 }
 
 static void test_a_prompts_log_probabilities_are_the_whole_pass_s(void **state) {
@@ -150,18 +130,18 @@ static void test_a_prompts_log_probabilities_are_the_whole_pass_s(void **state) 
 /* The token that ends a text is given with its end. */
 static void test_the_token_that_ends_a_text_is_told(void **state) {
     (void)state;
-    fixture f;
+    generation f;
     weft_generator *g;
     weft_sampled token = {0}, end = {0};
     int64_t id;
     int32_t prompt[] = {1, 2, 3};
     weft_sampling s = weft_sampling_default();
-    open_model(&f, "dot-learned");
+    generation_open(&f, "dot-learned", CONTEXT, 1, NULL);
     assert_int_equal(weft_generator_open(f.model, weft_cpu_backend(), f.pool, NULL, &g), WEFT_OK);
     s.temperature = 0;
     for (int round = 0; round < 2; round++) {
         assert_int_equal(weft_generator_add(g, prompt, 3, &s, &id), WEFT_OK);
-        assert_int_equal(weft_generator_step(g), WEFT_OK);
+        generation_step(g);
         if (round == 0)
             assert_int_equal(weft_generator_take(g, id, &token), WEFT_TAKE_TOKEN);
         else
@@ -171,7 +151,7 @@ static void test_the_token_that_ends_a_text_is_told(void **state) {
     }
     assert_memory_equal(&end, &token, sizeof end);
     weft_generator_close(g);
-    close_model(&f);
+    generation_close(&f);
 }
 
 int main(void) {

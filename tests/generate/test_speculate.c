@@ -5,9 +5,8 @@
  * same on the GPU. */
 #include "cpu/backend.h"
 #include "cuda/backend.h"
-#include "generate/generator.h"
 #include "model/cached.h"
-#include "support/model_case.h"
+#include "support/generation.h"
 #include "support/sampling.h"
 
 #include <math.h>
@@ -19,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { TEXTS = 5, MOST = 64, CONTEXT = 96, PROMPT_MOST = 600 };
+enum { TEXTS = 5, CONTEXT = 96, PROMPT_MOST = 600 };
 
 #ifdef ON_GPU
 #define test_backend weft_cuda_backend
@@ -30,12 +29,6 @@ enum { ROWS_OF_A_STEP = 4, CONFIGS_APART = 1 };
 #endif
 
 static const char *const types[] = {"f32", "bf16", "int8", "bf16" /* in all that is computed */};
-
-typedef struct {
-    weft_sampled tokens[MOST];
-    int64_t n;
-    weft_take end;
-} made_text;
 
 typedef struct {
     model_case c;
@@ -111,11 +104,6 @@ static weft_sampling sampling_of(int i) {
     return s;
 }
 
-static void take(weft_generator *g, int64_t id, made_text *text) {
-    while ((text->end = weft_generator_take(g, id, text->tokens + text->n)) == WEFT_TAKE_TOKEN)
-        assert_in_range(++text->n, 1, MOST - 1);
-}
-
 /* Every text, each added a step after the one before; the steps that failed are made again. */
 static void write_texts(const fixture *f, const weft_generator_limits *limits, made_text *texts,
                         weft_generator_stats *stats) {
@@ -132,25 +120,17 @@ static void write_texts(const fixture *f, const weft_generator_limits *limits, m
     for (int failed = 0; weft_generator_busy(g);)
         if (weft_generator_step(g) != WEFT_OK) assert_in_range(++failed, 1, 3);
     for (int i = 0; i < TEXTS; i++)
-        take(g, ids[i], texts + i);
+        text_take(g, ids[i], texts + i);
     weft_generator_count(g, stats);
     weft_generator_close(g);
 }
 
 static void compare(const fixture *f, const char *how, const made_text *got,
                     const made_text *want) {
-    for (int i = 0; i < TEXTS; i++) {
-        if (got[i].n != want[i].n || got[i].end != want[i].end)
-            fail_msg("%s, %s, text %d: %lld tokens, plainly %lld", f->c.name, how, i,
-                     (long long)got[i].n, (long long)want[i].n);
-        for (int64_t t = 0; t < got[i].n; t++) {
-            const weft_sampled *a = got[i].tokens + t, *b = want[i].tokens + t;
-            if (a->token != b->token || memcmp(&a->logprob, &b->logprob, sizeof a->logprob) != 0)
-                fail_msg("%s, %s, text %d, token %lld: %d (%.9g), plainly %d (%.9g)", f->c.name,
-                         how, i, (long long)t, (int)a->token, (double)a->logprob, (int)b->token,
-                         (double)b->logprob);
-        }
-    }
+    char name[128];
+    snprintf(name, sizeof name, "%s, %s", f->c.name, how);
+    for (int i = 0; i < TEXTS; i++)
+        text_compare(name, i, got + i, want + i);
 }
 
 /* The texts by n-grams, by the draft model, by one that says something else, and plainly. */
@@ -275,7 +255,7 @@ static void test_long_prompts_are_drafted_for(void **state) {
         check(&f, weft_generator_add(g, prompt, PROMPT_MOST, &how, &id));
         while (weft_generator_busy(g))
             check(&f, weft_generator_step(g));
-        take(g, id, texts + i);
+        text_take(g, id, texts + i);
         weft_generator_count(g, &stats);
         assert_true(stats.accepted_tokens >= i);
         weft_generator_close(g);
@@ -306,7 +286,7 @@ static void converse(const fixture *f, const weft_generator_limits *limits, int 
     check(f, weft_generator_extend(g, id, prompt, fill_prompt(f, 1, prompt), &how));
     while (weft_generator_busy(g))
         check(f, weft_generator_step(g));
-    take(g, id, texts + 1);
+    text_take(g, id, texts + 1);
     weft_generator_close(g);
 }
 
