@@ -21,10 +21,10 @@ import torch.nn.functional as F
 def read_weights(path):
     data = torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
     head = int.from_bytes(bytes(data[:8].tolist()), "little")
-    for name, is_ in json.loads(bytes(data[8:8 + head].tolist())).items():
+    for name, entry in json.loads(bytes(data[8:8 + head].tolist())).items():
         if name != "__metadata__":
-            first, last = is_["data_offsets"]
-            yield name, data[8 + head + first:8 + head + last].clone().view(torch.float32).view(is_["shape"])
+            first, last = entry["data_offsets"]
+            yield name, data[8 + head + first:8 + head + last].clone().view(torch.float32).view(entry["shape"])
 
 
 class Model:
