@@ -56,7 +56,10 @@ def main():
         words = [sys.executable, str(HERE / "peer_serve.py"), model, *common, "--sequences", str(a.sequences)]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as peer:
             try:
-                theirs = measure_all(a, ["--url", peer.stdout.readline().strip()])
+                url = peer.stdout.readline().strip()
+                if not url:
+                    sys.exit("bench/peer_serve.py did not start; it needs PyTorch")
+                theirs = measure_all(a, ["--url", url])
             finally:
                 peer.terminate()
     print(f"\n{a.layers} layers of width {a.width}, {a.device}, {a.dtype}; {a.requests} requests a row, prompts of {a.prompts} tokens, "
