@@ -321,7 +321,7 @@ def print_attention(ours, theirs):
 
 
 def read_limits(args):
-    done = subprocess.run([os.path.join(args.build, "bench", "limits_cuda")], capture_output=True, text=True)
+    done = subprocess.run([os.path.join(args.build, "bench", "kernels_cuda"), "limits"], capture_output=True, text=True)
     if done.returncode:
         print(f"bench-cuda: {(done.stdout + done.stderr).strip()}")
         return None
