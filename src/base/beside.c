@@ -5,8 +5,6 @@
 #include "base/beside.h"
 #include "base/scope.h"
 
-#include "base/folders.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>

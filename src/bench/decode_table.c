@@ -8,7 +8,6 @@
  * training forward pass over as many tokens. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "bench/peer.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/scope.h"
-#include "base/version.h"
 #include "bench/load.h"
 
 #include <math.h>

@@ -4,7 +4,6 @@
  * what speculation lives on: what a step of several rows costs beside one of a single row. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "bench/tables.h"
 #include "data/dataset.h"
 #include "generate/decoder.h"

@@ -10,7 +10,6 @@
 #include "bench/limits.h"
 #include "cuda/backend.h"
 #include "device/device.h"
-#include "model/account.h"
 #include "train/optimizer.h"
 
 #include <errno.h>

@@ -4,7 +4,6 @@
 #include "base/scope.h"
 #include "base/text.h"
 #include "device/device.h"
-#include "model/account.h"
 #include "model/folder.h"
 #include "model/kinds.h"
 

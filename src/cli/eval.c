@@ -7,7 +7,6 @@
 #include "cli/checkpoint.h"
 #include "data/tasks.h"
 #include "generate/folder.h"
-#include "model/account.h"
 #include "model/evaluate.h"
 
 #include <math.h>

@@ -9,7 +9,6 @@
 
 #include "base/folders.h"
 #include "base/log.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "data/shards.h"

@@ -14,7 +14,6 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
 #include "base/files.h"
 #include "base/text.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stddef.h>
@@ -300,4 +299,11 @@ void weft_config_format(const weft_config *c, const weft_option *o, char *text, 
         snprintf(text, room, "%s", (const char *)field);
         break;
     }
+}
+
+bool weft_option_same(const weft_config *a, const weft_config *b, const weft_option *o) {
+    char one[WEFT_TEXT_MAX], other[WEFT_TEXT_MAX];
+    weft_config_format(a, o, one, sizeof one);
+    weft_config_format(b, o, other, sizeof other);
+    return strcmp(one, other) == 0;
 }

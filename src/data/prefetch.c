@@ -5,7 +5,6 @@
  * `released` of them are over with; the worker waits while the difference fills the ring. Without
  * a worker the taker makes each batch itself, by the same function. */
 #include "data/prefetch.h"
-#include "base/scope.h"
 
 #include <pthread.h>
 #include <signal.h>
