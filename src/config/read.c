@@ -5,6 +5,7 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -118,13 +119,19 @@ void weft_config_reset(weft_config *c, weft_option_owner owner) {
 
 const char *weft_option_instead(const char *key) {
     static const struct {
-        const char *key, *instead;
+        const char *keys, *instead;
     } foreign[] = {
-#define FOREIGN(key, instead) {#key, instead},
+#define FOREIGN(keys, instead) {#keys, instead},
 #include "config/foreign.def"
     };
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
-        if (strcasecmp(foreign[i].key, without_prefix(key)) == 0) return foreign[i].instead;
+        for (const char *at = foreign[i].keys; *at; at += strspn(at, " ")) {
+            char pattern[64];
+            size_t n = strcspn(at, " ");
+            snprintf(pattern, sizeof pattern, "%.*s", (int)n, at);
+            if (fnmatch(pattern, without_prefix(key), FNM_CASEFOLD) == 0) return foreign[i].instead;
+            at += n;
+        }
     return NULL;
 }
 
