@@ -19,8 +19,6 @@
 #include "model/session.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
 static const double ROW_SECONDS = 1.5;

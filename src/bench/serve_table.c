@@ -10,7 +10,6 @@
 #include "bench/load.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { QUIET = 64 /* tokens of each text before the long prompt */, SHORT = 16 /* theirs */ };
 static const double MILLI = 0.001;

@@ -10,8 +10,6 @@
 #include "generate/generator.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { PROMPTS = 4, PROMPT_MOST = 128, TEXT_MOST = 256, ROWS_MOST = 16, STEPS = 15 };
 

@@ -4,8 +4,6 @@
 #include "generate/weights.h"
 #include "model/kinds.h"
 
-#include <string.h>
-
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded_for purpose, weft_loaded *out) {
     *out = (weft_loaded){0};

@@ -10,7 +10,6 @@
 #include "model/evaluate.h"
 
 #include <math.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

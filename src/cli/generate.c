@@ -9,8 +9,6 @@
 #include "generate/text.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 const char weft_help_generate[] =

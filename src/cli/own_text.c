@@ -22,8 +22,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     BYTES_ONLY = 200 * 1000, /* shorter texts are read byte by byte */

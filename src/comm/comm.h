@@ -14,9 +14,6 @@
 #include "base/error.h"
 
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 typedef struct weft_comm weft_comm;
 

@@ -7,10 +7,6 @@
 #include "comm/reduce.h"
 #include "core/rows.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { WHY_ROOM = 256, CHECKED = 1024 /* bytes of the first message */ };
 
 struct weft_device_reduce {

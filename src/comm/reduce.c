@@ -6,9 +6,6 @@
 
 #include "core/rows.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum {
     SLOTS = 4,      /* buckets under way */
     CHUNK = 1 << 14 /* numbers a task adds */

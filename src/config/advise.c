@@ -8,7 +8,6 @@
 #include "base/log.h"
 
 #include <ctype.h>
-#include <string.h>
 
 enum { NAMED = 4, KEY_ROOM = 64, LIST_ROOM = 512 };
 

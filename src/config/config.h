@@ -8,10 +8,6 @@
 #include "base/error.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 
 enum { WEFT_TEXT_MAX = 4096, WEFT_OPTIONS_MAX = 256 };
 

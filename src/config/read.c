@@ -7,9 +7,6 @@
 #include <errno.h>
 #include <fnmatch.h>
 #include <math.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 
 /* A key, its longest value and the quotes around it. */

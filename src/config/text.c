@@ -10,7 +10,6 @@
 #include "base/scope.h"
 #include "base/text.h"
 
-#include <string.h>
 #include <strings.h>
 
 enum { TEXT_WIDTH = 73 };

@@ -8,9 +8,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { AHEAD_MAX = 64, MESSAGE_ROOM = 1024 };
 

@@ -9,10 +9,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 typedef struct weft_input weft_input;
 
 typedef struct {

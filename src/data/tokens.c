@@ -6,8 +6,6 @@
 #include "base/files.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 

@@ -3,10 +3,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-
 /* A shard: 256 int32, of which the first are magic, version and the number of tokens; then the tokens. All are
  * little-endian, whatever the machine. */
 enum {
