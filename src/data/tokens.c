@@ -152,7 +152,7 @@ weft_status weft_token_file_is(const char *path, bool *is, bool *plain) {
     return WEFT_OK;
 }
 
-static weft_status open_file(const char *path, bool plain, weft_token_file *f) {
+weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *f) {
     *f = (weft_token_file){.path = strdup(path)};
     if (!f->path) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     WEFT_TRY(weft_file_size(path, &f->bytes));
@@ -160,12 +160,6 @@ static weft_status open_file(const char *path, bool plain, weft_token_file *f) {
     token_kind kind = look(f->file);
     if (kind == NPY) return read_npy(f);
     return kind == OTHER && plain ? take_plain(f) : read_shard(f);
-}
-
-weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out) {
-    weft_status status = open_file(path, plain, out);
-    if (status != WEFT_OK) weft_token_file_close(out);
-    return status;
 }
 
 void weft_token_file_close(weft_token_file *f) {

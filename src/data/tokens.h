@@ -36,7 +36,8 @@ typedef struct {
 } weft_token_file;
 
 /* Opens a .npy of int32, int64, uint16 or uint32 with one or two dimensions, or a shard, told apart by their first
- * bytes. `plain`: a file that is neither holds uint16 tokens alone, as nanoGPT writes them. */
+ * bytes. `plain`: a file that is neither holds uint16 tokens alone, as nanoGPT writes them. After a failure too it
+ * is to be closed. */
 weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out);
 /* The next `count`, which must be there, checked to be int32. */
 weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *values);
