@@ -138,17 +138,16 @@ static token_kind look(FILE *file) {
     return n == 8 && weft_shard_width(first) ? SHARD : OTHER;
 }
 
-weft_status weft_token_file_is(const char *path, bool *is, bool *plain) {
+weft_status weft_token_file_is(const char *path, bool *is) {
     WEFT_AUTO_FCLOSE FILE *file = NULL;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     weft_kind what;
-    *is = *plain = false;
+    *is = false;
     /* Of what is missing, or no file, the one who reads it says so. */
     if (weft_path_kind(path, &what) != WEFT_OK || what != WEFT_KIND_FILE) return WEFT_OK;
     WEFT_TRY(weft_file_open_stream(path, &file));
     token_kind kind = look(file);
-    *plain = kind == OTHER && (strcmp(name, "train.bin") == 0 || strcmp(name, "val.bin") == 0);
-    *is = kind != OTHER || *plain;
+    *is = kind != OTHER || strcmp(name, "train.bin") == 0 || strcmp(name, "val.bin") == 0;
     return WEFT_OK;
 }
 

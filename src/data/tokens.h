@@ -44,7 +44,7 @@ weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *val
 void weft_token_file_close(weft_token_file *f);
 
 /* Whether a file holds tokens by its first bytes, or by its name, train.bin or val.bin, as nanoGPT has them. */
-weft_status weft_token_file_is(const char *path, bool *is, bool *plain);
+weft_status weft_token_file_is(const char *path, bool *is);
 
 typedef struct {
     int64_t rows, columns; /* [B, T+1]; a shard is one row */
