@@ -7,6 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <algorithm>
+#include <vector>
+
 /* Ends the program where the call fails. */
 #define CUDA(call)                                                                                 \
     do {                                                                                           \
@@ -16,5 +19,28 @@
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
+
+/* Median ms of a call, over so many repeats of `calls` each, after `warm` that do not count. */
+template <typename F> static double measure(int warm, int repeats, int calls, F call) {
+    cudaEvent_t from, to;
+    CUDA(cudaEventCreate(&from));
+    CUDA(cudaEventCreate(&to));
+    std::vector<float> times;
+    for (int i = -warm; i < repeats; i++) {
+        CUDA(cudaEventRecord(from));
+        for (int k = 0; k < calls; k++)
+            call();
+        CUDA(cudaEventRecord(to));
+        CUDA(cudaEventSynchronize(to));
+        float ms;
+        CUDA(cudaEventElapsedTime(&ms, from, to));
+        if (i >= 0) times.push_back(ms / (float)calls);
+    }
+    CUDA(cudaGetLastError());
+    CUDA(cudaEventDestroy(from));
+    CUDA(cudaEventDestroy(to));
+    std::sort(times.begin(), times.end());
+    return (double)times[(size_t)repeats / 2];
+}
 
 #endif

@@ -14,18 +14,17 @@ Below the table: the geometric mean, the worst row, how many rows are below 1 an
 in which ours takes more memory. --random adds N rows whose shapes are drawn.
 """
 
-import argparse
 import json
 import math
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 
 import table_cuda
-from table_cuda import GIB, Stopped, Worker, print_table, read_limits, say, stop
+from table_cuda import (PATIENCE, Stopped, Worker, ask_rows, catch_signals, compile_forms, make_parser, print_table, read_limits,
+                        run_ours, say, write_json)
 
 TOKENS = 8192
 FORMS = {"dot": ["cudnn", "flash"], "w2": ["flex", "efficient"], "mla": ["cudnn-heads"], "mla+gate": ["cudnn-heads"],
@@ -96,17 +95,8 @@ def options_of(row):
 
 
 def measure_ours(args, row):
-    """Of a step, by the program; None where it failed."""
-    command = [os.path.join(args.build, "weft"), "bench", "train", "--json", "--device", "cuda", "--shape", "gpt2-124m",
-               "--dtype", "bf16", "--variants", row["variant"], "--steps", str(args.steps), "--settle", str(args.settle)]
-    done = subprocess.run(command + options_of(row), capture_output=True, text=True)
-    if done.returncode:
-        say(f"{name_of(row)}: ours failed: {done.stderr.strip()[-300:]}")
-        return None
-    found = json.loads(done.stdout)["rows"][0]
-    seconds = found.get("mean_seconds") or found["seconds"]
-    return dict(speed=row["batch"] * row["shape"]["time"] / seconds, gib=found["peak_bytes"] / GIB,
-                flops=found["flops_per_token"], notes=done.stderr.strip())
+    found, notes = run_ours(args, name_of(row), row["variant"], row["batch"] * row["shape"]["time"], options_of(row))
+    return found and dict(speed=found["tokens_per_s"], gib=found["gib"], flops=found["flops_per_token"], notes=notes)
 
 
 def name_of(row):
@@ -116,24 +106,16 @@ def name_of(row):
 def measure_steps(args, rows):
     """Fills in ours, peers of a group of steps whose forms of PyTorch are compiled together."""
     forms = [] if args.skip_peer else [(row, form) for row in rows for form in row["forms"]]
-    threads = max(1, (os.cpu_count() or 4) // max(1, len(forms)))
-    workers = [Worker("peer_cuda.py", ["--worker", f"{row['variant']}:{form}", "--shape", json.dumps(row["shape"]),
-                                       "--batch", str(row["batch"]), "--steps", str(args.steps), "--settle", str(args.settle)],
-                      f"{name_of(row)}: {form}", threads) for row, form in forms]
-    if workers:
-        say(f"compiling {len(workers)} forms of {len(rows)} rows")
-    until = time.perf_counter() + args.patience
-    for w in workers:
-        w.wait_ready(until)
-        if not w.ready:
-            say(f"PyTorch, {w.name}: {w.error}")
-            w.close()
+    if forms:
+        say(f"compiling {len(forms)} forms of {len(rows)} rows")
+    workers = compile_forms(args, [(f"{name_of(row)}: {form}", f"{row['variant']}:{form}",
+                                    ["--shape", json.dumps(row["shape"]), "--batch", str(row["batch"])]) for row, form in forms])
     for row in rows:
         row["ours"], row["peers"] = measure_ours(args, row), []
         for (of, form), w in zip(forms, workers):
             if of is row and w.ready:
                 w.ask()
-                found = w.read_line(time.perf_counter() + table_cuda.PATIENCE)
+                found = w.read_line(time.perf_counter() + PATIENCE)
                 w.close()
                 if found and "tokens_per_s" in found:
                     row["peers"].append(dict(form=form, speed=found["tokens_per_s"], gib=found["gib"]))
@@ -158,14 +140,8 @@ def measure_attention(args, rows):
     for _, w in workers:
         w.wait_ready(until)
     for v, w in workers:
-        found = None
-        if w.ready:
-            w.ask()
-            found = w.read_line(time.perf_counter() + table_cuda.PATIENCE)
-        while found and "done" not in found:
-            theirs.append(dict(found, variant=v, head=int(found["form"].removeprefix("dot").removeprefix("w2_").removeprefix("mla"))))
-            found = w.read_line(time.perf_counter() + table_cuda.PATIENCE)
-        w.close()
+        theirs += [dict(found, variant=v, head=int(found["form"].removeprefix("dot").removeprefix("w2_").removeprefix("mla")))
+                   for found in ask_rows(w)]
     for row, cells in zip(rows, ours):
         ms = float(cells[7]), float(cells[9])
         row["ours"] = dict(speed=1e3 / sum(ms), forward=float(cells[8]), backward=float(cells[10]))
@@ -260,17 +236,10 @@ def draw(rows, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--build", default="build")
+    parser = make_parser(__doc__, steps=10, settle=0.7, workers=32)
     parser.add_argument("--rows", default="", help="only rows whose name or part contains this word")
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--skip-peer", action="store_true")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--settle", type=float, default=0.7, help="seconds of steps before those that are measured")
-    parser.add_argument("--workers", type=int, default=32, help="forms that are compiled side by side")
-    parser.add_argument("--patience", type=float, default=150, help="seconds for a group to compile")
-    parser.add_argument("--json", default="")
     parser.add_argument("--draw", default="", metavar="SVG")
     args = parser.parse_args()
     if args.draw:
@@ -284,8 +253,7 @@ def main():
     limits = read_limits(args)
     if not limits:
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    catch_signals()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.abspath(os.path.join(args.build, "bench", "inductor")))
     attention, steps = ([r for r in chosen if r["kind"] == k] for k in ("attention", "step"))
     whole = True
@@ -313,9 +281,7 @@ def main():
     print_summary("attention", attention)
     say("done")
     if args.json:
-        with open(args.json + ".new", "w") as f:
-            f.write(json.dumps(dict(limits=limits, grid=steps + attention)).replace('{"kind"', '\n{"kind"') + "\n")
-        os.replace(args.json + ".new", args.json)
+        write_json(args.json, json.dumps(dict(limits=limits, grid=steps + attention)).replace('{"kind"', '\n{"kind"'))
     return 0 if whole and all(r["ours"] for r in steps) else 1
 
 

@@ -9,10 +9,8 @@ are the geometric mean of each module and of all rows, and the worst row. `off` 
 over the largest output. PyTorch runs eager; --compiled gives its forms to torch.compile. float32 on the CPU, bfloat16 on
 a GPU.
 """
-import argparse
 import json
 import math
-import os
 import pathlib
 import sys
 
@@ -21,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch_modules import PlainMLA, PlainSwiGLU, PlainW2, Weighted, measure
+from torch_modules import PlainMLA, PlainSwiGLU, PlainW2, Weighted, causal_softmax, choose_place, make_parser, measure
 
 from weft.torch import (Config, MLAttention, ReciprocalBlock, ReciprocalFFN, RotaryEmbedding, SwiGLU, W2Attention,
                         W2TransformerBlock, WsFFN, masked, top_routes)
@@ -87,13 +85,12 @@ class PlainReciprocalBlock(Weighted):
     """A first layer: MLA, and GELU with all three mechanisms."""
 
     def forward(self, x):
-        p, time = self.named(), x.shape[1]
+        p = self.named()
 
         def norm(x, name):
             return F.layer_norm(x, x.shape[-1:], p[f"{name}.weight"].to(x.dtype), p[f"{name}.bias"].to(x.dtype), 1e-5)
         q, k, v = PlainMLA.project(self, norm(x, "ln_1"), p)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(LATENT)
-        weights = scores.masked_fill(torch.ones(time, time, dtype=torch.bool, device=x.device).triu(1), -math.inf).softmax(-1)
+        weights = causal_softmax(q @ k.transpose(-1, -2) / math.sqrt(LATENT))
         x = x + PlainMLA.close(self, weights @ v, p)
         h = F.gelu(F.linear(norm(x, "ln_2"), p["ffn.fc.weight"], p["ffn.fc.bias"].to(x.dtype)), approximate="tanh")
         sent = 0.2 * h @ p["ffn.couple.weight"]
@@ -135,8 +132,7 @@ def make(name, shape):
         return ours, PlainWsFFN(ours.core, ours.config)
     if name == "reciprocal ffn":
         ours = ReciprocalFFN(width, num_attention_heads=heads, top_k=TOP_K)
-        weights = torch.randn(batch, 1, time, time).masked_fill(torch.ones(time, time, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
-        routes = top_routes(weights, TOP_K)
+        routes = top_routes(causal_softmax(torch.randn(batch, 1, time, time)), TOP_K)
         return First(ours, routes), First(PlainReciprocalFFN(ours.core, heads), routes)
     ours = ReciprocalBlock(width, heads, latent_dim=LATENT, top_k=TOP_K)
     return First(ours), First(PlainReciprocalBlock(ours.core, heads))
@@ -172,28 +168,19 @@ def print_summary(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", default="", help="modules whose names contain one of these words; all unless given")
     parser.add_argument("--shapes", default="", help="batch x time x width x heads, with commas between")
     parser.add_argument("--compiled", action="store_true", help="plain PyTorch through torch.compile")
-    parser.add_argument("--threads", type=int, default=0, help="of both on the CPU; PyTorch's own choice unless given")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=0.5, help="seconds for each form of a row")
-    parser.add_argument("--json", help="write the rows there too")
     options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    os.environ["WEFT_THREADS"] = str(torch.get_num_threads())
-    device = options.device
-    kind = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
+    device, (kind, where) = options.device, choose_place(options)
     words = options.rows.split(",")
     names = [name for name in NAMES if any(word in name for word in words)]
     if not names:
         parser.error(f"no module has '{options.rows}' in its name; there are {', '.join(NAMES)}")
     shapes = [tuple(map(int, text.split("x"))) for text in (options.shapes or SHAPES[device]).split(",")]
-    where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"PyTorch {torch.__version__}{', compiled' if options.compiled else ''}, {where}, {str(kind).split('.')[1]}, forward and backward")
     print(f"{'module':<19}{'shape':<17}{'weft ms':>10}{'plain ms':>10}{'ratio':>7}{'off':>9}")
     rows = []

@@ -2,17 +2,23 @@
  * and how near it is to a copy.
  *
  *     kernels_cuda [WORD [TOKENS [KEPT [WIDTH]]]]
+ *     kernels_cuda limits
  *
  * Only rows that hold the word; sequences of so many tokens in place of 1,024, 32,768 in all; routes
  * that keep so many columns, up to 64, in place of 8; heads of another width than 64, up to 128.
+ *
+ * limits: what this GPU can do at most, for other figures to be held against: a product of two 8192 × 8192
+ * bf16 matrices, and a copy, of which what is read and what is written counts. It prints "GPU name",
+ * "matrix TFLOP/s", "copy TB/s", a tab before the value. Status 3: there is no GPU, and a line says why.
  *
  * A row is a graph of the same operation several times over, run as training runs it (captured,
  * replayed); an empty graph's time is taken off. A row of gradients is the graph with them less the
  * graph without. Bytes are what must be read and written once, so TB/s is what is left of them in
  * that time, and `of copy` is that against the first row. Medians of nine runs. Matrix products are
- * in cross_entropy's rows. */
+ * in cross_entropy's rows. Numbers are random, since a product of zeros runs faster. */
 #include "base/clock.h"
-#include "core/exec.h"
+#include "base/scope.h"
+#include "bench/tables.h"
 #include "cuda/backend.h"
 #include "ops/activation.h"
 #include "ops/arith.h"
@@ -27,32 +33,36 @@
 #include "ops/routing.h"
 #include "ops/time.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { N = 32768, E = 768, F = 3072, H = 12, V = 50304, L = 128, RUNS = 9 };
-enum { ROWS_E = N * E, ROWS_F = N * F, MOST = ROWS_F };
-enum { WEIGHTS = 49 }; /* about those of the model: the embedding, then 12 layers of four */
+enum { ROWS_E = N * E, ROWS_F = N * F };
+enum { SIDE = 8192, COPIED = 1 << 28 /* numbers of a copy of `limits` */, NO_GPU = 3 };
+enum { DRAWN = SIDE * SIDE }; /* random numbers; then they repeat */
+enum { WEIGHTS = 49 };        /* about those of the model: the embedding, then 12 layers of four */
 
 static int B = 32, T = 1024, D = 64;
 static int KEPT = 8; /* columns that a row of a route keeps */
 static weft_graph *graph;
 static weft_pool *pool;
-static uint16_t *noise; /* [MOST] */
+static uint16_t *noise; /* [most of a tensor] */
 static int32_t *tokens; /* [B, T] */
 static int32_t *routes; /* [B, T, KEPT]: column 0, then any up to the row's own */
 static double copy_rate, empty_time;
 static double route_flops; /* of one search, of the row at hand */
 static bool with_gradients;
 
-static void fill_inputs(void) {
+static void fill_inputs(int64_t most) {
     uint64_t s = 88172645463325252u;
-    noise = malloc((size_t)MOST * sizeof *noise);
+    noise = malloc((size_t)most * sizeof *noise);
     tokens = malloc((size_t)(B * T) * sizeof *tokens);
     routes = malloc((size_t)(B * T * KEPT) * sizeof *routes);
     if (!noise || !tokens || !routes) exit(1);
-    for (int64_t i = 0; i < MOST; i++) {
+    for (int64_t i = 0; i < most; i++) {
+        if (i >= DRAWN) {
+            noise[i] = noise[i - DRAWN];
+            continue;
+        }
         s ^= s << 13, s ^= s >> 7, s ^= s << 17;
         noise[i] = weft_float_to_bf16((float)((double)(s >> 40) / 8388608.0 - 1));
         if (i < B * T) tokens[i] = (int32_t)(s % V);
@@ -100,104 +110,82 @@ static void write_inputs(weft_exec *x) {
     }
 }
 
-static int by_size(const void *a, const void *b) {
-    double difference = *(const double *)a - *(const double *)b;
-    return difference < 0 ? -1 : difference > 0;
-}
-
 /* Seconds of a run of the graph; negative: it did not run. */
 static double time_graph(void) {
     weft_exec *x = NULL;
-    double seconds[RUNS];
-    weft_run run = {.seed = 1};
+    WEFT_AUTO(bench_samples_free) bench_samples seconds = {0};
     weft_status status = weft_exec_create(graph, weft_cuda_backend(), pool, NULL, &x);
     if (status == WEFT_OK) write_inputs(x);
     for (int i = -3; status == WEFT_OK && i < RUNS; i++) {
         double start = weft_clock();
-        status = weft_exec_run(x, &run);
-        if (i >= 0) seconds[i] = weft_clock() - start;
+        status = weft_exec_run(x, &(weft_run){.seed = 1});
+        if (i >= 0) bench_samples_add(&seconds, weft_clock() - start);
     }
     weft_exec_destroy(x);
-    if (status != WEFT_OK) return -1;
-    qsort(seconds, RUNS, sizeof *seconds, by_size);
-    return seconds[RUNS / 2];
+    return status == WEFT_OK ? bench_median(&seconds) : -1;
 }
 
-/* Builders: append the operation `times` times and return the bytes of one. */
+/* Builders: append the operation `times` times and return the bytes of one.
+ *
+ * EACH(name, bytes, result, inputs): the same inputs for all. GRADIENTS(name, bytes, bytes of the row with
+ * gradients, result): inputs of its own for each. AS(name, call): another builder with other sizes. */
+#define EACH(name, bytes, result, ...)                                                             \
+    static double build_##name(int times) {                                                        \
+        __VA_ARGS__;                                                                               \
+        for (int i = 0; i < times; i++)                                                            \
+            weft_keep(result);                                                                     \
+        return bytes;                                                                              \
+    }
+#define GRADIENTS(name, bytes, back, result)                                                       \
+    static double build_##name(int times) {                                                        \
+        weft_tensor *y[16] = {NULL};                                                               \
+        for (int i = 0; i < times; i++)                                                            \
+            y[i] = result;                                                                         \
+        differentiate(times, y);                                                                   \
+        return with_gradients ? back : bytes;                                                      \
+    }
+#define AS(name, call)                                                                             \
+    static double build_##name(int times) {                                                        \
+        (void)times;                                                                               \
+        return call;                                                                               \
+    }
 
-static double build_copy(int times) {
-    weft_tensor *x = INPUT(B * T, F);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_scale(graph, x, 1));
-    return 4.0 * ROWS_F;
-}
+EACH(copy, 4.0 * ROWS_F, weft_scale(graph, x, 1), weft_tensor *x = INPUT(B * T, F))
+EACH(add, 6.0 * ROWS_E, weft_add(graph, a, b), weft_tensor *a = INPUT(B * T, E),
+     *b = INPUT(B * T, E))
+EACH(gelu_back, 6.0 * ROWS_F, weft_gelu_back(graph, dy, x), weft_tensor *dy = INPUT(B * T, F),
+     *x = INPUT(B * T, F))
+EACH(rope, 4.0 * ROWS_E, weft_rope(graph, x, D, H, NULL, 0), weft_tensor *x = INPUT(B, T, H, D))
+EACH(dropout, 4.0 * ROWS_E, weft_dropout(graph, x, 0.1, "bench"), weft_tensor *x = INPUT(B, T, E))
+EACH(means, 2.0 * ROWS_E, weft_time_mean(graph, INPUT(B, T, E)), (void)0)
+EACH(running_means, 4.0 * B * T * 64, weft_running_mean(graph, x), weft_tensor *x = INPUT(B, T, 64))
+EACH(squares, 2.0 * ROWS_F, weft_sum_squares(graph, x, 1), weft_tensor *x = INPUT(B * T, F))
+EACH(few, 2.0 * F * E, weft_matmul(graph, INPUT(B, F), INPUT(F, E), false, false), (void)0)
+EACH(few_transposed, 2.0 * F * E, weft_matmul(graph, INPUT(B, E), INPUT(F, E), false, true),
+     (void)0)
+/* Of `limits`; the first is counted in operations. */
+EACH(products, 2.0 * SIDE * SIDE * SIDE, weft_matmul(graph, a, b, false, true),
+     weft_tensor *a = INPUT(SIDE, SIDE), *b = INPUT(SIDE, SIDE))
+EACH(copies, 4.0 * COPIED, weft_scale(graph, x, 1), weft_tensor *x = INPUT(COPIED))
 
-static double build_add(int times) {
-    weft_tensor *a = INPUT(B * T, E), *b = INPUT(B * T, E);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_add(graph, a, b));
-    return 6.0 * ROWS_E;
-}
+GRADIENTS(silu, 6.0 * ROWS_F, 10.0 * ROWS_F, weft_silu_mul(graph, PARAM(B *T, F), PARAM(B *T, F)))
+GRADIENTS(gaussian, 8.0 * ROWS_E, 12.0 * ROWS_E, weft_gaussian_key(graph, PARAM(B, T, H, 2 * D)).y)
+GRADIENTS(row_squares, 4.0 * ROWS_E, 8.0 * ROWS_E,
+          weft_row_squares(graph, PARAM(B, T, H, 2 * D), 0))
+GRADIENTS(overlap, 6.0 * ROWS_E, 10.0 * ROWS_E, weft_overlap_scale(graph, PARAM(B, T, H, 2 * D)).y)
+GRADIENTS(gate, 4.0 * ROWS_E, 6.0 * ROWS_E,
+          weft_gate_mix(graph, PARAM(B, T, H, D), PARAM(B, T, H), 0.1))
+/* dy is read twice: for tokens, for positions. */
+GRADIENTS(embed, 4.0 * ROWS_E, 4.0 * ROWS_E + 2.0 * V * E,
+          weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL, 0))
+GRADIENTS(contrast, 2.0 * 8 * B * 384, 4.0 * 8 * B * 384,
+          weft_infonce(graph, PARAM(8 * B, 384), 0, 0.07, 1))
 
-static double build_gelu_back(int times) {
-    weft_tensor *dy = INPUT(B * T, F), *x = INPUT(B * T, F);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_gelu_back(graph, dy, x));
-    return 6.0 * ROWS_F;
-}
-
-static double build_silu(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_silu_mul(graph, PARAM(B * T, F), PARAM(B * T, F));
-    differentiate(times, y);
-    return (with_gradients ? 10.0 : 6.0) * ROWS_F;
-}
-
-static double build_gaussian(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_gaussian_key(graph, PARAM(B, T, H, 2 * D)).y;
-    differentiate(times, y);
-    return (with_gradients ? 12.0 : 8.0) * ROWS_E;
-}
-
-static double build_row_squares(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_row_squares(graph, PARAM(B, T, H, 2 * D), 0);
-    differentiate(times, y);
-    return (with_gradients ? 8.0 : 4.0) * ROWS_E;
-}
-
-static double build_overlap(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_overlap_scale(graph, PARAM(B, T, H, 2 * D)).y;
-    differentiate(times, y);
-    return (with_gradients ? 10.0 : 6.0) * ROWS_E;
-}
-
-static double build_gate(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_gate_mix(graph, PARAM(B, T, H, D), PARAM(B, T, H), 0.1);
-    differentiate(times, y);
-    return (with_gradients ? 6.0 : 4.0) * ROWS_E;
-}
-
-static double build_rope(int times) {
-    weft_tensor *x = INPUT(B, T, H, D);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_rope(graph, x, D, H, NULL, 0));
-    return 4.0 * ROWS_E;
-}
-
-static double build_dropout(int times) {
-    weft_tensor *x = INPUT(B, T, E);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_dropout(graph, x, 0.1, "bench"));
-    return 4.0 * ROWS_E;
+/* One result that nobody wants is next to nothing; one that is kept, a kernel. */
+static double build_nothing(int kept) {
+    weft_tensor *y = weft_scale(graph, INPUT(8), 1);
+    if (kept) weft_keep(y);
+    return 0;
 }
 
 static double build_norm(int times) {
@@ -212,15 +200,6 @@ static double build_norm(int times) {
     return 8.0 * ROWS_E;
 }
 
-static double build_embed(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_embed(graph, PARAM(V, E), TOKENS(B, T), PARAM(T, E), NULL, 0);
-    differentiate(times, y);
-    /* dy is read twice: for tokens, for positions. */
-    return 4.0 * ROWS_E + (with_gradients ? 2.0 * V * E : 0);
-}
-
 static double build_heads(int times) {
     weft_tensor *x = INPUT(B * T, F), *c = INPUT(B * T, L);
     weft_tensor *scale = new_tensor(WEFT_ROLE_INPUT, WEFT_F32, SHAPE(8));
@@ -229,33 +208,6 @@ static double build_heads(int times) {
         weft_keep(weft_head_spread(graph, c, scale, F));
     }
     return 4.0 * ROWS_F + 4.0 * B * T * L;
-}
-
-static double build_means(int times) {
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_time_mean(graph, INPUT(B, T, E)));
-    return 2.0 * ROWS_E;
-}
-
-static double build_few_rows(int times, bool tb) {
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_matmul(graph, INPUT(B, tb ? E : F), INPUT(F, E), false, tb));
-    return 2.0 * F * E;
-}
-
-static double build_few(int times) {
-    return build_few_rows(times, false);
-}
-
-static double build_few_transposed(int times) {
-    return build_few_rows(times, true);
-}
-
-static double build_running_means(int times) {
-    weft_tensor *x = INPUT(B, T, 64);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_running_mean(graph, x));
-    return 4.0 * B * T * 64;
 }
 
 static double build_gathers(int times, int64_t width) {
@@ -267,13 +219,8 @@ static double build_gathers(int times, int64_t width) {
     return 4.0 * B * T * (double)width + 8.0 * B * T * KEPT;
 }
 
-static double build_gather(int times) {
-    return build_gathers(times, F);
-}
-
-static double build_narrow_gather(int times) {
-    return build_gathers(times, E);
-}
+AS(gather, build_gathers(times, F))
+AS(narrow_gather, build_gathers(times, E))
 
 /* `heads` key heads of width `width`. */
 static double build_routes(int times, int64_t heads, int64_t width) {
@@ -287,45 +234,21 @@ static double build_routes(int times, int64_t heads, int64_t width) {
     return 2.0 * B * T * (double)((H + heads) * width) + 8.0 * B * T * KEPT;
 }
 
-static double build_topk(int times) {
-    return build_routes(times, H, D);
-}
-
-static double build_shared_topk(int times) {
-    return build_routes(times, 1, 2 * D);
-}
-
-static double build_squares(int times) {
-    weft_tensor *x = INPUT(B * T, F);
-    for (int i = 0; i < times; i++)
-        weft_keep(weft_sum_squares(graph, x, 1));
-    return 2.0 * ROWS_F;
-}
-
-static double build_contrast(int times) {
-    weft_tensor *y[16] = {NULL};
-    for (int i = 0; i < times; i++)
-        y[i] = weft_infonce(graph, PARAM(8 * B, 384), 0.07, 1);
-    differentiate(times, y);
-    return (with_gradients ? 4.0 : 2.0) * 8 * B * 384;
-}
+AS(topk, build_routes(times, H, D))
+AS(shared_topk, build_routes(times, 1, 2 * D))
 
 /* With the logits, which a product writes and reads, and three or one of them. */
-static double build_entropy(int times) {
-    (void)times;
-    weft_losses c =
-        weft_cross_entropy(graph, INPUT(B * T, E), INPUT(V, E), TOKENS(B * T), NULL, 0, true);
+static double build_losses(bool gradients) {
+    weft_tensor *x = gradients ? PARAM(B * T, E) : INPUT(B * T, E);
+    weft_tensor *w = gradients ? PARAM(V, E) : INPUT(V, E);
+    weft_losses c = weft_cross_entropy(graph, x, w, TOKENS(B * T), NULL, 0, true);
     weft_keep(c.ce);
-    return 4.0 * B * T * V;
+    if (gradients && c.ce) weft_graph_backward(graph, c.ce, NULL);
+    return (gradients ? 10.0 : 4.0) * B * T * V;
 }
 
-static double build_entropy_back(int times) {
-    (void)times;
-    weft_losses c =
-        weft_cross_entropy(graph, PARAM(B * T, E), PARAM(V, E), TOKENS(B * T), NULL, 0, true);
-    if (c.ce) weft_graph_backward(graph, weft_keep(c.ce), NULL);
-    return 10.0 * B * T * V;
-}
+AS(entropy, build_losses(false))
+AS(entropy_back, build_losses(true))
 
 static int64_t list_slots(weft_adam_slot *slot, weft_tensor **grads) {
     int64_t count = 0;
@@ -357,15 +280,8 @@ static double build_step(bool update) {
     return (update ? 30.0 : 2.0) * count; /* the norm's with the update's */
 }
 
-static double build_grad_norm(int times) {
-    (void)times;
-    return build_step(false);
-}
-
-static double build_adamw(int times) {
-    (void)times;
-    return build_step(true);
-}
+AS(grad_norm, build_step(false))
+AS(adamw, build_step(true))
 
 static const struct {
     const char *name;
@@ -403,15 +319,21 @@ static const struct {
     {"global_norm and adamw", 1, build_adamw, false, 0},
 };
 
-/* Seconds of row i's graph; negative: it did not run, and the reason is printed. */
+/* Seconds of the graph that is built; negative: it did not run. */
+static double time_built(double (*build)(int times), int times, double *bytes) {
+    weft_graph_create(&graph);
+    *bytes = build(times);
+    double seconds = weft_graph_status(graph) == WEFT_OK ? time_graph() : -1;
+    weft_graph_destroy(graph);
+    return seconds;
+}
+
+/* The same of row i; where it did not run, the reason is printed. */
 static double time_row(int i, bool gradients, double *bytes) {
     with_gradients = gradients;
     route_flops = 0;
-    weft_graph_create(&graph);
-    *bytes = rows[i].build(rows[i].times);
-    double seconds = weft_graph_status(graph) == WEFT_OK ? time_graph() : -1;
+    double seconds = time_built(rows[i].build, rows[i].times, bytes);
     if (seconds < 0) printf("%-24s %s\n", rows[i].name, weft_error_message());
-    weft_graph_destroy(graph);
     return seconds;
 }
 
@@ -438,10 +360,28 @@ static void measure_row(int i) {
     if (with >= 0) print_row(i, ", back", with - without, bytes);
 }
 
+static int print_limits(void) {
+    enum { PRODUCTS = 10, COPIES = 4 };
+    double none, flops, bytes, empty = time_built(build_nothing, 1, &none);
+    double products = time_built(build_products, PRODUCTS, &flops);
+    double copies = time_built(build_copies, COPIES, &bytes);
+    if (empty < 0 || products < 0 || copies < 0) {
+        fprintf(stderr, "%s\n", weft_error_message());
+        return 1;
+    }
+    printf("GPU\t%s\n", weft_cuda_device_name());
+    printf("matrix TFLOP/s\t%.1f\n", 1e-12 * PRODUCTS * flops / (products - empty));
+    printf("copy TB/s\t%.3f\n", 1e-12 * COPIES * bytes / (copies - empty));
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    bool limits = argc == 2 && strcmp(argv[1], "limits") == 0;
+    int status = 0;
+    double none;
     if (!weft_cuda_backend()) {
         printf("%s\n", weft_error_message());
-        return 0;
+        return limits ? NO_GPU : 0;
     }
     if (argc > 2) T = atoi(argv[2]);
     if (argc > 3) KEPT = atoi(argv[3]);
@@ -450,17 +390,18 @@ int main(int argc, char **argv) {
         weft_pool_create(1, &pool) != WEFT_OK)
         return 2;
     B = N / T;
-    fill_inputs();
-    weft_graph_create(&graph);
-    weft_scale(graph, INPUT(8), 1);
-    empty_time = time_graph();
-    weft_graph_destroy(graph);
-    printf("%s; an empty run takes %.1f us\n", weft_cuda_device_name(), 1e6 * empty_time);
-    for (int i = 0; i < (int)(sizeof rows / sizeof *rows); i++)
-        if (i == 0 || argc < 2 || strstr(rows[i].name, argv[1])) measure_row(i);
+    fill_inputs(limits ? COPIED : ROWS_F);
+    if (limits) {
+        status = print_limits();
+    } else {
+        empty_time = time_built(build_nothing, 0, &none);
+        printf("%s; an empty run takes %.1f us\n", weft_cuda_device_name(), 1e6 * empty_time);
+        for (int i = 0; i < (int)(sizeof rows / sizeof *rows); i++)
+            if (i == 0 || argc < 2 || strstr(rows[i].name, argv[1])) measure_row(i);
+    }
     weft_pool_destroy(pool);
     free(noise);
     free(tokens);
     free(routes);
-    return 0;
+    return status;
 }

@@ -12,12 +12,7 @@
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-#include <algorithm>
-#include <vector>
 
 struct form {
     const char *name;
@@ -367,38 +362,14 @@ static void run_library(problem &x) {
         pass_silu<<<blocks, 256>>>(values, p.gate_in, p.up_in, x.scratch, p.y, p.y2);
 }
 
-/* Median ms of a call, by tens, after some. */
-template <typename F> static double measure(F call) {
-    enum { REPEATS = 7, CALLS = 10 };
-    cudaEvent_t from, to;
-    CUDA(cudaEventCreate(&from));
-    CUDA(cudaEventCreate(&to));
-    std::vector<float> times;
-    for (int i = -1; i < REPEATS; i++) {
-        CUDA(cudaEventRecord(from));
-        for (int k = 0; k < CALLS; k++)
-            call();
-        CUDA(cudaEventRecord(to));
-        CUDA(cudaEventSynchronize(to));
-        float ms;
-        CUDA(cudaEventElapsedTime(&ms, from, to));
-        if (i >= 0) times.push_back(ms / CALLS);
-    }
-    CUDA(cudaGetLastError());
-    CUDA(cudaEventDestroy(from));
-    CUDA(cudaEventDestroy(to));
-    std::sort(times.begin(), times.end());
-    return (double)times[REPEATS / 2];
-}
-
 static void print_times(const form &f) {
     problem x;
     set_up(x, f);
     if (fused_can(&x.p)) {
         double flops = 2.0 * f.m * f.n * (f.k[0] + f.k[1] + f.k[2]);
         if (f.epilogue == FUSED_SILU_MUL) flops *= 2;
-        double library = measure([&] { run_library(x); });
-        double ours = measure([&] { must(fused_launch(0, &x.p)); });
+        double library = measure(1, 7, 10, [&] { run_library(x); });
+        double ours = measure(1, 7, 10, [&] { must(fused_launch(0, &x.p)); });
         printf(
             "%-26s [%d, %d] < %d+%d %s  ours %.4f ms %4.0f TFLOP/s  library %.4f ms  ratio %.2f\n",
             f.name, f.m, f.n, f.k[0], f.k[1], has(f, NT) ? "nt" : "nn", ours, flops / ours / 1e9,

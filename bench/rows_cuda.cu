@@ -19,8 +19,6 @@ extern "C" {
 
 #include <string.h>
 
-#include <vector>
-
 enum { MOST_ROWS = 256, WEIGHT_BYTES = 512 << 20 };
 
 __device__ static inline float draw(uint64_t i, uint32_t seed) {
@@ -266,7 +264,7 @@ static int check_all() {
 }
 
 /* Microseconds of a product in a graph of many. */
-static double measure(const problem &p, bf16 *weights, int m) {
+static double time_product(const problem &p, bf16 *weights, int m) {
     int64_t size = (int64_t)p.n * p.k;
     int copies = (int)(WEIGHT_BYTES / 2 / size), launches = copies < 200 ? copies : 200;
     cudaStream_t stream;
@@ -315,7 +313,7 @@ static void time_all() {
         problem p = set_up(s[0], s[1], false, false);
         printf("%8d x %5d", s[0], s[1]);
         for (int m : rows) {
-            double us = measure(p, weights, m);
+            double us = time_product(p, weights, m);
             printf("%8.2f %4.0f%%", us, 2e-4 * s[0] * s[1] / us / (1e-12 * rate));
             fflush(stdout);
         }

@@ -179,37 +179,54 @@ def make_batches(variants, forms, most):
     return batches
 
 
-def run_ours(args, variant):
+def run_ours(args, name, variant, tokens, options):
+    """weft's row of a step of so many tokens, None where it failed, and what it said."""
     command = [os.path.join(args.build, "weft"), "bench", "train", "--json", "--device", "cuda", "--shape", "gpt2-124m",
-               "--dtype", "bf16", "-o", "BATCH_SIZE=32", "--variants", variant, "--steps", str(args.steps),
-               "--settle", str(args.settle)]
+               "--dtype", "bf16", "--variants", variant, "--steps", str(args.steps), "--settle", str(args.settle), *options]
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        say(f"{variant}: ours failed: {done.stderr.strip()[-300:]}")
-        return None
+        say(f"{name}: ours failed: {done.stderr.strip()[-300:]}")
+        return None, ""
     row = json.loads(done.stdout)["rows"][0]
     seconds = row.get("mean_seconds") or row["seconds"]
-    return dict(row, tokens_per_s=TOKENS / seconds, gib=row["peak_bytes"] / GIB, took=time.perf_counter() - started)
+    took = time.perf_counter() - started
+    return dict(row, tokens_per_s=tokens / seconds, gib=row["peak_bytes"] / GIB, took=took), done.stderr.strip()
 
 
-def measure_batch(args, batch, extra, card, rows):
-    """Rows of a batch into {variant: (ours, [theirs])}. `extra` is started with it and left to the caller."""
-    count = sum(len(f) for _, f in batch) + len(extra)
-    threads = max(1, (os.cpu_count() or 4) // max(1, count))
-    workers = {(v, f): Worker("peer_cuda.py", ["--worker", f"{v}:{f}", "--steps", str(args.steps), "--settle", str(args.settle)],
-                              f"{v} {f}", threads)
-               for v, forms in batch for f in forms}
-    if workers:
-        say(f"compiling {', '.join(w.name for w in workers.values())}")
+def compile_forms(args, jobs, extra=()):
+    """A worker for each of the jobs (name, "VARIANT:FORM", options), all of them and `extra` compiled or closed."""
+    threads = max(1, (os.cpu_count() or 4) // max(1, len(jobs) + len(extra)))
+    workers = [Worker("peer_cuda.py", ["--worker", job, "--steps", str(args.steps), "--settle", str(args.settle), *options],
+                      name, threads) for name, job, options in jobs]
     until = time.perf_counter() + args.patience
-    for w in list(workers.values()) + extra:
+    for w in [*workers, *extra]:
         w.wait_ready(until)
         if not w.ready:
             say(f"PyTorch, {w.name}: {w.error}")
             w.close()
+    return workers
+
+
+def ask_rows(worker):
+    """The rows of a worker that has several, up to the line that says that it is done."""
+    if worker.ready:
+        worker.ask()
+        row = worker.read_line(time.perf_counter() + PATIENCE)
+        while row is not None and "done" not in row:
+            yield row
+            row = worker.read_line(time.perf_counter() + PATIENCE)
+    worker.close()
+
+
+def measure_batch(args, batch, extra, card, rows):
+    """Rows of a batch into {variant: (ours, [theirs])}. `extra` is started with it and left to the caller."""
+    jobs = [(v, f) for v, forms in batch for f in forms]
+    if jobs:
+        say(f"compiling {', '.join(f'{v} {f}' for v, f in jobs)}")
+    workers = dict(zip(jobs, compile_forms(args, [(f"{v} {f}", f"{v}:{f}", []) for v, f in jobs], extra)))
     for v, forms in batch:
-        ours, theirs = run_ours(args, v), []
+        ours, theirs = run_ours(args, v, v, TOKENS, ["-o", "BATCH_SIZE=32"])[0], []
         if ours:
             ours.update(card.read(args.steps * TOKENS / ours["tokens_per_s"] + 0.3))  # the process ends behind its steps
         for f in forms:
@@ -289,17 +306,7 @@ def run_attention(args, workers):
             ours[cells[0], int(cells[2])] = [float(cells[8]), float(cells[10])]
     if not ours:
         say(f"attention: ours failed: {done.stderr.strip()[-200:] if done else program + ' is not there'}")
-    theirs = []
-    for w in workers:
-        if not w.ready:
-            continue
-        w.ask()
-        row = w.read_line(time.perf_counter() + PATIENCE)
-        while row is not None and "done" not in row:
-            theirs.append(row)
-            row = w.read_line(time.perf_counter() + PATIENCE)
-        w.close()
-    return ours, theirs
+    return ours, [row for w in workers for row in ask_rows(w)]
 
 
 def print_attention(ours, theirs):
@@ -321,7 +328,7 @@ def print_attention(ours, theirs):
 
 
 def read_limits(args):
-    done = subprocess.run([os.path.join(args.build, "bench", "limits_cuda")], capture_output=True, text=True)
+    done = subprocess.run([os.path.join(args.build, "bench", "kernels_cuda"), "limits"], capture_output=True, text=True)
     if done.returncode:
         print(f"bench-cuda: {(done.stdout + done.stderr).strip()}")
         return None
@@ -329,18 +336,34 @@ def read_limits(args):
     return dict(gpu=values["GPU"], matrix=float(values["matrix TFLOP/s"]), copy=float(values["copy TB/s"]))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+def make_parser(text, steps, settle, workers):
+    parser = argparse.ArgumentParser(description=text.split("\n\n")[0])
     parser.add_argument("--build", default="build")
+    parser.add_argument("--skip-peer", action="store_true")
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--settle", type=float, default=settle, help="seconds of steps before those that are measured")
+    parser.add_argument("--workers", type=int, default=workers, help="forms that are compiled side by side")
+    parser.add_argument("--patience", type=float, default=150, help="seconds for those to compile")
+    parser.add_argument("--json", default="")
+    return parser
+
+
+def catch_signals():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def write_json(path, text):
+    with open(path + ".new", "w") as f:
+        f.write(text + "\n")
+    os.replace(path + ".new", path)
+
+
+def main():
+    parser = make_parser(__doc__, steps=20, settle=2.5, workers=20)
     parser.add_argument("--variants", default="")
     parser.add_argument("--forms", default="", help="of bench/peer_cuda.py; all: every one")
-    parser.add_argument("--skip-peer", action="store_true")
     parser.add_argument("--skip-attention", action="store_true")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--settle", type=float, default=2.5, help="seconds of steps before those that are measured")
-    parser.add_argument("--workers", type=int, default=20, help="forms that are compiled side by side")
-    parser.add_argument("--patience", type=float, default=150, help="seconds for a batch to compile")
-    parser.add_argument("--json", default="")
     args = parser.parse_args()
     if args.json and os.path.exists(args.json):
         with open(args.json, errors="replace") as old:
@@ -353,8 +376,7 @@ def main():
     limits = read_limits(args)
     if not limits:
         return 0
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    catch_signals()
     forms = [] if args.skip_peer else list_forms(variants, args.forms)
     batches = make_batches(variants, forms, args.workers)
     if forms:
@@ -383,12 +405,9 @@ def main():
     print(f"\nlimits: 8192³ bf16 products {limits['matrix']:.0f} TFLOP/s, copies {limits['copy']:.2f} TB/s")
     say("done")
     if args.json:
-        with open(args.json + ".new", "w") as f:
-            json.dump(dict(limits=limits, rows=rows, attention=dict(
-                ours=[dict(form=k[0], time=k[1], forward_tflops=v[0], backward_tflops=v[1]) for k, v in ours.items()],
-                peers=theirs)), f, indent=2)
-            f.write("\n")
-        os.replace(args.json + ".new", args.json)
+        write_json(args.json, json.dumps(dict(limits=limits, rows=rows, attention=dict(
+            ours=[dict(form=k[0], time=k[1], forward_tflops=v[0], backward_tflops=v[1]) for k, v in ours.items()],
+            peers=theirs)), indent=2))
     return 0 if whole and all(r["ours"] for r in rows) else 1
 
 

@@ -29,7 +29,6 @@ to no work: inside the C library, from the C call to its return, which on a GPU 
 the same with the kernels; and from Python. In brackets plain PyTorch.
 """
 import argparse
-import ctypes
 import functools
 import json
 import math
@@ -79,13 +78,15 @@ def swiglu(x, p):
     return F.linear(F.silu(F.linear(x, p["ffn.w3.weight"])) * F.linear(x, p["ffn.w1.weight"]), p["ffn.w2.weight"])
 
 
-class PlainW2(Weighted):
-    """Every token sees every token; T x T distances, as the write-up has it."""
-
+class Block(Weighted):
     def forward(self, x):
         p = self.named()
         x = x + self.attention(F.rms_norm(x, x.shape[-1:], p["ln_1.weight"].to(x.dtype), 1e-6), p)
         return x + swiglu(F.rms_norm(x, x.shape[-1:], p["ln_2.weight"].to(x.dtype), 1e-6), p)
+
+
+class PlainW2(Block):
+    """Every token sees every token; T x T distances, as the write-up has it."""
 
     def attention(self, x, p):
         batch, time, width = x.shape
@@ -109,13 +110,13 @@ class FastW2(PlainW2):
         return masked.attention(x, p, self.heads, rope, zeros)
 
 
-class PlainMLA(Weighted):
-    """Causal, latent keys and values expanded to the heads, T x T scores."""
+def causal_softmax(scores):
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(later, -math.inf).softmax(-1)
 
-    def forward(self, x):
-        p = self.named()
-        x = x + self.attention(F.rms_norm(x, x.shape[-1:], p["ln_1.weight"].to(x.dtype), 1e-6), p)
-        return x + swiglu(F.rms_norm(x, x.shape[-1:], p["ln_2.weight"].to(x.dtype), 1e-6), p)
+
+class PlainMLA(Block):
+    """Causal, latent keys and values expanded to the heads, T x T scores."""
 
     def project(self, x, p):
         batch, time, width = x.shape
@@ -129,9 +130,7 @@ class PlainMLA(Weighted):
 
     def attention(self, x, p):
         q, k, v = self.project(x, p)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(LATENT)
-        scores = scores.masked_fill(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1), -math.inf)
-        return self.close(scores.softmax(-1) @ v, p)
+        return self.close(causal_softmax(q @ k.transpose(-1, -2) / math.sqrt(LATENT)) @ v, p)
 
 
 class FastMLA(PlainMLA):
@@ -180,18 +179,17 @@ def rows(device, wanted, shapes=("write-up", "GPT-2")):
             if name == "w2":
                 config = type("C", (), dict(hidden_size=width, num_attention_heads=heads, intermediate_size=ffn, rms_norm_eps=1e-6))
                 ours = W2TransformerBlock(config)
-                forms = {"plain": PlainW2(ours.core, heads), "compiled": PlainW2(ours.core, heads), "sdpa": FastW2(ours.core, heads),
-                         "products": Products(ours.core, heads)}
+                plain, fast = PlainW2, FastW2
             elif name == "mla":
                 ours = Part("layer", ATTENTION="mla", FFN="swiglu", NORM="rmsnorm", POSITION="none", N_EMBD=width, N_HEAD=heads,
                             N_FFN=ffn, RA_MLA_LATENT_DIM=LATENT)
-                forms = {"plain": PlainMLA(ours, heads), "compiled": PlainMLA(ours, heads), "sdpa": FastMLA(ours, heads),
-                         "products": Products(ours, heads)}
+                plain, fast = PlainMLA, FastMLA
             else:
                 ours = WsFFN(Config(d_model=width, d_ffn=ffn, n_head=heads, z_proj="grouped"))
-                forms = {"plain": PlainSwiGLU(ours.core, heads), "compiled": PlainSwiGLU(ours.core, heads),
-                         "products": Products(ours.core, heads)}
-            yield name, at, shape, ours, forms
+                plain, fast = PlainSwiGLU, None
+            forms = {"plain": plain, "compiled": plain, "sdpa": fast, "products": Products}
+            core = getattr(ours, "core", ours)
+            yield name, at, shape, ours, {form: make(core, heads) for form, make in forms.items() if make}
 
 
 def main_output(out):
@@ -347,7 +345,8 @@ class Bare:
         self.block = _blocks.block(_ops.device_name(device), module.part, module._text(x.dtype), 1, 1, True, 0)
         self.given = [x, *(w.detach().to(t) for w, t in zip(module.weights(), _ops.layout(self.block).weight_dtypes))]
         at = [t.data_ptr() for t in self.given]
-        self.outputs, outputs_at = _ops._fresh(_ops.layout(self.block).outputs, device)
+        self.outputs, outputs_at = _ops._placed([torch.empty(shape, dtype=dtype, device=device)
+                                                 for shape, dtype in _ops.layout(self.block).outputs])
         self.held = [_ops._bytes(n, device) for n in (self.block.saved_bytes, self.block.forward_bytes)]
         self.frame = self.block.frame()
         self.frame.fill(at + outputs_at, self.held[0][1], self.held[1][1], _ops.stream_of(device), 0)
@@ -360,29 +359,38 @@ class Bare:
         self.function(self.handle, self.at)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(text):
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", default="w2,mla,wsffn")
-    parser.add_argument("--shapes", default="write-up,GPT-2")
     parser.add_argument("--threads", type=int, default=0, help="of both on the CPU; PyTorch's own choice unless given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of both")
+    parser.add_argument("--json", help="write the rows there too")
+    return parser
+
+
+def choose_place(options):
+    """Sets both sides' threads; the type of numbers, and where it runs in words."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    os.environ["WEFT_THREADS"] = str(torch.get_num_threads())
+    kind = getattr(torch, options.dtype or ("float32" if options.device == "cpu" else "bfloat16"))
+    return kind, torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} threads"
+
+
+def main():
+    parser = make_parser(__doc__)
+    parser.add_argument("--rows", default="w2,mla,wsffn")
+    parser.add_argument("--shapes", default="write-up,GPT-2")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--forms", default=",".join(FORMS), help="of PyTorch; all unless given")
     parser.add_argument("--no-compile", action="store_true", help="leave compiled forms out")
     parser.add_argument("--usage", action="store_true", help="processor time and page faults of a call, in place of the tables")
-    parser.add_argument("--json", help="write the rows there too")
     options = parser.parse_args()
     device, found = options.device, []
     wanted = [form for form in options.forms.split(",") if not (options.no_compile and form in ("compiled", "sdpa"))]
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    os.environ["WEFT_THREADS"] = str(torch.get_num_threads())
-    kind = getattr(torch, options.dtype or ("float32" if device == "cpu" else "bfloat16"))
+    kind, where = choose_place(options)
     rounds, budget = (3, 0.3) if options.quick else (7, 2.0)
-    threads = torch.get_num_threads()
-    print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else f'{threads} threads'}, "
-          f"{str(kind).split('.')[1]}")
+    print(f"PyTorch {torch.__version__}, {where}, {str(kind).split('.')[1]}")
     if not options.usage:
         print(f"{'module':<7}{'shape':<10}{'pass':<10}{'weft ms':>9}" + "".join(f"{f + ' ms':>13}{'ratio':>7}" for f in FORMS)
               + f"{'weft MiB':>10}{'plain':>8}{'compiled':>9}{'sdpa':>8}")

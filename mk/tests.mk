@@ -152,7 +152,7 @@ $(BENCH_PROGRAMS): $(OUT)/bench/%: $(OBJ)/bench/%.o $(PARTS_A) $(LIB_A) $(OBJ)/t
 	$(Q)$(CC) $(LINK_FLAGS) $(LDFLAGS) $< $(PARTS_A) $(LIB_A) $(PROGRAM_LIBS) $(LIBS) $(CUDA_LINK) -o $@
 
 # On a machine without a GPU it says so.
-bench-cuda: build $(OUT)/bench/limits_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/attention_cuda) ## training on the GPU beside PyTorch; ROWS=dot,w2 FORMS=all SKIP_PEER=1 JSON=file; GRID=1: over a grid of shapes
+bench-cuda: build $(OUT)/bench/kernels_cuda $(if $(CONFIG_NVCC),$(OUT)/bench/attention_cuda) ## training on the GPU beside PyTorch; ROWS=dot,w2 FORMS=all SKIP_PEER=1 JSON=file; GRID=1: over a grid of shapes
 	$(if $(GRID),@$(or $(PYTHON),python3) bench/grid_cuda.py --build '$(OUT)' --rows '$(ROWS)' \
 		$(if $(SKIP_PEER),--skip-peer) $(if $(JSON),--json '$(JSON)') $(ARGS))
 	$(if $(GRID),,@$(or $(PYTHON),python3) bench/table_cuda.py --build '$(OUT)' --variants '$(ROWS)' --forms '$(FORMS)' \

@@ -13,6 +13,7 @@ the program's table wrote it, and is held too.
 """
 
 import difflib
+import fnmatch
 import os
 import re
 import shutil
@@ -32,7 +33,7 @@ UNSET = re.compile(r"# CONFIG_(\S+) is not set")
 KEY = re.compile(r"^((?:# )?CONFIG_)(\w+)(?==| is not set$)")
 TEXT = re.compile(r'"((?:[^\\"]|\\.)*)"')
 WORDS = re.compile(r"^One of: (.*)\.$", re.MULTILINE)
-FOREIGN = re.compile(r'^FOREIGN\((\w+), "((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
+FOREIGN = re.compile(r'^FOREIGN\(([^,]+),\s+"((?:[^"\\]|\\.)*)"\)', re.MULTILINE)
 ALIAS = re.compile(r"^ALIAS\((\w+), (\w+)\)", re.MULTILINE)
 AUTO = re.compile(r'^CONFIG_(?:BATCH_SIZE|MICRO_BATCH)="?auto"?$')
 NUMBER = re.compile(r"^A number from (\S+) to (\S+)\.$", re.MULTILINE)
@@ -69,7 +70,8 @@ def known_symbol(table, name, where):
     symbol = table.syms.get(name)
     if symbol is not None and symbol.nodes:
         return symbol
-    instead = list_of("src/config/foreign.def", FOREIGN).get(name.upper())
+    instead = next((text for keys, text in list_of("src/config/foreign.def", FOREIGN).items()
+                    if any(fnmatch.fnmatchcase(name.upper(), key) for key in keys.split())), None)
     if instead:
         fail(f"{where}: CONFIG_{name} is not an option of weft; {instead}")
     names = [s.name for s in table.unique_defined_syms]

@@ -42,3 +42,12 @@ def test_the_table_and_its_summary(tmp_path):
     worst = min(rows, key=lambda r: r["ratio"])
     assert done.stdout.splitlines()[-1] == (f"all 4 rows: geometric mean {mean:.2f}; worst: {worst['module']} {worst['shape']}, "
                                             f"{worst['ratio']:.2f}")
+
+
+def test_the_call_without_python_is_the_same_call():
+    module = torch_modules.Part("ffn", FFN="swiglu", N_EMBD=16, N_HEAD=1, N_FFN=16)
+    x = torch.randn(1, 1, 16)
+    run = torch_modules.Bare(module, x)
+    run.outputs[0].zero_()
+    run()
+    assert torch.equal(run.outputs[0], module(x)["y"])

@@ -5,13 +5,9 @@
 #include "base/beside.h"
 #include "base/scope.h"
 
-#include "base/folders.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>

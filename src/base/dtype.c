@@ -1,8 +1,6 @@
 /* Sizes and names of the types of numbers. */
 #include "base/dtype.h"
 
-#include <string.h>
-
 static const struct {
     const char *name;
     size_t size;

@@ -3,9 +3,6 @@
 
 #include "base/error.h"
 
-#include <stddef.h>
-#include <stdint.h>
-
 typedef enum { WEFT_F32, WEFT_F64, WEFT_BF16, WEFT_I32, WEFT_I8, WEFT_DTYPE_COUNT } weft_dtype;
 
 /* Bytes of one element. */

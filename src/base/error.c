@@ -4,7 +4,6 @@
 #include "base/text.h"
 
 #include <stdarg.h>
-#include <stdio.h>
 
 enum { ERROR_MESSAGE_MAX = 1024 };
 

@@ -1,5 +1,13 @@
-/* Errors as values: a status is returned, its message waits in weft_error_message(). */
+/* Errors as values: a status is returned, its message waits in weft_error_message(). Nearly every file has
+ * this header by way of others, and with it those of the C library that nearly every file wants. */
 #pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include <weft/weft.h>
 

@@ -9,11 +9,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-
 enum { WEFT_PATH_MAX = 4096 };
 
 /* A path by a format: weft_path(path, "%s/%s", folder, name). One that is too long is an error. */

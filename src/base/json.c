@@ -4,11 +4,6 @@
 #include "base/text.h"
 
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* About what each sign stands for in memory, over every one that is not in a string; and how much of
  * that a text may come to, a short one in any case. */

@@ -79,10 +79,6 @@ static void write_to(int file, const char *text, size_t bytes) {
     }
 }
 
-static void write_all(const char *text, size_t bytes) {
-    write_to(STDERR_FILENO, text, bytes);
-}
-
 static void append(char *buffer, size_t *at, const char *text) {
     size_t n = strlen(text);
     memcpy(buffer + *at, text, n + 1);
@@ -162,7 +158,7 @@ void weft_log(weft_log_level level, const char *format, ...) {
     append(buffer, &at, text);
     append(buffer, &at, "\n");
     append_status(buffer, &at);
-    write_all(buffer, at);
+    write_to(STDERR_FILENO, buffer, at);
     if (copy >= 0) {
         int n = snprintf(buffer, sizeof buffer, "%-5s %s\n", levels[level].name, text);
         write_to(copy, buffer, (size_t)n);
@@ -198,6 +194,6 @@ void weft_log_status(const char *text) {
         blank_controls(status);
         append(buffer, &at, erase_line);
         append_status(buffer, &at);
-        write_all(buffer, at);
+        write_to(STDERR_FILENO, buffer, at);
     }
 }

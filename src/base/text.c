@@ -2,10 +2,6 @@
 #include "base/text.h"
 
 #include <ctype.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { SHOWN_ROOM = 2048, SHOWN_TEXTS = 8 };
 

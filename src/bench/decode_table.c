@@ -8,7 +8,6 @@
  * training forward pass over as many tokens. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "bench/peer.h"
 #include "bench/tables.h"
 #include "cpu/backend.h"
@@ -20,8 +19,6 @@
 #include "model/session.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { STEPS_MAX = 200, SAMPLED_MAX = 2000 };
 static const double ROW_SECONDS = 1.5;

@@ -7,8 +7,6 @@
 #include "cpu/backend.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 /* Seconds that a loop runs for at least. */

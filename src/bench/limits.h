@@ -4,8 +4,6 @@
 
 #include "core/exec.h"
 
-#include <stdbool.h>
-
 typedef struct bench_limits bench_limits;
 
 /* Fails without memory for the operands of the copy, which are made only with `copies`. */

@@ -13,9 +13,6 @@
 #include "ops/optimizer.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* log(2√64): where τ starts. Heads differ by an eighth around it. */
 #define LOG_TAU 2.7725887f

@@ -10,7 +10,6 @@
 #include "cpu/backend.h"
 
 #include <math.h>
-#include <string.h>
 
 /* Numbers of a row agree with the peer's to this part: they are sums in another order. In bf16 what lies
  * between is rounded too, at other places. */

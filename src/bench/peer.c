@@ -7,10 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <spawn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,33 +20,22 @@ struct bench_peer {
     bool gone;
 };
 
-/* Both pipes are closed in the child but for the ends that become its standard input and output. */
+/* One socket is its standard input and output; what was opened is closed by bench_peer_stop. */
 static int spawn(bench_peer *p, const char *command) {
-    int in[2], out[2];
-    if (pipe2(in, O_CLOEXEC)) return errno;
-    if (pipe2(out, O_CLOEXEC)) {
-        int problem = errno;
-        close(in[0]);
-        close(in[1]);
-        return problem;
-    }
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends)) return errno;
+    p->to = fdopen(ends[0], "w");
+    p->from = fdopen(fcntl(ends[0], F_DUPFD_CLOEXEC, 0), "r");
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     char *args[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
-    int problem = posix_spawnp(&p->process, "sh", &actions, NULL, args, environ);
+    int problem =
+        p->to && p->from ? posix_spawnp(&p->process, "sh", &actions, NULL, args, environ) : ENOMEM;
     posix_spawn_file_actions_destroy(&actions);
-    close(in[0]);
-    close(out[1]);
-    if (problem) {
-        close(in[1]);
-        close(out[0]);
-        return problem;
-    }
-    p->to = fdopen(in[1], "w");
-    p->from = fdopen(out[0], "r");
-    return p->to && p->from ? 0 : errno;
+    close(ends[1]);
+    return problem;
 }
 
 bench_peer *bench_peer_start(const char *command, int threads, char *why, size_t size) {

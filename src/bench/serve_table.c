@@ -7,11 +7,9 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/scope.h"
-#include "base/version.h"
 #include "bench/load.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { QUIET = 64 /* tokens of each text before the long prompt */, SHORT = 16 /* theirs */ };
 static const double MILLI = 0.001;

@@ -4,15 +4,12 @@
  * what speculation lives on: what a step of several rows costs beside one of a single row. */
 #include "base/clock.h"
 #include "base/json.h"
-#include "base/version.h"
 #include "bench/tables.h"
 #include "data/dataset.h"
 #include "generate/decoder.h"
 #include "generate/generator.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { PROMPTS = 4, PROMPT_MOST = 128, TEXT_MOST = 256, ROWS_MOST = 16, STEPS = 15 };
 

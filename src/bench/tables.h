@@ -7,7 +7,6 @@
 #include "model/model.h"
 
 #include <jansson.h>
-#include <stdio.h>
 
 /* What every table is told. */
 typedef struct {

@@ -10,16 +10,12 @@
 #include "bench/limits.h"
 #include "cuda/backend.h"
 #include "device/device.h"
-#include "model/account.h"
 #include "train/optimizer.h"
 
 #include <errno.h>
 #include <malloc.h>
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -6,8 +6,6 @@
 #include "model/account.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { ROWS_MAX = 32, NAME_ROOM = 320 };
 

@@ -4,8 +4,6 @@
 
 #include "model/kinds.h"
 
-#include <string.h>
-
 #define PLAIN "FFN=gelu", "KV_HEADS=0"
 #define LATENT "ATTENTION=mla", "RA_MLA_SCORE=dot", PLAIN
 

@@ -4,7 +4,6 @@
 #include "base/scope.h"
 #include "base/text.h"
 #include "device/device.h"
-#include "model/account.h"
 #include "model/folder.h"
 #include "model/kinds.h"
 
@@ -13,9 +12,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

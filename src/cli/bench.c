@@ -10,7 +10,6 @@
 
 #include <math.h>
 #include <signal.h>
-#include <string.h>
 
 const char weft_help_bench[] =
     "train: training steps (forward, backward, clipping, AdamW) of each variant on random tokens: "

@@ -2,12 +2,7 @@
 #include "cli/checkpoint.h"
 
 #include "generate/weights.h"
-#include "model/account.h"
 #include "model/kinds.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 weft_status weft_loaded_open(const weft_args *a, const char *path, bool unchecked,
                              weft_loaded_for purpose, weft_loaded *out) {
@@ -78,33 +73,18 @@ typedef struct {
     const weft_tokenizer *tokenizer;
 } made_parts;
 
+/* The options that make the model, DTYPE and CHAT_TEMPLATE, are a config that training takes. */
+static bool makes_model(const weft_option *o) {
+    return o->owner == WEFT_OWNER_MODEL || o == WEFT_OPTION(dtype) ||
+           o == WEFT_OPTION(chat_template);
+}
+
 static weft_status write_parts(void *context, const char *folder, weft_sum sums[WEFT_PARTS]) {
     const made_parts *p = context;
     char path[WEFT_PATH_MAX];
     WEFT_TRY(weft_model_save_summed(p->model, folder, sums));
-    /* The options that make the model, DTYPE and CHAT_TEMPLATE, as a config that training takes. */
-    char config[WEFT_PATH_MAX], value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
-    WEFT_AUTO_FREE char *text = NULL;
-    size_t bytes = 0;
-    weft_config defaults;
-    int count;
-    const weft_option *options = weft_options(&count);
-    weft_config_defaults(&defaults);
-    WEFT_TRY(weft_path(config, "%s/model.config", folder));
-    FILE *out = open_memstream(&text, &bytes);
-    if (!out) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
-    for (int i = 0; i < count; i++) {
-        const weft_option *o = &options[i];
-        bool own = o->owner == WEFT_OWNER_MODEL || strcmp(o->key, "DTYPE") == 0 ||
-                   strcmp(o->key, "CHAT_TEMPLATE") == 0;
-        if (!own) continue;
-        weft_config_format(&p->model->config, o, value, sizeof value);
-        weft_config_format(&defaults, o, usual, sizeof usual);
-        if (strcmp(value, usual) == 0) continue;
-        weft_config_write_option(&p->model->config, o, out);
-    }
-    if (fclose(out) != 0) return weft_fail(WEFT_ENOMEM, "%s: no memory", config);
-    WEFT_TRY(weft_file_write(config, text, bytes, NULL));
+    WEFT_TRY(weft_path(path, "%s/model.config", folder));
+    WEFT_TRY(weft_config_save_changes(&p->model->config, "", makes_model, path));
     WEFT_TRY(weft_path(path, "%s/%s", folder, weft_parts[WEFT_PART_TOKENIZER]));
     return p->tokenizer ? weft_tokenizer_save(p->tokenizer, path, &sums[WEFT_PART_TOKENIZER])
                         : WEFT_OK;

@@ -11,8 +11,6 @@
 #include "model/kinds.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 const char weft_help_convert[] =

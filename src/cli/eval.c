@@ -7,11 +7,9 @@
 #include "cli/checkpoint.h"
 #include "data/tasks.h"
 #include "generate/folder.h"
-#include "model/account.h"
 #include "model/evaluate.h"
 
 #include <math.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

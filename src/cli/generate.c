@@ -9,8 +9,7 @@
 #include "generate/text.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 const char weft_help_generate[] =
@@ -137,16 +136,9 @@ static weft_status no_memory(const char *what) {
 /* A whole file; malloc'd. */
 static weft_status read_text(const char *path, char **text, size_t *bytes) {
     bool input = strcmp(path, "-") == 0;
-    FILE *file = input ? stdin : fopen(path, "rb");
-    if (!file) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
-    WEFT_AUTO_FCLOSE FILE *own = input ? NULL : file;
-    size_t room = 0, got;
-    do {
-        if (!weft_grow(text, &room, *bytes + 65536)) return no_memory("text");
-        got = fread(*text + *bytes, 1, 65536, file);
-        *bytes += got;
-    } while (got > 0);
-    return ferror(file) ? weft_fail(WEFT_EIO, "%s: %s", path, strerror(errno)) : WEFT_OK;
+    WEFT_AUTO_CLOSE int own = input ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (!input && own < 0) return weft_fail(WEFT_EINPUT, "%s: %s", path, strerror(errno));
+    return weft_file_read_open(input ? STDIN_FILENO : own, path, SIZE_MAX, text, bytes);
 }
 
 static weft_status open_sample(const generation *g, sample_text *s) {

@@ -1,7 +1,6 @@
 /* weft init: a fresh checkpoint. */
 #include "base/text.h"
 #include "cli/checkpoint.h"
-#include "model/account.h"
 
 const char weft_help_init[] =
     "  --config FILE      the config; default: every option's own default\n"

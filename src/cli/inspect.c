@@ -4,9 +4,6 @@
 #include "base/text.h"
 #include "cli/checkpoint.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 const char weft_help_inspect[] =
     "  --model DIR        a checkpoint, or a run's folder for its best; also without --model\n"
     "  --text FILE        a text, read by the checkpoint's tokenizer\n"

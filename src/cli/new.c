@@ -16,8 +16,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 const char weft_help_new[] =
@@ -210,34 +208,13 @@ static int ask_all(weft_args *a, wishes *w, const weft_arg *minutes, const weft_
 
 /* What differs from the defaults, below a few lines on what it is. */
 static weft_status write_study(const weft_config *c, const wishes *w, const char *path) {
-    weft_config plain;
-    char *lines[3] = {NULL, NULL, NULL}, *rest[2], *line, *same;
-    size_t bytes[3];
-    FILE *files[3];
-    weft_config_defaults(&plain);
-    bool ok = true;
-    for (int i = 0; i < 3; i++)
-        ok = (files[i] = open_memstream(&lines[i], &bytes[i])) && ok;
-    for (int i = 0; i < 2 && ok; i++) {
-        weft_config_write(i ? &plain : c, files[i]);
-        ok = fflush(files[i]) == 0;
-        rest[i] = lines[i];
-    }
-    if (ok)
-        fprintf(files[2],
-                "# A comparison of %s, written by weft new.\n#\n"
-                "# 'weft help config' explains the options. STUDY_SPREAD is what differences "
-                "between small models\n# usually vary by from seed to seed.\n",
-                w->titles);
-    while (ok && (line = strsep(&rest[0], "\n")) && (same = strsep(&rest[1], "\n")))
-        if (strcmp(line, same) != 0) fprintf(files[2], "%s\n", line);
-    for (int i = 0; i < 3; i++)
-        if (files[i]) ok = fclose(files[i]) == 0 && ok;
-    weft_status status = ok ? weft_file_write(path, lines[2], bytes[2], NULL)
-                            : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    for (int i = 0; i < 3; i++)
-        free(lines[i]);
-    return status;
+    char head[ANSWER_ROOM + 256];
+    snprintf(head, sizeof head,
+             "# A comparison of %s, written by weft new.\n#\n"
+             "# 'weft help config' explains the options. STUDY_SPREAD is what differences "
+             "between small models\n# usually vary by from seed to seed.\n",
+             w->titles);
+    return weft_config_save_changes(c, head, NULL, path);
 }
 
 /* Where one model is larger than another, its advantage may be that alone. */

@@ -9,7 +9,6 @@
 
 #include "base/folders.h"
 #include "base/log.h"
-#include "base/scope.h"
 #include "base/text.h"
 #include "bench/limits.h"
 #include "data/shards.h"
@@ -23,8 +22,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum {
     BYTES_ONLY = 200 * 1000, /* shorter texts are read byte by byte */

@@ -8,9 +8,6 @@
 #include "model/account.h"
 #include "ops/list.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 const char weft_help_plan[] =
     "  --config FILE      the config; default: every option's own default\n"
     "  --variant NAME|N   one variant of the study, or 0 to 5 of the ablation; default: all\n"

@@ -9,8 +9,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 const char weft_help_prune[] =
     "  --model DIR        the model: a checkpoint, or a run's folder for its best\n"

@@ -4,7 +4,6 @@
 #include "base/text.h"
 #include "cli/args.h"
 
-#include <string.h>
 #include <sys/stat.h>
 
 const char weft_help_report[] =

@@ -7,7 +7,6 @@
 #include "report/report.h"
 
 #include <errno.h>
-#include <string.h>
 #include <unistd.h>
 
 const char weft_help_runs[] =

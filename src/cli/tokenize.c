@@ -5,9 +5,6 @@
 #include "data/shards.h"
 #include "data/texts.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 const char weft_help_tokenize[] =
     "  --out DIR          where train_*.bin and val_*.bin go; made, with the folders above it\n"
     "  --tokenizer T      bytes (the default), a tokenizer.json, a vocab.bpe with its encoder.json "

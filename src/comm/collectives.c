@@ -4,8 +4,6 @@
 #include "comm/share.h"
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { CHUNK = 1 << 28 /* bytes of one broadcast */ };
 

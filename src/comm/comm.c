@@ -14,10 +14,6 @@
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -400,12 +396,6 @@ void weft_comm_close(weft_comm *c) {
     free(c);
 }
 
-void weft_comm_machine(const weft_comm *c, char *text, size_t room) {
-    weft_rank_place place = weft_watch_place();
-    (void)c;
-    snprintf(text, room, "%s", place.machine);
-}
-
 void weft_comm_away(weft_comm *c, bool away) {
     atomic_store(&c->away, away);
 }
@@ -464,11 +454,6 @@ weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job) {
     free(job->requests);
     job->requests = NULL;
     return WEFT_OK;
-}
-
-bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job) {
-    (void)c;
-    return atomic_load(&job->done);
 }
 
 typedef struct {

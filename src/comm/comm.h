@@ -14,9 +14,6 @@
 #include "base/error.h"
 
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 typedef struct weft_comm weft_comm;
 
@@ -40,8 +37,6 @@ void weft_comm_fail(weft_comm *c, const char *message);
 /* Whether the run has ended by a fault: others may not answer any more. */
 bool weft_comm_is_over(weft_comm *c);
 
-/* This rank's machine, by a name that the ranks of one machine share. */
-void weft_comm_machine(const weft_comm *c, char *text, size_t room);
 /* Around calls in which the working thread waits for other ranks without weft_comm_wait: its silence
  * means nothing then, and a fault ends the process. */
 void weft_comm_away(weft_comm *c, bool away);
@@ -69,14 +64,12 @@ struct weft_comm_job {
     /* The communication's own. */
     uint64_t *requests;
     int pending;
-    atomic_bool done;
+    atomic_bool done; /* waiting would take no time */
     weft_comm_job *next;
 };
 
 weft_status weft_comm_begin(weft_comm *c, weft_comm_job *job);
 weft_status weft_comm_wait(weft_comm *c, weft_comm_job *job);
-/* Whether waiting would take no time. */
-bool weft_comm_is_done(weft_comm *c, const weft_comm_job *job);
 
 /* Memory for messages: zeros; NULL: there is none. After a fault the library that sends them may still
  * read and write what it was given, so memory of a message that failed (`status` is what became of it) is

@@ -1,15 +1,13 @@
 /* The sum over ranks from GPU to GPU (reduce.h). All of it is put into one queue of the device, bucket
  * after bucket as they are sent, and waited for at the end: the device exchanges one while it still
  * makes others. */
+#include "base/getter.h"
 #include "base/log.h"
 #include "base/scope.h"
 #include "comm/launch.h"
 #include "comm/reduce.h"
+#include "comm/watch.h"
 #include "core/rows.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { WHY_ROOM = 256, CHECKED = 1024 /* bytes of the first message */ };
 
@@ -43,7 +41,7 @@ typedef struct {
 static rank_gpu look_here(weft_device_reduce *r) {
     rank_gpu own = {.gpu = ""};
     const char *named = getenv("WEFT_NCCL");
-    weft_comm_machine(r->o.comm, own.machine, sizeof own.machine);
+    memcpy(own.machine, weft_watch_place().machine, sizeof own.machine);
     if (!r->device)
         snprintf(own.why, sizeof own.why, "a rank has no GPU");
     else if (named && strcmp(named, "none") == 0)
@@ -237,9 +235,7 @@ static weft_status send_plain(const weft_device_reduce *r, int64_t bucket) {
     return WEFT_OK;
 }
 
-void *weft_device_reduce_queue(const weft_device_reduce *r) {
-    return r->queue;
-}
+WEFT_GETTER(void *, weft_device_reduce_queue, weft_device_reduce, queue)
 
 void weft_device_reduce_begin(weft_device_reduce *r, double factor) {
     memset(r->sent, 0, (size_t)weft_cut_buckets(r->o.cut) * sizeof *r->sent);

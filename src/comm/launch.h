@@ -10,9 +10,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-
 enum { WEFT_MPI_ABI = 3, WEFT_MPI_NOTE = 512, WEFT_MPI_REQUEST = 8 };
 
 /* Functions return 0, or MPI's error for `explain`. All of them are for one thread, the one that

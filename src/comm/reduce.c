@@ -6,9 +6,6 @@
 
 #include "core/rows.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum {
     SLOTS = 4,      /* buckets under way */
     CHUNK = 1 << 14 /* numbers a task adds */
@@ -235,7 +232,7 @@ static weft_reduce_bucket *oldest(weft_reduce *r) {
 weft_status weft_reduce_look(weft_reduce *r) {
     for (int i = 0; i < SLOTS; i++) {
         weft_reduce_bucket *s = &r->slots[i];
-        if (s->phase != FREE && weft_comm_is_done(r->o.comm, &s->job)) WEFT_TRY(go_on(r, s));
+        if (s->phase != FREE && atomic_load(&s->job.done)) WEFT_TRY(go_on(r, s));
     }
     return WEFT_OK;
 }

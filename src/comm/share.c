@@ -1,9 +1,6 @@
 /* Cutting the tree at the ranks' borders, adding in its order, and cutting a row into pieces. */
 #include "comm/share.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 weft_span weft_tree_span(int64_t leaves, int rank, int size) {
     int64_t first = leaves * rank / size;
     return (weft_span){first, leaves * (rank + 1) / size - first};

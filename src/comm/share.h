@@ -10,9 +10,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-
 typedef struct {
     int64_t first, count; /* leaves */
     int rank;             /* who makes it */

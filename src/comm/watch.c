@@ -9,9 +9,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { LIMIT_SECONDS = 30, LAST_LOOKS = 50, LAST_LOOK_US = 1000 };

@@ -5,9 +5,6 @@
 #include "base/error.h"
 #include "comm/launch.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-
 typedef struct weft_watch weft_watch;
 
 typedef struct {

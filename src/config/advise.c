@@ -8,14 +8,11 @@
 #include "base/log.h"
 
 #include <ctype.h>
-#include <string.h>
 
 enum { NAMED = 4, KEY_ROOM = 64, LIST_ROOM = 512 };
 
 static const char *skip_blanks(const char *at) {
-    while (*at == ' ')
-        at++;
-    return at;
+    return at + strspn(at, " ");
 }
 
 /* KEY, KEY = "word" or KEY != "word" at *at, which moves past it. */
@@ -59,7 +56,6 @@ bool weft_option_matters(const weft_config *c, const weft_option *o) {
 }
 
 static bool was_meant(const weft_config *c, const weft_option *o, int place, int count) {
-    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     weft_config plain;
     if (!c->given[place] || o->owner == WEFT_OWNER_STUDY) return false;
     /* A file that has them all was written by a menu, which says nothing of what was meant. */
@@ -68,9 +64,7 @@ static bool was_meant(const weft_config *c, const weft_option *o, int place, int
         given += c->given[i];
     if (4 * given < 3 * count) return true;
     weft_config_defaults(&plain);
-    weft_config_format(c, o, value, sizeof value);
-    weft_config_format(&plain, o, usual, sizeof usual);
-    return strcmp(value, usual) != 0;
+    return !weft_option_same(c, &plain, o);
 }
 
 /* Given in one of the configs, and without effect in all of them. */

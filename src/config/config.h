@@ -8,10 +8,6 @@
 #include "base/error.h"
 
 #include <jansson.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
 
 enum { WEFT_TEXT_MAX = 4096, WEFT_OPTIONS_MAX = 256 };
 
@@ -105,6 +101,8 @@ void weft_config_advise(const weft_config *const *configs, int n, const char *wh
 
 /* One option's value as text ("y", "12", "0.1", "dot"). */
 void weft_config_format(const weft_config *c, const weft_option *option, char *text, size_t room);
+/* Whether both have the same value of it. */
+bool weft_option_same(const weft_config *a, const weft_config *b, const weft_option *option);
 
 /* The word that a WORD option has. */
 const char *weft_config_word(const weft_config *c, const weft_option *option);
@@ -120,11 +118,11 @@ void weft_option_json_key(const weft_option *o, char *key, size_t room);
 /* A config.json as somebody kept it, every option by its key of today. NULL: it is no object. */
 json_t *weft_config_kept(const char *text);
 
-/* Every key, or one, as a config's line: what reading takes back. */
-void weft_config_write(const weft_config *c, FILE *out);
-void weft_config_write_option(const weft_config *c, const weft_option *o, FILE *out);
-/* The same as a file; beside, then renamed. */
+/* A file with a line for every key, which reading takes back; beside, then renamed. */
 weft_status weft_config_save(const weft_config *c, const char *path);
+/* The same below `head`, of the keys that are not at their defaults and that are `wanted` (NULL: all). */
+weft_status weft_config_save_changes(const weft_config *c, const char *head,
+                                     bool (*wanted)(const weft_option *o), const char *path);
 
 /* The Kconfig file, and the text of `weft help config`: of the options whose key or help holds `word`
  * (NULL: all); false: there are none. */

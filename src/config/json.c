@@ -4,7 +4,6 @@
 #include "base/json.h"
 
 #include <ctype.h>
-#include <string.h>
 
 void weft_option_json_key(const weft_option *o, char *key, size_t room) {
     size_t n = 0;

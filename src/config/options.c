@@ -1,8 +1,6 @@
 /* The table of options, from options.def. */
 #include "config/config.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 
 /* A heading is an entry with a group alone. */

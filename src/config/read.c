@@ -4,12 +4,9 @@
 #include "base/files.h"
 #include "base/text.h"
 
-#include <ctype.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 
 /* A key, its longest value and the quotes around it. */
@@ -119,13 +116,19 @@ void weft_config_reset(weft_config *c, weft_option_owner owner) {
 
 const char *weft_option_instead(const char *key) {
     static const struct {
-        const char *key, *instead;
+        const char *keys, *instead;
     } foreign[] = {
-#define FOREIGN(key, instead) {#key, instead},
+#define FOREIGN(keys, instead) {#keys, instead},
 #include "config/foreign.def"
     };
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
-        if (strcasecmp(foreign[i].key, without_prefix(key)) == 0) return foreign[i].instead;
+        for (const char *at = foreign[i].keys; *at; at += strspn(at, " ")) {
+            char pattern[64];
+            size_t n = strcspn(at, " ");
+            snprintf(pattern, sizeof pattern, "%.*s", (int)n, at);
+            if (fnmatch(pattern, without_prefix(key), FNM_CASEFOLD) == 0) return foreign[i].instead;
+            at += n;
+        }
     return NULL;
 }
 
@@ -300,4 +303,11 @@ void weft_config_format(const weft_config *c, const weft_option *o, char *text, 
         snprintf(text, room, "%s", (const char *)field);
         break;
     }
+}
+
+bool weft_option_same(const weft_config *a, const weft_config *b, const weft_option *o) {
+    char one[WEFT_TEXT_MAX], other[WEFT_TEXT_MAX];
+    weft_config_format(a, o, one, sizeof one);
+    weft_config_format(b, o, other, sizeof other);
+    return strcmp(one, other) == 0;
 }

@@ -7,9 +7,9 @@
 #include "config/config.h"
 
 #include "base/files.h"
+#include "base/scope.h"
+#include "base/text.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 
 enum { TEXT_WIDTH = 73 };
@@ -140,30 +140,33 @@ bool weft_config_write_help(FILE *out, const char *word) {
     return *group;
 }
 
-void weft_config_write_option(const weft_config *c, const weft_option *o, FILE *out) {
-    char value[WEFT_TEXT_MAX];
-    weft_config_format(c, o, value, sizeof value);
-    fprintf(out, "CONFIG_%s=", o->key);
-    write_value(out, o, value);
-}
-
-void weft_config_write(const weft_config *c, FILE *out) {
+/* `but`, where it is not NULL: without what it has too. */
+static weft_status save(const weft_config *c, const weft_config *but, const char *head,
+                        bool (*wanted)(const weft_option *o), const char *path) {
+    WEFT_AUTO_FREE char *text = NULL;
+    size_t bytes = 0;
     int count;
     const weft_option *options = weft_options(&count);
-    for (int i = 0; i < count; i++)
-        weft_config_write_option(c, &options[i], out);
+    FILE *out = open_memstream(&text, &bytes);
+    if (out) fputs(head, out);
+    for (const weft_option *o = options; out && o < options + count; o++) {
+        char value[WEFT_TEXT_MAX];
+        if ((but && weft_option_same(c, but, o)) || (wanted && !wanted(o))) continue;
+        weft_config_format(c, o, value, sizeof value);
+        fprintf(out, "CONFIG_%s=", o->key);
+        write_value(out, o, value);
+    }
+    if (!out || !weft_memory_end(out, &text)) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
+    return weft_file_write(path, text, bytes, NULL);
 }
 
 weft_status weft_config_save(const weft_config *c, const char *path) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *file = open_memstream(&text, &bytes);
-    if (!file) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    weft_config_write(c, file);
-    bool ok = !ferror(file);
-    ok = fclose(file) == 0 && ok;
-    weft_status status = ok ? weft_file_write(path, text, bytes, NULL)
-                            : weft_fail(WEFT_ENOMEM, "%s: no memory", path);
-    free(text);
-    return status;
+    return save(c, NULL, "", NULL, path);
+}
+
+weft_status weft_config_save_changes(const weft_config *c, const char *head,
+                                     bool (*wanted)(const weft_option *o), const char *path) {
+    weft_config plain;
+    weft_config_defaults(&plain);
+    return save(c, &plain, head, wanted, path);
 }

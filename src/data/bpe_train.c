@@ -12,9 +12,6 @@
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { RAW_PIECE = 256 };
 
 typedef struct {

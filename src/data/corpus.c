@@ -8,8 +8,6 @@
 
 #include "data/corpus_words.h"
 
-#include <string.h>
-
 enum {
     DOCUMENT_BLOCKS = 65536, /* Philox blocks that a document may draw */
     NAME_ROOM = 16,

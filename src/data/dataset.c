@@ -7,9 +7,6 @@
 #include "data/shards.h"
 #include "data/tasks.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* What the program makes itself. Where the vocabulary may be less, it is VOCAB_SIZE, which with CONTEXT must have room
  * for n, TASK_SIZE: vocab_of n + vocab_more, time_of n + time_more. */
 static const struct {

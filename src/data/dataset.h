@@ -6,8 +6,6 @@
 #include "config/config.h"
 #include "data/tokenizer.h"
 
-#include <stdint.h>
-
 typedef struct weft_dataset weft_dataset;
 typedef enum { WEFT_SPLIT_TRAIN, WEFT_SPLIT_VAL } weft_split;
 

@@ -5,13 +5,9 @@
  * `released` of them are over with; the worker waits while the difference fills the ring. Without
  * a worker the taker makes each batch itself, by the same function. */
 #include "data/prefetch.h"
-#include "base/scope.h"
 
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { AHEAD_MAX = 64, MESSAGE_ROOM = 1024 };
 

@@ -7,8 +7,6 @@
 #include "base/scope.h"
 #include "data/dataset.h"
 
-#include <stdbool.h>
-
 typedef struct weft_prefetch weft_prefetch;
 
 typedef struct {

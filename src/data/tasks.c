@@ -3,9 +3,6 @@
 
 #include "data/corpus.h"
 
-#include <stdio.h>
-#include <string.h>
-
 /* Associative recall: what followed this token the last time? The half is drawn once into the
  * tokens and copied from there, so no memory is needed. */
 weft_status weft_recall_fill(const weft_task_shape *k, const weft_sequence_place *p, int64_t time,

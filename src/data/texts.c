@@ -11,8 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -170,8 +168,8 @@ static weft_status run_all(job *j) {
 weft_status weft_texts_are_tokens(const weft_input_options *input, bool *out) {
     *out = false;
     for (int i = 0; i < input->n_paths; i++) {
-        bool is, plain;
-        WEFT_TRY(weft_token_file_is(input->paths[i], &is, &plain));
+        bool is;
+        WEFT_TRY(weft_token_file_is(input->paths[i], &is));
         if (i > 0 && is != *out)
             return weft_fail(WEFT_EINPUT,
                              "%s and %s: one holds tokens and the other text; tokenize them apart",

@@ -8,9 +8,6 @@
 
 #include "base/text.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static weft_status no_memory(const weft_tokenizer *t) {
     return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory for its tables", t->name);
 }

@@ -17,10 +17,6 @@
 #include "base/files.h"
 #include "base/scope.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 typedef struct weft_tokenizer weft_tokenizer;
 typedef struct weft_encoder weft_encoder;
 

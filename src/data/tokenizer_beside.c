@@ -5,9 +5,6 @@
 #include "base/scope.h"
 #include "data/tokenizer_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum { BESIDE_MOST = 1 << 24 };
 
 static const char *const names[BESIDE_FILES] = {

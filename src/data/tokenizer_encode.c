@@ -10,9 +10,6 @@
 #include "base/text.h"
 #include "data/tokenizer_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 enum {
     WORD_BYTES = 30, /* of a word that is kept */
     WORD_TOKENS = 8,

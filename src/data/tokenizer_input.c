@@ -5,6 +5,7 @@
 #include "base/getter.h"
 
 #include "base/json.h"
+#include "base/text.h"
 #include "data/tokens.h"
 #include "data/unpack.h"
 
@@ -12,8 +13,6 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,8 +32,7 @@ struct weft_input {
     int64_t line, documents;
     char *buffer;
     size_t start, seen, used, room; /* seen: up to where there is no line end */
-    weft_input_unit *units;         /* text: an offset into the buffer until the batch is whole */
-    size_t *at;
+    weft_input_unit *units;
     int64_t count, units_room;
 };
 
@@ -87,7 +85,6 @@ void weft_input_close(weft_input *in) {
     weft_unpack_close(in->unpack);
     free(in->buffer);
     free(in->units);
-    free(in->at);
     free(in);
 }
 
@@ -153,17 +150,10 @@ static weft_status fill(weft_input *in) {
 
 /* Makes [start, end) a unit. */
 static weft_status add_unit(weft_input *in, size_t end, bool val) {
-    if (in->count == in->units_room) {
-        int64_t room = in->units_room ? 2 * in->units_room : 1024;
-        weft_input_unit *units = realloc(in->units, (size_t)room * sizeof *units);
-        if (units) in->units = units;
-        size_t *at = realloc(in->at, (size_t)room * sizeof *at);
-        if (at) in->at = at;
-        if (!units || !at) return weft_fail(WEFT_ENOMEM, "%s: no memory", path_now(in));
-        in->units_room = room;
-    }
-    in->at[in->count] = in->start;
-    in->units[in->count++] = (weft_input_unit){.bytes = end - in->start,
+    if (!weft_grow_list(&in->units, &in->units_room, in->count + 1, sizeof *in->units))
+        return weft_fail(WEFT_ENOMEM, "%s: no memory", path_now(in));
+    in->units[in->count++] = (weft_input_unit){.at = in->start,
+                                               .bytes = end - in->start,
                                                .starts = in->starts,
                                                .val = val,
                                                .path = in->next - 1,
@@ -250,7 +240,7 @@ weft_status weft_input_next(weft_input *in, size_t want, const weft_input_unit *
         in->file = -1;
     }
     for (int64_t i = 0; i < in->count; i++)
-        in->units[i].text = in->buffer + in->at[i];
+        in->units[i].text = in->buffer + in->units[i].at;
     *units = in->units;
     *count = in->count;
     return WEFT_OK;

@@ -9,10 +9,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 typedef struct weft_input weft_input;
 
 typedef struct {
@@ -27,7 +23,8 @@ typedef struct {
 /* A document, or a part of one. */
 typedef struct {
     const char *text; /* of JSON lines: the line */
-    size_t bytes;
+    size_t at,
+        bytes;   /* at: where it is in what was read, which may move until the batch is whole */
     bool starts; /* the first part of its document */
     bool val;
     int path;

@@ -7,9 +7,6 @@
 #include "base/json.h"
 #include "data/tokenizer_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 weft_status weft_json_parse(const weft_tokenizer *t, const char *text, size_t bytes, json_t **out) {
     json_error_t error;
     *out = weft_json_read(text, bytes, JSON_REJECT_DUPLICATES, &error);

@@ -8,9 +8,6 @@
 #include "data/tokenizer_internal.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 static const char END_OF_TEXT[] = "<|endoftext|>";

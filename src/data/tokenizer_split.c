@@ -13,8 +13,6 @@
 #include "data/tokenizer_internal.h"
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 #ifdef WEFT_HAVE_UTF8PROC
 #include <utf8proc.h>
 #endif

@@ -6,9 +6,6 @@
 #include "base/files.h"
 
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { NPY_HEADER_MAX = 65536, SOME = 65536 };
 
@@ -141,21 +138,20 @@ static token_kind look(FILE *file) {
     return n == 8 && weft_shard_width(first) ? SHARD : OTHER;
 }
 
-weft_status weft_token_file_is(const char *path, bool *is, bool *plain) {
+weft_status weft_token_file_is(const char *path, bool *is) {
     WEFT_AUTO_FCLOSE FILE *file = NULL;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     weft_kind what;
-    *is = *plain = false;
+    *is = false;
     /* Of what is missing, or no file, the one who reads it says so. */
     if (weft_path_kind(path, &what) != WEFT_OK || what != WEFT_KIND_FILE) return WEFT_OK;
     WEFT_TRY(weft_file_open_stream(path, &file));
     token_kind kind = look(file);
-    *plain = kind == OTHER && (strcmp(name, "train.bin") == 0 || strcmp(name, "val.bin") == 0);
-    *is = kind != OTHER || *plain;
+    *is = kind != OTHER || strcmp(name, "train.bin") == 0 || strcmp(name, "val.bin") == 0;
     return WEFT_OK;
 }
 
-static weft_status open_file(const char *path, bool plain, weft_token_file *f) {
+weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *f) {
     *f = (weft_token_file){.path = strdup(path)};
     if (!f->path) return weft_fail(WEFT_ENOMEM, "%s: no memory", path);
     WEFT_TRY(weft_file_size(path, &f->bytes));
@@ -163,12 +159,6 @@ static weft_status open_file(const char *path, bool plain, weft_token_file *f) {
     token_kind kind = look(f->file);
     if (kind == NPY) return read_npy(f);
     return kind == OTHER && plain ? take_plain(f) : read_shard(f);
-}
-
-weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out) {
-    weft_status status = open_file(path, plain, out);
-    if (status != WEFT_OK) weft_token_file_close(out);
-    return status;
 }
 
 void weft_token_file_close(weft_token_file *f) {

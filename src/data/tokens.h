@@ -3,10 +3,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-
 /* A shard: 256 int32, of which the first are magic, version and the number of tokens; then the tokens. All are
  * little-endian, whatever the machine. */
 enum {
@@ -40,14 +36,15 @@ typedef struct {
 } weft_token_file;
 
 /* Opens a .npy of int32, int64, uint16 or uint32 with one or two dimensions, or a shard, told apart by their first
- * bytes. `plain`: a file that is neither holds uint16 tokens alone, as nanoGPT writes them. */
+ * bytes. `plain`: a file that is neither holds uint16 tokens alone, as nanoGPT writes them. After a failure too it
+ * is to be closed. */
 weft_status weft_token_file_open(const char *path, bool plain, weft_token_file *out);
 /* The next `count`, which must be there, checked to be int32. */
 weft_status weft_token_file_read(weft_token_file *f, int64_t count, int32_t *values);
 void weft_token_file_close(weft_token_file *f);
 
 /* Whether a file holds tokens by its first bytes, or by its name, train.bin or val.bin, as nanoGPT has them. */
-weft_status weft_token_file_is(const char *path, bool *is, bool *plain);
+weft_status weft_token_file_is(const char *path, bool *is);
 
 typedef struct {
     int64_t rows, columns; /* [B, T+1]; a shard is one row */

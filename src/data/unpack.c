@@ -5,8 +5,6 @@
 #include "base/scope.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #ifdef WEFT_HAVE_ZLIB

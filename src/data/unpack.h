@@ -4,9 +4,6 @@
 
 #include "base/error.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-
 typedef struct weft_unpack weft_unpack;
 
 /* `file` and `path`, which names it in errors, are used until closing. A build without zlib or libzstd says

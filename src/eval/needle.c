@@ -10,8 +10,6 @@
 
 #include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { TOGETHER = 8, TOKENS_TOGETHER = 16384 };
 static const size_t TEXT_MOST = (size_t)1 << 30;

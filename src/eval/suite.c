@@ -13,9 +13,6 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { LEAST_TIME = 16, CHOICES_MOST = 1024 };
 

@@ -222,7 +222,6 @@ static json_t *defaults_json(const weft_watched *w) {
 
 /* The options that are not the default, and what steps and tokens follow from them. */
 static void read_config(weft_watched *w, run *r, int folder) {
-    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     weft_config *c = w->config;
     int count;
     FILE *file;
@@ -232,11 +231,9 @@ static void read_config(weft_watched *w, run *r, int folder) {
     if (weft_config_read_stream(c, file, "config") != WEFT_OK) return;
     json_t *object = json_object();
     for (int i = 0; object && i < count; i++) {
-        weft_config_format(c, &options[i], value, sizeof value);
-        weft_config_format(w->plain, &options[i], usual, sizeof usual);
-        if (strcmp(value, usual) == 0 || options[i].owner == WEFT_OWNER_STUDY) {
-            if (strcmp(options[i].key, "SEED") != 0) continue;
-        }
+        bool own =
+            options[i].owner != WEFT_OWNER_STUDY && !weft_option_same(c, w->plain, &options[i]);
+        if (!own && &options[i] != WEFT_OPTION(seed)) continue;
         json_object_set_new(object, options[i].key, option_json(c, &options[i]));
     }
     json_decref(r->options);

@@ -2,8 +2,6 @@
 #include "comm/launch.h"
 
 #include <mpi.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { NOTE_TAG = 1 };
 _Static_assert(sizeof(MPI_Request) <= WEFT_MPI_REQUEST, "a request has room");

@@ -3,9 +3,6 @@
 
 #include <dlfcn.h>
 #include <nccl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 _Static_assert(sizeof(ncclUniqueId) == WEFT_NCCL_ID, "an id has a fixed size");
 
