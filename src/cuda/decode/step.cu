@@ -4,18 +4,15 @@
  * A launch has one block on every multiprocessor, all of them there at once. What changes
  * from step to step travels in the kernel's parameters, and what was sampled comes back by a word of
  * pinned host memory that the host watches, so that nothing is copied and nobody waits for a stream.
- * The next step may be started before that: it takes its tokens from the device's memory. */
+ * The next step may be started before that: it takes its tokens from the device's memory. Where tokens are
+ * drawn, a few launches behind the step do that and tell the host in its place (draw.cu). */
 #include "cuda/decode/step_plan.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-extern "C" {
-#include "core/decoding.h"
-
-extern const struct weft_step_backend weft_cuda_steps;
-}
+extern "C" const struct weft_step_backend weft_cuda_steps;
 
 template <int MT, int DQ, int DV, bool JOINT>
 static __global__ void __launch_bounds__(STEP_THREADS, 1)
@@ -119,13 +116,15 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(place(s, NULL, 2 * rows * 8, (void **)&p->sampled));
     WEFT_TRY(place(s, NULL, f->slots * f->table_pages * 4, (void **)&p->pages));
     WEFT_TRY(place(s, NULL, 128, (void **)&p->barrier));
+    WEFT_TRY(place(s, NULL, rows * 4, (void **)&s->drawn));
+    WEFT_TRY(place(s, NULL, rows * 4, (void **)&s->inputs));
     if (getenv("WEFT_CUDA_STEP_TIMES"))
         WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * STEP_MARKS * 8, (void **)&p->times));
     WEFT_TRY(check(
         cudaHostAlloc((void **)&s->told, 2 * STEP_ROWS * sizeof *s->told, cudaHostAllocMapped),
         "no pinned memory"));
     WEFT_TRY(
-        check(cudaHostAlloc((void **)&s->told_step, 2 * sizeof *s->told_step, cudaHostAllocMapped),
+        check(cudaHostAlloc((void **)&s->told_step, 3 * sizeof *s->told_step, cudaHostAllocMapped),
               "no pinned memory"));
     s->told_step[0] = s->told_step[1] = 0;
     return WEFT_OK;
@@ -239,6 +238,7 @@ static void close_step(void *step) {
     if (s->problem.times && s->finished) print_times(s);
     for (void *memory : s->memory)
         cudaFree(memory);
+    weft_cuda_draws_close(s->draws);
     if (s->told) cudaFreeHost(s->told);
     if (s->told_step) cudaFreeHost(s->told_step);
     if (s->logits) cudaFreeHost(s->logits);
@@ -353,6 +353,40 @@ static void count_phases(const cuda_step *s, const step_problem &p, int64_t *pha
     }
 }
 
+/* The rows' tokens, of which some were sampled by the step before. */
+static __global__ void list_inputs(weft_step_rows rows, const unsigned long long *before,
+                                   int32_t *inputs) {
+    int r = (int)threadIdx.x, token = rows.token[r];
+    inputs[r] = token < 0 ? max(ranked_token(before[-1 - token]), 0) : token;
+}
+
+/* Puts what was drawn where the next step looks for its tokens, and tells the host. A thread a row. */
+static __global__ void tell_drawn(const int32_t *drawn, unsigned long long *sampled,
+                                  volatile int *told, volatile unsigned *told_step, unsigned step) {
+    int r = (int)threadIdx.x, token = drawn[r];
+    sampled[r] = token < 0 ? 0 : rank_logit(0, token);
+    told[r] = token;
+    __threadfence_system();
+    __syncthreads();
+    if (r == 0) *told_step = step;
+}
+
+static weft_status draw_tokens(cuda_step *s, const weft_step_rows *rows, int buffer) {
+    unsigned long long *sampled = s->problem.sampled;
+    unsigned count = (unsigned)rows->count;
+    bool penalises = weft_cuda_penalises(rows);
+    draw_source from = {s->problem.logits, WEFT_F32, s->problem.vocab,
+                        penalises ? s->inputs : NULL};
+    if (penalises)
+        list_inputs<<<1, count, 0, s->stream>>>(*rows, sampled + (1 - buffer) * STEP_ROWS,
+                                                s->inputs);
+    WEFT_TRY(weft_cuda_draw(&s->draws, s->stream, &from, rows, (unsigned)buffer, s->drawn));
+    tell_drawn<<<1, count, 0, s->stream>>>(s->drawn, sampled + buffer * STEP_ROWS,
+                                           s->told + buffer * STEP_ROWS, s->told_step + buffer,
+                                           s->started + 1);
+    return check(cudaGetLastError(), "a draw did not start");
+}
+
 static weft_status start(void *step, const weft_step_rows *rows) {
     cuda_step *s = (cuda_step *)step;
     step_problem p = s->problem;
@@ -373,7 +407,7 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     p.arrived = s->arrived;
     p.step = s->started + 1;
     p.told = s->told + p.buffer * STEP_ROWS;
-    p.told_step = s->told_step + p.buffer;
+    p.told_step = s->told_step + (rows->draws ? 2 : p.buffer);
     bool many = rows->count > 16 || !s->sums_whole;
     p.whole = !many;
     p.flagged = p.whole && rows->count <= s->flagged;
@@ -385,6 +419,7 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     int64_t meetings;
     count_phases(s, p, &s->ran, &meetings);
     s->arrived += (unsigned)(s->grid * meetings);
+    if (rows->draws) WEFT_TRY(draw_tokens(s, rows, p.buffer));
     s->rows[p.buffer] = rows->count;
     s->started++;
     return WEFT_OK;
@@ -443,7 +478,7 @@ static float time_phases(cuda_step *s, const step_phase *phases, int count, cuda
     p.buffer = (int)(s->started % 2);
     p.arrived = s->arrived;
     p.told = s->told + p.buffer * STEP_ROWS;
-    p.told_step = s->told_step + 1 - p.buffer; /* nobody watches it now */
+    p.told_step = s->told_step + 2;
     p.times = NULL;
     cudaEventRecord(mark[0], s->stream);
     if (launch(s, &p, true) != cudaSuccess) return 0;

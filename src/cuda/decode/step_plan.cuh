@@ -46,8 +46,11 @@ struct cuda_step {
     int shift;                                      /* of the next product */
     int64_t weight_bytes;
     int32_t *told;       /* host, pinned: [2, ROWS] */
-    unsigned *told_step; /* [2] */
-    float *logits;       /* host, pinned: [ROWS, V], made when first asked for */
+    unsigned *told_step; /* [2], and one that nobody watches */
+    cuda_draws *draws;
+    int32_t *drawn;  /* device: [ROWS] */
+    int32_t *inputs; /* device: [ROWS]: the rows' tokens */
+    float *logits;   /* host, pinned: [ROWS, V], made when first asked for */
     unsigned started, finished;
     int64_t ran;      /* phases of the step that was started last */
     unsigned arrived; /* blocks at the barrier by the end of all that was started */
