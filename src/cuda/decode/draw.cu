@@ -3,8 +3,8 @@
  * Three kernels: the largest logit of each row; the weights, by as many blocks as the device has room for;
  * and a block a row that chooses. With a penalty a kernel before them marks the tokens that were seen.
  *
- * Nothing is sorted. Where the order is that of tokens, each warp adds up its share of the row, and the warp in
- * whose share the sum exceeds the target walks through it. Where it is that of weights, they are counted and
+ * Nothing is sorted. Where the order is that of tokens, each warp adds up its share of the row, and the share
+ * in which the sum exceeds the target is looked through. Where it is that of weights, they are counted and
  * added up in bins: by their leading bits first, then those of the bin where the target is exceeded by the
  * bits behind, until the bin has one token or one weight. All rules are such searches, since each leaves the
  * beginning of one order: what the next one needs is its sum. Sums are integers, so it does not matter that
@@ -102,9 +102,9 @@ struct weight_bins {
 /* Shared memory of a block that chooses. */
 struct choice {
     whole warp[WARPS];
-    int token;
-    int bin;             /* where the target is exceeded; */
-    whole passed, above; /* of heavier ones: what the target is compared with, and the sum */
+    /* Where the target is exceeded: the beginning of the share, the token; the bin. */
+    int from, token, bin;
+    whole passed, above; /* before it: what the target is compared with, and the sum of weights */
     unsigned counts[FIRST_BINS + FINER_BINS];
     whole sums[FIRST_BINS + FINER_BINS];
 };
@@ -141,7 +141,8 @@ template <typename F> __device__ static whole add_up(choice &c, int n, F value) 
     return total;
 }
 
-/* The first token at which the sum of values exceeds target(sum of all), in the order of tokens. */
+/* The first token at which the sum of values exceeds target(sum of all), in the order of tokens: first the
+ * warp's share in which it is, then all threads share that out. */
 template <typename F, typename G>
 __device__ static int find_in_order(choice &c, int n, F value, G target) {
     int lane = (int)threadIdx.x % 32, share = (n + THREADS - 1) / THREADS * 32;
@@ -152,12 +153,22 @@ __device__ static int find_in_order(choice &c, int n, F value, G target) {
     whole before = scan_block(c, own, total), end = before + own, aim = target(total);
     before = __shfl_sync(0xffffffffu, before, 0); /* of the warp */
     end = __shfl_sync(0xffffffffu, end, 31);
-    for (int i = from; before <= aim && aim < end; i += 32) {
-        whole upto = before + scan_warp(i + lane < to ? (whole)value(i + lane) : 0);
-        unsigned beyond = __ballot_sync(0xffffffffu, upto > aim);
-        if (beyond && lane == 0) c.token = i + __ffs((int)beyond) - 1;
-        if (beyond) break;
-        before = __shfl_sync(0xffffffffu, upto, 31);
+    if (lane == 0 && before <= aim && aim < end) {
+        c.from = from;
+        c.passed = before;
+    }
+    __syncthreads();
+    int each = (share + THREADS - 1) / THREADS, i = c.from + (int)threadIdx.x * each;
+    to = min(min(i + each, c.from + share), n);
+    own = 0;
+    for (int k = i; k < to; k++)
+        own += value(k);
+    before = c.passed;
+    before += scan_block(c, own, total);
+    if (before <= aim && aim - before < own) {
+        for (; before + value(i) <= aim; i++)
+            before += value(i);
+        c.token = i;
     }
     __syncthreads();
     return c.token;

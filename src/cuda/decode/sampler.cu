@@ -38,13 +38,6 @@ struct cuda_sampler {
     int64_t logit_bytes;
 };
 
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
-                     what, cudaGetErrorString(error));
-}
-
 static void close_sampler(void *sampler) {
     cuda_sampler *s = (cuda_sampler *)sampler;
     if (!s) return;
@@ -60,17 +53,19 @@ static void close_sampler(void *sampler) {
 }
 
 static weft_status make_room(cuda_sampler *s) {
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
-    WEFT_TRY(check(cudaMalloc((void **)&s->sampled, 2 * ROWS * sizeof *s->sampled),
-                   "no memory for tokens"));
-    WEFT_TRY(check(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
-    WEFT_TRY(check(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
-    memset(s->told, 0, 2 * sizeof *s->told);
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
+    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->sampled, 2 * ROWS * sizeof *s->sampled),
+                        "no memory for tokens"));
     WEFT_TRY(
-        check(cudaMemset(s->sampled, 0, 2 * ROWS * sizeof *s->sampled), "no memory for tokens"));
-    WEFT_TRY(check(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
-    return check(cudaDeviceSynchronize(), "the GPU did not become ready");
+        check_cuda(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
+    WEFT_TRY(
+        check_cuda(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
+    memset(s->told, 0, 2 * sizeof *s->told);
+    WEFT_TRY(check_cuda(cudaMemset(s->sampled, 0, 2 * ROWS * sizeof *s->sampled),
+                        "no memory for tokens"));
+    WEFT_TRY(check_cuda(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
+    return check_cuda(cudaDeviceSynchronize(), "the GPU did not become ready");
 }
 
 static weft_status open_sampler(const weft_exec *x, int32_t *table, int64_t table_pages,
@@ -93,11 +88,11 @@ static weft_status open_sampler(const weft_exec *x, int32_t *table, int64_t tabl
 
 static weft_status set_pages(void *sampler, int64_t slot, const int32_t *pages) {
     cuda_sampler *s = (cuda_sampler *)sampler;
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    return check(cudaMemcpyAsync(s->table + slot * s->table_pages, pages,
-                                 (size_t)s->table_pages * sizeof *pages, cudaMemcpyHostToDevice,
-                                 s->stream),
-                 "the table of pages was not copied");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check_cuda(cudaMemcpyAsync(s->table + slot * s->table_pages, pages,
+                                      (size_t)s->table_pages * sizeof *pages,
+                                      cudaMemcpyHostToDevice, s->stream),
+                      "the table of pages was not copied");
 }
 
 /* The inputs of a graph that say what its rows are. */
@@ -209,7 +204,7 @@ static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_
     if (rows->count < 1 || rows->count > room || room > ROWS)
         return weft_fail(WEFT_EBUG, "cuda: a run of %lld rows in a graph of %lld",
                          (long long)rows->count, (long long)room);
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     row_inputs to = {data_of<int32_t>(g->exec, g->tokens), data_of<int32_t>(g->exec, g->position),
                      data_of<int32_t>(g->exec, g->slot), data_of<int32_t>(g->exec, g->wanted)};
     place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->sampled + (1 - buffer) * ROWS,
@@ -219,7 +214,7 @@ static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_
         WEFT_TRY(launch_drawing(s, g, rows, buffer));
     else
         launch_sampling(s, g, rows->count, buffer);
-    WEFT_TRY(check(cudaGetLastError(), "a run did not start"));
+    WEFT_TRY(check_cuda(cudaGetLastError(), "a run did not start"));
     s->graph[buffer] = *g;
     s->rows[buffer] = rows->count;
     s->started++;
@@ -233,7 +228,7 @@ static weft_status wait_for(cuda_sampler *s, unsigned buffer, unsigned number) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
         if (error == cudaErrorNotReady) continue;
-        WEFT_TRY(check(error, "the run failed"));
+        WEFT_TRY(check_cuda(error, "the run failed"));
         if (*word != number) return weft_fail(WEFT_EBUG, "cuda: a run ended without a word");
     }
     __sync_synchronize();
@@ -258,7 +253,7 @@ static weft_status logit_room(cuda_sampler *s, int64_t bytes) {
     if (s->logits) cudaFreeHost(s->logits);
     s->logits = NULL;
     s->logit_bytes = 0;
-    WEFT_TRY(check(cudaMallocHost(&s->logits, (size_t)bytes), "no pinned memory for logits"));
+    WEFT_TRY(check_cuda(cudaMallocHost(&s->logits, (size_t)bytes), "no pinned memory for logits"));
     s->logit_bytes = bytes;
     return WEFT_OK;
 }
@@ -268,11 +263,11 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     const weft_sampler_graph *g = &s->graph[(s->finished + 1) % 2];
     int64_t vocab = weft_tensor_width(g->logits), size = g->logits->dtype == WEFT_BF16 ? 2 : 4;
     WEFT_TRY(logit_room(s, weft_tensor_bytes(g->logits)));
-    WEFT_TRY(
-        check(cudaMemcpyAsync(s->logits, data_of<char>(g->exec, g->logits) + first * vocab * size,
-                              (size_t)(count * vocab * size), cudaMemcpyDeviceToHost, s->stream),
-              "logits were not copied"));
-    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    WEFT_TRY(check_cuda(
+        cudaMemcpyAsync(s->logits, data_of<char>(g->exec, g->logits) + first * vocab * size,
+                        (size_t)(count * vocab * size), cudaMemcpyDeviceToHost, s->stream),
+        "logits were not copied"));
+    WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "the run failed"));
     if (size == 4) {
         memcpy(out, s->logits, (size_t)(count * vocab) * sizeof *out);
         return WEFT_OK;

@@ -120,12 +120,12 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(place(s, NULL, rows * 4, (void **)&s->inputs));
     if (getenv("WEFT_CUDA_STEP_TIMES"))
         WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * STEP_MARKS * 8, (void **)&p->times));
-    WEFT_TRY(check(
+    WEFT_TRY(check_cuda(
         cudaHostAlloc((void **)&s->told, 2 * STEP_ROWS * sizeof *s->told, cudaHostAllocMapped),
         "no pinned memory"));
-    WEFT_TRY(
-        check(cudaHostAlloc((void **)&s->told_step, 3 * sizeof *s->told_step, cudaHostAllocMapped),
-              "no pinned memory"));
+    WEFT_TRY(check_cuda(
+        cudaHostAlloc((void **)&s->told_step, 3 * sizeof *s->told_step, cudaHostAllocMapped),
+        "no pinned memory"));
     s->told_step[0] = s->told_step[1] = 0;
     return WEFT_OK;
 }
@@ -168,12 +168,14 @@ static weft_status choose_kernels(cuda_step *s) {
     s->many = kernel_of(&s->form, true);
     s->few_bytes = step_shape<1>::BYTES + (int)max_i64(s->whole.n_biases, s->split.n_biases) * 4;
     s->many_bytes = step_shape<4>::BYTES + s->split.n_biases * 4;
-    WEFT_TRY(check(cudaFuncSetAttribute((const void *)s->few,
+    WEFT_TRY(
+        check_cuda(cudaFuncSetAttribute((const void *)s->few,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, s->few_bytes),
                    "no room for a step"));
-    return check(cudaFuncSetAttribute((const void *)s->many,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, s->many_bytes),
-                 "no room for a step");
+    return check_cuda(cudaFuncSetAttribute((const void *)s->many,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           s->many_bytes),
+                      "no room for a step");
 }
 
 static int kind_of(const step_phase &f) {
@@ -274,14 +276,16 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     choose_form(s);
     describe(s, m);
     if (status == WEFT_OK)
-        status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
+        status = check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
     if (status == WEFT_OK)
-        status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
+        status =
+            check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
     if (status == WEFT_OK) status = choose_kernels(s);
     if (status == WEFT_OK) status = make_rotations(s);
     if (status == WEFT_OK) status = make_buffers(s);
-    if (status == WEFT_OK) status = check(cudaDeviceSynchronize(), "a step was not made ready");
+    if (status == WEFT_OK)
+        status = check_cuda(cudaDeviceSynchronize(), "a step was not made ready");
     if (status != WEFT_OK) {
         close_step(s);
         return status;
@@ -292,11 +296,11 @@ static weft_status open_step(const weft_step_model *m, void **step) {
 
 static weft_status set_pages(void *step, int64_t slot, const int32_t *pages) {
     cuda_step *s = (cuda_step *)step;
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    return check(cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
-                                 (size_t)s->form.table_pages * sizeof *pages,
-                                 cudaMemcpyHostToDevice, s->stream),
-                 "the table of pages was not copied");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check_cuda(cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
+                                      (size_t)s->form.table_pages * sizeof *pages,
+                                      cudaMemcpyHostToDevice, s->stream),
+                      "the table of pages was not copied");
 }
 
 static int64_t runs_at(const cuda_step *s, int64_t position) {
@@ -384,7 +388,7 @@ static weft_status draw_tokens(cuda_step *s, const weft_step_rows *rows, int buf
     tell_drawn<<<1, count, 0, s->stream>>>(s->drawn, sampled + buffer * STEP_ROWS,
                                            s->told + buffer * STEP_ROWS, s->told_step + buffer,
                                            s->started + 1);
-    return check(cudaGetLastError(), "a draw did not start");
+    return check_cuda(cudaGetLastError(), "a draw did not start");
 }
 
 static weft_status start(void *step, const weft_step_rows *rows) {
@@ -414,8 +418,8 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     p.flags = s->flags;
     if (p.flagged) s->flags += (unsigned)p.n_phases;
     use_order(&p, p.whole ? s->whole : s->split);
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(launch(s, &p, many), "a step did not start"));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(launch(s, &p, many), "a step did not start"));
     int64_t meetings;
     count_phases(s, p, &s->ran, &meetings);
     s->arrived += (unsigned)(s->grid * meetings);
@@ -432,7 +436,7 @@ static weft_status wait_for(cuda_step *s, unsigned buffer, unsigned number) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
         if (error == cudaErrorNotReady) continue;
-        WEFT_TRY(check(error, "a step failed"));
+        WEFT_TRY(check_cuda(error, "a step failed"));
         if (*word != number) return weft_fail(WEFT_EBUG, "cuda: a step ended without a word");
     }
     __sync_synchronize();
@@ -453,12 +457,12 @@ static weft_status read_logits(void *step, int64_t first, int64_t count, float *
     cuda_step *s = (cuda_step *)step;
     size_t vocab = (size_t)s->form.vocab, bytes = (size_t)count * vocab * sizeof *out;
     if (!s->logits)
-        WEFT_TRY(check(cudaMallocHost((void **)&s->logits, STEP_ROWS * vocab * sizeof *out),
-                       "no pinned memory for logits"));
-    WEFT_TRY(check(cudaMemcpyAsync(s->logits, s->problem.logits + first * (int64_t)vocab, bytes,
-                                   cudaMemcpyDeviceToHost, s->stream),
-                   "logits were not copied"));
-    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "a step failed"));
+        WEFT_TRY(check_cuda(cudaMallocHost((void **)&s->logits, STEP_ROWS * vocab * sizeof *out),
+                            "no pinned memory for logits"));
+    WEFT_TRY(check_cuda(cudaMemcpyAsync(s->logits, s->problem.logits + first * (int64_t)vocab,
+                                        bytes, cudaMemcpyDeviceToHost, s->stream),
+                        "logits were not copied"));
+    WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "a step failed"));
     memcpy(out, s->logits, bytes);
     return WEFT_OK;
 }
