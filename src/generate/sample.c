@@ -139,25 +139,30 @@ static uint64_t add_weights(const candidate *c, int64_t n) {
     return sum;
 }
 
-/* How many of n candidates, sorted, are left by top-p and min-p. */
-static int64_t cut_tail(const candidate *c, int64_t n, const weft_draw *d) {
+/* The candidates that the rules leave, in order, to the front; how many. Few are, as a rule: what comes behind
+ * is not sorted. */
+static int64_t keep_candidates(candidate *c, int64_t n, const weft_draw *d) {
+    if (d->top_k) n = select_likeliest(c, n, d->top_k);
     uint64_t needed = weft_draw_needed(add_weights(c, n), d->top_p), sum = 0;
-    int64_t left = 0;
-    while (left < n && c[left].p >= (double)d->least) {
+    int64_t heavy = 0, enough = 64, left = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (c[i].p >= fmax((double)d->least, 1)) c[heavy++] = c[i];
+    while (enough < heavy && add_weights(c, select_likeliest(c, heavy, enough)) < needed)
+        enough *= 8;
+    enough = enough < heavy ? enough : heavy;
+    qsort(c, (size_t)enough, sizeof *c, by_likelihood);
+    while (left < enough && sum < needed)
         sum += (uint64_t)c[left++].p;
-        if (sum >= needed) break;
-    }
     return left > 0 ? left : 1;
 }
 
 static int32_t draw(const float *logits, int64_t vocab, const weft_draw *d, candidate *c) {
     float most = logits[likeliest(logits, vocab)];
+    int64_t n = vocab;
     for (int64_t i = 0; i < vocab; i++)
         c[i] = (candidate){(double)weft_draw_weight(logits[i], most, d->scale), (int32_t)i};
-    int64_t n = d->top_k ? select_likeliest(c, vocab, d->top_k) : vocab;
-    /* Without a rule that needs the order, the vocabulary's is as good, and no sort is needed. */
-    if (d->top_k || d->top_p < 1 || d->least) qsort(c, (size_t)n, sizeof *c, by_likelihood);
-    if (d->top_p < 1 || d->least) n = cut_tail(c, n, d);
+    /* Without a rule that needs the order, the vocabulary's is as good. */
+    if (d->top_k || d->top_p < 1 || d->least) n = keep_candidates(c, vocab, d);
     uint64_t target = weft_draw_target(d->random, add_weights(c, n)), sum = 0;
     for (int64_t i = 0; i + 1 < n; i++) {
         sum += (uint64_t)c[i].p;
