@@ -113,12 +113,12 @@ static weft_status measure_sampled(bench *b, weft_decoder *d, int64_t context, i
     WEFT_AUTO(bench_samples_free) bench_samples samples = {0};
     for (int64_t k = 0; k < batch; k++)
         rows[k] = (weft_decoder_row){1, (int32_t)(context - 1), (int32_t)k, true};
-    WEFT_TRY(weft_decoder_begin(d, rows, batch));
+    WEFT_TRY(weft_decoder_begin(d, rows, batch, NULL));
     for (int64_t k = 0; k < batch; k++)
         rows[k].token = -1 - (int32_t)k;
     double begin = weft_clock(), last = begin;
     for (int i = -10; i < SAMPLED_MAX; i++) {
-        WEFT_TRY(weft_decoder_begin(d, rows, batch));
+        WEFT_TRY(weft_decoder_begin(d, rows, batch, NULL));
         WEFT_TRY(weft_decoder_end(d, tokens));
         double now = weft_clock();
         if (i >= 0) bench_samples_add(&samples, now - last);

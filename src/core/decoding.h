@@ -7,11 +7,14 @@
  * depend on its sequence alone.
  *
  * weft_sampler_backend: for every other model, runs of a decode graph that follow each other without the
- * host. The rows of a run are written on the device, the graph is repeated there, and the likeliest token
- * of each row is sampled there, where the next run finds it. The sums are those of weft_exec_run, bit for
- * bit. */
+ * host. The rows of a run are written on the device, the graph is repeated there, and the token of each row
+ * is sampled there, where the next run finds it. The sums are those of weft_exec_run, bit for bit.
+ *
+ * Tokens are drawn as core/draw.h says. What a row's sequence has seen is what weft_draw.seen lists, and the
+ * tokens of its rows in this step, up to this one: the host may not know them yet. */
 #pragma once
 
+#include "core/draw.h"
 #include "core/exec.h"
 #include "core/rope_law.h"
 
@@ -69,6 +72,8 @@ typedef struct {
     int64_t count;
     int32_t token[WEFT_RUN_ROWS]; /* -1 - i: the one that the step before sampled in its row i */
     int32_t position[WEFT_RUN_ROWS], slot[WEFT_RUN_ROWS];
+    const weft_draw
+        *draws; /* [count], until `start` returns; NULL: the likeliest token of each row */
 } weft_step_rows;
 
 typedef struct weft_step_backend {
@@ -81,8 +86,7 @@ typedef struct weft_step_backend {
     weft_status (*set_pages)(void *step, int64_t slot, const int32_t *pages);
     /* Starts a step; at most two may be under way. */
     weft_status (*start)(void *step, const weft_step_rows *rows);
-    /* Waits for the oldest step under way: the likeliest token of each row, of bit-equal ones the
-     * lowest; -1 where its logits are not numbers. */
+    /* Waits for the oldest step under way: the token of each row; -1 where its logits are not numbers. */
     weft_status (*finish)(void *step, int32_t *tokens);
     /* The logits of rows `first` to `first + count - 1` of the step that was finished last, none
      * being under way. */
@@ -115,8 +119,7 @@ typedef struct weft_sampler_backend {
     weft_status (*set_pages)(void *sampler, int64_t slot, const int32_t *pages);
     /* Starts a run of a graph that has as many rows or more; at most two may be under way. */
     weft_status (*start)(void *sampler, const weft_sampler_graph *g, const weft_step_rows *rows);
-    /* Waits for the oldest run under way: the likeliest token of each row, of equal ones the lowest; -1
-     * where its logits are not numbers. */
+    /* Waits for the oldest run under way: the token of each row; -1 where its logits are not numbers. */
     weft_status (*finish)(void *sampler, int32_t *tokens);
     /* The logits of rows `first` to `first + count - 1` of the run that was finished last, none being
      * under way. */

@@ -343,7 +343,8 @@ static weft_status tell_pages(weft_decoder *d, int32_t slot) {
     return WEFT_OK;
 }
 
-weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n) {
+weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                               const weft_draw *draws) {
     weft_step_rows step = {.count = n};
     for (int64_t r = 0; r < n; r++) {
         int32_t slot = rows[r].slot, token = rows[r].token;
@@ -353,6 +354,7 @@ weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, in
         step.token[r] = token;
         step.position[r] = rows[r].position;
         step.slot[r] = slot;
+        if (draws && !weft_draw_is_plain(draws + r)) step.draws = draws;
         WEFT_TRY(tell_pages(d, slot));
     }
     return d->step ? d->steps->start(d->step, &step) : start_graph(d, &step);
@@ -364,8 +366,8 @@ weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens) {
 
 /* Rows that are wanted beside each other are copied at once. */
 weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                      float *logits, int32_t *sampled) {
-    WEFT_TRY(weft_decoder_begin(d, rows, n));
+                                      const weft_draw *draws, float *logits, int32_t *sampled) {
+    WEFT_TRY(weft_decoder_begin(d, rows, n, draws));
     WEFT_TRY(weft_decoder_end(d, sampled));
     for (int64_t r = 0; r < n;) {
         int64_t first = r;
@@ -412,7 +414,7 @@ weft_status weft_decoder_run(weft_decoder *d, const weft_decoder_row *rows, int6
                              float *logits) {
     int32_t sampled[WEFT_DECODER_ROWS_MAX];
     if (weft_decoder_samples(d) && n >= 1 && n <= weft_decoder_rows(d))
-        return weft_decoder_run_sampling(d, rows, n, logits, sampled);
+        return weft_decoder_run_sampling(d, rows, n, NULL, logits, sampled);
     row_graph *g;
     int64_t wanted;
     WEFT_TRY(place_rows(d, rows, n, false, &g, &wanted));

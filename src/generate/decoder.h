@@ -3,6 +3,7 @@
  * page holds what is the caller's business (generator.h). */
 #pragma once
 
+#include "core/draw.h"
 #include "model/cached.h"
 #include "model/model.h"
 
@@ -44,17 +45,19 @@ void weft_decoder_drop(weft_decoder *d);
 
 int64_t weft_decoder_rows(const weft_decoder *d);
 
-/* The likeliest token of each row, of equal ones the lowest, -1 where its logits are not numbers: where
- * the backend runs a step in one launch (core/decoding.h) or its graphs one behind the other (core/decoding.h)
- * nothing else needs to come back to the host. As a row's token, -1 - i is the one that the run before
- * sampled in its row i. Up to two runs may be under way: what was begun is ended in order, before anything
- * else is asked of the decoder. */
+/* A token of each row, -1 where its logits are not numbers: where the backend runs a step in one launch
+ * (core/decoding.h) or its graphs one behind the other (core/decoding.h) nothing else needs to come back to the
+ * host. `draws` [n] says how they are drawn; NULL: they are the likeliest, of equal ones the lowest. What a
+ * row's sequence has seen need not list the tokens of its rows here. As a row's token, -1 - i is the one that
+ * the run before sampled in its row i. Up to two runs may be under way: what was begun is ended in order,
+ * before anything else is asked of the decoder. */
 bool weft_decoder_samples(const weft_decoder *d); /* false: these are not there */
-weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n);
+weft_status weft_decoder_begin(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
+                               const weft_draw *draws);
 weft_status weft_decoder_end(weft_decoder *d, int32_t *tokens);
 /* weft_decoder_run, and what was sampled. */
 weft_status weft_decoder_run_sampling(weft_decoder *d, const weft_decoder_row *rows, int64_t n,
-                                      float *logits, int32_t *sampled);
+                                      const weft_draw *draws, float *logits, int32_t *sampled);
 /* Phases of the step that was begun last, and the seconds of one in which nothing is done but that the
  * whole device meets, measured now; 0: it goes operation by operation. */
 int64_t weft_decoder_phases(const weft_decoder *d);

@@ -128,3 +128,5 @@ void generator_fit_draft(weft_generator *g, sequence *s, int64_t rows);
 void generator_settle_draft(weft_generator *g, sequence *s, int64_t right);
 /* Whether all that it waits for is the next token. */
 bool generator_wants_token(const sequence *s);
+/* How the token `later` behind the next one is drawn. */
+weft_draw generator_draw(const sequence *s, int64_t later);

@@ -1,16 +1,16 @@
 /* Sampling. The rules act in this order: penalty, temperature, top-k, top-p, min-p; then one uniform
- * number draws from what is left. Probabilities and their sums are in double. */
+ * number draws from what is left. core/draw.h has the arithmetic, which is a GPU's too; here candidates are
+ * sorted. */
 #include "generate/sample.h"
 
 #include "base/order.h"
-#include "base/random.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct {
-    double p; /* a logit, then a probability */
+    double p; /* a logit or a weight */
     int32_t token;
 } candidate;
 
@@ -42,13 +42,26 @@ size_t weft_sample_room(int64_t vocab) {
     return (size_t)vocab * (sizeof(candidate) + sizeof(float));
 }
 
-static void penalise(float *logits, int64_t vocab, double penalty, const int32_t *seen,
-                     const float *original, int64_t n_seen) {
-    for (int64_t i = 0; i < n_seen; i++) {
-        int32_t t = seen[i];
-        if (t < 0 || t >= vocab) continue;
-        double x = (double)original[t];
-        logits[t] = (float)(x > 0 ? x / penalty : x * penalty);
+weft_draw weft_sampling_draw(const weft_sampling *s, uint32_t number, const int32_t *seen,
+                             int64_t n_seen) {
+    const double log2e = 1.4426950408889634074;
+    weft_random4 words =
+        weft_philox(s->seed, number, s->sample, 0, weft_random_site("generate.sample"));
+    return (weft_draw){
+        .scale = s->temperature > 0 ? fmin(log2e * WEFT_DRAW_STEPS / s->temperature, 0x1p1000) : 0,
+        .random = (uint64_t)words.word[0] << 32 | words.word[1],
+        .top_k = s->top_k,
+        .top_p = s->top_p,
+        .least = weft_draw_ceiling(s->min_p * (double)WEFT_DRAW_ONE),
+        .penalty = s->repetition_penalty,
+        .seen = seen,
+        .n_seen = s->repetition_penalty != 1 ? n_seen : 0};
+}
+
+static void penalise(float *logits, int64_t vocab, const weft_draw *d, const float *original) {
+    for (int64_t i = 0; i < d->n_seen; i++) {
+        int32_t t = d->seen[i];
+        if (t >= 0 && t < vocab) logits[t] = weft_draw_penalised(original[t], d->penalty);
     }
 }
 
@@ -88,21 +101,25 @@ static int64_t select_likeliest(candidate *c, int64_t n, int64_t k) {
     return k < n ? k : n;
 }
 
-static double logsumexp(const float *logits, int64_t vocab, double *most) {
-    float top = logits[0];
+static int32_t likeliest(const float *logits, int64_t vocab) {
+    int64_t best = 0;
     for (int64_t i = 1; i < vocab; i++)
-        top = logits[i] > top ? logits[i] : top;
+        if (logits[i] > logits[best]) best = i;
+    return (int32_t)best;
+}
+
+static double logsumexp(const float *logits, int64_t vocab) {
+    float most = logits[likeliest(logits, vocab)];
     double sum = 0;
     for (int64_t i = 0; i < vocab; i++)
-        sum += (double)expf(logits[i] - top);
-    *most = (double)top;
-    return (double)top + log(sum);
+        sum += (double)expf(logits[i] - most);
+    return (double)most + log(sum);
 }
 
 void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top, void *scratch,
                       weft_sampled *out) {
     candidate *c = scratch;
-    double most, lse = logsumexp(logits, vocab, &most);
+    double lse = logsumexp(logits, vocab);
     *out = (weft_sampled){.token = token, .logprob = (float)((double)logits[token] - lse)};
     if (top == 0) return;
     for (int64_t i = 0; i < vocab; i++)
@@ -115,60 +132,59 @@ void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top
     }
 }
 
-static int32_t likeliest(const float *logits, int64_t vocab) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < vocab; i++)
-        if (logits[i] > logits[best]) best = i;
-    return (int32_t)best;
+static uint64_t add_weights(const candidate *c, int64_t n) {
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += (uint64_t)c[i].p;
+    return sum;
 }
 
-/* How many of n candidates, sorted, are left by top-p and min-p; `total` is their probabilities'
- * sum. */
-static int64_t cut_tail(const candidate *c, int64_t n, const weft_sampling *s, double total) {
-    double sum = 0;
-    int64_t left = 0;
-    while (left < n && c[left].p >= s->min_p * c[0].p) {
-        sum += c[left++].p;
-        if (sum >= s->top_p * total) break;
-    }
+/* The candidates that the rules leave, in order, to the front; how many. Few are, as a rule: what comes behind
+ * is not sorted. */
+static int64_t keep_candidates(candidate *c, int64_t n, const weft_draw *d) {
+    if (d->top_k) n = select_likeliest(c, n, d->top_k);
+    uint64_t needed = weft_draw_needed(add_weights(c, n), d->top_p), sum = 0;
+    int64_t heavy = 0, enough = 64, left = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (c[i].p >= fmax((double)d->least, 1)) c[heavy++] = c[i];
+    while (enough < heavy && add_weights(c, select_likeliest(c, heavy, enough)) < needed)
+        enough *= 8;
+    enough = enough < heavy ? enough : heavy;
+    qsort(c, (size_t)enough, sizeof *c, by_likelihood);
+    while (left < enough && sum < needed)
+        sum += (uint64_t)c[left++].p;
     return left > 0 ? left : 1;
 }
 
-static int32_t draw(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
-                    candidate *c) {
-    double most, total = 0, left = 0, so_far = 0;
-    logsumexp(logits, vocab, &most);
+static int32_t draw(const float *logits, int64_t vocab, const weft_draw *d, candidate *c) {
+    float most = logits[likeliest(logits, vocab)];
+    int64_t n = vocab;
     for (int64_t i = 0; i < vocab; i++)
-        c[i] = (candidate){exp(((double)logits[i] - most) / s->temperature), (int32_t)i};
-    int64_t n = s->top_k ? select_likeliest(c, vocab, s->top_k) : vocab;
-    /* Without a rule that needs the order, the vocabulary's is as good, and no sort is needed. */
-    if (s->top_k || s->top_p < 1 || s->min_p > 0) qsort(c, (size_t)n, sizeof *c, by_likelihood);
-    for (int64_t i = 0; i < n; i++)
-        total += c[i].p;
-    if (s->top_p < 1 || s->min_p > 0) n = cut_tail(c, n, s, total);
-    for (int64_t i = 0; i < n; i++)
-        left += c[i].p;
-    weft_random4 words =
-        weft_philox(s->seed, number, s->sample, 0, weft_random_site("generate.sample"));
-    uint64_t bits = ((uint64_t)words.word[0] << 21) ^ ((uint64_t)words.word[1] >> 11);
-    double target = (double)(bits & ((UINT64_C(1) << 53) - 1)) * 0x1p-53 * left;
+        c[i] = (candidate){(double)weft_draw_weight(logits[i], most, d->scale), (int32_t)i};
+    /* Without a rule that needs the order, the vocabulary's is as good. */
+    if (d->top_k || d->top_p < 1 || d->least) n = keep_candidates(c, vocab, d);
+    uint64_t target = weft_draw_target(d->random, add_weights(c, n)), sum = 0;
     for (int64_t i = 0; i + 1 < n; i++) {
-        so_far += c[i].p;
-        if (so_far > target) return c[i].token;
+        sum += (uint64_t)c[i].p;
+        if (sum > target) return c[i].token;
     }
     return c[n - 1].token;
 }
 
-void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
-                 const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out) {
+int32_t weft_draw_token(const float *logits, int64_t vocab, const weft_draw *d, void *scratch) {
     candidate *c = scratch;
-    const float *used = logits;
-    if (s->repetition_penalty != 1) {
+    if (d->penalty != 1) {
         float *changed = (float *)(c + vocab);
         memcpy(changed, logits, (size_t)vocab * sizeof *changed);
-        penalise(changed, vocab, s->repetition_penalty, seen, logits, n_seen);
-        used = changed;
+        penalise(changed, vocab, d, logits);
+        logits = changed;
     }
-    int32_t token = s->temperature > 0 ? draw(used, vocab, s, number, c) : likeliest(used, vocab);
+    return d->scale > 0 ? draw(logits, vocab, d, c) : likeliest(logits, vocab);
+}
+
+void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
+                 const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out) {
+    weft_draw d = weft_sampling_draw(s, number, seen, n_seen);
+    int32_t token = weft_draw_token(logits, vocab, &d, scratch);
     weft_sample_tell(logits, vocab, token, s->top_logprobs, scratch, out);
 }

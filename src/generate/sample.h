@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "core/draw.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -42,12 +43,18 @@ typedef struct {
     float top_logprob[WEFT_TOP_MAX];
 } weft_sampled;
 
-/* Bytes of scratch for weft_sample. */
+/* How token `number` (from 0) of a text is drawn. `seen`: the tokens so far, prompt included, for the
+ * penalty; it is not copied. */
+weft_draw weft_sampling_draw(const weft_sampling *s, uint32_t number, const int32_t *seen,
+                             int64_t n_seen);
+/* Bytes of scratch for the functions below. */
 size_t weft_sample_room(int64_t vocab);
 /* What there is to tell of a token with these logits; `top`: alternatives. */
 void weft_sample_tell(const float *logits, int64_t vocab, int32_t token, int top, void *scratch,
                       weft_sampled *out);
-/* Token `number` (from 0) of a text. `seen`: the tokens so far, prompt included, for the penalty.
- * Where a logit is not a number, neither is out->logprob. */
+/* The token that is drawn; of logits that are not numbers any. */
+int32_t weft_draw_token(const float *logits, int64_t vocab, const weft_draw *d, void *scratch);
+/* Both: token `number` of a text, and what there is to tell of it. Where a logit is not a number, neither is
+ * out->logprob. */
 void weft_sample(const float *logits, int64_t vocab, const weft_sampling *s, uint32_t number,
                  const int32_t *seen, int64_t n_seen, void *scratch, weft_sampled *out);

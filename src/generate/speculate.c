@@ -130,13 +130,15 @@ typedef struct {
     weft_decoder_row rows[WEFT_DECODER_BLOCK];
     int64_t n;
     sequence *of[WEFT_DECODER_ROWS_MAX];
+    int64_t end[WEFT_DECODER_ROWS_MAX]; /* of its rows */
     int n_of;
 } draft_run;
 
 static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
     draft *d = &s->draft;
     int64_t end = s->n_tokens + d->n;
-    b->of[b->n_of++] = s;
+    b->of[b->n_of] = s;
+    b->end[b->n_of++] = b->n + rows;
     for (int64_t i = 0; i < rows; i++, d->n_computed++) {
         int64_t at = d->n_computed, drafted = at - s->n_tokens;
         b->rows[b->n++] =
@@ -160,20 +162,35 @@ static void fill_run(const weft_generator *g, draft_run *b) {
     }
 }
 
-/* The next token of a draft, where all before it have been run. */
-static weft_status draft_token(weft_generator *g, sequence *s, const float **logits) {
+/* The next token of a draft, where all before it have been run: what the device drew, or by the next
+ * logits. */
+static weft_status draft_token(weft_generator *g, sequence *s, const int32_t *sampled,
+                               const float **logits) {
     draft *d = &s->draft;
-    weft_sampling how = s->sampling;
-    weft_sampled made;
     if (d->n_computed < s->n_tokens + d->n) return WEFT_OK;
     if (d->n == 0 && g->drafts->state_bytes)
         WEFT_TRY(weft_decoder_save(g->drafts->decoder, s->slot, state_of(g->drafts, s)));
-    how.top_logprobs = 0;
-    weft_sample(*logits, g->config.vocab_size, &how, s->number + (uint32_t)d->n, s->tokens,
-                s->n_tokens, g->scratch, &made);
-    d->tokens[d->n++] = made.token;
-    *logits += g->config.vocab_size;
+    weft_draw how = generator_draw(s, d->n);
+    int32_t token =
+        sampled ? *sampled : weft_draw_token(*logits, g->config.vocab_size, &how, g->scratch);
+    d->tokens[d->n++] = token < 0 ? 0 : token; /* logits that are not numbers draft anything */
+    if (!sampled) *logits += g->config.vocab_size;
     return WEFT_OK;
+}
+
+/* Rows of the draft model; *samples: `sampled` has their tokens, and there are no logits. */
+static weft_status run_drafts(weft_generator *g, draft_run *b, int32_t *sampled, bool *samples) {
+    weft_decoder *d = g->drafts->decoder;
+    weft_draw draws[WEFT_DECODER_ROWS_MAX];
+    *samples = weft_decoder_samples(d) && b->n != WEFT_DECODER_BLOCK;
+    if (!*samples) return weft_decoder_run(d, b->rows, b->n, g->logits);
+    for (int64_t i = 0, r = 0; i < b->n_of; i++)
+        for (; r < b->end[i]; r++) {
+            draws[r] = generator_draw(b->of[i], b->of[i]->draft.n);
+            if (!b->rows[r].wanted) draws[r] = (weft_draw){.penalty = 1};
+            b->rows[r].wanted = false;
+        }
+    return weft_decoder_run_sampling(d, b->rows, b->n, draws, g->logits, sampled);
 }
 
 /* After an error whoever was in the run is read anew. */
@@ -181,11 +198,13 @@ static weft_status draft_by_model(weft_generator *g) {
     for (;;) {
         draft_run b = {.n = 0};
         const float *logits = g->logits;
+        int32_t sampled[WEFT_DECODER_ROWS_MAX];
+        bool samples;
         fill_run(g, &b);
         if (b.n == 0) return WEFT_OK;
-        weft_status status = weft_decoder_run(g->drafts->decoder, b.rows, b.n, g->logits);
+        weft_status status = run_drafts(g, &b, sampled, &samples);
         for (int i = 0; i < b.n_of && status == WEFT_OK; i++)
-            status = draft_token(g, b.of[i], &logits);
+            status = draft_token(g, b.of[i], samples ? sampled + b.end[i] - 1 : NULL, &logits);
         for (int i = 0; i < b.n_of && status != WEFT_OK; i++)
             b.of[i]->draft.n_computed = 0;
         WEFT_TRY(status);

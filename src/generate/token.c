@@ -13,9 +13,10 @@
  *               the backend has one for the model (core/decoding.h), or by the graph
  *               for so many rows (model/cached.h; its attention: ops/cache.h)
  *   logits      of the last row of each sequence and of drafted ones, where more is     decoder.c
- *               asked than the likeliest token
- *   sampling    from the logits, or what the device sampled; as long as that is what    sample.c
- *               was drafted, from the next row too
+ *               asked than a token or the device does not sample
+ *   sampling    from the logits, or what the device drew, by one arithmetic             sample.c,
+ *               (core/draw.h); as long as that is what was drafted, from the next row   cuda/decode
+ *               too
  *   text        the token joins its sequence; weft_generator_take gives it to the       generator.c,
  *               caller, who makes text of it                                            text.c
  *
@@ -24,8 +25,8 @@
  * Which tokens go which way follows from the prompt's length alone, so it is the same when a sequence is
  * set back and computed again, and pages are shared only between equal ways.
  *
- * Where all that is to be done is the likeliest next token of sequences that run, and the decoder samples
- * it itself, a step runs ahead of the host: it begins before the tokens of the last one are here, takes
+ * Where all that is to be done is the next token of sequences that run, and the decoder samples it itself,
+ * a step runs ahead of the host: it begins before the tokens of the last one are here, takes
  * them from the device's memory, and the host is never what it waits for. A sequence that ends meanwhile
  * has one row for nothing. */
 #include "base/clock.h"
@@ -33,11 +34,10 @@
 
 #include <math.h>
 
-/* Whether a token of the sequence is more than the likeliest. */
+/* Whether more is told of the sequence than its tokens. */
 static bool needs_logits(const sequence *s) {
     const weft_sampling *how = &s->sampling;
-    return !how->token_only || how->temperature > 0 || how->repetition_penalty != 1 ||
-           how->top_logprobs > 0 || how->prompt_logprobs;
+    return !how->token_only || how->top_logprobs > 0 || how->prompt_logprobs;
 }
 
 static int64_t known_rows(const sequence *s) {
@@ -68,9 +68,13 @@ static void put_rows(batch *b, sequence *s, int64_t rows) {
     }
 }
 
-/* The model: g->logits of the rows that are wanted, and *samples, whether `sampled` has the likeliest
- * token of each row; then only the logits that are needed are wanted. *done: not so where the rows are
- * prompts' that are read in pieces. */
+weft_draw generator_draw(const sequence *s, int64_t later) {
+    return weft_sampling_draw(&s->sampling, s->number + (uint32_t)later, s->tokens, s->n_tokens);
+}
+
+/* The model: g->logits of the rows that are wanted, and *samples, whether `sampled` has the token of each
+ * row; then only the logits that are needed are wanted. *done: not so where the rows are prompts' that are
+ * read in pieces. */
 static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool *samples,
                              bool *done) {
     *done = true;
@@ -78,10 +82,15 @@ static weft_status run_model(weft_generator *g, batch *b, int32_t *sampled, bool
     if (!*samples && b == &g->prompts && g->limits.prompt_share > 0)
         return weft_decoder_run_piece(g->decoder, b->rows, b->n, g->credit, g->logits, done);
     if (!*samples) return weft_decoder_run(g->decoder, b->rows, b->n, g->logits);
+    weft_draw draws[WEFT_DECODER_ROWS_MAX];
     for (int64_t i = 0, r = 0; i < b->n_of; i++)
-        for (int64_t end = r + b->count[i]; r < end; r++)
-            b->rows[r].wanted &= needs_logits(b->of[i]);
-    return weft_decoder_run_sampling(g->decoder, b->rows, b->n, g->logits, sampled);
+        for (int64_t end = r + b->count[i]; r < end; r++) {
+            int64_t later = b->rows[r].position + 1 - b->of[i]->n_tokens;
+            bool told = needs_logits(b->of[i]), drawn = b->rows[r].wanted && !told && later >= 0;
+            draws[r] = drawn ? generator_draw(b->of[i], later) : (weft_draw){.penalty = 1};
+            b->rows[r].wanted &= told;
+        }
+    return weft_decoder_run_sampling(g->decoder, b->rows, b->n, draws, g->logits, sampled);
 }
 
 /* A token that the device sampled; -1: its logits are not numbers. */
@@ -310,6 +319,7 @@ static bool may_go_ahead(const weft_generator *g) {
 static weft_status begin_ahead(weft_generator *g, flight *out) {
     const flight *now = &g->ahead;
     weft_decoder_row rows[WEFT_DECODER_ROWS_MAX];
+    weft_draw draws[WEFT_DECODER_ROWS_MAX];
     int64_t later = now->n ? 1 : 0, count = now->n ? now->n : g->n_list;
     out->n = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -324,10 +334,11 @@ static weft_status begin_ahead(weft_generator *g, flight *out) {
             (weft_decoder_row){.token = now->n ? -1 - (int32_t)i : s->tokens[s->n_computed],
                                .position = (int32_t)(s->n_computed + later),
                                .slot = s->slot};
+        draws[out->n] = generator_draw(s, later);
         out->id[out->n] = s->id;
         out->epoch[out->n++] = s->epoch;
     }
-    return out->n ? weft_decoder_begin(g->decoder, rows, out->n) : WEFT_OK;
+    return out->n ? weft_decoder_begin(g->decoder, rows, out->n, draws) : WEFT_OK;
 }
 
 /* Takes the tokens of the run under way. After an error, whoever has not got its token begins anew, and

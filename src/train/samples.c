@@ -98,6 +98,7 @@ static weft_status generate(weft_samples *s, weft_generator *g) {
     sampling.seed = (uint64_t)s->config->seed;
     sampling.max_tokens = s->config->sample_tokens;
     sampling.ends = s->tokenizer;
+    sampling.token_only = true;
     WEFT_AUTO(weft_stream_close_at) weft_stream *stream = NULL;
     int64_t id;
     const char *text;

@@ -3,6 +3,8 @@
 #include "cpu/backend.h"
 #include "cuda/backend.h"
 #include "generate/decoder.h"
+#include "generate/generator.h"
+#include "support/sampling.h"
 #include "support/step_forms.h"
 
 #include <math.h>
@@ -161,10 +163,10 @@ static void test_sampled_tokens_are_the_likeliest(void **state) {
         want[t] = token;
     }
     weft_decoder_row row = {c.tokens[0], 0, 1, true};
-    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_OK);
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1, NULL), WEFT_OK);
     for (int32_t t = 0; t < STEPS; t++) {
         row = (weft_decoder_row){-1, t + 1, 1, true}; /* of its only row */
-        assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_OK);
+        assert_int_equal(weft_decoder_begin(d.decoder, &row, 1, NULL), WEFT_OK);
         assert_int_equal(weft_decoder_end(d.decoder, got), WEFT_OK);
         if (got[0] != want[t])
             fail_msg("%s: token %d is %d, the logits say %d", f->name, (int)t, (int)got[0],
@@ -173,6 +175,68 @@ static void test_sampled_tokens_are_the_likeliest(void **state) {
     assert_int_equal(weft_decoder_end(d.decoder, got), WEFT_OK);
     free(logits);
     step_decoding_close(&d);
+    free(c.tokens);
+}
+
+static void test_tokens_are_drawn_as_the_host_draws_them(void **state) {
+    const step_form *f = *state;
+    need_gpu();
+    model_case c;
+    step_decoding d;
+    step_case_open(&c, f, TIME);
+    step_decoding_open(&d, &c, weft_cuda_backend(), SAMPLING_RULES, TIME);
+    sampling_check_draws(f->name, d.decoder, d.vocab);
+    step_decoding_close(&d);
+    free(c.tokens);
+}
+
+enum { TEXTS = 4, LENGTH = 60 };
+
+/* Texts that are drawn, one of them with a penalty; `alone`: by the host, from logits. */
+static void write_texts(const model_case *c, bool alone, int32_t *out) {
+    weft_generator *g;
+    weft_pool *pool;
+    weft_model *m = step_case_weights(c);
+    int64_t id[TEXTS];
+    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    weft_generator_limits limits = {.sequences = TEXTS};
+    assert_int_equal(weft_generator_open(m, weft_cuda_backend(), pool, &limits, &g), WEFT_OK);
+    for (int i = 0; i < TEXTS; i++) {
+        weft_sampling how = weft_sampling_default();
+        how.temperature = i ? 0.9 : 0;
+        how.top_k = i == 2 ? 20 : 0;
+        how.top_p = i > 1 ? 0.9 : 1;
+        how.repetition_penalty = i % 2 ? 1.2 : 1;
+        how.max_tokens = LENGTH - 5 * i;
+        how.token_only = !alone;
+        assert_int_equal(weft_generator_add(g, c->tokens + i, 5 + 3 * i, &how, id + i), WEFT_OK);
+    }
+    while (weft_generator_busy(g))
+        assert_int_equal(weft_generator_step(g), WEFT_OK);
+    memset(out, 0x7f, TEXTS * LENGTH * sizeof *out);
+    for (int i = 0; i < TEXTS; i++) {
+        weft_sampled made;
+        for (int t = 0; weft_generator_take(g, id[i], &made) == WEFT_TAKE_TOKEN; t++)
+            out[i * LENGTH + t] = made.token;
+    }
+    weft_generator_close(g);
+    weft_pool_destroy(pool);
+    weft_model_destroy(m);
+}
+
+/* Steps run ahead of the host, and a text's tokens are seen where they were drawn. */
+static void test_drawn_texts_are_the_hosts(void **state) {
+    const step_form *f = *state;
+    int32_t want[TEXTS * LENGTH], got[TEXTS * LENGTH];
+    need_gpu();
+    model_case c;
+    step_case_open(&c, f, TIME);
+    write_texts(&c, true, want);
+    write_texts(&c, false, got);
+    for (int i = 0; i < TEXTS * LENGTH; i++)
+        if (got[i] != want[i])
+            fail_msg("%s: token %d of text %d is %d, the host draws %d", f->name, i % LENGTH,
+                     i / LENGTH, (int)got[i], (int)want[i]);
     free(c.tokens);
 }
 
@@ -198,8 +262,8 @@ static void test_logits_that_are_not_numbers_give_no_token(void **state) {
     weft_decoder_table(d.decoder, 0)[0] = 0;
     weft_decoder_row row = {c.tokens[0], 0, 0, true}, next = {-1, 1, 0, true};
     int32_t got[2];
-    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_OK);
-    assert_int_equal(weft_decoder_begin(d.decoder, &next, 1), WEFT_OK);
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1, NULL), WEFT_OK);
+    assert_int_equal(weft_decoder_begin(d.decoder, &next, 1, NULL), WEFT_OK);
     for (int t = 0; t < 2; t++) {
         assert_int_equal(weft_decoder_end(d.decoder, got), WEFT_OK);
         assert_int_equal(got[0], -1);
@@ -209,7 +273,7 @@ static void test_logits_that_are_not_numbers_give_no_token(void **state) {
 }
 
 int main(void) {
-    struct CMUnitTest tests[6 * STEP_FORMS];
+    struct CMUnitTest tests[8 * STEP_FORMS];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < STEP_FORMS; i++) {
@@ -228,6 +292,11 @@ int main(void) {
                                          NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_sampled_tokens_are_the_likeliest",
                                          test_sampled_tokens_are_the_likeliest, NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_tokens_are_drawn_as_the_host_draws_them",
+                                test_tokens_are_drawn_as_the_host_draws_them, NULL, NULL, f};
+        tests[n++] = (struct CMUnitTest){"test_drawn_texts_are_the_hosts",
+                                         test_drawn_texts_are_the_hosts, NULL, NULL, f};
         tests[n++] =
             (struct CMUnitTest){"test_logits_that_are_not_numbers_give_no_token",
                                 test_logits_that_are_not_numbers_give_no_token, NULL, NULL, f};

@@ -256,7 +256,7 @@ static void test_sampled_tokens_go_on_where_they_were_sampled(void **state) {
             rows[n[now]] = (weft_decoder_row){t ? -1 - row : 5 * i + 1, t, i, true};
             grow(&d, &rows[n[now]++]);
         }
-        if (n[now]) check(f, weft_decoder_begin(d.decoder, rows, n[now]));
+        if (n[now]) check(f, weft_decoder_begin(d.decoder, rows, n[now], NULL));
         if (t == 0) continue;
         check(f, weft_decoder_end(d.decoder, got[last]));
         for (int64_t r = 0; r < n[last]; r++)
@@ -285,12 +285,12 @@ static void test_many_rows_have_the_bits_they_have_alone(void **state) {
             rows[i] = (weft_decoder_row){(7 * i + 3 * t) % 96, t, i, true};
             grow(&all, &rows[i]);
         }
-        check(f, weft_decoder_run_sampling(all.decoder, rows, MANY, together, sampled));
+        check(f, weft_decoder_run_sampling(all.decoder, rows, MANY, NULL, together, sampled));
         for (int32_t k = 0; k < CHECKED; k++) {
             int32_t i = k * (MANY - 1) / (CHECKED - 1);
             row = (weft_decoder_row){rows[i].token, t, k, true};
             grow(&one, &row);
-            check(f, weft_decoder_run_sampling(one.decoder, &row, 1, alone, sampled));
+            check(f, weft_decoder_run_sampling(one.decoder, &row, 1, NULL, alone, sampled));
             if (memcmp(alone, together + i * all.vocab, (size_t)all.vocab * sizeof *alone) != 0)
                 fail_msg("%s: token %d of row %d has other bits among %d", f->name, (int)t, (int)i,
                          (int)MANY);
@@ -301,11 +301,15 @@ static void test_many_rows_have_the_bits_they_have_alone(void **state) {
 }
 #endif
 
-/* Greedy text, but for the last writer's, which is drawn. */
+/* Greedy text, and every other writer's drawn, the last by no rule. */
 static weft_sampling sampling_of(int writer) {
     weft_sampling how = weft_sampling_default();
     how.max_tokens = 10 + 7 * writer;
-    how.temperature = writer + 1 == WRITERS ? 1 : 0;
+    how.temperature = writer % 2 || writer + 1 == WRITERS ? 1 + 0.2 * (writer % 3) : 0;
+    how.top_k = writer == 1 || writer == 3 ? 30 : 0;
+    how.top_p = writer == 3 || writer == 5 ? 0.8 : 1;
+    how.min_p = writer == 5 ? 0.1 : 0;
+    how.repetition_penalty = writer == 3 || writer == 4 ? 1.3 : 1;
     how.seed = 5;
     how.token_only = true;
     return how;
@@ -474,16 +478,53 @@ static void test_a_step_that_failed_is_tried_again(void **state) {
 
 #endif
 
-/* Sets numbers of a weight from `first` on to NaN. */
-static void break_weight(weft_model *m, const char *name, int64_t first, int64_t count) {
+/* Sets numbers of a weight from `first` on. */
+static void set_weight(weft_model *m, const char *name, int64_t first, int64_t count,
+                       double value) {
     weft_weight *w = weft_model_find(m, name);
     assert_non_null(w);
     double *values = malloc((size_t)w->count * sizeof *values);
     weft_weight_read(w, values);
     for (int64_t i = 0; i < count; i++)
-        values[first + i] = NAN;
+        values[first + i] = value;
     weft_weight_write(w, values);
     free(values);
+}
+
+static void check_draws(const form *f, weft_model *m) {
+    decoding d;
+    open_decoding(f, &d, m, SAMPLING_RULES, false);
+    for (int32_t k = 0; k < SAMPLING_RULES; k++)
+        weft_decoder_table(d.decoder, k)[0] = SAMPLING_RULES - 1 - k;
+    sampling_check_draws(f->name, d.decoder, d.vocab);
+    close_decoding(&d);
+}
+
+static void test_tokens_are_drawn_as_the_host_draws_them(void **state) {
+    need_backend();
+    check_draws(*state, make_model(*state));
+}
+
+/* From one token to many, of both types; where all are as likely, and where all but a few are. */
+static void test_tokens_are_drawn_from_vocabularies_of_all_sizes(void **state) {
+    static const char *const sizes[] = {"VOCAB_SIZE=1",     "VOCAB_SIZE=33",    "VOCAB_SIZE=1025",
+                                        "VOCAB_SIZE=5000",
+#ifdef ON_GPU
+                                        "VOCAB_SIZE=50257", "VOCAB_SIZE=200000"
+#endif
+    };
+    (void)state;
+    need_backend();
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        form f = {sizes[i], 0, i % 2 ? WEFT_F32 : WEFT_BF16, {"WEIGHT_TYING=n", "N_LAYER=1", NULL}};
+        for (int kind = 0; kind < 3; kind++) {
+            weft_model *m = make_model_with(&f, sizes[i]);
+            int64_t width = m->config.n_embd, count = m->config.vocab_size * width;
+            if (kind > 0) set_weight(m, "lm_head.weight", 0, count, 0);
+            if (kind > 1) set_weight(m, "lm_head.weight", count - width, width, 1);
+            check_draws(&f, m);
+        }
+    }
 }
 
 static void test_logits_that_are_not_numbers_give_no_token(void **state) {
@@ -491,12 +532,12 @@ static void test_logits_that_are_not_numbers_give_no_token(void **state) {
     need_backend();
     decoding d;
     weft_model *m = make_model(f);
-    break_weight(m, "ln_f.weight", 5, 1);
+    set_weight(m, "ln_f.weight", 5, 1, NAN);
     weft_decoder_row row = {1, 0, 0, true};
     open_decoding(f, &d, m, 1, false);
     int32_t token;
     grow(&d, &row);
-    check(f, weft_decoder_begin(d.decoder, &row, 1));
+    check(f, weft_decoder_begin(d.decoder, &row, 1, NULL));
     check(f, weft_decoder_end(d.decoder, &token));
     assert_int_equal(token, -1);
     close_decoding(&d);
@@ -508,14 +549,14 @@ static void test_a_token_that_breaks_a_text_is_kept_as_such(void **state) {
     need_backend();
     decoding d;
     weft_model *m = make_model_with(f, "WEIGHT_TYING=n");
-    break_weight(m, "wte.weight", 3 * m->config.n_embd, m->config.n_embd);
+    set_weight(m, "wte.weight", 3 * m->config.n_embd, m->config.n_embd, NAN);
     open_decoding(f, &d, m, 2, false);
     int32_t sampled[2];
     for (int32_t t = 0; t < 3; t++) {
         weft_decoder_row rows[2] = {{t == 1 ? 3 : 4, t, 0, true}, {4, t, 1, true}};
         grow(&d, &rows[0]);
         grow(&d, &rows[1]);
-        check(f, weft_decoder_begin(d.decoder, rows, 2));
+        check(f, weft_decoder_begin(d.decoder, rows, 2, NULL));
         check(f, weft_decoder_end(d.decoder, sampled));
         assert_int_equal(sampled[0] < 0, t >= 1);
         assert_true(sampled[1] >= 0);
@@ -532,18 +573,18 @@ static void test_tokens_that_there_are_not_are_refused(void **state) {
     open_decoding(f, &d, make_model(f), 1, false);
     weft_decoder_row row = {(int32_t)d.vocab, 0, 0, true};
     grow(&d, &row);
-    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1, NULL), WEFT_EINPUT);
     assert_non_null(strstr(weft_error_message(), "the model knows 0 to"));
     row.token = -WEFT_RUN_ROWS - 1;
-    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1), WEFT_EINPUT);
+    assert_int_equal(weft_decoder_begin(d.decoder, &row, 1, NULL), WEFT_EINPUT);
     row.token = (int32_t)d.vocab - 1;
-    check(f, weft_decoder_begin(d.decoder, &row, 1));
+    check(f, weft_decoder_begin(d.decoder, &row, 1, NULL));
     check(f, weft_decoder_end(d.decoder, sampled));
     close_decoding(&d);
 }
 
 int main(void) {
-    struct CMUnitTest tests[7 * FORMS + 1];
+    struct CMUnitTest tests[8 * FORMS + 2];
     int n = 0;
     const char *only = getenv("WEFT_TEST_FORM"); /* one of them */
     for (int i = 0; i < FORMS; i++) {
@@ -555,6 +596,9 @@ int main(void) {
         tests[n++] =
             (struct CMUnitTest){"test_sampled_tokens_go_on_where_they_were_sampled",
                                 test_sampled_tokens_go_on_where_they_were_sampled, NULL, NULL, f};
+        tests[n++] =
+            (struct CMUnitTest){"test_tokens_are_drawn_as_the_host_draws_them",
+                                test_tokens_are_drawn_as_the_host_draws_them, NULL, NULL, f};
         tests[n++] = (struct CMUnitTest){"test_a_generator_writes_the_same_texts",
                                          test_a_generator_writes_the_same_texts, NULL, NULL, f};
         tests[n++] =
@@ -575,6 +619,9 @@ int main(void) {
                                          test_a_step_that_failed_is_tried_again, NULL, NULL, f};
 #endif
     }
+    tests[n++] =
+        (struct CMUnitTest){"test_tokens_are_drawn_from_vocabularies_of_all_sizes",
+                            test_tokens_are_drawn_from_vocabularies_of_all_sizes, NULL, NULL, NULL};
     tests[n++] = (struct CMUnitTest){"test_tokens_that_there_are_not_are_refused",
                                      test_tokens_that_there_are_not_are_refused, NULL, NULL,
                                      (void *)(uintptr_t)forms};

@@ -235,6 +235,139 @@ static void test_parameters_out_of_range_are_refused_by_name(void **state) {
     assert_int_equal(weft_sampling_check(&s), WEFT_EINPUT);
 }
 
+/* 2^-39 of the likeliest's probability, which is the least that a weight tells, and what rounds to it. The
+ * sum of all bits is that of the same arithmetic in another language. */
+static void test_weights_are_the_probabilities(void **state) {
+    (void)state;
+    static const double temperatures[] = {1, 0.7, 100, 1e-3, 1e-320};
+    uint64_t hash = 0;
+    for (size_t k = 0; k < sizeof temperatures / sizeof *temperatures; k++) {
+        weft_sampling s = weft_sampling_default();
+        s.temperature = temperatures[k];
+        double scale = weft_sampling_draw(&s, 0, NULL, 0).scale;
+        for (int i = 0; i < 20000; i++) {
+            float logit = 3 - (float)i / 512;
+            double want = exp(((double)logit - 3) / s.temperature) * 0x1p39;
+            uint64_t got = weft_draw_weight(logit, 3, scale);
+            if (!(fabs((double)got - want) <= 0.75))
+                fail_msg("%g at %g weighs %.0f, not %.2f", (double)logit, s.temperature,
+                         (double)got, want);
+            hash = hash * 31 + got;
+        }
+        assert_int_equal(weft_draw_weight(3, 3, scale), WEFT_DRAW_ONE);
+        assert_int_equal(weft_draw_weight(-INFINITY, 3, scale), 0);
+        assert_int_equal(weft_draw_weight(NAN, 3, scale), 0);
+    }
+    assert_true(hash == UINT64_C(0x5a7785989979333e));
+}
+
+static void test_what_top_p_needs_is_rounded_up(void **state) {
+    (void)state;
+    assert_int_equal(weft_draw_needed(10, 0), 1);
+    assert_int_equal(weft_draw_needed(10, 0.5), 5);
+    assert_int_equal(weft_draw_needed(10, 0.51), 6);
+    assert_int_equal(weft_draw_needed(10, 1), 10);
+    assert_int_equal(weft_draw_needed(UINT64_C(1) << 63, 1), UINT64_C(1) << 63);
+    assert_int_equal(weft_draw_needed(UINT64_C(1) << 53, 1 - 0x1p-53), (UINT64_C(1) << 53) - 1);
+}
+
+/* Logits of a kind: spread, few values, some or all but one -inf, all equal, rising, falling. */
+static float logit_of(int kind, int64_t i, int64_t vocab) {
+    double u = weft_random_unit(weft_random_word(9, (uint32_t)kind, 0, 1, (uint64_t)i));
+    switch (kind) {
+    case 0:
+        return (float)(20 * u * u - 5);
+    case 1:
+        return (float)(int)(5 * u);
+    case 2:
+        return u < 0.5 ? -INFINITY : (float)(4 * u);
+    case 3:
+        return i == vocab / 2 ? -7 : -INFINITY;
+    case 4:
+        return 2.5f;
+    case 5:
+        return (float)i * 1e-3f;
+    default:
+        return (float)-i * 10;
+    }
+}
+
+enum { LOGIT_KINDS = 7 };
+
+typedef struct {
+    uint64_t weight;
+    int64_t token;
+} weighed;
+
+static int heavier_first(const void *a, const void *b) {
+    const weighed *x = a, *y = b;
+    if (x->weight != y->weight) return x->weight < y->weight ? 1 : -1;
+    return x->token < y->token ? -1 : 1;
+}
+
+/* The rules as core/draw.h tells them, over a list in its order. */
+static int64_t draw_plainly(const float *logits, int64_t vocab, const weft_draw *d, weighed *list) {
+    float most = -INFINITY;
+    for (int64_t i = 0; i < vocab; i++)
+        most = fmaxf(most, logits[i]);
+    for (int64_t i = 0; i < vocab; i++)
+        list[i] = (weighed){weft_draw_weight(logits[i], most, d->scale), i};
+    bool ordered = d->top_k || d->top_p < 1 || d->least;
+    if (ordered) qsort(list, (size_t)vocab, sizeof *list, heavier_first);
+    int64_t n = d->top_k && d->top_k < vocab ? d->top_k : vocab, kept = 0;
+    uint64_t total = 0, left = 0, sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        total += list[i].weight;
+    uint64_t needed = d->top_p < 1 ? weft_draw_needed(total, d->top_p) : total;
+    for (; kept < n && left < needed && list[kept].weight >= d->least; kept++)
+        left += list[kept].weight;
+    uint64_t target = (uint64_t)((unsigned __int128)d->random * left >> 64);
+    for (int64_t i = 0; i < kept; i++)
+        if ((sum += list[i].weight) > target) return list[i].token;
+    return -1;
+}
+
+static void test_a_draw_is_that_of_the_rules(void **state) {
+    (void)state;
+    enum { MOST = 200000 };
+    static const int64_t vocabs[] = {1, 2, 7, 300, 4096, 50257, MOST};
+    static const struct {
+        double temperature, top_p, min_p;
+        int64_t top_k;
+    } rules[] = {{1, 1, 0, 0},      {1e-9, 1, 0, 0}, {100, 1, 0, 0}, {1, 1, 0, 1},
+                 {1, 1, 0, 40},     {2, 1, 0, 1000}, {1, 0, 0, 0},   {1, 0.9, 0, 0},
+                 {100, 0.5, 0, 0},  {1, 1, 0.05, 0}, {1, 1, 1, 0},   {0.7, 0.95, 0.01, 50},
+                 {1, 1, 0, 1 << 30}};
+    float *logits = malloc(MOST * sizeof *logits);
+    weighed *list = malloc(MOST * sizeof *list);
+    void *scratch = malloc(weft_sample_room(MOST));
+    for (int v = 0; v < (int)(sizeof vocabs / sizeof *vocabs); v++)
+        for (int kind = 0; kind < LOGIT_KINDS; kind++)
+            for (int r = 0; r < (int)(sizeof rules / sizeof *rules); r++) {
+                int64_t vocab = vocabs[v];
+                if (vocab > 4096 && (kind + r) % 7) continue; /* for time's sake */
+                if (vocab == 2 && kind == 2) continue;        /* none but -inf */
+                for (int64_t i = 0; i < vocab; i++)
+                    logits[i] = logit_of(kind, i, vocab);
+                weft_sampling s = weft_sampling_default();
+                s.temperature = rules[r].temperature;
+                s.top_p = rules[r].top_p;
+                s.min_p = rules[r].min_p;
+                s.top_k = rules[r].top_k;
+                for (uint32_t number = 0; number < (vocab > 4096 ? 1 : 8); number++) {
+                    weft_draw d = weft_sampling_draw(&s, number, NULL, 0);
+                    int64_t want = draw_plainly(logits, vocab, &d, list);
+                    int64_t got = weft_draw_token(logits, vocab, &d, scratch);
+                    if (got != want)
+                        fail_msg("%lld logits of kind %d, rule %d: %lld, not %lld",
+                                 (long long)vocab, kind, r, (long long)got, (long long)want);
+                }
+            }
+    free(logits);
+    free(list);
+    free(scratch);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_frequencies_are_the_probabilities),
@@ -247,6 +380,9 @@ int main(void) {
         cmocka_unit_test(test_the_likeliest_are_reported_in_order),
         cmocka_unit_test(test_seeds_samples_and_numbers_differ_and_repeat),
         cmocka_unit_test(test_parameters_out_of_range_are_refused_by_name),
+        cmocka_unit_test(test_weights_are_the_probabilities),
+        cmocka_unit_test(test_what_top_p_needs_is_rounded_up),
+        cmocka_unit_test(test_a_draw_is_that_of_the_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include "generate/decoder.h"
 #include "generate/generator.h"
 #include "support/model_case.h"
+#include "support/sampling.h"
 #include "support/step_forms.h"
 
 #include <math.h>
@@ -219,17 +220,19 @@ static void run_row(plain_step *s, int64_t r, int32_t token, int32_t position, i
 
 static weft_status plain_start(void *step, const weft_step_rows *rows) {
     plain_step *s = step;
-    int32_t before[WEFT_STEP_ROWS];
+    int32_t before[WEFT_STEP_ROWS], tokens[WEFT_STEP_ROWS];
+    float *logits = malloc((size_t)s->form.vocab * sizeof *logits);
     memcpy(before, s->sampled, sizeof before);
     for (int64_t r = 0; r < rows->count; r++) {
         int32_t token = rows->token[r] < 0 ? before[-1 - rows->token[r]] : rows->token[r];
+        tokens[r] = token;
         run_row(s, r, token, rows->position[r], rows->slot[r]);
-        const double *logits = s->logits + r * s->form.vocab;
-        int32_t best = 0;
-        for (int32_t n = 1; n < s->form.vocab; n++)
-            if (logits[n] > logits[best]) best = n;
-        s->sampled[r] = s->told[s->started % 2][r] = best;
+        for (int64_t n = 0; n < s->form.vocab; n++)
+            logits[n] = (float)s->logits[r * s->form.vocab + n];
+        s->sampled[r] = s->told[s->started % 2][r] =
+            sampling_draw(logits, s->form.vocab, rows, r, tokens);
     }
+    free(logits);
     s->rows[s->started++ % 2] = rows->count;
     return WEFT_OK;
 }
@@ -312,10 +315,12 @@ static void generate_all(const weft_backend *backend, const model_case *c, bool 
     assert_int_equal(
         weft_generator_open(m, backend, pool, &(weft_generator_limits){.sequences = 4}, &g),
         WEFT_OK);
-    how.temperature = 0;
     how.token_only = token_only;
     how.end_token = 5;
     for (int i = 0; i < SEQUENCES; i++) {
+        how.temperature = i % 2 ? 0.8 : 0;
+        how.top_p = i == 3 ? 0.9 : 1;
+        how.repetition_penalty = i > 2 ? 1.2 : 1;
         how.max_tokens = 6 + 5 * i;
         assert_int_equal(weft_generator_add(g, c->tokens + i, 3 + 4 * i, &how, id + i), WEFT_OK);
     }

@@ -3,9 +3,19 @@
 #ifndef WEFT_TESTS_SAMPLING_H
 #define WEFT_TESTS_SAMPLING_H
 
-#include "core/exec.h"
+#include "core/decoding.h"
+#include "generate/decoder.h"
 
 const weft_backend *sampling_backend(void);
+
+/* The token of row r of a run whose rows are for `tokens`; -1: its logits are not numbers. */
+int32_t sampling_draw(const float *logits, int64_t vocab, const weft_step_rows *rows, int64_t r,
+                      const int32_t *tokens);
+
+/* Runs of two rows for each of SAMPLING_RULES slots, each by rules of its own: the tokens are those that the
+ * host draws from the logits. The decoder has as many slots, with pages for 16 tokens each. */
+enum { SAMPLING_RULES = 15 };
+void sampling_check_draws(const char *name, weft_decoder *d, int64_t vocab);
 
 /* The nth run from now on ends with an error; 0: none does. */
 void sampling_fail(int nth);

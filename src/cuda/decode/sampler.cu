@@ -1,21 +1,18 @@
 /* Runs of decode graphs that follow each other on one stream (core/decoding.h).
  *
  * A run is three launches: a small kernel that writes its rows into the graph's inputs, the captured
- * graph, and a kernel that samples each row's likeliest token. The host gives the next run to the stream
- * while one is under way, and watches a word in pinned memory for the end of the oldest. Neither the
- * rows nor the logits are copied by the host, unless it asks for logits.
+ * graph, and a kernel that samples each row's likeliest token; tokens that are drawn take a few more
+ * (draw.cu). The host gives the next run to the stream while one is under way, and watches a word in pinned
+ * memory for the end of the oldest. Neither the rows nor the logits are copied by the host, unless it asks for
+ * logits.
  *
  * WEFT_CUDA_SAMPLER=0 waits for each run and copies its logits to the host, as the CPU does. */
-#include "cuda/kernel.cuh"
+#include "cuda/decode/draw.cuh"
 
 #include <stdlib.h>
 #include <string.h>
 
-extern "C" {
-#include "core/decoding.h"
-
-extern const struct weft_sampler_backend weft_cuda_samplers;
-}
+extern "C" const struct weft_sampler_backend weft_cuda_samplers;
 
 enum { ROWS = WEFT_RUN_ROWS, THREADS = 512 };
 
@@ -32,20 +29,14 @@ struct cuda_sampler {
     int64_t table_pages;
     int32_t *sampled;  /* device, [2, ROWS] */
     unsigned *arrived; /* device: rows of a run that are sampled */
-    told_run *told;    /* [2] */
+    cuda_draws *draws;
+    told_run *told; /* [2] */
     weft_sampler_graph graph[2];
     int64_t rows[2];
     unsigned started, finished;
     void *logits; /* pinned; NULL: nobody has asked yet */
     int64_t logit_bytes;
 };
-
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
-                     what, cudaGetErrorString(error));
-}
 
 static void close_sampler(void *sampler) {
     cuda_sampler *s = (cuda_sampler *)sampler;
@@ -54,6 +45,7 @@ static void close_sampler(void *sampler) {
     if (s->stream) cudaStreamSynchronize(s->stream);
     cudaFree(s->sampled);
     cudaFree(s->arrived);
+    weft_cuda_draws_close(s->draws);
     if (s->told) cudaFreeHost(s->told);
     if (s->logits) cudaFreeHost(s->logits);
     if (s->stream) cudaStreamDestroy(s->stream);
@@ -61,17 +53,19 @@ static void close_sampler(void *sampler) {
 }
 
 static weft_status make_room(cuda_sampler *s) {
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
-    WEFT_TRY(check(cudaMalloc((void **)&s->sampled, 2 * ROWS * sizeof *s->sampled),
-                   "no memory for tokens"));
-    WEFT_TRY(check(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
-    WEFT_TRY(check(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
-    memset(s->told, 0, 2 * sizeof *s->told);
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream"));
+    WEFT_TRY(check_cuda(cudaMalloc((void **)&s->sampled, 2 * ROWS * sizeof *s->sampled),
+                        "no memory for tokens"));
     WEFT_TRY(
-        check(cudaMemset(s->sampled, 0, 2 * ROWS * sizeof *s->sampled), "no memory for tokens"));
-    WEFT_TRY(check(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
-    return check(cudaDeviceSynchronize(), "the GPU did not become ready");
+        check_cuda(cudaMalloc((void **)&s->arrived, sizeof *s->arrived), "no memory for tokens"));
+    WEFT_TRY(
+        check_cuda(cudaMallocHost((void **)&s->told, 2 * sizeof *s->told), "no pinned memory"));
+    memset(s->told, 0, 2 * sizeof *s->told);
+    WEFT_TRY(check_cuda(cudaMemset(s->sampled, 0, 2 * ROWS * sizeof *s->sampled),
+                        "no memory for tokens"));
+    WEFT_TRY(check_cuda(cudaMemset(s->arrived, 0, sizeof *s->arrived), "no memory for tokens"));
+    return check_cuda(cudaDeviceSynchronize(), "the GPU did not become ready");
 }
 
 static weft_status open_sampler(const weft_exec *x, int32_t *table, int64_t table_pages,
@@ -94,11 +88,11 @@ static weft_status open_sampler(const weft_exec *x, int32_t *table, int64_t tabl
 
 static weft_status set_pages(void *sampler, int64_t slot, const int32_t *pages) {
     cuda_sampler *s = (cuda_sampler *)sampler;
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    return check(cudaMemcpyAsync(s->table + slot * s->table_pages, pages,
-                                 (size_t)s->table_pages * sizeof *pages, cudaMemcpyHostToDevice,
-                                 s->stream),
-                 "the table of pages was not copied");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check_cuda(cudaMemcpyAsync(s->table + slot * s->table_pages, pages,
+                                      (size_t)s->table_pages * sizeof *pages,
+                                      cudaMemcpyHostToDevice, s->stream),
+                      "the table of pages was not copied");
 }
 
 /* The inputs of a graph that say what its rows are. */
@@ -120,47 +114,30 @@ static __global__ void place_rows(weft_step_rows rows, row_inputs to, const int3
     to.wanted[r] = r;
 }
 
-/* A logit and its token; the larger comes first, of equal ones the lower token. */
-struct candidate {
-    float logit;
-    int token;
-};
-
-__device__ static inline candidate better(candidate a, candidate b) {
-    return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
-}
-
-__device__ static inline candidate best_of_warp(candidate c) {
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2)
-        c = better(c, candidate{__shfl_xor_sync(0xffffffffu, c.logit, step),
-                                __shfl_xor_sync(0xffffffffu, c.token, step)});
-    return c;
-}
-
-/* The best of a thread's share of a row, and whether all of them are numbers. VECTOR logits at a time
- * where rows begin at multiples of 16 bytes. */
+/* The best of a thread's share of a row. VECTOR logits at a time where rows begin at multiples of 16 bytes. */
 template <typename T>
-__device__ static inline candidate best_of_share(const T *logits, int vocab, bool &numbers) {
-    candidate best = {-INFINITY, INT32_MAX};
+__device__ static inline unsigned long long best_of_share(const T *logits, int vocab) {
+    unsigned long long best = 0;
     if (vocab % VECTOR == 0) {
         for (int i = (int)threadIdx.x * VECTOR; i < vocab; i += THREADS * VECTOR) {
             float v[VECTOR];
             load_vector(logits + i, v);
 #pragma unroll
-            for (int k = 0; k < VECTOR; k++) {
-                numbers &= v[k] == v[k];
-                best = better(best, candidate{v[k], i + k});
-            }
+            for (int k = 0; k < VECTOR; k++)
+                best = max(best, rank_logit(v[k], i + k));
         }
         return best;
     }
-    for (int i = (int)threadIdx.x; i < vocab; i += THREADS) {
-        float v = to_float(logits[i]);
-        numbers &= v == v;
-        best = better(best, candidate{v, i});
-    }
+    for (int i = (int)threadIdx.x; i < vocab; i += THREADS)
+        best = max(best, rank_logit(to_float(logits[i]), i));
     return best;
+}
+
+/* Tells the host that all tokens are there. */
+__device__ static inline void tell_host(const weft_cuda_run *run, told_run *told, unsigned number) {
+    *(volatile unsigned long long *)&told->fault = run->fault;
+    __threadfence_system();
+    *(volatile unsigned *)&told->number = number;
 }
 
 /* A block a row. The last of them to end tells the host. A token of -1: there is a logit that is not a
@@ -169,24 +146,42 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     sample_tokens(const T *logits, int vocab, int32_t *sampled, unsigned *arrived,
                   const weft_cuda_run *run, told_run *told, unsigned number) {
-    __shared__ candidate best[THREADS / 32];
-    int row = (int)blockIdx.x, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    bool numbers = true;
-    candidate c = best_of_warp(best_of_share(logits + (int64_t)row * vocab, vocab, numbers));
-    if (lane == 0) best[warp] = c;
-    numbers = __syncthreads_and(numbers);
+    __shared__ unsigned long long best[THREADS / 32];
+    int row = (int)blockIdx.x;
+    unsigned long long rank = best_of_warp(best_of_share(logits + (int64_t)row * vocab, vocab));
+    if (threadIdx.x % 32 == 0) best[threadIdx.x / 32] = rank;
+    __syncthreads();
     if (threadIdx.x > 0) return;
     for (int w = 1; w < THREADS / 32; w++)
-        c = better(c, best[w]);
-    int32_t token = numbers && fabsf(c.logit) < INFINITY ? c.token : -1;
+        rank = max(rank, best[w]);
+    int32_t token = ranked_token(rank);
     sampled[row] = token;
     *(volatile int32_t *)&told->token[row] = token;
     __threadfence_system();
     if (atomicAdd(arrived, 1u) + 1 < gridDim.x) return;
     *arrived = 0;
-    *(volatile unsigned long long *)&told->fault = run->fault;
+    tell_host(run, told, number);
+}
+
+/* A thread a row, of tokens that were drawn. */
+static __global__ void tell_tokens(const int32_t *sampled, const weft_cuda_run *run, told_run *told,
+                                   unsigned number) {
+    *(volatile int32_t *)&told->token[threadIdx.x] = sampled[threadIdx.x];
     __threadfence_system();
-    *(volatile unsigned *)&told->number = number;
+    __syncthreads();
+    if (threadIdx.x == 0) tell_host(run, told, number);
+}
+
+static weft_status launch_drawing(cuda_sampler *s, const weft_sampler_graph *g,
+                                  const weft_step_rows *rows, unsigned buffer) {
+    draw_source from = {data_of<void>(g->exec, g->logits), g->logits->dtype,
+                        (int)weft_tensor_width(g->logits),
+                        weft_cuda_penalises(rows) ? data_of<int32_t>(g->exec, g->tokens) : NULL};
+    int32_t *sampled = s->sampled + buffer * ROWS;
+    WEFT_TRY(weft_cuda_draw(&s->draws, s->stream, &from, rows, buffer, sampled));
+    tell_tokens<<<1, (unsigned)rows->count, 0, s->stream>>>(sampled, device_run(g->exec),
+                                                            s->told + buffer, s->started + 1);
+    return WEFT_OK;
 }
 
 static void launch_sampling(cuda_sampler *s, const weft_sampler_graph *g, int64_t rows,
@@ -209,14 +204,17 @@ static weft_status start(void *sampler, const weft_sampler_graph *g, const weft_
     if (rows->count < 1 || rows->count > room || room > ROWS)
         return weft_fail(WEFT_EBUG, "cuda: a run of %lld rows in a graph of %lld",
                          (long long)rows->count, (long long)room);
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
     row_inputs to = {data_of<int32_t>(g->exec, g->tokens), data_of<int32_t>(g->exec, g->position),
                      data_of<int32_t>(g->exec, g->slot), data_of<int32_t>(g->exec, g->wanted)};
     place_rows<<<1, (unsigned)room, 0, s->stream>>>(*rows, to, s->sampled + (1 - buffer) * ROWS,
                                                     device_run(g->exec));
     WEFT_TRY(weft_cuda_follow(g->exec, s->stream));
-    launch_sampling(s, g, rows->count, buffer);
-    WEFT_TRY(check(cudaGetLastError(), "a run did not start"));
+    if (rows->draws)
+        WEFT_TRY(launch_drawing(s, g, rows, buffer));
+    else
+        launch_sampling(s, g, rows->count, buffer);
+    WEFT_TRY(check_cuda(cudaGetLastError(), "a run did not start"));
     s->graph[buffer] = *g;
     s->rows[buffer] = rows->count;
     s->started++;
@@ -230,7 +228,7 @@ static weft_status wait_for(cuda_sampler *s, unsigned buffer, unsigned number) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
         if (error == cudaErrorNotReady) continue;
-        WEFT_TRY(check(error, "the run failed"));
+        WEFT_TRY(check_cuda(error, "the run failed"));
         if (*word != number) return weft_fail(WEFT_EBUG, "cuda: a run ended without a word");
     }
     __sync_synchronize();
@@ -255,7 +253,7 @@ static weft_status logit_room(cuda_sampler *s, int64_t bytes) {
     if (s->logits) cudaFreeHost(s->logits);
     s->logits = NULL;
     s->logit_bytes = 0;
-    WEFT_TRY(check(cudaMallocHost(&s->logits, (size_t)bytes), "no pinned memory for logits"));
+    WEFT_TRY(check_cuda(cudaMallocHost(&s->logits, (size_t)bytes), "no pinned memory for logits"));
     s->logit_bytes = bytes;
     return WEFT_OK;
 }
@@ -265,11 +263,11 @@ static weft_status read_logits(void *sampler, int64_t first, int64_t count, floa
     const weft_sampler_graph *g = &s->graph[(s->finished + 1) % 2];
     int64_t vocab = weft_tensor_width(g->logits), size = g->logits->dtype == WEFT_BF16 ? 2 : 4;
     WEFT_TRY(logit_room(s, weft_tensor_bytes(g->logits)));
-    WEFT_TRY(
-        check(cudaMemcpyAsync(s->logits, data_of<char>(g->exec, g->logits) + first * vocab * size,
-                              (size_t)(count * vocab * size), cudaMemcpyDeviceToHost, s->stream),
-              "logits were not copied"));
-    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "the run failed"));
+    WEFT_TRY(check_cuda(
+        cudaMemcpyAsync(s->logits, data_of<char>(g->exec, g->logits) + first * vocab * size,
+                        (size_t)(count * vocab * size), cudaMemcpyDeviceToHost, s->stream),
+        "logits were not copied"));
+    WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "the run failed"));
     if (size == 4) {
         memcpy(out, s->logits, (size_t)(count * vocab) * sizeof *out);
         return WEFT_OK;

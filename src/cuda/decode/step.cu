@@ -4,18 +4,15 @@
  * A launch has one block on every multiprocessor, all of them there at once. What changes
  * from step to step travels in the kernel's parameters, and what was sampled comes back by a word of
  * pinned host memory that the host watches, so that nothing is copied and nobody waits for a stream.
- * The next step may be started before that: it takes its tokens from the device's memory. */
+ * The next step may be started before that: it takes its tokens from the device's memory. Where tokens are
+ * drawn, a few launches behind the step do that and tell the host in its place (draw.cu). */
 #include "cuda/decode/step_plan.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-extern "C" {
-#include "core/decoding.h"
-
-extern const struct weft_step_backend weft_cuda_steps;
-}
+extern "C" const struct weft_step_backend weft_cuda_steps;
 
 template <int MT, int DQ, int DV, bool JOINT>
 static __global__ void __launch_bounds__(STEP_THREADS, 1)
@@ -119,14 +116,16 @@ static weft_status make_buffers(cuda_step *s) {
     WEFT_TRY(place(s, NULL, 2 * rows * 8, (void **)&p->sampled));
     WEFT_TRY(place(s, NULL, f->slots * f->table_pages * 4, (void **)&p->pages));
     WEFT_TRY(place(s, NULL, 128, (void **)&p->barrier));
+    WEFT_TRY(place(s, NULL, rows * 4, (void **)&s->drawn));
+    WEFT_TRY(place(s, NULL, rows * 4, (void **)&s->inputs));
     if (getenv("WEFT_CUDA_STEP_TIMES"))
         WEFT_TRY(place(s, NULL, (int64_t)s->phases.size() * STEP_MARKS * 8, (void **)&p->times));
-    WEFT_TRY(check(
+    WEFT_TRY(check_cuda(
         cudaHostAlloc((void **)&s->told, 2 * STEP_ROWS * sizeof *s->told, cudaHostAllocMapped),
         "no pinned memory"));
-    WEFT_TRY(
-        check(cudaHostAlloc((void **)&s->told_step, 2 * sizeof *s->told_step, cudaHostAllocMapped),
-              "no pinned memory"));
+    WEFT_TRY(check_cuda(
+        cudaHostAlloc((void **)&s->told_step, 3 * sizeof *s->told_step, cudaHostAllocMapped),
+        "no pinned memory"));
     s->told_step[0] = s->told_step[1] = 0;
     return WEFT_OK;
 }
@@ -169,12 +168,14 @@ static weft_status choose_kernels(cuda_step *s) {
     s->many = kernel_of(&s->form, true);
     s->few_bytes = step_shape<1>::BYTES + (int)max_i64(s->whole.n_biases, s->split.n_biases) * 4;
     s->many_bytes = step_shape<4>::BYTES + s->split.n_biases * 4;
-    WEFT_TRY(check(cudaFuncSetAttribute((const void *)s->few,
+    WEFT_TRY(
+        check_cuda(cudaFuncSetAttribute((const void *)s->few,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, s->few_bytes),
                    "no room for a step"));
-    return check(cudaFuncSetAttribute((const void *)s->many,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize, s->many_bytes),
-                 "no room for a step");
+    return check_cuda(cudaFuncSetAttribute((const void *)s->many,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           s->many_bytes),
+                      "no room for a step");
 }
 
 static int kind_of(const step_phase &f) {
@@ -239,6 +240,7 @@ static void close_step(void *step) {
     if (s->problem.times && s->finished) print_times(s);
     for (void *memory : s->memory)
         cudaFree(memory);
+    weft_cuda_draws_close(s->draws);
     if (s->told) cudaFreeHost(s->told);
     if (s->told_step) cudaFreeHost(s->told_step);
     if (s->logits) cudaFreeHost(s->logits);
@@ -274,14 +276,16 @@ static weft_status open_step(const weft_step_model *m, void **step) {
     choose_form(s);
     describe(s, m);
     if (status == WEFT_OK)
-        status = check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
+        status = check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone");
     if (status == WEFT_OK)
-        status = check(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
+        status =
+            check_cuda(cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking), "no stream");
     if (status == WEFT_OK) status = add_phases(s, m);
     if (status == WEFT_OK) status = choose_kernels(s);
     if (status == WEFT_OK) status = make_rotations(s);
     if (status == WEFT_OK) status = make_buffers(s);
-    if (status == WEFT_OK) status = check(cudaDeviceSynchronize(), "a step was not made ready");
+    if (status == WEFT_OK)
+        status = check_cuda(cudaDeviceSynchronize(), "a step was not made ready");
     if (status != WEFT_OK) {
         close_step(s);
         return status;
@@ -292,11 +296,11 @@ static weft_status open_step(const weft_step_model *m, void **step) {
 
 static weft_status set_pages(void *step, int64_t slot, const int32_t *pages) {
     cuda_step *s = (cuda_step *)step;
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    return check(cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
-                                 (size_t)s->form.table_pages * sizeof *pages,
-                                 cudaMemcpyHostToDevice, s->stream),
-                 "the table of pages was not copied");
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    return check_cuda(cudaMemcpyAsync((int *)s->problem.pages + slot * s->form.table_pages, pages,
+                                      (size_t)s->form.table_pages * sizeof *pages,
+                                      cudaMemcpyHostToDevice, s->stream),
+                      "the table of pages was not copied");
 }
 
 static int64_t runs_at(const cuda_step *s, int64_t position) {
@@ -353,6 +357,40 @@ static void count_phases(const cuda_step *s, const step_problem &p, int64_t *pha
     }
 }
 
+/* The rows' tokens, of which some were sampled by the step before. */
+static __global__ void list_inputs(weft_step_rows rows, const unsigned long long *before,
+                                   int32_t *inputs) {
+    int r = (int)threadIdx.x, token = rows.token[r];
+    inputs[r] = token < 0 ? max(ranked_token(before[-1 - token]), 0) : token;
+}
+
+/* Puts what was drawn where the next step looks for its tokens, and tells the host. A thread a row. */
+static __global__ void tell_drawn(const int32_t *drawn, unsigned long long *sampled,
+                                  volatile int *told, volatile unsigned *told_step, unsigned step) {
+    int r = (int)threadIdx.x, token = drawn[r];
+    sampled[r] = token < 0 ? 0 : rank_logit(0, token);
+    told[r] = token;
+    __threadfence_system();
+    __syncthreads();
+    if (r == 0) *told_step = step;
+}
+
+static weft_status draw_tokens(cuda_step *s, const weft_step_rows *rows, int buffer) {
+    unsigned long long *sampled = s->problem.sampled;
+    unsigned count = (unsigned)rows->count;
+    bool penalises = weft_cuda_penalises(rows);
+    draw_source from = {s->problem.logits, WEFT_F32, s->problem.vocab,
+                        penalises ? s->inputs : NULL};
+    if (penalises)
+        list_inputs<<<1, count, 0, s->stream>>>(*rows, sampled + (1 - buffer) * STEP_ROWS,
+                                                s->inputs);
+    WEFT_TRY(weft_cuda_draw(&s->draws, s->stream, &from, rows, (unsigned)buffer, s->drawn));
+    tell_drawn<<<1, count, 0, s->stream>>>(s->drawn, sampled + buffer * STEP_ROWS,
+                                           s->told + buffer * STEP_ROWS, s->told_step + buffer,
+                                           s->started + 1);
+    return check_cuda(cudaGetLastError(), "a draw did not start");
+}
+
 static weft_status start(void *step, const weft_step_rows *rows) {
     cuda_step *s = (cuda_step *)step;
     step_problem p = s->problem;
@@ -373,18 +411,19 @@ static weft_status start(void *step, const weft_step_rows *rows) {
     p.arrived = s->arrived;
     p.step = s->started + 1;
     p.told = s->told + p.buffer * STEP_ROWS;
-    p.told_step = s->told_step + p.buffer;
+    p.told_step = s->told_step + (rows->draws ? 2 : p.buffer);
     bool many = rows->count > 16 || !s->sums_whole;
     p.whole = !many;
     p.flagged = p.whole && rows->count <= s->flagged;
     p.flags = s->flags;
     if (p.flagged) s->flags += (unsigned)p.n_phases;
     use_order(&p, p.whole ? s->whole : s->split);
-    WEFT_TRY(check(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
-    WEFT_TRY(check(launch(s, &p, many), "a step did not start"));
+    WEFT_TRY(check_cuda(cudaSetDevice(weft_cuda_device_number()), "the GPU is gone"));
+    WEFT_TRY(check_cuda(launch(s, &p, many), "a step did not start"));
     int64_t meetings;
     count_phases(s, p, &s->ran, &meetings);
     s->arrived += (unsigned)(s->grid * meetings);
+    if (rows->draws) WEFT_TRY(draw_tokens(s, rows, p.buffer));
     s->rows[p.buffer] = rows->count;
     s->started++;
     return WEFT_OK;
@@ -397,7 +436,7 @@ static weft_status wait_for(cuda_step *s, unsigned buffer, unsigned number) {
         if (spins % 65536) continue;
         cudaError_t error = cudaStreamQuery(s->stream);
         if (error == cudaErrorNotReady) continue;
-        WEFT_TRY(check(error, "a step failed"));
+        WEFT_TRY(check_cuda(error, "a step failed"));
         if (*word != number) return weft_fail(WEFT_EBUG, "cuda: a step ended without a word");
     }
     __sync_synchronize();
@@ -418,12 +457,12 @@ static weft_status read_logits(void *step, int64_t first, int64_t count, float *
     cuda_step *s = (cuda_step *)step;
     size_t vocab = (size_t)s->form.vocab, bytes = (size_t)count * vocab * sizeof *out;
     if (!s->logits)
-        WEFT_TRY(check(cudaMallocHost((void **)&s->logits, STEP_ROWS * vocab * sizeof *out),
-                       "no pinned memory for logits"));
-    WEFT_TRY(check(cudaMemcpyAsync(s->logits, s->problem.logits + first * (int64_t)vocab, bytes,
-                                   cudaMemcpyDeviceToHost, s->stream),
-                   "logits were not copied"));
-    WEFT_TRY(check(cudaStreamSynchronize(s->stream), "a step failed"));
+        WEFT_TRY(check_cuda(cudaMallocHost((void **)&s->logits, STEP_ROWS * vocab * sizeof *out),
+                            "no pinned memory for logits"));
+    WEFT_TRY(check_cuda(cudaMemcpyAsync(s->logits, s->problem.logits + first * (int64_t)vocab,
+                                        bytes, cudaMemcpyDeviceToHost, s->stream),
+                        "logits were not copied"));
+    WEFT_TRY(check_cuda(cudaStreamSynchronize(s->stream), "a step failed"));
     memcpy(out, s->logits, bytes);
     return WEFT_OK;
 }
@@ -443,7 +482,7 @@ static float time_phases(cuda_step *s, const step_phase *phases, int count, cuda
     p.buffer = (int)(s->started % 2);
     p.arrived = s->arrived;
     p.told = s->told + p.buffer * STEP_ROWS;
-    p.told_step = s->told_step + 1 - p.buffer; /* nobody watches it now */
+    p.told_step = s->told_step + 2;
     p.times = NULL;
     cudaEventRecord(mark[0], s->stream);
     if (launch(s, &p, true) != cudaSuccess) return 0;

@@ -5,21 +5,8 @@
  * once, beside each other; groups of them are dealt out to all blocks first, then to their warps. */
 #pragma once
 
+#include "cuda/decode/draw.cuh"
 #include "cuda/decode/step_few.cuh"
-
-/* Larger logits first, then lower tokens, as one number; NaN of either sign before all others. */
-__device__ static inline unsigned long long step_rank(float v, int token) {
-    unsigned bits = __float_as_uint(v);
-    bits = v != v ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return (unsigned long long)bits << 32 | (0xffffffffu - (unsigned)token);
-}
-
-/* The token; -1 where the largest logit is not a finite number. */
-__device__ static inline int step_ranked(unsigned long long rank) {
-    const unsigned lowest = ~0xff800000u, highest = 0x7f800000u | 0x80000000u; /* -inf, inf */
-    unsigned bits = (unsigned)(rank >> 32);
-    return bits > lowest && bits < highest ? (int)(0xffffffffu - (unsigned)rank) : -1;
-}
 
 /* Tiles of a warp in the round whose first tile is `base`. */
 __device__ __host__ static inline int step_head_tiles(int all, int base, int grid) {
@@ -77,7 +64,7 @@ __device__ static inline void step_put_logits(const step_problem &p, const step_
                     if (g >= each || n >= f.columns || r >= p.rows) continue;
                     float v = (e ? bias[g].y : bias[g].x) + c[g][t][2 * half + e];
                     p.logits[(long long)r * p.vocab + n] = v;
-                    unsigned long long rank = step_rank(v, n);
+                    unsigned long long rank = rank_logit(v, n);
                     best = rank > best ? rank : best;
                 }
 #pragma unroll

@@ -57,7 +57,7 @@ __device__ static inline float2 step_stream_at(const step_problem &p, const step
         /* A row that goes on from no token has one all the same; nobody wants what it makes. */
         if (token < 0)
             token =
-                max(step_ranked(__ldcg(p.sampled + (1 - p.buffer) * STEP_ROWS + (-1 - token))), 0);
+                max(ranked_token(__ldcg(p.sampled + (1 - p.buffer) * STEP_ROWS + (-1 - token))), 0);
         long long from = (long long)token * p.width + i;
         float2 v = make_float2(step_load(p.table, p.table_is_bf16, from),
                                step_load(p.table, p.table_is_bf16, from + 1));
@@ -126,7 +126,7 @@ __device__ static void step_tell(const step_problem &p, unsigned arrived, int *l
     __syncthreads();
     if (!*last) return;
     if ((int)threadIdx.x < p.rows)
-        p.told[threadIdx.x] = step_ranked(__ldcg(p.sampled + p.buffer * STEP_ROWS + threadIdx.x));
+        p.told[threadIdx.x] = ranked_token(__ldcg(p.sampled + p.buffer * STEP_ROWS + threadIdx.x));
     step_fence_host();
     __syncthreads();
     if (threadIdx.x == 0) *p.told_step = p.step;

@@ -46,30 +46,26 @@ struct cuda_step {
     int shift;                                      /* of the next product */
     int64_t weight_bytes;
     int32_t *told;       /* host, pinned: [2, ROWS] */
-    unsigned *told_step; /* [2] */
-    float *logits;       /* host, pinned: [ROWS, V], made when first asked for */
+    unsigned *told_step; /* [2], and one that nobody watches */
+    cuda_draws *draws;
+    int32_t *drawn;  /* device: [ROWS] */
+    int32_t *inputs; /* device: [ROWS]: the rows' tokens */
+    float *logits;   /* host, pinned: [ROWS, V], made when first asked for */
     unsigned started, finished;
     int64_t ran;      /* phases of the step that was started last */
     unsigned arrived; /* blocks at the barrier by the end of all that was started */
     int64_t rows[2];
 };
 
-static weft_status check(cudaError_t error, const char *what) {
-    if (error == cudaSuccess) return WEFT_OK;
-    cudaGetLastError();
-    return weft_fail(error == cudaErrorMemoryAllocation ? WEFT_ENOMEM : WEFT_EIO, "cuda: %s: %s",
-                     what, cudaGetErrorString(error));
-}
-
 /* Room on the device; with `from`, filled. */
 static weft_status place(cuda_step *s, const void *from, int64_t bytes, void **out) {
     *out = NULL;
     if (bytes == 0) return WEFT_OK;
-    WEFT_TRY(check(cudaMalloc(out, (size_t)bytes), "no memory for a step"));
+    WEFT_TRY(check_cuda(cudaMalloc(out, (size_t)bytes), "no memory for a step"));
     s->memory.push_back(*out);
     cudaError_t error = from ? cudaMemcpy(*out, from, (size_t)bytes, cudaMemcpyHostToDevice)
                              : cudaMemset(*out, 0, (size_t)bytes);
-    return check(error, "a step's memory was not filled");
+    return check_cuda(error, "a step's memory was not filled");
 }
 
 static weft_status place_floats(cuda_step *s, const float *from, int64_t count, const float **out) {
