@@ -54,8 +54,6 @@ struct problem {
     bool gelu, gated;
     bf16 *a, *b, *up, *addend, *c;
     float *bias;
-    bf16 *x;     /* of which a is the norm, or NULL */
-    float *gain; /* [2, k]: its gains and its offsets */
 };
 
 static __device__ double dot(const bf16 *a, const bf16 *b, int k) {
@@ -63,21 +61,6 @@ static __device__ double dot(const bf16 *a, const bf16 *b, int k) {
     for (int i = 0; i < k; i++)
         sum += (double)to_float(a[i]) * (double)to_float(b[i]);
     return sum;
-}
-
-static __global__ void check_norm(problem p, found *f) {
-    for (int64_t i = thread_index(); i < (int64_t)p.m * p.k; i += thread_count()) {
-        const bf16 *x = p.x + i / p.k * p.k;
-        double mean = 0, square = 0;
-        for (int j = 0; j < p.k; j++)
-            mean += (double)to_float(x[j]) / p.k;
-        for (int j = 0; j < p.k; j++)
-            square += ((double)to_float(x[j]) - mean) * ((double)to_float(x[j]) - mean) / p.k;
-        double want =
-            ((double)to_float(p.x[i]) - mean) / sqrt(square + 1e-5) * (double)p.gain[i % p.k] +
-            (double)p.gain[p.k + i % p.k];
-        if (!(fabs((double)to_float(p.a[i]) - want) <= 1e-3 + 6e-3 * fabs(want))) note(f, i);
-    }
 }
 
 static __global__ void check_values(problem p, found *f) {
@@ -118,21 +101,11 @@ static cuda_gemm describe(const problem &p, bf16 *a, bf16 *b, int m) {
 static void run(cudaStream_t stream, const problem &p, bf16 *b, int m, bool follows) {
     cuda_gemm g = describe(p, p.a, b, m);
     g.follows = g.steady = follows;
-    streamed_norm norm = {};
-    norm.x = p.x;
-    norm.w = any_tensor{p.gain, false};
-    norm.b = any_tensor{p.gain + p.k, false};
-    norm.eps = 1e-5f;
-    norm.share = 1 / (float)p.k;
-    norm.centered = true;
-    norm.y = p.a;
-    if (p.x) {
-        streamed_launch(stream, &g, 1, &norm);
-    } else if (p.gated) {
+    if (p.gated) {
         g.bias.data = g.addend.data = g.c.data = NULL;
         cuda_gemm up = g;
         up.b.data = p.up;
-        streamed_launch_gated(stream, &g, &up, any_tensor{p.c, true}, NULL);
+        streamed_launch_gated(stream, &g, &up, any_tensor{p.c, true});
     } else if (gemm_launch(stream, &g, NULL) != WEFT_OK) {
         fprintf(stderr, "rows_cuda: %s\n", weft_error_message());
         exit(1);
@@ -141,8 +114,7 @@ static void run(cudaStream_t stream, const problem &p, bf16 *b, int m, bool foll
 }
 
 static problem set_up(int n, int k, bool gelu, bool gated) {
-    problem p = {};
-    p.m = MOST_ROWS, p.n = n, p.k = k, p.gelu = gelu, p.gated = gated;
+    problem p = {MOST_ROWS, n, k, gelu, gated, NULL, NULL, NULL, NULL, NULL, NULL};
     float spread = sqrtf(3.0f / (float)k);
     p.a = make((int64_t)MOST_ROWS * k, 1.7f, 1);
     p.b = make((int64_t)n * k, spread, 2);
@@ -158,8 +130,8 @@ static problem set_up(int n, int k, bool gelu, bool gated) {
 }
 
 static void tear_down(problem &p) {
-    for (void *data : {(void *)p.a, (void *)p.b, (void *)p.up, (void *)p.addend, (void *)p.c,
-                       (void *)p.bias, (void *)p.x, (void *)p.gain})
+    for (void *data :
+         {(void *)p.a, (void *)p.b, (void *)p.up, (void *)p.addend, (void *)p.c, (void *)p.bias})
         CUDA(cudaFree(data));
 }
 
@@ -207,44 +179,6 @@ static int check_form(int n, int k, bool gelu, bool gated) {
     return wrong;
 }
 
-/* The norm that the kernel makes, and the product of that. */
-static int check_normed(int n, int k) {
-    problem p = set_up(n, k, false, false);
-    found *device;
-    int wrong = 0;
-    std::vector<float> gain((size_t)(2 * k));
-    for (int i = 0; i < 2 * k; i++)
-        gain[(size_t)i] = 0.5f + (float)(i % 11) / 11;
-    CUDA(cudaMalloc(&p.gain, gain.size() * sizeof gain[0]));
-    CUDA(cudaMemcpy(p.gain, gain.data(), gain.size() * sizeof gain[0], cudaMemcpyHostToDevice));
-    p.x = make((int64_t)MOST_ROWS * k, 3, 8);
-    CUDA(cudaMalloc(&device, sizeof *device));
-    take(device);
-    for (int m : {1, 2, 3, 4}) {
-        p.m = m;
-        cuda_gemm g = describe(p, p.a, p.b, m);
-        if (!streamed_can(&g) || !streamed_can_norm(&g, false)) continue;
-        CUDA(cudaMemset(p.c, 0xff, (size_t)m * (size_t)n * 2));
-        CUDA(cudaMemset(p.a, 0xff, (size_t)m * (size_t)k * 2));
-        run(0, p, p.b, m, false);
-        check_norm<<<512, 256>>>(p, device);
-        found norms = take(device);
-        check_values<<<512, 256>>>(p, device);
-        found values = take(device);
-        if (!norms.wrong && !values.wrong) continue;
-        wrong++;
-        printf("BAD  n %d, k %d, %d rows, normed: %llu norms wrong, the first in row %lld, column "
-               "%lld; %llu values, the first in row %lld, column %lld\n",
-               n, k, m, norms.wrong, norms.wrong ? (long long)norms.first / k : -1LL,
-               norms.wrong ? (long long)norms.first % k : -1LL, values.wrong,
-               values.wrong ? (long long)values.first / n : -1LL,
-               values.wrong ? (long long)values.first % n : -1LL);
-    }
-    CUDA(cudaFree(device));
-    tear_down(p);
-    return wrong;
-}
-
 static int check_all() {
     int wrong = 0, forms = 0;
     for (int n : {8, 12, 40, 64, 72, 128, 200, 768, 1600, 6400})
@@ -252,9 +186,6 @@ static int check_all() {
             wrong += check_form(n, k, forms++ % 2, false);
     wrong += check_form(1600, 6400, false, false);
     forms++;
-    for (int n : {8, 64, 200, 768, 6400})
-        for (int k : {8, 64, 200, 768, 1024, 1600, 2048})
-            wrong += check_normed(n, k), forms++;
     if (weft_cuda_device()->wgmma)
         for (int n : {8, 36, 64, 200, 3072})
             for (int k : {8, 72, 768})

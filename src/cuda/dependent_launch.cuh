@@ -50,15 +50,12 @@ static inline bool is_launched(const weft_exec *x, const weft_node *n) {
     return follows(x) && n->index < ((const weft_cuda_state *)weft_exec_state(x))->launched;
 }
 
-static inline const weft_node *next_node(const weft_exec *x, const weft_node *n) {
-    const weft_graph *g = weft_exec_graph(x);
-    return n->index + 1 < weft_graph_node_count(g) ? weft_graph_node(g, n->index + 1) : NULL;
-}
-
 /* The node behind n, if it is of the same operation. */
 static inline const weft_node *next_alike(const weft_exec *x, const weft_node *n) {
-    const weft_node *next = next_node(x, n);
-    return next && next->op == n->op ? next : NULL;
+    const weft_graph *g = weft_exec_graph(x);
+    if (n->index + 1 >= weft_graph_node_count(g)) return NULL;
+    const weft_node *next = weft_graph_node(g, n->index + 1);
+    return next->op == n->op ? next : NULL;
 }
 
 static inline bool overlap(const weft_exec *x, const weft_tensor *s, const weft_tensor *t) {

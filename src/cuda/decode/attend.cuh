@@ -12,7 +12,9 @@ enum {
     KEY_TILE = THREADS / LANES,
     HEADS = 4,                         /* query heads at a time */
     SPREAD = THREADS * VECTOR * HEADS, /* floats that the values' sums are joined in */
-    JOINED = 8                         /* leaves that are asked for at once */
+    JOINED = 8,                        /* leaves that are asked for at once */
+    JOINED_HEADS = 16,                 /* heads that are joined at once */
+    FEW_LEAVES = 34 /* that a block joins; with more, blocks for each head share that out */
 };
 
 struct attend_problem {
@@ -33,14 +35,16 @@ struct attend_problem {
     int window, rotated;
     weft_rope_law law;
     weft_weights weights;
-    bool tensor; /* by attend_tensor.cuh */
-    bool joint;  /* values are the keys, before what is done to those */
-    int leaf;    /* keys that are summed in one chain, between multiples of that */
-    int blocks;  /* most leaves of a row */
-    int splits;  /* blocks of threads that share out the leaves of a row and key head */
-    int ring;    /* leaves in shared memory */
-    unsigned
-        *joins; /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
+    bool tensor;   /* by attend_tensor.cuh */
+    bool joint;    /* values are the keys, before what is done to those */
+    int leaf;      /* keys that are summed in one chain, between multiples of that */
+    int leaf_bits; /* its logarithm, in attend_tensor.cuh */
+    int blocks;    /* most leaves of a row */
+    int splits;    /* blocks of threads that share out the leaves of a row and key head */
+    int warps;     /* of a block that have leaves, in attend_tensor.cuh */
+    int units;     /* of a leaf, there */
+    /* [R, key heads]: blocks that are done, where the last one joins them; else NULL */
+    unsigned *joins;
     float *partial; /* [R, H, blocks, dv + 2]: weighted values, largest score, sum */
     float *rows;    /* [R, H, 2]: largest, sum of a row, when its blocks are joined */
     float *scores;  /* [R, H, context] or NULL */
@@ -187,34 +191,70 @@ __device__ static inline void join_head(const attend_problem &a, int at, int thr
     a.rows[2 * at + 1] = total;
 }
 
-/* The heads of a block's group, a warp each. */
-__device__ static inline void join_group(const attend_problem &a, const block_place &t) {
-    for (int h = (int)threadIdx.x / 32; h < a.group; h += THREADS / 32)
-        join_head(a, t.r * a.heads + t.g * a.group + h, (int)threadIdx.x % 32, 32);
+/* The heads of a block's group, where leaves are few: a warp finds the leaves' factors of a head, then each
+ * thread adds two columns of a head, leaf after leaf. */
+__device__ static inline void join_group(const attend_problem &a, int r, int g) {
+    __shared__ float factors[JOINED_HEADS][FEW_LEAVES], totals[JOINED_HEADS];
+    int leaves = leaves_of(a, r), step = a.dv + 2, lane = threadIdx.x % 32;
+    for (int h0 = 0; h0 < a.group; h0 += JOINED_HEADS) {
+        int heads = min((int)JOINED_HEADS, a.group - h0), at = r * a.heads + g * a.group + h0;
+        const float *part = a.partial + (int64_t)at * a.blocks * step;
+        for (int h = (int)threadIdx.x / 32; h < heads; h += (int)blockDim.x / 32) {
+            const float *ends = part + (int64_t)h * a.blocks * step + a.dv;
+            float own[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+            for (int i = 0, b = lane; i < 2 && b < leaves; i++, b += 32)
+                own[i] = __ldcg(ends + b * step), sum[i] = __ldcg(ends + b * step + 1);
+            float top = warp_max(fmaxf(own[0], own[1])), total = 0;
+            for (int i = 0, b = lane; i < 2; i++, b += 32) {
+                float f = b < leaves ? exp2f(own[i] - top) : 0.0f;
+                total += f * sum[i];
+                if (b < leaves) factors[h][b] = f;
+            }
+            total = warp_sum(total);
+            if (lane > 0) continue;
+            totals[h] = total;
+            a.rows[2 * (at + h)] = top;
+            a.rows[2 * (at + h) + 1] = total;
+        }
+        __syncthreads();
+        for (int e = (int)threadIdx.x * 2; e < heads * a.dv; e += (int)blockDim.x * 2) {
+            int h = e / a.dv, d = e % a.dv;
+            const float *from = part + (int64_t)h * a.blocks * step + d;
+            float x = 0, y = 0;
+            for (int b = 0; b < leaves; b += JOINED) {
+                float2 v[JOINED];
+#pragma unroll
+                for (int i = 0; i < JOINED; i++)
+                    v[i] = b + i < leaves ? __ldcg((const float2 *)(from + (b + i) * step))
+                                          : make_float2(0, 0);
+#pragma unroll
+                for (int i = 0; i < JOINED; i++)
+                    if (b + i < leaves) {
+                        x = fmaf(v[i].x, factors[h][b + i], x);
+                        y = fmaf(v[i].y, factors[h][b + i], y);
+                    }
+            }
+            int64_t to = (int64_t)(at + h) * a.dv + d;
+            store_any(a.o, to, leaves ? x / totals[h] : 0.0f);
+            store_any(a.o, to + 1, leaves ? y / totals[h] : 0.0f);
+        }
+        __syncthreads();
+    }
 }
 
-/* Of a row that is none the first block makes the zeros. */
-__device__ static inline void join_absent(const attend_problem &a, const block_place &t) {
-    if (a.joins && t.part == 0 && a.places.slot[t.r] < 0) join_group(a, t);
-}
-
-/* The last block of a row and key head to end joins its leaves: which one that is changes nothing. */
-__device__ static inline void join_when_last(const attend_problem &a, const block_place &t) {
+/* Whether the block is the last of the `sharing` blocks of a row and key head to come here, and so is to join
+ * its leaves: which one that is changes nothing. */
+__device__ static inline bool ends_last(const attend_problem &a, int r, int g, int sharing) {
     __shared__ bool last;
-    int sharing = min(a.splits, leaves_of(a, t.r));
-    if (!a.joins) return;
     if (sharing > 1) __threadfence();
     __syncthreads();
-    if (sharing == 1) {
-        join_group(a, t);
-        return;
-    }
+    if (sharing == 1) return true;
     if (threadIdx.x == 0) {
-        unsigned *joined = a.joins + t.r * a.keys.heads + t.g;
+        unsigned *joined = a.joins + r * a.keys.heads + g;
         last = atomicAdd(joined, 1u) + 1 == (unsigned)sharing;
         if (last) *joined = 0;
         __threadfence();
     }
     __syncthreads();
-    if (last) join_group(a, t);
+    return last;
 }

@@ -1,15 +1,20 @@
 /* Leaves of keys on the tensor cores: bf16 queries over a cache of bf16 (cache_attention.cu).
  *
- * A block goes through its leaves one after the other, with keys and values of the next one or two under
- * way, a page at a time (bulk copies, on code for 9.0a; cp.async elsewhere), so that memory always has
- * something to do: two blocks are on a multiprocessor. What no row of this run writes is asked for before
- * the kernel ahead has ended. Values that are the keys are copied once. Each leaf's result goes to memory
- * by itself, so that it changes nothing which block has which.
+ * A warp has a leaf to itself, so that no warp waits for another: tiles of 32 keys and their values come
+ * by bulk copies, a page each (cp.async before 9.0a), the next one while one is multiplied; softmax is
+ * online, in registers. What no row of this run writes is asked for before the kernel ahead has ended.
+ * Values that are the keys are copied once. Each leaf's result goes to memory by itself, so that it
+ * changes nothing which warp has which.
  *
  * The query heads that share a key head are the rows of a tile of 16, so that MLA's twelve or more heads
  * read their one latent once; of a key head with one query head 15 rows are empty, which costs nothing
- * where memory decides. Which of a step's numbers meet in an instruction is free as long as both factors
- * agree: a lane multiplies the eight that lie beside each other (few_rows.cuh). */
+ * where memory decides. More than 16 heads, or values wider than a warp has registers for, are units of
+ * their own over the same keys.
+ *
+ * Which of a step's numbers meet in an instruction is free as long as both factors agree: a lane
+ * multiplies the eight that lie beside each other (few_rows.cuh). Column c of the n-th eight scores is key
+ * 8 ⌊c/2⌋ + 2 n + c mod 2 of its tile, so that a lane's scores are those of eight keys beside each other,
+ * and as weights are where the product with the values wants them. */
 #pragma once
 
 #include "cuda/decode/attend.cuh"
@@ -18,60 +23,52 @@
 #include "cuda/tensor/pipeline.cuh"
 
 enum {
-    TENSOR_WARPS = THREADS / 32,
-    TENSOR_ROWS = 16,       /* heads of a tile */
-    TENSOR_KEYS = 32,       /* of a warp, for its scores */
-    TENSOR_COLUMNS = 32,    /* of values that a warp sums at a time */
-    TENSOR_SPARE = 8,       /* numbers behind a row's, so that rows share no bank */
-    TENSOR_LEAF = 48 << 10, /* bytes of a leaf's keys and values, at most */
-    TENSOR_LEAST = 64,      /* keys of a leaf, unless there is no room for so many */
-    TENSOR_RING = 3,        /* leaves in shared memory, at most */
-    TENSOR_ROOM = 112 << 10 /* bytes of a block, if two are to be there */
+    TENSOR_ROWS = 16,        /* heads of a tile */
+    TENSOR_KEYS = 32,        /* keys of a tile */
+    TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
+    TENSOR_SPARE = 8,        /* numbers behind a query's, so that queries share no bank */
+    TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
+    TENSOR_WARPS = 6,        /* of a block */
+    TENSOR_ROOM = 100 << 10  /* bytes of a block's stages, so that two are there, or a product's */
 };
-
-/* Shared memory: of each leaf in the ring keys [leaf, dqk] and values [leaf, dv] in bf16; scores
- * [group, leaf + SPARE]; n [leaf]; the warps' sums [WARPS, rows, COLUMNS]; q [tiles · 16, dqk + SPARE] in
- * bf16; a barrier for each leaf of the ring. */
-struct tensor_memory {
-    bf16 *keys, *values; /* of the leaf that is multiplied */
-    bf16 *q;
-    float *scores, *n, *parts;
-    uint32_t ring, arrived;
-};
-
-__host__ __device__ static inline int tensor_rows(const attend_problem &a) {
-    return a.group < TENSOR_ROWS ? a.group : (int)TENSOR_ROWS;
-}
 
 __host__ __device__ static inline int tensor_heads(const attend_problem &a) {
     return (a.group + TENSOR_ROWS - 1) / TENSOR_ROWS * TENSOR_ROWS;
 }
 
-__host__ __device__ static inline int tensor_key_bytes(const attend_problem &a) {
-    return a.leaf * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);
+/* Units of a leaf: tiles of heads, and parts of the values' columns. */
+static inline int tensor_units(const attend_problem &a) {
+    return tensor_heads(a) / TENSOR_ROWS * (int)ceil_div(a.dv, TENSOR_COLUMNS);
 }
 
-/* Bytes of all that is not the ring. */
-__host__ __device__ static inline int tensor_rest_bytes(const attend_problem &a) {
-    int floats =
-        a.group * (a.leaf + TENSOR_SPARE) + a.leaf + TENSOR_WARPS * tensor_rows(a) * TENSOR_COLUMNS;
-    return floats * (int)sizeof(float) +
-           tensor_heads(a) * (a.dqk + TENSOR_SPARE) * (int)sizeof(bf16) + 8 * TENSOR_RING;
+/* Of a tile, keys [32, dqk] and values [32, dv] in bf16, and n [32]. */
+__host__ __device__ static inline int pair_bytes(const attend_problem &a) {
+    return TENSOR_KEYS * (a.dqk + (a.joint ? 0 : a.dv)) * (int)sizeof(bf16);
 }
 
+__host__ __device__ static inline int stage_bytes(const attend_problem &a) {
+    return pair_bytes(a) + (a.keys.number ? TENSOR_KEYS * (int)sizeof(float) : 0);
+}
+
+/* Shared memory: the warps' stages; a barrier for each; q [heads, dqk + SPARE] in bf16; heads' factors. */
 static inline int64_t tensor_bytes(const attend_problem &a) {
-    return (int64_t)a.ring * tensor_key_bytes(a) + tensor_rest_bytes(a);
+    int64_t head = (a.dqk + TENSOR_SPARE) * (int64_t)sizeof(bf16) + (int64_t)sizeof(head_factors);
+    return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head;
 }
+
+struct tensor_memory {
+    char *stages;     /* of the warp */
+    uint32_t arrived; /* the warp's barriers */
+    bf16 *q;
+    head_factors *factors;
+};
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
-    tensor_memory m = {};
-    m.ring = shared_address(memory);
-    m.scores = (float *)(memory + a.ring * tensor_key_bytes(a));
-    m.n = m.scores + a.group * (a.leaf + TENSOR_SPARE);
-    m.parts = m.n + a.leaf;
-    m.q = (bf16 *)(m.parts + TENSOR_WARPS * tensor_rows(a) * TENSOR_COLUMNS);
-    m.arrived = shared_address(m.q + tensor_heads(a) * (a.dqk + TENSOR_SPARE));
-    return m;
+    int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
+    char *barriers = memory + stages * stage_bytes(a), *q = barriers + stages * 8;
+    return {memory + warp * TENSOR_STAGES * stage_bytes(a),
+            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8), (bf16 *)q,
+            (head_factors *)(q + tensor_heads(a) * (a.dqk + TENSOR_SPARE) * (int)sizeof(bf16))};
 }
 
 __device__ static inline few_words read_words(const void *from) {
@@ -79,7 +76,42 @@ __device__ static inline few_words read_words(const void *from) {
     return few_words{{v.x, v.y, v.z, v.w}};
 }
 
+/* A block's row, key head, and keys [seen, position] of it. */
+struct row_view {
+    int r, g, position, seen;
+    const int32_t *table;
+};
+
+/* A warp's way through its units, tile by tile. */
+struct tile_walk {
+    int unit, key, low, high,
+        end; /* keys [low, high) of the tile at `key`, of a leaf up to `end` */
+
+    __device__ bool there() const {
+        return low < high;
+    }
+    __device__ bool ends_leaf() const {
+        return key + TENSOR_KEYS >= end;
+    }
+    __device__ void enter(const attend_problem &a, const row_view &v) {
+        int leaf = a.units == 1 ? unit : unit / a.units;
+        int begin = ((v.seen >> a.leaf_bits) + leaf) << a.leaf_bits;
+        low = max(begin, v.seen), end = min(begin + a.leaf, v.position + 1);
+        key = low / TENSOR_KEYS * TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
+    }
+    __device__ void advance(const attend_problem &a, const row_view &v) {
+        if (ends_leaf()) {
+            unit += a.splits * a.warps;
+            enter(a, v);
+        } else {
+            low = key += TENSOR_KEYS, high = min(end, key + TENSOR_KEYS);
+        }
+    }
+};
+
 #ifndef USE_MMA_SYNC
+
+enum copied_pages { STEADY_PAGES = 1, FRESH_PAGES = 2, ALL_PAGES = 3 };
 
 __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes,
                                         uint32_t barrier) {
@@ -89,265 +121,392 @@ __device__ static inline void bulk_copy(uint32_t to, const void *from, int bytes
                  : "memory");
 }
 
-__device__ static inline void make_leaf_barriers(const attend_problem &a, const tensor_memory &m) {
-    if (threadIdx.x > 0) return;
-    for (int i = 0; i < a.ring; i++)
-        init_barrier(m.arrived + 8 * (uint32_t)i, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/* The first warp says how many bytes of a leaf will come. */
-__device__ static inline void expect_leaf(const attend_problem &a, const tensor_memory &m, int slot,
-                                          const block_place &t) {
-    int bytes = (t.end - t.first) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
-    if (threadIdx.x == 0 && bytes > 0) arrive_expect_tx(m.arrived + 8 * (uint32_t)slot, bytes);
+__device__ static inline void expect_tile(const attend_problem &a, uint32_t barrier,
+                                          const tile_walk &w) {
+    int pages = (w.high - 1) / WEFT_PAGE_TOKENS - w.low / WEFT_PAGE_TOKENS + 1;
+    int bytes = (w.high - w.low) * (a.dqk + (a.joint ? 0 : a.dv)) * 2;
+    if (a.keys.number) bytes += pages * WEFT_PAGE_TOKENS * (int)sizeof(float);
+    if (threadIdx.x % 32 == 0) arrive_expect_tx(barrier, bytes);
     __syncwarp();
 }
 
-/* The first warp asks for a leaf, its lower half for the pages of keys, the upper half for those of
- * values: for those that no row of this run writes, or for the others. */
-__device__ static inline void copy_leaf(const attend_problem &a, const tensor_memory &m, int slot,
-                                        const block_place &t, bool steady) {
-    int part = (int)threadIdx.x / 16, page = t.first / WEFT_PAGE_TOKENS + (int)threadIdx.x % 16;
-    int begin = max(t.first, page * WEFT_PAGE_TOKENS);
-    int end = min(t.end, (page + 1) * WEFT_PAGE_TOKENS), width = part ? a.dv : a.dqk;
+/* Two lanes ask for the pages of keys, two for those of values, two for their numbers: for those that no
+ * row of this run writes, for the others, or for all. */
+__device__ static inline void copy_tile(const attend_problem &a, const tensor_memory &m, int slot,
+                                        const tile_walk &w, const row_view &v, int which) {
+    int lane = (int)threadIdx.x % 32, part = lane / 2, page = w.key / WEFT_PAGE_TOKENS + lane % 2;
+    int begin = max(w.low, page * WEFT_PAGE_TOKENS);
+    int end = min(w.high, (page + 1) * WEFT_PAGE_TOKENS);
     /* Before the first row of the sequence that this run may have. */
-    bool is_steady = end + a.places.rows <= t.position + 1;
-    if (begin >= end || (part && a.joint) || is_steady != steady) return;
-    const cached_pages &c = part ? a.values : a.keys;
-    uint32_t to = m.ring + (uint32_t)(slot * tensor_key_bytes(a)) +
-                  (uint32_t)((part ? a.leaf * a.dqk : 0) + (begin - t.first) * width) * 2;
-    bulk_copy(to, token_at(c, page_at(c, a.places, t.r, begin), t.g, begin % WEFT_PAGE_TOKENS),
-              (end - begin) * width * 2, m.arrived + 8 * (uint32_t)slot);
+    int is = end + a.places.rows <= v.position + 1 ? STEADY_PAGES : FRESH_PAGES;
+    bool asked = part == 0 || (part == 1 && !a.joint) || (part == 2 && a.keys.number);
+    if (!asked || begin >= end || !(is & which)) return;
+    const cached_pages &c = part == 1 ? a.values : a.keys;
+    char *from = c.data + v.table[page % a.places.pages] * c.page_bytes;
+    uint32_t to = shared_address(m.stages) + (uint32_t)(slot * stage_bytes(a));
+    int bytes = (end - begin) * (int)c.token_bytes;
+    if (part < 2) {
+        from = token_at(c, from, v.g, begin % WEFT_PAGE_TOKENS);
+        to +=
+            (uint32_t)((part ? TENSOR_KEYS * a.dqk * 2 : 0) + (begin - w.key) * (int)c.token_bytes);
+    } else {
+        bytes = WEFT_PAGE_TOKENS * (int)sizeof(float);
+        from = (char *)number_at(c, from, v.g, 0);
+        to += (uint32_t)(pair_bytes(a) + lane % 2 * bytes);
+    }
+    bulk_copy(to, from, bytes, m.arrived + 8 * (uint32_t)slot);
 }
 
-/* The first leaves of the block; every thread finds the kernel ahead ended. */
-__device__ static inline void begin_leaves(const attend_problem &a, const tensor_memory &m,
-                                           int part) {
-    make_leaf_barriers(a, m);
-    if (threadIdx.x < 32) {
-        for (int i = 0; i < a.ring; i++) {
-            block_place t = place_leaf(a, part + i * a.splits);
-            expect_leaf(a, m, i, t);
-            copy_leaf(a, m, i, t, true);
-        }
-        wait_for_primary();
-        for (int i = 0; i < a.ring; i++)
-            copy_leaf(a, m, i, place_leaf(a, part + i * a.splits), false);
+/* The warp's first tiles, at which `w` stands; afterwards it stands behind them. The kernel ahead has
+ * ended then. */
+__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
+                                          tile_walk &w, const row_view &v) {
+    tile_walk first = w;
+    if (threadIdx.x % 32 == 0) {
+        for (int i = 0; i < TENSOR_STAGES; i++)
+            init_barrier(m.arrived + 8 * (uint32_t)i, 1);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v)) {
+        expect_tile(a, m.arrived + 8 * (uint32_t)i, w);
+        copy_tile(a, m, i, w, v, STEADY_PAGES);
     }
     wait_for_primary();
+#pragma unroll 1
+    for (int i = 0; i < TENSOR_STAGES && first.there(); i++, first.advance(a, v))
+        copy_tile(a, m, i, first, v, FRESH_PAGES);
 }
 
-/* When all are done with the leaf that is in the slot. */
-__device__ static inline void ask_for_leaf(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const block_place &t) {
-    if (threadIdx.x >= 32) return;
-    expect_leaf(a, m, slot, t);
-    copy_leaf(a, m, slot, t, true);
-    copy_leaf(a, m, slot, t, false);
+/* When all lanes are done with the tile that is in the slot. */
+__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const tile_walk &w, const row_view &v) {
+    expect_tile(a, m.arrived + 8 * (uint32_t)slot, w);
+    copy_tile(a, m, slot, w, v, ALL_PAGES);
 }
 
-__device__ static inline void wait_leaf(const tensor_memory &m, int slot, int phase) {
+__device__ static inline void wait_tile(const tensor_memory &m, int slot, int phase) {
     wait_phase(m.arrived + 8 * (uint32_t)slot, (uint32_t)phase);
 }
 
 #else
 
 __device__ static inline void copy_part(const attend_problem &a, const cached_pages &c,
-                                        const block_place &t, uint32_t to, int width) {
+                                        const tile_walk &w, const row_view &v, uint32_t to,
+                                        int width) {
     int pieces = width / VECTOR;
-    for (int e = threadIdx.x; e < (t.end - t.first) * pieces; e += THREADS) {
-        int j = t.first + e / pieces, piece = e % pieces * VECTOR;
+    for (int e = threadIdx.x % 32; e < (w.high - w.low) * pieces; e += 32) {
+        int j = w.low + e / pieces, piece = e % pieces * VECTOR;
         const bf16 *from =
-            (const bf16 *)token_at(c, page_at(c, a.places, t.r, j), t.g, j % WEFT_PAGE_TOKENS);
-        copy_piece(to + (uint32_t)((j - t.first) * width + piece) * 2, from + piece, true);
+            (const bf16 *)token_at(c, page_at(c, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
+        copy_piece(to + (uint32_t)((j - w.key) * width + piece) * 2, from + piece, true);
     }
 }
 
-__device__ static inline void ask_for_leaf(const attend_problem &a, const tensor_memory &m,
-                                           int slot, const block_place &t) {
-    uint32_t to = m.ring + (uint32_t)(slot * tensor_key_bytes(a));
-    copy_part(a, a.keys, t, to, a.dqk);
-    if (!a.joint) copy_part(a, a.values, t, to + (uint32_t)(a.leaf * a.dqk) * 2, a.dv);
+__device__ static inline void ask_for_tile(const attend_problem &a, const tensor_memory &m,
+                                           int slot, const tile_walk &w, const row_view &v) {
+    char *stage = m.stages + slot * stage_bytes(a);
+    uint32_t to = shared_address(stage);
+    copy_part(a, a.keys, w, v, to, a.dqk);
+    if (!a.joint) copy_part(a, a.values, w, v, to + (uint32_t)(TENSOR_KEYS * a.dqk) * 2, a.dv);
+    int j = w.key + (int)threadIdx.x % 32;
+    if (a.keys.number && j >= w.low && j < w.high)
+        ((float *)(stage + pair_bytes(a)))[j - w.key] =
+            *number_at(a.keys, page_at(a.keys, a.places, v.r, j), v.g, j % WEFT_PAGE_TOKENS);
     end_copies();
 }
 
-__device__ static inline void begin_leaves(const attend_problem &a, const tensor_memory &m,
-                                           int part) {
+__device__ static inline void begin_tiles(const attend_problem &a, const tensor_memory &m,
+                                          tile_walk &w, const row_view &v) {
     wait_for_primary();
-    for (int i = 0; i < a.ring; i++)
-        ask_for_leaf(a, m, i, place_leaf(a, part + i * a.splits));
+    for (int i = 0; i < TENSOR_STAGES && w.there(); i++, w.advance(a, v))
+        ask_for_tile(a, m, i, w, v);
 }
 
-__device__ static inline void wait_leaf(const tensor_memory &, int, int) {
+__device__ static inline void wait_tile(const tensor_memory &, int, int) {
     wait_copies();
-    __syncthreads();
+    __syncwarp();
 }
 
 #endif
 
-/* S = Q Kᵀ for 16 heads and the warp's 32 keys: eight keys an instruction. */
-__device__ static inline void score_tile(const attend_problem &a, const tensor_memory &m, int tile,
-                                         int count) {
-    constexpr int N = TENSOR_KEYS / 8;
+/* S = Q Kᵀ for 16 heads and 32 keys. */
+__device__ static inline void score_tile(const attend_problem &a, const bf16 *queries,
+                                         const bf16 *keys, float (&c)[4][4]) {
     int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4, pitch = a.dqk + TENSOR_SPARE;
-    int at = (int)threadIdx.x / 32 * TENSOR_KEYS, to = a.leaf + TENSOR_SPARE;
-    const bf16 *q = m.q + (tile * TENSOR_ROWS + row) * pitch + quarter * 8;
-    const bf16 *key = m.keys + (at + row) * a.dqk + quarter * 8;
-    float c[N][4] = {};
-    if (at >= count) return;
+    const bf16 *q = queries + row * pitch + quarter * 8;
+    const bf16 *key = keys + (row / 2 * 8 + row % 2) * a.dqk + quarter * 8;
 #pragma unroll 2
     for (int k = 0; k < a.dqk; k += 32) {
-        few_words b[N] = {}, high = {}, low = {};
+        few_words b[4] = {}, high = {}, low = {};
         if (k + quarter * 8 < a.dqk) {
 #pragma unroll
-            for (int n = 0; n < N; n++)
-                b[n] = read_words(key + 8 * n * a.dqk + k);
+            for (int n = 0; n < 4; n++)
+                b[n] = read_words(key + 2 * n * a.dqk + k);
             high = read_words(q + k), low = read_words(q + 8 * pitch + k);
         }
 #pragma unroll
-        for (int n = 0; n < N; n++)
+        for (int step = 0; step < 2; step++)
 #pragma unroll
-            for (int step = 0; step < 2; step++)
+            for (int n = 0; n < 4; n++)
                 few_multiply(c[n], high, low, step, b[n].word[2 * step], b[n].word[2 * step + 1]);
     }
+}
+
+/* What a warp has of its unit: a lane those of two heads, row and row + 8 of the tile. */
+template <int UNITS> struct unit_sums {
+    float o[UNITS][4][4]; /* Σ p v of 32 columns: [eight of them][head and column] */
+    float top[2], sum[2];
+};
+
+/* What few models have: relative positions, a soft cap. */
+__device__ static inline float adjust_score(const attend_problem &a, float score, int distance) {
+    if (a.rel) score = fmaf(a.rel[min(max(distance, 0), a.context - 1)], LOG2E, score);
+    return a.softcap > 0 ? a.softcap * tanhf(score / a.softcap) : score;
+}
+
+/* From raw products to exponentials under the largest score so far; what was summed before follows it.
+ * HALVES 1: only the first eight heads of a tile are there. */
+template <int UNITS, int HALVES, bool PLAIN>
+__device__ static inline void weigh_tile(const attend_problem &a, const tile_walk &w,
+                                         const row_view &v, const head_factors *factors,
+                                         const float *numbers, int tile, float (&c)[4][4],
+                                         unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, at = lane % 4 * 8;
+    float shrink[2] = {1, 1};
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int half = 0; half < HALVES; half++) {
+        int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
+        head_factors f = factors[h];
+        auto each = [&](auto change) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int h = tile * TENSOR_ROWS + row + e / 2 * 8;
-            if (h < a.group) m.scores[h * to + at + 8 * n + quarter * 2 + e % 2] = c[n][e];
+            for (int e = 0; e < 8; e++)
+                c[e / 2][2 * half + e % 2] = change(at + e, c[e / 2][2 * half + e % 2]);
+        };
+        each([&](int, float score) { return score * f.scale; });
+        if (a.keys.number)
+            each([&](int e, float score) { return fmaf(numbers[e], f.beta, score); });
+        if (a.pos == WEFT_POS_ALIBI)
+            each([&](int e, float score) {
+                return score - f.slope * (float)(v.position - w.key - e);
+            });
+        if (!PLAIN)
+            each(
+                [&](int e, float score) { return adjust_score(a, score, v.position - w.key - e); });
+        if (a.scores && h < a.group) {
+            int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+            float *to = a.scores + head * a.context + w.key - v.seen;
+            each([&](int e, float score) {
+                if (w.key + e >= w.low && w.key + e < w.high) to[e] = score;
+                return score;
+            });
         }
-}
-
-/* Weights of row h from key k on, eight of them as bf16. */
-__device__ static inline few_words read_weights(const attend_problem &a, const tensor_memory &m,
-                                                int h, int k) {
-    few_words w = {};
-    if (h >= a.group) return w;
-    float v[VECTOR];
-    load_vector(m.scores + h * (a.leaf + TENSOR_SPARE) + k, v);
+        if (w.high - w.low < TENSOR_KEYS)
+            each([&](int e, float score) {
+                return w.key + e >= w.low && w.key + e < w.high ? score : -INFINITY;
+            });
+        float top = s.top[half];
+        each([&](int, float score) { return top = fmaxf(top, score), score; });
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        shrink[half] = power_of_two(s.top[half] - top);
+        s.top[half] = top;
+        float sum = 0;
+        each([&](int, float score) {
+            float p = power_of_two(score - top);
+            return sum += p, p;
+        });
+        s.sum[half] = fmaf(s.sum[half], shrink[half], sum);
+    }
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        w.word[i] = join_halves(v[2 * i], v[2 * i + 1]);
-    return w;
+    for (int u = 0; u < UNITS; u++)
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+#pragma unroll
+            for (int e = 0; e < 2 * HALVES; e++)
+                s.o[u][t][e] *= shrink[e / 2];
 }
 
-/* O = P V for 16 heads: a warp has 32 columns and a part of the keys; the parts are added in order. */
-__device__ static inline void sum_tile(const attend_problem &a, const tensor_memory &m, int tile,
-                                       int count, float *partial, int64_t step) {
-    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4, warp = (int)threadIdx.x / 32;
-    int units = (a.dv + TENSOR_COLUMNS - 1) / TENSOR_COLUMNS, across = 1, rows = tensor_rows(a);
+/* O += P V for 16 heads, from column `from` on. */
+template <int UNITS>
+__device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
+                                       const bf16 *values, int from, const float (&p)[4][4],
+                                       unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
     int pitch = a.joint ? a.dqk : a.dv;
-    while (across < units && across < TENSOR_WARPS)
-        across *= 2;
-    int parts = min(TENSOR_WARPS / across, a.leaf / TENSOR_KEYS), keys = a.leaf / parts;
-    int begin = warp / across * keys, end = min(begin + keys, count);
-    for (int u = 0; u < units; u += across) {
-        int column = (u + warp % across) * TENSOR_COLUMNS;
-        float c[4][4] = {};
-        for (int k = begin; k < end; k += 32) {
-            unsigned b[4][4];
+    bool whole = w.high - w.low == TENSOR_KEYS;
+    few_words high, low;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int j = k + row / 2 * 8 + 2 * i + row % 2, n = column + 8 * quarter;
-                few_words v = {};
-                if (j < count && n < a.dv) v = read_words(m.values + j * pitch + n);
+    for (int i = 0; i < 4; i++) {
+        high.word[i] = join_halves(p[i][0], p[i][1]);
+        low.word[i] = join_halves(p[i][2], p[i][3]);
+    }
 #pragma unroll
-                for (int t = 0; t < 4; t++)
-                    b[t][i] = v.word[t];
-            }
-            int h = tile * TENSOR_ROWS + row;
-            few_words high = read_weights(a, m, h, k + quarter * 8);
-            few_words low = read_weights(a, m, h + 8, k + quarter * 8);
+    for (int u = 0; u < UNITS; u++) {
+        int column = from + 32 * u + 8 * quarter;
+        if (from + 32 * u >= a.dv) break;
+        unsigned b[4][4];
 #pragma unroll
-            for (int t = 0; t < 4; t++) {
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    b[t][i] = few_transpose(b[t][i]);
-#pragma unroll
-                for (int s = 0; s < 2; s++)
-                    few_multiply(c[t], high, low, s, b[t][2 * s], b[t][2 * s + 1]);
-            }
-        }
-        __syncthreads();
-        if (warp / across < parts)
+        for (int i = 0; i < 4; i++) {
+            int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
+            few_words v = {};
+            if ((whole || (j >= w.low && j < w.high)) && column < a.dv)
+                v = read_words(values + at * pitch + column);
 #pragma unroll
             for (int t = 0; t < 4; t++)
+                b[t][i] = v.word[t];
+        }
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int h = row + e / 2 * 8, n = quarter * 8 + 2 * t + e % 2;
-                    if (h < rows) m.parts[(warp * rows + h) * TENSOR_COLUMNS + n] = c[t][e];
-                }
-        __syncthreads();
-        for (int e = threadIdx.x; e < across * rows * TENSOR_COLUMNS; e += THREADS) {
-            int n = e % TENSOR_COLUMNS, h = e / TENSOR_COLUMNS % rows;
-            int unit = e / TENSOR_COLUMNS / rows, to = (u + unit) * TENSOR_COLUMNS + n;
-            int head = tile * TENSOR_ROWS + h;
-            if (head >= a.group || to >= a.dv) continue;
-            float all = 0;
-            for (int k = 0; k < parts; k++)
-                all += m.parts[((k * across + unit) * rows + h) * TENSOR_COLUMNS + n];
-            partial[head * step + to] = all;
+        for (int t = 0; t < 4; t++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                b[t][i] = few_transpose(b[t][i]);
+#pragma unroll
+            for (int step = 0; step < 2; step++)
+                few_multiply(s.o[u][t], high, low, step, b[t][2 * step], b[t][2 * step + 1]);
         }
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 2)
-    attend_block_tensor(const __grid_constant__ attend_problem a) {
-    extern __shared__ __align__(16) char tensor_shared[];
-    trigger_dependents();
-    if (a.documents) wait_for_primary();
-    block_place t = place_leaf(a, (int)blockIdx.z);
-    if (t.first >= t.end) {
-        wait_for_primary();
-        join_absent(a, t);
-        return;
+/* A unit's result to the workspace. */
+template <int UNITS, int HALVES>
+__device__ static inline void keep_leaf(const attend_problem &a, const row_view &v, int leaf,
+                                        int tile, int from, unit_sums<UNITS> &s) {
+    int lane = threadIdx.x % 32, quarter = lane % 4;
+#pragma unroll
+    for (int half = 0; half < HALVES; half++) {
+        float sum = s.sum[half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        int h = tile * TENSOR_ROWS + lane / 4 + 8 * half;
+        if (h >= a.group) continue;
+        int64_t head = (int64_t)v.r * a.heads + v.g * a.group + h;
+        float *to = a.partial + (head * a.blocks + leaf) * (a.dv + 2);
+        if (quarter == 0 && from == 0) *(float2 *)(to + a.dv) = make_float2(s.top[half], sum);
+        to += from + 8 * quarter;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+            if (from + 32 * u + 8 * quarter < a.dv)
+#pragma unroll
+                for (int t = 0; t < 4; t++)
+                    *(float2 *)(to + 32 * u + 2 * t) =
+                        make_float2(s.o[u][t][2 * half], s.o[u][t][2 * half + 1]);
     }
-    tensor_memory m = cut_tensor_memory(a, tensor_shared);
-    int pitch = a.dqk + TENSOR_SPARE;
-    begin_leaves(a, m, t.part);
-    const bf16 *q = (const bf16 *)a.q.data + t.r * a.q_columns + (int64_t)t.g * a.group * a.dqk;
-    for (int e = threadIdx.x * VECTOR; e < tensor_heads(a) * a.dqk; e += THREADS * VECTOR) {
-        int h = e / a.dqk, d = e % a.dqk;
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (h < a.group) v = *(const uint4 *)(q + (int64_t)h * a.dqk + d);
-        *(uint4 *)(m.q + h * pitch + d) = v;
-    }
-    int64_t step = (int64_t)a.blocks * (a.dv + 2);
-    for (int i = 0; t.first < t.end; i++, t = place_leaf(a, t.part + a.splits)) {
-        int slot = i % a.ring, count = t.end - t.first;
-        float *partial = partial_of(a, t);
-        m.keys = (bf16 *)(tensor_shared + slot * tensor_key_bytes(a));
-        m.values = a.joint ? m.keys : m.keys + a.leaf * a.dqk;
-        if (a.keys.number)
-            for (int j = threadIdx.x; j < count; j += THREADS) {
-                char *page = page_at(a.keys, a.places, t.r, t.first + j);
-                m.n[j] = *number_at(a.keys, page, t.g, (t.first + j) % WEFT_PAGE_TOKENS);
-            }
-        if (i == 0) __syncthreads(); /* queries and barriers are there */
-        wait_leaf(m, slot, i / a.ring);
-        for (int tile = 0; tile * TENSOR_ROWS < a.group; tile++)
-            score_tile(a, m, tile, count);
-        __syncthreads();
-        weigh_keys(a, m.scores, a.leaf + TENSOR_SPARE, m.n, t, partial, step);
-        __syncthreads();
-        for (int tile = 0; tile * TENSOR_ROWS < a.group; tile++)
-            sum_tile(a, m, tile, count, partial, step);
-        ask_for_leaf(a, m, slot, place_leaf(a, t.part + a.ring * a.splits));
-    }
-    join_when_last(a, place_leaf(a, (int)blockIdx.z));
 }
 
-/* Keys of a leaf, by the widths and heads alone, and leaves in shared memory. */
+/* Queries and factors of the key head's heads, zeros behind them. */
+__device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
+                                           const row_view &v) {
+    const bf16 *q = (const bf16 *)a.q.data + v.r * a.q_columns + (int64_t)v.g * a.group * a.dqk;
+    int heads = tensor_heads(a);
+    for (int h = (int)threadIdx.x / 32; h < heads; h += TENSOR_WARPS)
+        for (int d = (int)threadIdx.x % 32 * VECTOR; d < a.dqk; d += 32 * VECTOR) {
+            uint4 words = make_uint4(0, 0, 0, 0);
+            if (h < a.group) words = *(const uint4 *)(q + h * a.dqk + d);
+            *(uint4 *)(m.q + h * (a.dqk + TENSOR_SPARE) + d) = words;
+        }
+    for (int h = (int)threadIdx.x; h < heads; h += 32 * TENSOR_WARPS)
+        m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+}
+
+/* The leaves of a warp. */
+template <int UNITS, int HALVES, bool PLAIN>
+__device__ static inline void go_through_leaves(const attend_problem &a, const tensor_memory &m,
+                                                const row_view &v, tile_walk use, tile_walk ask) {
+    int tiles = tensor_heads(a) / TENSOR_ROWS;
+    unit_sums<UNITS> s;
+    bool fresh = true;
+#pragma unroll 1
+    for (int i = 0; use.there(); i++) {
+        int slot = i % TENSOR_STAGES, leaf = use.unit, within = 0;
+        if (a.units > 1) leaf = use.unit / a.units, within = use.unit % a.units;
+        int tile = within % tiles, from = within / tiles * TENSOR_COLUMNS;
+        const char *stage = m.stages + slot * stage_bytes(a);
+        const bf16 *keys = (const bf16 *)stage;
+        if (fresh) {
+            s = {};
+            s.top[0] = s.top[1] = -INFINITY;
+        }
+        fresh = use.ends_leaf();
+        float c[4][4] = {};
+        wait_tile(m, slot, i / TENSOR_STAGES);
+        score_tile(a, m.q + tile * TENSOR_ROWS * (a.dqk + TENSOR_SPARE), keys, c);
+        weigh_tile<UNITS, HALVES, PLAIN>(a, use, v, m.factors,
+                                         (const float *)(stage + pair_bytes(a)), tile, c, s);
+        sum_tile(a, use, a.joint ? keys : keys + TENSOR_KEYS * a.dqk, from, c, s);
+        __syncwarp();
+        if (ask.there()) {
+            ask_for_tile(a, m, slot, ask, v);
+            ask.advance(a, v);
+        }
+        if (fresh) keep_leaf<UNITS, HALVES>(a, v, leaf, tile, from, s);
+        use.advance(a, v);
+    }
+}
+
+/* Warps from a.warps on only help with queries and joining. PLAIN: adjust_score would do nothing. */
+template <int UNITS, int HALVES, bool PLAIN>
+static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
+    attend_tiles(const __grid_constant__ attend_problem a) {
+    extern __shared__ __align__(128) char tensor_shared[];
+    trigger_dependents();
+    if (a.documents) wait_for_primary();
+    int warp = (int)threadIdx.x / 32, r = (int)blockIdx.y, slot = a.places.slot[r];
+    row_view v = {r, (int)blockIdx.x, slot < 0 ? -1 : a.places.position[r], 0,
+                  a.places.table + (int64_t)slot * a.places.pages};
+    if (slot >= 0) v.seen = first_seen(a, r, v.position);
+    int leaves = slot < 0 ? 0 : (v.position >> a.leaf_bits) - (v.seen >> a.leaf_bits) + 1;
+    int sharing = min(a.splits, leaves * a.units);
+    bool joins = slot < 0 && blockIdx.z == 0;
+    if ((int)blockIdx.z < sharing) {
+        tensor_memory m = cut_tensor_memory(a, tensor_shared);
+        tile_walk use = {warp * a.splits + (int)blockIdx.z};
+        if (warp < a.warps) use.enter(a, v);
+        tile_walk ask = use;
+        if (warp < a.warps)
+            begin_tiles(a, m, ask, v);
+        else
+            wait_for_primary();
+        load_queries(a, m, v);
+        __syncthreads();
+        go_through_leaves<UNITS, HALVES, PLAIN>(a, m, v, use, ask);
+        joins = a.joins && ends_last(a, r, v.g, sharing);
+    } else {
+        wait_for_primary();
+    }
+    if (a.joins && joins) join_group(a, r, v.g);
+}
+
+/* Blocks for each row and key head, and warps of each: all that fit at a time, or several times as many, so
+ * that it matters little when the last ones end. */
+static inline void share_out_leaves(attend_problem *a, int64_t pairs) {
+    int64_t room = 2 * multiprocessors(), units = (int64_t)a->blocks * a->units;
+    int64_t splits = pairs <= room ? room / pairs : ceil_div(3 * room, pairs);
+    a->splits = (int)min_i64(units, splits);
+    int64_t each = ceil_div(units, a->splits), rounds = ceil_div(each, a->warps);
+    a->warps = (int)ceil_div(each, rounds);
+}
+
+/* Keys of a leaf, by the heads alone: of many heads each leaf leaves many sums. */
 static inline void choose_leaf(attend_problem *a) {
-    a->leaf = BLOCK;
-    while (a->leaf > TENSOR_LEAST && tensor_key_bytes(*a) > TENSOR_LEAF)
-        a->leaf /= 2;
-    if (tensor_key_bytes(*a) + tensor_rest_bytes(*a) > weft_cuda_device()->shared_memory)
-        a->leaf = TENSOR_KEYS;
-    int64_t ring = (TENSOR_ROOM - tensor_rest_bytes(*a)) / tensor_key_bytes(*a);
-    a->ring = (int)max_i64(1, min_i64(TENSOR_RING, ring));
+    a->leaf_bits = a->group <= 4 ? 6 : 7;
+    a->leaf = 1 << a->leaf_bits;
+}
+
+/* Warps that have leaves, at most. */
+static inline int most_warps(const attend_problem &a) {
+    int64_t warps = TENSOR_ROOM / (TENSOR_STAGES * (int64_t)stage_bytes(a));
+    return (int)max_i64(1, min_i64(TENSOR_WARPS, warps));
+}
+
+template <int UNITS> static void (*choose_heads(const attend_problem &a))(const attend_problem) {
+    if (a.rel || a.softcap > 0) return attend_tiles<UNITS, 2, false>;
+    return a.group <= TENSOR_ROWS / 2 ? attend_tiles<UNITS, 1, true> : attend_tiles<UNITS, 2, true>;
+}
+
+static inline void (*choose_tiles(const attend_problem &a))(const attend_problem) {
+    return a.dv <= 64 ? choose_heads<2>(a) : a.dv <= 128 ? choose_heads<4>(a) : choose_heads<8>(a);
 }
 
 /* Whether it takes the problem: follows from types, sizes and options alone. */

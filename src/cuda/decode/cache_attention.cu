@@ -18,9 +18,6 @@
  * Floor: the keys and values of the rows' contexts once. */
 #include "cuda/decode/attend_tensor.cuh"
 
-/* Leaves that one block joins; with more, blocks for each head share that out. */
-enum { FEW_BLOCKS = 34 };
-
 /* Shared memory, in floats: q [group, padded]; scores [group, BLOCK]; n [BLOCK]; the row's own key;
  * cosines and sines of the block's first position; then keys as they are read, or the values' sums. */
 struct attend_memory {
@@ -255,17 +252,9 @@ __device__ static inline void sum_values(const attend_problem &a, const attend_m
 }
 
 template <int KIND, bool ALIGNED>
-static __global__ void __launch_bounds__(THREADS)
-    attend_block(const __grid_constant__ attend_problem a) {
-    extern __shared__ __align__(16) float memory[];
-    follow_primary();
-    block_place t = place_leaf(a, (int)blockIdx.z);
-    if (t.first >= t.end) {
-        join_absent(a, t);
-        return;
-    }
+__device__ static inline void attend_leaf(const attend_problem &a, const attend_memory &m,
+                                          const block_place &t) {
     int r = t.r, g = t.g, first = t.first, end = t.end;
-    attend_memory m = cut_memory(a, memory);
     int64_t q = r * a.q_columns + (int64_t)g * a.group * a.dqk;
     for (int e = threadIdx.x; e < a.group * a.padded; e += THREADS) {
         int h = e / a.padded, d = e % a.padded;
@@ -284,7 +273,20 @@ static __global__ void __launch_bounds__(THREADS)
     weigh_keys(a, m.scores, BLOCK, m.n, t, partial, step);
     __syncthreads();
     sum_values<KIND, ALIGNED>(a, m, r, g, first, end, partial, step);
-    join_when_last(a, t);
+}
+
+template <int KIND, bool ALIGNED>
+static __global__ void __launch_bounds__(THREADS)
+    attend_block(const __grid_constant__ attend_problem a) {
+    extern __shared__ __align__(16) float memory[];
+    follow_primary();
+    block_place t = place_leaf(a, (int)blockIdx.z);
+    bool joins = t.part == 0 && a.places.slot[t.r] < 0;
+    if (t.first < t.end) {
+        attend_leaf<KIND, ALIGNED>(a, cut_memory(a, memory), t);
+        joins = a.joins && ends_last(a, t.r, t.g, leaves_of(a, t.r));
+    }
+    if (a.joins && joins) join_group(a, t.r, t.g);
 }
 
 /* A block a row's head. */
@@ -350,9 +352,11 @@ static attend_problem make_problem(const weft_exec *x, const weft_node *n) {
     a.joint = !apart;
     a.q.is_bf16 = n->in[WEFT_CACHE_X]->dtype == WEFT_BF16;
     a.q_columns = weft_tensor_count(n->in[WEFT_CACHE_X]) / n->in[WEFT_CACHE_SLOT]->shape[0];
-    choose_leaf(&a);
+    a.units = tensor_units(a);
+    a.warps = most_warps(a);
     a.tensor = suits_tensor(a, a.q.is_bf16);
-    if (!a.tensor) a.leaf = BLOCK;
+    a.leaf = BLOCK;
+    if (a.tensor) choose_leaf(&a);
     a.blocks = (int)(ceil_div(attr->context - 1, a.leaf) + 1);
     return a;
 }
@@ -380,20 +384,14 @@ static void launch_kernel(const weft_exec *x, const attend_problem &a,
                           void (*kernel)(const attend_problem), int64_t bytes, unsigned rows) {
     dim3 grid((unsigned)a.keys.heads, rows, (unsigned)a.splits);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    launch_following(follows(x), stream_of(x), grid, THREADS, bytes, kernel, a);
+    launch_following(follows(x), stream_of(x), grid, a.tensor ? 32 * TENSOR_WARPS : THREADS, bytes,
+                     kernel, a);
 }
 
 template <int KIND> static void launch(const weft_exec *x, const attend_problem &a, unsigned rows) {
     bool aligned = a.dqk % VECTOR == 0 && a.dv % VECTOR == 0;
     launch_kernel(x, a, aligned ? attend_block<KIND, true> : attend_block<KIND, false>,
                   attend_bytes(a), rows);
-}
-
-/* Blocks for each row and key head: together all that fit at a time, or where those are few, so many that it
- * matters little when the last ones end. */
-static int count_splits(const attend_problem &a, int64_t pairs) {
-    int64_t room = 2 * multiprocessors();
-    return (int)min_i64(a.blocks, pairs <= room ? room / pairs : ceil_div(9 * room, pairs));
 }
 
 static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
@@ -419,11 +417,12 @@ static weft_status cache_attention_run(weft_exec *x, const weft_node *n) {
                          "cache_attention: %d heads of %d numbers for one key head are more than a "
                          "block of this GPU has room for; --device cpu can",
                          a.group, a.dqk);
-    a.splits = a.tensor ? count_splits(a, (int64_t)rows * a.keys.heads) : a.blocks;
-    if (a.blocks <= FEW_BLOCKS && rows * a.keys.heads <= DEVICE_COUNTERS)
+    a.splits = a.blocks;
+    if (a.tensor) share_out_leaves(&a, (int64_t)rows * a.keys.heads);
+    if (a.blocks <= FEW_LEAVES && a.dv % 2 == 0 && rows * a.keys.heads <= DEVICE_COUNTERS)
         a.joins = device_counters(x);
     if (a.tensor)
-        launch_kernel(x, a, attend_block_tensor, tensor_bytes(a), rows);
+        launch_kernel(x, a, choose_tiles(a), tensor_bytes(a), rows);
     else
         with_kind(a.keys.kind, [&](auto k) { launch<decltype(k)::value>(x, a, rows); });
     if (!a.joins)

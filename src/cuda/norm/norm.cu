@@ -13,7 +13,6 @@
 #include "cuda/norm/norm.cuh"
 
 #include "cuda/dependent_launch.cuh"
-#include "cuda/products/streamed.cuh"
 
 enum {
     WARP_ROWS = 4, /* warps of a block */
@@ -233,32 +232,6 @@ static void launch_group(weft_exec *x, const weft_node *n, norm_args a, int grou
                          norm_wide_row, a);
 }
 
-/* In generation the products behind a norm of few rows make it, each block for itself: one kernel less. */
-static bool run_with_products(const weft_exec *x, const weft_node *n, const norm_args &a) {
-    const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
-    const weft_tensor *in = n->in[WEFT_NORM_X], *r = n->in[WEFT_NORM_R];
-    weft_norm_group whole = weft_norm_group_of(attr, in, 0);
-    bool narrow = a.x.is_bf16 && a.y.is_bf16 && (!r || (a.r.is_bf16 && a.s.is_bf16));
-    bool steady =
-        is_steady(n->in[WEFT_NORM_W]) && (!n->in[WEFT_NORM_B] || is_steady(n->in[WEFT_NORM_B]));
-    if (!follows(x) || !narrow || !steady || whole.count != whole.period || a.width % VECTOR != 0 ||
-        overlap(x, in, n->out[WEFT_NORM_Y]) || (r && overlap(x, r, n->out[WEFT_NORM_Y])))
-        return false;
-    if (r && (!n->out[WEFT_NORM_S] || overlap(x, in, n->out[WEFT_NORM_S]) ||
-              overlap(x, r, n->out[WEFT_NORM_S])))
-        return false;
-    streamed_norm how = {(const bf16 *)a.x.data,
-                         (const bf16 *)a.r.data,
-                         any_of(x, n->in[WEFT_NORM_W]),
-                         a.b,
-                         a.eps,
-                         a.share,
-                         a.centered,
-                         r ? (bf16 *)(void *)a.s.data : NULL,
-                         (bf16 *)(void *)a.y.data};
-    return launch_normed_products(x, n, &how) || launch_normed_gate(x, n, &how);
-}
-
 static weft_status norm_run(weft_exec *x, const weft_node *n) {
     const weft_norm_attr *attr = ATTR(n, weft_norm_attr);
     norm_args a = {};
@@ -273,7 +246,6 @@ static weft_status norm_run(weft_exec *x, const weft_node *n) {
     a.s = any_of(x, n->out[WEFT_NORM_S]);
     a.mean = data_of<float>(x, n->out[WEFT_NORM_MEAN]);
     a.rstd = data_of<float>(x, n->out[WEFT_NORM_RSTD]);
-    if (run_with_products(x, n, a)) return launched(n);
     for (int group = 0; group < WEFT_NORM_GROUPS; group++)
         launch_group(x, n, a, group);
     launch_rest(x, n, n->in[WEFT_NORM_X], n->in[WEFT_NORM_X], n->out[WEFT_NORM_Y]);

@@ -84,14 +84,24 @@ __device__ static inline four_addends load_addends(const finishing &f, int64_t r
     return a;
 }
 
-/* Four sums of a row, with the bits of finish_value: where they are not by_fours, up to column n. */
+/* Four sums of a row up to column n, one by one. Not inline: kernels of few microseconds wait for each
+ * line of code that they come to first. */
+__device__ static __noinline__ void finish_apart(const finishing &f, int64_t row, int64_t column,
+                                                 int64_t n, float4 sum) {
+#pragma unroll 1
+    for (int i = 0; i < 4 && column + i < n; i++)
+        finish_value(f, 0, row, column + i,
+                     i == 0   ? sum.x
+                     : i == 1 ? sum.y
+                     : i == 2 ? sum.z
+                              : sum.w);
+}
+
+/* Four sums of a row, with the bits of finish_value. */
 __device__ static inline void finish_four(const finishing &f, int64_t row, int64_t column,
                                           int64_t n, float4 sum, const four_addends &a) {
     if (!goes_by_fours(f)) {
-        float each[4] = {sum.x, sum.y, sum.z, sum.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (column + i < n) finish_value(f, 0, row, column + i, each[i]);
+        finish_apart(f, row, column, n, sum);
         return;
     }
     int64_t at = row * f.ld + column;

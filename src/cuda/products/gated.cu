@@ -11,7 +11,6 @@
 
 extern "C" {
 #include "ops/gated.h"
-#include "ops/list.h"
 
 extern const weft_kernel weft_cuda_matmul, weft_cuda_silu_mul, weft_cuda_silu_mul_back;
 }
@@ -95,33 +94,23 @@ static cuda_gemm describe_streamed(const weft_exec *x, const weft_node *n, int o
     return p;
 }
 
-/* Gate and up are kept where a gradient asks for them. `norm`: of what x is the norm, or NULL. */
-static bool run_streamed(const weft_exec *x, const weft_node *n, const streamed_norm *norm) {
+/* Gate and up are kept where a gradient asks for them. */
+static bool run_streamed(const weft_exec *x, const weft_node *n) {
     const weft_tensor *y = n->out[WEFT_GATED_Y], *kept = n->out[WEFT_GATED_UP];
     cuda_gemm gate = describe_streamed(x, n, WEFT_GATED_GATE);
     cuda_gemm up = describe_streamed(x, n, WEFT_GATED_UP);
     if (gate.m > GEMM_STREAMED_ROWS || y->dtype != WEFT_BF16 || !streamed_can(&gate) ||
-        !streamed_can(&up) || (norm && !streamed_can_norm(&gate, true)))
+        !streamed_can(&up))
         return false;
     if (kept) gate.c.data = weft_data(x, n->out[WEFT_GATED_GATE]), up.c.data = weft_data(x, kept);
-    streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y), norm);
-    return true;
-}
-
-bool launch_normed_gate(const weft_exec *x, const weft_node *norm, const streamed_norm *how) {
-    const weft_node *n = next_node(x, norm);
-    if (!n || n->op->id != WEFT_OP_gated_linear || n->in[WEFT_GATED_X] != norm->out[0] ||
-        !spares(x, n, norm) || !run_streamed(x, n, how))
-        return false;
-    launched_until(x, n);
+    streamed_launch_gated(stream_of(x), &gate, &up, any_of(x, y));
     return true;
 }
 
 static weft_status gated_linear_run(weft_exec *x, const weft_node *n) {
-    if (is_launched(x, n)) return WEFT_OK;
     fused_product p = describe_forward(x, n);
-    if (run_streamed(x, n, NULL)) return launched(n);
     if (is_fused(n, &p)) return fused_launch(stream_of(x), &p);
+    if (run_streamed(x, n)) return launched(n);
     weft_gated_part part;
     for (int out = WEFT_GATED_GATE; out <= WEFT_GATED_UP; out++) {
         weft_gated_product(n, out, &part);

@@ -15,11 +15,9 @@
 #include "cuda/functions.cuh"
 #include "cuda/products/gemm.cuh"
 #include "cuda/products/gemm_fused.cuh"
-#include "cuda/products/streamed.cuh"
 
 extern "C" {
 #include "ops/linear.h"
-#include "ops/list.h"
 }
 
 /* The pass over rows whose columns are summed: dy, or with x what comes of it behind gelu, dx. */
@@ -556,34 +554,6 @@ static bool run_together(const weft_exec *x, const weft_node *n) {
     }
     if (count < 2) return false;
     gemm_run_together(x, p, count);
-    launched_until(x, nodes[count - 1]);
-    return true;
-}
-
-/* Whether a product behind a norm reads nothing of it but its rows. */
-static bool reads_rows_alone(const weft_exec *x, const weft_node *m, const weft_node *norm) {
-    for (int i = 1; i < m->n_in; i++)
-        for (int k = 0; k < norm->n_out; k++)
-            if (overlap(x, m->in[i], norm->out[k])) return false;
-    return m->in[0] == norm->out[0];
-}
-
-bool launch_normed_products(const weft_exec *x, const weft_node *norm, const streamed_norm *how) {
-    cuda_gemm p[GEMM_TOGETHER];
-    const weft_node *nodes[GEMM_TOGETHER], *first = next_node(x, norm);
-    int count = 0;
-    if (!first || first->op->id != WEFT_OP_matmul) return false;
-    for (const weft_node *m = first; m && count < GEMM_TOGETHER; m = next_alike(x, m)) {
-        bool fits = reads_rows_alone(x, m, norm) && describe_joining(x, m, &p[count]) &&
-                    streamed_can(&p[count]) && streamed_can_norm(&p[count], false) &&
-                    spares(x, m, norm);
-        for (int i = 0; fits && i < count; i++)
-            fits = are_apart(x, m, nodes[i]);
-        if (!fits) break;
-        nodes[count++] = m;
-    }
-    if (count == 0) return false;
-    streamed_launch(stream_of(x), p, count, how);
     launched_until(x, nodes[count - 1]);
     return true;
 }
