@@ -26,7 +26,6 @@ enum {
     TENSOR_ROWS = 16,        /* heads of a tile */
     TENSOR_KEYS = 32,        /* keys of a tile */
     TENSOR_COLUMNS = 8 * 32, /* of values that a warp sums, at most */
-    TENSOR_SPARE = 8,        /* numbers behind a query's, so that queries share no bank */
     TENSOR_STAGES = 2,       /* tiles of a warp in shared memory */
     TENSOR_WARPS = 6,        /* of a block */
     TENSOR_ROOM = 100 << 10  /* bytes of a block's stages, so that two are there, or a product's */
@@ -34,6 +33,11 @@ enum {
 
 __host__ __device__ static inline int tensor_heads(const attend_problem &a) {
     return (a.group + TENSOR_ROWS - 1) / TENSOR_ROWS * TENSOR_ROWS;
+}
+
+/* Of 16 numbers each, of a product with queries: an even number of them. */
+__host__ __device__ static inline int tensor_steps(const attend_problem &a) {
+    return (a.dqk + 31) / 32 * 2;
 }
 
 /* Units of a leaf: tiles of heads, and parts of the values' columns. */
@@ -50,25 +54,27 @@ __host__ __device__ static inline int stage_bytes(const attend_problem &a) {
     return pair_bytes(a) + (a.keys.number ? TENSOR_KEYS * (int)sizeof(float) : 0);
 }
 
-/* Shared memory: the warps' stages; a barrier for each; q [heads, dqk + SPARE] in bf16; heads' factors. */
+/* Shared memory: the warps' stages; a barrier for each; q, a number of 16 bytes for each step and lane of each
+ * tile of heads; heads' factors. */
 static inline int64_t tensor_bytes(const attend_problem &a) {
-    int64_t head = (a.dqk + TENSOR_SPARE) * (int64_t)sizeof(bf16) + (int64_t)sizeof(head_factors);
+    int64_t head = tensor_steps(a) * 2 * (int64_t)sizeof(uint4) + (int64_t)sizeof(head_factors);
     return a.warps * TENSOR_STAGES * (int64_t)(stage_bytes(a) + 8) + tensor_heads(a) * head;
 }
 
 struct tensor_memory {
     char *stages;     /* of the warp */
     uint32_t arrived; /* the warp's barriers */
-    bf16 *q;
+    uint4 *q;
     head_factors *factors;
 };
 
 __device__ static inline tensor_memory cut_tensor_memory(const attend_problem &a, char *memory) {
     int warp = (int)threadIdx.x / 32, stages = a.warps * TENSOR_STAGES;
-    char *barriers = memory + stages * stage_bytes(a), *q = barriers + stages * 8;
+    char *barriers = memory + stages * stage_bytes(a);
+    uint4 *q = (uint4 *)(barriers + stages * 8);
     return {memory + warp * TENSOR_STAGES * stage_bytes(a),
-            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8), (bf16 *)q,
-            (head_factors *)(q + tensor_heads(a) * (a.dqk + TENSOR_SPARE) * (int)sizeof(bf16))};
+            shared_address(barriers) + (uint32_t)(warp * TENSOR_STAGES * 8), q,
+            (head_factors *)(q + tensor_heads(a) * tensor_steps(a) * 2)};
 }
 
 __device__ static inline few_words read_words(const void *from) {
@@ -231,26 +237,33 @@ __device__ static inline void wait_tile(const tensor_memory &, int, int) {
 
 #endif
 
-/* S = Q Kᵀ for 16 heads and 32 keys. */
-__device__ static inline void score_tile(const attend_problem &a, const bf16 *queries,
+/* c += a b for 16 heads and eight columns, over 16 numbers: a as the instruction has it. */
+__device__ static inline void multiply_heads(float (&c)[4], uint4 a, unsigned b0, unsigned b1) {
+    few_words high = {{a.x, a.z}}, low = {{a.y, a.w}};
+    few_multiply(c, high, low, 0, b0, b1);
+}
+
+/* S = Q Kᵀ for 16 heads and 32 keys. EVEN: widths are multiples of 32, and all keys are there. */
+template <bool EVEN>
+__device__ static inline void score_tile(const attend_problem &a, const uint4 *queries,
                                          const bf16 *keys, float (&c)[4][4]) {
-    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4, pitch = a.dqk + TENSOR_SPARE;
-    const bf16 *q = queries + row * pitch + quarter * 8;
+    int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
+    const uint4 *q = queries + lane;
     const bf16 *key = keys + (row / 2 * 8 + row % 2) * a.dqk + quarter * 8;
 #pragma unroll 2
-    for (int k = 0; k < a.dqk; k += 32) {
-        few_words b[4] = {}, high = {}, low = {};
-        if (k + quarter * 8 < a.dqk) {
+    for (int k = 0; k < a.dqk; k += 32, q += 64) {
+        few_words b[4];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            b[n] =
+                EVEN || k + quarter * 8 < a.dqk ? read_words(key + 2 * n * a.dqk + k) : few_words{};
+#pragma unroll
+        for (int step = 0; step < 2; step++) {
+            uint4 high_low = q[32 * step];
 #pragma unroll
             for (int n = 0; n < 4; n++)
-                b[n] = read_words(key + 2 * n * a.dqk + k);
-            high = read_words(q + k), low = read_words(q + 8 * pitch + k);
+                multiply_heads(c[n], high_low, b[n].word[2 * step], b[n].word[2 * step + 1]);
         }
-#pragma unroll
-        for (int step = 0; step < 2; step++)
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                few_multiply(c[n], high, low, step, b[n].word[2 * step], b[n].word[2 * step + 1]);
     }
 }
 
@@ -329,19 +342,19 @@ __device__ static inline void weigh_tile(const attend_problem &a, const tile_wal
 }
 
 /* O += P V for 16 heads, from column `from` on. */
-template <int UNITS>
+template <int UNITS, int HALVES, bool EVEN>
 __device__ static inline void sum_tile(const attend_problem &a, const tile_walk &w,
                                        const bf16 *values, int from, const float (&p)[4][4],
                                        unit_sums<UNITS> &s) {
     int lane = threadIdx.x % 32, quarter = lane % 4, row = lane / 4;
     int pitch = a.joint ? a.dqk : a.dv;
-    bool whole = w.high - w.low == TENSOR_KEYS;
-    few_words high, low;
+    uint4 weights[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        high.word[i] = join_halves(p[i][0], p[i][1]);
-        low.word[i] = join_halves(p[i][2], p[i][3]);
-    }
+    for (int i = 0; i < 2; i++)
+        weights[i] = make_uint4(join_halves(p[2 * i][0], p[2 * i][1]),
+                                HALVES > 1 ? join_halves(p[2 * i][2], p[2 * i][3]) : 0,
+                                join_halves(p[2 * i + 1][0], p[2 * i + 1][1]),
+                                HALVES > 1 ? join_halves(p[2 * i + 1][2], p[2 * i + 1][3]) : 0);
 #pragma unroll
     for (int u = 0; u < UNITS; u++) {
         int column = from + 32 * u + 8 * quarter;
@@ -350,9 +363,8 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = row / 2 * 8 + 2 * i + row % 2, j = w.key + at;
-            few_words v = {};
-            if ((whole || (j >= w.low && j < w.high)) && column < a.dv)
-                v = read_words(values + at * pitch + column);
+            bool there = EVEN || (j >= w.low && j < w.high && column < a.dv);
+            few_words v = there ? read_words(values + at * pitch + column) : few_words{};
 #pragma unroll
             for (int t = 0; t < 4; t++)
                 b[t][i] = v.word[t];
@@ -364,7 +376,7 @@ __device__ static inline void sum_tile(const attend_problem &a, const tile_walk 
                 b[t][i] = few_transpose(b[t][i]);
 #pragma unroll
             for (int step = 0; step < 2; step++)
-                few_multiply(s.o[u][t], high, low, step, b[t][2 * step], b[t][2 * step + 1]);
+                multiply_heads(s.o[u][t], weights[step], b[t][2 * step], b[t][2 * step + 1]);
         }
     }
 }
@@ -395,19 +407,21 @@ __device__ static inline void keep_leaf(const attend_problem &a, const row_view 
     }
 }
 
-/* Queries and factors of the key head's heads, zeros behind them. */
+/* Queries, as the instruction has them; zeros behind them. */
 __device__ static inline void load_queries(const attend_problem &a, const tensor_memory &m,
                                            const row_view &v) {
     const bf16 *q = (const bf16 *)a.q.data + v.r * a.q_columns + (int64_t)v.g * a.group * a.dqk;
-    int heads = tensor_heads(a);
-    for (int h = (int)threadIdx.x / 32; h < heads; h += TENSOR_WARPS)
-        for (int d = (int)threadIdx.x % 32 * VECTOR; d < a.dqk; d += 32 * VECTOR) {
-            uint4 words = make_uint4(0, 0, 0, 0);
-            if (h < a.group) words = *(const uint4 *)(q + h * a.dqk + d);
-            *(uint4 *)(m.q + h * (a.dqk + TENSOR_SPARE) + d) = words;
-        }
-    for (int h = (int)threadIdx.x; h < heads; h += 32 * TENSOR_WARPS)
-        m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
+    int heads = tensor_heads(a), steps = tensor_steps(a);
+    auto load = [&](int h, int column) {
+        bool there = h < a.group && column < a.dqk;
+        return there ? *(const uint2 *)(q + h * a.dqk + column) : make_uint2(0, 0);
+    };
+    for (int e = (int)threadIdx.x; e < heads * steps * 2; e += 32 * TENSOR_WARPS) {
+        int lane = e % 32, step = e / 32 % steps, h = e / 32 / steps * TENSOR_ROWS + lane / 4;
+        int column = step / 2 * 32 + lane % 4 * 8 + step % 2 * 4;
+        uint2 high = load(h, column), low = load(h + 8, column);
+        m.q[e] = make_uint4(high.x, low.x, high.y, low.y);
+    }
 }
 
 /* The leaves of a warp. */
@@ -429,12 +443,21 @@ __device__ static inline void go_through_leaves(const attend_problem &a, const t
             s.top[0] = s.top[1] = -INFINITY;
         }
         fresh = use.ends_leaf();
+        const uint4 *queries = m.q + tile * tensor_steps(a) * 32;
+        const bf16 *values = a.joint ? keys : keys + TENSOR_KEYS * a.dqk;
+        bool even = (a.dqk | a.dv) % 32 == 0 && use.high - use.low == TENSOR_KEYS;
         float c[4][4] = {};
         wait_tile(m, slot, i / TENSOR_STAGES);
-        score_tile(a, m.q + tile * TENSOR_ROWS * (a.dqk + TENSOR_SPARE), keys, c);
+        if (even)
+            score_tile<true>(a, queries, keys, c);
+        else
+            score_tile<false>(a, queries, keys, c);
         weigh_tile<UNITS, HALVES, PLAIN>(a, use, v, m.factors,
                                          (const float *)(stage + pair_bytes(a)), tile, c, s);
-        sum_tile(a, use, a.joint ? keys : keys + TENSOR_KEYS * a.dqk, from, c, s);
+        if (even)
+            sum_tile<UNITS, HALVES, true>(a, use, values, from, c, s);
+        else
+            sum_tile<UNITS, HALVES, false>(a, use, values, from, c, s);
         __syncwarp();
         if (ask.there()) {
             ask_for_tile(a, m, slot, ask, v);
@@ -464,6 +487,8 @@ static __global__ void __launch_bounds__(32 * TENSOR_WARPS, UNITS > 4 ? 1 : 2)
         tile_walk use = {warp * a.splits + (int)blockIdx.z};
         if (warp < a.warps) use.enter(a, v);
         tile_walk ask = use;
+        for (int h = (int)threadIdx.x; h < tensor_heads(a); h += 32 * TENSOR_WARPS)
+            m.factors[h] = factors_of(a, v.g * a.group + min(h, a.group - 1));
         if (warp < a.warps)
             begin_tiles(a, m, ask, v);
         else
