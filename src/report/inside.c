@@ -1,9 +1,11 @@
 /* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by variant, and pictures of each variant's
- * first seed: grids and curves from JSON whose every size is looked at before it is drawn. And what generation costs with
- * them (EVAL_DECODE): tokens per second and the cache, by variant. */
+ * first seed: grids and curves from JSON whose every size is looked at before it is drawn. A grid is squares as SVG: numbers
+ * by rows and columns, or what a head looks at, a row for each token that looks, darker where it looks more. And what
+ * generation costs with them (EVAL_DECODE): tokens per second and the cache, by variant. */
 #include "report/inside.h"
 
 #include "base/json.h"
+#include "base/text.h"
 #include "report/sections.h"
 
 #include <math.h>
@@ -49,6 +51,132 @@ int weft_inside_direction(int width, int i, int n) {
     return (int)(((int64_t)width * (i + 1) + n - 1) / n);
 }
 
+enum { SIDE = 26, LEFT = 62, TOP = 44, RIGHT = 12, BOTTOM = 10, FONT = 13, LABELS_MOST = 24 };
+enum { SHADES = 6, SIGMA_HEIGHT = 14 };
+
+/* A table of numbers as a picture: a square for each, darker where it is larger. */
+typedef struct {
+    const char *title;        /* for readers who do not see it */
+    const char *column_label; /* rows are layers */
+    int rows, columns;
+    int column_first;     /* the number that the columns begin with; rows begin with 1 */
+    double high;          /* the value of the darkest square; the lightest is 0 */
+    const double *values; /* [rows, columns]; NaN: left empty */
+    int style;            /* as in weft_plot_series */
+} heat_grid;
+
+/* Numbers stand beside every square, or where they are many beside each second, third, ... */
+static int label_step(int count) {
+    return 1 + (count - 1) / LABELS_MOST;
+}
+
+static void put_square(FILE *out, const heat_grid *h, int row, int column) {
+    double value = h->values[row * h->columns + column];
+    if (!isfinite(value)) return;
+    double shade = h->high > 0 ? value / h->high : 0;
+    fprintf(out,
+            "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
+            "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
+            "</title></rect>\n",
+            LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(h->style),
+            fmin(fmax(shade, 0.02), 1), 1 + row, h->column_first + column, value);
+}
+
+/* SVG for a page; each square tells its value on hover. The caller frees it. NULL: no memory. */
+static char *draw_grid(const heat_grid *h) {
+    char *svg = NULL;
+    size_t size;
+    FILE *out = open_memstream(&svg, &size);
+    if (!out) return NULL;
+    int width = LEFT + SIDE * h->columns + RIGHT;
+    fprintf(out,
+            "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
+            "aria-label=\"",
+            width, TOP + SIDE * h->rows + BOTTOM, width, FONT);
+    weft_page_escape_html(out, h->title);
+    fputs("\">\n", out);
+    char number[16];
+    weft_svg_text(out, LEFT, 16, "start", h->column_label);
+    weft_svg_text(out, LEFT - 8, TOP - 8, "end", "layer");
+    for (int i = 0; i < h->columns; i += label_step(h->columns)) {
+        snprintf(number, sizeof number, "%d", h->column_first + i);
+        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", number);
+    }
+    for (int i = 0; i < h->rows; i += label_step(h->rows)) {
+        snprintf(number, sizeof number, "%d", 1 + i);
+        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", number);
+    }
+    for (int row = 0; row < h->rows; row++)
+        for (int column = 0; column < h->columns; column++)
+            put_square(out, h, row, column);
+    fputs("</svg>\n", out);
+    return weft_memory_end(out, &svg);
+}
+
+static int percent_of(const json_t *row, size_t j) {
+    double value = json_number_value(json_array_get(row, j));
+    return value >= 0 && value <= 100 ? (int)value : 0;
+}
+
+/* Weights of one shade as one path of unit squares, row by row. */
+static void put_shade(FILE *out, const json_t *rows, size_t time, int shade, const char *colour) {
+    int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES;
+    bool open = false;
+    for (size_t i = 0; i < time; i++) {
+        const json_t *row = json_array_get(rows, i);
+        for (size_t j = 0; j < time; j++) {
+            int percent = (int)(100 * sqrt(percent_of(row, j) / 100.0)); /* faint ones show, too */
+            if (percent <= low || percent > high) continue;
+            if (!open)
+                fprintf(out, "<path fill=\"%s\" fill-opacity=\"%.2f\" d=\"", colour,
+                        (shade + 1) / (double)SHADES);
+            open = true;
+            fprintf(out, "M%zu %zuh1v1h-1z", j, i);
+        }
+    }
+    if (open) fputs("\"/>\n", out);
+}
+
+/* A bar for each token under the map, from 0 to the largest. */
+static void put_sigma(FILE *out, const json_t *sigma, size_t time, const char *colour) {
+    double most = 0;
+    for (size_t i = 0; i < time; i++)
+        most = fmax(most, json_number_value(json_array_get(sigma, i)));
+    if (!(most > 0)) return;
+    fprintf(out, "<path fill=\"%s\" d=\"", colour);
+    for (size_t i = 0; i < time; i++) {
+        double value = fmax(json_number_value(json_array_get(sigma, i)), 0);
+        double height = (SIGMA_HEIGHT - 3) * value / most;
+        fprintf(out, "M%.1f %zuv-%.2fh0.8v%.2fz", (double)i + 0.1, time + SIGMA_HEIGHT, height,
+                height);
+    }
+    fputs("\"/>\n", out);
+}
+
+/* A head of attention.json (train/samples.h): `rows` of percent for `time` tokens, and each token's
+ * deviation as a bar below where `sigma` is not NULL. The caller frees it. NULL: no memory. */
+static char *draw_head(const json_t *rows, const json_t *sigma, size_t time, int style,
+                       const char *title) {
+    char *svg = NULL;
+    size_t size;
+    FILE *out = open_memstream(&svg, &size);
+    if (!out) return NULL;
+    const char *colour = weft_plot_colour(style);
+    fprintf(out, "<svg viewBox=\"-1 -1 %zu %zu\" role=\"img\" aria-label=\"", time + 2,
+            time + 2 + (sigma ? SIGMA_HEIGHT : 0));
+    weft_page_escape_html(out, title);
+    fprintf(
+        out,
+        "\">\n<rect x=\"0\" y=\"0\" width=\"%zu\" height=\"%zu\" fill=\"none\" stroke=\"faint\" "
+        "stroke-width=\"0.3\"/>\n",
+        time, time);
+    for (int shade = 0; shade < SHADES; shade++)
+        put_shade(out, rows, time, shade, colour);
+    if (sigma) put_sigma(out, sigma, time, colour);
+    fputs("</svg>\n", out);
+    return weft_memory_end(out, &svg);
+}
+
 /* Rows of equal length as numbers [rows, columns], NaN where there is none; NULL: they are not of that form.
  * The caller frees it. */
 static double *table_of(const json_t *table, int *rows, int *columns, double *most) {
@@ -70,16 +198,15 @@ static double *table_of(const json_t *table, int *rows, int *columns, double *mo
     return values;
 }
 
-static void put_grid(weft_page *p, const json_t *table, weft_heat heat, const char *name) {
+static void put_grid(weft_page *p, const json_t *table, heat_grid heat, const char *name) {
     double most = NAN, *values = table_of(table, &heat.rows, &heat.columns, &most);
     char caption[200];
     if (values && isfinite(most)) {
         if (isnan(heat.high)) heat.high = most;
         heat.values = values;
-        heat.row_label = "layer";
         snprintf(caption, sizeof caption, "%s%s%s; strongest colour = %.3g", name,
                  *name ? ": " : "", heat.title, heat.high);
-        char *svg = weft_heat_svg(&heat);
+        char *svg = draw_grid(&heat);
         if (!svg) weft_fail(WEFT_ENOMEM, "report: no memory for a picture");
         weft_page_thumbnail(p, svg, caption);
         free(svg);
@@ -91,7 +218,7 @@ void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
     const json_t *heads = json_object_get(inside, "heads");
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
         put_grid(p, json_object_get(heads, n->name),
-                 (weft_heat){.title = n->title,
+                 (heat_grid){.title = n->title,
                              .column_label = "head",
                              .column_first = 1,
                              .high = n->high,
@@ -99,7 +226,7 @@ void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
                  n->name);
     put_grid(
         p, json_object_get(inside, "gates"),
-        (weft_heat){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
+        (heat_grid){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
                     .column_label = "gate, in tenths from",
                     .high = NAN,
                     .style = style + 2},
@@ -166,8 +293,7 @@ int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const c
                  (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
                  sigma ? "; below: each token's \xcf\x83" : "");
         snprintf(title, sizeof title, "%.200s%s%s", name, *name ? ", " : "", place);
-        char *svg =
-            weft_attention_picture(json_array_get(heads, (size_t)h), sigma, time, style, title);
+        char *svg = draw_head(json_array_get(heads, (size_t)h), sigma, time, style, title);
         if (svg) weft_page_thumbnail(p, svg, place);
         free(svg);
     }
