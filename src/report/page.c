@@ -127,6 +127,27 @@ static void put_md(weft_page *p, const char *before, const char *text, const cha
     fputs(after, p->md);
 }
 
+struct weft_page_room {
+    struct weft_page_room *next;
+    max_align_t data[];
+};
+
+void *weft_page_room(weft_page *p, size_t bytes) {
+    struct weft_page_room *room = calloc(1, sizeof *room + bytes);
+    if (!room) return NULL;
+    room->next = p->rooms;
+    p->rooms = room;
+    return room->data;
+}
+
+char *weft_page_keep(weft_page *p, const char *format, ...) {
+    FORMAT(text, format);
+    char *kept = text ? weft_page_room(p, strlen(text) + 1) : NULL;
+    if (kept) strcpy(kept, text);
+    free(text);
+    return kept;
+}
+
 weft_status weft_page_open(weft_page *p, const char *title) {
     *p = (weft_page){.level = 2};
     p->html = open_memstream(&p->html_text, &p->html_size);
@@ -134,7 +155,8 @@ weft_status weft_page_open(weft_page *p, const char *title) {
     p->words = open_memstream(&p->words_text, &p->words_size);
     p->names = open_memstream(&p->names_text, &p->names_size);
     p->charts = json_array();
-    if (!p->html || !p->md || !p->words || !p->names || !p->charts) {
+    p->svgs = json_array();
+    if (!p->html || !p->md || !p->words || !p->names || !p->charts || !p->svgs) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
@@ -160,10 +182,12 @@ void weft_page_free(weft_page *p) {
     free(p->words_text);
     free(p->names_text);
     free(p->kinds);
-    for (int i = 0; p->svgs && p->svgs[i]; i++)
-        free(p->svgs[i]);
-    free(p->svgs);
+    json_decref(p->svgs);
     json_decref(p->charts);
+    for (struct weft_page_room *next, *room = p->rooms; room; room = next) {
+        next = room->next;
+        free(room);
+    }
     *p = (weft_page){0};
 }
 
@@ -349,23 +373,10 @@ void weft_page_pictures_open(weft_page *p, json_t *spec) {
     fputs("\n", p->md);
 }
 
-/* The picture's number among the files; 0: no memory. */
-static int keep_svg(weft_page *p, const char *svg) {
-    int n = 0;
-    while (p->svgs && p->svgs[n])
-        n++;
-    char **more = realloc(p->svgs, sizeof *more * ((size_t)n + 2));
-    if (!more) return 0;
-    p->svgs = more;
-    more[n] = strdup(svg);
-    more[n + 1] = NULL;
-    return more[n] ? n + 1 : 0;
-}
-
 void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
-    int number = svg ? keep_svg(p, svg) : 0;
-    put_md(p, number ? "\n![" : "\n", caption, "");
-    if (number) fprintf(p->md, "](report-%d.svg)", number);
+    bool kept = svg && json_array_append_new(p->svgs, weft_json_text(svg)) == 0;
+    put_md(p, kept ? "\n![" : "\n", caption, "");
+    if (kept) fprintf(p->md, "](report-%zu.svg)", json_array_size(p->svgs));
     fputs("\n", p->md);
 }
 
@@ -378,11 +389,9 @@ void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
     put_html(p, "<figcaption>", caption, "</figcaption>\n</figure>\n");
 }
 
-void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
-    FORMAT(text, format);
-    weft_page_thumbnail(p, svg, text);
-    weft_page_picture_md(p, svg, text);
-    free(text);
+void weft_page_picture(weft_page *p, const char *svg, const char *caption) {
+    weft_page_thumbnail(p, svg, caption);
+    weft_page_picture_md(p, svg, caption);
 }
 
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
@@ -475,10 +484,12 @@ static weft_status put_svg(weft_new_file *file, const char *svg) {
 static weft_status write_pictures(const weft_page *p, const char *folder) {
     char path[WEFT_PATH_MAX];
     weft_new_file file;
-    for (int i = 0; p->svgs && p->svgs[i]; i++) {
-        WEFT_TRY(weft_path(path, "%s/report-%d.svg", folder, i + 1));
+    const json_t *svg;
+    size_t i;
+    json_array_foreach(p->svgs, i, svg) {
+        WEFT_TRY(weft_path(path, "%s/report-%zu.svg", folder, i + 1));
         WEFT_TRY(weft_new_file_begin(&file, path));
-        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, p->svgs[i])));
+        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, json_string_value(svg))));
     }
     return WEFT_OK;
 }
@@ -545,8 +556,8 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     WEFT_TRY(weft_page_vacant(folder, force));
     char name[32];
     bool ours;
-    for (int i = 0; p->svgs && p->svgs[i] && !force; i++) {
-        snprintf(name, sizeof name, "report-%d.svg", i + 1);
+    for (size_t i = 0; i < json_array_size(p->svgs) && !force; i++) {
+        snprintf(name, sizeof name, "report-%zu.svg", i + 1);
         WEFT_TRY(check_place(folder, name, false, &ours));
     }
     /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a

@@ -90,9 +90,10 @@ char *weft_report_sentence(const weft_report_data *d);
  * equal. The sentence names no comparison that one of these takes back. The caller owns the list. */
 json_t *weft_report_caveats(const weft_report_data *d);
 
-/* Pictures of variants. Series with room for so many points each, named and styled by their variants; the
- * caller frees the list alone. */
-weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_plot_series **out);
+/* Pictures of variants. Series with room for so many points each, named and styled by their variants; the page has
+ * their memory. */
+weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int room,
+                                    weft_plot_series **out);
 /* Puts them beside each other: what charts.js draws, with these x axes for curves, which it takes over, and for
  * where there are no scripts the static pictures. Without axes (NULL) these alone. report/pictures.c */
 void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes,
