@@ -7,7 +7,6 @@
 
 #include "base/files.h"
 #include "base/order.h"
-#include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -91,18 +90,8 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
     fputs("</div>", out);
 }
 
-static void put_note(FILE *out, const weft_report_data *d, int variant, const char *why) {
-    char *note = NULL;
-    size_t size;
-    FILE *words = open_memstream(&note, &size);
-    if (!words) return;
-    bool bounded = weft_report_write_note(words, d, variant, true);
-    if (*why && !bounded) fprintf(words, " %c%s.", toupper((unsigned char)*why), why + 1);
-    if (weft_memory_end(words, &note)) weft_page_escape_html(out, note);
-    free(note);
-}
-
-static void put_row(FILE *out, const weft_report_data *d, int variant, const extent *e) {
+static void put_row(weft_page *p, const weft_report_data *d, int variant, const extent *e) {
+    FILE *out = p->html;
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
     bool counted = weft_report_counts(d, variant), doubted = weft_report_is_in_doubt(d, variant);
@@ -128,15 +117,19 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
                                : !counted ? "leaks: not compared"
                                           : weft_say_verdict(d, variant));
     fputs("</b><small>", out);
-    put_note(out, d, variant, doubted ? "in doubt: see the warnings above" : s->why);
+    const char *why = doubted ? "in doubt: see the warnings above" : s->why;
+    bool bounded = weft_report_write_note(p->words, d, variant, true);
+    if (*why && !bounded) fprintf(p->words, " %c%s.", toupper((unsigned char)*why), why + 1);
+    weft_page_escape_html(out, weft_page_words(p));
     fputs("</small></span></div>\n", out);
 }
 
-static void put_forest(FILE *out, const weft_report_data *d, const extent *e) {
+static void put_forest(weft_page *p, const weft_report_data *d, const extent *e) {
+    FILE *out = p->html;
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
     for (int i = 0; i < d->n_variants; i++)
-        if (has_row(d, i)) put_row(out, d, i, e);
+        if (has_row(d, i)) put_row(p, d, i, e);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
     for (int i = 0; i < e->ticks.n; i++) {
         fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
@@ -180,11 +173,7 @@ static void put_svg_label(FILE *out, double y, const char *label) {
 }
 
 /* The same as a picture by itself. */
-static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
-    char *svg = NULL;
-    size_t size;
-    FILE *out = open_memstream(&svg, &size);
-    if (!out) return NULL;
+static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, int n) {
     double bottom = ROW * n + 12;
     fprintf(out,
             "<svg viewBox=\"0 0 960 %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"15\" "
@@ -214,7 +203,6 @@ static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
                       weft_say_share_interval(c));
     }
     fputs("</svg>\n", out);
-    return weft_memory_end(out, &svg);
 }
 
 /* "Still to come: A, B and C." */
@@ -311,9 +299,9 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
     extent e = find_extent(d);
-    put_forest(p->html, d, &e);
-    WEFT_AUTO_FREE char *svg = draw_forest(d, &e, n);
-    if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
+    put_forest(p, d, &e);
+    draw_forest(p->words, d, &e, n);
+    weft_page_picture_md(p, weft_page_words(p), "Differences from the baseline");
     fputs("\n", p->md);
     for (int i = 0; i < d->n_variants; i++)
         if (weft_report_is_compared(d, i)) weft_report_verdict_md(p, d, i);

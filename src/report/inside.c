@@ -5,7 +5,6 @@
 #include "report/inside.h"
 
 #include "base/json.h"
-#include "base/text.h"
 #include "report/sections.h"
 
 #include <math.h>
@@ -82,12 +81,8 @@ static void put_square(FILE *out, const heat_grid *h, int row, int column) {
             fmin(fmax(shade, 0.02), 1), 1 + row, h->column_first + column, value);
 }
 
-/* SVG for a page; each square tells its value on hover. The caller frees it. NULL: no memory. */
-static char *draw_grid(const heat_grid *h) {
-    char *svg = NULL;
-    size_t size;
-    FILE *out = open_memstream(&svg, &size);
-    if (!out) return NULL;
+/* Each square tells its value on hover. */
+static void draw_grid(FILE *out, const heat_grid *h) {
     int width = LEFT + SIDE * h->columns + RIGHT;
     fprintf(out,
             "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
@@ -110,7 +105,6 @@ static char *draw_grid(const heat_grid *h) {
         for (int column = 0; column < h->columns; column++)
             put_square(out, h, row, column);
     fputs("</svg>\n", out);
-    return weft_memory_end(out, &svg);
 }
 
 static int percent_of(const json_t *row, size_t j) {
@@ -154,13 +148,9 @@ static void put_sigma(FILE *out, const json_t *sigma, size_t time, const char *c
 }
 
 /* A head of attention.json (train/samples.h): `rows` of percent for `time` tokens, and each token's
- * deviation as a bar below where `sigma` is not NULL. The caller frees it. NULL: no memory. */
-static char *draw_head(const json_t *rows, const json_t *sigma, size_t time, int style,
-                       const char *title) {
-    char *svg = NULL;
-    size_t size;
-    FILE *out = open_memstream(&svg, &size);
-    if (!out) return NULL;
+ * deviation as a bar below where `sigma` is not NULL. */
+static void draw_head(FILE *out, const json_t *rows, const json_t *sigma, size_t time, int style,
+                      const char *title) {
     const char *colour = weft_plot_colour(style);
     fprintf(out, "<svg viewBox=\"-1 -1 %zu %zu\" role=\"img\" aria-label=\"", time + 2,
             time + 2 + (sigma ? SIGMA_HEIGHT : 0));
@@ -174,7 +164,6 @@ static char *draw_head(const json_t *rows, const json_t *sigma, size_t time, int
         put_shade(out, rows, time, shade, colour);
     if (sigma) put_sigma(out, sigma, time, colour);
     fputs("</svg>\n", out);
-    return weft_memory_end(out, &svg);
 }
 
 /* Rows of equal length as numbers [rows, columns], NaN where there is none; NULL: they are not of that form.
@@ -206,10 +195,8 @@ static void put_grid(weft_page *p, const json_t *table, heat_grid heat, const ch
         heat.values = values;
         snprintf(caption, sizeof caption, "%s%s%s; strongest colour = %.3g", name,
                  *name ? ": " : "", heat.title, heat.high);
-        char *svg = draw_grid(&heat);
-        if (!svg) weft_fail(WEFT_ENOMEM, "report: no memory for a picture");
-        weft_page_thumbnail(p, svg, caption);
-        free(svg);
+        draw_grid(p->words, &heat);
+        weft_page_thumbnail(p, weft_page_words(p), caption);
     }
     free(values);
 }
@@ -251,7 +238,7 @@ static void set_curve(weft_plot_series *out, const json_t *held, int width,
 static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
     weft_plot_series series[CURVES_MOST];
     weft_plot_point points[CURVES_MOST][WEFT_INSIDE_POINTS];
-    char labels[CURVES_MOST][24], *svg;
+    char labels[CURVES_MOST][24];
     const json_t *held = json_object_get(latent, "held");
     json_int_t width = json_integer_value(json_object_get(latent, "width"));
     size_t layers = json_array_size(held);
@@ -270,9 +257,8 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
                       .series = series,
                       .n_series = n,
                       .top = NAN};
-    if (weft_plot_svg(&plot, ++p->pictures, &svg) != WEFT_OK) svg = NULL;
-    weft_page_thumbnail(p, svg, caption);
-    free(svg);
+    bool drawn = weft_plot_svg(&plot, ++p->pictures, p->words) == WEFT_OK;
+    weft_page_thumbnail(p, drawn ? weft_page_words(p) : NULL, caption);
 }
 
 void weft_inside_put_latents(weft_page *p, const json_t *inside) {
@@ -293,9 +279,8 @@ int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const c
                  (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
                  sigma ? "; below: each token's \xcf\x83" : "");
         snprintf(title, sizeof title, "%.200s%s%s", name, *name ? ", " : "", place);
-        char *svg = draw_head(json_array_get(heads, (size_t)h), sigma, time, style, title);
-        if (svg) weft_page_thumbnail(p, svg, place);
-        free(svg);
+        draw_head(p->words, json_array_get(heads, (size_t)h), sigma, time, style, title);
+        weft_page_thumbnail(p, weft_page_words(p), place);
     }
     return n;
 }

@@ -293,9 +293,10 @@ void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
 
 const char *weft_page_words(weft_page *p) {
     fputc('\0', p->words); /* what an earlier, longer text left stands behind it */
-    bool good = fflush(p->words) == 0;
+    bool cut = fflush(p->words) != 0;
     rewind(p->words);
-    return good ? p->words_text : "";
+    p->cut = p->cut || cut;
+    return cut ? "" : p->words_text;
 }
 
 void weft_page_item_md(weft_page *p, const char *word, const char *text) {
@@ -537,7 +538,7 @@ static weft_status finish(weft_page *p) {
     fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
     fputs("</body>\n</html>\n", p->html);
     fputs("\n" MD_MARK "\n", p->md);
-    if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
+    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     return insert_contents(p);
 }

@@ -16,7 +16,7 @@ extern const char weft_report_script[]; /* page.js: what is a report's alone */
 
 typedef struct {
     FILE *html, *md;
-    FILE *words; /* to put a text together in; see weft_page_words */
+    FILE *words; /* to put a text or a picture together in; see weft_page_words */
     char *html_text, *md_text, *words_text;
     size_t html_size, md_size, words_size;
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
@@ -27,6 +27,7 @@ typedef struct {
     size_t kinds_room;
     const char *end; /* of the list, table or group that is open, in HTML; NULL: none is */
     bool heading;    /* its heads are not all there */
+    bool cut;        /* memory ran out in `words` */
     bool folded;     /* a section that begins folded is open */
     bool answers;    /* it has an answer, and no second one */
     bool asks;       /* and a question */

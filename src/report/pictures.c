@@ -52,10 +52,8 @@ void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes
         json_object_set_new(spec, "lit", weft_page_json(d->variants[weft_report_headline(d)].name));
     weft_page_pictures_open(p, spec);
     for (int i = 0; i < n; i++) {
-        char *svg;
-        if (weft_plot_svg(&plots[i], ++p->pictures, &svg) != WEFT_OK) svg = NULL;
-        weft_page_picture(p, svg, plots[i].caption);
-        free(svg);
+        bool drawn = weft_plot_svg(&plots[i], ++p->pictures, p->words) == WEFT_OK;
+        weft_page_picture(p, drawn ? weft_page_words(p) : NULL, plots[i].caption);
     }
 }
 

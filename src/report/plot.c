@@ -24,7 +24,8 @@ enum {
     TOP = 34,
     BOTTOM = 50,
     TICKS = 7,
-    MARKERS = 6, /* on a curve */
+    MARKERS = 6,       /* on a curve */
+    SERIES_MOST = 256, /* as many as a study has variants */
     TAIL = 8,
     HEAD = LABEL_LETTERS - TAIL - 1
 };
@@ -418,13 +419,12 @@ static const char *letter_at(const char *text, int n) {
     return text;
 }
 
-static weft_status put_labels(const canvas *c) {
+static void put_labels(const canvas *c) {
     const weft_plot *p = c->plot;
-    label_place *places = calloc((size_t)p->n_series + 1, sizeof *places);
-    if (!places) return weft_fail(WEFT_ENOMEM, "plot: no memory for its labels");
+    label_place places[SERIES_MOST];
     double room = c->height - TOP - BOTTOM;
     int n = 0;
-    for (int s = 0; s < p->n_series; s++) {
+    for (int s = 0; s < p->n_series && n < SERIES_MOST; s++) {
         const weft_plot_series *series = &p->series[s];
         if (!series->n) continue;
         double at = c->height - BOTTOM - y_of(c, series->points[series->n - 1].y);
@@ -445,12 +445,18 @@ static weft_status put_labels(const canvas *c) {
         put_marker(c, series->style, c->right + 14, y, 4);
         weft_svg_text(c->out, c->right + 24, y + 5, "start", label);
     }
-    free(places);
-    return WEFT_OK;
 }
 
-static weft_status draw(canvas *c) {
-    const weft_plot *p = c->plot;
+int weft_plot_count(const weft_plot *plot) {
+    int n = 0;
+    for (int s = 0; s < plot->n_series; s++)
+        n += plot->series[s].n;
+    return n;
+}
+
+weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
+    if (weft_plot_count(p) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
+    canvas on = {.plot = p, .id = id, .out = out}, *c = &on;
     int needed = TOP + BOTTOM + LABEL_HEIGHT * p->n_series;
     c->height = needed > HEIGHT ? needed : HEIGHT;
     find_ranges(c);
@@ -472,16 +478,9 @@ static weft_status draw(canvas *c) {
     for (int s = 0; s < p->n_series; s++)
         if (p->series[s].n) put_series(c, &p->series[s]);
     fputs("</g>\n", c->out);
-    weft_status status = put_labels(c);
+    put_labels(c);
     fputs("</svg>\n", c->out);
-    return status;
-}
-
-int weft_plot_count(const weft_plot *plot) {
-    int n = 0;
-    for (int s = 0; s < plot->n_series; s++)
-        n += plot->series[s].n;
-    return n;
+    return WEFT_OK;
 }
 
 static json_t *point_json(weft_plot_point at) {
@@ -534,19 +533,4 @@ json_t *weft_plot_json(const weft_plot *p) {
     if (p->y_unit) json_object_set_new(chart, "unit", json_string(p->y_unit));
     if (p->note) json_object_set_new(chart, "note", weft_page_json(p->note));
     return chart;
-}
-
-weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
-    *svg = NULL;
-    if (weft_plot_count(plot) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
-    size_t size;
-    canvas c = {.plot = plot, .id = id, .out = open_memstream(svg, &size)};
-    if (!c.out) return weft_fail(WEFT_ENOMEM, "plot: no memory for it");
-    weft_status status = draw(&c);
-    if (!weft_memory_end(c.out, svg) && status == WEFT_OK)
-        status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
-    if (status == WEFT_OK) return WEFT_OK;
-    free(*svg);
-    *svg = NULL;
-    return status;
 }

@@ -78,9 +78,9 @@ typedef struct {
 int weft_plot_count(const weft_plot *plot);
 /* The same picture as charts.js takes it. The caller owns it. */
 json_t *weft_plot_json(const weft_plot *plot);
-/* Draws. `id` makes the names inside unlike those of other pictures on the page. *svg is the
- * caller's to free. */
-weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg);
+/* Draws. `id` makes the names inside unlike those of other pictures on the page. WEFT_EINPUT: there is nothing to
+ * draw. */
+weft_status weft_plot_svg(const weft_plot *plot, int id, FILE *out);
 
 /* "12", "3.4k", "115M", "2.5G": a number for people, with `digits` that count. */
 const char *weft_plot_short(double value, int digits, char room[32]);

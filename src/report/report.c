@@ -5,7 +5,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static weft_report_section *const sections[] = {
