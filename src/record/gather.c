@@ -74,8 +74,9 @@ static char *overrides_of(const gathering *g, const json_t *options) {
     return weft_memory_end(out, &text);
 }
 
+/* Whether one before the last has it. */
 static bool has_name(const gathering *g, const char *name) {
-    for (int i = 0; i < g->n_groups; i++)
+    for (int i = 0; i + 1 < g->n_groups; i++)
         if (strcmp(g->groups[i].name, name) == 0) return true;
     return false;
 }
@@ -125,17 +126,14 @@ static bool take_place(gathering *g, int variant) {
 static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     json_t *options = json_object_get(run, "options");
     const char *name = json_string_value(json_object_get(run, "name"));
-    group *grown = realloc(g->groups, (size_t)(g->n_groups + 1) * sizeof *grown);
-    if (grown) g->groups = grown;
-    char *key = grown ? key_of(options) : NULL;
+    WEFT_AUTO_FREE char *key = key_of(options);
     if (!key) return no_memory();
-    for (*out = 0; *out < g->n_groups; ++*out) {
-        if (strcmp(grown[*out].key, key) != 0 || !take_place(g, *out)) continue;
-        free(key);
-        return WEFT_OK;
-    }
-    group *one = &grown[*out];
-    *one = (group){.key = key, .of = json_incref(options)};
+    for (*out = 0; *out < g->n_groups; ++*out)
+        if (strcmp(g->groups[*out].key, key) == 0 && take_place(g, *out)) return WEFT_OK;
+    group *one = WEFT_ADD(g->groups, g->n_groups);
+    if (!one) return no_memory();
+    one->key = weft_steal(&key);
+    one->of = json_incref(options);
     snprintf(one->name, sizeof one->name, "%s", name);
     for (int i = 0; i < 2; i++) { /* "runs/gate-lr0.002-seed1" is variant "gate" */
         char *dash = strrchr(one->name, '-');
@@ -143,7 +141,6 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
         if (tail && dash > one->name) *dash = '\0';
     }
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
-    g->n_groups++;
     take_place(g, *out);
     WEFT_AUTO_FREE char *overrides = overrides_of(g, options);
     return overrides ? insert_variant(g, *out, *out ? overrides : "") : no_memory();

@@ -175,12 +175,11 @@ static weft_status add_rate(weft_database *d, const weft_study *s, int variant, 
                                            " 'diverged') FROM runs WHERE variant = ?",
                                            "i", (int64_t)variant);
     while (weft_database_next(d, rows)) {
-        weft_rate_run *more = realloc(runs, (size_t)(n + 1) * sizeof *runs);
-        weft_database_break(d, more ? WEFT_OK : no_memory());
-        if (!more) continue;
-        runs = more;
-        runs[n++] = (weft_rate_run){sqlite3_column_double(rows, 0), weft_column_number(rows, 1),
-                                    sqlite3_column_int64(rows, 2)};
+        weft_rate_run *one = WEFT_ADD(runs, n);
+        weft_database_break(d, one ? WEFT_OK : no_memory());
+        if (!one) continue;
+        *one = (weft_rate_run){sqlite3_column_double(rows, 0), weft_column_number(rows, 1),
+                               sqlite3_column_int64(rows, 2)};
         ended += sqlite3_column_int(rows, 3);
     }
     weft_status status = weft_database_end(d, rows);
@@ -484,17 +483,12 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
                                            " status, started IS NOT NULL FROM runs ORDER BY run",
                                            "");
     while (weft_database_next(d, rows)) {
-        weft_record_run job, *list = realloc(out->list, (size_t)(out->n + 1) * sizeof *list);
-        if (list) out->list = list;
-        weft_status good = list ? check_job(d, s, rows, &job) : no_memory();
-        weft_database_break(d, good);
-        if (good != WEFT_OK) continue;
-        job.status = WEFT_RUN_WAITING;
-        for (int i = 0; i < STATUSES; i++)
+        weft_record_run *job = WEFT_ADD(out->list, out->n);
+        weft_database_break(d, job ? check_job(d, s, rows, job) : no_memory());
+        for (int i = 0; job && i < STATUSES; i++)
             if (strcmp(status_names[i], weft_column_text(rows, 5)) == 0)
-                job.status = (weft_run_status)i;
-        job.begun = sqlite3_column_int(rows, 6);
-        list[out->n++] = job;
+                job->status = (weft_run_status)i;
+        if (job) job->begun = sqlite3_column_int(rows, 6);
     }
     weft_status status = weft_database_end(d, rows);
     if (status != WEFT_OK) weft_record_runs_free(out);

@@ -139,12 +139,10 @@ static char *name_of(const weft_watched *w, const char *folder) {
 }
 
 static void add_study(weft_watched *w, const char *folder, int root) {
-    study *grown = realloc(w->studies, (size_t)(w->n_studies + 1) * sizeof *grown);
-    if (!grown) return;
-    w->studies = grown;
-    study *s = &grown[w->n_studies];
+    study *s = WEFT_ADD(w->studies, w->n_studies);
+    if (!s) return;
     *s = (study){.name = name_of(w, folder), .version = ++w->version};
-    if (make_place(w, folder, root, &s->at) && s->name) w->n_studies++;
+    if (!make_place(w, folder, root, &s->at) || !s->name) w->n_studies--;
 }
 
 /* The study that a run belongs to: the nearest folder above it. */
@@ -162,21 +160,16 @@ static int study_of(const weft_watched *w, const char *folder) {
 }
 
 static void add_run(weft_watched *w, const char *folder, int root) {
-    if (w->n_runs == RUNS_MOST) {
-        w->full = true;
-        return;
-    }
-    run *grown = realloc(w->runs, (size_t)(w->n_runs + 1) * sizeof *grown);
-    if (!grown) return;
-    w->runs = grown;
-    run *r = &grown[w->n_runs];
+    if (w->n_runs == RUNS_MOST) w->full = true;
+    run *r = w->full ? NULL : WEFT_ADD(w->runs, w->n_runs);
+    if (!r) return;
     *r = (run){.name = name_of(w, folder),
                .study = study_of(w, folder),
                .version = ++w->version,
                .status = "waiting"};
     r->reset = r->version;
     weft_watched_lines_clear(&r->rows);
-    if (make_place(w, folder, root, &r->at) && r->name) w->n_runs++;
+    if (!make_place(w, folder, root, &r->at) || !r->name) w->n_runs--;
 }
 
 /* Links are not followed: a tree has an end. */

@@ -9,6 +9,7 @@
 #include "base/scope.h"
 
 #include "base/json.h"
+#include "base/text.h"
 #include "record/record.h"
 #include "report/sections.h"
 
@@ -34,20 +35,6 @@ static int64_t column_integer(sqlite3_stmt *s, int column) {
 
 /* Takes a row of a query. */
 typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
-
-/* Room for one more at the end of a list, zeroed; false: no memory, and the list is as it was. */
-static bool grow(void *list, int n, size_t size) {
-    char *old, *more;
-    memcpy(&old, list, sizeof old);
-    more = realloc(old, (size_t)(n + 1) * size);
-    if (!more) return false;
-    memset(more + (size_t)n * size, 0, size);
-    memcpy(list, &more, sizeof more);
-    return true;
-}
-
-/* One more element of a list; NULL: no memory. */
-#define ADD(list, n) (grow((void *)&(list), n, sizeof *(list)) ? &(list)[(n)++] : NULL)
 
 static weft_status no_memory(const weft_report_data *d) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
@@ -91,7 +78,7 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *variant = ADD(d->variants, d->n_variants);
+    weft_report_variant *variant = WEFT_ADD(d->variants, d->n_variants);
     if (!variant) return no_memory(d);
     variant->id = column_integer(s, 0);
     variant->name = column_text(d, s, 1);
@@ -122,7 +109,7 @@ static int place_of(const weft_report_data *d, int64_t id) {
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     int variant = place_of(d, column_integer(s, 1));
     if (variant < 0) return WEFT_OK; /* written since the database was checked */
-    weft_report_run *run = ADD(d->runs, d->n_runs);
+    weft_report_run *run = WEFT_ADD(d->runs, d->n_runs);
     if (!run) return no_memory(d);
     run->id = column_integer(s, 0);
     run->variant = variant;
@@ -145,7 +132,7 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_event *event = ADD(d->events, d->n_events);
+    weft_report_event *event = WEFT_ADD(d->events, d->n_events);
     if (!event) return no_memory(d);
     event->run = column_integer(s, 0);
     event->step = column_integer(s, 1);
@@ -160,7 +147,7 @@ static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     while (place < d->n_runs && d->runs[place].id != id)
         place++;
     if (place == d->n_runs) return WEFT_OK;
-    weft_report_fact *fact = ADD(d->facts, d->n_facts);
+    weft_report_fact *fact = WEFT_ADD(d->facts, d->n_facts);
     if (!fact) return no_memory(d);
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
@@ -174,14 +161,14 @@ static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
 
 static weft_status take_seed(weft_report_data *d, sqlite3_stmt *s) {
     if (d->rate_seed >= 0 && sqlite3_column_int64(s, 0) == d->rate_seed) return WEFT_OK;
-    int64_t *seed = ADD(d->seeds, d->n_seeds);
+    int64_t *seed = WEFT_ADD(d->seeds, d->n_seeds);
     if (!seed) return no_memory(d);
     *seed = sqlite3_column_int64(s, 0);
     return WEFT_OK;
 }
 
 static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
-    double *rate = ADD(d->rates, d->n_rates);
+    double *rate = WEFT_ADD(d->rates, d->n_rates);
     if (!rate) return no_memory(d);
     *rate = sqlite3_column_double(s, 0);
     return WEFT_OK;

@@ -34,24 +34,19 @@ static weft_status add_variant(weft_variants *s, const char *name, const char *w
             return weft_fail(WEFT_EINPUT, "%s: variant '%s' is there twice", where, name);
     if (s->n == WEFT_VARIANTS_MAX)
         return weft_fail(WEFT_EINPUT, "%s: more than %d variants", where, WEFT_VARIANTS_MAX);
-    weft_variant *list = realloc(s->list, (size_t)(s->n + 1) * sizeof *list);
-    if (!list) return no_memory();
-    s->list = list;
-    *out = &list[s->n++];
-    **out = (weft_variant){.baseline = -1, .repeats = -1};
+    *out = WEFT_ADD(s->list, s->n);
+    if (!*out) return no_memory();
+    (*out)->baseline = (*out)->repeats = -1;
     snprintf((*out)->name, sizeof(*out)->name, "%s", name);
     snprintf((*out)->title, sizeof(*out)->title, "%s", name);
     return WEFT_OK;
 }
 
 static weft_status add_set(weft_variant *variant, const char *key, const char *value) {
-    char **sets = realloc(variant->sets, (size_t)(variant->n_sets + 1) * sizeof *sets);
-    if (!sets) return no_memory();
-    variant->sets = sets;
-    char text[WORD_ROOM];
-    snprintf(text, sizeof text, "%s=%s", key, value);
-    sets[variant->n_sets] = strdup(text);
-    return sets[variant->n_sets++] ? WEFT_OK : no_memory();
+    char **set = WEFT_ADD(variant->sets, variant->n_sets);
+    if (set && asprintf(set, "%s=%s", key, value) >= 0) return WEFT_OK;
+    if (set) *set = NULL;
+    return no_memory();
 }
 
 /* A key that a variant may set, and has not yet. `where` names the variant. */
