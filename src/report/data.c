@@ -40,15 +40,6 @@ static weft_status no_memory(const weft_report_data *d) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
 }
 
-/* STUDY_RATE_SEED in "KEY=VALUE" lines, where it had rates to choose from. */
-static int64_t find_rate_seed(const char *config) {
-    static const char key[] = "\nSTUDY_RATE_SEED=", rates[] = "\nSTUDY_LEARNING_RATES=";
-    const char *at = strstr(config, key), *list = strstr(config, rates);
-    if (!at || !list) return -1;
-    list += strlen(rates);
-    return memchr(list, ',', strcspn(list, "\n")) ? strtoll(at + strlen(key), NULL, 10) : -1;
-}
-
 static const char *option_text(weft_report_data *d, const weft_option *option) {
     char text[WEFT_TEXT_MAX];
     weft_record_value(d->config, option, text, sizeof text);
@@ -64,7 +55,8 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
         *texts[i] = column_text(d, s, i);
     d->tail = weft_column_number(s, n);
     d->threads = weft_column_number(s, n + 1);
-    d->rate_seed = find_rate_seed(d->config);
+    bool several = strchr(option_text(d, WEFT_OPTION(study_learning_rates)), ',');
+    d->rate_seed = several ? strtoll(option_text(d, WEFT_OPTION(study_rate_seed)), NULL, 10) : -1;
     d->question = option_text(d, WEFT_OPTION(study_question));
     d->rate_as = option_text(d, WEFT_OPTION(study_rate_as));
     d->yardstick = option_text(d, WEFT_OPTION(study_yardstick));

@@ -59,6 +59,12 @@ const char *weft_say_plural(int n, const char *thing); /* "1 seed", "3 seeds" */
 const char *weft_say_pairs(const weft_report_data *d,
                            int n); /* what a comparison counts: seeds or runs */
 
+/* The next KEY=VALUE of lines, up to `end`, or of a variant's overrides, where that is a blank and values with blanks are
+ * in quotes; false: there is no more. report/words.c */
+enum { WEFT_SETTING_KEY = 96, WEFT_SETTING_VALUE = 4200 };
+bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
+                       char value[WEFT_SETTING_VALUE]);
+
 /* A variant's first seed that finished; NULL: none, or the variant is a repeat. report/samples.c */
 const weft_report_run *weft_report_first_run(const weft_report_data *d, int variant);
 
