@@ -86,41 +86,33 @@ static bool bind_one(sqlite3_stmt *statement, int place, char type, va_list *val
                              SQLITE_TRANSIENT) == SQLITE_OK;
 }
 
-static weft_status prepare(weft_database *d, sqlite3_stmt **out, const char *sql, const char *types,
-                           va_list *values) {
+static sqlite3_stmt *prepare(weft_database *d, const char *sql, const char *types,
+                             va_list *values) {
+    sqlite3_stmt *rows = NULL;
     start_time(d);
-    if (sqlite3_prepare_v2(d->handle, sql, -1, out, NULL) != SQLITE_OK) return failed(d);
-    for (int i = 0; types[i]; i++) {
-        if (bind_one(*out, i + 1, types[i], values)) continue;
-        weft_status status = failed(d);
-        sqlite3_finalize(*out);
-        *out = NULL;
-        return status;
-    }
-    return WEFT_OK;
+    bool good = sqlite3_prepare_v2(d->handle, sql, -1, &rows, NULL) == SQLITE_OK;
+    for (int i = 0; good && types[i]; i++)
+        good = bind_one(rows, i + 1, types[i], values);
+    d->asked = good ? WEFT_OK : failed(d);
+    return rows;
 }
 
+/* The rows of a question whose values are this function's last arguments. */
+#define ASK(rows)                                                                                  \
+    va_list values;                                                                                \
+    va_start(values, types);                                                                       \
+    sqlite3_stmt *rows = prepare(d, sql, types, &values);                                          \
+    va_end(values)
+
 weft_status weft_database_run(weft_database *d, const char *sql, const char *types, ...) {
-    sqlite3_stmt *statement = NULL;
-    va_list values;
-    va_start(values, types);
-    weft_status status = prepare(d, &statement, sql, types, &values);
-    va_end(values);
-    if (status != WEFT_OK) return status;
-    int code = SQLITE_ROW;
-    while (code == SQLITE_ROW)
-        code = sqlite3_step(statement);
-    if (code != SQLITE_DONE) status = failed(d);
-    sqlite3_finalize(statement);
-    return status;
+    ASK(rows);
+    while (weft_database_next(d, rows))
+        ;
+    return weft_database_end(d, rows);
 }
 
 sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...) {
-    sqlite3_stmt *rows = NULL;
-    va_list values;
-    va_start(values, types);
-    d->asked = prepare(d, &rows, sql, types, &values);
-    va_end(values);
+    ASK(rows);
     return rows;
 }
 
@@ -145,11 +137,7 @@ weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows) {
 
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...) {
-    sqlite3_stmt *rows = NULL;
-    va_list values;
-    va_start(values, types);
-    d->asked = prepare(d, &rows, sql, types, &values);
-    va_end(values);
+    ASK(rows);
     *out = otherwise;
     if (weft_database_next(d, rows) && sqlite3_column_type(rows, 0) != SQLITE_NULL)
         *out = sqlite3_column_int64(rows, 0);

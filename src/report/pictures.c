@@ -186,6 +186,15 @@ static weft_plot_point at_rate(const weft_report_data *d, int variant, double ra
     return at;
 }
 
+/* The means of a variant at the rates where a run of it finished. */
+static void place_rates(const weft_report_data *d, int variant, weft_plot_series *s) {
+    for (int k = 0; k < d->n_rates; k++) {
+        int done, runs;
+        weft_plot_point at = at_rate(d, variant, d->rates[k], &done, &runs);
+        if (done && at.x > 0) s->points[s->n++] = at;
+    }
+}
+
 static void sweep_table(weft_page *p, const weft_report_data *d) {
     int n = d->n_rates < RATES_MOST ? d->n_rates : RATES_MOST;
     weft_page_table_open(p, "variant");
@@ -232,13 +241,8 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     if (d->minima) return WEFT_OK; /* which have a picture of their own */
     weft_plot_series *series;
     WEFT_TRY(weft_report_plot_series(p, d, d->n_rates, &series));
-    for (int i = 0; i < d->n_variants; i++) {
-        for (int k = 0; k < d->n_rates && d->variants[i].repeats < 0; k++) {
-            int done, runs;
-            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
-            if (done && at.x > 0) series[i].points[series[i].n++] = at;
-        }
-    }
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].repeats < 0) place_rates(d, i, &series[i]);
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
     put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
@@ -385,11 +389,7 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
         const weft_minimum *m = &d->variants[i].minimum;
         weft_plot_series *s = &series[i];
         if (!has_minimum(d, i)) continue;
-        for (int k = 0; k < d->n_rates; k++) {
-            int done, runs;
-            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
-            if (done && at.x > 0) s->points[s->n++] = at;
-        }
+        place_rates(d, i, s);
         for (int k = 0; k < CURVE; k++)
             s->points[s->n + k] =
                 point_at(m, m->first * pow(m->last / m->first, k / (CURVE - 1.0)));

@@ -484,15 +484,17 @@ weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
 }
 
 static json_t *point_json(weft_plot_point at) {
-    const struct {
-        const char *key;
-        double value;
-    } numbers[] = {{"x", at.x}, {"y", at.y}, {"low", at.low}, {"high", at.high}};
-    json_t *point = json_object();
-    for (int i = 0; i < COUNT(numbers); i++)
-        if (isfinite(numbers[i].value))
-            json_object_set_new(point, numbers[i].key, json_real(numbers[i].value));
+    json_t *point = json_pack("{s:f, s:f}", "x", at.x, "y", at.y);
+    if (isfinite(at.low)) json_object_set_new(point, "low", json_real(at.low));
+    if (isfinite(at.high)) json_object_set_new(point, "high", json_real(at.high));
     return point;
+}
+
+static json_t *points_json(const weft_plot_point *points, int n) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, point_json(points[i]));
+    return list;
 }
 
 static void add_points(const weft_plot *p, json_t *chart) {
@@ -500,18 +502,13 @@ static void add_points(const weft_plot *p, json_t *chart) {
     json_t *sets = json_array(), *front = json_array();
     for (int s = 0; s < p->n_series; s++) {
         const weft_plot_series *one = &p->series[s];
-        json_t *at = json_array(), *fit = json_array(), *set;
-        for (int i = 0; i < one->n; i++)
-            json_array_append_new(at, point_json(one->points[i]));
-        for (int i = 0; i < one->n_fit; i++)
-            json_array_append_new(fit, point_json(one->fit[i]));
-        set = json_pack("{s:i, s:o, s:b}", "series", s, "at", at, "join",
-                        p->kind == WEFT_PLOT_MEASURED);
-        if (one->n_fit) json_object_set(set, "fit", fit);
+        if (!one->n) continue;
+        json_t *set =
+            json_pack("{s:i, s:o, s:b}", "series", s, "at", points_json(one->points, one->n),
+                      "join", p->kind == WEFT_PLOT_MEASURED);
+        if (one->n_fit) json_object_set_new(set, "fit", points_json(one->fit, one->n_fit));
         if (one->n_fit) json_object_set_new(set, "least", point_json(one->least));
-        if (one->n) json_array_append(sets, set);
-        json_decref(set);
-        json_decref(fit);
+        json_array_append_new(sets, set);
     }
     for (int i = 0; i < p->n_front; i++)
         json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
