@@ -479,8 +479,7 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
     json_t *caveat;
     size_t i;
-    char day[40];
-    snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
+    const char *day = weft_say("%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     const char *counts = d->n_runs == 1 ? "1 run"
                                         : weft_say("%s, %s, %s; %d of %d runs", say_variants(d),
                                                    weft_say_plural(d->n_seeds, "seed"),

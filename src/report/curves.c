@@ -4,7 +4,6 @@
  * parts of its length; each run gives the mean of its numbers in a part. The page's script gets every
  * run; the static picture shows, over the runs, their mean and a band from the lowest to the highest. */
 #include "base/json.h"
-#include "report/plot.h"
 #include "report/sections.h"
 
 #include <ctype.h>
@@ -50,9 +49,8 @@ static double tokens_an_iteration(const weft_report_variant *s) {
 /* Time is what the tokens took at the speed logged; a row without one takes none. */
 static weft_status read_run(const weft_report_data *d, const weft_report_run *run,
                             const char *column, double iters, curve_run *out) {
-    char sql[200];
-    snprintf(sql, sizeof sql,
-             "SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
+    const char *sql =
+        weft_say("SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
     double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->variants[run->variant]);
     sqlite3_stmt *s = weft_database_ask(d->database, sql, "i", run->id);
     while (weft_database_next(d->database, s)) {
@@ -143,11 +141,10 @@ static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
         json_array_append_new(seconds, json_real(b->seconds));
         json_array_append_new(y, json_real(b->value));
     }
-    char name[40];
-    snprintf(name, sizeof name, "seed %lld", (long long)run->seed);
     double tokens = tokens_an_iteration(s), flops = tokens * s->flops;
-    return json_pack("{s:s, s:{s:o, s:o, s:f, s:f}, s:o}", "name", name, "x", "step", step,
-                     "seconds", seconds, "tokens", isfinite(tokens) ? tokens : 0, "flops",
+    return json_pack("{s:s, s:{s:o, s:o, s:f, s:f}, s:o}", "name",
+                     weft_say("seed %lld", (long long)run->seed), "x", "step", step, "seconds",
+                     seconds, "tokens", isfinite(tokens) ? tokens : 0, "flops",
                      isfinite(flops) ? flops : 0, "y", y);
 }
 

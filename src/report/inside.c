@@ -90,17 +90,13 @@ static void draw_grid(FILE *out, const heat_grid *h) {
             width, TOP + SIDE * h->rows + BOTTOM, width, FONT);
     weft_page_escape_html(out, h->title);
     fputs("\">\n", out);
-    char number[16];
     weft_svg_text(out, LEFT, 16, "start", h->column_label);
     weft_svg_text(out, LEFT - 8, TOP - 8, "end", "layer");
-    for (int i = 0; i < h->columns; i += label_step(h->columns)) {
-        snprintf(number, sizeof number, "%d", h->column_first + i);
-        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle", number);
-    }
-    for (int i = 0; i < h->rows; i += label_step(h->rows)) {
-        snprintf(number, sizeof number, "%d", 1 + i);
-        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", number);
-    }
+    for (int i = 0; i < h->columns; i += label_step(h->columns))
+        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle",
+                      weft_say("%d", h->column_first + i));
+    for (int i = 0; i < h->rows; i += label_step(h->rows))
+        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", weft_say("%d", 1 + i));
     for (int row = 0; row < h->rows; row++)
         for (int column = 0; column < h->columns; column++)
             put_square(out, h, row, column);
@@ -189,14 +185,13 @@ static double *table_of(const json_t *table, int *rows, int *columns, double *mo
 
 static void put_grid(weft_page *p, const json_t *table, heat_grid heat, const char *name) {
     double most = NAN, *values = table_of(table, &heat.rows, &heat.columns, &most);
-    char caption[200];
     if (values && isfinite(most)) {
         if (isnan(heat.high)) heat.high = most;
         heat.values = values;
-        snprintf(caption, sizeof caption, "%s%s%s; strongest colour = %.3g", name,
-                 *name ? ": " : "", heat.title, heat.high);
         draw_grid(p->words, &heat);
-        weft_page_thumbnail(p, weft_page_words(p), caption);
+        weft_page_thumbnail(p, weft_page_words(p),
+                            weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "",
+                                     heat.title, heat.high));
     }
     free(values);
 }
@@ -238,7 +233,6 @@ static void set_curve(weft_plot_series *out, const json_t *held, int width,
 static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
     weft_plot_series series[CURVES_MOST];
     weft_plot_point points[CURVES_MOST][WEFT_INSIDE_POINTS];
-    char labels[CURVES_MOST][24];
     const json_t *held = json_object_get(latent, "held");
     json_int_t width = json_integer_value(json_object_get(latent, "width"));
     size_t layers = json_array_size(held);
@@ -246,8 +240,7 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
     if (n < 1 || layers > SIDE_MOST || width < 1 || width > WIDTH_MOST) return;
     for (int k = 0; k < n; k++) {
         size_t layer = n > 1 ? (size_t)k * (layers - 1) / (size_t)(n - 1) : 0;
-        snprintf(labels[k], sizeof labels[k], "layer %zu", layer + 1);
-        series[k] = (weft_plot_series){.label = labels[k], .style = k};
+        series[k] = (weft_plot_series){.label = weft_say("layer %zu", layer + 1), .style = k};
         set_curve(&series[k], json_array_get(held, layer), (int)width, points[k]);
     }
     weft_plot plot = {.kind = WEFT_PLOT_CURVES,
@@ -273,13 +266,13 @@ int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const c
     const json_t *heads = json_object_get(layer, "heads");
     int n = json_array_size(heads) < (size_t)most ? (int)json_array_size(heads) : most;
     for (int h = 0; h < n; h++) {
-        char title[400], place[120];
         const json_t *sigma = json_array_get(json_object_get(layer, "sigma"), (size_t)h);
-        snprintf(place, sizeof place, "layer %lld, head %d%s",
-                 (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
-                 sigma ? "; below: each token's \xcf\x83" : "");
-        snprintf(title, sizeof title, "%.200s%s%s", name, *name ? ", " : "", place);
-        draw_head(p->words, json_array_get(heads, (size_t)h), sigma, time, style, title);
+        const char *place =
+            weft_say("layer %lld, head %d%s",
+                     (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
+                     sigma ? "; below: each token's \xcf\x83" : "");
+        draw_head(p->words, json_array_get(heads, (size_t)h), sigma, time, style,
+                  weft_say("%.200s%s%s", name, *name ? ", " : "", place));
         weft_page_thumbnail(p, weft_page_words(p), place);
     }
     return n;

@@ -1,7 +1,6 @@
 /* Pictures of the variants: score against cost with the Pareto front, the sweep of learning rates, the loss by
  * position in the sequence (EVAL_POSITIONS): where in a context a variant gains or loses. */
 #include "base/order.h"
-#include "report/plot.h"
 #include "report/sections.h"
 
 #include <ctype.h>

@@ -335,11 +335,11 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     const weft_report_variant *s = &d->variants[place];
     const weft_comparison *c = &s->compared;
     bool compared = s->baseline >= 0 && c->pairs > 0;
-    char repeats[128] = "";
     const char *label = weft_variant_label(d, place);
     bool named = strcasecmp(label, s->name) != 0; /* its name is what commands take */
-    if (s->repeats >= 0 && !strstr(label, "repeat"))
-        snprintf(repeats, sizeof repeats, ", repeats %.100s", d->variants[s->repeats].name);
+    const char *repeats = s->repeats >= 0 && !strstr(label, "repeat")
+                              ? weft_say(", repeats %.100s", d->variants[s->repeats].name)
+                              : "";
     weft_page_cell(p, "%s%s%s%s%s%s", label, named ? " (" : "", named ? s->name : "",
                    named ? ")" : "", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters));

@@ -106,14 +106,14 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
                     "in generating, divided by the tokens that it has room for.");
                 open = true;
             }
-            char title[300], *shown = shown_text(json_object_get(sample, "text"));
+            char *shown = shown_text(json_object_get(sample, "text"));
             const json_t *cache = json_object_get(sample, "cache_bytes_per_token");
-            int at = snprintf(title, sizeof title, "%.200s, after %lld training steps",
-                              weft_variant_label(d, variant),
-                              (long long)json_integer_value(json_object_get(sample, "step")));
+            const char *title =
+                weft_say("%.200s, after %lld training steps", weft_variant_label(d, variant),
+                         (long long)json_integer_value(json_object_get(sample, "step")));
             if (json_is_integer(cache))
-                snprintf(title + at, sizeof title - (size_t)at, "; cache: %lld bytes per token",
-                         (long long)json_integer_value(cache));
+                title = weft_say("%s; cache: %lld bytes per token", title,
+                                 (long long)json_integer_value(cache));
             weft_page_text(p, title, prompt, shown ? shown : "");
             free(shown);
         }
