@@ -151,22 +151,20 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     json_object_foreach(json_object_get(result, "facts"), name, value) {
         if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
     }
-    char now[WEFT_TIME_ROOM];
     const weft_config *c = &u->study->built[u->job->variant].config;
     double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
     bool metric = *u->metric != '\0';
-    weft_time_now(now);
     /* A run that diverged has losses on its way, but no result. */
     double none = e->diverged ? NAN : 0;
     return weft_database_run(
         d,
         "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
         " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
-        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
+        " ended = " WEFT_SQL_NOW ", seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
         " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
+        "ssidddsddisddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
         u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
-        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
+        u->metric_value + none, score_of(u) + none, u->skipped, weights, e->seconds,
         u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
@@ -334,21 +332,15 @@ static weft_status compare_weights(const char *folder, const weft_record_run *ru
 /* The first step at which the rows of two runs are not the same, time apart. */
 static weft_status compare_metrics(weft_database *d, const weft_record_run *run,
                                    const weft_record_run *first, int64_t *rows, char *detail) {
-    static const char columns[] = "step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
-                                  " val_loss, metric_value, lr, grad_norm";
-    char sql[1024];
-    int64_t others, step;
-    snprintf(sql, sizeof sql,
-             "SELECT min(step) FROM (SELECT * FROM (SELECT %s FROM metrics WHERE run = ?1 EXCEPT"
-             " SELECT %s FROM metrics WHERE run = ?2) UNION ALL SELECT * FROM (SELECT %s FROM"
-             " metrics WHERE run = ?2 EXCEPT SELECT %s FROM metrics WHERE run = ?1))",
-             columns, columns, columns, columns);
+#define OTHERS(a, b) "SELECT * FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) ")"
+    int64_t step;
     WEFT_TRY(weft_database_number(d, 0, rows, "SELECT count(*) FROM metrics WHERE run = ?", "i",
                                   run->run));
-    WEFT_TRY(weft_database_number(d, 0, &others, "SELECT count(*) FROM metrics WHERE run = ?", "i",
-                                  first->run));
-    WEFT_TRY(weft_database_number(d, -1, &step, sql, "ii", run->run, first->run));
-    if (step < 0 && others == *rows) return WEFT_OK;
+    WEFT_TRY(weft_database_number(
+        d, -1, &step,
+        "SELECT min(step) FROM (" OTHERS("?1", "?2") " UNION ALL " OTHERS("?2", "?1") ")", "ii",
+        run->run, first->run));
+    if (step < 0) return WEFT_OK;
     size_t at = strlen(detail);
     snprintf(detail + at, DETAIL_ROOM - at, "%sthe metrics differ from step %lld on",
              at ? "; " : "", (long long)step);

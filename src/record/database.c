@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -499,13 +498,4 @@ weft_status weft_database_copy(weft_database *d, const char *path) {
     WEFT_TRY(split(path, folder, &name));
     WEFT_TRY(join_real(file, folder, name));
     return weft_database_run(d, "VACUUM INTO ?", "s", file);
-}
-
-void weft_time_now(char text[WEFT_TIME_ROOM]) {
-    struct timespec now;
-    struct tm parts;
-    clock_gettime(CLOCK_REALTIME, &now);
-    gmtime_r(&now.tv_sec, &parts);
-    size_t n = strftime(text, WEFT_TIME_ROOM, "%Y-%m-%dT%H:%M:%S", &parts);
-    snprintf(text + n, WEFT_TIME_ROOM - n, ".%03ldZ", now.tv_nsec / 1000000);
 }

@@ -20,8 +20,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { WEFT_TIME_ROOM = 32 };
-
 typedef struct weft_database weft_database;
 
 /* Statements: what makes an empty database; and of an older version, what lets it be read by the newest
@@ -123,8 +121,12 @@ const char *weft_column_text(sqlite3_stmt *rows, int column);
 const char *weft_column_shown(sqlite3_stmt *rows, int column);
 double weft_column_number(sqlite3_stmt *rows, int column);
 
-/* Now, as ISO 8601 in UTC with milliseconds. */
-void weft_time_now(char text[WEFT_TIME_ROOM]);
+/* The rows of a run's metrics in SQL, as they are compared: speed is no part of them. */
+#define WEFT_SQL_METRICS(run)                                                                      \
+    "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
+    " lr, grad_norm FROM metrics WHERE run = " run
+/* Now in SQL, as ISO 8601 in UTC with milliseconds. */
+#define WEFT_SQL_NOW "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
 
 /* Databases out of several places (record/gather.c). */
 

@@ -33,7 +33,6 @@ typedef struct {
     group *groups;
     int n_groups;
     weft_config *config, *first; /* a run's, and the first run's */
-    json_t *seen;                /* "variant rate seed" of every run so far */
     int64_t run;                 /* whose lines are read, */
     weft_status taken;           /* and what became of them */
 } gathering;
@@ -112,24 +111,21 @@ static weft_status insert_variant(gathering *g, int variant, const char *overrid
         (int64_t)weft_config_leaks(c));
 }
 
-/* Whether a variant has no run of this rate and seed yet; from now on it has. */
-static bool take_place(gathering *g, int variant) {
-    char place[128];
-    snprintf(place, sizeof place, "%d %.17g %lld", variant, g->config->learning_rate,
-             (long long)g->config->seed);
-    if (json_object_get(g->seen, place)) return false;
-    json_object_set_new(g->seen, place, json_true());
-    return true;
-}
-
 /* The variant of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
 static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     json_t *options = json_object_get(run, "options");
     const char *name = json_string_value(json_object_get(run, "name"));
     WEFT_AUTO_FREE char *key = key_of(options);
     if (!key) return no_memory();
-    for (*out = 0; *out < g->n_groups; ++*out)
-        if (strcmp(g->groups[*out].key, key) == 0 && take_place(g, *out)) return WEFT_OK;
+    for (*out = 0; *out < g->n_groups; ++*out) {
+        int64_t runs;
+        if (strcmp(g->groups[*out].key, key) != 0) continue;
+        WEFT_TRY(weft_database_number(
+            g->d, 0, &runs,
+            "SELECT count(*) FROM runs WHERE variant = ? AND learning_rate = ? AND seed = ?", "idi",
+            (int64_t)*out, g->config->learning_rate, g->config->seed));
+        if (runs == 0) return WEFT_OK;
+    }
     group *one = WEFT_ADD(g->groups, g->n_groups);
     if (!one) return no_memory();
     one->key = weft_steal(&key);
@@ -141,7 +137,6 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
         if (tail && dash > one->name) *dash = '\0';
     }
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
-    take_place(g, *out);
     WEFT_AUTO_FREE char *overrides = overrides_of(g, options);
     return overrides ? insert_variant(g, *out, *out ? overrides : "") : no_memory();
 }
@@ -231,17 +226,15 @@ static weft_status fill(gathering *g) {
         WEFT_TRY(g->taken);
     }
     /* The study's own row: its name is the folder's, its config the first run's. */
-    char now[WEFT_TIME_ROOM];
     WEFT_AUTO_FREE char *lines = weft_record_config(g->first);
     if (!lines) return no_memory();
-    weft_time_now(now);
     const char *slash = strrchr(g->folder, '/');
-    return weft_database_run(g->d,
-                             "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
-                             "equal, score, tail, created)"
-                             " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, ?)",
-                             "isss", (int64_t)WEFT_SCHEMA_VERSION,
-                             slash && slash[1] ? slash + 1 : g->folder, lines, now);
+    return weft_database_run(
+        g->d,
+        "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
+        "equal, score, tail, created)"
+        " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, " WEFT_SQL_NOW ")",
+        "iss", (int64_t)WEFT_SCHEMA_VERSION, slash && slash[1] ? slash + 1 : g->folder, lines);
 }
 
 static void end_gathering(gathering *g) {
@@ -253,18 +246,15 @@ static void end_gathering(gathering *g) {
     free(g->groups);
     free(g->config);
     free(g->first);
-    json_decref(g->seen);
     weft_watched_close(g->watched);
 }
 
 static weft_status gather(const char *folder, weft_database **out) {
     *out = NULL;
     WEFT_AUTO(end_gathering)
-    gathering g = {.folder = folder,
-                   .config = malloc(sizeof *g.config),
-                   .first = malloc(sizeof *g.first),
-                   .seen = json_object()};
-    if (!g.config || !g.first || !g.seen) return no_memory();
+    gathering g = {
+        .folder = folder, .config = malloc(sizeof *g.config), .first = malloc(sizeof *g.first)};
+    if (!g.config || !g.first) return no_memory();
     WEFT_TRY(weft_watched_open(&folder, 1, false, &g.watched));
     while (!weft_watched_look(g.watched))
         ;

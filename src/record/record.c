@@ -53,20 +53,17 @@ static weft_status no_memory(void) {
 
 weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
                               const char *detail) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
     return weft_database_run(d,
                              "INSERT INTO events(run, step, kind, detail, at) VALUES"
-                             " (nullif(?, -1), nullif(?, -1), ?, ?, ?)",
-                             "iisss", run, step, kind, detail, now);
+                             " (nullif(?, -1), nullif(?, -1), ?, ?, " WEFT_SQL_NOW ")",
+                             "iiss", run, step, kind, detail);
 }
 
 static weft_status insert_study(weft_database *d, const weft_study *s,
                                 const weft_study_place *place) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
+    char host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
-    weft_time_now(now);
     host_name(host);
     weft_machine_text(machine, sizeof machine);
     weft_study_seeds_text(s, seeds, LIST_ROOM);
@@ -75,11 +72,11 @@ static weft_status insert_study(weft_database *d, const weft_study *s,
         d,
         "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
         " weft_version, git_commit, created, host, machine, threads, device)"
-        " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
+        " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, " WEFT_SQL_NOW ", ?, ?, ?, ?)",
+        "issssssissssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
         weft_config_word(&s->base, WEFT_OPTION(study_equal)),
         weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail, weft_version(),
-        weft_git_commit(), now, host, machine, (int64_t)place->threads, place->device);
+        weft_git_commit(), host, machine, (int64_t)place->threads, place->device);
 }
 
 /* Runs of a rate: one for each seed, and the one that chooses. */
@@ -432,14 +429,10 @@ static weft_status renew_variant(weft_database *d, const weft_study *s, int vari
 }
 
 static weft_status renew_all(weft_database *d, const weft_study *s) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
-    WEFT_TRY(weft_database_run(d,
-                               "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
-                               " 'the study was cut off', ? FROM runs WHERE status = 'running'",
-                               "s", now));
-    WEFT_TRY(weft_database_script(d, "UPDATE runs SET status = 'waiting'"
-                                     " WHERE status = 'running'"));
+    WEFT_TRY(weft_database_script(
+        d, "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
+           " 'the study was cut off', " WEFT_SQL_NOW " FROM runs WHERE status = 'running';"
+           "UPDATE runs SET status = 'waiting' WHERE status = 'running'"));
     for (int i = 0; i < s->variants.n; i++)
         WEFT_TRY(renew_variant(d, s, i));
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base); /* the question may be another */
@@ -523,16 +516,16 @@ static weft_status finish_change(weft_database *d, weft_status status, int64_t r
 }
 
 weft_status weft_record_start(weft_database *d, const weft_record_run *job) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
-    weft_time_now(now);
+    char host[HOST_ROOM];
     host_name(host);
     WEFT_TRY(weft_database_begin(d));
     weft_status status =
         weft_database_run(d,
                           "UPDATE runs SET status = 'running', why = NULL, host = ?,"
                           " resumes = resumes + (started IS NOT NULL),"
-                          " started = ifnull(started, ?), ended = NULL WHERE run = ?",
-                          "ssi", host, now, job->run);
+                          " started = ifnull(started, " WEFT_SQL_NOW "), ended = NULL"
+                          " WHERE run = ?",
+                          "si", host, job->run);
     return finish_change(d, status, job->run, job->begun ? "resumed" : "started", NULL);
 }
 
@@ -546,14 +539,12 @@ weft_status weft_record_stop(weft_database *d, const weft_record_run *job, doubl
 
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
     WEFT_TRY(weft_database_begin(d));
     weft_status status =
         weft_database_run(d,
-                          "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
+                          "UPDATE runs SET status = 'failed', why = ?, ended = " WEFT_SQL_NOW ","
                           " seconds = ifnull(seconds, 0) + ?,"
                           " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-                          "ssdii", why, now, seconds, memory, job->run);
+                          "sdii", why, seconds, memory, job->run);
     return finish_change(d, status, job->run, kind, why);
 }

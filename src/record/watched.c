@@ -307,15 +307,13 @@ static void read_study(weft_watched *w, study *s) {
         weft_database_enter(&weft_runs_schema, w->roots[s->at.root], path, WEFT_DATABASE_READ,
                             database_seconds, &d, &fresh) != WEFT_OK)
         return;
-    static const char *const names[] = {"waiting", "running", "done"};
-    memset(s->count, 0, sizeof s->count);
-    sqlite3_stmt *rows = weft_database_ask(d, "SELECT status FROM runs", "");
-    while (weft_database_next(d, rows)) {
-        int at = 0;
-        while (at < 3 && strcmp(weft_column_text(rows, 0), names[at]) != 0)
-            at++;
-        s->count[at]++;
-    }
+    sqlite3_stmt *rows = weft_database_ask(
+        d,
+        "SELECT total(status = 'waiting'), total(status = 'running'), total(status = 'done'),"
+        " total(status IN ('failed', 'diverged')) FROM runs",
+        "");
+    for (int i = 0, there = weft_database_next(d, rows); there && i < 4; i++)
+        s->count[i] = sqlite3_column_int64(rows, i);
     weft_database_end(d, rows);
     /* What the study's runs are called: a variant's title says more than a folder. */
     rows = weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");

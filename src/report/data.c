@@ -534,16 +534,6 @@ int weft_report_comparisons(const weft_report_data *d) {
     return n;
 }
 
-/* Rows of one run that the other does not have. Speed is no part of it. */
-static weft_status count_rows(const weft_report_data *d, int64_t run, int64_t other, int64_t *n) {
-#define ROWS(which)                                                                                \
-    "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
-    " lr, grad_norm FROM metrics WHERE run = " which
-    return weft_database_number(d->database, 0, n,
-                                "SELECT count(*) FROM (" ROWS("?1") " EXCEPT " ROWS("?2") ")", "ii",
-                                run, other);
-}
-
 /* The study's own word is taken for the files; the checksum of the weights and the metrics are
  * compared here once more. */
 weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
@@ -562,10 +552,11 @@ weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_r
         out->detail = event->detail;
     }
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
-    int64_t here, there;
-    WEFT_TRY(count_rows(d, run->id, out->first->id, &here));
-    WEFT_TRY(count_rows(d, out->first->id, run->id, &there));
-    out->rows = here > there ? here : there;
+        /* Rows of one that the other does not have, or the other way where these are more. */
+#define MORE(a, b) "(SELECT count(*) FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) "))"
+    WEFT_TRY(weft_database_number(d->database, 0, &out->rows,
+                                  "SELECT max(" MORE("?1", "?2") ", " MORE("?2", "?1") ")", "ii",
+                                  run->id, out->first->id));
     bool known = *run->weights && *out->first->weights;
     bool differs = out->rows > 0 || (known && strcmp(run->weights, out->first->weights) != 0);
     if (said_unequal || differs)
