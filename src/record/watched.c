@@ -50,7 +50,7 @@ typedef struct {
     int64_t version, reset; /* of the last change, and of the last beginning anew */
     json_t *options;        /* that are not the default */
     int64_t steps, tokens_per_step;
-    char end[16];           /* of result.json; empty: none */
+    const char *end;        /* of result.json; NULL: none */
     double bytes_per_token; /* by result.json; NaN: not known */
     const char *status;
 } run;
@@ -195,45 +195,33 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
     weft_names_free(&names);
 }
 
-static json_t *option_json(const weft_config *c, const weft_option *o) {
-    char value[WEFT_TEXT_MAX];
-    bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
-    weft_config_format(c, o, value, sizeof value);
-    return number ? json_real(strtod(value, NULL)) : weft_json_text(value);
-}
-
-/* What an option is that a run does not name. */
-static json_t *defaults_json(const weft_watched *w) {
+/* The options of a config but for a study's own; with `plain` those that are not as there, and the seed. */
+static json_t *options_json(const weft_config *c, const weft_config *plain) {
+    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     int count;
-    const weft_option *options = weft_options(&count);
+    const weft_option *o = weft_options(&count), *end = o + count;
     json_t *object = json_object();
-    for (int i = 0; object && i < count; i++)
-        if (options[i].owner != WEFT_OWNER_STUDY)
-            json_object_set_new(object, options[i].key, option_json(w->plain, &options[i]));
+    for (; object && o < end; o++) {
+        bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
+        weft_config_format(c, o, value, sizeof value);
+        if (plain) weft_config_format(plain, o, usual, sizeof usual);
+        bool same = plain && strcmp(value, usual) == 0, seed = plain && o == WEFT_OPTION(seed);
+        if ((same || o->owner == WEFT_OWNER_STUDY) && !seed) continue;
+        json_object_set_new(object, o->key,
+                            number ? json_real(strtod(value, NULL)) : weft_json_text(value));
+    }
     return object;
 }
 
 /* The options that are not the default, and what steps and tokens follow from them. */
 static void read_config(weft_watched *w, run *r, int folder) {
-    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     weft_config *c = w->config;
-    int count;
     FILE *file;
-    const weft_option *options = weft_options(&count);
     weft_config_defaults(c);
     if (weft_below_stream(folder, "config", &file) != WEFT_OK) return;
     if (weft_config_read_stream(c, file, "config") != WEFT_OK) return;
-    json_t *object = json_object();
-    for (int i = 0; object && i < count; i++) {
-        weft_config_format(c, &options[i], value, sizeof value);
-        weft_config_format(w->plain, &options[i], usual, sizeof usual);
-        if (strcmp(value, usual) == 0 || options[i].owner == WEFT_OWNER_STUDY) {
-            if (strcmp(options[i].key, "SEED") != 0) continue;
-        }
-        json_object_set_new(object, options[i].key, option_json(c, &options[i]));
-    }
     json_decref(r->options);
-    r->options = object;
+    r->options = options_json(c, w->plain);
     r->steps = c->steps;
     r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
 }
@@ -242,13 +230,13 @@ static void read_result(run *r, int folder) {
     static const char *const known[] = {"done", "stopped", "diverged"};
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
-    *r->end = '\0';
+    r->end = NULL;
     r->bytes_per_token = NAN;
     if (weft_below_read(folder, "result.json", FILE_MOST, &text, &bytes) != WEFT_OK) return;
     WEFT_AUTO_DECREF json_t *object = weft_json_read(text, bytes, 0, NULL);
     const char *end = json_string_value(json_object_get(object, "end"));
     for (int i = 0; end && i < 3; i++)
-        if (strcmp(end, known[i]) == 0) snprintf(r->end, sizeof r->end, "%s", end);
+        if (strcmp(end, known[i]) == 0) r->end = known[i];
     double bits = weft_json_number_of(object, "bits_per_byte");
     if (bits > 0) r->bytes_per_token = weft_json_number_of(object, "best_val_loss") / log(2) / bits;
 }
@@ -256,10 +244,7 @@ static void read_result(run *r, int folder) {
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
     if (r->lines.there && is_locked(&w->held, r->lines.number)) return "running";
-    if (*r->end)
-        return strcmp(r->end, "done") == 0      ? "done"
-               : strcmp(r->end, "stopped") == 0 ? "stopped"
-                                                : "diverged";
+    if (r->end) return r->end;
     if (r->rows.n > 0 && r->rows.last.value[WEFT_ROW_STEP] >= (double)r->steps && r->steps > 0)
         return "done";
     struct timespec now;
@@ -403,7 +388,7 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
         weft_json_number(r->rows.val_loss), "best_val_loss",
         weft_json_number(r->rows.best_val_loss), "tokens_per_s", weft_json_number(speed), "mfu",
         weft_json_number(mfu), "seconds_left", weft_json_number(seconds_left(r, last)),
-        "bytes_per_token", weft_json_number(*r->end ? r->bytes_per_token : NAN), "note",
+        "bytes_per_token", weft_json_number(r->end ? r->bytes_per_token : NAN), "note",
         weft_json_text(note ? note : ""), "tags", weft_json_text(tags ? tags : ""), "reset", reset,
         "options", r->options ? json_incref(r->options) : json_object(), "rows",
         weft_watched_lines_json(&r->rows, reset ? 0 : after));
@@ -428,7 +413,7 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));
     json_t *news = json_pack("{s:I, s:o, s:o}", "version", (json_int_t)w->version, "studies",
                              studies, "runs", runs);
-    if (news && after == 0) json_object_set_new(news, "defaults", defaults_json(w));
+    if (news && after == 0) json_object_set_new(news, "defaults", options_json(w->plain, NULL));
     return news;
 }
 
