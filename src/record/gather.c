@@ -50,27 +50,20 @@ static char *key_of(const json_t *options) {
     return key;
 }
 
-/* What a variant has other than the first, "KEY=VALUE KEY=VALUE". */
-static char *overrides_of(const gathering *g, const json_t *options) {
-    char *text = NULL;
+/* What a run has other than the first, "KEY=VALUE KEY=VALUE". */
+static char *overrides_of(const gathering *g) {
+    char *text = NULL, own[WEFT_TEXT_MAX], first[WEFT_TEXT_MAX];
     size_t bytes = 0;
     int count;
-    const weft_option *list = weft_options(&count);
+    const weft_option *o = weft_options(&count), *end = o + count;
     FILE *out = open_memstream(&text, &bytes);
-    if (!out) return NULL;
-    weft_config plain;
-    weft_config_defaults(&plain);
-    for (int i = 0; i < count; i++) {
-        const char *name = list[i].key;
-        json_t *own = json_object_get(options, name),
-               *base = json_object_get(g->groups[0].of, name);
-        char value[WEFT_TEXT_MAX];
-        bool rate = strcmp(name, "LEARNING_RATE") == 0 || strcmp(name, "SEED") == 0;
-        if (rate || (!own && !base) || (own && base && json_equal(own, base))) continue;
-        weft_config_format(own ? g->config : &plain, &list[i], value, sizeof value);
-        fprintf(out, "%s%s=%s", ftell(out) ? " " : "", name, value);
+    for (; out && o < end; o++) {
+        if (o->owner == WEFT_OWNER_STUDY || o == WEFT_OPTION(learning_rate)) continue;
+        weft_config_format(g->config, o, own, sizeof own);
+        weft_config_format(g->first, o, first, sizeof first);
+        if (strcmp(own, first) != 0) fprintf(out, "%s%s=%s", ftell(out) ? " " : "", o->key, own);
     }
-    return weft_memory_end(out, &text);
+    return out ? weft_memory_end(out, &text) : NULL;
 }
 
 /* Whether one before the last has it. */
@@ -137,8 +130,8 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
         if (tail && dash > one->name) *dash = '\0';
     }
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
-    WEFT_AUTO_FREE char *overrides = overrides_of(g, options);
-    return overrides ? insert_variant(g, *out, *out ? overrides : "") : no_memory();
+    WEFT_AUTO_FREE char *overrides = overrides_of(g);
+    return overrides ? insert_variant(g, *out, overrides) : no_memory();
 }
 
 static void take_line(void *context, const json_t *line) {
@@ -147,18 +140,12 @@ static void take_line(void *context, const json_t *line) {
         g->taken = weft_record_line(g->d, g->run, line, NAN, true);
 }
 
-/* A run that was stopped, or cut off, waits to be gone on with. */
-static const char *status_name(const char *status) {
-    static const char *const same[] = {"running", "done", "diverged"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(status, same[i]) == 0) return same[i];
-    return "waiting";
-}
-
 static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
                               double seconds) {
-    const char *status = status_name(json_string_value(json_object_get(run, "status")));
+    const char *status = json_string_value(json_object_get(run, "status"));
     bool done = strcmp(status, "done") == 0;
+    if (strcmp(status, "stopped") == 0 || strcmp(status, "ended") == 0)
+        status = "waiting"; /* to be gone on with */
     char folder[FOLDER_ROOM];
     /* As a study names its runs' folders: in runs/, and without a folder of their own. */
     const char *name = json_string_value(json_object_get(run, "name"));
