@@ -435,22 +435,15 @@ static weft_status split(const char *path, char folder[WEFT_PATH_MAX], const cha
     return weft_path(folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-static weft_status open_runs(const char *path, weft_database_mode mode, weft_database **out,
-                             bool *fresh) {
+weft_status weft_database_open(const char *path, weft_database_mode mode, weft_database **out,
+                               bool *fresh) {
     char folder[WEFT_PATH_MAX];
     const char *name;
+    bool is_fresh;
     *out = NULL;
     WEFT_TRY(split(path, folder, &name));
-    return weft_database_enter(&weft_runs_schema, folder, name, mode, runs_seconds, out, fresh);
-}
-
-weft_status weft_database_open(const char *path, bool write, weft_database **out) {
-    bool fresh;
-    return open_runs(path, write ? WEFT_DATABASE_WRITE : WEFT_DATABASE_READ, out, &fresh);
-}
-
-weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh) {
-    return open_runs(path, WEFT_DATABASE_MAKE, out, fresh);
+    return weft_database_enter(&weft_runs_schema, folder, name, mode, runs_seconds, out,
+                               fresh ? fresh : &is_fresh);
 }
 
 /* SQLite takes a file for "" whose name it removes as soon as it is open. */

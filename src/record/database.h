@@ -65,10 +65,9 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
 enum { WEFT_SCHEMA_VERSION = 3 };
 extern const weft_schema weft_runs_schema;
 
-/* A database of runs at a path that the user named: that is there, to read only or to write too; and to
- * write, where there may be none yet. */
-weft_status weft_database_open(const char *path, bool write, weft_database **out);
-weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
+/* The same of a database of runs at a path that the user named; `fresh` may be NULL. */
+weft_status weft_database_open(const char *path, weft_database_mode mode, weft_database **out,
+                               bool *fresh);
 /* Whether a study may begin in that folder, or has: WEFT_EINPUT where it is a model's or a run's, in which
  * training would not go on once it has a runs.db. */
 weft_status weft_database_place(const char *folder);

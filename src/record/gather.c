@@ -271,10 +271,11 @@ weft_status weft_listing_open(const char *path, weft_database **out) {
     char file[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
-    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
+    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode))
+        return weft_database_open(path, WEFT_DATABASE_READ, out, NULL);
     WEFT_TRY(weft_path(file, "%s/runs.db", path));
     WEFT_TRY(weft_path_there(file, &there));
-    return there ? weft_database_open(file, false, out) : gather(path, out);
+    return there ? weft_database_open(file, WEFT_DATABASE_READ, out, NULL) : gather(path, out);
 }
 
 /* Merging. The first database is copied beside the new one's place; copies of the others are attached to it one by
@@ -320,9 +321,9 @@ static weft_status open_copy(const char *path, const char *copy, weft_database *
     *out = NULL;
     bool folder = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
     WEFT_TRY(weft_path(file, "%s%s", path, folder ? "/runs.db" : ""));
-    WEFT_TRY(weft_database_open(file, false, &from));
+    WEFT_TRY(weft_database_open(file, WEFT_DATABASE_READ, &from, NULL));
     WEFT_TRY(weft_database_copy(from, copy));
-    WEFT_TRY(weft_database_open(copy, true, &d));
+    WEFT_TRY(weft_database_open(copy, WEFT_DATABASE_WRITE, &d, NULL));
     WEFT_TRY(weft_database_update(d));
     *out = weft_steal(&d);
     return WEFT_OK;

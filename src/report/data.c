@@ -338,9 +338,9 @@ static double value_of(const weft_report_data *d, const weft_report_run *run, co
     return !fact ? run->score : is ? is->value : NAN;
 }
 
-/* Over the seeds that both finished, by the score or by a fact of that name. */
-static weft_status compare_seeds(const weft_report_data *d, int variant, int baseline,
-                                 const char *fact, bool higher_is_better, weft_comparison *out) {
+weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
+                                      const char *fact, bool higher_is_better,
+                                      weft_comparison *out) {
     WEFT_AUTO_FREE double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
     if (!values) return no_memory(d);
     double *other = values + d->n_seeds;
@@ -376,16 +376,12 @@ static weft_status compare_minima(const weft_report_data *d, int variant, int ba
     return weft_compare_minima(runs, n, runs + n, m, d->effect, d->higher_is_better, out);
 }
 
-weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
-                                     const char *name, weft_comparison *out) {
-    return compare_seeds(d, variant, baseline, name, false, out);
-}
-
 weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
                                 weft_comparison *out, const char **why) {
     const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
-    WEFT_TRY(d->minima ? compare_minima(d, variant, baseline, out)
-                       : compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
+    WEFT_TRY(d->minima
+                 ? compare_minima(d, variant, baseline, out)
+                 : weft_report_compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
     if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
     bool built = !*is->error && !*base->error && is->leaks == base->leaks;
     if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)

@@ -99,8 +99,8 @@ static void put_row(weft_page *p, const weft_report_data *d, int variant, const 
             variant == weft_report_headline(d) ? " class=\"lit\"" : "");
     weft_page_escape_html(out, s->name);
     fputs("\"><span class=\"step\" role=\"rowheader\">", out);
-    weft_page_escape_html(out, weft_variant_label(d, variant));
-    const char *baseline = weft_variant_label(d, s->baseline);
+    weft_page_escape_html(out, d->variants[variant].label);
+    const char *baseline = d->variants[s->baseline].label;
     if (weft_report_baseline(d) < 0 || strlen(baseline) <= SHORT_LABEL) {
         fputs(" <small>against ", out);
         weft_page_escape_html(out, baseline);
@@ -192,7 +192,7 @@ static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, i
                     : c->verdict == WEFT_WORSE ? 1
                                                : 6; /* green, red, grey */
         const char *colour = weft_report_counts(d, i) ? weft_plot_colour(style) : "faint";
-        put_svg_label(out, y + 5, weft_variant_label(d, i));
+        put_svg_label(out, y + 5, d->variants[i].label);
         if (c->pairs >= 2)
             weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
         if (c->pairs >= 1)
@@ -210,7 +210,7 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
     if (n == 0) return;
     for (int i = 0, said = 0; i < d->n_variants; i++) {
         if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
-        fprintf(p->words, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        fprintf(p->words, "%s%s", weft_say_between(said, n), d->variants[i].label);
         said++;
     }
     weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
@@ -224,7 +224,7 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "
                        "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
-                       d->score_name, weft_variant_label(d, base),
+                       d->score_name, d->variants[base].label,
                        weft_say_score(d->variants[base].mean), unit, seeds, 100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
@@ -278,8 +278,8 @@ static void say_more_seeds(weft_page *p, const weft_report_data *d) {
                   "About %d more %s per variant would show a difference of this size between %s "
                   "and %s, if it and its spread stay as they are. Decide on a number once: adding "
                   "seeds until a difference shows finds one by chance.",
-                  more, more == 1 ? "seed" : "seeds", weft_variant_label(d, open),
-                  weft_variant_label(d, d->variants[open].baseline));
+                  more, more == 1 ? "seed" : "seeds", d->variants[open].label,
+                  d->variants[d->variants[open].baseline].label);
     if (there)
         weft_page_command(p, "weft study --config %s --out %s -o STUDY_SEEDS=%d", config, folder,
                           d->planned_seeds + more);

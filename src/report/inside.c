@@ -354,7 +354,7 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
             const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
             json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
             if (inside) {
-                weft_page_subtitle(p, weft_variant_label(d, i));
+                weft_page_subtitle(p, d->variants[i].label);
                 weft_page_pictures_open(p, NULL);
                 weft_inside_put_heads(p, inside, i);
                 weft_inside_put_latents(p, inside);

@@ -322,7 +322,7 @@ static weft_status compare_positions(const weft_report_data *d, int one, int two
     int n = weft_report_ranges(d, ranges);
     for (int i = 0; i < n; i++) {
         weft_comparison c;
-        WEFT_TRY(weft_report_fact_compare(d, two, one, ranges[i].name, &c));
+        WEFT_TRY(weft_report_compare_seeds(d, two, one, ranges[i].name, false, &c));
         if (c.pairs == 0) continue;
         json_array_append_new(
             list, json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "first",

@@ -127,7 +127,7 @@ typedef struct {
 static void trouble_row(trouble *t, int variant, const char *where, const char *what,
                         const char *why) {
     if (t->rows++ == 0) weft_page_table_open(t->p, "variant|where|what|why");
-    weft_page_cells(t->p, variant >= 0 ? weft_variant_label(t->d, variant) : "–", where, what, why);
+    weft_page_cells(t->p, variant >= 0 ? t->d->variants[variant].label : "–", where, what, why);
 }
 
 static const char *say_where(const weft_report_run *run) {
@@ -248,7 +248,7 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
 
 static void equality_row(weft_page *p, const weft_report_data *d, int place) {
     const weft_report_variant *s = &d->variants[place];
-    weft_page_cell(p, "%s", weft_variant_label(d, place));
+    weft_page_cell(p, "%s", d->variants[place].label);
     for (int q = 0; q < QUANTITIES; q++) {
         double value = weft_variant_number(s, quantities[q].at);
         double base = s->baseline >= 0

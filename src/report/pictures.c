@@ -22,7 +22,7 @@ weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int
     weft_plot_point *points = (weft_plot_point *)(void *)(*out + n);
     for (int i = 0; i < d->n_variants; i++)
         (*out)[i] = (weft_plot_series){
-            .label = weft_variant_label(d, i), .style = i, .points = points + i * room};
+            .label = d->variants[i].label, .style = i, .points = points + i * room};
     return WEFT_OK;
 }
 
@@ -33,7 +33,7 @@ static json_t *series_json(const weft_report_data *d) {
         const weft_report_variant *s = &d->variants[i];
         json_array_append_new(
             list, json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
-                            weft_page_json(weft_variant_label(d, i)), "style", i, "baseline",
+                            weft_page_json(d->variants[i].label), "style", i, "baseline",
                             s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name)
                                              : json_null()));
     }
@@ -121,7 +121,7 @@ static weft_status make_picture(weft_page *p, const weft_report_data *d, int cos
         front[n++] = *series[i].points;
         if (used < NAMES_ROOM)
             used += (size_t)snprintf(names + used, NAMES_ROOM - used, "%s%.40s", used ? ", " : "",
-                                     weft_variant_label(d, i));
+                                     d->variants[i].label);
     }
     title = weft_page_keep(p, "%.100s against %s", d->score_name, costs[cost].name);
     note = weft_page_keep(p, "On the Pareto front, variants that no other beats on both: %s.",
@@ -201,7 +201,7 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
         weft_page_head(p, ">%g", d->rates[i]);
     for (int i = 0; i < d->n_variants; i++) {
         if (d->variants[i].repeats >= 0) continue;
-        weft_page_cell(p, "%s", weft_variant_label(d, i));
+        weft_page_cell(p, "%s", d->variants[i].label);
         for (int k = 0; k < n; k++) {
             int done, runs;
             weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
@@ -311,11 +311,12 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
             open_table(p, r, n);
         }
         open = true;
-        weft_page_cell(p, "%s against %s", weft_variant_label(d, i),
-                       weft_variant_label(d, d->variants[i].baseline));
+        weft_page_cell(p, "%s against %s", d->variants[i].label,
+                       d->variants[d->variants[i].baseline].label);
         for (int k = 0; k < n; k++) {
             weft_comparison c;
-            WEFT_TRY(weft_report_fact_compare(d, i, d->variants[i].baseline, r[k].name, &c));
+            WEFT_TRY(
+                weft_report_compare_seeds(d, i, d->variants[i].baseline, r[k].name, false, &c));
             weft_page_cell(p, "%s", weft_say_interval(&c));
         }
     }
@@ -363,7 +364,7 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     open_table(p, ranges, n);
     for (int i = 0; i < d->n_variants; i++) {
         if (!has_positions(d, i, ranges, n)) continue;
-        weft_page_cell(p, "%s", weft_variant_label(d, i));
+        weft_page_cell(p, "%s", d->variants[i].label);
         for (int k = 0; k < n; k++)
             weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, ranges[k].name)));
     }
@@ -407,7 +408,7 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_variants; i++) {
         const weft_minimum *m = &d->variants[i].minimum;
         if (!has_minimum(d, i)) continue;
-        weft_page_cells(p, weft_variant_label(d, i), weft_say_score(m->score),
+        weft_page_cells(p, d->variants[i].label, weft_say_score(m->score),
                         weft_say("%.3g", m->rate), weft_say("%.3g", m->first),
                         weft_say("%.3g", m->last), edges[m->edge + 1]);
     }

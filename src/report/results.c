@@ -335,7 +335,7 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     const weft_report_variant *s = &d->variants[place];
     const weft_comparison *c = &s->compared;
     bool compared = s->baseline >= 0 && c->pairs > 0;
-    const char *label = weft_variant_label(d, place);
+    const char *label = d->variants[place].label;
     bool named = strcasecmp(label, s->name) != 0; /* its name is what commands take */
     const char *repeats = s->repeats >= 0 && !strstr(label, "repeat")
                               ? weft_say(", repeats %.100s", d->variants[s->repeats].name)
@@ -383,7 +383,7 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
     else if (best >= 0)
         weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
-                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean));
+                      d->variants[best].label, weft_say_score(d->variants[best].mean));
     const weft_report_run *run =
         NULL; /* the single one with the best score, of the same variants */
     for (int i = 0; i < d->n_runs; i++) {
@@ -394,7 +394,7 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (run)
         weft_page_say(
             p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
-            weft_variant_label(d, run->variant), (long long)run->seed, run->rate, d->score_name,
+            d->variants[run->variant].label, (long long)run->seed, run->rate, d->score_name,
             weft_say_score(run->score), run->folder);
     weft_page_line(
         p, "about",

@@ -109,7 +109,7 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
             char *shown = shown_text(json_object_get(sample, "text"));
             const json_t *cache = json_object_get(sample, "cache_bytes_per_token");
             const char *title =
-                weft_say("%.200s, after %lld training steps", weft_variant_label(d, variant),
+                weft_say("%.200s, after %lld training steps", d->variants[variant].label,
                          (long long)json_integer_value(json_object_get(sample, "step")));
             if (json_is_integer(cache))
                 title = weft_say("%s; cache: %lld bytes per token", title,
@@ -127,10 +127,10 @@ static void put_variant(weft_page *p, const weft_report_data *d, int variant, co
     json_t *layer;
     int left = MAPS_MOST;
     if (time < 2 || time > TOKENS_MOST) return;
-    weft_page_subtitle(p, weft_variant_label(d, variant));
+    weft_page_subtitle(p, d->variants[variant].label);
     weft_page_pictures_open(p, NULL);
     json_array_foreach(json_object_get(map, "layers"), l, layer) {
-        left -= weft_inside_put_maps(p, layer, time, weft_variant_label(d, variant), variant, left);
+        left -= weft_inside_put_maps(p, layer, time, d->variants[variant].label, variant, left);
     }
 }
 

@@ -110,9 +110,11 @@ const weft_report_fact *weft_report_fact_of(const weft_report_data *d, const wef
                                             const char *name);
 /* The mean of a number over the runs of a variant that count; NaN: none has it. */
 double weft_report_fact_mean(const weft_report_data *d, int variant, const char *name);
-/* What can be said of one variant against another by a number other than the score, where less is better. */
-weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
-                                     const char *name, weft_comparison *out);
+/* What can be said of one variant against another over the seeds that both finished, by the score, or by a fact of
+ * that name. */
+weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
+                                      const char *fact, bool higher_is_better,
+                                      weft_comparison *out);
 
 /* What a seed is to the comparison of a variant with another (-1: none). */
 typedef struct {
@@ -177,8 +179,6 @@ weft_report_section weft_report_differences, weft_report_trouble, weft_report_eq
  * be in use at a time. report/words.c */
 const char *weft_say(const char *format, ...) PRINTF(1, 2);
 const char *weft_say_variant(const weft_report_data *d, int variant); /* "All three", "variant 3" */
-/* What a variant is called in pictures: its title, its name where it has none. */
-const char *weft_variant_label(const weft_report_data *d, int variant);
 const char *weft_say_score(double value);
 const char *weft_say_bytes(double bytes);  /* "33.8 GiB" */
 const char *weft_say_count(double value);  /* "115.0M" */

@@ -29,10 +29,6 @@ const char *weft_say_variant(const weft_report_data *d, int variant) {
     return strcmp(s->label, s->name) != 0 ? s->label : weft_say("variant %.400s", s->name);
 }
 
-const char *weft_variant_label(const weft_report_data *d, int variant) {
-    return d->variants[variant].label;
-}
-
 const char *weft_say_share(const weft_comparison *c, double difference) {
     double percent = c->baseline != 0 ? 100 * fabs(difference / c->baseline) : NAN;
     int decimals = percent >= 9.95 ? 0 : percent >= 0.0995 ? 1 : percent >= 0.00995 ? 2 : 3;

@@ -72,7 +72,7 @@ static weft_status open_record(supervisor *v) {
     char path[WEFT_PATH_MAX];
     bool fresh;
     WEFT_TRY(weft_path(path, "%s/runs.db", o->out));
-    WEFT_TRY(weft_database_open_or_new(path, &v->database, &fresh));
+    WEFT_TRY(weft_database_open(path, WEFT_DATABASE_MAKE, &v->database, &fresh));
     if (!fresh) {
         WEFT_TRY(weft_record_match(v->database, v->study));
         return weft_record_renew(v->database, v->study);
