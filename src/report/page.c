@@ -6,7 +6,6 @@
  * are escaped, so none can end its element. The page asks for nothing from elsewhere: its style and its
  * script are in it, its pictures are inline, and a policy in its head forbids all the rest. */
 #include "report/page.h"
-#include "base/scope.h"
 
 #include "base/embed.h"
 #include "base/folders.h"
