@@ -29,7 +29,7 @@ static void print_number(FILE *out, double value) {
 
 /* All heads, or where they are many the lowest, the middle and the highest. */
 static void print_row(FILE *out, int number, const weft_layer_look *layer, int64_t heads) {
-    double *values = malloc((size_t)heads * sizeof *values);
+    WEFT_AUTO_FREE double *values = malloc((size_t)heads * sizeof *values);
     if (!values) return;
     for (int64_t h = 0; h < heads; h++)
         values[h] = layer->heads[h].number[number];
@@ -37,7 +37,6 @@ static void print_row(FILE *out, int number, const weft_layer_look *layer, int64
     for (int64_t h = 0; h < heads; h++)
         if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
             print_number(out, values[h]);
-    free(values);
 }
 
 static void print_heads(const weft_inspection *i, int number, FILE *out) {
@@ -289,9 +288,7 @@ void weft_inspection_facts(const weft_inspection *i, json_t *facts) {
         set_fact(facts, "gradient ", i->parts[p].name, i->parts[p].gradient_norm);
         set_fact(facts, "weight ", i->parts[p].name, i->parts[p].weight_norm);
     }
-    json_t *inside = weft_inspection_inside(i);
-    char *text = json_dumps(inside, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
+    WEFT_AUTO_DECREF json_t *inside = weft_inspection_inside(i);
+    WEFT_AUTO_FREE char *text = json_dumps(inside, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
     if (text) json_object_set_new(facts, "inside", json_string(text));
-    free(text);
-    json_decref(inside);
 }

@@ -191,34 +191,31 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
 }
 
 void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
-    json_t *object = weft_json_file(path, RESULT_MOST);
+    WEFT_AUTO_DECREF json_t *object = weft_json_file(path, RESULT_MOST);
     const char *word = json_string_value(json_object_get(object, "end"));
     const char *line = json_string_value(json_object_get(object, "why"));
     snprintf(end, 16, "%s", word ? word : "");
     snprintf(why, room, "%s", line ? line : "");
-    json_decref(object);
 }
 
 void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
     char path[WEFT_PATH_MAX], tail[TAIL + 1];
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     *step = 0;
     *loss = NAN;
     if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     size_t n = fread(tail, 1, TAIL, file);
-    fclose(file);
     while (n > 0 && tail[n - 1] != '\n')
         n--; /* half a line */
     if (n == 0) return;
     size_t from = n - 1;
     while (from > 0 && tail[from - 1] != '\n')
         from--;
-    json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
+    WEFT_AUTO_DECREF json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
     *step = (int64_t)json_integer_value(json_object_get(line, "step"));
     *loss = weft_json_number_of(line, "loss");
-    json_decref(line);
 }
 
 double weft_collect_rate(const char *folder) {

@@ -183,12 +183,11 @@ static weft_status check_journal(int folder, const char *name, const char *shown
     static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
     unsigned char head[sizeof magic] = {0}, end[sizeof magic] = {0};
     struct stat is;
-    int file;
+    WEFT_AUTO_CLOSE int file = -1;
     if (weft_below_file(folder, name, &file) != WEFT_OK) return WEFT_OK;
     bool ok = fstat(file, &is) == 0 && pread(file, head, sizeof head, 0) >= 0;
     if (ok && is.st_size >= 2 * (off_t)sizeof end)
         ok = pread(file, end, sizeof end, is.st_size - (off_t)sizeof end) >= 0;
-    close(file);
     if (!ok) return weft_fail(WEFT_EIO, "%s: cannot be read: %s", shown, strerror(errno));
     if (head[0] != 0 && memcmp(head, magic, sizeof magic) != 0)
         return weft_fail(WEFT_EINPUT, "%s: is not a journal of SQLite's; move it away", shown);

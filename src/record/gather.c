@@ -42,12 +42,10 @@ static weft_status no_memory(void) {
 }
 
 static char *key_of(const json_t *options) {
-    json_t *rest = json_copy((json_t *)(uintptr_t)options);
+    WEFT_AUTO_DECREF json_t *rest = json_copy((json_t *)(uintptr_t)options);
     json_object_del(rest, "SEED");
     json_object_del(rest, "LEARNING_RATE");
-    char *key = rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    json_decref(rest);
-    return key;
+    return rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
 }
 
 /* What a run has other than the first, "KEY=VALUE KEY=VALUE". */

@@ -41,10 +41,8 @@ char *weft_record_config(const weft_config *c) {
 }
 
 char *weft_record_config_json(const weft_config *c) {
-    json_t *object = weft_config_to_json(c);
-    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    json_decref(object);
-    return text;
+    WEFT_AUTO_DECREF json_t *object = weft_config_to_json(c);
+    return object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
 }
 
 static weft_status no_memory(void) {
@@ -165,7 +163,7 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int varian
 /* A rate beyond the edge where the minimum of a variant's runs is, once all have ended. */
 static weft_status add_rate(weft_database *d, const weft_study *s, int variant, int *added) {
     const weft_option *o = WEFT_OPTION(learning_rate);
-    weft_rate_run *runs = NULL;
+    WEFT_AUTO_FREE weft_rate_run *runs = NULL;
     int n = 0, ended = 0;
     sqlite3_stmt *rows = weft_database_ask(d,
                                            "SELECT learning_rate, score, seed, status IN ('done',"
@@ -185,7 +183,6 @@ static weft_status add_rate(weft_database *d, const weft_study *s, int variant, 
     int place = n / runs_of_rate(s);
     for (int i = 0; i < n; i++) /* as near to one that was tried as rounding puts it */
         if (fabs(rate / runs[i].rate - 1) < 0.01) rate = NAN;
-    free(runs);
     if (!(rate >= o->min && rate <= o->max) || place >= rate_places(s)) return status;
     weft_log(WEFT_LOG_INFO,
              "variant %s: its minimum is at the edge of the learning rates, and %g is added",
@@ -300,12 +297,12 @@ const weft_option *weft_record_difference(const char *a, const char *b, bool see
 /* Seeds may be added; those that were run stay the first of them. `seeds`: how many there were. */
 static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
                                 int64_t *seeds) {
-    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX], *now = weft_record_config(&s->base);
+    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
+    WEFT_AUTO_FREE char *now = weft_record_config(&s->base);
     if (!now) return no_memory();
     weft_record_value(lines, WEFT_OPTION(study_seeds), was, sizeof was);
     *seeds = strtol(was, NULL, 10);
     const weft_option *o = weft_record_difference(lines, now, true, was, is);
-    free(now);
     if (!o) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "

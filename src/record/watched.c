@@ -285,7 +285,7 @@ static void set_title(weft_watched *w, const char *folder, const char *title) {
 
 static void read_study(weft_watched *w, study *s) {
     char path[WEFT_PATH_MAX];
-    weft_database *d;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     bool fresh;
     s->named = w->n_runs;
     if (weft_path(path, "%s%sruns.db", s->at.below, *s->at.below ? "/" : "") != WEFT_OK ||
@@ -306,7 +306,6 @@ static void read_study(weft_watched *w, study *s) {
         if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
             set_title(w, path, weft_column_text(rows, 1));
     weft_database_end(d, rows);
-    weft_database_close(d);
 }
 
 bool weft_watched_look(weft_watched *w) {
@@ -374,9 +373,9 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     /* Of the whole run, as its report has it; MFU goes with the speed. */
     double speed = r->rows.times > 0 ? r->rows.timed / r->rows.times : NAN;
     double mfu = last->value[WEFT_ROW_MFU] * speed / last->value[WEFT_ROW_TOKENS_PER_S];
-    char *note, *tags;
+    WEFT_AUTO_FREE char *note = NULL, *tags = NULL;
     weft_notes_get(w->notes, r->at.path, &note, &tags);
-    json_t *object = json_pack(
+    return json_pack(
         "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
         "s:b, s:o, s:o}",
         "id", id, "name", weft_json_text(r->name), "title",
@@ -392,9 +391,6 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
         weft_json_text(note ? note : ""), "tags", weft_json_text(tags ? tags : ""), "reset", reset,
         "options", r->options ? json_incref(r->options) : json_object(), "rows",
         weft_watched_lines_json(&r->rows, reset ? 0 : after));
-    free(note);
-    free(tags);
-    return object;
 }
 
 json_t *weft_watched_news(const weft_watched *w, int64_t after) {

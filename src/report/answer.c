@@ -401,7 +401,7 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
         {is_unequal, " did not repeat to the same bits.", " did not repeat to the same bits."},
     };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        char *text = NULL;
+        WEFT_AUTO_FREE char *text = NULL;
         size_t size;
         int n = weft_report_count(d, kinds[i].is);
         FILE *out = n ? open_memstream(&text, &size) : NULL;
@@ -418,7 +418,6 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
         }
         fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
         if (weft_memory_end(out, &text)) json_array_append_new(list, weft_json_text(text));
-        free(text);
     }
 }
 

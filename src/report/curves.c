@@ -151,12 +151,11 @@ static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
 static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     json_t *lines = json_array();
     for (int i = 0; i < d->n_variants; i++) {
+        if (!curves[i].n) continue;
         json_t *runs = json_array();
         for (int k = 0; k < curves[i].n; k++)
             json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
-        if (curves[i].n)
-            json_array_append_new(lines, json_pack("{s:i, s:O}", "series", i, "runs", runs));
-        json_decref(runs);
+        json_array_append_new(lines, json_pack("{s:i, s:o}", "series", i, "runs", runs));
     }
     return lines;
 }

@@ -163,18 +163,15 @@ static void draw_head(FILE *out, const json_t *rows, const json_t *sigma, size_t
 }
 
 /* Rows of equal length as numbers [rows, columns], NaN where there is none; NULL: they are not of that form.
- * The caller frees it. */
-static double *table_of(const json_t *table, int *rows, int *columns, double *most) {
+ * The page has it. */
+static double *table_of(weft_page *p, const json_t *table, int *rows, int *columns, double *most) {
     size_t n = json_array_size(table), m = json_array_size(json_array_get(table, 0));
     if (n < 1 || n > SIDE_MOST || m < 1 || m > SIDE_MOST) return NULL;
-    double *values = malloc(n * m * sizeof *values);
+    double *values = weft_page_room(p, n * m * sizeof *values);
     *most = NAN;
     for (size_t i = 0; values && i < n * m; i++) {
         const json_t *row = json_array_get(table, i / m), *one = json_array_get(row, i % m);
-        if (json_array_size(row) != m && !json_is_null(row)) {
-            free(values);
-            return NULL;
-        }
+        if (json_array_size(row) != m && !json_is_null(row)) return NULL;
         values[i] = json_is_number(one) ? json_number_value(one) : NAN;
         *most = fmax(*most, values[i]);
     }
@@ -184,16 +181,14 @@ static double *table_of(const json_t *table, int *rows, int *columns, double *mo
 }
 
 static void put_grid(weft_page *p, const json_t *table, heat_grid heat, const char *name) {
-    double most = NAN, *values = table_of(table, &heat.rows, &heat.columns, &most);
-    if (values && isfinite(most)) {
-        if (isnan(heat.high)) heat.high = most;
-        heat.values = values;
-        draw_grid(p->words, &heat);
-        weft_page_thumbnail(p, weft_page_words(p),
-                            weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "",
-                                     heat.title, heat.high));
-    }
-    free(values);
+    double most = NAN;
+    heat.values = table_of(p, table, &heat.rows, &heat.columns, &most);
+    if (!heat.values || !isfinite(most)) return;
+    if (isnan(heat.high)) heat.high = most;
+    draw_grid(p->words, &heat);
+    weft_page_thumbnail(p, weft_page_words(p),
+                        weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "",
+                                 heat.title, heat.high));
 }
 
 void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
@@ -348,19 +343,17 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         "The first seed of each variant: a square for each head of each layer, its number on "
         "hover; the gates by tenths; the latents' directions.");
     fputs("\n(The pictures are in report.html.)\n", p->md);
-    for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i)) {
-            const weft_report_run *run = weft_report_first_run(d, i);
-            const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
-            json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
-            if (inside) {
-                weft_page_subtitle(p, d->variants[i].label);
-                weft_page_pictures_open(p, NULL);
-                weft_inside_put_heads(p, inside, i);
-                weft_inside_put_latents(p, inside);
-            }
-            json_decref(inside);
-        }
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_report_run *run = has_inside(d, i) ? weft_report_first_run(d, i) : NULL;
+        const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
+        WEFT_AUTO_DECREF json_t *inside =
+            fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
+        if (!inside) continue;
+        weft_page_subtitle(p, d->variants[i].label);
+        weft_page_pictures_open(p, NULL);
+        weft_inside_put_heads(p, inside, i);
+        weft_inside_put_latents(p, inside);
+    }
     return WEFT_OK;
 }
 

@@ -228,7 +228,8 @@ static json_t *config_of(const weft_report_data *d, int variant) {
 
 /* {"n_ffn": [a, b], ...}: keys that differ, but for rate and seed, which runs vary. */
 static json_t *config_differences(const weft_report_data *d, int a, int b) {
-    json_t *one = config_of(d, a), *two = config_of(d, b), *all = json_object(), *value;
+    WEFT_AUTO_DECREF json_t *one = config_of(d, a), *two = config_of(d, b);
+    json_t *all = json_object(), *value;
     const char *key;
     json_object_foreach(one, key, value) {
         json_t *other = json_object_get(two, key);
@@ -237,8 +238,6 @@ static json_t *config_differences(const weft_report_data *d, int a, int b) {
             continue;
         json_object_set_new(all, key, json_pack("[O, O]", value, other));
     }
-    json_decref(one);
-    json_decref(two);
     return all;
 }
 
@@ -280,12 +279,10 @@ static void print_comparison(FILE *out, const json_t *object) {
     size_t i;
     fprintf(out, "config\n");
     json_object_foreach(json_object_get(object, "config"), key, value) {
-        char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
-        char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
+        WEFT_AUTO_FREE char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
+        WEFT_AUTO_FREE char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
         fprintf(out, "  %-28s %14s %14s\n", weft_shown(key), weft_shown(a ? a : ""),
                 weft_shown(b ? b : ""));
-        free(a);
-        free(b);
     }
     fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
             text_of(object, "b"), "difference");

@@ -85,7 +85,8 @@ static bool differs(const json_t *configs, const char *key) {
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
-    json_t *configs = json_array(), *keys = json_object(), *unused;
+    WEFT_AUTO_DECREF json_t *configs = json_array(), *keys = json_object();
+    json_t *unused;
     const char *key;
     bool open = false;
     for (int i = 0; i < d->n_variants; i++) {
@@ -112,8 +113,6 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     if (d->n_variants > 1 && !open)
         weft_page_say(p, "The variants' configs are the same in every key.");
     bool memory = keys && json_array_size(configs) == (size_t)d->n_variants;
-    json_decref(configs);
-    json_decref(keys);
     return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for the configs");
 }
 

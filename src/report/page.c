@@ -66,15 +66,13 @@ void weft_page_escape_html(FILE *out, const char *text) {
 }
 
 json_t *weft_page_json(const char *text) {
-    char *clean = NULL;
+    WEFT_AUTO_FREE char *clean = NULL;
     size_t size;
     FILE *out = open_memstream(&clean, &size);
     while (out && *text)
         text += put_letter(out, text);
     if (out) fclose(out);
-    json_t *string = weft_json_text(clean ? clean : "");
-    free(clean);
-    return string;
+    return weft_json_text(clean ? clean : "");
 }
 
 /* Markdown's own signs get a backslash; those that only mean something at a line's start never
@@ -109,7 +107,7 @@ static void put_md_code(weft_page *p, const char *text) {
 /* A formatted text, malloc'd; NULL: no memory. */
 #define FORMAT(text, format)                                                                       \
     va_list args;                                                                                  \
-    char *text;                                                                                    \
+    WEFT_AUTO_FREE char *text = NULL;                                                              \
     va_start(args, format);                                                                        \
     if (vasprintf(&text, format, args) < 0) text = NULL;                                           \
     va_end(args)
@@ -143,7 +141,6 @@ char *weft_page_keep(weft_page *p, const char *format, ...) {
     FORMAT(text, format);
     char *kept = text ? weft_page_room(p, strlen(text) + 1) : NULL;
     if (kept) strcpy(kept, text);
-    free(text);
     return kept;
 }
 
@@ -287,7 +284,6 @@ void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
     put_html(p, "", text, "</p>\n");
     put_md(p, answer ? "\n**" : "\n", text, answer ? "**\n" : "\n");
-    free(text);
 }
 
 const char *weft_page_words(weft_page *p) {
@@ -309,7 +305,6 @@ void weft_page_command(weft_page *p, const char *format, ...) {
     put_html(p, "<div class=\"copy\"><code tabindex=\"0\">", text,
              "</code><button type=\"button\">Copy</button></div>\n");
     put_md_code(p, text ? text : "");
-    free(text);
 }
 
 /* How a column of a kind is set; long texts get a wider one than their longest word. */
@@ -343,7 +338,6 @@ void weft_page_head(weft_page *p, const char *format, ...) {
         put_md(p, " ", name, " |");
         p->kinds[p->columns++] = kind;
     }
-    free(text);
 }
 
 void weft_page_cell(weft_page *p, const char *format, ...) {
@@ -355,7 +349,6 @@ void weft_page_cell(weft_page *p, const char *format, ...) {
     put_html(p, "", text, last ? "</td></tr>\n" : "</td>");
     put_md(p, first ? "| " : " ", text, last ? " |\n" : " |");
     p->column = last ? 0 : p->column + 1;
-    free(text);
 }
 
 void weft_page_cells_of(weft_page *p, const char *const *texts) {
@@ -425,7 +418,7 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text) {
 /* Whether a mark, or the one of before there were marks, is in the first or the last bytes. */
 static weft_status has_mark(const char *path, bool *there, bool *ours) {
     char text[2 * LOOK + 1] = "";
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     weft_kind kind;
     WEFT_TRY(weft_path_kind(path, &kind));
     *there = kind != WEFT_KIND_NOTHING;
@@ -434,7 +427,6 @@ static weft_status has_mark(const char *path, bool *there, bool *ours) {
     WEFT_TRY(weft_file_open_stream(path, &file));
     size_t n = fread(text, 1, LOOK, file);
     if (n == LOOK && fseek(file, -LOOK, SEEK_END) == 0) n += fread(text + n, 1, LOOK, file);
-    fclose(file);
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = ' ';
     *ours = strstr(text, HTML_MARK) || strstr(text, MD_MARK) || strstr(text, "<title>weft: ");
@@ -495,7 +487,8 @@ static weft_status write_pictures(const weft_page *p, const char *folder) {
 }
 
 weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data) {
-    char *text = json_dumps(data, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
+    WEFT_AUTO_FREE char *text =
+        json_dumps(data, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
     if (!text) return weft_fail(WEFT_ENOMEM, "report: no memory for its charts");
     fprintf(p->html, "<script type=\"application/json\" id=\"%s\">", id);
     for (const char *at = text; *at; at++) {
@@ -504,7 +497,6 @@ weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data)
         else
             fputc(*at, p->html);
     }
-    free(text);
     fputs("</script>\n", p->html);
     return WEFT_OK;
 }

@@ -180,9 +180,10 @@ static bool find_common(const weft_report_data *d, common *out) {
     *out = (common){0};
     for (int i = 0; i < d->n_variants; i++)
         out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
-    double *scores = out->variants < 3 || d->n_seeds < 2
-                         ? NULL
-                         : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
+    WEFT_AUTO_FREE double *scores =
+        out->variants < 3 || d->n_seeds < 2
+            ? NULL
+            : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
     if (!scores) return false;
     for (int i = 0; i < d->n_seeds; i++)
         out->seeds += list_seed(d, most, d->seeds[i], scores + out->seeds * out->variants);
@@ -204,7 +205,6 @@ static bool find_common(const weft_report_data *d, common *out) {
         out->half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, out->freedom) * out->sd *
                     sqrt(2.0 / out->seeds);
     }
-    free(scores);
     return out->seeds > 1;
 }
 

@@ -353,7 +353,8 @@ static enum MHD_Result take_note(live *w, struct MHD_Connection *c, const reques
     if (r->large) return send_error(c, 413, "the note is too long");
     if (!type || strncmp(type, "application/json", 16) != 0)
         return send_error(c, 415, "the body must be JSON");
-    json_t *object = weft_json_read(r->body ? r->body : "", r->bytes, JSON_REJECT_DUPLICATES, NULL);
+    WEFT_AUTO_DECREF json_t *object =
+        weft_json_read(r->body ? r->body : "", r->bytes, JSON_REJECT_DUPLICATES, NULL);
     const json_t *id = json_object_get(object, "id");
     const char *note = json_string_value(json_object_get(object, "note"));
     const char *tags = json_string_value(json_object_get(object, "tags"));
@@ -364,7 +365,6 @@ static enum MHD_Result take_note(live *w, struct MHD_Connection *c, const reques
     else
         weft_fail(WEFT_EINPUT, "a note is {\"id\": N, \"note\": TEXT, \"tags\": TEXT}");
     pthread_mutex_unlock(&w->lock);
-    json_decref(object);
     if (status == WEFT_OK) return send_json(c, 200, json_object());
     return send_error(c, status == WEFT_EINPUT ? 400 : 500, weft_error_message());
 }
