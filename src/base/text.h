@@ -84,3 +84,17 @@ static inline bool weft_grow_list(void *list, int64_t *room, int64_t want, size_
     *room = 2 * want;
     return true;
 }
+
+/* One more element of a list of n, zeroed, where the list is as long as it has to be; NULL: no memory, and the list is as it
+ * was. */
+#define WEFT_ADD(list, n)                                                                          \
+    (weft_grow_by_one((void *)&(list), (size_t)(n), sizeof *(list)) ? &(list)[(n)++] : NULL)
+static inline bool weft_grow_by_one(void *list, size_t n, size_t size) {
+    char *now;
+    memcpy(&now, list, sizeof now);
+    char *grown = realloc(now, (n + 1) * size);
+    if (!grown) return false;
+    memset(grown + n * size, 0, size);
+    memcpy(list, &grown, sizeof grown);
+    return true;
+}

@@ -124,7 +124,8 @@ static weft_status prune(const prune_job *job, const weft_loaded *l, const weft_
         WEFT_TRY(weft_inspect(l->model, place, text, false, &i));
         given = calloc((size_t)(c->n_layer * units), sizeof *given);
         for (int64_t k = 0; given && k < c->n_layer * c->n_head; k++)
-            given[k / group] += i.layers[k / c->n_head].heads[k % c->n_head].gate / (double)group;
+            given[k / group] +=
+                i.layers[k / c->n_head].heads[k % c->n_head].number[WEFT_HEAD_GATE] / (double)group;
         weft_inspection_free(&i);
         if (!given) return weft_fail(WEFT_ENOMEM, "prune: no memory");
     }

@@ -319,9 +319,9 @@ int weft_cmd_watch(int argc, char **argv) {
     if (status == WEFT_OK) status = weft_live_open(&o, runs, &watch);
     if (status == WEFT_OK) {
         char what[64];
-        int found = weft_live_found(watch);
+        int found = watch->found;
         snprintf(what, sizeof what, "watching %d run%s", found, found == 1 ? "" : "s");
-        print_address(&args, what, o.host, weft_live_port(watch), NULL);
+        print_address(&args, what, o.host, watch->port, NULL);
         if (!weft_http_is_local(o.host))
             weft_log(WEFT_LOG_WARN, "watch: everyone who reaches %s sees these runs", o.host);
         wait_for_signal(&signals);

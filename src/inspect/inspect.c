@@ -41,8 +41,8 @@ static weft_status look_gates(const weft_session *s, int64_t layer, weft_layer_l
         double g = 1 / (1 + exp(-values[i]));
         int bin = (int)(g * WEFT_GATE_BINS);
         weft_head_sums *own = &sums->heads[i % heads];
-        own->gate[0] += g;
-        own->gate[1] += g * g;
+        own->number[WEFT_HEAD_GATE] += g;
+        own->number[WEFT_HEAD_GATE_SPREAD] += g * g;
         own->gates++;
         out->heads[i % heads].gates[bin < WEFT_GATE_BINS ? bin : WEFT_GATE_BINS - 1]++;
     }
@@ -86,8 +86,12 @@ static int64_t holding(const double *values, int64_t n, double share) {
     return n;
 }
 
-static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *gram, double rows) {
+static weft_status finish_latent(weft_layer_look *look, int which, const double *sum, double *gram,
+                                 double rows) {
+    weft_spectrum_look *out = &look->latents[which];
+    double *numbers = &look->number[WEFT_LAYER_LATENTS + 3 * which];
     int64_t width = out->width;
+    numbers[0] = numbers[1] = numbers[2] = NAN;
     if (!width) return WEFT_OK;
     WEFT_AUTO_FREE double *vectors = malloc((size_t)(width * width) * sizeof *vectors);
     out->values = malloc((size_t)width * sizeof *out->values);
@@ -108,6 +112,7 @@ static weft_status finish_latent(weft_spectrum_look *out, double *sum, double *g
     out->rank = total > 0 ? exp(entropy) : 0;
     out->dirs_90 = holding(out->values, width, 0.9);
     out->dirs_99 = holding(out->values, width, 0.99);
+    numbers[0] = (double)width, numbers[1] = out->rank, numbers[2] = (double)out->dirs_99;
     return WEFT_OK;
 }
 
@@ -195,8 +200,8 @@ static void compare_contexts(const double *contexts, int64_t windows, int64_t he
             for (int64_t v = w + 1; v < windows; v++, n_across++)
                 across += cosine(own, contexts + v * row + i * size, size);
         }
-    out->z_between = n_between > 0 ? between / (double)n_between : NAN;
-    out->z_across = n_across > 0 ? across / (double)n_across : NAN;
+    out->number[WEFT_LAYER_Z_BETWEEN] = n_between > 0 ? between / (double)n_between : NAN;
+    out->number[WEFT_LAYER_Z_ACROSS] = n_across > 0 ? across / (double)n_across : NAN;
 }
 
 static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double *out) {
@@ -219,11 +224,12 @@ static weft_status share_off_blocks(const weft_weight *w, int64_t heads, double 
 static weft_status finish_z(const weft_model *m, int64_t layer, int64_t windows,
                             weft_layer_look *out, const weft_layer_sums *sums) {
     const weft_weight *w_z = layer_weight(m, layer, "ffn.z_proj.weight");
-    out->z_off = out->z_between = out->z_across = NAN;
+    for (int n = WEFT_LAYER_Z_OFF; n < WEFT_LAYER_NUMBERS; n++)
+        out->number[n] = NAN;
     if (!w_z || !sums->contexts) return WEFT_OK;
     int64_t heads = m->config.wsffn_n_head, ffn = weft_config_ffn_dim(&m->config);
     compare_contexts(sums->contexts, windows, heads, ffn / heads, out);
-    return share_off_blocks(w_z, heads, &out->z_off);
+    return share_off_blocks(w_z, heads, &out->number[WEFT_LAYER_Z_OFF]);
 }
 
 /* How large the gradient is in each mechanism's tensors, of one training pass without dropout. */
@@ -296,8 +302,8 @@ static weft_status look_gradients(const weft_model *m, weft_backing place, const
 void weft_inspection_free(weft_inspection *i) {
     for (int64_t l = 0; i->layers && l < i->n_layers; l++) {
         free(i->layers[l].heads);
-        free(i->layers[l].keys.values);
-        free(i->layers[l].values.values);
+        free(i->layers[l].latents[0].values);
+        free(i->layers[l].latents[1].values);
     }
     free(i->layers);
     *i = (weft_inspection){0};
@@ -325,7 +331,7 @@ static weft_status prepare(inspector *p, const weft_config *c, int64_t time, wef
         out->layers[l].heads = calloc((size_t)c->n_head, sizeof *out->layers[l].heads);
         if (!p->sums[l].heads || !out->layers[l].heads) return no_memory();
         for (int64_t h = 0; h < c->n_head; h++)
-            out->layers[l].heads[h].tau = NAN;
+            out->layers[l].heads[h].number[WEFT_HEAD_TAU] = NAN;
     }
     return WEFT_OK;
 }
@@ -344,8 +350,8 @@ static weft_status look_at_layer(inspector *p, int64_t layer, int64_t window,
                               sums));
     WEFT_TRY(look_gates(s, layer, look, sums));
     const weft_layer_inside *in = &s->graph.inside[layer];
-    WEFT_TRY(look_latent(s, in->latent, 0, &look->keys, sums));
-    WEFT_TRY(look_latent(s, in->latent_v, 1, &look->values, sums));
+    WEFT_TRY(look_latent(s, in->latent, 0, &look->latents[0], sums));
+    WEFT_TRY(look_latent(s, in->latent_v, 1, &look->latents[1], sums));
     return look_z(s, layer, window, out->windows, sums);
 }
 
@@ -362,19 +368,10 @@ static weft_status look_at_windows(inspector *p, const weft_windows *text, weft_
     }
     for (int64_t l = 0; l < out->n_layers; l++) {
         weft_layer_look *look = &out->layers[l];
-        weft_finish_weights(look, &p->sums[l], out->n_heads);
-        weft_finish_gaussians(look, &p->sums[l], out->n_heads);
-        for (int64_t h = 0; h < out->n_heads; h++) {
-            const weft_head_sums *s = &p->sums[l].heads[h];
-            double mean = s->gates > 0 ? s->gate[0] / s->gates : NAN;
-            look->heads[h].gate = mean;
-            look->heads[h].gate_spread = sqrt(fmax(s->gate[1] / s->gates - mean * mean, 0));
-            if (!(s->gates > 0)) look->heads[h].gate_spread = NAN;
-        }
-        WEFT_TRY(finish_latent(&look->keys, p->sums[l].latent_sum[0], p->sums[l].latent_gram[0],
-                               p->sums[l].latent_rows));
-        WEFT_TRY(finish_latent(&look->values, p->sums[l].latent_sum[1], p->sums[l].latent_gram[1],
-                               p->sums[l].latent_rows));
+        weft_finish_heads(look, &p->sums[l], out->n_heads);
+        for (int i = 0; i < 2; i++)
+            WEFT_TRY(finish_latent(look, i, p->sums[l].latent_sum[i], p->sums[l].latent_gram[i],
+                                   p->sums[l].latent_rows));
         WEFT_TRY(finish_z(p->session.model, l, out->windows, look, &p->sums[l]));
     }
     return WEFT_OK;

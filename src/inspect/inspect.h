@@ -12,22 +12,27 @@
 
 enum { WEFT_GATE_BINS = 10, WEFT_LOOK_PARTS = 16 };
 
-/* One head of one layer, in the mean over the tokens that see another one. */
+/* What is measured of a head, in the mean over the tokens that see another one, in the order of weft_inside_heads
+ * (report/inside.h), which says what each number is. With W2, MOVED is the share of the weight that would lie elsewhere
+ * if all tokens had the same deviations. */
+enum {
+    WEFT_HEAD_ENTROPY,
+    WEFT_HEAD_ENTROPY_SHARE,
+    WEFT_HEAD_FIRST,
+    WEFT_HEAD_SELF,
+    WEFT_HEAD_BACK,
+    WEFT_HEAD_TAU,
+    WEFT_HEAD_SIGMA, /* of queries, then of keys */
+    WEFT_HEAD_SPREAD = WEFT_HEAD_SIGMA + 2,
+    WEFT_HEAD_MOVED = WEFT_HEAD_SPREAD + 2,
+    WEFT_HEAD_GATE,
+    WEFT_HEAD_GATE_SPREAD,
+    WEFT_HEAD_NUMBERS
+};
+
 typedef struct {
-    double entropy; /* of its weights, in nats */
-    double most;    /* the entropy of equal weights over the same tokens */
-    double first;   /* weight on the first token */
-    double self;    /* weight on the token itself */
-    double back;    /* how many tokens back it looks, weighted */
-
-    /* W2: the temperature (NaN: none); the mean deviation of queries and of keys; how much it varies from
-     * token to token, as the standard deviation over the mean, in the mean over dimensions; and the
-     * share of the weight that would lie elsewhere if all tokens had the same deviations. */
-    double tau, sigma_q, sigma_k, spread_q, spread_k, moved;
-
-    /* The gate: its mean and standard deviation over tokens, and how many lie in each tenth of 0 to 1. */
-    double gate, gate_spread;
-    int64_t gates[WEFT_GATE_BINS];
+    double number[WEFT_HEAD_NUMBERS];
+    int64_t gates[WEFT_GATE_BINS]; /* how many lie in each tenth of 0 to 1 */
 } weft_head_look;
 
 /* Directions that tokens take in a latent of `width` numbers: the singular values of the latents
@@ -39,21 +44,26 @@ typedef struct {
     int64_t dirs_90, dirs_99; /* how many directions hold 90% and 99% of the variance */
 } weft_spectrum_look;
 
+/* What is measured of a layer, in the order of weft_inside_layers. Routes are those by SPARSE_MODE of the heads' weights,
+ * whether cross-token uses them or not, in the mean over tokens that see more than could be kept (SPARSE_K, or one).
+ * LATENTS begins three of c^K, then three of c^V: width, rank, dirs_99. The cosine of one z-head in two sequences is NaN
+ * where there is one sequence. */
+enum {
+    WEFT_LAYER_ROUTES,
+    WEFT_LAYER_ROUTES_WEIGHT,
+    WEFT_LAYER_LAYER_BEFORE,
+    WEFT_LAYER_TOKEN_BEFORE,
+    WEFT_LAYER_LATENTS,
+    WEFT_LAYER_Z_OFF = WEFT_LAYER_LATENTS + 6,
+    WEFT_LAYER_Z_BETWEEN,
+    WEFT_LAYER_Z_ACROSS,
+    WEFT_LAYER_NUMBERS
+};
+
 typedef struct {
     weft_head_look *heads; /* [H] */
-
-    /* The routes by SPARSE_MODE of the heads' weights, whether cross-token uses them or not, in the mean
-     * over tokens that see more than could be kept (SPARSE_K, or one): how many are kept, the share of the weight that
-     * they hold, and the shares of them that the same token kept in the layer before and that the token
-     * before kept in this one. */
-    double routes, kept, same_layer, same_token;
-
-    weft_spectrum_look keys, values; /* of c^K and c^V; a joint latent is in keys alone */
-
-    /* z-heads: the share of W_z's squared norm outside its blocks; the mean |cosine| between the context
-     * vectors of two heads of one sequence; the mean cosine between those of one head in two
-     * sequences (NaN: there is one sequence). */
-    double z_off, z_between, z_across;
+    double number[WEFT_LAYER_NUMBERS];
+    weft_spectrum_look latents[2]; /* c^K and c^V; a joint latent is the first alone */
 } weft_layer_look;
 
 /* Tensors of one mechanism in a training pass. */

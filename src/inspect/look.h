@@ -9,18 +9,18 @@ weft_status weft_look_values(const weft_session *s, const weft_tensor *t, double
 
 /* Sums over tokens so far, of one head or of one layer; see the files. */
 typedef struct {
-    double rows, entropy, most, first, self, back;
-    double *sigma[2][2]; /* of queries and keys: sum and sum of squares [width] */
-    int64_t width;       /* of the deviations; 0: none */
-    double tokens;       /* that were added to sigma */
-    double moved, moved_rows;
-    double gate[2], gates; /* sum and sum of squares; how many */
+    double number
+        [WEFT_HEAD_NUMBERS]; /* ENTROPY_SHARE: the entropy of equal weights; GATE_SPREAD: squares */
+    double rows, moved_rows, gates; /* that were added */
+    double *sigma[2][2];            /* of queries and keys: sum and sum of squares [width] */
+    int64_t width;                  /* of the deviations; 0: none */
+    double tokens;                  /* that were added to sigma */
 } weft_head_sums;
 
 typedef struct {
-    weft_head_sums *heads; /* [H] */
-    double route_rows, routes, kept, same_layer, same_layer_rows, same_token, same_token_rows;
-    double *latent_sum[2], *latent_gram[2]; /* of c^K and c^V: [L], [L, L] */
+    weft_head_sums *heads;                                       /* [H] */
+    double routes[WEFT_LAYER_LATENTS], rows[WEFT_LAYER_LATENTS]; /* sums, and how many */
+    double *latent_sum[2], *latent_gram[2];                      /* of c^K and c^V: [L], [L, L] */
     double latent_rows;
     double *contexts; /* of z-heads, of all windows: [windows, F] */
 } weft_layer_sums;
@@ -32,9 +32,9 @@ void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_
 weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weights, int64_t time,
                              const unsigned char *before, unsigned char *chosen,
                              weft_layer_sums *sums);
-void weft_finish_weights(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
 
 /* Deviations; `scores` are still scores. */
 weft_status weft_look_gaussians(const weft_session *s, int64_t layer, const double *scores,
                                 weft_layer_look *out, weft_layer_sums *sums);
-void weft_finish_gaussians(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);
+/* The means of all that was added of so many heads. */
+void weft_finish_heads(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads);

@@ -9,7 +9,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 WEFT_EMBED("weft_heads_script", "src/inspect/heads.js");
 extern const char weft_heads_script[];
@@ -87,18 +86,11 @@ static const char *const habit_names[NAMES] = {"the previous token", "the first 
                                                "the token itself",   "the same word",
                                                "everywhere alike",   "several places"};
 
-/* A number of the object that report/inside.h draws. */
-static double inside_number(const json_t *inside, const char *name, size_t layer, size_t head) {
-    const json_t *table = json_object_get(json_object_get(inside, "heads"), name);
-    const json_t *number = json_array_get(json_array_get(table, layer), head);
-    return json_is_number(number) ? json_number_value(number) : NAN;
-}
-
 /* The weight on each such place: on the first token and the token itself as measured over the text; on the others over
  * the tokens shown, of those that see three at least, and for the same word of those that have one before them, NaN
  * where they are few. */
 static void find_habits(const json_t *rows, const int32_t *tokens, int64_t time,
-                        const json_t *inside, size_t layer, size_t head, double out[HABITS]) {
+                        const double *numbers, double out[HABITS]) {
     double previous = 0, same = 0;
     int64_t seen = 0, repeated = 0;
     for (int64_t i = SEEN_LEAST; i < time; i++, seen++) {
@@ -113,18 +105,16 @@ static void find_habits(const json_t *rows, const int32_t *tokens, int64_t time,
         repeated += repeats;
     }
     out[PREVIOUS] = seen ? previous / (double)seen : NAN;
-    out[FIRST] = inside_number(inside, "first", layer, head);
-    out[ITSELF] = inside_number(inside, "self", layer, head);
+    out[FIRST] = numbers[WEFT_HEAD_FIRST];
+    out[ITSELF] = numbers[WEFT_HEAD_SELF];
     out[SAME] = repeated >= SAME_LEAST ? same / (double)repeated : NAN;
 }
 
 /* Numbers that stand in the table beside the habits; the first layer has no gate. */
-static bool is_column(const json_t *inside, const char *name) {
-    const json_t *table = json_object_get(json_object_get(inside, "heads"), name);
-    size_t last = json_array_size(table) - 1;
-    return strcmp(name, "first") != 0 && strcmp(name, "self") != 0 &&
-           (isfinite(inside_number(inside, name, 0, 0)) ||
-            isfinite(inside_number(inside, name, last, 0)));
+static bool is_column(const weft_inspection *i, int n) {
+    return n != WEFT_HEAD_FIRST && n != WEFT_HEAD_SELF &&
+           (isfinite(i->layers[0].heads[0].number[n]) ||
+            isfinite(i->layers[i->n_layers - 1].heads[0].number[n]));
 }
 
 static void put_number(weft_page *p, double value) {
@@ -151,7 +141,7 @@ static void put_sentence(weft_page *p, const int counts[NAMES], int heads) {
 
 /* A row for each head, what it does and all its numbers; or, without `shown`, how many do what. Returns how many there
  * are. */
-static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
+static int put_heads(weft_page *p, const json_t *layers, const weft_inspection *i,
                      const weft_windows *text, int64_t time, bool shown, int counts[NAMES]) {
     const json_t *layer, *rows;
     size_t l, h;
@@ -159,23 +149,23 @@ static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
     json_array_foreach(layers, l, layer) {
         size_t at = (size_t)json_integer_value(json_object_get(layer, "layer"));
         json_array_foreach(json_object_get(layer, "heads"), h, rows) {
+            const double *numbers = i->layers[at].heads[h].number;
             double habits[HABITS];
-            find_habits(rows, text->tokens, time, inside, at, h, habits);
+            find_habits(rows, text->tokens, time, numbers, habits);
             int most = 0;
             for (int k = 1; k < HABITS; k++)
                 if (habits[k] > habits[most]) most = k;
-            int name = habits[most] >= MOST                                     ? most
-                       : inside_number(inside, "entropy_share", at, h) >= ALIKE ? EVERYWHERE
-                                                                                : SEVERAL;
+            int name = habits[most] >= MOST                        ? most
+                       : numbers[WEFT_HEAD_ENTROPY_SHARE] >= ALIKE ? EVERYWHERE
+                                                                   : SEVERAL;
             if (shown) {
                 weft_page_cell(p, "%zu.%zu", at + 1, h + 1);
                 weft_page_cell(p, "%s", habit_names[name]);
                 weft_page_cell(p, "–");
                 for (int k = 0; k < HABITS; k++)
                     put_number(p, habits[k]);
-                for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-                    if (is_column(inside, n->name))
-                        put_number(p, inside_number(inside, n->name, at, h));
+                for (int n = 0; n < WEFT_HEAD_NUMBERS; n++)
+                    if (is_column(i, n)) put_number(p, numbers[n]);
             }
             counts[name]++;
             heads++;
@@ -186,7 +176,7 @@ static int put_heads(weft_page *p, const json_t *layers, const json_t *inside,
 
 static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing place,
                              const weft_windows *text, const weft_tokenizer *t,
-                             const json_t *inside) {
+                             const weft_inspection *i) {
     static const char style[] =
         "<style>#looks{line-height:2.2;white-space:pre-wrap}\n"
         ".tk{font:inherit;padding:0 1px;border:0;border-radius:3px;color:var(--ink);"
@@ -199,9 +189,9 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
     WEFT_TRY(make_maps(m, place, text->tokens, time, layers));
     WEFT_AUTO_DECREF json_t *words =
         t ? weft_attention_map_tokens(t, text->tokens, time) : json_array();
-    for (int64_t i = 0; !t && i < time; i++)
-        json_array_append_new(words, json_sprintf("%d ", (int)text->tokens[i]));
-    int counts[NAMES] = {0}, heads = put_heads(p, layers, inside, text, time, false, counts);
+    for (int64_t at = 0; !t && at < time; at++)
+        json_array_append_new(words, json_sprintf("%d ", (int)text->tokens[at]));
+    int counts[NAMES] = {0}, heads = put_heads(p, layers, i, text, time, false, counts);
     put_sentence(p, counts, heads);
     weft_page_heading(p, "Where each head looks", NULL);
     weft_page_say(p,
@@ -232,9 +222,9 @@ static weft_status put_looks(weft_page *p, const weft_model *m, weft_backing pla
     WEFT_TRY(weft_page_put_json(p, "weft-looks", data));
     weft_page_table_open(
         p, "=head|=looks most at|=from the chosen token|>previous|>first|>itself|>same word");
-    for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
-        if (is_column(inside, n->name)) weft_page_head(p, ">%s", n->name);
-    put_heads(p, layers, inside, text, time, true, counts);
+    for (int n = 0; n < WEFT_HEAD_NUMBERS; n++)
+        if (is_column(i, n)) weft_page_head(p, ">%s", weft_inside_heads[n].name);
+    put_heads(p, layers, i, text, time, true, counts);
     return WEFT_OK;
 }
 
@@ -249,7 +239,7 @@ weft_status weft_inspection_page(const weft_inspection *i, const weft_model *m, 
                    i->loss);
     WEFT_AUTO_DECREF json_t *inside = weft_inspection_inside(i);
     if (!inside) return weft_fail(WEFT_ENOMEM, "inspect: no memory for its pictures");
-    WEFT_TRY(put_looks(&p, m, place, text, t, inside));
+    WEFT_TRY(put_looks(&p, m, place, text, t, i));
     weft_page_heading(&p, "Heads by layers",
                       "A square for each head, coloured the stronger the larger its number is; the "
                       "numbers are in the table above.");

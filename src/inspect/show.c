@@ -11,39 +11,10 @@
 
 enum { HEADS_MOST = 16, DIGITS = 4 };
 
-/* The number of weft_inside_heads' place `n`; NaN: the head has none. */
-static double head_number(const weft_head_look *h, int n) {
-    const double numbers[] = {
-        h->entropy, h->entropy / h->most, h->first,    h->self,  h->back, h->tau,        h->sigma_q,
-        h->sigma_k, h->spread_q,          h->spread_k, h->moved, h->gate, h->gate_spread};
-    return numbers[n];
-}
-
-/* The same of weft_inside_layers. */
-static double layer_number(const weft_layer_look *l, int n) {
-    const weft_spectrum_look *k = &l->keys, *v = &l->values;
-    double keys = k->width ? 0 : NAN,
-           values = v->width ? 0 : NAN; /* what there is none of is no number */
-    const double numbers[] = {l->routes,
-                              l->kept,
-                              l->same_layer,
-                              l->same_token,
-                              keys + (double)k->width,
-                              keys + k->rank,
-                              keys + (double)k->dirs_99,
-                              values + (double)v->width,
-                              values + v->rank,
-                              values + (double)v->dirs_99,
-                              l->z_off,
-                              l->z_between,
-                              l->z_across};
-    return numbers[n];
-}
-
 /* Whether any head has it. */
 static bool has_number(const weft_inspection *i, int n) {
     for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
-        if (isfinite(head_number(&i->layers[k / i->n_heads].heads[k % i->n_heads], n))) return true;
+        if (isfinite(i->layers[k / i->n_heads].heads[k % i->n_heads].number[n])) return true;
     return false;
 }
 
@@ -58,15 +29,14 @@ static void print_number(FILE *out, double value) {
 
 /* All heads, or where they are many the lowest, the middle and the highest. */
 static void print_row(FILE *out, int number, const weft_layer_look *layer, int64_t heads) {
-    double *values = malloc((size_t)heads * sizeof *values);
+    WEFT_AUTO_FREE double *values = malloc((size_t)heads * sizeof *values);
     if (!values) return;
     for (int64_t h = 0; h < heads; h++)
-        values[h] = head_number(&layer->heads[h], number);
+        values[h] = layer->heads[h].number[number];
     if (heads > HEADS_MOST) qsort(values, (size_t)heads, sizeof *values, weft_order_doubles);
     for (int64_t h = 0; h < heads; h++)
         if (heads <= HEADS_MOST || h == 0 || h == heads / 2 || h == heads - 1)
             print_number(out, values[h]);
-    free(values);
 }
 
 static void print_heads(const weft_inspection *i, int number, FILE *out) {
@@ -85,16 +55,17 @@ static void print_heads(const weft_inspection *i, int number, FILE *out) {
 }
 
 static void print_routes(const weft_inspection *i, FILE *out) {
-    if (!isfinite(i->layers[0].kept)) return;
+    if (!isfinite(i->layers[0].number[WEFT_LAYER_ROUTES])) return;
     fprintf(out,
             "\nroutes: the tokens that cross-token takes, or would take, by the heads' weights\n"
             "layer    kept  weight  as layer before  as token before\n");
     for (int64_t l = 0; l < i->n_layers; l++) {
-        const weft_layer_look *at = &i->layers[l];
-        fprintf(out, "%5lld %7.1f %7.3f         ", (long long)l + 1, at->routes, at->kept);
-        print_number(out, at->same_layer);
+        const double *at = i->layers[l].number;
+        fprintf(out, "%5lld %7.1f %7.3f         ", (long long)l + 1, at[WEFT_LAYER_ROUTES],
+                at[WEFT_LAYER_ROUTES_WEIGHT]);
+        print_number(out, at[WEFT_LAYER_LAYER_BEFORE]);
         fprintf(out, "         ");
-        print_number(out, at->same_token);
+        print_number(out, at[WEFT_LAYER_TOKEN_BEFORE]);
         fprintf(out, "\n");
     }
 }
@@ -106,32 +77,33 @@ static void print_spectrum(const weft_spectrum_look *s, FILE *out) {
 }
 
 static void print_latents(const weft_inspection *i, FILE *out) {
-    bool values = i->layers[0].values.width > 0;
-    if (!i->layers[0].keys.width) return;
+    bool values = i->layers[0].latents[1].width > 0;
+    int64_t width = i->layers[0].latents[0].width, tokens = i->windows * i->time;
+    if (!width) return;
     fprintf(out,
             "\nlatents: effective rank, and directions that hold 90%% and 99%% of the variance\n"
             "layer      keys     rank      90%%      99%%%s\n",
             values ? "    values     rank      90%      99%" : "");
     for (int64_t l = 0; l < i->n_layers; l++) {
         fprintf(out, "%5lld", (long long)l + 1);
-        print_spectrum(&i->layers[l].keys, out);
-        print_spectrum(&i->layers[l].values, out);
+        print_spectrum(&i->layers[l].latents[0], out);
+        print_spectrum(&i->layers[l].latents[1], out);
         fprintf(out, "\n");
     }
-    int64_t tokens = i->windows * i->time;
-    if (tokens < 4 * i->layers[0].keys.width)
+    if (tokens < 4 * width)
         fprintf(out,
                 "(%lld tokens are few for a latent of %lld: more text or --windows tells more)\n",
-                (long long)tokens, (long long)i->layers[0].keys.width);
+                (long long)tokens, (long long)width);
 }
 
 static void print_z(const weft_inspection *i, FILE *out) {
-    if (!isfinite(i->layers[0].z_between)) return;
+    if (!isfinite(i->layers[0].number[WEFT_LAYER_Z_BETWEEN])) return;
     fprintf(out, "\nz-heads: W_z outside its blocks; |cosine| of two heads; cosine of one head in "
                  "two sequences\nlayer  off blocks  two heads  two sequences\n");
     for (int64_t l = 0; l < i->n_layers; l++)
-        fprintf(out, "%5lld %11.4f %10.3f %14.3f\n", (long long)l + 1, i->layers[l].z_off,
-                i->layers[l].z_between, i->layers[l].z_across);
+        fprintf(out, "%5lld %11.4f %10.3f %14.3f\n", (long long)l + 1,
+                i->layers[l].number[WEFT_LAYER_Z_OFF], i->layers[l].number[WEFT_LAYER_Z_BETWEEN],
+                i->layers[l].number[WEFT_LAYER_Z_ACROSS]);
 }
 
 static void print_parts(const weft_inspection *i, FILE *out) {
@@ -163,8 +135,8 @@ void weft_inspection_print(const weft_inspection *i, FILE *out) {
 static json_t *head_json(const weft_head_look *h) {
     json_t *object = json_object();
     for (int n = 0; weft_inside_heads[n].name; n++)
-        json_object_set_new(object, weft_inside_heads[n].name, weft_json_number(head_number(h, n)));
-    if (isfinite(h->gate)) {
+        json_object_set_new(object, weft_inside_heads[n].name, weft_json_number(h->number[n]));
+    if (isfinite(h->number[WEFT_HEAD_GATE])) {
         json_t *bins = json_array();
         for (int b = 0; b < WEFT_GATE_BINS; b++)
             json_array_append_new(bins, json_integer(h->gates[b]));
@@ -188,14 +160,17 @@ static json_t *layer_json(const weft_inspection *i, int64_t layer) {
     json_t *heads = json_array();
     for (int64_t h = 0; h < i->n_heads; h++)
         json_array_append_new(heads, head_json(&at->heads[h]));
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "layer",
-                     (json_int_t)layer, "heads", heads, "routes", weft_json_number(at->routes),
-                     "routes_weight", weft_json_number(at->kept), "routes_as_layer_before",
-                     weft_json_number(at->same_layer), "routes_as_token_before",
-                     weft_json_number(at->same_token), "keys", spectrum_json(&at->keys), "values",
-                     spectrum_json(&at->values), "z_off_blocks", weft_json_number(at->z_off),
-                     "z_between_heads", weft_json_number(at->z_between), "z_across_sequences",
-                     weft_json_number(at->z_across));
+    json_t *object = json_pack("{s:I, s:o}", "layer", (json_int_t)layer, "heads", heads);
+    for (int n = 0; n < WEFT_LAYER_NUMBERS; n++) {
+        int latent = n < WEFT_LAYER_LATENTS || n >= WEFT_LAYER_Z_OFF ? -1 : n - WEFT_LAYER_LATENTS;
+        if (latent < 0)
+            json_object_set_new(object, weft_inside_layers[n].name,
+                                weft_json_number(at->number[n]));
+        else if (latent % 3 == 0)
+            json_object_set_new(object, latent ? "values" : "keys",
+                                spectrum_json(&at->latents[latent / 3]));
+    }
+    return object;
 }
 
 json_t *weft_inspection_json(const weft_inspection *i) {
@@ -218,8 +193,7 @@ static json_t *heads_json(const weft_inspection *i, int number) {
     for (int64_t l = 0; l < i->n_layers; l++) {
         json_t *row = json_array();
         for (int64_t h = 0; h < i->n_heads; h++)
-            json_array_append_new(row,
-                                  weft_json_number(head_number(&i->layers[l].heads[h], number)));
+            json_array_append_new(row, weft_json_number(i->layers[l].heads[h].number[number]));
         json_array_append_new(rows, row);
     }
     return rows;
@@ -258,25 +232,21 @@ static json_t *held_json(const weft_spectrum_look *s) {
     return row;
 }
 
-static void set_latent(const weft_inspection *i, bool values, json_t *inside) {
-    json_int_t width = values ? i->layers[0].values.width : i->layers[0].keys.width;
-    json_t *held = json_array();
-    for (int64_t l = 0; l < i->n_layers; l++)
-        json_array_append_new(held, held_json(values ? &i->layers[l].values : &i->layers[l].keys));
-    if (width)
-        json_object_set_new(inside, values ? "values" : "keys",
-                            json_pack("{s:I, s:O}", "width", width, "held", held));
-    json_decref(held);
-}
-
 json_t *weft_inspection_inside(const weft_inspection *i) {
     json_t *heads = json_object(), *inside = json_pack("{s:o}", "heads", heads);
     for (int n = 0; weft_inside_heads[n].name; n++)
         if (has_number(i, n))
             json_object_set_new(heads, weft_inside_heads[n].name, heads_json(i, n));
     if (json_object_get(heads, "gate")) json_object_set_new(inside, "gates", gates_json(i));
-    set_latent(i, false, inside);
-    set_latent(i, true, inside);
+    for (int k = 0; k < 2; k++) {
+        json_int_t width = i->layers[0].latents[k].width;
+        json_t *held = width ? json_array() : NULL;
+        for (int64_t l = 0; held && l < i->n_layers; l++)
+            json_array_append_new(held, held_json(&i->layers[l].latents[k]));
+        if (held)
+            json_object_set_new(inside, k ? "values" : "keys",
+                                json_pack("{s:I, s:o}", "width", width, "held", held));
+    }
     return inside;
 }
 
@@ -302,25 +272,23 @@ static double mean_of(average a) {
 }
 
 void weft_inspection_facts(const weft_inspection *i, json_t *facts) {
-    for (int n = 0; weft_inside_heads[n].name; n++) {
+    for (int n = 0; n < WEFT_HEAD_NUMBERS; n++) {
         average a = {0};
         for (int64_t k = 0; k < i->n_layers * i->n_heads; k++)
-            add(&a, head_number(&i->layers[k / i->n_heads].heads[k % i->n_heads], n));
+            add(&a, i->layers[k / i->n_heads].heads[k % i->n_heads].number[n]);
         set_fact(facts, "", weft_inside_heads[n].name, mean_of(a));
     }
-    for (int n = 0; weft_inside_layers[n].name; n++) {
+    for (int n = 0; n < WEFT_LAYER_NUMBERS; n++) {
         average a = {0};
         for (int64_t l = 0; l < i->n_layers; l++)
-            add(&a, layer_number(&i->layers[l], n));
+            add(&a, i->layers[l].number[n]);
         set_fact(facts, "", weft_inside_layers[n].name, mean_of(a));
     }
     for (int p = 0; p < i->n_parts; p++) {
         set_fact(facts, "gradient ", i->parts[p].name, i->parts[p].gradient_norm);
         set_fact(facts, "weight ", i->parts[p].name, i->parts[p].weight_norm);
     }
-    json_t *inside = weft_inspection_inside(i);
-    char *text = json_dumps(inside, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
+    WEFT_AUTO_DECREF json_t *inside = weft_inspection_inside(i);
+    WEFT_AUTO_FREE char *text = json_dumps(inside, JSON_COMPACT | JSON_REAL_PRECISION(DIGITS));
     if (text) json_object_set_new(facts, "inside", json_string(text));
-    free(text);
-    json_decref(inside);
 }

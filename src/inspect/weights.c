@@ -30,12 +30,12 @@ static void add_row(weft_head_sums *h, const double *p, int64_t token, int64_t s
     int64_t visible = seen - hidden_from(p, seen);
     if (visible < 2) return;
     h->rows++;
-    h->entropy += entropy(p, seen);
-    h->most += log((double)visible);
-    h->first += p[0];
-    h->self += p[token];
+    h->number[WEFT_HEAD_ENTROPY] += entropy(p, seen);
+    h->number[WEFT_HEAD_ENTROPY_SHARE] += log((double)visible);
+    h->number[WEFT_HEAD_FIRST] += p[0];
+    h->number[WEFT_HEAD_SELF] += p[token];
     for (int64_t j = 0; j < seen; j++)
-        h->back += p[j] * fabs((double)(token - j));
+        h->number[WEFT_HEAD_BACK] += p[j] * fabs((double)(token - j));
 }
 
 void weft_look_weights(const weft_config *c, double *scores, int64_t time, weft_layer_sums *sums) {
@@ -78,23 +78,21 @@ static double shared(const unsigned char *these, const unsigned char *those, int
     return both / all;
 }
 
-/* A token that sees no more than are kept has no choice. */
-static bool has_choice(const weft_config *c, int64_t seen) {
-    return seen > (c->sparse_mode == WEFT_SPARSE_TOPK ? c->sparse_k : 1);
+static void add(weft_layer_sums *sums, int number, double value) {
+    sums->routes[number] += value;
+    sums->rows[number]++;
 }
 
-static void add_routes(const weft_config *c, weft_layer_sums *sums, const double *row,
-                       const unsigned char *chosen, int64_t seen) {
+static void add_routes(weft_layer_sums *sums, const double *row, const unsigned char *chosen,
+                       int64_t seen) {
     double all = 0, kept = 0, count = 0;
-    if (!has_choice(c, seen)) return;
     for (int64_t j = 0; j < seen; j++) {
         all += row[j];
         kept += chosen[j] ? row[j] : 0;
         count += chosen[j];
     }
-    sums->route_rows++;
-    sums->routes += count;
-    sums->kept += kept / all;
+    add(sums, WEFT_LAYER_ROUTES, count);
+    add(sums, WEFT_LAYER_ROUTES_WEIGHT, kept / all);
 }
 
 /* With ROUTE_AFTER_GATE a head's weights count as much as the gate leaves of it. */
@@ -136,38 +134,13 @@ weft_status weft_look_routes(const weft_session *s, int64_t layer, double *weigh
         }
         hidden = hidden_from(row, seen);
         choose(c, row + hidden, seen - hidden, mine + hidden);
-        add_routes(c, sums, row + hidden, mine + hidden, seen - hidden);
-        if (!has_choice(c, seen - hidden)) continue;
-        if (before) {
-            sums->same_layer += shared(mine, before + i * time, seen);
-            sums->same_layer_rows++;
-        }
-        if (i > 0) {
-            sums->same_token += shared(mine, mine - time, seen);
-            sums->same_token_rows++;
-        }
+        /* A token that sees no more than are kept has no choice. */
+        if (seen - hidden <= (c->sparse_mode == WEFT_SPARSE_TOPK ? c->sparse_k : 1)) continue;
+        add_routes(sums, row + hidden, mine + hidden, seen - hidden);
+        if (before) add(sums, WEFT_LAYER_LAYER_BEFORE, shared(mine, before + i * time, seen));
+        if (i > 0) add(sums, WEFT_LAYER_TOKEN_BEFORE, shared(mine, mine - time, seen));
     }
     return WEFT_OK;
-}
-
-static double mean(double sum, double count) {
-    return count > 0 ? sum / count : NAN;
-}
-
-void weft_finish_weights(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads) {
-    for (int64_t h = 0; h < heads; h++) {
-        const weft_head_sums *s = &sums->heads[h];
-        weft_head_look *l = &out->heads[h];
-        l->entropy = mean(s->entropy, s->rows);
-        l->most = mean(s->most, s->rows);
-        l->first = mean(s->first, s->rows);
-        l->self = mean(s->self, s->rows);
-        l->back = mean(s->back, s->rows);
-    }
-    out->routes = mean(sums->routes, sums->route_rows);
-    out->kept = mean(sums->kept, sums->route_rows);
-    out->same_layer = mean(sums->same_layer, sums->same_layer_rows);
-    out->same_token = mean(sums->same_token, sums->same_token_rows);
 }
 
 /* Deviations of Gaussian tokens: their size, how much they differ from token to token, and what they do to
@@ -282,14 +255,14 @@ static weft_status look(const weft_session *s, int64_t layer, const double *scor
     if (!l->means) return WEFT_OK;
     WEFT_TRY(read_tau(s, l, &tau));
     for (int64_t h = 0; h < l->heads; h++)
-        out->heads[h].tau = tau[h];
+        out->heads[h].number[WEFT_HEAD_TAU] = tau[h];
     WEFT_AUTO_FREE double *rows = malloc((size_t)(2 * g->time) * sizeof *rows);
     if (!rows) return weft_fail(WEFT_ENOMEM, "inspect: no memory");
     for (int64_t h = 0; h < l->heads; h++)
         for (int64_t i = 0; i < g->time; i++) {
             int64_t seen = l->causal ? i + 1 : g->time;
             if (seen < 2) continue;
-            sums->heads[h].moved +=
+            sums->heads[h].number[WEFT_HEAD_MOVED] +=
                 row_moved(g, scores + (h * g->time + i) * g->time, seen, i, h, l->heads,
                           2 / (tau[h] + TAU_EPS), rows, rows + g->time);
             sums->heads[h].moved_rows++;
@@ -318,11 +291,24 @@ static void finish_sigma(const weft_head_sums *h, int which, double *sigma, doub
     }
 }
 
-void weft_finish_gaussians(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads) {
+static double mean(double sum, double count) {
+    return count > 0 ? sum / count : NAN;
+}
+
+void weft_finish_heads(weft_layer_look *out, const weft_layer_sums *sums, int64_t heads) {
+    for (int n = 0; n < WEFT_LAYER_LATENTS; n++)
+        out->number[n] = mean(sums->routes[n], sums->rows[n]);
     for (int64_t h = 0; h < heads; h++) {
         const weft_head_sums *s = &sums->heads[h];
-        finish_sigma(s, 0, &out->heads[h].sigma_q, &out->heads[h].spread_q);
-        finish_sigma(s, 1, &out->heads[h].sigma_k, &out->heads[h].spread_k);
-        out->heads[h].moved = s->moved_rows > 0 ? s->moved / s->moved_rows : NAN;
+        double *to = out->heads[h].number;
+        for (int n = 0; n < WEFT_HEAD_TAU; n++)
+            to[n] = mean(s->number[n], s->rows);
+        to[WEFT_HEAD_ENTROPY_SHARE] = to[WEFT_HEAD_ENTROPY] / to[WEFT_HEAD_ENTROPY_SHARE];
+        for (int which = 0; which < 2; which++)
+            finish_sigma(s, which, &to[WEFT_HEAD_SIGMA + which], &to[WEFT_HEAD_SPREAD + which]);
+        to[WEFT_HEAD_MOVED] = mean(s->number[WEFT_HEAD_MOVED], s->moved_rows);
+        double gate = to[WEFT_HEAD_GATE] = mean(s->number[WEFT_HEAD_GATE], s->gates);
+        double variance = mean(s->number[WEFT_HEAD_GATE_SPREAD], s->gates) - gate * gate;
+        to[WEFT_HEAD_GATE_SPREAD] = variance < 0 ? 0 : sqrt(variance);
     }
 }

@@ -151,22 +151,20 @@ static weft_status take_run(weft_database *d, summary *u, const weft_ending *e,
     json_object_foreach(json_object_get(result, "facts"), name, value) {
         if (!json_is_null(value)) WEFT_TRY(add_fact(d, u->job->run, name, value));
     }
-    char now[WEFT_TIME_ROOM];
     const weft_config *c = &u->study->built[u->job->variant].config;
     double tokens = (double)u->last * (double)weft_study_iter_tokens(c);
     bool metric = *u->metric != '\0';
-    weft_time_now(now);
     /* A run that diverged has losses on its way, but no result. */
     double none = e->diverged ? NAN : 0;
     return weft_database_run(
         d,
         "UPDATE runs SET status = ?, why = ?, iters = ?, val_loss = ?, best_val_loss = ?,"
         " train_loss = ?, metric = ?, metric_value = ?, score = ?, skipped = ?, weights = ?,"
-        " ended = ?, seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
+        " ended = " WEFT_SQL_NOW ", seconds = ifnull(seconds, 0) + ?, tokens_per_s = ?,"
         " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-        "ssidddsddissddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
+        "ssidddsddisddii", e->diverged ? "diverged" : "done", e->diverged ? e->why : NULL, u->last,
         u->val_loss + none, u->best_val_loss, train_loss_of(u) + none, metric ? u->metric : NULL,
-        u->metric_value + none, score_of(u) + none, u->skipped, weights, now, e->seconds,
+        u->metric_value + none, score_of(u) + none, u->skipped, weights, e->seconds,
         u->seconds > 0 ? tokens / u->seconds : NAN, e->memory, u->job->run);
 }
 
@@ -193,34 +191,31 @@ weft_status weft_collect_run(weft_database *d, const weft_study *s, const weft_r
 }
 
 void weft_collect_end(const char *path, char end[16], char *why, size_t room) {
-    json_t *object = weft_json_file(path, RESULT_MOST);
+    WEFT_AUTO_DECREF json_t *object = weft_json_file(path, RESULT_MOST);
     const char *word = json_string_value(json_object_get(object, "end"));
     const char *line = json_string_value(json_object_get(object, "why"));
     snprintf(end, 16, "%s", word ? word : "");
     snprintf(why, room, "%s", line ? line : "");
-    json_decref(object);
 }
 
 void weft_collect_progress(const char *folder, int64_t *step, double *loss) {
     char path[WEFT_PATH_MAX], tail[TAIL + 1];
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     *step = 0;
     *loss = NAN;
     if (weft_path(path, "%s/metrics.jsonl", folder) != WEFT_OK) return;
     if (weft_file_open_stream(path, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     size_t n = fread(tail, 1, TAIL, file);
-    fclose(file);
     while (n > 0 && tail[n - 1] != '\n')
         n--; /* half a line */
     if (n == 0) return;
     size_t from = n - 1;
     while (from > 0 && tail[from - 1] != '\n')
         from--;
-    json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
+    WEFT_AUTO_DECREF json_t *line = weft_json_read(tail + from, n - from, 0, NULL);
     *step = (int64_t)json_integer_value(json_object_get(line, "step"));
     *loss = weft_json_number_of(line, "loss");
-    json_decref(line);
 }
 
 double weft_collect_rate(const char *folder) {
@@ -334,21 +329,15 @@ static weft_status compare_weights(const char *folder, const weft_record_run *ru
 /* The first step at which the rows of two runs are not the same, time apart. */
 static weft_status compare_metrics(weft_database *d, const weft_record_run *run,
                                    const weft_record_run *first, int64_t *rows, char *detail) {
-    static const char columns[] = "step, loss, cross_entropy, aux_z, aux_contrastive, logits_z,"
-                                  " val_loss, metric_value, lr, grad_norm";
-    char sql[1024];
-    int64_t others, step;
-    snprintf(sql, sizeof sql,
-             "SELECT min(step) FROM (SELECT * FROM (SELECT %s FROM metrics WHERE run = ?1 EXCEPT"
-             " SELECT %s FROM metrics WHERE run = ?2) UNION ALL SELECT * FROM (SELECT %s FROM"
-             " metrics WHERE run = ?2 EXCEPT SELECT %s FROM metrics WHERE run = ?1))",
-             columns, columns, columns, columns);
+#define OTHERS(a, b) "SELECT * FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) ")"
+    int64_t step;
     WEFT_TRY(weft_database_number(d, 0, rows, "SELECT count(*) FROM metrics WHERE run = ?", "i",
                                   run->run));
-    WEFT_TRY(weft_database_number(d, 0, &others, "SELECT count(*) FROM metrics WHERE run = ?", "i",
-                                  first->run));
-    WEFT_TRY(weft_database_number(d, -1, &step, sql, "ii", run->run, first->run));
-    if (step < 0 && others == *rows) return WEFT_OK;
+    WEFT_TRY(weft_database_number(
+        d, -1, &step,
+        "SELECT min(step) FROM (" OTHERS("?1", "?2") " UNION ALL " OTHERS("?2", "?1") ")", "ii",
+        run->run, first->run));
+    if (step < 0) return WEFT_OK;
     size_t at = strlen(detail);
     snprintf(detail + at, DETAIL_ROOM - at, "%sthe metrics differ from step %lld on",
              at ? "; " : "", (long long)step);

@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -86,41 +85,33 @@ static bool bind_one(sqlite3_stmt *statement, int place, char type, va_list *val
                              SQLITE_TRANSIENT) == SQLITE_OK;
 }
 
-static weft_status prepare(weft_database *d, sqlite3_stmt **out, const char *sql, const char *types,
-                           va_list *values) {
+static sqlite3_stmt *prepare(weft_database *d, const char *sql, const char *types,
+                             va_list *values) {
+    sqlite3_stmt *rows = NULL;
     start_time(d);
-    if (sqlite3_prepare_v2(d->handle, sql, -1, out, NULL) != SQLITE_OK) return failed(d);
-    for (int i = 0; types[i]; i++) {
-        if (bind_one(*out, i + 1, types[i], values)) continue;
-        weft_status status = failed(d);
-        sqlite3_finalize(*out);
-        *out = NULL;
-        return status;
-    }
-    return WEFT_OK;
+    bool good = sqlite3_prepare_v2(d->handle, sql, -1, &rows, NULL) == SQLITE_OK;
+    for (int i = 0; good && types[i]; i++)
+        good = bind_one(rows, i + 1, types[i], values);
+    d->asked = good ? WEFT_OK : failed(d);
+    return rows;
 }
 
+/* The rows of a question whose values are this function's last arguments. */
+#define ASK(rows)                                                                                  \
+    va_list values;                                                                                \
+    va_start(values, types);                                                                       \
+    sqlite3_stmt *rows = prepare(d, sql, types, &values);                                          \
+    va_end(values)
+
 weft_status weft_database_run(weft_database *d, const char *sql, const char *types, ...) {
-    sqlite3_stmt *statement = NULL;
-    va_list values;
-    va_start(values, types);
-    weft_status status = prepare(d, &statement, sql, types, &values);
-    va_end(values);
-    if (status != WEFT_OK) return status;
-    int code = SQLITE_ROW;
-    while (code == SQLITE_ROW)
-        code = sqlite3_step(statement);
-    if (code != SQLITE_DONE) status = failed(d);
-    sqlite3_finalize(statement);
-    return status;
+    ASK(rows);
+    while (weft_database_next(d, rows))
+        ;
+    return weft_database_end(d, rows);
 }
 
 sqlite3_stmt *weft_database_ask(weft_database *d, const char *sql, const char *types, ...) {
-    sqlite3_stmt *rows = NULL;
-    va_list values;
-    va_start(values, types);
-    d->asked = prepare(d, &rows, sql, types, &values);
-    va_end(values);
+    ASK(rows);
     return rows;
 }
 
@@ -145,11 +136,7 @@ weft_status weft_database_end(weft_database *d, sqlite3_stmt *rows) {
 
 weft_status weft_database_number(weft_database *d, int64_t otherwise, int64_t *out, const char *sql,
                                  const char *types, ...) {
-    sqlite3_stmt *rows = NULL;
-    va_list values;
-    va_start(values, types);
-    d->asked = prepare(d, &rows, sql, types, &values);
-    va_end(values);
+    ASK(rows);
     *out = otherwise;
     if (weft_database_next(d, rows) && sqlite3_column_type(rows, 0) != SQLITE_NULL)
         *out = sqlite3_column_int64(rows, 0);
@@ -196,12 +183,11 @@ static weft_status check_journal(int folder, const char *name, const char *shown
     static const unsigned char magic[] = {0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7};
     unsigned char head[sizeof magic] = {0}, end[sizeof magic] = {0};
     struct stat is;
-    int file;
+    WEFT_AUTO_CLOSE int file = -1;
     if (weft_below_file(folder, name, &file) != WEFT_OK) return WEFT_OK;
     bool ok = fstat(file, &is) == 0 && pread(file, head, sizeof head, 0) >= 0;
     if (ok && is.st_size >= 2 * (off_t)sizeof end)
         ok = pread(file, end, sizeof end, is.st_size - (off_t)sizeof end) >= 0;
-    close(file);
     if (!ok) return weft_fail(WEFT_EIO, "%s: cannot be read: %s", shown, strerror(errno));
     if (head[0] != 0 && memcmp(head, magic, sizeof magic) != 0)
         return weft_fail(WEFT_EINPUT, "%s: is not a journal of SQLite's; move it away", shown);
@@ -448,22 +434,15 @@ static weft_status split(const char *path, char folder[WEFT_PATH_MAX], const cha
     return weft_path(folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
-static weft_status open_runs(const char *path, weft_database_mode mode, weft_database **out,
-                             bool *fresh) {
+weft_status weft_database_open(const char *path, weft_database_mode mode, weft_database **out,
+                               bool *fresh) {
     char folder[WEFT_PATH_MAX];
     const char *name;
+    bool is_fresh;
     *out = NULL;
     WEFT_TRY(split(path, folder, &name));
-    return weft_database_enter(&weft_runs_schema, folder, name, mode, runs_seconds, out, fresh);
-}
-
-weft_status weft_database_open(const char *path, bool write, weft_database **out) {
-    bool fresh;
-    return open_runs(path, write ? WEFT_DATABASE_WRITE : WEFT_DATABASE_READ, out, &fresh);
-}
-
-weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh) {
-    return open_runs(path, WEFT_DATABASE_MAKE, out, fresh);
+    return weft_database_enter(&weft_runs_schema, folder, name, mode, runs_seconds, out,
+                               fresh ? fresh : &is_fresh);
 }
 
 /* SQLite takes a file for "" whose name it removes as soon as it is open. */
@@ -511,13 +490,4 @@ weft_status weft_database_copy(weft_database *d, const char *path) {
     WEFT_TRY(split(path, folder, &name));
     WEFT_TRY(join_real(file, folder, name));
     return weft_database_run(d, "VACUUM INTO ?", "s", file);
-}
-
-void weft_time_now(char text[WEFT_TIME_ROOM]) {
-    struct timespec now;
-    struct tm parts;
-    clock_gettime(CLOCK_REALTIME, &now);
-    gmtime_r(&now.tv_sec, &parts);
-    size_t n = strftime(text, WEFT_TIME_ROOM, "%Y-%m-%dT%H:%M:%S", &parts);
-    snprintf(text + n, WEFT_TIME_ROOM - n, ".%03ldZ", now.tv_nsec / 1000000);
 }

@@ -20,8 +20,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { WEFT_TIME_ROOM = 32 };
-
 typedef struct weft_database weft_database;
 
 /* Statements: what makes an empty database; and of an older version, what lets it be read by the newest
@@ -67,10 +65,9 @@ weft_status weft_database_enter(const weft_schema *schema, const char *folder, c
 enum { WEFT_SCHEMA_VERSION = 3 };
 extern const weft_schema weft_runs_schema;
 
-/* A database of runs at a path that the user named: that is there, to read only or to write too; and to
- * write, where there may be none yet. */
-weft_status weft_database_open(const char *path, bool write, weft_database **out);
-weft_status weft_database_open_or_new(const char *path, weft_database **out, bool *fresh);
+/* The same of a database of runs at a path that the user named; `fresh` may be NULL. */
+weft_status weft_database_open(const char *path, weft_database_mode mode, weft_database **out,
+                               bool *fresh);
 /* Whether a study may begin in that folder, or has: WEFT_EINPUT where it is a model's or a run's, in which
  * training would not go on once it has a runs.db. */
 weft_status weft_database_place(const char *folder);
@@ -123,8 +120,12 @@ const char *weft_column_text(sqlite3_stmt *rows, int column);
 const char *weft_column_shown(sqlite3_stmt *rows, int column);
 double weft_column_number(sqlite3_stmt *rows, int column);
 
-/* Now, as ISO 8601 in UTC with milliseconds. */
-void weft_time_now(char text[WEFT_TIME_ROOM]);
+/* The rows of a run's metrics in SQL, as they are compared: speed is no part of them. */
+#define WEFT_SQL_METRICS(run)                                                                      \
+    "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
+    " lr, grad_norm FROM metrics WHERE run = " run
+/* Now in SQL, as ISO 8601 in UTC with milliseconds. */
+#define WEFT_SQL_NOW "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
 
 /* Databases out of several places (record/gather.c). */
 

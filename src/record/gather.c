@@ -33,7 +33,6 @@ typedef struct {
     group *groups;
     int n_groups;
     weft_config *config, *first; /* a run's, and the first run's */
-    json_t *seen;                /* "variant rate seed" of every run so far */
     int64_t run;                 /* whose lines are read, */
     weft_status taken;           /* and what became of them */
 } gathering;
@@ -43,39 +42,31 @@ static weft_status no_memory(void) {
 }
 
 static char *key_of(const json_t *options) {
-    json_t *rest = json_copy((json_t *)(uintptr_t)options);
+    WEFT_AUTO_DECREF json_t *rest = json_copy((json_t *)(uintptr_t)options);
     json_object_del(rest, "SEED");
     json_object_del(rest, "LEARNING_RATE");
-    char *key = rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    json_decref(rest);
-    return key;
+    return rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
 }
 
-/* What a variant has other than the first, "KEY=VALUE KEY=VALUE". */
-static char *overrides_of(const gathering *g, const json_t *options) {
-    char *text = NULL;
+/* What a run has other than the first, "KEY=VALUE KEY=VALUE". */
+static char *overrides_of(const gathering *g) {
+    char *text = NULL, own[WEFT_TEXT_MAX], first[WEFT_TEXT_MAX];
     size_t bytes = 0;
     int count;
-    const weft_option *list = weft_options(&count);
+    const weft_option *o = weft_options(&count), *end = o + count;
     FILE *out = open_memstream(&text, &bytes);
-    if (!out) return NULL;
-    weft_config plain;
-    weft_config_defaults(&plain);
-    for (int i = 0; i < count; i++) {
-        const char *name = list[i].key;
-        json_t *own = json_object_get(options, name),
-               *base = json_object_get(g->groups[0].of, name);
-        char value[WEFT_TEXT_MAX];
-        bool rate = strcmp(name, "LEARNING_RATE") == 0 || strcmp(name, "SEED") == 0;
-        if (rate || (!own && !base) || (own && base && json_equal(own, base))) continue;
-        weft_config_format(own ? g->config : &plain, &list[i], value, sizeof value);
-        fprintf(out, "%s%s=%s", ftell(out) ? " " : "", name, value);
+    for (; out && o < end; o++) {
+        if (o->owner == WEFT_OWNER_STUDY || o == WEFT_OPTION(learning_rate)) continue;
+        weft_config_format(g->config, o, own, sizeof own);
+        weft_config_format(g->first, o, first, sizeof first);
+        if (strcmp(own, first) != 0) fprintf(out, "%s%s=%s", ftell(out) ? " " : "", o->key, own);
     }
-    return weft_memory_end(out, &text);
+    return out ? weft_memory_end(out, &text) : NULL;
 }
 
+/* Whether one before the last has it. */
 static bool has_name(const gathering *g, const char *name) {
-    for (int i = 0; i < g->n_groups; i++)
+    for (int i = 0; i + 1 < g->n_groups; i++)
         if (strcmp(g->groups[i].name, name) == 0) return true;
     return false;
 }
@@ -111,31 +102,25 @@ static weft_status insert_variant(gathering *g, int variant, const char *overrid
         (int64_t)weft_config_leaks(c));
 }
 
-/* Whether a variant has no run of this rate and seed yet; from now on it has. */
-static bool take_place(gathering *g, int variant) {
-    char place[128];
-    snprintf(place, sizeof place, "%d %.17g %lld", variant, g->config->learning_rate,
-             (long long)g->config->seed);
-    if (json_object_get(g->seen, place)) return false;
-    json_object_set_new(g->seen, place, json_true());
-    return true;
-}
-
 /* The variant of a run: one with its key, where it has no run of this rate and seed yet, or a new one. */
 static weft_status find_variant(gathering *g, const json_t *run, int *out) {
     json_t *options = json_object_get(run, "options");
     const char *name = json_string_value(json_object_get(run, "name"));
-    group *grown = realloc(g->groups, (size_t)(g->n_groups + 1) * sizeof *grown);
-    if (grown) g->groups = grown;
-    char *key = grown ? key_of(options) : NULL;
+    WEFT_AUTO_FREE char *key = key_of(options);
     if (!key) return no_memory();
     for (*out = 0; *out < g->n_groups; ++*out) {
-        if (strcmp(grown[*out].key, key) != 0 || !take_place(g, *out)) continue;
-        free(key);
-        return WEFT_OK;
+        int64_t runs;
+        if (strcmp(g->groups[*out].key, key) != 0) continue;
+        WEFT_TRY(weft_database_number(
+            g->d, 0, &runs,
+            "SELECT count(*) FROM runs WHERE variant = ? AND learning_rate = ? AND seed = ?", "idi",
+            (int64_t)*out, g->config->learning_rate, g->config->seed));
+        if (runs == 0) return WEFT_OK;
     }
-    group *one = &grown[*out];
-    *one = (group){.key = key, .of = json_incref(options)};
+    group *one = WEFT_ADD(g->groups, g->n_groups);
+    if (!one) return no_memory();
+    one->key = weft_steal(&key);
+    one->of = json_incref(options);
     snprintf(one->name, sizeof one->name, "%s", name);
     for (int i = 0; i < 2; i++) { /* "runs/gate-lr0.002-seed1" is variant "gate" */
         char *dash = strrchr(one->name, '-');
@@ -143,10 +128,8 @@ static weft_status find_variant(gathering *g, const json_t *run, int *out) {
         if (tail && dash > one->name) *dash = '\0';
     }
     if (has_name(g, one->name)) snprintf(one->name, sizeof one->name, "%s", name);
-    g->n_groups++;
-    take_place(g, *out);
-    WEFT_AUTO_FREE char *overrides = overrides_of(g, options);
-    return overrides ? insert_variant(g, *out, *out ? overrides : "") : no_memory();
+    WEFT_AUTO_FREE char *overrides = overrides_of(g);
+    return overrides ? insert_variant(g, *out, overrides) : no_memory();
 }
 
 static void take_line(void *context, const json_t *line) {
@@ -155,18 +138,12 @@ static void take_line(void *context, const json_t *line) {
         g->taken = weft_record_line(g->d, g->run, line, NAN, true);
 }
 
-/* A run that was stopped, or cut off, waits to be gone on with. */
-static const char *status_name(const char *status) {
-    static const char *const same[] = {"running", "done", "diverged"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(status, same[i]) == 0) return same[i];
-    return "waiting";
-}
-
 static weft_status insert_run(gathering *g, int64_t id, int variant, const json_t *run,
                               double seconds) {
-    const char *status = status_name(json_string_value(json_object_get(run, "status")));
+    const char *status = json_string_value(json_object_get(run, "status"));
     bool done = strcmp(status, "done") == 0;
+    if (strcmp(status, "stopped") == 0 || strcmp(status, "ended") == 0)
+        status = "waiting"; /* to be gone on with */
     char folder[FOLDER_ROOM];
     /* As a study names its runs' folders: in runs/, and without a folder of their own. */
     const char *name = json_string_value(json_object_get(run, "name"));
@@ -234,17 +211,15 @@ static weft_status fill(gathering *g) {
         WEFT_TRY(g->taken);
     }
     /* The study's own row: its name is the folder's, its config the first run's. */
-    char now[WEFT_TIME_ROOM];
     WEFT_AUTO_FREE char *lines = weft_record_config(g->first);
     if (!lines) return no_memory();
-    weft_time_now(now);
     const char *slash = strrchr(g->folder, '/');
-    return weft_database_run(g->d,
-                             "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
-                             "equal, score, tail, created)"
-                             " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, ?)",
-                             "isss", (int64_t)WEFT_SCHEMA_VERSION,
-                             slash && slash[1] ? slash + 1 : g->folder, lines, now);
+    return weft_database_run(
+        g->d,
+        "INSERT INTO study(id, schema, name, config, seeds, learning_rates, "
+        "equal, score, tail, created)"
+        " VALUES (1, ?, ?, ?, '', '', 'iters', 'val_loss', 100, " WEFT_SQL_NOW ")",
+        "iss", (int64_t)WEFT_SCHEMA_VERSION, slash && slash[1] ? slash + 1 : g->folder, lines);
 }
 
 static void end_gathering(gathering *g) {
@@ -256,18 +231,15 @@ static void end_gathering(gathering *g) {
     free(g->groups);
     free(g->config);
     free(g->first);
-    json_decref(g->seen);
     weft_watched_close(g->watched);
 }
 
 static weft_status gather(const char *folder, weft_database **out) {
     *out = NULL;
     WEFT_AUTO(end_gathering)
-    gathering g = {.folder = folder,
-                   .config = malloc(sizeof *g.config),
-                   .first = malloc(sizeof *g.first),
-                   .seen = json_object()};
-    if (!g.config || !g.first || !g.seen) return no_memory();
+    gathering g = {
+        .folder = folder, .config = malloc(sizeof *g.config), .first = malloc(sizeof *g.first)};
+    if (!g.config || !g.first) return no_memory();
     WEFT_TRY(weft_watched_open(&folder, 1, false, &g.watched));
     while (!weft_watched_look(g.watched))
         ;
@@ -297,10 +269,11 @@ weft_status weft_listing_open(const char *path, weft_database **out) {
     char file[WEFT_PATH_MAX];
     bool there;
     *out = NULL;
-    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode)) return weft_database_open(path, false, out);
+    if (stat(path, &is) != 0 || !S_ISDIR(is.st_mode))
+        return weft_database_open(path, WEFT_DATABASE_READ, out, NULL);
     WEFT_TRY(weft_path(file, "%s/runs.db", path));
     WEFT_TRY(weft_path_there(file, &there));
-    return there ? weft_database_open(file, false, out) : gather(path, out);
+    return there ? weft_database_open(file, WEFT_DATABASE_READ, out, NULL) : gather(path, out);
 }
 
 /* Merging. The first database is copied beside the new one's place; copies of the others are attached to it one by
@@ -346,9 +319,9 @@ static weft_status open_copy(const char *path, const char *copy, weft_database *
     *out = NULL;
     bool folder = stat(path, &is) == 0 && S_ISDIR(is.st_mode);
     WEFT_TRY(weft_path(file, "%s%s", path, folder ? "/runs.db" : ""));
-    WEFT_TRY(weft_database_open(file, false, &from));
+    WEFT_TRY(weft_database_open(file, WEFT_DATABASE_READ, &from, NULL));
     WEFT_TRY(weft_database_copy(from, copy));
-    WEFT_TRY(weft_database_open(copy, true, &d));
+    WEFT_TRY(weft_database_open(copy, WEFT_DATABASE_WRITE, &d, NULL));
     WEFT_TRY(weft_database_update(d));
     *out = weft_steal(&d);
     return WEFT_OK;

@@ -41,10 +41,8 @@ char *weft_record_config(const weft_config *c) {
 }
 
 char *weft_record_config_json(const weft_config *c) {
-    json_t *object = weft_config_to_json(c);
-    char *text = object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
-    json_decref(object);
-    return text;
+    WEFT_AUTO_DECREF json_t *object = weft_config_to_json(c);
+    return object ? json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
 }
 
 static weft_status no_memory(void) {
@@ -53,20 +51,17 @@ static weft_status no_memory(void) {
 
 weft_status weft_record_event(weft_database *d, int64_t run, int64_t step, const char *kind,
                               const char *detail) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
     return weft_database_run(d,
                              "INSERT INTO events(run, step, kind, detail, at) VALUES"
-                             " (nullif(?, -1), nullif(?, -1), ?, ?, ?)",
-                             "iisss", run, step, kind, detail, now);
+                             " (nullif(?, -1), nullif(?, -1), ?, ?, " WEFT_SQL_NOW ")",
+                             "iiss", run, step, kind, detail);
 }
 
 static weft_status insert_study(weft_database *d, const weft_study *s,
                                 const weft_study_place *place) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
+    char host[HOST_ROOM], machine[512], seeds[LIST_ROOM], rates[LIST_ROOM];
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base);
     if (!config) return no_memory();
-    weft_time_now(now);
     host_name(host);
     weft_machine_text(machine, sizeof machine);
     weft_study_seeds_text(s, seeds, LIST_ROOM);
@@ -75,11 +70,11 @@ static weft_status insert_study(weft_database *d, const weft_study *s,
         d,
         "INSERT INTO study(id, schema, name, config, seeds, learning_rates, equal, score, tail,"
         " weft_version, git_commit, created, host, machine, threads, device)"
-        " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        "issssssisssssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
+        " VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, " WEFT_SQL_NOW ", ?, ?, ?, ?)",
+        "issssssissssis", (int64_t)WEFT_SCHEMA_VERSION, s->name, config, seeds, rates,
         weft_config_word(&s->base, WEFT_OPTION(study_equal)),
         weft_config_word(&s->base, WEFT_OPTION(study_score)), s->base.study_tail, weft_version(),
-        weft_git_commit(), now, host, machine, (int64_t)place->threads, place->device);
+        weft_git_commit(), host, machine, (int64_t)place->threads, place->device);
 }
 
 /* Runs of a rate: one for each seed, and the one that chooses. */
@@ -168,19 +163,18 @@ static weft_status choose_rate(weft_database *d, const weft_study *s, int varian
 /* A rate beyond the edge where the minimum of a variant's runs is, once all have ended. */
 static weft_status add_rate(weft_database *d, const weft_study *s, int variant, int *added) {
     const weft_option *o = WEFT_OPTION(learning_rate);
-    weft_rate_run *runs = NULL;
+    WEFT_AUTO_FREE weft_rate_run *runs = NULL;
     int n = 0, ended = 0;
     sqlite3_stmt *rows = weft_database_ask(d,
                                            "SELECT learning_rate, score, seed, status IN ('done',"
                                            " 'diverged') FROM runs WHERE variant = ?",
                                            "i", (int64_t)variant);
     while (weft_database_next(d, rows)) {
-        weft_rate_run *more = realloc(runs, (size_t)(n + 1) * sizeof *runs);
-        weft_database_break(d, more ? WEFT_OK : no_memory());
-        if (!more) continue;
-        runs = more;
-        runs[n++] = (weft_rate_run){sqlite3_column_double(rows, 0), weft_column_number(rows, 1),
-                                    sqlite3_column_int64(rows, 2)};
+        weft_rate_run *one = WEFT_ADD(runs, n);
+        weft_database_break(d, one ? WEFT_OK : no_memory());
+        if (!one) continue;
+        *one = (weft_rate_run){sqlite3_column_double(rows, 0), weft_column_number(rows, 1),
+                               sqlite3_column_int64(rows, 2)};
         ended += sqlite3_column_int(rows, 3);
     }
     weft_status status = weft_database_end(d, rows);
@@ -189,7 +183,6 @@ static weft_status add_rate(weft_database *d, const weft_study *s, int variant, 
     int place = n / runs_of_rate(s);
     for (int i = 0; i < n; i++) /* as near to one that was tried as rounding puts it */
         if (fabs(rate / runs[i].rate - 1) < 0.01) rate = NAN;
-    free(runs);
     if (!(rate >= o->min && rate <= o->max) || place >= rate_places(s)) return status;
     weft_log(WEFT_LOG_INFO,
              "variant %s: its minimum is at the edge of the learning rates, and %g is added",
@@ -304,12 +297,12 @@ const weft_option *weft_record_difference(const char *a, const char *b, bool see
 /* Seeds may be added; those that were run stay the first of them. `seeds`: how many there were. */
 static weft_status match_config(weft_database *d, const weft_study *s, const char *lines,
                                 int64_t *seeds) {
-    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX], *now = weft_record_config(&s->base);
+    char was[WEFT_TEXT_MAX], is[WEFT_TEXT_MAX];
+    WEFT_AUTO_FREE char *now = weft_record_config(&s->base);
     if (!now) return no_memory();
     weft_record_value(lines, WEFT_OPTION(study_seeds), was, sizeof was);
     *seeds = strtol(was, NULL, 10);
     const weft_option *o = weft_record_difference(lines, now, true, was, is);
-    free(now);
     if (!o) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_%s was %.300s in this study and is %.300s now; take "
@@ -433,14 +426,10 @@ static weft_status renew_variant(weft_database *d, const weft_study *s, int vari
 }
 
 static weft_status renew_all(weft_database *d, const weft_study *s) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
-    WEFT_TRY(weft_database_run(d,
-                               "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
-                               " 'the study was cut off', ? FROM runs WHERE status = 'running'",
-                               "s", now));
-    WEFT_TRY(weft_database_script(d, "UPDATE runs SET status = 'waiting'"
-                                     " WHERE status = 'running'"));
+    WEFT_TRY(weft_database_script(
+        d, "INSERT INTO events(run, kind, detail, at) SELECT run, 'killed',"
+           " 'the study was cut off', " WEFT_SQL_NOW " FROM runs WHERE status = 'running';"
+           "UPDATE runs SET status = 'waiting' WHERE status = 'running'"));
     for (int i = 0; i < s->variants.n; i++)
         WEFT_TRY(renew_variant(d, s, i));
     WEFT_AUTO_FREE char *config = weft_record_config(&s->base); /* the question may be another */
@@ -484,17 +473,12 @@ weft_status weft_record_read_runs(weft_database *d, const weft_study *s, weft_re
                                            " status, started IS NOT NULL FROM runs ORDER BY run",
                                            "");
     while (weft_database_next(d, rows)) {
-        weft_record_run job, *list = realloc(out->list, (size_t)(out->n + 1) * sizeof *list);
-        if (list) out->list = list;
-        weft_status good = list ? check_job(d, s, rows, &job) : no_memory();
-        weft_database_break(d, good);
-        if (good != WEFT_OK) continue;
-        job.status = WEFT_RUN_WAITING;
-        for (int i = 0; i < STATUSES; i++)
+        weft_record_run *job = WEFT_ADD(out->list, out->n);
+        weft_database_break(d, job ? check_job(d, s, rows, job) : no_memory());
+        for (int i = 0; job && i < STATUSES; i++)
             if (strcmp(status_names[i], weft_column_text(rows, 5)) == 0)
-                job.status = (weft_run_status)i;
-        job.begun = sqlite3_column_int(rows, 6);
-        list[out->n++] = job;
+                job->status = (weft_run_status)i;
+        if (job) job->begun = sqlite3_column_int(rows, 6);
     }
     weft_status status = weft_database_end(d, rows);
     if (status != WEFT_OK) weft_record_runs_free(out);
@@ -529,16 +513,16 @@ static weft_status finish_change(weft_database *d, weft_status status, int64_t r
 }
 
 weft_status weft_record_start(weft_database *d, const weft_record_run *job) {
-    char now[WEFT_TIME_ROOM], host[HOST_ROOM];
-    weft_time_now(now);
+    char host[HOST_ROOM];
     host_name(host);
     WEFT_TRY(weft_database_begin(d));
     weft_status status =
         weft_database_run(d,
                           "UPDATE runs SET status = 'running', why = NULL, host = ?,"
                           " resumes = resumes + (started IS NOT NULL),"
-                          " started = ifnull(started, ?), ended = NULL WHERE run = ?",
-                          "ssi", host, now, job->run);
+                          " started = ifnull(started, " WEFT_SQL_NOW "), ended = NULL"
+                          " WHERE run = ?",
+                          "si", host, job->run);
     return finish_change(d, status, job->run, job->begun ? "resumed" : "started", NULL);
 }
 
@@ -552,14 +536,12 @@ weft_status weft_record_stop(weft_database *d, const weft_record_run *job, doubl
 
 weft_status weft_record_failure(weft_database *d, const weft_record_run *job, const char *kind,
                                 const char *why, double seconds, int64_t memory) {
-    char now[WEFT_TIME_ROOM];
-    weft_time_now(now);
     WEFT_TRY(weft_database_begin(d));
     weft_status status =
         weft_database_run(d,
-                          "UPDATE runs SET status = 'failed', why = ?, ended = ?,"
+                          "UPDATE runs SET status = 'failed', why = ?, ended = " WEFT_SQL_NOW ","
                           " seconds = ifnull(seconds, 0) + ?,"
                           " memory_bytes = max(ifnull(memory_bytes, 0), ?) WHERE run = ?",
-                          "ssdii", why, now, seconds, memory, job->run);
+                          "sdii", why, seconds, memory, job->run);
     return finish_change(d, status, job->run, kind, why);
 }

@@ -50,7 +50,7 @@ typedef struct {
     int64_t version, reset; /* of the last change, and of the last beginning anew */
     json_t *options;        /* that are not the default */
     int64_t steps, tokens_per_step;
-    char end[16];           /* of result.json; empty: none */
+    const char *end;        /* of result.json; NULL: none */
     double bytes_per_token; /* by result.json; NaN: not known */
     const char *status;
 } run;
@@ -139,12 +139,10 @@ static char *name_of(const weft_watched *w, const char *folder) {
 }
 
 static void add_study(weft_watched *w, const char *folder, int root) {
-    study *grown = realloc(w->studies, (size_t)(w->n_studies + 1) * sizeof *grown);
-    if (!grown) return;
-    w->studies = grown;
-    study *s = &grown[w->n_studies];
+    study *s = WEFT_ADD(w->studies, w->n_studies);
+    if (!s) return;
     *s = (study){.name = name_of(w, folder), .version = ++w->version};
-    if (make_place(w, folder, root, &s->at) && s->name) w->n_studies++;
+    if (!make_place(w, folder, root, &s->at) || !s->name) w->n_studies--;
 }
 
 /* The study that a run belongs to: the nearest folder above it. */
@@ -162,21 +160,16 @@ static int study_of(const weft_watched *w, const char *folder) {
 }
 
 static void add_run(weft_watched *w, const char *folder, int root) {
-    if (w->n_runs == RUNS_MOST) {
-        w->full = true;
-        return;
-    }
-    run *grown = realloc(w->runs, (size_t)(w->n_runs + 1) * sizeof *grown);
-    if (!grown) return;
-    w->runs = grown;
-    run *r = &grown[w->n_runs];
+    if (w->n_runs == RUNS_MOST) w->full = true;
+    run *r = w->full ? NULL : WEFT_ADD(w->runs, w->n_runs);
+    if (!r) return;
     *r = (run){.name = name_of(w, folder),
                .study = study_of(w, folder),
                .version = ++w->version,
                .status = "waiting"};
     r->reset = r->version;
     weft_watched_lines_clear(&r->rows);
-    if (make_place(w, folder, root, &r->at) && r->name) w->n_runs++;
+    if (!make_place(w, folder, root, &r->at) || !r->name) w->n_runs--;
 }
 
 /* Links are not followed: a tree has an end. */
@@ -202,42 +195,33 @@ static void walk(weft_watched *w, int root, int folder, const char *path, int de
     weft_names_free(&names);
 }
 
-static json_t *option_json(const weft_config *c, const weft_option *o) {
-    char value[WEFT_TEXT_MAX];
-    bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
-    weft_config_format(c, o, value, sizeof value);
-    return number ? json_real(strtod(value, NULL)) : weft_json_text(value);
-}
-
-/* What an option is that a run does not name. */
-static json_t *defaults_json(const weft_watched *w) {
+/* The options of a config but for a study's own; with `plain` those that are not as there, and the seed. */
+static json_t *options_json(const weft_config *c, const weft_config *plain) {
+    char value[WEFT_TEXT_MAX], usual[WEFT_TEXT_MAX];
     int count;
-    const weft_option *options = weft_options(&count);
+    const weft_option *o = weft_options(&count), *end = o + count;
     json_t *object = json_object();
-    for (int i = 0; object && i < count; i++)
-        if (options[i].owner != WEFT_OWNER_STUDY)
-            json_object_set_new(object, options[i].key, option_json(w->plain, &options[i]));
+    for (; object && o < end; o++) {
+        bool number = o->type == WEFT_OPT_INT || o->type == WEFT_OPT_NUMBER;
+        weft_config_format(c, o, value, sizeof value);
+        if (plain) weft_config_format(plain, o, usual, sizeof usual);
+        bool same = plain && strcmp(value, usual) == 0, seed = plain && o == WEFT_OPTION(seed);
+        if ((same || o->owner == WEFT_OWNER_STUDY) && !seed) continue;
+        json_object_set_new(object, o->key,
+                            number ? json_real(strtod(value, NULL)) : weft_json_text(value));
+    }
     return object;
 }
 
 /* The options that are not the default, and what steps and tokens follow from them. */
 static void read_config(weft_watched *w, run *r, int folder) {
     weft_config *c = w->config;
-    int count;
     FILE *file;
-    const weft_option *options = weft_options(&count);
     weft_config_defaults(c);
     if (weft_below_stream(folder, "config", &file) != WEFT_OK) return;
     if (weft_config_read_stream(c, file, "config") != WEFT_OK) return;
-    json_t *object = json_object();
-    for (int i = 0; object && i < count; i++) {
-        bool own =
-            options[i].owner != WEFT_OWNER_STUDY && !weft_option_same(c, w->plain, &options[i]);
-        if (!own && &options[i] != WEFT_OPTION(seed)) continue;
-        json_object_set_new(object, options[i].key, option_json(c, &options[i]));
-    }
     json_decref(r->options);
-    r->options = object;
+    r->options = options_json(c, w->plain);
     r->steps = c->steps;
     r->tokens_per_step = c->batch_size * c->gradient_accumulation * c->context;
 }
@@ -246,13 +230,13 @@ static void read_result(run *r, int folder) {
     static const char *const known[] = {"done", "stopped", "diverged"};
     WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
-    *r->end = '\0';
+    r->end = NULL;
     r->bytes_per_token = NAN;
     if (weft_below_read(folder, "result.json", FILE_MOST, &text, &bytes) != WEFT_OK) return;
     WEFT_AUTO_DECREF json_t *object = weft_json_read(text, bytes, 0, NULL);
     const char *end = json_string_value(json_object_get(object, "end"));
     for (int i = 0; end && i < 3; i++)
-        if (strcmp(end, known[i]) == 0) snprintf(r->end, sizeof r->end, "%s", end);
+        if (strcmp(end, known[i]) == 0) r->end = known[i];
     double bits = weft_json_number_of(object, "bits_per_byte");
     if (bits > 0) r->bytes_per_token = weft_json_number_of(object, "best_val_loss") / log(2) / bits;
 }
@@ -260,10 +244,7 @@ static void read_result(run *r, int folder) {
 /* A run holds its metrics.jsonl; of one on another machine only the time of its last line is known. */
 static const char *status_of(const weft_watched *w, const run *r) {
     if (r->lines.there && is_locked(&w->held, r->lines.number)) return "running";
-    if (*r->end)
-        return strcmp(r->end, "done") == 0      ? "done"
-               : strcmp(r->end, "stopped") == 0 ? "stopped"
-                                                : "diverged";
+    if (r->end) return r->end;
     if (r->rows.n > 0 && r->rows.last.value[WEFT_ROW_STEP] >= (double)r->steps && r->steps > 0)
         return "done";
     struct timespec now;
@@ -304,22 +285,20 @@ static void set_title(weft_watched *w, const char *folder, const char *title) {
 
 static void read_study(weft_watched *w, study *s) {
     char path[WEFT_PATH_MAX];
-    weft_database *d;
+    WEFT_AUTO(weft_database_close_at) weft_database *d = NULL;
     bool fresh;
     s->named = w->n_runs;
     if (weft_path(path, "%s%sruns.db", s->at.below, *s->at.below ? "/" : "") != WEFT_OK ||
         weft_database_enter(&weft_runs_schema, w->roots[s->at.root], path, WEFT_DATABASE_READ,
                             database_seconds, &d, &fresh) != WEFT_OK)
         return;
-    static const char *const names[] = {"waiting", "running", "done"};
-    memset(s->count, 0, sizeof s->count);
-    sqlite3_stmt *rows = weft_database_ask(d, "SELECT status FROM runs", "");
-    while (weft_database_next(d, rows)) {
-        int at = 0;
-        while (at < 3 && strcmp(weft_column_text(rows, 0), names[at]) != 0)
-            at++;
-        s->count[at]++;
-    }
+    sqlite3_stmt *rows = weft_database_ask(
+        d,
+        "SELECT total(status = 'waiting'), total(status = 'running'), total(status = 'done'),"
+        " total(status IN ('failed', 'diverged')) FROM runs",
+        "");
+    for (int i = 0, there = weft_database_next(d, rows); there && i < 4; i++)
+        s->count[i] = sqlite3_column_int64(rows, i);
     weft_database_end(d, rows);
     /* What the study's runs are called: a variant's title says more than a folder. */
     rows = weft_database_ask(d, "SELECT folder, title FROM runs JOIN variants USING (variant)", "");
@@ -327,7 +306,6 @@ static void read_study(weft_watched *w, study *s) {
         if (weft_path(path, "%s/%s", s->at.path, weft_column_text(rows, 0)) == WEFT_OK)
             set_title(w, path, weft_column_text(rows, 1));
     weft_database_end(d, rows);
-    weft_database_close(d);
 }
 
 bool weft_watched_look(weft_watched *w) {
@@ -395,9 +373,9 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
     /* Of the whole run, as its report has it; MFU goes with the speed. */
     double speed = r->rows.times > 0 ? r->rows.timed / r->rows.times : NAN;
     double mfu = last->value[WEFT_ROW_MFU] * speed / last->value[WEFT_ROW_TOKENS_PER_S];
-    char *note, *tags;
+    WEFT_AUTO_FREE char *note = NULL, *tags = NULL;
     weft_notes_get(w->notes, r->at.path, &note, &tags);
-    json_t *object = json_pack(
+    return json_pack(
         "{s:i, s:o, s:o, s:o, s:s, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
         "s:b, s:o, s:o}",
         "id", id, "name", weft_json_text(r->name), "title",
@@ -409,13 +387,10 @@ static json_t *run_json(const weft_watched *w, int id, int64_t after) {
         weft_json_number(r->rows.val_loss), "best_val_loss",
         weft_json_number(r->rows.best_val_loss), "tokens_per_s", weft_json_number(speed), "mfu",
         weft_json_number(mfu), "seconds_left", weft_json_number(seconds_left(r, last)),
-        "bytes_per_token", weft_json_number(*r->end ? r->bytes_per_token : NAN), "note",
+        "bytes_per_token", weft_json_number(r->end ? r->bytes_per_token : NAN), "note",
         weft_json_text(note ? note : ""), "tags", weft_json_text(tags ? tags : ""), "reset", reset,
         "options", r->options ? json_incref(r->options) : json_object(), "rows",
         weft_watched_lines_json(&r->rows, reset ? 0 : after));
-    free(note);
-    free(tags);
-    return object;
 }
 
 json_t *weft_watched_news(const weft_watched *w, int64_t after) {
@@ -434,7 +409,7 @@ json_t *weft_watched_news(const weft_watched *w, int64_t after) {
         if (w->runs[i].version > after) json_array_append_new(runs, run_json(w, i, after));
     json_t *news = json_pack("{s:I, s:o, s:o}", "version", (json_int_t)w->version, "studies",
                              studies, "runs", runs);
-    if (news && after == 0) json_object_set_new(news, "defaults", defaults_json(w));
+    if (news && after == 0) json_object_set_new(news, "defaults", options_json(w->plain, NULL));
     return news;
 }
 

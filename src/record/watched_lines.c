@@ -67,7 +67,7 @@ static void add_line(weft_watched_lines *l, const json_t *line, int64_t version)
 
 weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget,
                               weft_line_taker take, void *context) {
-    char *block = malloc(LINE_MOST);
+    WEFT_AUTO_FREE char *block = malloc(LINE_MOST);
     ssize_t n = 0;
     if (!block) return weft_fail(WEFT_ENOMEM, "metrics.jsonl: no memory to read it");
     while (*budget > 0 && (n = pread(file, block, LINE_MOST, (off_t)place->read)) > 0) {
@@ -90,7 +90,6 @@ weft_status weft_lines_follow(int file, weft_lines_place *place, int64_t *budget
         place->read += (int64_t)taken;
         *budget -= (int64_t)taken;
     }
-    free(block);
     return n < 0 ? weft_fail(WEFT_EIO, "metrics.jsonl: %s", strerror(errno)) : WEFT_OK;
 }
 
@@ -118,7 +117,7 @@ static void take_line(void *context, const json_t *line) {
 
 bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, int64_t version,
                              int64_t *budget) {
-    int file;
+    WEFT_AUTO_CLOSE int file = -1;
     taking to = {l, version};
     bool there = weft_below_file(folder, "metrics.jsonl", &file) == WEFT_OK;
     bool anew = there ? is_other(&l->place, file) : l->place.read > 0;
@@ -131,7 +130,6 @@ bool weft_watched_lines_read(weft_watched_lines *l, int folder, int64_t bytes, i
     if (!there) return anew;
     weft_lines_follow(file, &l->place, budget, take_line, &to);
     l->more = *budget <= 0 && l->place.read < bytes;
-    close(file);
     return anew;
 }
 

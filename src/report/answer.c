@@ -27,7 +27,7 @@ void weft_report_open_table(weft_page *p, const weft_report_data *d, const char 
                             weft_variant_is *is) {
     weft_page_table_open(p, first);
     for (int i = 0; i < d->n_variants; i++)
-        if (!is || is(d, i)) weft_page_head(p, "%s", weft_variant_label(d, i));
+        if (!is || is(d, i)) weft_page_head(p, "%s", d->variants[i].label);
 }
 
 /* Compared, and worth a word in the answer: it can be built and sees no answer. */
@@ -163,7 +163,7 @@ int weft_report_headline(const weft_report_data *d) {
 /* " against B": a baseline that is not the first variant, which readers take it to be. */
 static void write_baseline(FILE *out, const weft_report_data *d, int variant) {
     int baseline = d->variants[variant].baseline;
-    if (baseline > 0) fprintf(out, " against %s", weft_variant_label(d, baseline));
+    if (baseline > 0) fprintf(out, " against %s", d->variants[baseline].label);
 }
 
 /* "A by 2.1%, B by 1.0% against C and D by 0.5%", with their interval where there is one alone. */
@@ -173,7 +173,7 @@ static void write_names(FILE *out, const weft_report_data *d, weft_verdict verdi
     for (int i = 0; i < d->n_variants; i++) {
         const weft_comparison *k = &d->variants[i].compared;
         if (!comes_out(d, i, verdict)) continue;
-        fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        fprintf(out, "%s%s", weft_say_between(said, n), d->variants[i].label);
         if (said == 0) fprintf(out, " %s %s", verb, object);
         said++;
         fprintf(out, " by %s", weft_say_share(k, k->mean));
@@ -201,7 +201,7 @@ static void write_side(FILE *out, const weft_report_data *d, weft_verdict verdic
         fprintf(out, "All %d variants", n);
     else
         fprintf(out, "%d of %d variants", n, all);
-    fprintf(out, " %s %s, %s the most: by %s", verb, object, weft_variant_label(d, most),
+    fprintf(out, " %s %s, %s the most: by %s", verb, object, d->variants[most].label,
             weft_say_share(&d->variants[most].compared, d->variants[most].compared.mean));
     write_baseline(out, d, most);
 }
@@ -246,7 +246,7 @@ static void write_those(FILE *out, const weft_report_data *d, weft_verdict verdi
     if (n > NAMES_MOST) fprintf(out, "%d others", n);
     for (int i = 0, said = 0; n <= NAMES_MOST && i < d->n_variants; i++) {
         if (!comes_out(d, i, verdict)) continue;
-        fprintf(out, "%s%s", weft_say_between(said++, n), weft_variant_label(d, i));
+        fprintf(out, "%s%s", weft_say_between(said++, n), d->variants[i].label);
         write_baseline(out, d, i);
     }
 }
@@ -283,7 +283,7 @@ static void write_outcome(FILE *out, const weft_report_data *d) {
             /* Of the one comparison that there is. */
             int most = largest(d, WEFT_NO_DIFFERENCE);
             fprintf(out, "No difference in %.100s was shown between %s and %s", d->score_name,
-                    weft_variant_label(d, most), weft_variant_label(d, d->variants[most].baseline));
+                    d->variants[most].label, d->variants[d->variants[most].baseline].label);
         }
         fputs("; ", out);
         write_power(out, d);
@@ -401,7 +401,7 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
         {is_unequal, " did not repeat to the same bits.", " did not repeat to the same bits."},
     };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        char *text = NULL;
+        WEFT_AUTO_FREE char *text = NULL;
         size_t size;
         int n = weft_report_count(d, kinds[i].is);
         FILE *out = n ? open_memstream(&text, &size) : NULL;
@@ -413,12 +413,11 @@ static void list_variant_caveats(const weft_report_data *d, json_t *list) {
                 fprintf(out, " and %d others", n - said);
                 break;
             }
-            fprintf(out, "%s%s", weft_say_between(said, n), weft_variant_label(d, k));
+            fprintf(out, "%s%s", weft_say_between(said, n), d->variants[k].label);
             said++;
         }
         fputs(n == 1 ? kinds[i].one : kinds[i].more, out);
         if (weft_memory_end(out, &text)) json_array_append_new(list, weft_json_text(text));
-        free(text);
     }
 }
 
@@ -479,8 +478,7 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     WEFT_AUTO_DECREF json_t *caveats = weft_report_caveats(d);
     json_t *caveat;
     size_t i;
-    char day[40];
-    snprintf(day, sizeof day, "%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
+    const char *day = weft_say("%.*s", (int)fmin((double)strcspn(d->created, "T"), 39), d->created);
     const char *counts = d->n_runs == 1 ? "1 run"
                                         : weft_say("%s, %s, %s; %d of %d runs", say_variants(d),
                                                    weft_say_plural(d->n_seeds, "seed"),
@@ -496,7 +494,7 @@ weft_status weft_report_answer(weft_page *p, const weft_report_data *d) {
     else if (base >= 0)
         weft_page_line(p, "question", "Does any variant have a %s %s than %s?",
                        d->higher_is_better ? "higher" : "lower", d->score_name,
-                       weft_variant_label(d, base));
+                       d->variants[base].label);
     else if (d->n_variants > 1)
         weft_page_line(p, "question", "How does each variant compare with its baseline?");
     put_answer(p, sentence ? sentence : "");

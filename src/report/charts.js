@@ -259,8 +259,7 @@ const weftCharts = (() => {
     const drawn = [...list].sort((a, b) => a.rank - b.rank); /* colours lie on grey */
     const svg = view.svg;
     svg.replaceChildren();
-    svg.setAttribute("viewBox", "0 0 " + width + " " + height);
-    svg.setAttribute("height", height);
+    fill(svg, {viewBox: "0 0 " + width + " " + height, height});
     view.map = null;
     if (!range) {
       make("text", {x: width / 2, y: height / 2, "text-anchor": "middle", class: "soft"}, svg, "nothing to draw");
@@ -418,23 +417,16 @@ const weftCharts = (() => {
   }
 
   function drawCursor(view, line, x, y) {
-    const cursor = {x1: x, x2: x, visibility: "visible"};
-    for (const name in cursor) view.cursor.setAttribute(name, cursor[name]);
+    fill(view.cursor, {x1: x, x2: x, visibility: "visible"});
     view.svg.querySelectorAll(".focus").forEach((n) => n.remove());
     marker(view.svg, line, x, y, 5).setAttribute("class", "focus");
   }
-
-  const swatch = (line) => {
-    const svg = make("svg", {viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true"});
-    marker(svg, line, 6, 6, 4);
-    return svg;
-  };
 
   /* One line's value at a place, and under the one that is pointed at what its runs are; in a narrow chart
      the name of that one alone, and its runs' range. */
   function tellRow(view, r, x, narrow) {
     const row = html("div", {class: r.on ? "row on" : "row"}, view.tip), several = r.on && r.line.runs.length > 1;
-    row.appendChild(swatch(r.line));
+    row.appendChild(sample(r.line.style, r.line.colour, 12));
     if (r.on || !narrow) html("span", {}, row, r.line.series.name);
     html("b", {}, row, r.text);
     if (r.spread && r.on && !several) html("small", {}, row, r.spread.trim());
@@ -536,10 +528,11 @@ const weftCharts = (() => {
     return view;
   }
 
-  function sample(style, colour) {
-    const svg = make("svg", {viewBox: "0 0 34 12", width: 34, height: 12, "aria-hidden": "true"});
-    make("line", {x1: 1, x2: 33, y1: 6, y2: 6, style: "stroke-width:2.4;stroke:" + colour, "stroke-dasharray": dashOf(style)}, svg);
-    marker(svg, {style, colour}, 17, 6, 4);
+  /* How a series is drawn: its line, where there is room for one, and its marker. */
+  function sample(style, colour, width = 34) {
+    const svg = make("svg", {viewBox: "0 0 " + width + " 12", width, height: 12, "aria-hidden": "true"});
+    if (width > 12) make("line", {x1: 1, x2: width - 1, y1: 6, y2: 6, style: "stroke-width:2.4;stroke:" + colour, "stroke-dasharray": dashOf(style)}, svg);
+    marker(svg, {style, colour}, width / 2, 6, 4);
     return svg;
   }
 
@@ -560,9 +553,7 @@ const weftCharts = (() => {
   function saveFigure(view) {
     const {width, height, list} = view.map || {width: 0, height: 0, list: []}, row = 20, all = height + row * list.length + 8;
     const whole = standAlone(view.svg), paper = getComputedStyle(document.body);
-    whole.setAttribute("viewBox", "0 0 " + width + " " + all);
-    whole.setAttribute("width", width);
-    whole.setAttribute("height", all);
+    fill(whole, {viewBox: "0 0 " + width + " " + all, width, height: all});
     whole.prepend(make("rect", {width, height: all, style: "fill:" + paper.backgroundColor}));
     list.forEach((l, i) => {
       const part = make("g", {transform: "translate(8 " + (height + row * i) + ")"}, whole);
@@ -587,7 +578,7 @@ const weftCharts = (() => {
   function legendOf(group) {
     const key = JSON.stringify(group.spec.series), there = legends.find((l) => l.key === key);
     if (there) { there.groups.push(group); return there; }
-    const legend = {key, groups: [group], element: html("div", {class: "legend", role: "group", "aria-label": "What is shown"})};
+    const legend = {key, groups: [group], draw: () => {}, element: html("div", {class: "legend", role: "group", "aria-label": "What is shown"})};
     legends.push(legend);
     return legend;
   }
@@ -701,12 +692,9 @@ const weftCharts = (() => {
       g.draw();
     };
     groups.push(g);
-    buildTools();
     g.legend = legendOf(g);
-    buildLegend(g.legend);
     placeControls();
-    g.views = spec.charts.map((c) => buildView(g, c));
-    g.draw();
+    g.update(spec);
     let width = element.clientWidth;
     new ResizeObserver(() => { if (element.clientWidth !== width) { width = element.clientWidth; g.draw(); } }).observe(element);
     return g;

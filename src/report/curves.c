@@ -4,12 +4,10 @@
  * parts of its length; each run gives the mean of its numbers in a part. The page's script gets every
  * run; the static picture shows, over the runs, their mean and a band from the lowest to the highest. */
 #include "base/json.h"
-#include "report/plot.h"
 #include "report/sections.h"
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { BUCKETS = 120, EARLY_PERCENT = 20, RUNS_MOST = 64 };
@@ -51,9 +49,8 @@ static double tokens_an_iteration(const weft_report_variant *s) {
 /* Time is what the tokens took at the speed logged; a row without one takes none. */
 static weft_status read_run(const weft_report_data *d, const weft_report_run *run,
                             const char *column, double iters, curve_run *out) {
-    char sql[200];
-    snprintf(sql, sizeof sql,
-             "SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
+    const char *sql =
+        weft_say("SELECT step, %s, tokens_per_s FROM metrics WHERE run = ?1 ORDER BY step", column);
     double before = 0, seconds = 0, tokens = tokens_an_iteration(&d->variants[run->variant]);
     sqlite3_stmt *s = weft_database_ask(d->database, sql, "i", run->id);
     while (weft_database_next(d->database, s)) {
@@ -78,18 +75,16 @@ static weft_status read_run(const weft_report_data *d, const weft_report_run *ru
     return status;
 }
 
-static weft_status read_curve(const weft_report_data *d, int variant, const char *column,
-                              curve *out) {
-    double iters = most_iters(d);
-    for (int i = 0; i < d->n_runs && out->n < RUNS_MOST; i++) {
+static weft_status read_curve(weft_page *p, const weft_report_data *d, int variant,
+                              const char *column, curve *out) {
+    int most = d->n_seeds < RUNS_MOST ? d->n_seeds : RUNS_MOST;
+    out->runs = weft_page_room(p, (size_t)most * sizeof *out->runs);
+    if (!out->runs) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+    for (int i = 0; i < d->n_runs && out->n < most; i++) {
         const weft_report_run *run = &d->runs[i];
         if (run->variant != variant || !weft_report_run_counts(d, run)) continue;
-        curve_run *more = realloc(out->runs, sizeof *more * ((size_t)out->n + 1));
-        if (!more) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
-        out->runs = more;
-        memset(&more[out->n], 0, sizeof *more);
-        more[out->n].seed = run->seed;
-        WEFT_TRY(read_run(d, run, column, iters, &more[out->n++]));
+        out->runs[out->n].seed = run->seed;
+        WEFT_TRY(read_run(d, run, column, most_iters(d), &out->runs[out->n++]));
     }
     return WEFT_OK;
 }
@@ -146,65 +141,57 @@ static json_t *run_json(const weft_report_variant *s, const curve_run *run) {
         json_array_append_new(seconds, json_real(b->seconds));
         json_array_append_new(y, json_real(b->value));
     }
-    char name[40];
-    snprintf(name, sizeof name, "seed %lld", (long long)run->seed);
     double tokens = tokens_an_iteration(s), flops = tokens * s->flops;
-    return json_pack("{s:s, s:{s:o, s:o, s:f, s:f}, s:o}", "name", name, "x", "step", step,
-                     "seconds", seconds, "tokens", isfinite(tokens) ? tokens : 0, "flops",
+    return json_pack("{s:s, s:{s:o, s:o, s:f, s:f}, s:o}", "name",
+                     weft_say("seed %lld", (long long)run->seed), "x", "step", step, "seconds",
+                     seconds, "tokens", isfinite(tokens) ? tokens : 0, "flops",
                      isfinite(flops) ? flops : 0, "y", y);
 }
 
 static json_t *lines_json(const weft_report_data *d, const curve *curves) {
     json_t *lines = json_array();
     for (int i = 0; i < d->n_variants; i++) {
+        if (!curves[i].n) continue;
         json_t *runs = json_array();
         for (int k = 0; k < curves[i].n; k++)
             json_array_append_new(runs, run_json(&d->variants[i], &curves[i].runs[k]));
-        if (curves[i].n)
-            json_array_append_new(lines, json_pack("{s:i, s:O}", "series", i, "runs", runs));
-        json_decref(runs);
+        json_array_append_new(lines, json_pack("{s:i, s:o}", "series", i, "runs", runs));
     }
     return lines;
 }
 
 /* One of a subject's two pictures: the plain curves, or their differences. */
-typedef struct {
-    weft_plot plot;
+static weft_status make_picture(weft_page *p, const weft_report_data *d, const curve *curves,
+                                json_t *lines, const subject *of, bool difference, weft_plot *out) {
     weft_plot_series *series;
-    char title[160], caption[400];
-} picture;
-
-static weft_status make_picture(const weft_report_data *d, const curve *curves, json_t *lines,
-                                const subject *of, bool difference, picture *out) {
-    WEFT_TRY(weft_report_plot_series(d, BUCKETS, &out->series));
+    WEFT_TRY(weft_report_plot_series(p, d, BUCKETS, &series));
     for (int i = 0; i < d->n_variants; i++) {
         int base = d->variants[i].baseline;
         if (!difference || base >= 0)
-            sum_up(&curves[i], difference ? &curves[base] : NULL, &out->series[i]);
+            sum_up(&curves[i], difference ? &curves[base] : NULL, &series[i]);
     }
-    double top =
-        of->falls && !difference ? find_top(out->series, d->n_variants, most_iters(d)) : NAN;
-    snprintf(out->title, sizeof out->title, difference ? "%.120s minus the baseline's" : "%.120s",
-             of->name);
-    *out->title = (char)toupper((unsigned char)*out->title);
-    snprintf(out->caption, sizeof out->caption,
-             "%s by training step: the mean over seeds, and a band from the lowest "
-             "seed to the highest.%s",
-             out->title,
-             isnan(top) ? "" : " The first training steps are higher than the picture.");
-    out->plot = (weft_plot){
+    double top = of->falls && !difference ? find_top(series, d->n_variants, most_iters(d)) : NAN;
+    char *title =
+        weft_page_keep(p, difference ? "%.120s minus the baseline's" : "%.120s", of->name);
+    if (!title) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
+    *title = (char)toupper((unsigned char)*title);
+    *out = (weft_plot){
         .kind = WEFT_PLOT_CURVES,
-        .title = out->title,
+        .title = title,
         .x_label = "training step",
         .y_label = difference ? "difference" : of->name,
         .y_unit = of->unit,
         .zero = difference,
         .rises = !of->falls,
-        .series = out->series,
+        .series = series,
         .n_series = d->n_variants,
         .lines = lines,
         .top = top,
-        .caption = out->caption,
+        .caption = weft_page_keep(
+            p,
+            "%s by training step: the mean over seeds, and a band from the lowest seed to the "
+            "highest.%s",
+            title, isnan(top) ? "" : " The first training steps are higher than the picture."),
         .note = difference ? "Below 0 is lower than the baseline's, seed by seed." : NULL};
     return WEFT_OK;
 }
@@ -218,29 +205,24 @@ static bool any_difference(const weft_report_data *d, const curve *curves) {
 }
 
 static weft_status put_subject(weft_page *p, const weft_report_data *d, const subject *of) {
-    WEFT_AUTO_FREE curve *curves = calloc((size_t)d->n_variants + 1, sizeof *curves);
+    curve *curves = weft_page_room(p, ((size_t)d->n_variants + 1) * sizeof *curves);
+    weft_plot plots[2];
     if (!curves) return weft_fail(WEFT_ENOMEM, "report: no memory for a curve");
-    weft_status status = WEFT_OK;
     /* Repeats' lines would lie upon those they repeat. */
-    for (int i = 0; status == WEFT_OK && i < d->n_variants; i++)
-        if (d->variants[i].repeats < 0) status = read_curve(d, i, of->column, &curves[i]);
-    WEFT_AUTO_DECREF json_t *lines = status == WEFT_OK ? lines_json(d, curves) : NULL;
-    picture plain = {0}, difference = {0};
-    if (status == WEFT_OK) status = make_picture(d, curves, lines, of, false, &plain);
-    if (status == WEFT_OK) status = make_picture(d, curves, lines, of, true, &difference);
-    if (status == WEFT_OK && weft_plot_count(&plain.plot) > 0)
-        weft_report_put_plots(
-            p, d,
-            json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]", "key", "step",
-                      "label", "training step", "key", "tokens", "label", "tokens", "key", "flops",
-                      "label", "FLOPs, counted", "key", "seconds", "label", "training time", "unit",
-                      "seconds"),
-            (weft_plot[]){plain.plot, difference.plot}, any_difference(d, curves) ? 2 : 1);
-    free(plain.series);
-    free(difference.series);
     for (int i = 0; i < d->n_variants; i++)
-        free(curves[i].runs);
-    return status;
+        if (d->variants[i].repeats < 0) WEFT_TRY(read_curve(p, d, i, of->column, &curves[i]));
+    WEFT_AUTO_DECREF json_t *lines = lines_json(d, curves);
+    for (int i = 0; i < 2; i++)
+        WEFT_TRY(make_picture(p, d, curves, lines, of, i, &plots[i]));
+    if (weft_plot_count(&plots[0]) > 0)
+        weft_report_put_plots(p, d,
+                              json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}, {s:s, s:s, s:s}]",
+                                        "key", "step", "label", "training step", "key", "tokens",
+                                        "label", "tokens", "key", "flops", "label",
+                                        "FLOPs, counted", "key", "seconds", "label",
+                                        "training time", "unit", "seconds"),
+                              plots, any_difference(d, curves) ? 2 : 1);
+    return WEFT_OK;
 }
 
 weft_status weft_report_curves(weft_page *p, const weft_report_data *d) {

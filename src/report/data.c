@@ -5,10 +5,10 @@
  * run has no score, whatever was stored. Where several learning rates were run, each variant gets the
  * one with the best mean score among those at which the largest number of its seeds finished, so that
  * a rate is not chosen for the one seed that it did not blow up. */
-#include "report/data.h"
 #include "base/scope.h"
 
 #include "base/json.h"
+#include "base/text.h"
 #include "record/record.h"
 #include "report/sections.h"
 
@@ -35,31 +35,8 @@ static int64_t column_integer(sqlite3_stmt *s, int column) {
 /* Takes a row of a query. */
 typedef weft_status take_row(weft_report_data *d, sqlite3_stmt *row);
 
-/* Room for one more at the end of a list, zeroed; false: no memory, and the list is as it was. */
-static bool grow(void *list, int n, size_t size) {
-    char *old, *more;
-    memcpy(&old, list, sizeof old);
-    more = realloc(old, (size_t)(n + 1) * size);
-    if (!more) return false;
-    memset(more + (size_t)n * size, 0, size);
-    memcpy(list, &more, sizeof more);
-    return true;
-}
-
-/* One more element of a list; NULL: no memory. */
-#define ADD(list, n) (grow((void *)&(list), n, sizeof *(list)) ? &(list)[(n)++] : NULL)
-
 static weft_status no_memory(const weft_report_data *d) {
     return weft_fail(WEFT_ENOMEM, "%s: no memory to read it", d->path);
-}
-
-/* STUDY_RATE_SEED in "KEY=VALUE" lines, where it had rates to choose from. */
-static int64_t find_rate_seed(const char *config) {
-    static const char key[] = "\nSTUDY_RATE_SEED=", rates[] = "\nSTUDY_LEARNING_RATES=";
-    const char *at = strstr(config, key), *list = strstr(config, rates);
-    if (!at || !list) return -1;
-    list += strlen(rates);
-    return memchr(list, ',', strcspn(list, "\n")) ? strtoll(at + strlen(key), NULL, 10) : -1;
 }
 
 static const char *option_text(weft_report_data *d, const weft_option *option) {
@@ -77,7 +54,8 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
         *texts[i] = column_text(d, s, i);
     d->tail = weft_column_number(s, n);
     d->threads = weft_column_number(s, n + 1);
-    d->rate_seed = find_rate_seed(d->config);
+    bool several = strchr(option_text(d, WEFT_OPTION(study_learning_rates)), ',');
+    d->rate_seed = several ? strtoll(option_text(d, WEFT_OPTION(study_rate_seed)), NULL, 10) : -1;
     d->question = option_text(d, WEFT_OPTION(study_question));
     d->rate_as = option_text(d, WEFT_OPTION(study_rate_as));
     d->yardstick = option_text(d, WEFT_OPTION(study_yardstick));
@@ -91,7 +69,7 @@ static weft_status take_study(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_variant(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_variant *variant = ADD(d->variants, d->n_variants);
+    weft_report_variant *variant = WEFT_ADD(d->variants, d->n_variants);
     if (!variant) return no_memory(d);
     variant->id = column_integer(s, 0);
     variant->name = column_text(d, s, 1);
@@ -122,7 +100,7 @@ static int place_of(const weft_report_data *d, int64_t id) {
 static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
     int variant = place_of(d, column_integer(s, 1));
     if (variant < 0) return WEFT_OK; /* written since the database was checked */
-    weft_report_run *run = ADD(d->runs, d->n_runs);
+    weft_report_run *run = WEFT_ADD(d->runs, d->n_runs);
     if (!run) return no_memory(d);
     run->id = column_integer(s, 0);
     run->variant = variant;
@@ -145,7 +123,7 @@ static weft_status take_run(weft_report_data *d, sqlite3_stmt *s) {
 }
 
 static weft_status take_event(weft_report_data *d, sqlite3_stmt *s) {
-    weft_report_event *event = ADD(d->events, d->n_events);
+    weft_report_event *event = WEFT_ADD(d->events, d->n_events);
     if (!event) return no_memory(d);
     event->run = column_integer(s, 0);
     event->step = column_integer(s, 1);
@@ -160,7 +138,7 @@ static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
     while (place < d->n_runs && d->runs[place].id != id)
         place++;
     if (place == d->n_runs) return WEFT_OK;
-    weft_report_fact *fact = ADD(d->facts, d->n_facts);
+    weft_report_fact *fact = WEFT_ADD(d->facts, d->n_facts);
     if (!fact) return no_memory(d);
     int type = sqlite3_column_type(s, 2);
     bool number = type == SQLITE_INTEGER || type == SQLITE_FLOAT;
@@ -174,14 +152,14 @@ static weft_status take_fact(weft_report_data *d, sqlite3_stmt *s) {
 
 static weft_status take_seed(weft_report_data *d, sqlite3_stmt *s) {
     if (d->rate_seed >= 0 && sqlite3_column_int64(s, 0) == d->rate_seed) return WEFT_OK;
-    int64_t *seed = ADD(d->seeds, d->n_seeds);
+    int64_t *seed = WEFT_ADD(d->seeds, d->n_seeds);
     if (!seed) return no_memory(d);
     *seed = sqlite3_column_int64(s, 0);
     return WEFT_OK;
 }
 
 static weft_status take_rate(weft_report_data *d, sqlite3_stmt *s) {
-    double *rate = ADD(d->rates, d->n_rates);
+    double *rate = WEFT_ADD(d->rates, d->n_rates);
     if (!rate) return no_memory(d);
     *rate = sqlite3_column_double(s, 0);
     return WEFT_OK;
@@ -360,9 +338,9 @@ static double value_of(const weft_report_data *d, const weft_report_run *run, co
     return !fact ? run->score : is ? is->value : NAN;
 }
 
-/* Over the seeds that both finished, by the score or by a fact of that name. */
-static weft_status compare_seeds(const weft_report_data *d, int variant, int baseline,
-                                 const char *fact, bool higher_is_better, weft_comparison *out) {
+weft_status weft_report_compare_seeds(const weft_report_data *d, int variant, int baseline,
+                                      const char *fact, bool higher_is_better,
+                                      weft_comparison *out) {
     WEFT_AUTO_FREE double *values = malloc(sizeof *values * (2 * (size_t)d->n_seeds + 1));
     if (!values) return no_memory(d);
     double *other = values + d->n_seeds;
@@ -398,16 +376,12 @@ static weft_status compare_minima(const weft_report_data *d, int variant, int ba
     return weft_compare_minima(runs, n, runs + n, m, d->effect, d->higher_is_better, out);
 }
 
-weft_status weft_report_fact_compare(const weft_report_data *d, int variant, int baseline,
-                                     const char *name, weft_comparison *out) {
-    return compare_seeds(d, variant, baseline, name, false, out);
-}
-
 weft_status weft_report_compare(const weft_report_data *d, int variant, int baseline,
                                 weft_comparison *out, const char **why) {
     const weft_report_variant *is = &d->variants[variant], *base = &d->variants[baseline];
-    WEFT_TRY(d->minima ? compare_minima(d, variant, baseline, out)
-                       : compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
+    WEFT_TRY(d->minima
+                 ? compare_minima(d, variant, baseline, out)
+                 : weft_report_compare_seeds(d, variant, baseline, NULL, d->higher_is_better, out));
     if (d->nothing_learned || is->leaks != base->leaks) out->verdict = WEFT_NO_DIFFERENCE;
     bool built = !*is->error && !*base->error && is->leaks == base->leaks;
     if (out->verdict == WEFT_NO_DIFFERENCE && built && is->waiting + base->waiting > 0)
@@ -556,16 +530,6 @@ int weft_report_comparisons(const weft_report_data *d) {
     return n;
 }
 
-/* Rows of one run that the other does not have. Speed is no part of it. */
-static weft_status count_rows(const weft_report_data *d, int64_t run, int64_t other, int64_t *n) {
-#define ROWS(which)                                                                                \
-    "SELECT step, loss, cross_entropy, aux_z, aux_contrastive, logits_z, val_loss, metric_value,"  \
-    " lr, grad_norm FROM metrics WHERE run = " which
-    return weft_database_number(d->database, 0, n,
-                                "SELECT count(*) FROM (" ROWS("?1") " EXCEPT " ROWS("?2") ")", "ii",
-                                run, other);
-}
-
 /* The study's own word is taken for the files; the checksum of the weights and the metrics are
  * compared here once more. */
 weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_run *run,
@@ -584,10 +548,11 @@ weft_status weft_report_repeat_of(const weft_report_data *d, const weft_report_r
         out->detail = event->detail;
     }
     if (!out->first || !run->finished || !out->first->finished) return WEFT_OK;
-    int64_t here, there;
-    WEFT_TRY(count_rows(d, run->id, out->first->id, &here));
-    WEFT_TRY(count_rows(d, out->first->id, run->id, &there));
-    out->rows = here > there ? here : there;
+        /* Rows of one that the other does not have, or the other way where these are more. */
+#define MORE(a, b) "(SELECT count(*) FROM (" WEFT_SQL_METRICS(a) " EXCEPT " WEFT_SQL_METRICS(b) "))"
+    WEFT_TRY(weft_database_number(d->database, 0, &out->rows,
+                                  "SELECT max(" MORE("?1", "?2") ", " MORE("?2", "?1") ")", "ii",
+                                  run->id, out->first->id));
     bool known = *run->weights && *out->first->weights;
     bool differs = out->rows > 0 || (known && strcmp(run->weights, out->first->weights) != 0);
     if (said_unequal || differs)

@@ -7,7 +7,6 @@
 
 #include "base/files.h"
 #include "base/order.h"
-#include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -91,18 +90,8 @@ static void put_track(FILE *out, const weft_comparison *c, const extent *e, bool
     fputs("</div>", out);
 }
 
-static void put_note(FILE *out, const weft_report_data *d, int variant, const char *why) {
-    char *note = NULL;
-    size_t size;
-    FILE *words = open_memstream(&note, &size);
-    if (!words) return;
-    bool bounded = weft_report_write_note(words, d, variant, true);
-    if (*why && !bounded) fprintf(words, " %c%s.", toupper((unsigned char)*why), why + 1);
-    if (weft_memory_end(words, &note)) weft_page_escape_html(out, note);
-    free(note);
-}
-
-static void put_row(FILE *out, const weft_report_data *d, int variant, const extent *e) {
+static void put_row(weft_page *p, const weft_report_data *d, int variant, const extent *e) {
+    FILE *out = p->html;
     const weft_report_variant *s = &d->variants[variant];
     const weft_comparison *c = &s->compared;
     bool counted = weft_report_counts(d, variant), doubted = weft_report_is_in_doubt(d, variant);
@@ -110,8 +99,8 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
             variant == weft_report_headline(d) ? " class=\"lit\"" : "");
     weft_page_escape_html(out, s->name);
     fputs("\"><span class=\"step\" role=\"rowheader\">", out);
-    weft_page_escape_html(out, weft_variant_label(d, variant));
-    const char *baseline = weft_variant_label(d, s->baseline);
+    weft_page_escape_html(out, d->variants[variant].label);
+    const char *baseline = d->variants[s->baseline].label;
     if (weft_report_baseline(d) < 0 || strlen(baseline) <= SHORT_LABEL) {
         fputs(" <small>against ", out);
         weft_page_escape_html(out, baseline);
@@ -128,15 +117,19 @@ static void put_row(FILE *out, const weft_report_data *d, int variant, const ext
                                : !counted ? "leaks: not compared"
                                           : weft_say_verdict(d, variant));
     fputs("</b><small>", out);
-    put_note(out, d, variant, doubted ? "in doubt: see the warnings above" : s->why);
+    const char *why = doubted ? "in doubt: see the warnings above" : s->why;
+    bool bounded = weft_report_write_note(p->words, d, variant, true);
+    if (*why && !bounded) fprintf(p->words, " %c%s.", toupper((unsigned char)*why), why + 1);
+    weft_page_escape_html(out, weft_page_words(p));
     fputs("</small></span></div>\n", out);
 }
 
-static void put_forest(FILE *out, const weft_report_data *d, const extent *e) {
+static void put_forest(weft_page *p, const weft_report_data *d, const extent *e) {
+    FILE *out = p->html;
     fputs("<div class=\"forest\" role=\"table\" aria-label=\"Differences from the baseline\">\n",
           out);
     for (int i = 0; i < d->n_variants; i++)
-        if (has_row(d, i)) put_row(out, d, i, e);
+        if (has_row(d, i)) put_row(p, d, i, e);
     fputs("<div aria-hidden=\"true\"><span class=\"none\"></span><div class=\"scale\">", out);
     for (int i = 0; i < e->ticks.n; i++) {
         fprintf(out, "<span style=\"left:%.2f%%\">%s", place_of(e, e->ticks.at[i]),
@@ -180,11 +173,7 @@ static void put_svg_label(FILE *out, double y, const char *label) {
 }
 
 /* The same as a picture by itself. */
-static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
-    char *svg = NULL;
-    size_t size;
-    FILE *out = open_memstream(&svg, &size);
-    if (!out) return NULL;
+static void draw_forest(FILE *out, const weft_report_data *d, const extent *e, int n) {
     double bottom = ROW * n + 12;
     fprintf(out,
             "<svg viewBox=\"0 0 960 %.0f\" font-family=\"system-ui,sans-serif\" font-size=\"15\" "
@@ -203,7 +192,7 @@ static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
                     : c->verdict == WEFT_WORSE ? 1
                                                : 6; /* green, red, grey */
         const char *colour = weft_report_counts(d, i) ? weft_plot_colour(style) : "faint";
-        put_svg_label(out, y + 5, weft_variant_label(d, i));
+        put_svg_label(out, y + 5, d->variants[i].label);
         if (c->pairs >= 2)
             weft_svg_line(out, pixel_of(e, c->low), y, pixel_of(e, c->high), y, colour, 5);
         if (c->pairs >= 1)
@@ -214,7 +203,6 @@ static char *draw_forest(const weft_report_data *d, const extent *e, int n) {
                       weft_say_share_interval(c));
     }
     fputs("</svg>\n", out);
-    return weft_memory_end(out, &svg);
 }
 
 /* "Still to come: A, B and C." */
@@ -222,7 +210,7 @@ static void say_to_come(weft_page *p, const weft_report_data *d, int n) {
     if (n == 0) return;
     for (int i = 0, said = 0; i < d->n_variants; i++) {
         if (!weft_report_is_compared(d, i) || has_row(d, i)) continue;
-        fprintf(p->words, "%s%s", weft_say_between(said, n), weft_variant_label(d, i));
+        fprintf(p->words, "%s%s", weft_say_between(said, n), d->variants[i].label);
         said++;
     }
     weft_page_line(p, "about", "Still to come: %s.", weft_page_words(p));
@@ -236,7 +224,7 @@ static void say_what_it_is(weft_page *p, const weft_report_data *d, int base) {
         weft_page_line(p, "about",
                        "Each row is a variant's difference in %s from %s (%s), %sin percent of "
                        "the baseline; %s. Dots are means, bars %.0f%% confidence intervals.",
-                       d->score_name, weft_variant_label(d, base),
+                       d->score_name, d->variants[base].label,
                        weft_say_score(d->variants[base].mean), unit, seeds, 100 * WEFT_CONFIDENCE);
     else
         weft_page_line(p, "about",
@@ -290,8 +278,8 @@ static void say_more_seeds(weft_page *p, const weft_report_data *d) {
                   "About %d more %s per variant would show a difference of this size between %s "
                   "and %s, if it and its spread stay as they are. Decide on a number once: adding "
                   "seeds until a difference shows finds one by chance.",
-                  more, more == 1 ? "seed" : "seeds", weft_variant_label(d, open),
-                  weft_variant_label(d, d->variants[open].baseline));
+                  more, more == 1 ? "seed" : "seeds", d->variants[open].label,
+                  d->variants[d->variants[open].baseline].label);
     if (there)
         weft_page_command(p, "weft study --config %s --out %s -o STUDY_SEEDS=%d", config, folder,
                           d->planned_seeds + more);
@@ -311,9 +299,9 @@ weft_status weft_report_forest(weft_page *p, const weft_report_data *d) {
     say_to_come(p, d, weft_report_count(d, weft_report_is_compared) - n);
     if (n == 0) return WEFT_OK;
     extent e = find_extent(d);
-    put_forest(p->html, d, &e);
-    WEFT_AUTO_FREE char *svg = draw_forest(d, &e, n);
-    if (svg) weft_page_picture_md(p, svg, "Differences from the baseline");
+    put_forest(p, d, &e);
+    draw_forest(p->words, d, &e, n);
+    weft_page_picture_md(p, weft_page_words(p), "Differences from the baseline");
     fputs("\n", p->md);
     for (int i = 0; i < d->n_variants; i++)
         if (weft_report_is_compared(d, i)) weft_report_verdict_md(p, d, i);

@@ -1,6 +1,7 @@
 /* What the mechanisms do inside the trained models (EVAL_INSIDE): numbers by variant, and pictures of each variant's
- * first seed: grids and curves from JSON whose every size is looked at before it is drawn. And what generation costs with
- * them (EVAL_DECODE): tokens per second and the cache, by variant. */
+ * first seed: grids and curves from JSON whose every size is looked at before it is drawn. A grid is squares as SVG: numbers
+ * by rows and columns, or what a head looks at, a row for each token that looks, darker where it looks more. And what
+ * generation costs with them (EVAL_DECODE): tokens per second and the cache, by variant. */
 #include "report/inside.h"
 
 #include "base/json.h"
@@ -49,19 +50,128 @@ int weft_inside_direction(int width, int i, int n) {
     return (int)(((int64_t)width * (i + 1) + n - 1) / n);
 }
 
+enum { SIDE = 26, LEFT = 62, TOP = 44, RIGHT = 12, BOTTOM = 10, FONT = 13, LABELS_MOST = 24 };
+enum { SHADES = 6, SIGMA_HEIGHT = 14 };
+
+/* A table of numbers as a picture: a square for each, darker where it is larger. */
+typedef struct {
+    const char *title;        /* for readers who do not see it */
+    const char *column_label; /* rows are layers */
+    int rows, columns;
+    int column_first;     /* the number that the columns begin with; rows begin with 1 */
+    double high;          /* the value of the darkest square; the lightest is 0 */
+    const double *values; /* [rows, columns]; NaN: left empty */
+    int style;            /* as in weft_plot_series */
+} heat_grid;
+
+/* Numbers stand beside every square, or where they are many beside each second, third, ... */
+static int label_step(int count) {
+    return 1 + (count - 1) / LABELS_MOST;
+}
+
+static void put_square(FILE *out, const heat_grid *h, int row, int column) {
+    double value = h->values[row * h->columns + column];
+    if (!isfinite(value)) return;
+    double shade = h->high > 0 ? value / h->high : 0;
+    fprintf(out,
+            "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"%s\" "
+            "fill-opacity=\"%.3f\" stroke=\"faint\" stroke-width=\"0.5\"><title>%d, %d: %.4g"
+            "</title></rect>\n",
+            LEFT + SIDE * column, TOP + SIDE * row, SIDE - 1, SIDE - 1, weft_plot_colour(h->style),
+            fmin(fmax(shade, 0.02), 1), 1 + row, h->column_first + column, value);
+}
+
+/* Each square tells its value on hover. */
+static void draw_grid(FILE *out, const heat_grid *h) {
+    int width = LEFT + SIDE * h->columns + RIGHT;
+    fprintf(out,
+            "<svg viewBox=\"0 0 %d %d\" style=\"max-width:%dpx\" font-size=\"%d\" role=\"img\" "
+            "aria-label=\"",
+            width, TOP + SIDE * h->rows + BOTTOM, width, FONT);
+    weft_page_escape_html(out, h->title);
+    fputs("\">\n", out);
+    weft_svg_text(out, LEFT, 16, "start", h->column_label);
+    weft_svg_text(out, LEFT - 8, TOP - 8, "end", "layer");
+    for (int i = 0; i < h->columns; i += label_step(h->columns))
+        weft_svg_text(out, LEFT + SIDE * (i + 0.5), TOP - 8, "middle",
+                      weft_say("%d", h->column_first + i));
+    for (int i = 0; i < h->rows; i += label_step(h->rows))
+        weft_svg_text(out, LEFT - 8, TOP + SIDE * (i + 0.65), "end", weft_say("%d", 1 + i));
+    for (int row = 0; row < h->rows; row++)
+        for (int column = 0; column < h->columns; column++)
+            put_square(out, h, row, column);
+    fputs("</svg>\n", out);
+}
+
+static int percent_of(const json_t *row, size_t j) {
+    double value = json_number_value(json_array_get(row, j));
+    return value >= 0 && value <= 100 ? (int)value : 0;
+}
+
+/* Weights of one shade as one path of unit squares, row by row. */
+static void put_shade(FILE *out, const json_t *rows, size_t time, int shade, const char *colour) {
+    int low = 100 * shade / SHADES, high = 100 * (shade + 1) / SHADES;
+    bool open = false;
+    for (size_t i = 0; i < time; i++) {
+        const json_t *row = json_array_get(rows, i);
+        for (size_t j = 0; j < time; j++) {
+            int percent = (int)(100 * sqrt(percent_of(row, j) / 100.0)); /* faint ones show, too */
+            if (percent <= low || percent > high) continue;
+            if (!open)
+                fprintf(out, "<path fill=\"%s\" fill-opacity=\"%.2f\" d=\"", colour,
+                        (shade + 1) / (double)SHADES);
+            open = true;
+            fprintf(out, "M%zu %zuh1v1h-1z", j, i);
+        }
+    }
+    if (open) fputs("\"/>\n", out);
+}
+
+/* A bar for each token under the map, from 0 to the largest. */
+static void put_sigma(FILE *out, const json_t *sigma, size_t time, const char *colour) {
+    double most = 0;
+    for (size_t i = 0; i < time; i++)
+        most = fmax(most, json_number_value(json_array_get(sigma, i)));
+    if (!(most > 0)) return;
+    fprintf(out, "<path fill=\"%s\" d=\"", colour);
+    for (size_t i = 0; i < time; i++) {
+        double value = fmax(json_number_value(json_array_get(sigma, i)), 0);
+        double height = (SIGMA_HEIGHT - 3) * value / most;
+        fprintf(out, "M%.1f %zuv-%.2fh0.8v%.2fz", (double)i + 0.1, time + SIGMA_HEIGHT, height,
+                height);
+    }
+    fputs("\"/>\n", out);
+}
+
+/* A head of attention.json (train/samples.h): `rows` of percent for `time` tokens, and each token's
+ * deviation as a bar below where `sigma` is not NULL. */
+static void draw_head(FILE *out, const json_t *rows, const json_t *sigma, size_t time, int style,
+                      const char *title) {
+    const char *colour = weft_plot_colour(style);
+    fprintf(out, "<svg viewBox=\"-1 -1 %zu %zu\" role=\"img\" aria-label=\"", time + 2,
+            time + 2 + (sigma ? SIGMA_HEIGHT : 0));
+    weft_page_escape_html(out, title);
+    fprintf(
+        out,
+        "\">\n<rect x=\"0\" y=\"0\" width=\"%zu\" height=\"%zu\" fill=\"none\" stroke=\"faint\" "
+        "stroke-width=\"0.3\"/>\n",
+        time, time);
+    for (int shade = 0; shade < SHADES; shade++)
+        put_shade(out, rows, time, shade, colour);
+    if (sigma) put_sigma(out, sigma, time, colour);
+    fputs("</svg>\n", out);
+}
+
 /* Rows of equal length as numbers [rows, columns], NaN where there is none; NULL: they are not of that form.
- * The caller frees it. */
-static double *table_of(const json_t *table, int *rows, int *columns, double *most) {
+ * The page has it. */
+static double *table_of(weft_page *p, const json_t *table, int *rows, int *columns, double *most) {
     size_t n = json_array_size(table), m = json_array_size(json_array_get(table, 0));
     if (n < 1 || n > SIDE_MOST || m < 1 || m > SIDE_MOST) return NULL;
-    double *values = malloc(n * m * sizeof *values);
+    double *values = weft_page_room(p, n * m * sizeof *values);
     *most = NAN;
     for (size_t i = 0; values && i < n * m; i++) {
         const json_t *row = json_array_get(table, i / m), *one = json_array_get(row, i % m);
-        if (json_array_size(row) != m && !json_is_null(row)) {
-            free(values);
-            return NULL;
-        }
+        if (json_array_size(row) != m && !json_is_null(row)) return NULL;
         values[i] = json_is_number(one) ? json_number_value(one) : NAN;
         *most = fmax(*most, values[i]);
     }
@@ -70,28 +180,22 @@ static double *table_of(const json_t *table, int *rows, int *columns, double *mo
     return values;
 }
 
-static void put_grid(weft_page *p, const json_t *table, weft_heat heat, const char *name) {
-    double most = NAN, *values = table_of(table, &heat.rows, &heat.columns, &most);
-    char caption[200];
-    if (values && isfinite(most)) {
-        if (isnan(heat.high)) heat.high = most;
-        heat.values = values;
-        heat.row_label = "layer";
-        snprintf(caption, sizeof caption, "%s%s%s; strongest colour = %.3g", name,
-                 *name ? ": " : "", heat.title, heat.high);
-        char *svg = weft_heat_svg(&heat);
-        if (!svg) weft_fail(WEFT_ENOMEM, "report: no memory for a picture");
-        weft_page_thumbnail(p, svg, caption);
-        free(svg);
-    }
-    free(values);
+static void put_grid(weft_page *p, const json_t *table, heat_grid heat, const char *name) {
+    double most = NAN;
+    heat.values = table_of(p, table, &heat.rows, &heat.columns, &most);
+    if (!heat.values || !isfinite(most)) return;
+    if (isnan(heat.high)) heat.high = most;
+    draw_grid(p->words, &heat);
+    weft_page_thumbnail(p, weft_page_words(p),
+                        weft_say("%s%s%s; strongest colour = %.3g", name, *name ? ": " : "",
+                                 heat.title, heat.high));
 }
 
 void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
     const json_t *heads = json_object_get(inside, "heads");
     for (const weft_inside_number *n = weft_inside_heads; n->name; n++)
         put_grid(p, json_object_get(heads, n->name),
-                 (weft_heat){.title = n->title,
+                 (heat_grid){.title = n->title,
                              .column_label = "head",
                              .column_first = 1,
                              .high = n->high,
@@ -99,7 +203,7 @@ void weft_inside_put_heads(weft_page *p, const json_t *inside, int style) {
                  n->name);
     put_grid(
         p, json_object_get(inside, "gates"),
-        (weft_heat){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
+        (heat_grid){.title = "histogram of the gates: each layer's share in each tenth of 0 to 1",
                     .column_label = "gate, in tenths from",
                     .high = NAN,
                     .style = style + 2},
@@ -124,7 +228,6 @@ static void set_curve(weft_plot_series *out, const json_t *held, int width,
 static void put_latent(weft_page *p, const json_t *latent, const char *caption) {
     weft_plot_series series[CURVES_MOST];
     weft_plot_point points[CURVES_MOST][WEFT_INSIDE_POINTS];
-    char labels[CURVES_MOST][24], *svg;
     const json_t *held = json_object_get(latent, "held");
     json_int_t width = json_integer_value(json_object_get(latent, "width"));
     size_t layers = json_array_size(held);
@@ -132,8 +235,7 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
     if (n < 1 || layers > SIDE_MOST || width < 1 || width > WIDTH_MOST) return;
     for (int k = 0; k < n; k++) {
         size_t layer = n > 1 ? (size_t)k * (layers - 1) / (size_t)(n - 1) : 0;
-        snprintf(labels[k], sizeof labels[k], "layer %zu", layer + 1);
-        series[k] = (weft_plot_series){.label = labels[k], .style = k};
+        series[k] = (weft_plot_series){.label = weft_say("layer %zu", layer + 1), .style = k};
         set_curve(&series[k], json_array_get(held, layer), (int)width, points[k]);
     }
     weft_plot plot = {.kind = WEFT_PLOT_CURVES,
@@ -143,9 +245,8 @@ static void put_latent(weft_page *p, const json_t *latent, const char *caption) 
                       .series = series,
                       .n_series = n,
                       .top = NAN};
-    if (weft_plot_svg(&plot, ++p->pictures, &svg) != WEFT_OK) svg = NULL;
-    weft_page_thumbnail(p, svg, caption);
-    free(svg);
+    bool drawn = weft_plot_svg(&plot, ++p->pictures, p->words) == WEFT_OK;
+    weft_page_thumbnail(p, drawn ? weft_page_words(p) : NULL, caption);
 }
 
 void weft_inside_put_latents(weft_page *p, const json_t *inside) {
@@ -160,16 +261,14 @@ int weft_inside_put_maps(weft_page *p, const json_t *layer, size_t time, const c
     const json_t *heads = json_object_get(layer, "heads");
     int n = json_array_size(heads) < (size_t)most ? (int)json_array_size(heads) : most;
     for (int h = 0; h < n; h++) {
-        char title[400], place[120];
         const json_t *sigma = json_array_get(json_object_get(layer, "sigma"), (size_t)h);
-        snprintf(place, sizeof place, "layer %lld, head %d%s",
-                 (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
-                 sigma ? "; below: each token's \xcf\x83" : "");
-        snprintf(title, sizeof title, "%.200s%s%s", name, *name ? ", " : "", place);
-        char *svg =
-            weft_attention_picture(json_array_get(heads, (size_t)h), sigma, time, style, title);
-        if (svg) weft_page_thumbnail(p, svg, place);
-        free(svg);
+        const char *place =
+            weft_say("layer %lld, head %d%s",
+                     (long long)json_integer_value(json_object_get(layer, "layer")) + 1, h + 1,
+                     sigma ? "; below: each token's \xcf\x83" : "");
+        draw_head(p->words, json_array_get(heads, (size_t)h), sigma, time, style,
+                  weft_say("%.200s%s%s", name, *name ? ", " : "", place));
+        weft_page_thumbnail(p, weft_page_words(p), place);
     }
     return n;
 }
@@ -244,19 +343,17 @@ weft_status weft_report_inside(weft_page *p, const weft_report_data *d) {
         "The first seed of each variant: a square for each head of each layer, its number on "
         "hover; the gates by tenths; the latents' directions.");
     fputs("\n(The pictures are in report.html.)\n", p->md);
-    for (int i = 0; i < d->n_variants; i++)
-        if (has_inside(d, i)) {
-            const weft_report_run *run = weft_report_first_run(d, i);
-            const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
-            json_t *inside = fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
-            if (inside) {
-                weft_page_subtitle(p, weft_variant_label(d, i));
-                weft_page_pictures_open(p, NULL);
-                weft_inside_put_heads(p, inside, i);
-                weft_inside_put_latents(p, inside);
-            }
-            json_decref(inside);
-        }
+    for (int i = 0; i < d->n_variants; i++) {
+        const weft_report_run *run = has_inside(d, i) ? weft_report_first_run(d, i) : NULL;
+        const weft_report_fact *fact = run ? weft_report_fact_of(d, run, "inside") : NULL;
+        WEFT_AUTO_DECREF json_t *inside =
+            fact ? weft_json_read(fact->text, strlen(fact->text), 0, NULL) : NULL;
+        if (!inside) continue;
+        weft_page_subtitle(p, d->variants[i].label);
+        weft_page_pictures_open(p, NULL);
+        weft_inside_put_heads(p, inside, i);
+        weft_inside_put_latents(p, inside);
+    }
     return WEFT_OK;
 }
 

@@ -114,7 +114,7 @@ static bool is_held(const weft_report_data *d, int variant, const char *list, si
 static void put_row(weft_page *p, const weft_report_data *d, int variant,
                     const law laws[YARDSTICKS]) {
     const weft_report_variant *s = &d->variants[variant];
-    weft_page_cells(p, weft_variant_label(d, variant), weft_say_score(s->mean));
+    weft_page_cells(p, d->variants[variant].label, weft_say_score(s->mean));
     for (int m = 0; m < YARDSTICKS; m++) {
         stand at = stand_of(s, &laws[m], m, d->higher_is_better);
         weft_page_cell(p, "%s",

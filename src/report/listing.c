@@ -4,7 +4,6 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/text.h"
-#include "record/database.h"
 #include "report/sections.h"
 #include "study/study.h"
 
@@ -229,7 +228,8 @@ static json_t *config_of(const weft_report_data *d, int variant) {
 
 /* {"n_ffn": [a, b], ...}: keys that differ, but for rate and seed, which runs vary. */
 static json_t *config_differences(const weft_report_data *d, int a, int b) {
-    json_t *one = config_of(d, a), *two = config_of(d, b), *all = json_object(), *value;
+    WEFT_AUTO_DECREF json_t *one = config_of(d, a), *two = config_of(d, b);
+    json_t *all = json_object(), *value;
     const char *key;
     json_object_foreach(one, key, value) {
         json_t *other = json_object_get(two, key);
@@ -238,8 +238,6 @@ static json_t *config_differences(const weft_report_data *d, int a, int b) {
             continue;
         json_object_set_new(all, key, json_pack("[O, O]", value, other));
     }
-    json_decref(one);
-    json_decref(two);
     return all;
 }
 
@@ -281,12 +279,10 @@ static void print_comparison(FILE *out, const json_t *object) {
     size_t i;
     fprintf(out, "config\n");
     json_object_foreach(json_object_get(object, "config"), key, value) {
-        char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
-        char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
+        WEFT_AUTO_FREE char *a = json_dumps(json_array_get(value, 0), JSON_ENCODE_ANY);
+        WEFT_AUTO_FREE char *b = json_dumps(json_array_get(value, 1), JSON_ENCODE_ANY);
         fprintf(out, "  %-28s %14s %14s\n", weft_shown(key), weft_shown(a ? a : ""),
                 weft_shown(b ? b : ""));
-        free(a);
-        free(b);
     }
     fprintf(out, "%-30s %14s %14s %14s\n", text_of(object, "score"), text_of(object, "a"),
             text_of(object, "b"), "difference");
@@ -294,10 +290,8 @@ static void print_comparison(FILE *out, const json_t *object) {
             json_number_value(json_object_get(object, "rate_a")),
             json_number_value(json_object_get(object, "rate_b")));
     json_array_foreach(json_object_get(object, "pairs"), i, row) {
-        char seed[40];
-        snprintf(seed, sizeof seed, "seed %lld",
-                 (long long)json_integer_value(json_object_get(row, "seed")));
-        print_pair(out, seed, row);
+        long long seed = json_integer_value(json_object_get(row, "seed"));
+        print_pair(out, weft_say("seed %lld", seed), row);
         fprintf(out, "\n");
     }
     if (json_is_number(json_object_get(object, "mean_difference"))) {
@@ -309,12 +303,11 @@ static void print_comparison(FILE *out, const json_t *object) {
     fprintf(out, "%s against %s: %s%s%s\n", text_of(object, "b"), text_of(object, "a"),
             text_of(object, "verdict"), *why ? "; " : "", why);
     json_array_foreach(json_object_get(object, "loss_by_position"), i, row) {
-        char range[64];
         long long first = json_integer_value(json_object_get(row, "first"));
         long long last = json_integer_value(json_object_get(row, "last"));
-        snprintf(range, sizeof range, first == last ? "position %lld" : "positions %lld to %lld",
-                 first, last);
-        print_pair(out, range, row);
+        print_pair(
+            out, weft_say(first == last ? "position %lld" : "positions %lld to %lld", first, last),
+            row);
         print_interval(out, row);
         fprintf(out, "\n");
     }
@@ -326,7 +319,7 @@ static weft_status compare_positions(const weft_report_data *d, int one, int two
     int n = weft_report_ranges(d, ranges);
     for (int i = 0; i < n; i++) {
         weft_comparison c;
-        WEFT_TRY(weft_report_fact_compare(d, two, one, ranges[i].name, &c));
+        WEFT_TRY(weft_report_compare_seeds(d, two, one, ranges[i].name, false, &c));
         if (c.pairs == 0) continue;
         json_array_append_new(
             list, json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:o}", "first",
@@ -370,9 +363,10 @@ weft_status weft_listing_compare(const char *path, const char *a, const char *b,
     return WEFT_OK;
 }
 
-static int line_part(const char *text) {
+/* A line's beginning. */
+static const char *line_part(const char *text) {
     size_t n = strcspn(text, "\n");
-    return n < AROUND ? (int)n : AROUND;
+    return weft_shown(weft_say("%.*s", n < AROUND ? (int)n : AROUND, text));
 }
 
 /* Where two texts part, with a little before it. */
@@ -384,22 +378,17 @@ static void print_parting(FILE *out, const char *one, const char *two) {
     for (size_t i = from; i < at; i++)
         if (one[i] == '\n') from = i + 1; /* a text of lines: the one that differs */
     const char *dots = from ? "..." : "";
-    char part[AROUND + 1];
-    snprintf(part, sizeof part, "%.*s", line_part(one + from), one + from);
-    fprintf(out, "  here   %s%s\n", dots, weft_shown(part));
-    snprintf(part, sizeof part, "%.*s", line_part(two + from), two + from);
-    fprintf(out, "  there  %s%s\n", dots, weft_shown(part));
+    fprintf(out, "  here   %s%s\n", dots, line_part(one + from));
+    fprintf(out, "  there  %s%s\n", dots, line_part(two + from));
 }
 
 /* What a database holds, as a temporary table of `d`. */
 static weft_status copy_contents(weft_database *from, weft_database *d, const char *table) {
-    char sql[256];
-    snprintf(sql, sizeof sql,
-             "CREATE TEMP TABLE %s(part, key, value); CREATE INDEX temp.%s_key ON %s(part, key)",
-             table, table, table);
-    WEFT_TRY(weft_database_script(d, sql));
-    snprintf(sql, sizeof sql, "INSERT INTO %s VALUES (?, ?, ?)", table);
-    sqlite3_stmt *insert = weft_database_ask(d, sql, "");
+    WEFT_TRY(weft_database_script(d, weft_say("CREATE TEMP TABLE %s(part, key, value);"
+                                              "CREATE INDEX temp.%s_key ON %s(part, key)",
+                                              table, table, table)));
+    sqlite3_stmt *insert =
+        weft_database_ask(d, weft_say("INSERT INTO %s VALUES (?, ?, ?)", table), "");
     sqlite3_stmt *rows = insert ? weft_database_ask(from, "SELECT * FROM contents", "") : NULL;
     while (weft_database_next(from, rows)) {
         for (int i = 0; i < 3; i++)

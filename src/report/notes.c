@@ -11,48 +11,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEY_ROOM = 96, VALUE_ROOM = 4200 };
-
-/* Keys are told apart by their name in config.json. */
-static void small_key(const char *from, size_t length, char *key) {
-    snprintf(key, KEY_ROOM, "%.*s", (int)(length < KEY_ROOM ? length : KEY_ROOM - 1), from);
-    const weft_option *option = weft_option_find(key);
-    if (option) weft_option_json_key(option, key, KEY_ROOM);
-}
-
-/* Numbers that are equal read equal, and quotes go. */
-static void plain_value(const char *from, size_t length, char *value) {
-    if (length >= 2 && *from == '"' && from[length - 1] == '"') from++, length -= 2;
-    snprintf(value, VALUE_ROOM, "%.*s", (int)(length < VALUE_ROOM ? length : VALUE_ROOM - 1), from);
-    char *end;
+/* Keys are told apart by their name in config.json. Numbers that are equal read equal. */
+static void set_value(json_t *config, const char *name, const char *value) {
+    char key[WEFT_SETTING_KEY], plain[32], *end;
+    const weft_option *option = weft_option_find(name);
+    snprintf(key, sizeof key, "%s", name);
+    if (option) weft_option_json_key(option, key, sizeof key);
     double number = strtod(value, &end);
-    if (end != value && !*end && isfinite(number)) snprintf(value, VALUE_ROOM, "%.12g", number);
+    snprintf(plain, sizeof plain, "%.12g", number);
+    json_t *text = json_string(end != value && !*end && isfinite(number) ? plain : value);
+    if (text) json_object_set_new(config, key, text); /* NULL: it is no UTF-8, and left out */
 }
 
-static void set_text(json_t *config, const char *key, const char *from, size_t length) {
-    char value[VALUE_ROOM];
-    plain_value(from, length, value);
-    json_t *text = json_string(value); /* NULL where it is no UTF-8: the key is left out */
-    if (text) json_object_set_new(config, key, text);
-}
-
-/* "KEY=VALUE" up to one of `ends`; a value in quotes may hold those. */
-static void read_assignments(json_t *config, const char *text, const char *ends) {
-    while (*text) {
-        text += strspn(text, ends);
-        size_t length = 0;
-        for (bool quoted = false; text[length]; length++) {
-            if (text[length] == '"') quoted = !quoted;
-            if (!quoted && strchr(ends, text[length])) break;
-        }
-        const char *equals = memchr(text, '=', length);
-        if (equals && equals > text && *text != '#') {
-            char key[KEY_ROOM];
-            size_t name = (size_t)(equals - text);
-            small_key(text, name, key);
-            set_text(config, key, equals + 1, length - name - 1);
-        }
-        text += length;
+static void read_settings(json_t *config, const char *text, char end) {
+    char key[WEFT_SETTING_KEY], value[WEFT_SETTING_VALUE];
+    while (weft_next_setting(&text, end, key, value)) {
+        size_t n = strlen(value);
+        bool quoted = n > 1 && *value == '"' && value[n - 1] == '"';
+        if (quoted) value[n - 1] = '\0';
+        if (*key && *key != '#') set_value(config, key, value + quoted);
     }
 }
 
@@ -61,18 +38,15 @@ static void read_json(json_t *config, const char *text) {
     json_t *value;
     const char *name;
     json_object_foreach(object, name, value) {
-        char key[KEY_ROOM], number[64];
-        small_key(name, strlen(name), key);
+        char number[64];
         if (json_is_boolean(value))
-            snprintf(number, sizeof number, "%s", json_is_true(value) ? "y" : "n");
-        else if (json_is_integer(value))
-            snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
-        else if (json_is_real(value))
-            snprintf(number, sizeof number, "%.17g", json_real_value(value));
-        else if (!json_is_string(value))
-            continue;
-        const char *as = json_is_string(value) ? json_string_value(value) : number;
-        set_text(config, key, as, strlen(as));
+            set_value(config, name, json_is_true(value) ? "y" : "n");
+        else if (json_is_string(value))
+            set_value(config, name, json_string_value(value));
+        else if (json_is_number(value)) {
+            snprintf(number, sizeof number, "%.17g", json_number_value(value));
+            set_value(config, name, number);
+        }
     }
 }
 
@@ -80,8 +54,8 @@ static void read_json(json_t *config, const char *text) {
 static json_t *variant_config(const weft_report_data *d, int variant) {
     json_t *config = json_object();
     if (!config) return NULL;
-    read_assignments(config, d->config, "\n");
-    read_assignments(config, d->variants[variant].overrides, " \n");
+    read_settings(config, d->config, '\n');
+    read_settings(config, d->variants[variant].overrides, ' ');
     for (int i = 0; i < d->n_runs; i++) {
         const weft_report_run *run = &d->runs[i];
         if (run->variant != variant ||
@@ -111,7 +85,8 @@ static bool differs(const json_t *configs, const char *key) {
 }
 
 weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
-    json_t *configs = json_array(), *keys = json_object(), *unused;
+    WEFT_AUTO_DECREF json_t *configs = json_array(), *keys = json_object();
+    json_t *unused;
     const char *key;
     bool open = false;
     for (int i = 0; i < d->n_variants; i++) {
@@ -126,7 +101,7 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
         if (is_left_out(key) || !differs(configs, key)) continue;
         if (!open) weft_report_open_table(p, d, "key", NULL);
         open = true;
-        char name[KEY_ROOM];
+        char name[WEFT_SETTING_KEY];
         size_t n = 0;
         for (; key[n]; n++)
             name[n] = (char)toupper((unsigned char)key[n]);
@@ -138,8 +113,6 @@ weft_status weft_report_differences(weft_page *p, const weft_report_data *d) {
     if (d->n_variants > 1 && !open)
         weft_page_say(p, "The variants' configs are the same in every key.");
     bool memory = keys && json_array_size(configs) == (size_t)d->n_variants;
-    json_decref(configs);
-    json_decref(keys);
     return memory ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for the configs");
 }
 
@@ -153,7 +126,7 @@ typedef struct {
 static void trouble_row(trouble *t, int variant, const char *where, const char *what,
                         const char *why) {
     if (t->rows++ == 0) weft_page_table_open(t->p, "variant|where|what|why");
-    weft_page_cells(t->p, variant >= 0 ? weft_variant_label(t->d, variant) : "–", where, what, why);
+    weft_page_cells(t->p, variant >= 0 ? t->d->variants[variant].label : "–", where, what, why);
 }
 
 static const char *say_where(const weft_report_run *run) {
@@ -274,7 +247,7 @@ static void write_equality(FILE *out, const weft_report_data *d, bool equal) {
 
 static void equality_row(weft_page *p, const weft_report_data *d, int place) {
     const weft_report_variant *s = &d->variants[place];
-    weft_page_cell(p, "%s", weft_variant_label(d, place));
+    weft_page_cell(p, "%s", d->variants[place].label);
     for (int q = 0; q < QUANTITIES; q++) {
         double value = weft_variant_number(s, quantities[q].at);
         double base = s->baseline >= 0

@@ -6,7 +6,6 @@
  * are escaped, so none can end its element. The page asks for nothing from elsewhere: its style and its
  * script are in it, its pictures are inline, and a policy in its head forbids all the rest. */
 #include "report/page.h"
-#include "base/scope.h"
 
 #include "base/embed.h"
 #include "base/folders.h"
@@ -67,15 +66,13 @@ void weft_page_escape_html(FILE *out, const char *text) {
 }
 
 json_t *weft_page_json(const char *text) {
-    char *clean = NULL;
+    WEFT_AUTO_FREE char *clean = NULL;
     size_t size;
     FILE *out = open_memstream(&clean, &size);
     while (out && *text)
         text += put_letter(out, text);
     if (out) fclose(out);
-    json_t *string = weft_json_text(clean ? clean : "");
-    free(clean);
-    return string;
+    return weft_json_text(clean ? clean : "");
 }
 
 /* Markdown's own signs get a backslash; those that only mean something at a line's start never
@@ -110,7 +107,7 @@ static void put_md_code(weft_page *p, const char *text) {
 /* A formatted text, malloc'd; NULL: no memory. */
 #define FORMAT(text, format)                                                                       \
     va_list args;                                                                                  \
-    char *text;                                                                                    \
+    WEFT_AUTO_FREE char *text = NULL;                                                              \
     va_start(args, format);                                                                        \
     if (vasprintf(&text, format, args) < 0) text = NULL;                                           \
     va_end(args)
@@ -127,6 +124,26 @@ static void put_md(weft_page *p, const char *before, const char *text, const cha
     fputs(after, p->md);
 }
 
+struct weft_page_room {
+    struct weft_page_room *next;
+    max_align_t data[];
+};
+
+void *weft_page_room(weft_page *p, size_t bytes) {
+    struct weft_page_room *room = calloc(1, sizeof *room + bytes);
+    if (!room) return NULL;
+    room->next = p->rooms;
+    p->rooms = room;
+    return room->data;
+}
+
+char *weft_page_keep(weft_page *p, const char *format, ...) {
+    FORMAT(text, format);
+    char *kept = text ? weft_page_room(p, strlen(text) + 1) : NULL;
+    if (kept) strcpy(kept, text);
+    return kept;
+}
+
 weft_status weft_page_open(weft_page *p, const char *title) {
     *p = (weft_page){.level = 2};
     p->html = open_memstream(&p->html_text, &p->html_size);
@@ -134,7 +151,8 @@ weft_status weft_page_open(weft_page *p, const char *title) {
     p->words = open_memstream(&p->words_text, &p->words_size);
     p->names = open_memstream(&p->names_text, &p->names_size);
     p->charts = json_array();
-    if (!p->html || !p->md || !p->words || !p->names || !p->charts) {
+    p->svgs = json_array();
+    if (!p->html || !p->md || !p->words || !p->names || !p->charts || !p->svgs) {
         weft_page_free(p);
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     }
@@ -160,10 +178,12 @@ void weft_page_free(weft_page *p) {
     free(p->words_text);
     free(p->names_text);
     free(p->kinds);
-    for (int i = 0; p->svgs && p->svgs[i]; i++)
-        free(p->svgs[i]);
-    free(p->svgs);
+    json_decref(p->svgs);
     json_decref(p->charts);
+    for (struct weft_page_room *next, *room = p->rooms; room; room = next) {
+        next = room->next;
+        free(room);
+    }
     *p = (weft_page){0};
 }
 
@@ -264,14 +284,14 @@ void weft_page_line(weft_page *p, const char *kind, const char *format, ...) {
     fprintf(p->html, *kind ? "<p class=\"%s\">" : "<p>%s", kind);
     put_html(p, "", text, "</p>\n");
     put_md(p, answer ? "\n**" : "\n", text, answer ? "**\n" : "\n");
-    free(text);
 }
 
 const char *weft_page_words(weft_page *p) {
     fputc('\0', p->words); /* what an earlier, longer text left stands behind it */
-    bool good = fflush(p->words) == 0;
+    bool cut = fflush(p->words) != 0;
     rewind(p->words);
-    return good ? p->words_text : "";
+    p->cut = p->cut || cut;
+    return cut ? "" : p->words_text;
 }
 
 void weft_page_item_md(weft_page *p, const char *word, const char *text) {
@@ -285,7 +305,6 @@ void weft_page_command(weft_page *p, const char *format, ...) {
     put_html(p, "<div class=\"copy\"><code tabindex=\"0\">", text,
              "</code><button type=\"button\">Copy</button></div>\n");
     put_md_code(p, text ? text : "");
-    free(text);
 }
 
 /* How a column of a kind is set; long texts get a wider one than their longest word. */
@@ -319,7 +338,6 @@ void weft_page_head(weft_page *p, const char *format, ...) {
         put_md(p, " ", name, " |");
         p->kinds[p->columns++] = kind;
     }
-    free(text);
 }
 
 void weft_page_cell(weft_page *p, const char *format, ...) {
@@ -331,7 +349,6 @@ void weft_page_cell(weft_page *p, const char *format, ...) {
     put_html(p, "", text, last ? "</td></tr>\n" : "</td>");
     put_md(p, first ? "| " : " ", text, last ? " |\n" : " |");
     p->column = last ? 0 : p->column + 1;
-    free(text);
 }
 
 void weft_page_cells_of(weft_page *p, const char *const *texts) {
@@ -349,23 +366,10 @@ void weft_page_pictures_open(weft_page *p, json_t *spec) {
     fputs("\n", p->md);
 }
 
-/* The picture's number among the files; 0: no memory. */
-static int keep_svg(weft_page *p, const char *svg) {
-    int n = 0;
-    while (p->svgs && p->svgs[n])
-        n++;
-    char **more = realloc(p->svgs, sizeof *more * ((size_t)n + 2));
-    if (!more) return 0;
-    p->svgs = more;
-    more[n] = strdup(svg);
-    more[n + 1] = NULL;
-    return more[n] ? n + 1 : 0;
-}
-
 void weft_page_picture_md(weft_page *p, const char *svg, const char *caption) {
-    int number = svg ? keep_svg(p, svg) : 0;
-    put_md(p, number ? "\n![" : "\n", caption, "");
-    if (number) fprintf(p->md, "](report-%d.svg)", number);
+    bool kept = svg && json_array_append_new(p->svgs, weft_json_text(svg)) == 0;
+    put_md(p, kept ? "\n![" : "\n", caption, "");
+    if (kept) fprintf(p->md, "](report-%zu.svg)", json_array_size(p->svgs));
     fputs("\n", p->md);
 }
 
@@ -378,11 +382,9 @@ void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption) {
     put_html(p, "<figcaption>", caption, "</figcaption>\n</figure>\n");
 }
 
-void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) {
-    FORMAT(text, format);
-    weft_page_thumbnail(p, svg, text);
-    weft_page_picture_md(p, svg, text);
-    free(text);
+void weft_page_picture(weft_page *p, const char *svg, const char *caption) {
+    weft_page_thumbnail(p, svg, caption);
+    weft_page_picture_md(p, svg, caption);
 }
 
 void weft_page_text(weft_page *p, const char *title, const char *given, const char *text) {
@@ -416,7 +418,7 @@ void weft_page_folded(weft_page *p, const char *summary, const char *text) {
 /* Whether a mark, or the one of before there were marks, is in the first or the last bytes. */
 static weft_status has_mark(const char *path, bool *there, bool *ours) {
     char text[2 * LOOK + 1] = "";
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     weft_kind kind;
     WEFT_TRY(weft_path_kind(path, &kind));
     *there = kind != WEFT_KIND_NOTHING;
@@ -425,7 +427,6 @@ static weft_status has_mark(const char *path, bool *there, bool *ours) {
     WEFT_TRY(weft_file_open_stream(path, &file));
     size_t n = fread(text, 1, LOOK, file);
     if (n == LOOK && fseek(file, -LOOK, SEEK_END) == 0) n += fread(text + n, 1, LOOK, file);
-    fclose(file);
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = ' ';
     *ours = strstr(text, HTML_MARK) || strstr(text, MD_MARK) || strstr(text, "<title>weft: ");
@@ -475,16 +476,19 @@ static weft_status put_svg(weft_new_file *file, const char *svg) {
 static weft_status write_pictures(const weft_page *p, const char *folder) {
     char path[WEFT_PATH_MAX];
     weft_new_file file;
-    for (int i = 0; p->svgs && p->svgs[i]; i++) {
-        WEFT_TRY(weft_path(path, "%s/report-%d.svg", folder, i + 1));
+    const json_t *svg;
+    size_t i;
+    json_array_foreach(p->svgs, i, svg) {
+        WEFT_TRY(weft_path(path, "%s/report-%zu.svg", folder, i + 1));
         WEFT_TRY(weft_new_file_begin(&file, path));
-        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, p->svgs[i])));
+        WEFT_TRY(weft_new_file_end(&file, put_svg(&file, json_string_value(svg))));
     }
     return WEFT_OK;
 }
 
 weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data) {
-    char *text = json_dumps(data, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
+    WEFT_AUTO_FREE char *text =
+        json_dumps(data, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(7));
     if (!text) return weft_fail(WEFT_ENOMEM, "report: no memory for its charts");
     fprintf(p->html, "<script type=\"application/json\" id=\"%s\">", id);
     for (const char *at = text; *at; at++) {
@@ -493,7 +497,6 @@ weft_status weft_page_put_json(weft_page *p, const char *id, const json_t *data)
         else
             fputc(*at, p->html);
     }
-    free(text);
     fputs("</script>\n", p->html);
     return WEFT_OK;
 }
@@ -526,7 +529,7 @@ static weft_status finish(weft_page *p) {
     fprintf(p->html, "<script>\n%s%s</script>\n", weft_charts_script, weft_report_script);
     fputs("</body>\n</html>\n", p->html);
     fputs("\n" MD_MARK "\n", p->md);
-    if (fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
+    if (p->cut || fflush(p->html) != 0 || fflush(p->md) != 0 || ferror(p->html) || ferror(p->md))
         return weft_fail(WEFT_ENOMEM, "report: no memory for its text");
     return insert_contents(p);
 }
@@ -545,8 +548,8 @@ weft_status weft_page_write(weft_page *p, const char *folder, bool force) {
     WEFT_TRY(weft_page_vacant(folder, force));
     char name[32];
     bool ours;
-    for (int i = 0; p->svgs && p->svgs[i] && !force; i++) {
-        snprintf(name, sizeof name, "report-%d.svg", i + 1);
+    for (size_t i = 0; i < json_array_size(p->svgs) && !force; i++) {
+        snprintf(name, sizeof name, "report-%zu.svg", i + 1);
         WEFT_TRY(check_place(folder, name, false, &ours));
     }
     /* Both are written beside the old ones and renamed once they are whole: a reader never sees half a

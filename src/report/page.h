@@ -16,7 +16,7 @@ extern const char weft_report_script[]; /* page.js: what is a report's alone */
 
 typedef struct {
     FILE *html, *md;
-    FILE *words; /* to put a text together in; see weft_page_words */
+    FILE *words; /* to put a text or a picture together in; see weft_page_words */
     char *html_text, *md_text, *words_text;
     size_t html_size, md_size, words_size;
     int level;           /* of a section's heading: 2, or 3 where each study is a section */
@@ -27,6 +27,7 @@ typedef struct {
     size_t kinds_room;
     const char *end; /* of the list, table or group that is open, in HTML; NULL: none is */
     bool heading;    /* its heads are not all there */
+    bool cut;        /* memory ran out in `words` */
     bool folded;     /* a section that begins folded is open */
     bool answers;    /* it has an answer, and no second one */
     bool asks;       /* and a question */
@@ -35,9 +36,16 @@ typedef struct {
     char *names_text;
     size_t names_size;
     int pictures;   /* so far: makes the ids in them unlike */
-    char **svgs;    /* the pictures, for files beside the Markdown */
+    json_t *svgs;   /* the pictures, for files beside the Markdown */
     json_t *charts; /* what charts.js draws: one object for each group of pictures */
+    struct weft_page_room *rooms;
 } weft_page;
+
+#define PRINTF(a, b) __attribute__((format(printf, a, b)))
+
+/* Zeroed memory, and a text, that last as long as the page. NULL: no memory. */
+void *weft_page_room(weft_page *p, size_t bytes);
+char *weft_page_keep(weft_page *p, const char *format, ...) PRINTF(2, 3);
 
 weft_status weft_page_open(weft_page *p, const char *title);
 /* Writes folder/report.html, folder/report.md and its pictures, folder/report-1.svg and so on, making
@@ -49,8 +57,6 @@ weft_status weft_page_vacant(const char *folder, bool force);
  * unless `force`. */
 weft_status weft_page_write_html(weft_page *p, const char *path, bool force);
 void weft_page_free(weft_page *p);
-
-#define PRINTF(a, b) __attribute__((format(printf, a, b)))
 
 /* The one plain sentence under a heading is what `about` is for; NULL: none. */
 void weft_page_title(weft_page *p, int level, const char *text);
@@ -85,7 +91,7 @@ void weft_page_cells_of(weft_page *p, const char *const *texts);
 void weft_page_pictures_open(weft_page *p, json_t *spec);
 /* `svg` goes into the HTML as it is, and into a file that the Markdown shows; where it is NULL the
  * caption is followed by what weft_error_message() says of it. */
-void weft_page_picture(weft_page *p, const char *svg, const char *format, ...) PRINTF(3, 4);
+void weft_page_picture(weft_page *p, const char *svg, const char *caption);
 /* A small picture of many, for the HTML alone. */
 void weft_page_thumbnail(weft_page *p, const char *svg, const char *caption);
 /* A picture for the Markdown alone, of what the HTML shows otherwise. */

@@ -1,7 +1,6 @@
 /* Pictures of the variants: score against cost with the Pareto front, the sweep of learning rates, the loss by
  * position in the sequence (EVAL_POSITIONS): where in a context a variant gains or loses. */
 #include "base/order.h"
-#include "report/plot.h"
 #include "report/sections.h"
 
 #include <ctype.h>
@@ -11,14 +10,19 @@
 
 enum { RATES_MOST = 24, NAMES_ROOM = 400, CURVE = 41, RANGES_MOST = WEFT_REPORT_RANGES };
 
-weft_status weft_report_plot_series(const weft_report_data *d, int room, weft_plot_series **out) {
+static weft_status no_memory(void) {
+    return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
+}
+
+weft_status weft_report_plot_series(weft_page *p, const weft_report_data *d, int room,
+                                    weft_plot_series **out) {
     size_t n = (size_t)d->n_variants + 1;
-    *out = calloc(n, sizeof **out + (size_t)room * sizeof(weft_plot_point));
-    if (!*out) return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
+    *out = weft_page_room(p, n * (sizeof **out + (size_t)room * sizeof(weft_plot_point)));
+    if (!*out) return no_memory();
     weft_plot_point *points = (weft_plot_point *)(void *)(*out + n);
     for (int i = 0; i < d->n_variants; i++)
         (*out)[i] = (weft_plot_series){
-            .label = weft_variant_label(d, i), .style = i, .points = points + i * room};
+            .label = d->variants[i].label, .style = i, .points = points + i * room};
     return WEFT_OK;
 }
 
@@ -29,7 +33,7 @@ static json_t *series_json(const weft_report_data *d) {
         const weft_report_variant *s = &d->variants[i];
         json_array_append_new(
             list, json_pack("{s:o, s:o, s:i, s:o}", "key", weft_page_json(s->name), "name",
-                            weft_page_json(weft_variant_label(d, i)), "style", i, "baseline",
+                            weft_page_json(d->variants[i].label), "style", i, "baseline",
                             s->baseline >= 0 ? weft_page_json(d->variants[s->baseline].name)
                                              : json_null()));
     }
@@ -47,10 +51,8 @@ void weft_report_put_plots(weft_page *p, const weft_report_data *d, json_t *axes
         json_object_set_new(spec, "lit", weft_page_json(d->variants[weft_report_headline(d)].name));
     weft_page_pictures_open(p, spec);
     for (int i = 0; i < n; i++) {
-        char *svg;
-        if (weft_plot_svg(&plots[i], ++p->pictures, &svg) != WEFT_OK) svg = NULL;
-        weft_page_picture(p, svg, "%s", plots[i].caption);
-        free(svg);
+        bool drawn = weft_plot_svg(&plots[i], ++p->pictures, p->words) == WEFT_OK;
+        weft_page_picture(p, drawn ? weft_page_words(p) : NULL, plots[i].caption);
     }
 }
 
@@ -100,87 +102,67 @@ static int by_x(const void *a, const void *b) {
     return weft_order(left->x, right->x);
 }
 
-/* What one cost's picture needs, kept until both forms of it are made. */
-typedef struct {
-    weft_plot_series *series;
-    weft_plot_point *front;
-    char title[200], note[NAMES_ROOM + 400], caption[NAMES_ROOM + 700];
-} cost_picture;
-
 /* Points, the front through them and the names on it. */
-static void place_points(const weft_report_data *d, int cost, cost_picture *c, weft_plot *plot) {
-    char names[NAMES_ROOM] = "";
+static weft_status make_picture(weft_page *p, const weft_report_data *d, int cost,
+                                weft_plot *plot) {
+    weft_plot_series *series;
+    char names[NAMES_ROOM] = "", *title, *note, *caption;
     size_t used = 0;
-    for (int i = 0; i < d->n_variants; i++) {
+    weft_plot_point *front = weft_page_room(p, ((size_t)d->n_variants + 1) * sizeof *front);
+    WEFT_TRY(weft_report_plot_series(p, d, 1, &series));
+    int n = 0;
+    for (int i = 0; i < d->n_variants && front; i++) {
         const weft_report_variant *s = &d->variants[i];
         double x = weft_variant_number(s, costs[cost].at);
-        c->series[i].n = isfinite(s->mean) && isfinite(x) && s->repeats < 0;
-        if (!c->series[i].n) continue;
-        *c->series[i].points = (weft_plot_point){x, s->mean, s->least, s->most};
+        series[i].n = isfinite(s->mean) && isfinite(x) && s->repeats < 0;
+        if (!series[i].n) continue;
+        *series[i].points = (weft_plot_point){x, s->mean, s->least, s->most};
         if (!is_in_front(d, i, cost)) continue;
-        c->front[plot->n_front++] = *c->series[i].points;
+        front[n++] = *series[i].points;
         if (used < NAMES_ROOM)
             used += (size_t)snprintf(names + used, NAMES_ROOM - used, "%s%.40s", used ? ", " : "",
-                                     weft_variant_label(d, i));
+                                     d->variants[i].label);
     }
-    qsort(c->front, (size_t)plot->n_front, sizeof *c->front, by_x);
-    snprintf(c->note, sizeof c->note,
-             "On the Pareto front, variants that no other beats on both: %s.",
-             *names ? names : "none");
-}
-
-static weft_status make_picture(const weft_report_data *d, int cost, cost_picture *c,
-                                weft_plot *plot) {
-    WEFT_TRY(weft_report_plot_series(d, 1, &c->series));
-    c->front = calloc((size_t)d->n_variants + 1, sizeof *c->front);
-    if (!c->front) return weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
-    snprintf(c->title, sizeof c->title, "%.100s against %s", d->score_name, costs[cost].name);
-    *c->title = (char)toupper((unsigned char)*c->title);
+    title = weft_page_keep(p, "%.100s against %s", d->score_name, costs[cost].name);
+    note = weft_page_keep(p, "On the Pareto front, variants that no other beats on both: %s.",
+                          *names ? names : "none");
+    if (!front || !title || !note) return no_memory();
+    qsort(front, (size_t)n, sizeof *front, by_x);
+    *title = (char)toupper((unsigned char)*title);
+    caption = weft_page_keep(p, "%s. %s", title, note);
     *plot = (weft_plot){.kind = WEFT_PLOT_POINTS,
-                        .title = c->title,
+                        .title = title,
                         .x_label = costs[cost].name,
                         .x_unit = costs[cost].unit,
                         .y_label = d->score_name,
                         .y_unit = score_unit(d),
-                        .series = c->series,
+                        .series = series,
                         .n_series = d->n_variants,
-                        .front = c->front,
+                        .front = front,
+                        .n_front = n,
                         .top = NAN,
-                        .note = c->note,
-                        .caption = c->caption};
-    place_points(d, cost, c, plot);
-    snprintf(c->caption, sizeof c->caption, "%s. %s", c->title, c->note);
-    return WEFT_OK;
+                        .note = note,
+                        .caption = caption};
+    return caption ? WEFT_OK : no_memory();
 }
 
 weft_status weft_report_fronts(weft_page *p, const weft_report_data *d) {
-    if (weft_report_count(d, weft_report_is_finished) < 2) return WEFT_OK;
     weft_plot plots[COSTS];
-    cost_picture *pictures = calloc(COSTS, sizeof *pictures);
-    weft_status status =
-        pictures ? WEFT_OK : weft_fail(WEFT_ENOMEM, "report: no memory for its pictures");
     int n = 0;
-    for (int i = 0; i < COSTS && status == WEFT_OK; i++) {
-        status = make_picture(d, i, &pictures[i], &plots[n]);
-        if (status == WEFT_OK && weft_plot_count(&plots[n]) > 0) n++;
+    if (weft_report_count(d, weft_report_is_finished) < 2) return WEFT_OK;
+    for (int i = 0; i < COSTS; i++) {
+        WEFT_TRY(make_picture(p, d, i, &plots[n]));
+        n += weft_plot_count(&plots[n]) > 0;
     }
-    if (status == WEFT_OK) {
-        char about[400];
-        snprintf(about, sizeof about,
-                 "What a score costs: %s and to the left is better. The mean over "
+    weft_page_heading(
+        p, "Score against cost",
+        weft_say("What a score costs: %s and to the left is better. The mean over "
                  "seeds, with a bar from the lowest to the highest. The dashed line is the "
                  "Pareto front; it goes by the means alone, and variants on it may differ "
                  "by chance.",
-                 d->higher_is_better ? "up" : "down");
-        weft_page_heading(p, "Score against cost", about);
-        weft_report_put_plots(p, d, json_array(), plots, n);
-    }
-    for (int i = 0; i < COSTS && pictures; i++) {
-        free(pictures[i].series);
-        free(pictures[i].front);
-    }
-    free(pictures);
-    return status;
+                 d->higher_is_better ? "up" : "down"));
+    weft_report_put_plots(p, d, json_array(), plots, n);
+    return WEFT_OK;
 }
 
 /* The mean score of a variant at a rate, with its least and most; how many of its runs there finished. */
@@ -203,6 +185,15 @@ static weft_plot_point at_rate(const weft_report_data *d, int variant, double ra
     return at;
 }
 
+/* The means of a variant at the rates where a run of it finished. */
+static void place_rates(const weft_report_data *d, int variant, weft_plot_series *s) {
+    for (int k = 0; k < d->n_rates; k++) {
+        int done, runs;
+        weft_plot_point at = at_rate(d, variant, d->rates[k], &done, &runs);
+        if (done && at.x > 0) s->points[s->n++] = at;
+    }
+}
+
 static void sweep_table(weft_page *p, const weft_report_data *d) {
     int n = d->n_rates < RATES_MOST ? d->n_rates : RATES_MOST;
     weft_page_table_open(p, "variant");
@@ -210,7 +201,7 @@ static void sweep_table(weft_page *p, const weft_report_data *d) {
         weft_page_head(p, ">%g", d->rates[i]);
     for (int i = 0; i < d->n_variants; i++) {
         if (d->variants[i].repeats >= 0) continue;
-        weft_page_cell(p, "%s", weft_variant_label(d, i));
+        weft_page_cell(p, "%s", d->variants[i].label);
         for (int k = 0; k < n; k++) {
             int done, runs;
             weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
@@ -248,18 +239,12 @@ weft_status weft_report_sweep(weft_page *p, const weft_report_data *d) {
     sweep_table(p, d);
     if (d->minima) return WEFT_OK; /* which have a picture of their own */
     weft_plot_series *series;
-    WEFT_TRY(weft_report_plot_series(d, d->n_rates, &series));
-    for (int i = 0; i < d->n_variants; i++) {
-        for (int k = 0; k < d->n_rates && d->variants[i].repeats < 0; k++) {
-            int done, runs;
-            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
-            if (done && at.x > 0) series[i].points[series[i].n++] = at;
-        }
-    }
+    WEFT_TRY(weft_report_plot_series(p, d, d->n_rates, &series));
+    for (int i = 0; i < d->n_variants; i++)
+        if (d->variants[i].repeats < 0) place_rates(d, i, &series[i]);
     static const char caption[] = "Score by learning rate: the mean over seeds, with a bar from "
                                   "the lowest to the highest of them.";
     put_rates(p, d, WEFT_PLOT_MEASURED, "Score by learning rate", series, caption);
-    free(series);
     return WEFT_OK;
 }
 
@@ -326,11 +311,12 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
             open_table(p, r, n);
         }
         open = true;
-        weft_page_cell(p, "%s against %s", weft_variant_label(d, i),
-                       weft_variant_label(d, d->variants[i].baseline));
+        weft_page_cell(p, "%s against %s", d->variants[i].label,
+                       d->variants[d->variants[i].baseline].label);
         for (int k = 0; k < n; k++) {
             weft_comparison c;
-            WEFT_TRY(weft_report_fact_compare(d, i, d->variants[i].baseline, r[k].name, &c));
+            WEFT_TRY(
+                weft_report_compare_seeds(d, i, d->variants[i].baseline, r[k].name, false, &c));
             weft_page_cell(p, "%s", weft_say_interval(&c));
         }
     }
@@ -340,7 +326,7 @@ static weft_status put_differences(weft_page *p, const weft_report_data *d,
 static weft_status put_picture(weft_page *p, const weft_report_data *d, const weft_report_range *r,
                                int n) {
     weft_plot_series *series;
-    WEFT_TRY(weft_report_plot_series(d, n, &series));
+    WEFT_TRY(weft_report_plot_series(p, d, n, &series));
     for (int i = 0; i < d->n_variants; i++) {
         for (int k = 0; k < n && d->variants[i].repeats < 0; k++) {
             double loss = weft_report_fact_mean(d, i, r[k].name);
@@ -360,7 +346,6 @@ static weft_status put_picture(weft_page *p, const weft_report_data *d, const we
                       .top = NAN,
                       .caption = "Held-out loss by position in the sequence, the mean over seeds."};
     weft_report_put_plots(p, d, NULL, &plot, 1);
-    free(series);
     return WEFT_OK;
 }
 
@@ -379,7 +364,7 @@ weft_status weft_report_positions(weft_page *p, const weft_report_data *d) {
     open_table(p, ranges, n);
     for (int i = 0; i < d->n_variants; i++) {
         if (!has_positions(d, i, ranges, n)) continue;
-        weft_page_cell(p, "%s", weft_variant_label(d, i));
+        weft_page_cell(p, "%s", d->variants[i].label);
         for (int k = 0; k < n; k++)
             weft_page_cell(p, "%s", weft_say_score(weft_report_fact_mean(d, i, ranges[k].name)));
     }
@@ -399,16 +384,12 @@ static weft_plot_point point_at(const weft_minimum *m, double rate) {
 weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
     if (!d->minima || !weft_report_count(d, has_minimum)) return WEFT_OK;
     weft_plot_series *series;
-    WEFT_TRY(weft_report_plot_series(d, d->n_rates + CURVE, &series));
+    WEFT_TRY(weft_report_plot_series(p, d, d->n_rates + CURVE, &series));
     for (int i = 0; i < d->n_variants; i++) {
         const weft_minimum *m = &d->variants[i].minimum;
         weft_plot_series *s = &series[i];
         if (!has_minimum(d, i)) continue;
-        for (int k = 0; k < d->n_rates; k++) {
-            int done, runs;
-            weft_plot_point at = at_rate(d, i, d->rates[k], &done, &runs);
-            if (done && at.x > 0) s->points[s->n++] = at;
-        }
+        place_rates(d, i, s);
         for (int k = 0; k < CURVE; k++)
             s->points[s->n + k] =
                 point_at(m, m->first * pow(m->last / m->first, k / (CURVE - 1.0)));
@@ -427,10 +408,9 @@ weft_status weft_report_minima(weft_page *p, const weft_report_data *d) {
     for (int i = 0; i < d->n_variants; i++) {
         const weft_minimum *m = &d->variants[i].minimum;
         if (!has_minimum(d, i)) continue;
-        weft_page_cells(p, weft_variant_label(d, i), weft_say_score(m->score),
+        weft_page_cells(p, d->variants[i].label, weft_say_score(m->score),
                         weft_say("%.3g", m->rate), weft_say("%.3g", m->first),
                         weft_say("%.3g", m->last), edges[m->edge + 1]);
     }
-    free(series);
     return WEFT_OK;
 }

@@ -24,7 +24,8 @@ enum {
     TOP = 34,
     BOTTOM = 50,
     TICKS = 7,
-    MARKERS = 6, /* on a curve */
+    MARKERS = 6,       /* on a curve */
+    SERIES_MOST = 256, /* as many as a study has variants */
     TAIL = 8,
     HEAD = LABEL_LETTERS - TAIL - 1
 };
@@ -418,13 +419,12 @@ static const char *letter_at(const char *text, int n) {
     return text;
 }
 
-static weft_status put_labels(const canvas *c) {
+static void put_labels(const canvas *c) {
     const weft_plot *p = c->plot;
-    label_place *places = calloc((size_t)p->n_series + 1, sizeof *places);
-    if (!places) return weft_fail(WEFT_ENOMEM, "plot: no memory for its labels");
+    label_place places[SERIES_MOST];
     double room = c->height - TOP - BOTTOM;
     int n = 0;
-    for (int s = 0; s < p->n_series; s++) {
+    for (int s = 0; s < p->n_series && n < SERIES_MOST; s++) {
         const weft_plot_series *series = &p->series[s];
         if (!series->n) continue;
         double at = c->height - BOTTOM - y_of(c, series->points[series->n - 1].y);
@@ -445,12 +445,18 @@ static weft_status put_labels(const canvas *c) {
         put_marker(c, series->style, c->right + 14, y, 4);
         weft_svg_text(c->out, c->right + 24, y + 5, "start", label);
     }
-    free(places);
-    return WEFT_OK;
 }
 
-static weft_status draw(canvas *c) {
-    const weft_plot *p = c->plot;
+int weft_plot_count(const weft_plot *plot) {
+    int n = 0;
+    for (int s = 0; s < plot->n_series; s++)
+        n += plot->series[s].n;
+    return n;
+}
+
+weft_status weft_plot_svg(const weft_plot *p, int id, FILE *out) {
+    if (weft_plot_count(p) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
+    canvas on = {.plot = p, .id = id, .out = out}, *c = &on;
     int needed = TOP + BOTTOM + LABEL_HEIGHT * p->n_series;
     c->height = needed > HEIGHT ? needed : HEIGHT;
     find_ranges(c);
@@ -472,28 +478,23 @@ static weft_status draw(canvas *c) {
     for (int s = 0; s < p->n_series; s++)
         if (p->series[s].n) put_series(c, &p->series[s]);
     fputs("</g>\n", c->out);
-    weft_status status = put_labels(c);
+    put_labels(c);
     fputs("</svg>\n", c->out);
-    return status;
-}
-
-int weft_plot_count(const weft_plot *plot) {
-    int n = 0;
-    for (int s = 0; s < plot->n_series; s++)
-        n += plot->series[s].n;
-    return n;
+    return WEFT_OK;
 }
 
 static json_t *point_json(weft_plot_point at) {
-    const struct {
-        const char *key;
-        double value;
-    } numbers[] = {{"x", at.x}, {"y", at.y}, {"low", at.low}, {"high", at.high}};
-    json_t *point = json_object();
-    for (int i = 0; i < COUNT(numbers); i++)
-        if (isfinite(numbers[i].value))
-            json_object_set_new(point, numbers[i].key, json_real(numbers[i].value));
+    json_t *point = json_pack("{s:f, s:f}", "x", at.x, "y", at.y);
+    if (isfinite(at.low)) json_object_set_new(point, "low", json_real(at.low));
+    if (isfinite(at.high)) json_object_set_new(point, "high", json_real(at.high));
     return point;
+}
+
+static json_t *points_json(const weft_plot_point *points, int n) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list, point_json(points[i]));
+    return list;
 }
 
 static void add_points(const weft_plot *p, json_t *chart) {
@@ -501,18 +502,13 @@ static void add_points(const weft_plot *p, json_t *chart) {
     json_t *sets = json_array(), *front = json_array();
     for (int s = 0; s < p->n_series; s++) {
         const weft_plot_series *one = &p->series[s];
-        json_t *at = json_array(), *fit = json_array(), *set;
-        for (int i = 0; i < one->n; i++)
-            json_array_append_new(at, point_json(one->points[i]));
-        for (int i = 0; i < one->n_fit; i++)
-            json_array_append_new(fit, point_json(one->fit[i]));
-        set = json_pack("{s:i, s:o, s:b}", "series", s, "at", at, "join",
-                        p->kind == WEFT_PLOT_MEASURED);
-        if (one->n_fit) json_object_set(set, "fit", fit);
+        if (!one->n) continue;
+        json_t *set =
+            json_pack("{s:i, s:o, s:b}", "series", s, "at", points_json(one->points, one->n),
+                      "join", p->kind == WEFT_PLOT_MEASURED);
+        if (one->n_fit) json_object_set_new(set, "fit", points_json(one->fit, one->n_fit));
         if (one->n_fit) json_object_set_new(set, "least", point_json(one->least));
-        if (one->n) json_array_append(sets, set);
-        json_decref(set);
-        json_decref(fit);
+        json_array_append_new(sets, set);
     }
     for (int i = 0; i < p->n_front; i++)
         json_array_append_new(front, json_pack("[f, f]", p->front[i].x, p->front[i].y));
@@ -534,19 +530,4 @@ json_t *weft_plot_json(const weft_plot *p) {
     if (p->y_unit) json_object_set_new(chart, "unit", json_string(p->y_unit));
     if (p->note) json_object_set_new(chart, "note", weft_page_json(p->note));
     return chart;
-}
-
-weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg) {
-    *svg = NULL;
-    if (weft_plot_count(plot) == 0) return weft_fail(WEFT_EINPUT, "nothing to draw yet");
-    size_t size;
-    canvas c = {.plot = plot, .id = id, .out = open_memstream(svg, &size)};
-    if (!c.out) return weft_fail(WEFT_ENOMEM, "plot: no memory for it");
-    weft_status status = draw(&c);
-    if (!weft_memory_end(c.out, svg) && status == WEFT_OK)
-        status = weft_fail(WEFT_ENOMEM, "plot: no memory for it");
-    if (status == WEFT_OK) return WEFT_OK;
-    free(*svg);
-    *svg = NULL;
-    return status;
 }

@@ -1,5 +1,5 @@
-/* Static pictures as SVG: what a page shows where scripts are off, and in Markdown; and grids of squares, which
- * need no script. Colours, markers, ticks and units are those of charts.js. */
+/* Static pictures as SVG: what a page shows where scripts are off, and in Markdown. Colours, markers, ticks and units
+ * are those of charts.js. */
 #pragma once
 
 #include "base/error.h"
@@ -78,9 +78,9 @@ typedef struct {
 int weft_plot_count(const weft_plot *plot);
 /* The same picture as charts.js takes it. The caller owns it. */
 json_t *weft_plot_json(const weft_plot *plot);
-/* Draws. `id` makes the names inside unlike those of other pictures on the page. *svg is the
- * caller's to free. */
-weft_status weft_plot_svg(const weft_plot *plot, int id, char **svg);
+/* Draws. `id` makes the names inside unlike those of other pictures on the page. WEFT_EINPUT: there is nothing to
+ * draw. */
+weft_status weft_plot_svg(const weft_plot *plot, int id, FILE *out);
 
 /* "12", "3.4k", "115M", "2.5G": a number for people, with `digits` that count. */
 const char *weft_plot_short(double value, int digits, char room[32]);
@@ -92,23 +92,3 @@ const char *weft_plot_colour(int style);
 void weft_svg_text(FILE *out, double x, double y, const char *anchor, const char *text);
 void weft_svg_line(FILE *out, double x1, double y1, double x2, double y2, const char *stroke,
                    double width);
-
-/* A table of numbers as a picture: a square for each, darker where it is larger. report/grids.c */
-typedef struct {
-    const char *title; /* for readers who do not see it */
-    const char *row_label, *column_label;
-    int rows, columns;
-    int column_first;     /* the number that the columns begin with; rows begin with 1 */
-    double low, high;     /* the values of the lightest and the darkest square */
-    const double *values; /* [rows, columns]; NaN: left empty */
-    int style;            /* as in weft_plot_series */
-} weft_heat;
-
-/* SVG for a page; each square tells its value on hover. The caller frees it. NULL: no memory. */
-char *weft_heat_svg(const weft_heat *heat);
-
-/* A head of attention.json (train/samples.h): `rows` of percent for `time` tokens, and each token's
- * deviation as a bar below where `sigma` is not NULL. SVG for a page; the caller frees it. NULL: no
- * memory. */
-char *weft_attention_picture(const json_t *rows, const json_t *sigma, size_t time, int style,
-                             const char *title);

@@ -5,7 +5,6 @@
 #include "report/sections.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static weft_report_section *const sections[] = {
@@ -84,7 +83,7 @@ static json_t *positions_json(const weft_report_data *d, int variant) {
 
 /* A variant's facts whose names begin so, in the mean over seeds, by the rest of their names; null: there are none. */
 static json_t *facts_json(const weft_report_data *d, int variant, const char *begin) {
-    json_t *object = json_object();
+    WEFT_AUTO_DECREF json_t *object = json_object();
     size_t n = strlen(begin);
     for (int i = 0; i < d->n_facts; i++) {
         const char *name = d->facts[i].name;
@@ -93,9 +92,7 @@ static json_t *facts_json(const weft_report_data *d, int variant, const char *be
         double mean = weft_report_fact_mean(d, variant, name);
         if (isfinite(mean)) json_object_set_new(object, name + n, json_real(mean));
     }
-    if (json_object_size(object) > 0) return object;
-    json_decref(object);
-    return json_null();
+    return json_object_size(object) > 0 ? json_incref(object) : json_null();
 }
 
 static json_t *variant_json(const weft_report_data *d, int variant) {

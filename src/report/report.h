@@ -1,7 +1,7 @@
 /* Databases of runs, looked at: the report of a study, and tables, JSON and CSV of its runs.
  *
  * The report is report.html, one file that opens offline, and report.md, the same words and
- * tables without the pictures. docs/guide/studies.md tells what is in it. */
+ * tables with its pictures beside it. docs/guide/studies.md tells what is in it. */
 #pragma once
 
 #include "base/error.h"

@@ -180,9 +180,10 @@ static bool find_common(const weft_report_data *d, common *out) {
     *out = (common){0};
     for (int i = 0; i < d->n_variants; i++)
         out->variants += takes_part(&d->variants[i]) && d->variants[i].done == most;
-    double *scores = out->variants < 3 || d->n_seeds < 2
-                         ? NULL
-                         : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
+    WEFT_AUTO_FREE double *scores =
+        out->variants < 3 || d->n_seeds < 2
+            ? NULL
+            : calloc((size_t)d->n_seeds * (size_t)out->variants, sizeof *scores);
     if (!scores) return false;
     for (int i = 0; i < d->n_seeds; i++)
         out->seeds += list_seed(d, most, d->seeds[i], scores + out->seeds * out->variants);
@@ -204,7 +205,6 @@ static bool find_common(const weft_report_data *d, common *out) {
         out->half = weft_t_quantile((1 + WEFT_CONFIDENCE) / 2, out->freedom) * out->sd *
                     sqrt(2.0 / out->seeds);
     }
-    free(scores);
     return out->seeds > 1;
 }
 
@@ -335,11 +335,11 @@ static void table_row(weft_page *p, const weft_report_data *d, int place, bool b
     const weft_report_variant *s = &d->variants[place];
     const weft_comparison *c = &s->compared;
     bool compared = s->baseline >= 0 && c->pairs > 0;
-    char repeats[128] = "";
-    const char *label = weft_variant_label(d, place);
+    const char *label = d->variants[place].label;
     bool named = strcasecmp(label, s->name) != 0; /* its name is what commands take */
-    if (s->repeats >= 0 && !strstr(label, "repeat"))
-        snprintf(repeats, sizeof repeats, ", repeats %.100s", d->variants[s->repeats].name);
+    const char *repeats = s->repeats >= 0 && !strstr(label, "repeat")
+                              ? weft_say(", repeats %.100s", d->variants[s->repeats].name)
+                              : "";
     weft_page_cell(p, "%s%s%s%s%s%s", label, named ? " (" : "", named ? s->name : "",
                    named ? ")" : "", repeats, s->leaks ? " LEAKS" : "");
     weft_page_cell(p, "%s", weft_say_count(s->parameters));
@@ -383,7 +383,7 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
         weft_page_say(p, "\xe2\x98\x85 marks the best mean.");
     else if (best >= 0)
         weft_page_say(p, "%s has the best mean, %s; it may be so by chance.",
-                      weft_variant_label(d, best), weft_say_score(d->variants[best].mean));
+                      d->variants[best].label, weft_say_score(d->variants[best].mean));
     const weft_report_run *run =
         NULL; /* the single one with the best score, of the same variants */
     for (int i = 0; i < d->n_runs; i++) {
@@ -394,7 +394,7 @@ weft_status weft_report_table(weft_page *p, const weft_report_data *d) {
     if (run)
         weft_page_say(
             p, "The best single run is %s with seed %lld and learning rate %g: %s %s, in %s.",
-            weft_variant_label(d, run->variant), (long long)run->seed, run->rate, d->score_name,
+            d->variants[run->variant].label, (long long)run->seed, run->rate, d->score_name,
             weft_say_score(run->score), run->folder);
     weft_page_line(
         p, "about",

@@ -12,7 +12,6 @@
 #include "report/inside.h"
 
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -74,18 +73,15 @@ const weft_report_run *weft_report_first_run(const weft_report_data *d, int vari
     return NULL;
 }
 
-/* What is shown of a text, cut between characters; a zero, which a model of bytes may write, is a blank.
- * malloc'd. */
-static char *shown_text(const json_t *value) {
+/* What is shown of a text, cut between characters; a zero, which a model of bytes may write, is a blank. "": no memory. */
+static const char *shown_text(weft_page *p, const json_t *value) {
     const char *text = json_string_value(value);
     size_t length = json_string_length(value);
     if (length > SHOWN) length = weft_utf8_cut(text, SHOWN);
-    char *shown = malloc(length + 1);
-    if (!shown) return NULL;
-    for (size_t i = 0; i < length; i++)
+    char *shown = weft_page_room(p, length + 1);
+    for (size_t i = 0; shown && i < length; i++)
         shown[i] = text[i] ? text[i] : ' ';
-    shown[length] = 0;
-    return shown;
+    return shown ? shown : "";
 }
 
 weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
@@ -94,30 +90,25 @@ weft_status weft_report_samples(weft_page *p, const weft_report_data *d) {
     find_folder(d, folder);
     for (int variant = 0; variant < d->n_variants; variant++) {
         const weft_report_run *run = weft_report_first_run(d, variant);
-        json_t *sample = run ? last_sample(folder, run) : NULL;
-        const char *text = json_string_value(json_object_get(sample, "text"));
+        WEFT_AUTO_DECREF json_t *sample = run ? last_sample(folder, run) : NULL;
+        const json_t *text = json_object_get(sample, "text"),
+                     *cache = json_object_get(sample, "cache_bytes_per_token");
         const char *prompt = json_string_value(json_object_get(sample, "prompt"));
-        if (text && prompt) {
-            if (!open) {
-                weft_page_heading(
-                    p, "What the models write",
-                    "The last sample of each variant's first random seed; the same prompt "
-                    "and the same random numbers for all. The cache is the memory that it took "
-                    "in generating, divided by the tokens that it has room for.");
-                open = true;
-            }
-            char title[300], *shown = shown_text(json_object_get(sample, "text"));
-            const json_t *cache = json_object_get(sample, "cache_bytes_per_token");
-            int at = snprintf(title, sizeof title, "%.200s, after %lld training steps",
-                              weft_variant_label(d, variant),
-                              (long long)json_integer_value(json_object_get(sample, "step")));
-            if (json_is_integer(cache))
-                snprintf(title + at, sizeof title - (size_t)at, "; cache: %lld bytes per token",
-                         (long long)json_integer_value(cache));
-            weft_page_text(p, title, prompt, shown ? shown : "");
-            free(shown);
-        }
-        json_decref(sample);
+        if (!json_is_string(text) || !prompt) continue;
+        if (!open)
+            weft_page_heading(
+                p, "What the models write",
+                "The last sample of each variant's first random seed; the same prompt "
+                "and the same random numbers for all. The cache is the memory that it took "
+                "in generating, divided by the tokens that it has room for.");
+        open = true;
+        const char *title =
+            weft_say("%.200s, after %lld training steps", d->variants[variant].label,
+                     (long long)json_integer_value(json_object_get(sample, "step")));
+        if (json_is_integer(cache))
+            title = weft_say("%s; cache: %lld bytes per token", title,
+                             (long long)json_integer_value(cache));
+        weft_page_text(p, title, prompt, shown_text(p, text));
     }
     return WEFT_OK;
 }
@@ -127,10 +118,10 @@ static void put_variant(weft_page *p, const weft_report_data *d, int variant, co
     json_t *layer;
     int left = MAPS_MOST;
     if (time < 2 || time > TOKENS_MOST) return;
-    weft_page_subtitle(p, weft_variant_label(d, variant));
+    weft_page_subtitle(p, d->variants[variant].label);
     weft_page_pictures_open(p, NULL);
     json_array_foreach(json_object_get(map, "layers"), l, layer) {
-        left -= weft_inside_put_maps(p, layer, time, weft_variant_label(d, variant), variant, left);
+        left -= weft_inside_put_maps(p, layer, time, d->variants[variant].label, variant, left);
     }
 }
 

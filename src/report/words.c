@@ -29,10 +29,6 @@ const char *weft_say_variant(const weft_report_data *d, int variant) {
     return strcmp(s->label, s->name) != 0 ? s->label : weft_say("variant %.400s", s->name);
 }
 
-const char *weft_variant_label(const weft_report_data *d, int variant) {
-    return d->variants[variant].label;
-}
-
 const char *weft_say_share(const weft_comparison *c, double difference) {
     double percent = c->baseline != 0 ? 100 * fabs(difference / c->baseline) : NAN;
     int decimals = percent >= 9.95 ? 0 : percent >= 0.0995 ? 1 : percent >= 0.00995 ? 2 : 3;
@@ -137,7 +133,7 @@ const char *weft_say_pairs(const weft_report_data *d, int n) {
 
 /* What variants are called where their study gave them no label: what differs between a variant and what it is
  * compared with, in words. "SwiGLU, feed-forward width 253" for FFN=swiglu N_FFN=253. */
-enum { KEYS_TOLD = 3, KEY_ROOM = 64 };
+enum { KEYS_TOLD = 3 };
 
 #define ATTENTION_WORD(NAME, name, title, help) {"ATTENTION", #name, title},
 #define FFN_WORD(NAME, name, title, help) {"FFN", #name, title},
@@ -175,27 +171,28 @@ static void write_words(FILE *out, const char *key, const char *value) {
     if (!flag) fprintf(out, " %s", value);
 }
 
-/* The next KEY=VALUE of a variant's overrides, whose values with blanks are in quotes; false: there is no more. */
-static bool next_set(const char **at, char key[KEY_ROOM], char value[WEFT_TEXT_MAX]) {
+bool weft_next_setting(const char **at, char end, char key[WEFT_SETTING_KEY],
+                       char value[WEFT_SETTING_VALUE]) {
+    *at += strspn(*at, " \n");
     size_t k = strcspn(*at, "=");
     if (!(*at)[k]) return false;
     const char *from = *at + k + 1;
-    char quote = *from == '"' || *from == '\'' ? *from++ : ' ';
-    size_t n = strcspn(from, (char[]){quote, '\0'});
-    snprintf(key, KEY_ROOM, "%.*s", (int)k, *at);
-    snprintf(value, WEFT_TEXT_MAX, "%.*s", (int)n, from);
-    *at = from + n;
-    *at += strspn(*at, "\"' ");
+    bool quoted = end == ' ' && (*from == '"' || *from == '\'');
+    size_t n = strcspn(from + quoted, (char[]){quoted ? *from : end, '\0'});
+    snprintf(key, WEFT_SETTING_KEY, "%.*s", k < WEFT_SETTING_KEY ? (int)k : 0, *at);
+    snprintf(value, WEFT_SETTING_VALUE, "%.*s", (int)n, from + quoted);
+    *at = from + quoted + n;
+    *at += quoted && **at;
     return true;
 }
 
 /* The value of an option in a variant: what it sets, or the study's. */
 static void find_value(const weft_report_data *d, int variant, const char *key,
-                       char value[WEFT_TEXT_MAX]) {
-    char own[KEY_ROOM];
-    for (const char *at = d->variants[variant].overrides; next_set(&at, own, value);)
+                       char value[WEFT_SETTING_VALUE]) {
+    char own[WEFT_SETTING_KEY];
+    for (const char *at = d->variants[variant].overrides; weft_next_setting(&at, ' ', own, value);)
         if (strcmp(own, key) == 0) return;
-    weft_record_value(d->config, weft_option_find(key), value, WEFT_TEXT_MAX);
+    weft_record_value(d->config, weft_option_find(key), value, WEFT_SETTING_VALUE);
 }
 
 static int count_sets(const weft_report_data *d, int variant) {
@@ -218,8 +215,9 @@ static int counterpart_of(const weft_report_data *d, int variant) {
 /* Writes what of the sets of `whose` differs between the two; returns how many there are by now. */
 static int write_sets(FILE *out, const weft_report_data *d, int variant, int other, int whose,
                       int n) {
-    char key[KEY_ROOM], value[WEFT_TEXT_MAX], own[WEFT_TEXT_MAX], set[KEY_ROOM];
-    for (const char *at = d->variants[whose].overrides; next_set(&at, key, value);) {
+    char key[WEFT_SETTING_KEY], value[WEFT_SETTING_VALUE], own[WEFT_SETTING_VALUE],
+        set[WEFT_SETTING_KEY];
+    for (const char *at = d->variants[whose].overrides; weft_next_setting(&at, ' ', key, value);) {
         bool known = false;
         if (!weft_option_find(key)) continue; /* of another weft */
         find_value(d, variant, key, own);
@@ -229,7 +227,7 @@ static int write_sets(FILE *out, const weft_report_data *d, int variant, int oth
                 continue; /* 0: weft's own choice */
         }
         for (const char *mine = d->variants[variant].overrides;
-             whose != variant && next_set(&mine, set, value);)
+             whose != variant && weft_next_setting(&mine, ' ', set, value);)
             known = known || strcmp(set, key) == 0;
         if (known || n++ >= KEYS_TOLD) continue;
         if (n > 1) fputs(", ", out);

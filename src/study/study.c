@@ -7,6 +7,7 @@
 #include "train/loop.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,52 +63,38 @@ void weft_study_number(double value, char *text, size_t room) {
     }
 }
 
-static void append(char *text, size_t room, const char *more) {
+__attribute__((format(printf, 3, 4))) static void append(char *text, size_t room,
+                                                         const char *format, ...) {
     size_t at = strlen(text);
-    snprintf(text + at, room - at, "%s", more);
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + at, room - at, format, args);
+    va_end(args);
 }
 
 static void append_setting(const weft_config *c, const weft_option *o, char *text, size_t room) {
     char value[WEFT_TEXT_MAX];
     weft_config_format(c, o, value, sizeof value);
     bool quoted = !*value || strpbrk(value, " \t;:");
-    if (*text) append(text, room, " ");
-    append(text, room, o->key);
-    append(text, room, quoted ? "=\"" : "=");
-    append(text, room, value);
-    if (quoted) append(text, room, "\"");
-}
-
-static bool sets_option(const weft_variant *variant, const weft_option *o) {
-    size_t n = strlen(o->key);
-    for (int i = 0; i < variant->n_sets; i++)
-        if (strncmp(variant->sets[i], o->key, n) == 0 && variant->sets[i][n] == '=') return true;
-    return false;
+    append(text, room, quoted ? "%s%s=\"%s\"" : "%s%s=%s", *text ? " " : "", o->key, value);
 }
 
 void weft_study_overrides(const weft_study *s, int variant, char *text, size_t room) {
     const weft_study_variant *p = &s->built[variant];
     const weft_option *width = WEFT_OPTION(n_ffn), *iters = WEFT_OPTION(steps);
     *text = '\0';
-    for (int i = 0; i < p->variant->n_sets; i++) {
-        char key[128];
-        snprintf(key, sizeof key, "%.*s", (int)strcspn(p->variant->sets[i], "="),
-                 p->variant->sets[i]);
-        append_setting(&p->config, weft_option_find(key), text, room);
-    }
-    if (p->widened && !sets_option(p->variant, width))
+    for (int i = 0; i < p->variant->n_sets; i++)
+        append_setting(&p->config, p->variant->sets[i].option, text, room);
+    if (p->widened && !weft_variant_sets(p->variant, width))
         append_setting(&p->config, width, text, room);
-    if (p->counted && !sets_option(p->variant, iters))
+    if (p->counted && !weft_variant_sets(p->variant, iters))
         append_setting(&p->config, iters, text, room);
 }
 
 void weft_study_seeds_text(const weft_study *s, char *text, size_t room) {
     *text = '\0';
-    for (int k = 0; k < (int)s->base.study_seeds; k++) {
-        char one[32];
-        snprintf(one, sizeof one, "%s%lld", k ? "," : "", (long long)weft_study_seed(s, k));
-        append(text, room, one);
-    }
+    for (int k = 0; k < (int)s->base.study_seeds; k++)
+        append(text, room, "%s%lld", k ? "," : "", (long long)weft_study_seed(s, k));
 }
 
 void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
@@ -115,8 +102,7 @@ void weft_study_rates_text(const weft_study *s, char *text, size_t room) {
     for (int k = 0; k < weft_study_variant_rates(s); k++) {
         char one[32];
         weft_study_number(s->n_rates ? s->rates[k] : s->base.learning_rate, one, sizeof one);
-        if (k) append(text, room, ",");
-        append(text, room, one);
+        append(text, room, "%s%s", k ? "," : "", one);
     }
 }
 
@@ -366,7 +352,7 @@ static weft_status open_study(weft_study *s, const weft_source *source, const we
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_STUDY_YARDSTICK: %.600s", s->where,
                              weft_error_message());
     for (int i = 0; i < s->variants.n; i++)
-        if (s->n_rates && sets_option(&s->variants.list[i], WEFT_OPTION(learning_rate)))
+        if (s->n_rates && weft_variant_sets(&s->variants.list[i], WEFT_OPTION(learning_rate)))
             return weft_fail(WEFT_EINPUT,
                              "%s: variant '%s' sets CONFIG_LEARNING_RATE, which "
                              "CONFIG_STUDY_LEARNING_RATES sweeps; leave one of them out",

@@ -2,6 +2,7 @@
 #include "study/variants.h"
 
 #include "base/random.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -100,11 +101,10 @@ static weft_status read_values(axis *a, const char *text, const char *where) {
         if (a->n == VALUES_MAX)
             return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s takes more than %d values", where,
                              a->option->key, VALUES_MAX);
-        char(*values)[WEFT_SWEEP_VALUE] = realloc(a->values, (size_t)(a->n + 1) * sizeof *values);
-        if (!values) return no_memory();
-        a->values = values;
         /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): the caller frees every axis's values */
-        memcpy(values[a->n++], value, sizeof value);
+        char(*added)[WEFT_SWEEP_VALUE] = WEFT_ADD(a->values, a->n);
+        if (!added) return no_memory();
+        memcpy(*added, value, sizeof value);
         if (!text[n]) return WEFT_OK;
         text += n + 1;
     }

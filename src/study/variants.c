@@ -20,7 +20,7 @@ static weft_status no_memory(void) {
 void weft_variants_free(weft_variants *s) {
     for (int i = 0; i < s->n; i++) {
         for (int k = 0; k < s->list[i].n_sets; k++)
-            free(s->list[i].sets[k]);
+            free(s->list[i].sets[k].value);
         free(s->list[i].sets);
     }
     free(s->list);
@@ -34,24 +34,24 @@ static weft_status add_variant(weft_variants *s, const char *name, const char *w
             return weft_fail(WEFT_EINPUT, "%s: variant '%s' is there twice", where, name);
     if (s->n == WEFT_VARIANTS_MAX)
         return weft_fail(WEFT_EINPUT, "%s: more than %d variants", where, WEFT_VARIANTS_MAX);
-    weft_variant *list = realloc(s->list, (size_t)(s->n + 1) * sizeof *list);
-    if (!list) return no_memory();
-    s->list = list;
-    *out = &list[s->n++];
-    **out = (weft_variant){.baseline = -1, .repeats = -1};
+    *out = WEFT_ADD(s->list, s->n);
+    if (!*out) return no_memory();
+    (*out)->baseline = (*out)->repeats = -1;
     snprintf((*out)->name, sizeof(*out)->name, "%s", name);
     snprintf((*out)->title, sizeof(*out)->title, "%s", name);
     return WEFT_OK;
 }
 
-static weft_status add_set(weft_variant *variant, const char *key, const char *value) {
-    char **sets = realloc(variant->sets, (size_t)(variant->n_sets + 1) * sizeof *sets);
-    if (!sets) return no_memory();
-    variant->sets = sets;
-    char text[WORD_ROOM];
-    snprintf(text, sizeof text, "%s=%s", key, value);
-    sets[variant->n_sets] = strdup(text);
-    return sets[variant->n_sets++] ? WEFT_OK : no_memory();
+static weft_status add_set(weft_variant *variant, const weft_option *option, const char *value) {
+    weft_setting *set = WEFT_ADD(variant->sets, variant->n_sets);
+    if (set) *set = (weft_setting){option, strdup(value)};
+    return set && set->value ? WEFT_OK : no_memory();
+}
+
+bool weft_variant_sets(const weft_variant *v, const weft_option *option) {
+    for (int i = 0; i < v->n_sets; i++)
+        if (v->sets[i].option == option) return true;
+    return false;
 }
 
 /* A key that a variant may set, and has not yet. `where` names the variant. */
@@ -59,14 +59,11 @@ static weft_status check_key(const weft_variant *variant, const char *key, const
     weft_config scratch;
     const weft_option *option = weft_option_find(key);
     if (!option) return weft_config_set(&scratch, key, "", where);
-    const char *name = option->key;
     if (option->owner == WEFT_OWNER_STUDY)
         return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is the whole study's, not a variant's", where,
-                         name);
-    for (int i = 0; i < variant->n_sets; i++)
-        if (strncmp(variant->sets[i], name, strlen(name)) == 0 &&
-            variant->sets[i][strlen(name)] == '=')
-            return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, name);
+                         option->key);
+    if (weft_variant_sets(variant, option))
+        return weft_fail(WEFT_EINPUT, "%s: CONFIG_%s is set twice", where, option->key);
     return WEFT_OK;
 }
 
@@ -135,12 +132,9 @@ static void describe_sets(weft_variant *v) {
     char text[LABEL_ROOM] = "";
     int n = 0, told = 0;
     for (int i = 0; i < v->n_sets; i++) {
-        const char *value = strchr(v->sets[i], '=') + 1;
-        int key = (int)(value - v->sets[i]) - 1;
-        char name[128];
-        snprintf(name, sizeof name, "%.*s", key, v->sets[i]);
-        if (weft_option_find(name)->type == WEFT_OPT_BOOL) value = *value == 'n' ? "off" : "on";
-        size_t letters = (size_t)n + (size_t)key + strlen(value) + 3;
+        const char *value = v->sets[i].value, *name = v->sets[i].option->key;
+        if (v->sets[i].option->type == WEFT_OPT_BOOL) value = *value == 'n' ? "off" : "on";
+        size_t letters = (size_t)n + strlen(name) + strlen(value) + 3;
         if (letters >= sizeof text && told > 0) break;
         n += snprintf(text + n, sizeof text - (size_t)n, letters < sizeof text ? "%s%s %s" : "%s%s",
                       told ? ", " : "", name, value);
@@ -185,7 +179,7 @@ static weft_status read_variant(weft_variants *s, const char **text, const char 
                 return weft_fail(WEFT_EINPUT, "%s: '%.60s' must be KEY=VALUE", here, word);
             snprintf(key, sizeof key, "%.*s", (int)(equals - word), word);
             WEFT_TRY(check_key(variant, key, here));
-            WEFT_TRY(add_set(variant, weft_option_find(key)->key, equals + 1));
+            WEFT_TRY(add_set(variant, weft_option_find(key), equals + 1));
         }
     }
     if (!labelled) describe_sets(variant);
@@ -260,7 +254,7 @@ static weft_status add_ablation(weft_variants *s, const weft_config *base, int n
     for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
         char value[4];
         weft_config_format(&set, switches[i], value, sizeof value);
-        WEFT_TRY(add_set(variant, switches[i]->key, value));
+        WEFT_TRY(add_set(variant, switches[i], value));
     }
     variant->baseline = s->n > 1 ? 0 : -1;
     return WEFT_OK;
@@ -318,18 +312,13 @@ static weft_status add_point(weft_variants *out, const weft_variant *variant, bo
                          where, all, WEFT_VARIANT_NAME - 1);
     memcpy(name, all, (size_t)used + 1);
     WEFT_TRY(add_variant(out, name, where, &made));
-    for (int i = 0; i < variant->n_sets; i++) {
-        char *equals = strchr(variant->sets[i], '=');
-        *equals = '\0';
-        weft_status status = add_set(made, variant->sets[i], equals + 1);
-        *equals = '=';
-        WEFT_TRY(status);
-    }
+    for (int i = 0; i < variant->n_sets; i++)
+        WEFT_TRY(add_set(made, variant->sets[i].option, variant->sets[i].value));
     size_t n = 0;
     if (!alone) n = (size_t)snprintf(title, sizeof title, "%s,", variant->title);
     for (int i = 0; i < sweep->axes; i++) {
         WEFT_TRY(check_key(made, sweep->option[i]->key, where));
-        WEFT_TRY(add_set(made, sweep->option[i]->key, point->text[i]));
+        WEFT_TRY(add_set(made, sweep->option[i], point->text[i]));
         if (n < sizeof title)
             n += (size_t)snprintf(title + n, sizeof title - n, "%s%s=%s", n ? " " : "",
                                   sweep->option[i]->key, point->text[i]);
@@ -408,7 +397,7 @@ static weft_status read_over(const weft_source *s, const weft_variant *variant, 
     snprintf(where, sizeof where, "%.640s: variant '%s'", s->file ? s->file : "config",
              variant ? variant->name : "");
     for (int i = 0; variant && i < variant->n_sets; i++)
-        WEFT_TRY(weft_config_override(c, variant->sets[i], where));
+        WEFT_TRY(weft_config_set(c, variant->sets[i].option->key, variant->sets[i].value, where));
     for (int i = 0; i < s->n_overrides; i++)
         WEFT_TRY(weft_config_override(c, s->overrides[i].text, s->overrides[i].where));
     return WEFT_OK;

@@ -25,12 +25,17 @@ typedef struct {
 } weft_source;
 
 typedef struct {
+    const weft_option *option;
+    char *value;
+} weft_setting;
+
+typedef struct {
     char name[WEFT_VARIANT_NAME];
     char title[WEFT_VARIANT_TITLE]; /* its label: given, or made from what it sets */
     char base[WEFT_VARIANT_NAME];   /* of `vs BASE`; empty: not given */
     int baseline;                   /* the variant it is compared with; -1: none */
     int repeats;                    /* the variant it repeats; -1: none */
-    char **sets;                    /* "KEY=VALUE" each, the key in capitals without CONFIG_ */
+    weft_setting *sets;
     int n_sets;
 } weft_variant;
 
@@ -74,6 +79,7 @@ void weft_variants_free(weft_variants *s);
 /* By name; -1: none, and an error that names the nearest one. */
 int weft_variants_find(const weft_variants *s, const char *name);
 
+bool weft_variant_sets(const weft_variant *v, const weft_option *option);
 /* Whether a variant's title says more than its name and what it sets, "KEY=VALUE KEY=VALUE", do. */
 bool weft_variant_labelled(const char *title, const char *name, const char *sets);
 

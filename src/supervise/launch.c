@@ -109,13 +109,12 @@ static const char *without(const char *text, const char *head) {
 
 void weft_process_last_line(const char *log, const char *folder, char *line, size_t room) {
     char tail[TAIL + 1], head[4200];
-    FILE *file;
+    WEFT_AUTO_FCLOSE FILE *file = NULL;
     size_t n = 0;
     *line = '\0';
     if (weft_file_open_stream(log, &file) != WEFT_OK) return;
     if (fseek(file, -TAIL, SEEK_END) != 0) rewind(file);
     n = fread(tail, 1, TAIL, file);
-    fclose(file);
     while (n > 0 && (tail[n - 1] == '\n' || tail[n - 1] == ' '))
         n--;
     tail[n] = '\0';

@@ -72,7 +72,7 @@ static weft_status open_record(supervisor *v) {
     char path[WEFT_PATH_MAX];
     bool fresh;
     WEFT_TRY(weft_path(path, "%s/runs.db", o->out));
-    WEFT_TRY(weft_database_open_or_new(path, &v->database, &fresh));
+    WEFT_TRY(weft_database_open(path, WEFT_DATABASE_MAKE, &v->database, &fresh));
     if (!fresh) {
         WEFT_TRY(weft_record_match(v->database, v->study));
         return weft_record_renew(v->database, v->study);
@@ -390,12 +390,11 @@ static void sum_up(supervisor *v) {
     for (int i = 0; i < v->study->variants.n; i++)
         r->errors += is_chosen(v, i) && *v->study->built[i].error;
     r->signal = weft_stop_asked();
-    char *text = NULL;
+    WEFT_AUTO_FREE char *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
     if (out) say_why(v, failed, out);
     if (out && fclose(out) == 0) snprintf(r->why, sizeof r->why, "%s", text);
-    free(text);
 }
 
 weft_status weft_study_run(weft_study *s, const weft_study_options *options,

@@ -51,95 +51,80 @@ typedef struct {
 
 typedef struct nvml_device nvml_device;
 
-/* The functions, in the order of their names below. */
-typedef struct {
-    int (*init)(void);
-    int (*shutdown)(void);
-    int (*count)(unsigned *count);
-    int (*handle)(unsigned index, nvml_device **out);
-    int (*name)(nvml_device *d, char *out, unsigned room);
-    int (*power)(nvml_device *d, unsigned *milliwatts);
-    int (*clock)(nvml_device *d, int which, unsigned *mhz);
-    int (*memory)(nvml_device *d, nvml_memory *out);
-    int (*utilization)(nvml_device *d, nvml_utilization *out);
-} functions;
+#define NVML_FUNCTIONS(F)                                                                          \
+    F(init, "nvmlInit_v2", void)                                                                   \
+    F(shutdown, "nvmlShutdown", void)                                                              \
+    F(count, "nvmlDeviceGetCount_v2", unsigned *count)                                             \
+    F(handle, "nvmlDeviceGetHandleByIndex_v2", unsigned index, nvml_device **out)                  \
+    F(name, "nvmlDeviceGetName", nvml_device *d, char *out, unsigned room)                         \
+    F(power, "nvmlDeviceGetPowerUsage", nvml_device *d, unsigned *milliwatts)                      \
+    F(clock, "nvmlDeviceGetClockInfo", nvml_device *d, int which, unsigned *mhz)                   \
+    F(memory, "nvmlDeviceGetMemoryInfo", nvml_device *d, nvml_memory *out)                         \
+    F(utilization, "nvmlDeviceGetUtilizationRates", nvml_device *d, nvml_utilization *out)
+#define NVML_MEMBER(name, symbol, ...) int (*name)(__VA_ARGS__);
+#define NVML_SYMBOL(name, symbol, ...) symbol,
 
-static const char *const names[] = {"nvmlInit_v2",
-                                    "nvmlShutdown",
-                                    "nvmlDeviceGetCount_v2",
-                                    "nvmlDeviceGetHandleByIndex_v2",
-                                    "nvmlDeviceGetName",
-                                    "nvmlDeviceGetPowerUsage",
-                                    "nvmlDeviceGetClockInfo",
-                                    "nvmlDeviceGetMemoryInfo",
-                                    "nvmlDeviceGetUtilizationRates"};
-enum { FUNCTIONS = sizeof names / sizeof names[0] };
-_Static_assert(sizeof(functions) == FUNCTIONS * sizeof(void *), "one name for each function");
+static const char *const symbols[] = {NVML_FUNCTIONS(NVML_SYMBOL)};
+enum { FUNCTIONS = sizeof symbols / sizeof symbols[0] };
 
 typedef struct {
     void *library;
-    functions f;
+    struct {
+        NVML_FUNCTIONS(NVML_MEMBER)
+    } f;
     nvml_device *devices[GPUS_MOST];
     unsigned n;
 } gpus;
 
-static bool load(gpus *g) {
-    const char *path = getenv("WEFT_NVML");
-    void *found[FUNCTIONS];
-    g->library = dlopen(path ? path : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    for (int i = 0; g->library && i < FUNCTIONS; i++)
-        if (!(found[i] = dlsym(g->library, names[i]))) return false;
-    if (!g->library) return false;
-    memcpy(&g->f, found, sizeof g->f);
-    return true;
+static void close_gpus(gpus *g) {
+    if (g && g->n) g->f.shutdown();
+    if (g && g->library) dlclose(g->library);
+    free(g);
 }
+
+WEFT_ENDED_BY(close_gpus, gpus)
 
 /* NULL: there are none, or no memory. */
 static gpus *open_gpus(void) {
-    gpus *g = calloc(1, sizeof *g);
+    WEFT_AUTO(close_gpus_at) gpus *g = calloc(1, sizeof *g);
+    const char *path = getenv("WEFT_NVML");
+    void *found[FUNCTIONS];
     unsigned count = 0;
-    if (!g) return NULL;
-    if (load(g) && g->f.init() == 0) {
-        if (g->f.count(&count) != 0) count = 0;
-        for (unsigned i = 0; i < count && g->n < GPUS_MOST; i++)
-            if (g->f.handle(i, &g->devices[g->n]) == 0) g->n++;
-        if (g->n) return g;
-        g->f.shutdown();
-    }
-    if (g->library) dlclose(g->library);
-    free(g);
+    if (g) g->library = dlopen(path ? path : "libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!g || !g->library) return NULL;
+    for (int i = 0; i < FUNCTIONS; i++)
+        if (!(found[i] = dlsym(g->library, symbols[i]))) return NULL;
+    memcpy(&g->f, found, sizeof found);
+    if (g->f.init() != 0) return NULL;
+    if (g->f.count(&count) != 0) count = 0;
+    for (unsigned i = 0; i < count && g->n < GPUS_MOST; i++)
+        if (g->f.handle(i, &g->devices[g->n]) == 0) g->n++;
+    if (g->n) return weft_steal(&g);
+    g->f.shutdown();
     return NULL;
 }
 
-static void close_gpus(gpus *g) {
-    if (!g) return;
-    g->f.shutdown();
-    dlclose(g->library);
-    free(g);
-}
-
-static json_t *gpu_json(const gpus *g, nvml_device *d) {
-    char name[NAME_ROOM] = "";
-    unsigned milliwatts = 0, mhz = 0;
-    nvml_memory memory = {0};
-    nvml_utilization use = {0};
-    if (g->f.name(d, name, sizeof name) != 0) snprintf(name, sizeof name, "GPU");
-    bool power = g->f.power(d, &milliwatts) == 0, clock = g->f.clock(d, CLOCK_SM, &mhz) == 0;
-    bool room = g->f.memory(d, &memory) == 0, used = g->f.utilization(d, &use) == 0;
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "name", weft_json_text(name), "watts",
-                     weft_json_number(power ? milliwatts / 1000.0 : NAN), "mhz",
-                     weft_json_number(clock ? (double)mhz : NAN), "used_bytes",
-                     weft_json_number(room ? (double)memory.used : NAN), "bytes",
-                     weft_json_number(room ? (double)memory.total : NAN), "percent",
-                     weft_json_number(used ? (double)use.gpu : NAN));
-}
-
-/* [{"name", "watts", "mhz", "used_bytes", "bytes", "percent"}], null where the driver does not say. */
+/* {"gpus": [{"name", "watts", "mhz", "used_bytes", "bytes", "percent"}]}, null where the driver does not say. */
 static json_t *gpus_json(const gpus *g) {
     json_t *list = json_array();
-    for (unsigned i = 0; g && list && i < g->n; i++)
-        json_array_append_new(list, gpu_json(g, g->devices[i]));
-    return list;
+    for (unsigned i = 0; i < g->n; i++) {
+        nvml_device *d = g->devices[i];
+        char name[NAME_ROOM] = "";
+        unsigned milliwatts = 0, mhz = 0;
+        nvml_memory memory = {0};
+        nvml_utilization use = {0};
+        if (g->f.name(d, name, sizeof name) != 0) snprintf(name, sizeof name, "GPU");
+        bool power = g->f.power(d, &milliwatts) == 0, clock = g->f.clock(d, CLOCK_SM, &mhz) == 0;
+        bool room = g->f.memory(d, &memory) == 0, used = g->f.utilization(d, &use) == 0;
+        json_array_append_new(
+            list, json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "name", weft_json_text(name), "watts",
+                            weft_json_number(power ? milliwatts / 1000.0 : NAN), "mhz",
+                            weft_json_number(clock ? (double)mhz : NAN), "used_bytes",
+                            weft_json_number(room ? (double)memory.used : NAN), "bytes",
+                            weft_json_number(room ? (double)memory.total : NAN), "percent",
+                            weft_json_number(used ? (double)use.gpu : NAN)));
+    }
+    return json_pack("{s:o}", "gpus", list);
 }
 
 /* What is new after one change up to another, as JSON. Kept as long as somebody has it. */
@@ -149,21 +134,21 @@ typedef struct {
     int users;
 } news;
 
-struct weft_live {
+typedef struct {
+    weft_live told; /* what weft_live_open gives */
     weft_live_options options;
     weft_watched *runs;
     gpus *gpus;
     char *page;
     struct MHD_Daemon *daemon;
     weft_connections *connections;
-    int found;
     pthread_t thread;
     pthread_mutex_t lock; /* of all below, and of the runs */
     pthread_cond_t news;  /* a look was taken, or the end */
     int64_t looks, version;
     news *all, *changes; /* those last composed: everything, and after a change */
     bool closing, started, full;
-};
+} live;
 
 typedef struct {
     char *body;
@@ -172,7 +157,7 @@ typedef struct {
 } request;
 
 typedef struct {
-    weft_live *watch;
+    live *watch;
     int64_t version, looks, quiet;
     news *news; /* to be sent between `head` and `tail`; NULL: nothing */
     char *tail; /* and this after it; NULL: nothing */
@@ -186,7 +171,7 @@ WEFT_EMBED("weft_live_script", "src/watch/live.js");
 WEFT_EMBED("weft_live_style", "src/watch/live.css");
 
 static void *look(void *context) {
-    weft_live *w = context;
+    live *w = context;
     WEFT_LOCK(&w->lock);
     while (!w->closing) {
         bool all = weft_watched_look(w->runs);
@@ -208,7 +193,7 @@ static void let_go(news *n) {
     free(n);
 }
 
-static news *compose_news(weft_live *w, int64_t after) {
+static news *compose_news(live *w, int64_t after) {
     WEFT_AUTO_FREE news *n = calloc(1, sizeof *n);
     char *text = n ? weft_json_line(weft_watched_news(w->runs, after)) : NULL;
     if (!text) return NULL;
@@ -217,7 +202,7 @@ static news *compose_news(weft_live *w, int64_t after) {
 }
 
 /* What is new after a change, for one more user. NULL: nothing, or no memory. */
-static news *take_news(weft_live *w, int64_t after) {
+static news *take_news(live *w, int64_t after) {
     news **kept = after ? &w->changes : &w->all;
     if (!*kept || (*kept)->after != after || (*kept)->version != weft_watched_version(w->runs)) {
         let_go(*kept);
@@ -259,15 +244,14 @@ static enum MHD_Result send_error(struct MHD_Connection *c, unsigned status, con
 
 /* What is new for a stream. The lock is held. */
 static void compose(stream *s) {
-    weft_live *w = s->watch;
+    live *w = s->watch;
     s->at = 0;
     if (s->version == 0 || w->version > s->version) {
         s->news = take_news(w, s->version);
         s->version = w->version > 0 ? w->version : 1;
         s->quiet = 0;
     }
-    WEFT_AUTO_FREE char *machine =
-        w->gpus ? weft_json_line(json_pack("{s:o}", "gpus", gpus_json(w->gpus))) : NULL;
+    WEFT_AUTO_FREE char *machine = w->gpus ? weft_json_line(gpus_json(w->gpus)) : NULL;
     if (machine && asprintf(&s->tail, "event: machine\ndata: %s\n\n", machine) < 0) s->tail = NULL;
     if (!s->news && !s->tail && s->quiet++ % BEATS == BEATS - 1) s->tail = strdup(": alive\n\n");
     s->looks = w->looks;
@@ -307,7 +291,7 @@ static void forget_sent(stream *s) {
 
 static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
     stream *s = context;
-    weft_live *w = s->watch;
+    live *w = s->watch;
     size_t n;
     (void)at;
     pthread_mutex_lock(&w->lock);
@@ -323,14 +307,14 @@ static ssize_t read_stream(void *context, uint64_t at, char *out, size_t room) {
 
 static void free_stream(void *context) {
     stream *s = context;
-    weft_live *w = s->watch;
+    live *w = s->watch;
     pthread_mutex_lock(&w->lock);
     forget_sent(s);
     pthread_mutex_unlock(&w->lock);
     free(s);
 }
 
-static enum MHD_Result send_stream(weft_live *w, struct MHD_Connection *c) {
+static enum MHD_Result send_stream(live *w, struct MHD_Connection *c) {
     stream *s = calloc(1, sizeof *s);
     if (!s) return MHD_NO;
     s->watch = w;
@@ -340,7 +324,7 @@ static enum MHD_Result send_stream(weft_live *w, struct MHD_Connection *c) {
     return queue(c, 200, r, "text/event-stream");
 }
 
-static enum MHD_Result send_runs(weft_live *w, struct MHD_Connection *c) {
+static enum MHD_Result send_runs(live *w, struct MHD_Connection *c) {
     pthread_mutex_lock(&w->lock);
     news *n = take_news(w, 0);
     char *text = n ? strdup(n->text) : NULL;
@@ -349,7 +333,7 @@ static enum MHD_Result send_runs(weft_live *w, struct MHD_Connection *c) {
     return send_text(c, 200, "application/json", text);
 }
 
-static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
+static enum MHD_Result send_log(live *w, struct MHD_Connection *c) {
     const char *id = MHD_lookup_connection_value(c, MHD_GET_ARGUMENT_KIND, "id");
     char *end = "";
     long long number = id ? strtoll(id, &end, 10) : -1;
@@ -364,12 +348,13 @@ static enum MHD_Result send_log(weft_live *w, struct MHD_Connection *c) {
 }
 
 /* A page from elsewhere cannot send JSON here without asking first, and is told no. */
-static enum MHD_Result take_note(weft_live *w, struct MHD_Connection *c, const request *r) {
+static enum MHD_Result take_note(live *w, struct MHD_Connection *c, const request *r) {
     const char *type = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Type");
     if (r->large) return send_error(c, 413, "the note is too long");
     if (!type || strncmp(type, "application/json", 16) != 0)
         return send_error(c, 415, "the body must be JSON");
-    json_t *object = weft_json_read(r->body ? r->body : "", r->bytes, JSON_REJECT_DUPLICATES, NULL);
+    WEFT_AUTO_DECREF json_t *object =
+        weft_json_read(r->body ? r->body : "", r->bytes, JSON_REJECT_DUPLICATES, NULL);
     const json_t *id = json_object_get(object, "id");
     const char *note = json_string_value(json_object_get(object, "note"));
     const char *tags = json_string_value(json_object_get(object, "tags"));
@@ -380,12 +365,11 @@ static enum MHD_Result take_note(weft_live *w, struct MHD_Connection *c, const r
     else
         weft_fail(WEFT_EINPUT, "a note is {\"id\": N, \"note\": TEXT, \"tags\": TEXT}");
     pthread_mutex_unlock(&w->lock);
-    json_decref(object);
     if (status == WEFT_OK) return send_json(c, 200, json_object());
     return send_error(c, status == WEFT_EINPUT ? 400 : 500, weft_error_message());
 }
 
-static enum MHD_Result answer(weft_live *w, struct MHD_Connection *c, const char *url,
+static enum MHD_Result answer(live *w, struct MHD_Connection *c, const char *url,
                               const char *method, const request *r) {
     const char *host = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Host");
     bool get = strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0;
@@ -425,7 +409,7 @@ static enum MHD_Result receive(void *context, struct MHD_Connection *c, const ch
         *bytes = 0;
         return MHD_YES;
     }
-    weft_live *w = context;
+    live *w = context;
     weft_connection *connection = weft_connection_of(c);
     if (!connection) return MHD_NO;
     /* It came whole, and in time; a stream lasts as long as its client. */
@@ -437,7 +421,7 @@ static enum MHD_Result receive(void *context, struct MHD_Connection *c, const ch
 static void end_request(void *context, struct MHD_Connection *c, void **own,
                         enum MHD_RequestTerminationCode how) {
     request *r = *own;
-    weft_live *w = context;
+    live *w = context;
     weft_connection *connection = weft_connection_of(c);
     (void)how;
     if (connection) weft_connection_end(w->connections, connection);
@@ -457,7 +441,7 @@ static unsigned most_connections(void) {
     return left / 2 < CONNECTIONS_MOST ? left / 2 : CONNECTIONS_MOST;
 }
 
-static weft_status start_daemon(weft_live *w) {
+static weft_status start_daemon(live *w) {
     int listening;
     bool six = false;
     double seconds = w->options.request_seconds;
@@ -477,11 +461,13 @@ static weft_status start_daemon(weft_live *w) {
     return weft_fail(WEFT_EIO, "watch: libmicrohttpd does not start; WEFT_LOG=debug tells more");
 }
 
-WEFT_ENDED_BY(weft_live_close, weft_live)
+static void close_live(live **w) {
+    weft_live_close(*w ? &(*w)->told : NULL);
+}
 
 weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out) {
     *out = NULL;
-    WEFT_AUTO(weft_live_close_at) weft_live *w = calloc(1, sizeof *w);
+    WEFT_AUTO(close_live) live *w = calloc(1, sizeof *w);
     if (!w) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     w->options = *o;
     w->runs = runs;
@@ -502,25 +488,19 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     if (!w->page) return weft_fail(WEFT_ENOMEM, "watch: no memory");
     weft_watched_look(runs);
     w->version = weft_watched_version(runs);
-    w->found = weft_watched_count(runs);
+    w->told.found = weft_watched_count(runs);
     WEFT_TRY(start_daemon(w));
+    w->told.port = MHD_get_daemon_info(w->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     int error = pthread_create(&w->thread, NULL, look, w);
     if (error) return weft_fail(WEFT_EIO, "watch: no thread: %s", strerror(error));
     w->started = true;
-    *out = weft_steal(&w);
+    *out = &((live *)weft_steal(&w))->told;
     return WEFT_OK;
 }
 
-int weft_live_port(const weft_live *w) {
-    return MHD_get_daemon_info(w->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
-}
-
-int weft_live_found(const weft_live *w) {
-    return w->found;
-}
-
 /* Streams end when they see the end; then the daemon can. */
-void weft_live_close(weft_live *w) {
+void weft_live_close(weft_live *page) {
+    live *w = (live *)(void *)page;
     if (!w) return;
     pthread_mutex_lock(&w->lock);
     w->closing = true;
@@ -546,16 +526,6 @@ weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_
     return weft_fail(WEFT_EMISSING,
                      "this build has no live page: it was made without libmicrohttpd; "
                      "scripts/setup optional installs it, then make configure");
-}
-
-int weft_live_port(const weft_live *w) {
-    (void)w;
-    return 0;
-}
-
-int weft_live_found(const weft_live *w) {
-    (void)w;
-    return 0;
 }
 
 void weft_live_close(weft_live *w) {

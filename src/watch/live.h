@@ -13,7 +13,10 @@
 
 #include "record/watched.h"
 
-typedef struct weft_live weft_live;
+typedef struct {
+    int port;  /* at which it listens */
+    int found; /* how many runs there were when it began */
+} weft_live;
 
 typedef struct {
     const char *host;
@@ -23,7 +26,4 @@ typedef struct {
 
 /* The runs are its own until it is closed. */
 weft_status weft_live_open(const weft_live_options *o, weft_watched *runs, weft_live **out);
-int weft_live_port(const weft_live *w);
-/* How many runs there were when it began. */
-int weft_live_found(const weft_live *w);
 void weft_live_close(weft_live *w);

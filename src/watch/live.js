@@ -19,6 +19,12 @@
     if (parent) parent.appendChild(made);
     return made;
   };
+  const progress = (parent, max, value, of) => {
+    const bar = node("progress", parent);
+    bar.max = max || 1;
+    bar.value = value || 0;
+    if (of) bar.setAttribute("aria-label", "progress of " + of);
+  };
   const known = (v) => typeof v === "number" && isFinite(v);
   const digits = (v, n = 4) => (known(v) ? v.toFixed(n) : "");
   const count = (v) => (known(v) ? Math.round(v).toLocaleString("en") : "");
@@ -270,11 +276,9 @@
     const row = node("tr", null);
     node("th", row, "");
     for (const c of all) {
-      const cell = node("th", row, undefined, c.n ? "n" : ""), button = node("button", cell, c.label);
-      button.type = "button";
-      button.dataset.focus = "sort " + c.key;
+      const cell = node("th", row, undefined, c.n ? "n" : "");
       if (c.key === sortBy) cell.setAttribute("aria-sort", down ? "descending" : "ascending");
-      button.addEventListener("click", () => { down = sortBy === c.key && !down; sortBy = c.key; draw(); });
+      nameButton(cell, c.label, "sort " + c.key, () => { down = sortBy === c.key && !down; sortBy = c.key; draw(); });
     }
     byId("runs").tHead.replaceChildren(row);
   }
@@ -316,12 +320,7 @@
     cell.textContent = textOf(members, column);
     if (column.option && members.every((m) => !(column.option in m.options))) cell.classList.add("usual");
     if (column.key === "status") cell.classList.add(members.length === 1 ? r.status : ["running", "failed", "diverged"].find((s) => members.some((m) => m.status === s)) || "done");
-    if (column.key === "step" && members.length === 1 && r.status === "running" && r.steps) {
-      const bar = node("progress", cell);
-      bar.max = r.steps;
-      bar.value = r.step || 0;
-      bar.setAttribute("aria-label", "progress of " + r.name);
-    }
+    if (column.key === "step" && members.length === 1 && r.status === "running" && r.steps) progress(cell, r.steps, r.step, r.name);
   }
 
   /* One run, or the runs of one group by their means. */
@@ -417,9 +416,7 @@
       const left = [...runs.values()].filter((r) => r.study === s.id).map((r) => r.seconds_left).filter(known);
       const item = node("li", place, s.name + ": " + s.done + " of " + all + " runs done" + (s.running ? ", " + s.running + " running" : "") +
         (s.failed ? ", " + s.failed + " failed" : "") + (left.length ? ", this one " + time(Math.max(...left)) + " left" : ""));
-      const bar = node("progress", item);
-      bar.max = all || 1;
-      bar.value = s.done + s.failed;
+      progress(item, all, s.done + s.failed);
     }
   }
 
@@ -461,10 +458,7 @@
       fact("best held-out loss", digits(r.best_val_loss));
       fact("left", time(r.seconds_left));
       if (!i) fact("tokens per second", count(r.tokens_per_s));
-      const bar = node("progress", left);
-      bar.max = r.steps || 1;
-      bar.value = r.step || 0;
-      bar.setAttribute("aria-label", "progress of " + name);
+      progress(left, r.steps, r.step, name);
       node("p", left, "training step " + count(r.step) + (r.steps ? " of " + count(r.steps) : ""), "about");
       if (i) return;
       const wrote = samples.get(r.id), right = node("div", card);

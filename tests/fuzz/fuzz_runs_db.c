@@ -74,7 +74,7 @@ static void begin(void) {
     mkdir(fuzz_path("out"), 0700);
     snprintf(path, sizeof path, "%s", fuzz_path("whole.db"));
     need(small_study(file, &study) == WEFT_OK, "the study");
-    need(weft_database_open_or_new(path, &d, &fresh) == WEFT_OK, "a new database");
+    need(weft_database_open(path, WEFT_DATABASE_MAKE, &d, &fresh) == WEFT_OK, "a new database");
     need(weft_record_create(d, study, &(weft_study_place){1, "cpu"}) == WEFT_OK, "its tables");
     need(weft_database_script(d, results) == WEFT_OK, "results");
     list_columns(d);
@@ -154,7 +154,7 @@ static weft_status go_on(const char *path) {
     weft_record_runs jobs = {0};
     weft_repeats repeats;
     int added;
-    WEFT_TRY(weft_database_open(path, true, &d));
+    WEFT_TRY(weft_database_open(path, WEFT_DATABASE_WRITE, &d, NULL));
     weft_database_script(d, "PRAGMA synchronous = OFF");
     weft_status status = weft_record_match(d, study);
     if (status == WEFT_OK) status = weft_record_renew(d, study);
@@ -229,7 +229,7 @@ bool fuzz_runs_db(const uint8_t *data, size_t size) {
         change_all(path, in);
     }
     unlink(fuzz_path("runs.db-journal"));
-    bool taken = weft_database_open(path, false, &d) == WEFT_OK;
+    bool taken = weft_database_open(path, WEFT_DATABASE_READ, &d, NULL) == WEFT_OK;
     if (taken) weft_database_close(d);
     /* The same check refuses it everywhere; that it does is tried now and then. */
     int way = fuzz_way(data, size, 4 * WAYS);

@@ -30,6 +30,11 @@ static weft_variants parse(const char *sweep, const char *variants, int points, 
     return s;
 }
 
+static void expect_set(const weft_variant *v, int set, const char *key, const char *value) {
+    assert_string_equal(v->sets[set].option->key, key);
+    assert_string_equal(v->sets[set].value, value);
+}
+
 static void test_a_grid_is_every_combination(void **state) {
     (void)state;
     static const char *const separators[] = {"×", "x", "*"};
@@ -43,9 +48,8 @@ static void test_a_grid_is_every_combination(void **state) {
         for (int i = 0; i < 4; i++) {
             assert_string_equal(s.list[i].name, names[i]);
             assert_int_equal(s.list[i].n_sets, 2);
-            assert_string_equal(s.list[i].sets[0], i < 2 ? "RA_MLA_MLP_CROSS_ALPHA=0.1"
-                                                         : "RA_MLA_MLP_CROSS_ALPHA=0.3");
-            assert_string_equal(s.list[i].sets[1], i % 2 ? "N_FFN=32" : "N_FFN=8");
+            expect_set(&s.list[i], 0, "RA_MLA_MLP_CROSS_ALPHA", i < 2 ? "0.1" : "0.3");
+            expect_set(&s.list[i], 1, "N_FFN", i % 2 ? "32" : "8");
             assert_int_equal(s.list[i].baseline, i ? 0 : -1);
         }
         assert_string_equal(s.list[1].title, "RA_MLA_MLP_CROSS_ALPHA=0.1 N_FFN=32");
@@ -61,13 +65,13 @@ static void test_a_point_is_compared_with_the_same_point(void **state) {
     for (int i = 0; i < 9; i++)
         assert_int_equal(s.list[i].baseline, baselines[i]);
     assert_string_equal(s.list[4].name, "b-128");
-    assert_string_equal(s.list[4].sets[0], "ATTENTION=w2");
-    assert_string_equal(s.list[4].sets[1], "N_FFN=128");
+    expect_set(&s.list[4], 0, "ATTENTION", "w2");
+    expect_set(&s.list[4], 1, "N_FFN", "128");
     weft_variants_free(&s);
 }
 
 static double value_of(const weft_variant *s, int set) {
-    return atof(strchr(s->sets[set], '=') + 1);
+    return atof(s->sets[set].value);
 }
 
 static void test_draws_stay_in_their_range_and_follow_from_the_seed(void **state) {

@@ -33,6 +33,11 @@ static void refuse(const char *named, const char *ablation, const char *const *w
             fail_msg("'%s' is not in: %s", *words, weft_error_message());
 }
 
+static void expect_set(const weft_variant *v, int set, const char *key, const char *value) {
+    assert_string_equal(v->sets[set].option->key, key);
+    assert_string_equal(v->sets[set].value, value);
+}
+
 static void test_named_variants_are_read(void **state) {
     (void)state;
     weft_variants s;
@@ -43,13 +48,13 @@ static void test_named_variants_are_read(void **state) {
     assert_string_equal(s.list[0].name, "base");
     assert_int_equal(s.list[0].n_sets, 0);
     assert_int_equal(s.list[0].baseline, -1);
-    assert_string_equal(s.list[1].sets[0], "N_FFN=128");
-    assert_string_equal(s.list[1].sets[1], "N_HEAD=4");
+    expect_set(&s.list[1], 0, "N_FFN", "128");
+    expect_set(&s.list[1], 1, "N_HEAD", "4");
     assert_int_equal(s.list[1].baseline, 0);
     assert_string_equal(s.list[2].name, "deep");
     assert_int_equal(s.list[2].baseline, 1);
-    assert_string_equal(s.list[3].sets[0], "DATASET=a b;c");
-    assert_string_equal(s.list[3].sets[1], "TOKENIZER=x y");
+    expect_set(&s.list[3], 0, "DATASET", "a b;c");
+    expect_set(&s.list[3], 1, "TOKENIZER", "x y");
     for (int i = 0; i < s.n; i++)
         assert_int_equal(s.list[i].repeats, -1);
     weft_variants_free(&s);
@@ -103,7 +108,7 @@ static void test_ablation_variants_have_their_switches_and_repeats(void **state)
         char got[4] = "";
         assert_int_equal(s.list[i].n_sets, 3);
         for (int k = 0; k < 3; k++)
-            got[k] = s.list[i].sets[k][strlen(s.list[i].sets[k]) - 1];
+            got[k] = *s.list[i].sets[k].value;
         assert_string_equal(got, switches[i]);
         assert_int_equal(s.list[i].baseline, i ? 0 : -1);
         assert_int_equal(s.list[i].repeats, i == 4 ? 2 : i == 5 ? 3 : -1);
@@ -189,8 +194,9 @@ static void test_a_preset_goes_below_all_that_is_set(void **state) {
     assert_int_equal(c.norm, WEFT_NORM_LAYERNORM);
     assert_int_equal(c.position, WEFT_POSITION_ALIBI);
     assert_false(c.bias);
-    char set[] = "PRESET=ra-mla", *sets[] = {set};
-    weft_variant variant = {.name = "s", .sets = sets, .n_sets = 1};
+    char preset[] = "ra-mla";
+    weft_setting set = {weft_option_find("PRESET"), preset};
+    weft_variant variant = {.name = "s", .sets = &set, .n_sets = 1};
     assert_int_equal(weft_source_read(&source, &variant, &c), WEFT_OK);
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
     assert_true(c.bias && c.latent_recip);
