@@ -12,22 +12,10 @@
  * caches: while a block is worked on, the next one's is asked for. */
 #pragma once
 
+#include "cpu/attention_back.h"
 #include "cpu/attention_exp.h"
-#include "cpu/attention_tile.h"
 
 enum { PAIR_KEYS = 64, PAIR_QUERIES = 128 };
-
-/* Sums that grow: panels of `rows` rows of TILE_N columns. */
-typedef struct {
-    real *at;
-    int64_t rows;
-} sum_panels;
-
-/* Where dK, dV and dn of a range of keys grow. */
-typedef struct {
-    sum_panels dk, dv;
-    real *dn; /* [keys] */
-} key_sums;
 
 /* Scratch of a thread. `q` is T rounded up to PAIR_QUERIES; widths of rows that
  * are packed along are rounded up to TILE_N; what is packed along is so for
