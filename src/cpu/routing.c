@@ -250,8 +250,9 @@ WEFT_TASK(route_dense_task) {
         ((real *)weft_data(x, n->out[1]))[row + i] = floor[i];
         ((real *)weft_data(x, n->out[2]))[row + i] = factor[i];
     }
-    route_product(x, strip, keys, r.count, n->in[WEFT_ROUTE_H], r.batch * a->score.keys * a->width,
-                  factor, n->out[0], row * a->width, a->width, r.scratch);
+    route_product(&c->p, strip, keys, r.count, n->in[WEFT_ROUTE_H],
+                  r.batch * a->score.keys * a->width, factor, n->out[0], row * a->width, a->width,
+                  r.scratch);
 }
 
 static int64_t strip_reals(const weft_node *n) {
@@ -288,8 +289,9 @@ WEFT_TASK(route_dense_back_task) {
         route_tile(&r, t, steps, strip + s * ROUTE_LANES);
         weigh_rows(strip + s * ROUTE_LANES, steps, floor + t, factor + t);
     }
-    route_product(x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width, NULL,
-                  n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width, r.scratch);
+    route_product(&c->p, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width,
+                  NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,
+                  r.scratch);
 }
 
 ROUTING(route_dense_back, true, strip_reals(n))
