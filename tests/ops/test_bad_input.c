@@ -4,7 +4,6 @@
 #include "ops/arith.h"
 #include "ops/attention.h"
 #include "ops/embedding.h"
-#include "ops/gated.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
@@ -270,13 +269,6 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(gate_other_heads, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 3, 5), 0.1))              \
     X(gate_other_length, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 2, 4), 0.1))             \
     X(gate_flat, "gate_mix", weft_gate_mix(g, F(3, 4, 5), F(2, 3, 4), 0.1))                        \
-    /* gated */                                                                                    \
-    X(gated_other_width, "linear", weft_gated_linear(g, F(2, 3), F(4, 3), F(4, 2)))                \
-    X(gated_other_rows, "gated_linear", weft_gated_linear(g, F(2, 3), F(4, 3), F(5, 3)))           \
-    X(gated_flat_weight, "linear", weft_gated_linear(g, F(2, 3), F(3), F(3)))                      \
-    X(gated_integers, "matmul", weft_gated_linear(g, I(2, 3), F(4, 3), F(4, 3)))                   \
-    X(gated_mixed, "gated_linear", weft_gated_linear(g, F(2, 3), F(4, 3), D(4, 3)))                \
-    X(gated_missing, "gated_linear", weft_gated_linear(g, F(2, 3), F(4, 3), NULL))                 \
     /* gaussian, heads */                                                                          \
     X(softplus_integers, "softplus", weft_softplus(g, I(3), 0, 0))                                 \
     X(softplus_start_past_end, "softplus", weft_softplus(g, F(2, 3), 4, 0))                        \
