@@ -57,13 +57,6 @@ static weft_tensor *attend_packed(weft_graph *g, weft_score s, weft_tensor *qkv,
     return weft_attention(g, &s, NULL).o;
 }
 
-static weft_tensor *gelu_bias_back(weft_graph *g, weft_tensor *dy, weft_tensor *x) {
-    weft_bias_back_attr attr = {WEFT_F32};
-    const weft_node *n = weft_graph_append(g, &weft_op_gelu_bias_back, (weft_tensor *[]){dy, x}, 2,
-                                           2, 2, &attr, sizeof attr);
-    return n ? n->out[0] : NULL;
-}
-
 static weft_tensor *route(weft_graph *g, weft_tensor *q, weft_tensor *k, weft_tensor *lse,
                           int64_t keep) {
     weft_score s = {.q = q, .k = k, .scale_value = 1, .causal = true};
@@ -143,10 +136,6 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(batched_other_inner, "matmul", weft_batched_matmul(g, F(2, 3, 4), F(2, 5, 4), false, false)) \
     X(grouped_other_groups, "linear", weft_grouped_linear(g, F(6, 2, 3), F(3, 3, 4), false))       \
     X(grouped_other_inner, "linear", weft_grouped_linear(g, F(6, 2, 3), F(2, 4, 3), false))        \
-    X(gelu_bias_back_other_shape, "gelu_bias_back", gelu_bias_back(g, F(2, 3), F(3, 2)))           \
-    X(gelu_bias_back_other_type, "gelu_bias_back",                                                 \
-      gelu_bias_back(g, F(2, 3), SHAPED(WEFT_BF16, 2, 3)))                                         \
-    X(gelu_bias_back_integers, "gelu_bias_back", gelu_bias_back(g, I(2, 3), I(2, 3)))              \
     X(grouped_flat, "linear", weft_grouped_linear(g, F(3), F(2, 3, 4), false))                     \
     /* norm */                                                                                     \
     X(norm_other_residual, "norm", weft_norm(g, F(2, 3), F(3, 3), F(3), NULL, WEFT_LAYERNORM).y)   \
