@@ -39,7 +39,7 @@ typedef struct {
     const panel_form *form;
     pair_scratch s;
     head_numbers head;
-    int64_t b, h, kv, start;
+    int64_t b, h, kv;
     int64_t first_key, end_key;
     int64_t key0, n_keys, q0, n_queries; /* the pair */
     sum_panels dq;
@@ -127,7 +127,7 @@ static void pack_keys(const backward *w, const pair_task *t) {
 /* How many keys of the pair the query at `row` of it sees. */
 static int64_t seen_by(const pair_task *t, int64_t row) {
     if (!t->p->a->causal) return t->n_keys;
-    return max_i64(0, min_i64(t->n_keys, t->start + t->q0 + row + 1 - t->key0));
+    return max_i64(0, min_i64(t->n_keys, t->q0 + row + 1 - t->key0));
 }
 
 /* How many of the first keys of the pair that query does not see. */
@@ -230,7 +230,7 @@ static void add_over_queries(const pair_task *t, const uint16_t *tile, const uin
     for (int64_t key = 0; key < t->n_keys; key += f->rows) {
         /* The first query that sees one of the keys. */
         int64_t first = 0;
-        if (t->p->a->causal) first = max_i64(0, t->key0 + key - (t->start + t->q0));
+        if (t->p->a->causal) first = max_i64(0, t->key0 + key - t->q0);
         first = first / f->terms * f->terms;
         if (first >= t->n_queries) return;
         multiply_panels(f, f->rows, columns, terms - first,
@@ -298,7 +298,8 @@ weft_status KERNEL(attention_back_bf16)(weft_exec *x, const weft_node *n) {
     backward w = {.g = make_back_problem(x, n, SIDE)};
     choose_panels(&w);
     lay_out_workspace(&w, weft_workspace(x, n));
-    return run_back(weft_exec_pool(x), &w);
+    run_back(weft_exec_pool(x), &w);
+    return WEFT_OK;
 }
 
 #endif

@@ -143,14 +143,13 @@ static void work_head(const backward *w, pair_task *t, const division_part *of) 
     }
     memset(t->dq.at, 0, (size_t)g->query_size * sizeof(real));
     memset(t->s.column, 0, (size_t)g->split.part_keys * sizeof(real));
-    int64_t first = a->causal ? max_i64(0, t->first_key - t->start) : 0;
+    int64_t first = a->causal ? t->first_key : 0;
     int64_t end = queries_before(&g->p, t->b, t->end_key);
     for (int64_t q = first / PAIR_QUERIES * PAIR_QUERIES; q < end; q += PAIR_QUERIES)
         pack_query_tile(w, t, q);
     for (t->key0 = t->first_key; t->key0 < t->end_key; t->key0 += PAIR_KEYS) {
         t->n_keys = min_i64(PAIR_KEYS, t->end_key - t->key0);
-        first = a->causal ? max_i64(0, t->key0 - t->start) : 0;
-        first = first / PAIR_QUERIES * PAIR_QUERIES;
+        first = a->causal ? t->key0 / PAIR_QUERIES * PAIR_QUERIES : 0;
         end = queries_before(&g->p, t->b, t->key0 + t->n_keys);
         if (first < end) pack_keys(w, t);
         for (t->q0 = first; t->q0 < end; t->q0 += PAIR_QUERIES) {
@@ -172,7 +171,6 @@ WEFT_TASK(work_task) {
                    .s = lay_out_thread(w, &memory),
                    .b = of.b,
                    .kv = of.kv,
-                   .start = start_of(&g->p, of.b),
                    .first_key = of.first_key,
                    .end_key = of.end_key};
     t.sums = t.s.sums;
@@ -230,10 +228,9 @@ WEFT_TASK(sum_key_rows) {
                g->scratch + thread * g->scratch_size);
 }
 
-static weft_status run_back(weft_pool *pool, backward *w) {
+static void run_back(weft_pool *pool, backward *w) {
     const weft_attention_attr *a = w->g.p.a;
     const division *d = &w->g.split;
-    WEFT_TRY(check_starts(&w->g.p));
     weft_pool_run(pool, d->tasks, work_task, w);
     if (w->g.query_parts && w->g.dq.t)
         weft_pool_run(pool, a->batch * a->heads * ceil_div(a->queries, SUM_ROWS), sum_query_rows,
@@ -243,5 +240,4 @@ static weft_status run_back(weft_pool *pool, backward *w) {
                       d->key_parts * a->batch * a->kv_heads * ceil_div(d->part_keys, SUM_ROWS),
                       sum_key_rows, w);
     sum_head_numbers(&w->g);
-    return WEFT_OK;
 }

@@ -39,7 +39,6 @@ static int64_t workspace_bytes(routing c, int threads) {
 
 static weft_status run_routing(weft_exec *x, const weft_node *n, routing c, weft_task task) {
     c.p = make_problem(x, n, n->in);
-    WEFT_TRY(check_starts(&c.p));
     weft_pool_run(weft_exec_pool(x), c.p.a->batch * c.tiles, task, &c);
     return WEFT_OK;
 }
@@ -81,7 +80,7 @@ static route_side make_side(const routing *c, int64_t task, int thread) {
 
 /* Where a task's first row stands among the keys. */
 static int64_t first_position(const route_side *r) {
-    return route_start(r->p, r->batch) + r->first;
+    return route_start(r->p) + r->first;
 }
 
 /* How many keys the task's last row sees. */

@@ -91,7 +91,7 @@ static void set_share(const route_side *r, bool keys, int64_t h, real beta, int6
 
 static void set_distance_tables(const route_side *r, int64_t first, head_terms *t) {
     const weft_attention_attr *a = r->p->a;
-    int64_t entries = ROUTE_LANES + ROUTE_STEPS - 1, start = route_start(r->p, r->batch);
+    int64_t entries = ROUTE_LANES + ROUTE_STEPS - 1, start = route_start(r->p);
     int64_t origin = r->keys ? start + first - r->first : start + r->first - first;
     for (int64_t e = 0; e < entries; e++) {
         int64_t shift = e - (ROUTE_STEPS - 1);
@@ -143,7 +143,7 @@ static __attribute__((noinline)) void add_weights(const route_side *r, const hea
 
 /* Pairs that are not seen get 0. */
 static void hide_pairs(const route_side *r, int64_t first, int64_t steps, real *tile) {
-    int64_t start = route_start(r->p, r->batch);
+    int64_t start = route_start(r->p);
     for (int64_t s = 0; s < steps; s++)
         for (int64_t lane = 0; lane < r->count; lane++) {
             int64_t query = r->keys ? first + s : r->first + lane;
@@ -156,7 +156,7 @@ static void hide_pairs(const route_side *r, int64_t first, int64_t steps, real *
 /* Whether a tile has pairs that are not seen, and whether it has any within the band. */
 static void look_at_distances(const route_side *r, int64_t first, int64_t steps, head_terms *t) {
     const weft_attention_attr *a = r->p->a;
-    int64_t query = route_start(r->p, r->batch) + (r->keys ? first : r->first);
+    int64_t query = route_start(r->p) + (r->keys ? first : r->first);
     int64_t key = r->keys ? r->first : first, n_keys = r->keys ? r->count : steps;
     int64_t least = query - (key + n_keys - 1);
     t->has_band = a->band && least <= a->window;
@@ -167,7 +167,7 @@ static void look_at_distances(const route_side *r, int64_t first, int64_t steps,
  * seen. */
 static step_block make_block(const route_side *r, int64_t first, int64_t s, int64_t steps) {
     step_block b = {s, min_i64(TILE_M, steps - s), 0, r->count};
-    int64_t start = route_start(r->p, r->batch);
+    int64_t start = route_start(r->p);
     if (r->keys)
         b.lanes = min_i64(r->count, start + first + s + b.count - r->first);
     else

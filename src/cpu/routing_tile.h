@@ -58,8 +58,8 @@ void route_product(const attention_problem *p, const real *weights, int64_t step
                    const weft_tensor *in, int64_t in_at, const real *factor, const weft_tensor *out,
                    int64_t out_at, int64_t width, real *scratch);
 
-/* Where a sequence's first query stands among the keys. Not causal is as if all queries stood behind
+/* Where the first query stands among the keys. Not causal is as if all queries stood behind
  * the last key: every key is seen (and no term of the score depends on a distance then). */
-static inline int64_t route_start(const attention_problem *p, int64_t b) {
-    return p->a->causal ? start_of(p, b) : p->a->keys;
+static inline int64_t route_start(const attention_problem *p) {
+    return p->a->causal ? 0 : p->a->keys;
 }

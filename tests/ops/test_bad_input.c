@@ -224,10 +224,6 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(attention_band_not_causal, "attention",                                                      \
       attend(g, (weft_score){.q = F(2, 3, 4, 5), .k = F(2, 3, 2, 5), .band = true, .window = 1},   \
              F(2, 3, 2, 6)))                                                                       \
-    X(attention_start_of_other_batch, "attention",                                                 \
-      attend(g,                                                                                    \
-             (weft_score){.q = F(2, 3, 4, 5), .k = F(2, 5, 2, 5), .start = I(3), .causal = true},  \
-             F(2, 5, 2, 6)))                                                                       \
     X(packed_not_divisible, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 25), 4, 2))     \
     X(packed_no_heads, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 24), 0, 2))          \
     X(packed_and_apart, "attention",                                                               \
