@@ -328,7 +328,7 @@ static void end_tile(const query_task *t) {
     }
 }
 
-static void attend_tile(void *context, int64_t task, int thread) {
+WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
     real_block memory = {f->scratch + thread * f->scratch_size, 0};
@@ -371,7 +371,7 @@ static const real *fill_distance_bias(const attention_problem *p, real *to) {
     return to;
 }
 
-static weft_status attention_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
     forward f = {.p = make_problem(x, n, n->in)};
     const weft_attention_attr *a = f.p.a;
@@ -386,5 +386,3 @@ static weft_status attention_run(weft_exec *x, const weft_node *n) {
     weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(attention) = {.run = attention_run, .workspace = attention_workspace};

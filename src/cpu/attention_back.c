@@ -187,7 +187,7 @@ static backward make_backward(weft_exec *x, const weft_node *n) {
     return w;
 }
 
-static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(attention_back, .workspace = attention_back_workspace) {
     if (HAS_BF16_TILES && KERNEL(attention_back_bf16_runs)(n))
         return KERNEL(attention_back_bf16)(x, n);
     backward w = make_backward(x, n);
@@ -195,6 +195,3 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     sum_distances(&w);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(attention_back) = {.run = attention_back_run,
-                                            .workspace = attention_back_workspace};

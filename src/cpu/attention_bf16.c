@@ -242,7 +242,7 @@ static void end_tile(const query_task *t) {
     }
 }
 
-static void attend_tile(void *context, int64_t task, int thread) {
+WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
     real_block memory = {f->scratch + thread * f->scratch_size, 0};
