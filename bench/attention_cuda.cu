@@ -18,7 +18,7 @@
 struct form {
     const char *name;
     int batch, queries, keys, heads, kv_heads, dqk, dv;
-    bool bf16, causal, packed, n, scale, beta, log_tau, start;
+    bool bf16, causal, packed, n, scale, beta, log_tau;
     weft_attention_pos pos;
     bool band;
     int window;
@@ -115,8 +115,7 @@ static const char *const names[] = {"o",  "lse",    "dq",    "dk",       "dv",
 
 struct problem {
     form f;
-    array in[INPUTS], out[OUTPUTS], start, first, workspace,
-        grads; /* packed: grads holds dq, dk, dv */
+    array in[INPUTS], out[OUTPUTS], first, workspace, grads; /* packed: grads holds dq, dk, dv */
     attention_problem p = {};
     attention_gradients g = {};
 };
@@ -160,23 +159,10 @@ static void make(problem &x, const form &f) {
     p.n = (float *)x.in[N].device, p.scale = (float *)x.in[SCALE].device;
     p.beta = (float *)x.in[BETA].device, p.log_tau = (float *)x.in[LOG_TAU].device;
     p.rel = (float *)x.in[REL].device, p.distances = (int)x.in[REL].count;
-    if (f.start) {
-        std::vector<int32_t> start((size_t)B);
-        for (int64_t b = 0; b < B; b++)
-            start[(size_t)b] = (int32_t)((S - T) * (b + 1) / B);
-        x.start.host.resize((size_t)B);
-        CUDA(cudaMalloc(&x.start.device, (size_t)B * 4));
-        CUDA(cudaMemcpy(x.start.device, start.data(), (size_t)B * 4, cudaMemcpyHostToDevice));
-        for (int64_t b = 0; b < B; b++)
-            x.start.host[(size_t)b] = (float)start[(size_t)b];
-        p.start = (int32_t *)x.start.device;
-    }
     if (f.document) {
         std::vector<int32_t> first((size_t)(B * T));
-        for (int64_t e = 0; e < B * T; e++) {
-            int place = (int)(e % T) + (f.start ? (int)x.start.host[(size_t)(e / T)] : 0);
-            first[(size_t)e] = place / f.document * f.document;
-        }
+        for (int64_t e = 0; e < B * T; e++)
+            first[(size_t)e] = (int)(e % T) / f.document * f.document;
         CUDA(cudaMalloc(&x.first.device, first.size() * 4));
         CUDA(cudaMemcpy(x.first.device, first.data(), first.size() * 4, cudaMemcpyHostToDevice));
         p.first = (int32_t *)x.first.device;
@@ -227,7 +213,6 @@ static void release(problem &x) {
         a.release();
     for (array &a : x.out)
         a.release();
-    x.start.release();
     x.first.release();
     x.workspace.release();
 }
@@ -320,7 +305,7 @@ struct reference {
     }
 
     void work_head(results &r, int64_t b, int64_t h) {
-        int64_t kv = h * KV / H, start = f.start ? (int64_t)x.start.host[(size_t)b] : 0;
+        int64_t kv = h * KV / H;
         double scale = (double)x.p.scale_value, beta = 0, tau = 0, slope = 0;
         if (f.scale) scale = (double)x.in[SCALE].host[(size_t)h];
         if (f.beta) beta = (double)x.in[BETA].host[(size_t)h];
@@ -336,14 +321,14 @@ struct reference {
         double alpha = (double)x.p.band_alpha;
         std::vector<double> &dk = f.packed ? r[DQ] : r[DK], &dv = f.packed ? r[DQ] : r[DV];
         for (int64_t i = 0; i < T; i++) {
-            int64_t end = f.causal ? std::min(S, start + i + 1) : S;
+            int64_t end = f.causal ? std::min(S, i + 1) : S;
             std::vector<double> raw((size_t)end), s((size_t)end), pos((size_t)end);
             double top = -INFINITY, sum = 0, total = 0;
-            int64_t first = f.first_key((int)(start + i));
+            int64_t first = f.first_key((int)i);
             std::fill(s.begin(), s.end(), -INFINITY);
             for (int64_t j = first; j < end; j++) {
                 size_t u = (size_t)j;
-                int64_t distance = start + i - j;
+                int64_t distance = i - j;
                 raw[u] = product(Q, i, h, K, j, kv, b, f.dqk);
                 if (f.band && distance <= f.window)
                     raw[u] += alpha * product(Q, j, h, K, i, kv, b, f.dqk);
@@ -385,7 +370,7 @@ struct reference {
                 if (f.scale) add_term(r, DSCALE, h, ds * raw[u]);
                 if (f.beta) add_term(r, DBETA, h, ds * (double)x.in[N].host[key]);
                 if (f.log_tau) add_term(r, DLOG_TAU, h, -tau / (tau + 1e-6) * ds * (s[u] - pos[u]));
-                if (f.pos == WEFT_POS_RELATIVE) add_term(r, DREL, start + i - j, ds);
+                if (f.pos == WEFT_POS_RELATIVE) add_term(r, DREL, i - j, ds);
             }
         }
     }
@@ -463,7 +448,7 @@ static int check_large(const form &f) {
 static int check_causality(problem &x, const results &a) {
     const form &f = x.f;
     int64_t cut = f.queries / 2;
-    if (!f.causal || f.packed || f.start) return 0;
+    if (!f.causal || f.packed) return 0;
     for (int64_t b = 0; b < f.batch; b++) {
         auto change = [&](const head_rows &rows) {
             size_t bytes = (size_t)(f.keys - cut) * (size_t)rows.row * 2;
@@ -501,7 +486,6 @@ static int check_alone(problem &x, const results &a) {
     p.lse += b * f.heads * f.queries;
     if (p.n) p.n += b * f.kv_heads * f.keys;
     if (g.dn) g.dn += b * f.kv_heads * f.keys;
-    if (p.start) p.start += b;
     if (p.first) p.first += b * f.queries;
     flash_forward(p, 0);
     flash_backward(p, g, 0);
@@ -550,10 +534,7 @@ static int check_random(unsigned seed, int count) {
         f.beta = f.n && !w2;
         f.packed = f.dqk == f.dv && draw(2) == 1;
         f.pos = (weft_attention_pos)(f.causal ? draw(3) : 0);
-        if (!f.packed && draw(3) == 0) {
-            f.keys += draw(200);
-            f.start = f.causal;
-        }
+        if (!f.packed && !f.causal && draw(3) == 0) f.keys += draw(200);
         /* A query that sees one key has no gradient to compare. */
         if (f.causal && draw(3) == 0) f.reach = 2 + draw(f.queries);
         if (f.causal && draw(3) == 0) f.document = 1 + draw(200);
@@ -561,13 +542,13 @@ static int check_random(unsigned seed, int count) {
             f.softcap = (float)(1 + draw(5));
         char name[200];
         snprintf(name, sizeof name,
-                 "(%d,%d) reach %d document %d cap %g B %d T %d S %d H %d/%d%s%s%s%s%s%s", f.dqk,
+                 "(%d,%d) reach %d document %d cap %g B %d T %d S %d H %d/%d%s%s%s%s%s", f.dqk,
                  f.dv, f.reach, f.document, (double)f.softcap, f.batch, f.queries, f.keys, f.heads,
                  f.kv_heads, f.causal ? "" : " open", f.packed ? " packed" : "",
                  w2       ? " w2"
                  : f.beta ? " n"
                           : "",
-                 f.scale ? " scale" : "", f.start ? " start" : "",
+                 f.scale ? " scale" : "",
                  f.pos == WEFT_POS_ALIBI      ? " alibi"
                  : f.pos == WEFT_POS_RELATIVE ? " relative"
                                               : "");
@@ -597,72 +578,71 @@ static int check_random(unsigned seed, int count) {
 
 static int check(bool quick) {
     const weft_attention_pos none = WEFT_POS_NONE, alibi = WEFT_POS_ALIBI, rel = WEFT_POS_RELATIVE;
-    /* name; B T S H KV dqk dv; bf16 causal packed n scale beta log_tau start; pos band window */
+    /* name; B T S H KV dqk dv; bf16 causal packed n scale beta log_tau; pos band window */
     const form small[] = {
-        {"dot f32", 2, 37, 37, 3, 3, 20, 20, 0, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot f32 open", 2, 37, 45, 4, 2, 20, 12, 0, 0, 0, 0, 0, 0, 0, 0, none, 0, 0},
-        {"n f32", 2, 70, 70, 3, 2, 33, 130, 0, 1, 0, 1, 1, 1, 0, 0, none, 0, 0},
-        {"w2 f32 alibi", 2, 70, 70, 3, 1, 140, 17, 0, 1, 0, 1, 0, 0, 1, 0, alibi, 0, 0},
-        {"w2 f32 open alibi", 2, 40, 50, 3, 3, 16, 17, 0, 0, 0, 1, 0, 0, 1, 0, alibi, 0, 0},
-        {"relative f32 start", 2, 50, 77, 4, 2, 16, 16, 0, 1, 0, 0, 1, 0, 0, 1, rel, 0, 0},
-        {"band f32", 2, 81, 81, 4, 1, 24, 16, 0, 1, 0, 1, 1, 1, 0, 0, none, 1, 40},
-        {"dot bf16", 2, 100, 100, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot bf16 32", 2, 130, 130, 3, 3, 32, 32, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot bf16 96", 2, 130, 130, 3, 3, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"w2 bf16", 2, 200, 200, 3, 3, 128, 64, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 bf16 alibi", 2, 200, 200, 3, 3, 128, 64, 1, 1, 0, 1, 0, 0, 1, 0, alibi, 0, 0},
-        {"mla bf16", 2, 130, 130, 4, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, 0, none, 0, 0},
-        {"n bf16 open", 2, 70, 150, 4, 2, 64, 64, 1, 0, 0, 1, 1, 1, 0, 0, none, 0, 0},
-        {"n bf16 start", 2, 70, 250, 4, 2, 64, 64, 1, 1, 0, 1, 1, 1, 0, 1, none, 0, 0},
-        {"groups uneven", 2, 70, 70, 5, 3, 32, 32, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"relative 64", 2, 130, 130, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0},
-        {"relative w2", 2, 75, 140, 4, 2, 128, 64, 1, 1, 0, 1, 0, 0, 1, 1, rel, 0, 0},
-        {"relative 96", 1, 400, 400, 1, 1, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0},
-        {"dot 16", 2, 70, 70, 3, 3, 16, 16, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot 80", 2, 130, 130, 2, 2, 80, 80, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot 192", 1, 150, 150, 2, 2, 192, 192, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot 256", 1, 150, 150, 2, 2, 256, 256, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"dot 200 alibi", 1, 100, 100, 2, 1, 200, 200, 1, 1, 0, 0, 0, 0, 0, 0, alibi, 0, 0},
-        {"w2 16", 1, 130, 130, 2, 2, 32, 16, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 32", 1, 130, 130, 2, 2, 64, 32, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 48", 1, 130, 130, 2, 2, 96, 48, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 96", 1, 130, 130, 2, 2, 192, 96, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 128", 1, 150, 150, 2, 2, 256, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 192", 1, 100, 100, 2, 2, 384, 192, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 256", 1, 100, 100, 2, 2, 512, 256, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 256 groups", 1, 70, 90, 4, 2, 512, 256, 1, 1, 0, 1, 1, 1, 0, 1, none, 0, 0},
-        {"window f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 0, 1, 0, 0, 0, rel, 0, 0, 37},
-        {"documents f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 1, 0, 0, 1, 0, none, 0, 0, 0, 31},
-        {"capped f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 0, 1, 0, 0, 0, alibi, 1, 9, 40, 0, 2},
-        {"window", 2, 300, 300, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 100},
-        {"window 96 relative", 1, 260, 260, 2, 2, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0, 70},
-        {"window w2 start", 2, 75, 240, 4, 2, 128, 64, 1, 1, 0, 1, 0, 0, 1, 1, none, 0, 0, 90},
-        {"window 256", 1, 260, 260, 2, 2, 256, 256, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 90},
-        {"documents", 2, 300, 300, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 0, 110},
-        {"documents w2", 1, 200, 200, 2, 1, 512, 256, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0, 0, 45},
-        {"capped", 2, 200, 200, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0, 0, 0, 1},
-        {"capped scale", 2, 200, 200, 4,  1, 128, 128, 1, 1, 0, 0, 1, 0, 0, 0,
-         none,           0, 0,   90,  70, 1},
+        {"dot f32", 2, 37, 37, 3, 3, 20, 20, 0, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot f32 open", 2, 37, 45, 4, 2, 20, 12, 0, 0, 0, 0, 0, 0, 0, none, 0, 0},
+        {"n f32", 2, 70, 70, 3, 2, 33, 130, 0, 1, 0, 1, 1, 1, 0, none, 0, 0},
+        {"w2 f32 alibi", 2, 70, 70, 3, 1, 140, 17, 0, 1, 0, 1, 0, 0, 1, alibi, 0, 0},
+        {"w2 f32 open alibi", 2, 40, 50, 3, 3, 16, 17, 0, 0, 0, 1, 0, 0, 1, alibi, 0, 0},
+        {"relative f32", 2, 77, 77, 4, 2, 16, 16, 0, 1, 0, 0, 1, 0, 0, rel, 0, 0},
+        {"band f32", 2, 81, 81, 4, 1, 24, 16, 0, 1, 0, 1, 1, 1, 0, none, 1, 40},
+        {"dot bf16", 2, 100, 100, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot bf16 32", 2, 130, 130, 3, 3, 32, 32, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot bf16 96", 2, 130, 130, 3, 3, 96, 96, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"w2 bf16", 2, 200, 200, 3, 3, 128, 64, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 bf16 alibi", 2, 200, 200, 3, 3, 128, 64, 1, 1, 0, 1, 0, 0, 1, alibi, 0, 0},
+        {"mla bf16", 2, 130, 130, 4, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"n bf16 open", 2, 70, 150, 4, 2, 64, 64, 1, 0, 0, 1, 1, 1, 0, none, 0, 0},
+        {"n bf16", 2, 250, 250, 4, 2, 64, 64, 1, 1, 0, 1, 1, 1, 0, none, 0, 0},
+        {"groups uneven", 2, 70, 70, 5, 3, 32, 32, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"relative 64", 2, 130, 130, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, rel, 0, 0},
+        {"relative w2", 2, 140, 140, 4, 2, 128, 64, 1, 1, 0, 1, 0, 0, 1, rel, 0, 0},
+        {"relative 96", 1, 400, 400, 1, 1, 96, 96, 1, 1, 1, 0, 0, 0, 0, rel, 0, 0},
+        {"dot 16", 2, 70, 70, 3, 3, 16, 16, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot 80", 2, 130, 130, 2, 2, 80, 80, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot 192", 1, 150, 150, 2, 2, 192, 192, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot 256", 1, 150, 150, 2, 2, 256, 256, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"dot 200 alibi", 1, 100, 100, 2, 1, 200, 200, 1, 1, 0, 0, 0, 0, 0, alibi, 0, 0},
+        {"w2 16", 1, 130, 130, 2, 2, 32, 16, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 32", 1, 130, 130, 2, 2, 64, 32, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 48", 1, 130, 130, 2, 2, 96, 48, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 96", 1, 130, 130, 2, 2, 192, 96, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 128", 1, 150, 150, 2, 2, 256, 128, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 192", 1, 100, 100, 2, 2, 384, 192, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 256", 1, 100, 100, 2, 2, 512, 256, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 256 groups", 1, 90, 90, 4, 2, 512, 256, 1, 1, 0, 1, 1, 1, 0, none, 0, 0},
+        {"window f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 0, 1, 0, 0, rel, 0, 0, 37},
+        {"documents f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 1, 0, 0, 1, none, 0, 0, 0, 31},
+        {"capped f32", 2, 90, 90, 3, 1, 20, 20, 0, 1, 0, 0, 1, 0, 0, alibi, 1, 9, 40, 0, 2},
+        {"window", 2, 300, 300, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, none, 0, 0, 100},
+        {"window 96 relative", 1, 260, 260, 2, 2, 96, 96, 1, 1, 1, 0, 0, 0, 0, rel, 0, 0, 70},
+        {"window w2", 2, 240, 240, 4, 2, 128, 64, 1, 1, 0, 1, 0, 0, 1, none, 0, 0, 90},
+        {"window 256", 1, 260, 260, 2, 2, 256, 256, 1, 1, 1, 0, 0, 0, 0, none, 0, 0, 90},
+        {"documents", 2, 300, 300, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, none, 0, 0, 0, 110},
+        {"documents w2", 1, 200, 200, 2, 1, 512, 256, 1, 1, 0, 1, 0, 0, 1, none, 0, 0, 0, 45},
+        {"capped", 2, 200, 200, 3, 3, 64, 64, 1, 1, 1, 0, 0, 0, 0, none, 0, 0, 0, 0, 1},
+        {"capped scale", 2, 200, 200, 4, 1, 128, 128, 1, 1, 0, 0, 1, 0, 0, none, 0, 0, 90, 70, 1},
     };
     const form large[] = {
-        {"32 T 1000", 2, 1000, 1000, 6, 6, 32, 32, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"64 T 1024", 2, 1024, 1024, 12, 12, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"64 T 1337 open", 2, 1337, 999, 4, 4, 64, 64, 1, 0, 0, 0, 0, 0, 0, 0, none, 0, 0},
-        {"64 T 1024 alibi", 2, 1024, 1024, 6, 2, 64, 64, 1, 1, 0, 0, 0, 0, 0, 0, alibi, 0, 0},
-        {"96 T 1025", 2, 1025, 1025, 4, 4, 96, 96, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"96 n T 511", 2, 511, 511, 4, 4, 96, 96, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 T 1024", 2, 1024, 1024, 12, 12, 128, 64, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 T 2000", 1, 2000, 2000, 4, 4, 128, 64, 1, 1, 0, 1, 1, 1, 0, 0, none, 0, 0},
-        {"mla T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, 0, none, 0, 0},
-        {"mla w2 T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"128 T 700", 2, 700, 700, 3, 3, 128, 128, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"192 T 1000", 1, 1000, 1000, 4, 4, 192, 192, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"256 T 1000", 1, 1000, 1000, 4, 4, 256, 256, 1, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
-        {"w2 96 T 1000", 1, 1000, 1000, 4, 4, 192, 96, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 128 T 1000", 1, 1000, 1000, 4, 4, 256, 128, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 192 T 1000", 1, 1000, 1000, 4, 4, 384, 192, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"w2 256 T 1000", 1, 1000, 1000, 4, 4, 512, 256, 1, 1, 0, 1, 0, 0, 1, 0, none, 0, 0},
-        {"relative T 1000", 2, 1000, 1000, 4, 4, 64, 64, 1, 1, 1, 0, 0, 0, 0, 0, rel, 0, 0},
+        {"32 T 1000", 2, 1000, 1000, 6, 6, 32, 32, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"64 T 1024", 2, 1024, 1024, 12, 12, 64, 64, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"64 T 1337 open", 2, 1337, 999, 4, 4, 64, 64, 1, 0, 0, 0, 0, 0, 0, none, 0, 0},
+        {"64 T 1024 alibi", 2, 1024, 1024, 6, 2, 64, 64, 1, 1, 0, 0, 0, 0, 0, alibi, 0, 0},
+        {"96 T 1025", 2, 1025, 1025, 4, 4, 96, 96, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"96 n T 511", 2, 511, 511, 4, 4, 96, 96, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 T 1024", 2, 1024, 1024, 12, 12, 128, 64, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 T 2000", 1, 2000, 2000, 4, 4, 128, 64, 1, 1, 0, 1, 1, 1, 0, none, 0, 0},
+        {"mla T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 0, 0, 0, 0, none, 0, 0},
+        {"mla w2 T 1024", 2, 1024, 1024, 12, 1, 128, 128, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"128 T 700", 2, 700, 700, 3, 3, 128, 128, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"192 T 1000", 1, 1000, 1000, 4, 4, 192, 192, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"256 T 1000", 1, 1000, 1000, 4, 4, 256, 256, 1, 1, 1, 0, 0, 0, 0, none, 0, 0},
+        {"w2 96 T 1000", 1, 1000, 1000, 4, 4, 192, 96, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 128 T 1000", 1, 1000, 1000, 4, 4, 256, 128, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 192 T 1000", 1, 1000, 1000, 4, 4, 384, 192, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"w2 256 T 1000", 1, 1000, 1000, 4, 4, 512, 256, 1, 1, 0, 1, 0, 0, 1, none, 0, 0},
+        {"relative T 1000", 2, 1000, 1000, 4, 4, 64, 64, 1, 1, 1, 0, 0, 0, 0, rel, 0, 0},
     };
     int bad = 0;
     for (const form &f : small)

@@ -97,8 +97,6 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
     x->backend = backend;
     x->pool = pool;
     x->poison = options->poison;
-    x->after = options->after;
-    x->after_context = options->after_context;
     x->n_nodes = weft_graph_node_count(g);
     x->n_tensors = weft_graph_tensor_count(g);
     x->data = calloc((size_t)x->n_tensors + 1, sizeof *x->data);

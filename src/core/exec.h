@@ -80,10 +80,6 @@ typedef struct {
      * Aligned to WEFT_ARENA_ALIGN. */
     const struct weft_binding *bindings;
     bool poison; /* tests: fill the arena with NaN before each run, inputs apart */
-    /* Called for each node in their order, from the thread that runs, when what it makes is there. NULL:
-     * not called. */
-    void (*after)(void *context, const weft_node *n);
-    void *after_context;
 } weft_exec_options;
 
 typedef struct weft_binding {
@@ -95,7 +91,8 @@ weft_status weft_exec_create(weft_graph *g, const weft_backend *backend, weft_po
                              const weft_exec_options *options, weft_exec **out);
 void weft_exec_destroy(weft_exec *x);
 
-/* Sets or takes away `after` of the options, for the runs from now on. */
+/* From now on `after` is called for each node in their order, from the thread that runs, when what it makes
+ * is there; NULL: not called. */
 void weft_exec_watch(weft_exec *x, void (*after)(void *context, const weft_node *n), void *context);
 /* Where the kernels of a backend only start their work, a watched run looks at it no more often than
  * this: parts[i] is the node after the last of the i-th part, ascending up to the number of nodes, and

@@ -102,7 +102,6 @@ static weft_status place_tensors(planner *p) {
         p->buffer_of[i] = -1;
         if (t->role == WEFT_ROLE_TEMP || t->view_of || (p->bound && p->bound[i])) continue;
         p->buffer_of[i] = add_buffer(p, weft_tensor_bytes(t), -1, p->n_nodes);
-        p->plan->pinned_bytes += weft_arena_bytes(weft_tensor_bytes(t));
     }
     for (int64_t i = 0; i < p->n_nodes; i++) {
         const weft_node *n = weft_graph_node(p->g, i);
@@ -197,7 +196,6 @@ static weft_status sum_up(planner *p) {
         int64_t at_peak = b->first <= peak && peak <= b->last ? b->bytes : 0;
         if (b->first < 0) continue;
         if (b->last == p->n_nodes) {
-            p->plan->kept_bytes += b->bytes;
             p->plan->peak_kept_bytes += at_peak;
         } else if (b->first < forward && b->last >= forward) {
             p->plan->saved_bytes += b->bytes;

@@ -35,11 +35,9 @@ typedef struct {
     int64_t arena_bytes;        /* all of it */
     int64_t region_bytes[WEFT_REGIONS];
     int64_t workspace_bytes;  /* the largest workspace of a node */
-    int64_t pinned_bytes;     /* inputs, parameters, states without memory of their own */
-    int64_t kept_bytes;       /* temporaries that are read after the run: gradients, losses */
     int64_t saved_bytes;      /* made in the forward pass and read in the backward pass */
     int64_t peak_bytes;       /* the most that is alive at one node: no layout can be smaller */
-    int64_t peak_kept_bytes;  /* of kept_bytes, what is alive then */
+    int64_t peak_kept_bytes;  /* of what is read after the run, gradients and losses, alive then */
     int64_t peak_saved_bytes; /* of saved_bytes, what is alive then */
     int64_t *offset;          /* [tensors] in its region; -1: bound by the caller, or unused */
     uint8_t *region;          /* [tensors] WEFT_REGION_... */

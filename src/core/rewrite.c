@@ -30,7 +30,8 @@ static bool is_open(const weft_rewrite *r, const weft_node *n) {
     return n->index >= r->first && !weft_rewrite_is_again(r, n);
 }
 
-bool weft_rewrite_is_read_once(const weft_rewrite *r, weft_tensor *t) {
+/* Whether one node reads it, and nobody after the run. */
+static bool is_read_once(const weft_rewrite *r, weft_tensor *t) {
     const weft_tensor *root = weft_tensor_root(t);
     return !root->keep && r->reads[root->id] == 1;
 }
@@ -58,7 +59,7 @@ static weft_node *find_open(const weft_rewrite *r, weft_tensor *t, const weft_op
                             const weft_node *reader) {
     weft_node *n = weft_tensor_root(t)->producer;
     if (!n || n->op != op || !is_open(r, n)) return NULL;
-    if (!shared && !weft_rewrite_is_read_once(r, t)) return NULL;
+    if (!shared && !is_read_once(r, t)) return NULL;
     return weft_rewrite_is_quiet(r, n, reader) ? n : NULL;
 }
 

@@ -47,8 +47,6 @@ weft_status weft_graph_rewrite(weft_graph *g, const weft_rule *rules);
  * `reader` alone; NULL: it is none, or may not be changed. */
 weft_node *weft_rewrite_find_maker(const weft_rewrite *r, weft_tensor *t, const weft_op *op,
                                    int output, const weft_node *reader);
-/* Whether one node reads it, and nobody after the run. */
-bool weft_rewrite_is_read_once(const weft_rewrite *r, weft_tensor *t);
 /* Whether it is there before node n runs. */
 bool weft_rewrite_is_made_before(weft_tensor *t, const weft_node *n);
 /* Whether no node between the two writes to its inputs: what is read may be read sooner or later. */

@@ -96,67 +96,38 @@ TILE_FN(sum_squares_back_tile) {
 
 TILEWISE(sum_squares_back, 1, 1, 1)
 
-/* x is [B, T, H, D] and n [B, H, T]: a row is one of the B·T positions, so that x is read in its
- * order. */
-typedef struct {
-    weft_exec *x;
-    const weft_node *n;
-    const weft_tensor *from; /* x */
-    int64_t time, heads, width, start;
-} squares;
-
-static weft_status run_squares(weft_exec *x, const weft_node *n, const weft_tensor *from,
-                               row_fn each) {
-    squares s = {.x = x,
-                 .n = n,
-                 .from = from,
-                 .time = from->shape[1],
-                 .heads = from->shape[2],
-                 .width = from->shape[3],
-                 .start = ATTR(n, weft_row_squares_attr)->start};
-    return run_rows(x, from->shape[0] * s.time, s.heads * s.width, each, &s);
-}
-
-/* Where head h of position p stands in n. */
-static int64_t squares_at(const squares *s, int64_t p, int64_t h) {
-    return (p / s->time * s->heads + h) * s->time + p % s->time;
-}
-
 static void row_squares_row(const void *context, int64_t p) {
-    const squares *s = context;
-    real *n = weft_data(s->x, s->n->out[0]);
-    for (int64_t h = 0; h < s->heads; h++) { /* a head's columns from start on */
-        int64_t at = (p * s->heads + h) * s->width + s->start;
-        n[squares_at(s, p, h)] = (real)dot_tensors(s->x, s->from, s->from, at, s->width - s->start);
+    const head_run *k = context;
+    int64_t start = ATTR(k->n, weft_row_squares_attr)->start;
+    real *n = weft_data(k->x, k->n->out[0]);
+    for (int64_t h = 0; h < k->heads; h++) { /* a head's columns from start on */
+        int64_t at = (p * k->heads + h) * k->width + start;
+        n[number_place(k, p, h)] = (real)dot_tensors(k->x, k->from, k->from, at, k->width - start);
     }
 }
 
 DEFINE_KERNEL(row_squares) {
-    return run_squares(x, n, n->in[0], row_squares_row);
+    return run_positions(x, n, n->in[0], row_squares_row);
 }
 
-static void head_squares_back(const squares *s, int64_t at, real factor) {
-    real x_scratch[TILE_SCRATCH], dx_scratch[TILE_SCRATCH];
-    for (int64_t d = 0; d < s->width;) {
-        int64_t edge = d < s->start ? s->start : s->width, len = min_i64(TILE, edge - d);
-        const real *in[] = {tile_in(s->x, s->from, at + d, len, x_scratch)};
-        real *out[] = {tile_out(s->x, s->n->out[0], at + d, dx_scratch)};
-        if (d < s->start)
-            memset(out[0], 0, (size_t)len * sizeof(real));
-        else
-            apply(scale_vector, 1, in, 1, out, len, &factor);
-        tile_done(s->x, s->n->out[0], at + d, len, out[0]);
-        d += len;
-    }
+VECTOR_FN(zero_vector) {
+    (void)in;
+    out[0] = vset(0);
 }
 
 static void row_squares_back_row(const void *context, int64_t p) {
-    const squares *s = context;
-    const real *dn = weft_data(s->x, s->n->in[0]);
-    for (int64_t h = 0; h < s->heads; h++)
-        head_squares_back(s, (p * s->heads + h) * s->width, 2 * dn[squares_at(s, p, h)]);
+    const head_run *k = context;
+    int64_t start = ATTR(k->n, weft_row_squares_attr)->start;
+    const real *dn = weft_data(k->x, k->n->in[0]);
+    const weft_tensor *dx = k->n->out[0];
+    for (int64_t h = 0; h < k->heads; h++) {
+        int64_t at = (p * k->heads + h) * k->width;
+        real factor = 2 * dn[number_place(k, p, h)];
+        apply_tensors(k->x, zero_vector, 1, &k->from, dx, at, start, NULL);
+        apply_tensors(k->x, scale_vector, 1, &k->from, dx, at + start, k->width - start, &factor);
+    }
 }
 
 DEFINE_KERNEL(row_squares_back) {
-    return run_squares(x, n, n->in[1], row_squares_back_row);
+    return run_positions(x, n, n->in[1], row_squares_back_row);
 }

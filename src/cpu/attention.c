@@ -56,7 +56,6 @@ typedef struct {
     head_numbers head;
     int64_t b, h, kv;
     int64_t q0, n_queries; /* the tile */
-    int64_t place0;        /* position of query q0 */
     real slope;            /* log2 e · the head's */
     real softcap;          /* log2 e · the score's */
 } query_task;
@@ -135,7 +134,7 @@ static __attribute__((noinline)) void multiply_keys(real *scores, const real *ke
 static void add_band(const query_task *t, int64_t lane0, int64_t key0, int64_t seen) {
     const forward_scratch *s = &t->s;
     const weft_attention_attr *a = t->f->p.a;
-    int64_t d = a->dqk, place = t->place0 + lane0;
+    int64_t d = a->dqk, place = t->q0 + lane0;
     vreal alpha = vset((real)a->band_alpha), iota = viota();
     for (int64_t j = 0; j < seen; j += TILE_M)
         multiply_block(TILE_SET, s->swapped + j * TILE_N, TILE_N, s->band_queries + j * d, TILE_M,
@@ -183,7 +182,7 @@ static ALWAYS_INLINE void finish_scores(const query_task *t, int64_t place, int6
 static void score_panel(const query_task *t, int64_t lane0, int64_t key0, int64_t seen, real *top) {
     const forward_scratch *s = &t->s;
     const weft_attention_attr *a = t->f->p.a;
-    int64_t place = t->place0 + lane0;
+    int64_t place = t->q0 + lane0;
     int64_t all_see = a->causal ? max_i64(0, min_i64(seen, place + 1 - key0)) : seen;
     bool band = a->band && place - (key0 + seen - 1) <= a->window;
     bool position = a->pos != WEFT_POS_NONE;
@@ -267,7 +266,7 @@ static void pack_keys(const query_task *t, int64_t key0, int64_t n_keys) {
     const real *n = p->n ? p->n + (t->b * a->kv_heads + t->kv) * a->keys + key0 : NULL;
     for (int64_t j = 0; j < KEY_TILE; j++)
         s->bias[j] = n && j < n_keys ? LOG2_E * t->head.beta * n[j] : 0;
-    if (a->band && t->place0 - (key0 + n_keys - 1) <= a->window)
+    if (a->band && t->q0 - (key0 + n_keys - 1) <= a->window)
         pack_across(p, &p->q, t->b, t->h, key0, n_keys, TILE_M, 1, s->band_queries, s->widened);
 }
 
@@ -329,7 +328,7 @@ static void end_tile(const query_task *t) {
     }
 }
 
-static void attend_tile(void *context, int64_t task, int thread) {
+WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
     real_block memory = {f->scratch + thread * f->scratch_size, 0};
@@ -341,9 +340,8 @@ static void attend_tile(void *context, int64_t task, int thread) {
     t.slope = LOG2_E * t.head.slope;
     t.softcap = LOG2_E * (real)a->softcap;
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
-    t.place0 = start_of(&f->p, t.b) + t.q0;
     begin_tile(&t);
-    int64_t end = a->causal ? t.place0 + t.n_queries : a->keys, dv = round_up(a->dv, TILE_M);
+    int64_t end = a->causal ? t.q0 + t.n_queries : a->keys, dv = round_up(a->dv, TILE_M);
     int64_t first = first_key_of(&f->p, t.b, t.q0) / KEY_TILE * KEY_TILE;
     for (int64_t key0 = first; key0 < end; key0 += KEY_TILE) {
         int64_t n_keys = min_i64(KEY_TILE, end - key0);
@@ -351,7 +349,7 @@ static void attend_tile(void *context, int64_t task, int thread) {
         for (int64_t lane0 = 0; lane0 < t.n_queries; lane0 += TILE_N) {
             int64_t seen = n_keys;
             prefetch_keys(&t, key0, lane0, end);
-            if (a->causal) seen = min_i64(seen, t.place0 + lane0 + TILE_N - key0);
+            if (a->causal) seen = min_i64(seen, t.q0 + lane0 + TILE_N - key0);
             if (seen <= 0 || (real)(key0 + seen) <= t.s.hidden[lane0]) continue;
             real top[TILE_V * VBYTES / sizeof(real)], rescale[TILE_V * VBYTES / sizeof(real)];
             memcpy(top, t.s.top + lane0, sizeof top);
@@ -373,11 +371,10 @@ static const real *fill_distance_bias(const attention_problem *p, real *to) {
     return to;
 }
 
-static weft_status attention_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(attention, .workspace = attention_workspace) {
     if (HAS_BF16_TILES && KERNEL(attention_bf16_runs)(n)) return KERNEL(attention_bf16)(x, n);
     forward f = {.p = make_problem(x, n, n->in)};
     const weft_attention_attr *a = f.p.a;
-    WEFT_TRY(check_starts(&f.p));
     real_block memory = {weft_workspace(x, n), 0};
     f.o = make_head_rows(n->out[0], a->heads, a->dv, a->queries);
     f.lse = weft_data(x, n->out[1]);
@@ -389,5 +386,3 @@ static weft_status attention_run(weft_exec *x, const weft_node *n) {
     weft_pool_run(weft_exec_pool(x), a->batch * a->heads * f.tiles, attend_tile, &f);
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(attention) = {.run = attention_run, .workspace = attention_workspace};

@@ -1,5 +1,5 @@
 /* What the two backward passes of attention share: the node's tensors, how the work is divided, and the
- * numbers of the heads. */
+ * numbers of the heads. attention_walk.h goes through it. */
 #pragma once
 
 #include "cpu/attention_tile.h"
@@ -64,7 +64,22 @@ static inline void sum_parts(real *parts, int64_t count, int64_t stride, int64_t
             parts[i] += parts[c * stride + i];
 }
 
-enum { HEAD_NUMBERS = 3 }; /* dscale, dbeta, dlog_tau */
+enum {
+    HEAD_NUMBERS = 3, /* dscale, dbeta, dlog_tau */
+    ROWS_AHEAD = 16   /* that are asked for before they are read */
+};
+
+/* Sums that grow: panels of `rows` rows of `columns` columns. */
+typedef struct {
+    real *at;
+    int64_t rows, columns;
+} sum_panels;
+
+/* Where dK, dV and dn of a range of keys grow. */
+typedef struct {
+    sum_panels dk, dv;
+    real *dn; /* [keys] */
+} key_sums;
 
 typedef struct {
     attention_problem p;
@@ -72,7 +87,15 @@ typedef struct {
     head_rows d_o, o, dq, dk, dv; /* t NULL: not wanted */
     const real *lse;
     real *dn, *dscale, *dbeta, *dlog_tau, *drel;
-    double *numbers; /* [B][H][key_parts][HEAD_NUMBERS], in the workspace */
+    int64_t columns; /* a row of sums is one panel, as wide as a multiple of this; 0: of TILE_N */
+    void (*begin)(void), (*end)(void); /* around a task; NULL: nothing to do */
+    /* The workspace. */
+    real *own;         /* [own_size]: of the pass */
+    double *numbers;   /* [B][H][key_parts][HEAD_NUMBERS] */
+    real *query_parts; /* [B][H][key_parts] panels [q][dqk], where dQ has several parts */
+    real *key_parts;   /* [tasks] key_sums, where dK and dV have several */
+    real *scratch;     /* [threads] */
+    int64_t own_size, query_size, key_size, scratch_size; /* reals of one of each */
 } back_problem;
 
 static inline back_problem make_back_problem(weft_exec *x, const weft_node *n, int64_t step) {

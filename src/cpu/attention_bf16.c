@@ -39,7 +39,6 @@ typedef struct {
     head_numbers head;
     int64_t b, h, kv;
     int64_t q0, n_queries; /* the tile */
-    int64_t place0;        /* position of query q0 */
     int64_t key0, n_keys;
 } query_task;
 
@@ -119,7 +118,7 @@ static void pack_keys(const query_task *t) {
 /* How many keys of the tile the query at `row` of the task sees. */
 static int64_t seen_by(const query_task *t, int64_t row) {
     if (!t->f->p.a->causal) return t->n_keys;
-    return max_i64(0, min_i64(t->n_keys, t->place0 + row + 1 - t->key0));
+    return max_i64(0, min_i64(t->n_keys, t->q0 + row + 1 - t->key0));
 }
 
 /* How many of the first keys of the tile the query at `row` does not see. */
@@ -243,7 +242,7 @@ static void end_tile(const query_task *t) {
     }
 }
 
-static void attend_tile(void *context, int64_t task, int thread) {
+WEFT_TASK(attend_tile) {
     const forward *f = context;
     const weft_attention_attr *a = f->p.a;
     real_block memory = {f->scratch + thread * f->scratch_size, 0};
@@ -253,10 +252,9 @@ static void attend_tile(void *context, int64_t task, int thread) {
     t.kv = key_head_of(a, t.h);
     t.head = numbers_of_head(&f->p, t.h);
     t.n_queries = min_i64(f->query_tile, a->queries - t.q0);
-    t.place0 = start_of(&f->p, t.b) + t.q0;
     if (f->form->begin) f->form->begin();
     begin_tile(&t);
-    int64_t end = a->causal ? t.place0 + t.n_queries : a->keys;
+    int64_t end = a->causal ? t.q0 + t.n_queries : a->keys;
     t.key0 = first_key_of(&f->p, t.b, t.q0) / PANEL_KEYS * PANEL_KEYS;
     for (; t.key0 < end; t.key0 += PANEL_KEYS) {
         t.n_keys = min_i64(PANEL_KEYS, end - t.key0);
@@ -272,7 +270,6 @@ weft_status KERNEL(attention_bf16)(weft_exec *x, const weft_node *n) {
     forward f = describe(n);
     f.p = make_problem(x, n, n->in);
     const weft_attention_attr *a = f.p.a;
-    WEFT_TRY(check_starts(&f.p));
     f.o = make_head_rows(n->out[0], a->heads, a->dv, a->queries);
     f.lse = weft_data(x, n->out[1]);
     f.scratch = weft_workspace(x, n);

@@ -12,22 +12,10 @@
  * caches: while a block is worked on, the next one's is asked for. */
 #pragma once
 
+#include "cpu/attention_back.h"
 #include "cpu/attention_exp.h"
-#include "cpu/attention_tile.h"
 
 enum { PAIR_KEYS = 64, PAIR_QUERIES = 128 };
-
-/* Sums that grow: panels of `rows` rows of TILE_N columns. */
-typedef struct {
-    real *at;
-    int64_t rows;
-} sum_panels;
-
-/* Where dK, dV and dn of a range of keys grow. */
-typedef struct {
-    sum_panels dk, dv;
-    real *dn; /* [keys] */
-} key_sums;
 
 /* Scratch of a thread. `q` is T rounded up to PAIR_QUERIES; widths of rows that
  * are packed along are rounded up to TILE_N; what is packed along is so for
@@ -78,7 +66,6 @@ typedef struct {
                                 relative position */
     double number;             /* Σ of dscale or dlog_tau */
     int64_t b, kv, h;
-    int64_t start;              /* position of query 0 */
     int64_t first_key, end_key; /* of the task */
     int64_t key0, n_keys, q0, n_queries;
     score_extras extras;
@@ -115,14 +102,14 @@ static inline int64_t first_key_of_row(const pair_task *t, int64_t row) {
 /* The first row of the pair's queries that is computed for a panel of keys. */
 static inline int64_t first_row(const pair_task *t, int64_t key) {
     if (!t->p->a->causal) return 0;
-    int64_t ahead = t->key0 + key - (t->start + t->q0);
+    int64_t ahead = t->key0 + key - t->q0;
     return ahead <= 0 ? 0 : min_i64(ahead / TILE_M * TILE_M, round_up(t->n_queries, TILE_M));
 }
 
 /* How many keys, in whole panels, are computed for the block of queries at `row`. */
 static inline int64_t keys_of_row(const pair_task *t, int64_t row) {
     int64_t keys = t->n_keys;
-    if (t->p->a->causal) keys = min_i64(keys, t->start + t->q0 + row + TILE_M - t->key0);
+    if (t->p->a->causal) keys = min_i64(keys, t->q0 + row + TILE_M - t->key0);
     return keys <= 0 ? 0 : round_up(keys, TILE_N);
 }
 
@@ -323,7 +310,7 @@ static ALWAYS_INLINE void softmax_panel(pair_task *t, int64_t key, int64_t from,
                     .drel = t->drel,
                     .scale = LOG2_E * t->head.scale,
                     .slope = t->slope,
-                    .place0 = t->start + t->q0,
+                    .place0 = t->q0,
                     .key0 = t->key0 + key,
                     .keys_left = t->n_keys - key,
                     .causal = t->p->a->causal,
@@ -386,7 +373,7 @@ static void softmax_pair(pair_task *t) {
     for (int64_t key = 0; key < t->n_keys; key += TILE_N) {
         int64_t from = first_row(t, key), to = t->n_queries, whole = 0;
         /* The first row whose query sees the whole panel. */
-        if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - (t->start + t->q0);
+        if (t->p->a->causal) whole = t->key0 + key + TILE_N - 1 - t->q0;
         if (key + TILE_N > t->n_keys) whole = to;
         whole = max_i64(from, min_i64(whole, to));
         /* Behind the last one that does, since its first key is hidden from the others. */

@@ -74,7 +74,7 @@ typedef struct {
     const weft_attention_attr *a;
     head_rows q, k, v;
     const real *n, *scale, *beta, *log_tau, *rel;
-    const int32_t *start, *first;
+    const int32_t *first;
     int64_t distances; /* numbers in rel */
 } attention_problem;
 
@@ -102,33 +102,15 @@ static inline attention_problem make_problem(weft_exec *x, const weft_node *n,
     p.beta = weft_data(x, in[WEFT_ATTN_BETA]);
     p.log_tau = weft_data(x, in[WEFT_ATTN_LOG_TAU]);
     p.rel = weft_data(x, in[WEFT_ATTN_REL]);
-    p.start = weft_data(x, in[WEFT_ATTN_START]);
     p.first = weft_data(x, in[WEFT_ATTN_FIRST]);
     p.distances = p.rel ? weft_tensor_count(in[WEFT_ATTN_REL]) : 0;
     return p;
 }
 
-/* The values of start are known only now. */
-static inline weft_status check_starts(const attention_problem *p) {
-    const weft_attention_attr *a = p->a;
-    for (int64_t b = 0; p->start && b < a->batch; b++)
-        if (p->start[b] < 0 || p->start[b] + a->queries > a->keys)
-            return weft_fail(WEFT_EINPUT,
-                             "attention: start[%lld] is %d, but %lld queries from there do not "
-                             "fit among %lld keys",
-                             (long long)b, (int)p->start[b], (long long)a->queries,
-                             (long long)a->keys);
-    return WEFT_OK;
-}
-
-static inline int64_t start_of(const attention_problem *p, int64_t b) {
-    return p->start ? p->start[b] : 0;
-}
-
 /* The first key that query i of a sequence sees; it does not fall from one query to the next. */
 static inline int64_t first_key_of(const attention_problem *p, int64_t b, int64_t i) {
     const weft_attention_attr *a = p->a;
-    int64_t first = a->reach ? max_i64(0, start_of(p, b) + i + 1 - a->reach) : 0;
+    int64_t first = a->reach ? max_i64(0, i + 1 - a->reach) : 0;
     return p->first ? max_i64(first, p->first[b * a->queries + i]) : first;
 }
 

@@ -143,6 +143,28 @@ static inline weft_status run_rows(weft_exec *x, int64_t rows, int64_t width, ro
     return WEFT_OK;
 }
 
+/* Kernels of x [B, T, H, D] and numbers of its heads [B, H, T]: a row is one of the B·T positions, so that
+ * x is read in its order. */
+typedef struct {
+    weft_exec *x;
+    const weft_node *n;
+    const weft_tensor *from; /* x */
+    int64_t time, heads, width;
+    int64_t half; /* of the width: a Gaussian's means, or its deviations */
+} head_run;
+
+static inline weft_status run_positions(weft_exec *x, const weft_node *n, const weft_tensor *from,
+                                        row_fn each) {
+    const int64_t *shape = from->shape;
+    head_run k = {x, n, from, shape[1], shape[2], shape[3], shape[3] / 2};
+    return run_rows(x, shape[0] * shape[1], shape[2] * shape[3], each, &k);
+}
+
+/* Where the number of head h of position p stands. */
+static inline int64_t number_place(const head_run *k, int64_t p, int64_t h) {
+    return (p / k->time * k->heads + h) * k->time + p % k->time;
+}
+
 VECTOR_FN(scale_vector) {
     out[0] = in[0] * arg[0];
 }

@@ -64,19 +64,18 @@ static contrast contrast_of(weft_exec *x, const weft_node *n, const weft_tensor 
 }
 
 /* u_i = x_i / n_i. The norms are made in the forward pass and read in the backward pass. */
-static void normalise_row(void *context, int64_t i, int thread) {
-    (void)thread;
+WEFT_TASK(normalise_row) {
     const contrast *c = context;
-    real *u = c->u + i * c->padded;
-    const real *x = tile_in(c->x, c->from, i * c->width, c->width, u);
+    real *u = c->u + task * c->padded;
+    const real *x = tile_in(c->x, c->from, task * c->width, c->width, u);
     if (c->measures) {
         double squares = 0;
         for (int64_t d = 0; d < c->width; d++)
             squares += (double)x[d] * (double)x[d];
-        c->norm[i] = (real)fmax(sqrt(squares), WEFT_INFONCE_NORM_MIN);
+        c->norm[task] = (real)fmax(sqrt(squares), WEFT_INFONCE_NORM_MIN);
     }
     for (int64_t d = 0; d < c->width; d++)
-        u[d] = x[d] / c->norm[i];
+        u[d] = x[d] / c->norm[task];
     for (int64_t d = c->width; d < c->padded; d++)
         u[d] = 0;
 }

@@ -170,12 +170,12 @@ static void measure_part(weft_pool *pool, entropy_work *w) {
     w->cut = KERNEL(gemm_tiles)(&w->logits);
     w->scratch_bytes = tile_bytes(&w->cut);
     int64_t words = words_in_hand(&w->logits, &w->cut), all = w->part.words;
-    KERNEL(gemm_copy_rows)(pool, &w->logits, w->rows);
+    KERNEL(gemm_copy)(pool, &w->logits, false, w->rows);
     for (int64_t word = 0; word < all; word += words) {
         int64_t count = min_i64(words, all - word);
         w->in_hand = gemm_tile(&w->logits, 0, 0, w->part.rows, word, count, 0, w->logits.k);
         w->piece = word / w->cut.tile_n;
-        KERNEL(gemm_copy_columns)(pool, &w->in_hand, w->columns);
+        KERNEL(gemm_copy)(pool, &w->in_hand, true, w->columns);
         weft_pool_run(pool, w->cut.rows * ceil_div(count, w->cut.tile_n), measure_tile, w);
     }
     weft_pool_run(pool, ceil_div(w->part.rows, JOIN_ROWS), join_rows, w);
@@ -262,11 +262,11 @@ static entropy_layout lay_out_part(const weft_node *n, int64_t rows, int threads
     entropy_layout at = {.most = real_bytes(weft_tensor_rows(n->in[WEFT_CE_X]))};
     at.sum = at.most + real_bytes(cut.columns * rows);
     at.rows = at.sum + real_bytes(cut.columns * rows);
-    at.kept = at.rows + max_i64(KERNEL(gemm_rows_bytes)(&logits), sums);
+    at.kept = at.rows + max_i64(KERNEL(gemm_copy_bytes)(&logits, false), sums);
     at.columns = at.kept;
     if (has_gradients(n)) at.columns += weft_arena_bytes(rows * part.words * kept_size(n));
     at.product_space = at.columns;
-    at.scratch = at.columns + KERNEL(gemm_columns_bytes)(&in_hand);
+    at.scratch = at.columns + KERNEL(gemm_copy_bytes)(&in_hand, true);
     at.bytes = at.scratch + threads * tile_bytes(&cut);
     if (has_gradients(n))
         at.bytes = max_i64(at.bytes, at.product_space + products_bytes(n, part, threads));

@@ -83,7 +83,7 @@ static int64_t step_bytes(const weft_node *n, int64_t words, int threads) {
     gemm_product logits = product_logits(NULL, n, part);
     gemm_product dx = product_dx(NULL, n, part, l, dx_sums(NULL, n, NULL, 0), true);
     gemm_product dw = product_dw(NULL, n, part, l, rows_of(NULL, n->in[WEFT_CE_W], 0), false);
-    int64_t most = KERNEL(gemm_columns_bytes)(&logits);
+    int64_t most = KERNEL(gemm_copy_bytes)(&logits, true);
     most = max_i64(most, KERNEL(gemm_workspace)(&dx, threads));
     return max_i64(most, KERNEL(gemm_workspace)(&dw, threads));
 }
@@ -96,7 +96,7 @@ static back_layout lay_out(const weft_node *n, int threads) {
     entropy_part part = {.rows = rows, .words = at.words};
     gemm_product logits = product_logits(NULL, n, part);
     at.rows = real_bytes(rows * at.words);
-    at.dx = at.rows + KERNEL(gemm_rows_bytes)(&logits);
+    at.dx = at.rows + KERNEL(gemm_copy_bytes)(&logits, false);
     at.rest = at.dx + (is_widened(n->out[0]) ? real_bytes(weft_tensor_count(n->in[WEFT_CE_X])) : 0);
     at.bytes = at.rest + max_i64(step_bytes(n, at.words, threads), step_bytes(n, last, threads));
     return at;
@@ -148,8 +148,8 @@ static void differentiate_chunk(weft_pool *pool, back_work *w, gemm_matrix dx) {
     w->logits = product_logits(w->x, w->n, w->part);
     w->cut = KERNEL(gemm_tiles)(&w->logits);
     char *space = w->columns;
-    if (w->part.word == 0) KERNEL(gemm_copy_rows)(pool, &w->logits, w->rows);
-    KERNEL(gemm_copy_columns)(pool, &w->logits, w->columns);
+    if (w->part.word == 0) KERNEL(gemm_copy)(pool, &w->logits, false, w->rows);
+    KERNEL(gemm_copy)(pool, &w->logits, true, w->columns);
     weft_pool_run(pool, w->cut.rows * w->cut.columns, differentiate_tile, w);
     if (w->n->out[1]) {
         gemm_matrix dw = rows_of(w->x, w->n->out[1], w->part.word);

@@ -4,7 +4,7 @@
 #include "cpu/cached.h"
 #include "cpu/kernel.h"
 
-static weft_status documents_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(documents) {
     const int32_t *tokens = weft_data(x, n->in[0]), end = ATTR(n, weft_documents_attr)->end;
     int32_t *first = weft_data(x, n->out[0]), *place = weft_data(x, n->out[1]);
     int64_t batch = n->in[0]->shape[0], time = n->in[0]->shape[1];
@@ -19,9 +19,7 @@ static weft_status documents_run(weft_exec *x, const weft_node *n) {
     return WEFT_OK;
 }
 
-const weft_kernel KERNEL(documents) = {.run = documents_run};
-
-static weft_status cache_documents_run(weft_exec *x, const weft_node *n) {
+DEFINE_KERNEL(cache_documents) {
     row_places p = places_of(x, n);
     const int32_t *tokens = weft_data(x, n->in[WEFT_CACHE_X]);
     int32_t *begun = weft_data(x, n->in[WEFT_CACHE_PAGES]), end = ATTR(n, weft_documents_attr)->end;
@@ -37,5 +35,3 @@ static weft_status cache_documents_run(weft_exec *x, const weft_node *n) {
     }
     return WEFT_OK;
 }
-
-const weft_kernel KERNEL(cache_documents) = {.run = cache_documents_run};

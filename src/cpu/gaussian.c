@@ -8,29 +8,6 @@
 
 #define SIGMA_FLOOR ((real)1e-4)
 
-typedef struct {
-    weft_exec *x;
-    const weft_node *n;
-    const weft_tensor *from; /* [B, T, H, 2D]: x, or y in gaussian_back */
-    int64_t time, heads, width;
-} heads;
-
-static weft_status run_positions(weft_exec *x, const weft_node *n, row_fn each) {
-    const int64_t *shape = n->in[0]->shape;
-    heads k = {.x = x,
-               .n = n,
-               .from = n->in[0],
-               .time = shape[1],
-               .heads = shape[2],
-               .width = shape[3] / 2};
-    return run_rows(x, shape[0] * shape[1], 2 * k.heads * k.width, each, &k);
-}
-
-/* Where position p and head h stand in [B, H, T]. */
-static int64_t statistic_at(const heads *k, int64_t p, int64_t h) {
-    return (p / k->time * k->heads + h) * k->time + p % k->time;
-}
-
 #if WEFT_REAL == 64
 VLANES(vlog, log)
 #else
@@ -57,21 +34,21 @@ VECTOR_FN(deviation_vector) {
 
 /* Means that stand already where they belong are left alone. */
 static void gaussian_row(const void *context, int64_t p) {
-    const heads *k = context;
+    const head_run *k = context;
     const weft_tensor *y = k->n->out[0];
     real *n = k->n->n_out > 1 ? weft_data(k->x, k->n->out[1]) : NULL;
     bool in_place = weft_data(k->x, k->from) == weft_data(k->x, y);
     for (int64_t h = 0; h < k->heads; h++) {
-        int64_t at = 2 * (p * k->heads + h) * k->width;
-        if (!in_place) apply_tensors(k->x, copy_vector, 1, &k->from, y, at, k->width, NULL);
-        apply_tensors(k->x, deviation_vector, 1, &k->from, y, at + k->width, k->width, NULL);
+        int64_t at = 2 * (p * k->heads + h) * k->half;
+        if (!in_place) apply_tensors(k->x, copy_vector, 1, &k->from, y, at, k->half, NULL);
+        apply_tensors(k->x, deviation_vector, 1, &k->from, y, at + k->half, k->half, NULL);
         /* Σ y² as it is stored. */
-        if (n) n[statistic_at(k, p, h)] = (real)dot_tensors(k->x, y, y, at, 2 * k->width);
+        if (n) n[number_place(k, p, h)] = (real)dot_tensors(k->x, y, y, at, 2 * k->half);
     }
 }
 
 DEFINE_KERNEL(gaussian) {
-    return run_positions(x, n, gaussian_row);
+    return run_positions(x, n, n->in[0], gaussian_row);
 }
 
 /* in: y. arg: as in gaussian_back.h, but y has no gradient. */
@@ -84,32 +61,32 @@ VECTOR_FN(deviation_square_back_vector) {
 }
 
 /* One half of head `row`, the means or the deviations. dx may lie over dy or y. */
-static void gaussian_half_back(const heads *k, int64_t row, bool deviations, real factor) {
+static void gaussian_half_back(const head_run *k, int64_t row, bool deviations, real factor) {
     const weft_tensor *in[] = {k->from, k->n->in[1]}, *dx = k->n->out[0];
-    int64_t at = (2 * row + deviations) * k->width;
+    int64_t at = (2 * row + deviations) * k->half;
     if (in[1] && deviations)
-        apply_tensors(k->x, deviation_back_vector, 2, in, dx, at, k->width, &factor);
+        apply_tensors(k->x, deviation_back_vector, 2, in, dx, at, k->half, &factor);
     else if (in[1])
-        apply_tensors(k->x, mean_back_vector, 2, in, dx, at, k->width, &factor);
+        apply_tensors(k->x, mean_back_vector, 2, in, dx, at, k->half, &factor);
     else if (deviations)
-        apply_tensors(k->x, deviation_square_back_vector, 1, in, dx, at, k->width, &factor);
+        apply_tensors(k->x, deviation_square_back_vector, 1, in, dx, at, k->half, &factor);
     else
-        apply_tensors(k->x, mean_square_back_vector, 1, in, dx, at, k->width, &factor);
+        apply_tensors(k->x, mean_square_back_vector, 1, in, dx, at, k->half, &factor);
 }
 
 static void gaussian_back_row(const void *context, int64_t p) {
-    const heads *k = context;
+    const head_run *k = context;
     const real *dn = weft_data(k->x, k->n->in[2]);
     bool means = dn || weft_data(k->x, k->n->in[1]) != weft_data(k->x, k->n->out[0]);
     for (int64_t h = 0; h < k->heads; h++) {
-        real factor = dn ? 2 * dn[statistic_at(k, p, h)] : 0;
+        real factor = dn ? 2 * dn[number_place(k, p, h)] : 0;
         if (means) gaussian_half_back(k, p * k->heads + h, false, factor);
         gaussian_half_back(k, p * k->heads + h, true, factor);
     }
 }
 
 DEFINE_KERNEL(gaussian_back) {
-    return run_positions(x, n, gaussian_back_row);
+    return run_positions(x, n, n->in[0], gaussian_back_row);
 }
 
 static inline vreal deviation(vreal rho) {
@@ -136,16 +113,16 @@ static real sum_reals(const real *a, int64_t n) {
 }
 
 /* Head `row` of all B·T·H: its y, and the sum of its logarithms. */
-static real overlap_head(const heads *k, int64_t row) {
+static real overlap_head(const head_run *k, int64_t row) {
     real mean_scratch[TILE_SCRATCH], rho_scratch[TILE_SCRATCH], y_scratch[TILE_SCRATCH];
     real logs[TILE];
     const weft_tensor *y = k->n->out[0];
-    int64_t from = 2 * row * k->width, to = row * k->width;
+    int64_t from = 2 * row * k->half, to = row * k->half;
     double sum = 0;
-    for (int64_t d = 0; d < k->width; d += TILE) {
-        int64_t len = min_i64(TILE, k->width - d);
+    for (int64_t d = 0; d < k->half; d += TILE) {
+        int64_t len = min_i64(TILE, k->half - d);
         const real *in[] = {tile_in(k->x, k->from, from + d, len, mean_scratch),
-                            tile_in(k->x, k->from, from + k->width + d, len, rho_scratch)};
+                            tile_in(k->x, k->from, from + k->half + d, len, rho_scratch)};
         real *out[] = {tile_out(k->x, y, to + d, y_scratch), logs};
         apply(overlap_vector, 2, in, 2, out, len, NULL);
         tile_done(k->x, y, to + d, len, out[0]);
@@ -155,14 +132,14 @@ static real overlap_head(const heads *k, int64_t row) {
 }
 
 static void overlap_row(const void *context, int64_t p) {
-    const heads *k = context;
+    const head_run *k = context;
     real *log_sigma = weft_data(k->x, k->n->out[1]);
     for (int64_t h = 0; h < k->heads; h++)
-        log_sigma[statistic_at(k, p, h)] = overlap_head(k, p * k->heads + h);
+        log_sigma[number_place(k, p, h)] = overlap_head(k, p * k->heads + h);
 }
 
 DEFINE_KERNEL(overlap) {
-    return run_positions(x, n, overlap_row);
+    return run_positions(x, n, n->in[0], overlap_row);
 }
 
 /* arg: the gradient of the head's sum of logarithms. */
@@ -179,36 +156,36 @@ static void log_sigma_back_vector(const vreal *in, vreal *out, const real *arg) 
 }
 
 /* dx may lie over x: of both runs, what is read stands where the result is written. */
-static void overlap_back_head(const heads *k, int64_t row, real d_log_sigma) {
+static void overlap_back_head(const head_run *k, int64_t row, real d_log_sigma) {
     real scratch[5][TILE_SCRATCH];
     const weft_tensor *dy = k->n->in[1], *dx = k->n->out[0];
-    int64_t at = 2 * row * k->width;
-    for (int64_t d = 0; d < k->width; d += TILE, at += TILE) {
-        int64_t len = min_i64(TILE, k->width - d);
+    int64_t at = 2 * row * k->half;
+    for (int64_t d = 0; d < k->half; d += TILE, at += TILE) {
+        int64_t len = min_i64(TILE, k->half - d);
         const real *in[] = {
             tile_in(k->x, k->from, at, len, scratch[0]),
-            tile_in(k->x, k->from, at + k->width, len, scratch[1]),
-            dy ? tile_in(k->x, dy, row * k->width + d, len, scratch[2]) : NULL,
+            tile_in(k->x, k->from, at + k->half, len, scratch[1]),
+            dy ? tile_in(k->x, dy, row * k->half + d, len, scratch[2]) : NULL,
         };
         real *out[] = {tile_out(k->x, dx, at, scratch[3]),
-                       tile_out(k->x, dx, at + k->width, scratch[4])};
+                       tile_out(k->x, dx, at + k->half, scratch[4])};
         if (dy)
             apply(overlap_back_vector, 3, in, 2, out, len, &d_log_sigma);
         else
             apply(log_sigma_back_vector, 2, in, 2, out, len, &d_log_sigma);
         tile_done(k->x, dx, at, len, out[0]);
-        tile_done(k->x, dx, at + k->width, len, out[1]);
+        tile_done(k->x, dx, at + k->half, len, out[1]);
     }
 }
 
 static void overlap_back_row(const void *context, int64_t p) {
-    const heads *k = context;
+    const head_run *k = context;
     const real *d_log_sigma = weft_data(k->x, k->n->in[2]);
     for (int64_t h = 0; h < k->heads; h++)
         overlap_back_head(k, p * k->heads + h,
-                          d_log_sigma ? d_log_sigma[statistic_at(k, p, h)] : 0);
+                          d_log_sigma ? d_log_sigma[number_place(k, p, h)] : 0);
 }
 
 DEFINE_KERNEL(overlap_back) {
-    return run_positions(x, n, overlap_back_row);
+    return run_positions(x, n, n->in[0], overlap_back_row);
 }

@@ -57,8 +57,8 @@ typedef struct {
  * caches. The operands are copied before that, once, by all threads:
  *
  *     gemm_cut cut = KERNEL(gemm_tiles)(&p);
- *     KERNEL(gemm_copy_rows)(pool, &p, rows);
- *     KERNEL(gemm_copy_columns)(pool, &p, columns);
+ *     KERNEL(gemm_copy)(pool, &p, false, rows);
+ *     KERNEL(gemm_copy)(pool, &p, true, columns);
  *     KERNEL(gemm_one_tile)(&p, place, rows, columns, c, ldc);   in a task
  *
  * The tiles follow from the sizes and types alone; sums are not split. A product of some of the
@@ -69,10 +69,9 @@ typedef struct {
 } gemm_place;
 
 gemm_cut KERNEL(gemm_tiles)(const gemm_product *p);
-int64_t KERNEL(gemm_rows_bytes)(const gemm_product *p);
-int64_t KERNEL(gemm_columns_bytes)(const gemm_product *p);
-void KERNEL(gemm_copy_rows)(weft_pool *pool, const gemm_product *p, void *to);
-void KERNEL(gemm_copy_columns)(weft_pool *pool, const gemm_product *p, void *to);
+/* Of a's rows, or of b's columns. */
+int64_t KERNEL(gemm_copy_bytes)(const gemm_product *p, bool columns);
+void KERNEL(gemm_copy)(weft_pool *pool, const gemm_product *p, bool columns, void *to);
 void KERNEL(gemm_one_tile)(const gemm_product *p, gemm_place at, const void *rows,
                            const void *columns, real *c, int64_t ldc);
 

@@ -186,22 +186,18 @@ typedef struct {
 /* The vector at element i, of which `part` elements are there. */
 static ALWAYS_INLINE void update_vector(const update_data u, int64_t i, int64_t part,
                                         bool with_max) {
-#define LOAD(a) (part == VLEN ? vload((a) + i) : vload_part((a) + i, part))
-#define STORE(a, value) (part == VLEN ? vstore((a) + i, value) : vstore_part((a) + i, value, part))
-    vreal p = LOAD(u.t.p), g = LOAD(u.t.g) * u.t.grad_factor;
-    vreal m = vfma(LOAD(u.t.m), vset(u.m), g * u.m_rest);
-    vreal v = vfma(LOAD(u.t.v), vset(u.v), g * g * u.v_rest);
+    vreal p = vload_n(u.t.p + i, part), g = vload_n(u.t.g + i, part) * u.t.grad_factor;
+    vreal m = vfma(vload_n(u.t.m + i, part), vset(u.m), g * u.m_rest);
+    vreal v = vfma(vload_n(u.t.v + i, part), vset(u.v), g * g * u.v_rest);
     vreal second = v;
     if (with_max) {
-        second = vmax(LOAD(u.t.v_max), v);
-        STORE(u.t.v_max, second);
+        second = vmax(vload_n(u.t.v_max + i, part), v);
+        vstore_n(u.t.v_max + i, second, part);
     }
     p -= p * u.t.decay + m * u.step / (vsqrt(second) * u.root + u.eps);
-    STORE(u.t.m, m);
-    STORE(u.t.v, v);
-    STORE(u.t.p, p);
-#undef LOAD
-#undef STORE
+    vstore_n(u.t.m + i, m, part);
+    vstore_n(u.t.v + i, v, part);
+    vstore_n(u.t.p + i, p, part);
 }
 
 /* SIDE vectors in three steps: v and its root; m and the quotient; p. A root and a quotient take longer

@@ -233,19 +233,19 @@ static ALWAYS_INLINE void pack(gemm_matrix x, bool across, int64_t count, int64_
                    width, group, padded);
 }
 
+/* A form's own. */
+#define DEFINE_PACK(name, width, group, terms)                                                     \
+    static void name(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {             \
+        pack(x, across, count, k, to, width, group, terms);                                        \
+    }
+
 #if defined(__aarch64__)
 
 enum { ROWS = 8, COLUMNS = 12, GROUP = 4 };
+DEFINE_PACK(pack_rows, ROWS, GROUP, GROUP)
+DEFINE_PACK(pack_columns, COLUMNS, GROUP, GROUP)
 
 #define BF16_TARGET __attribute__((target("arch=armv8.2-a+bf16")))
-
-static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    pack(x, across, count, k, to, ROWS, GROUP, GROUP);
-}
-
-static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    pack(x, across, count, k, to, COLUMNS, GROUP, GROUP);
-}
 
 /* Registers of 2 × 2 results: the instruction multiplies two rows of four terms by two columns. In
  * assembly, for the order: a compiler reads more ahead than there are registers, or too late. The sums of
@@ -351,14 +351,10 @@ enum {
     TILE_ROWS = 32,  /* of the block of results: two tiles by two */
     AHEAD = 2        /* steps of TILE_TERMS that panels are asked for ahead */
 };
-
-static void pack_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    pack(x, across, count, k, to, COLUMNS, PAIR, PAIR);
-}
-
-static void pack_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    pack(x, across, count, k, to, ROWS, PAIR, PAIR);
-}
+DEFINE_PACK(pack_rows, ROWS, PAIR, PAIR)
+DEFINE_PACK(pack_columns, COLUMNS, PAIR, PAIR)
+DEFINE_PACK(pack_tile_rows, TILE_ROWS, TILE_TERMS, TILE_TERMS)
+DEFINE_PACK(pack_tile_columns, COLUMNS, PAIR, TILE_TERMS)
 
 static ALWAYS_INLINE void store_sums(real *to, vreal sums, real alpha, bool add) {
     sums = sums * vset(alpha);
@@ -404,14 +400,6 @@ static const panel_form pairs = {
     .pack_columns = pack_columns,
     .multiply = multiply_pairs,
 };
-
-static void pack_tile_rows(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    pack(x, across, count, k, to, TILE_ROWS, TILE_TERMS, TILE_TERMS);
-}
-
-static void pack_tile_columns(gemm_matrix x, bool across, int64_t count, int64_t k, void *to) {
-    pack(x, across, count, k, to, COLUMNS, PAIR, TILE_TERMS);
-}
 
 #define AMX_TARGET __attribute__((target("amx-tile,amx-bf16")))
 

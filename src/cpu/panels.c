@@ -40,6 +40,51 @@ static int64_t panel_bytes(const panel_form *f, int64_t count, int64_t k) {
     return count * round_up(k, f->terms) * f->size;
 }
 
+/* Columns of b, or rows of a, as panels. */
+typedef struct {
+    const gemm_product *p;
+    const panel_form *form;
+    bool columns;
+    int64_t first, count; /* of all that there are */
+    int64_t g;            /* the first matrix */
+    char *to;             /* [matrices][blocks of terms][panels] */
+} panel_copy;
+
+static int64_t copy_width(const panel_copy *c) {
+    return c->columns ? c->form->columns : c->form->rows;
+}
+
+static int64_t copy_bytes(const panel_copy *c, int64_t k) {
+    return panel_bytes(c->form, round_up(c->count, copy_width(c)), k);
+}
+
+/* Where the panels of matrix g begin for the terms from d on, a multiple of depth. */
+static char *panels_at(const panel_copy *c, int64_t g, int64_t d) {
+    return c->to + g * copy_bytes(c, c->p->k) + copy_bytes(c, d);
+}
+
+WEFT_TASK(copy_part) {
+    const panel_copy *c = context;
+    const gemm_product *p = c->p;
+    const panel_form *f = c->form;
+    int64_t step = PACK * copy_width(c), parts = ceil_div(c->count, step);
+    int64_t blocks = ceil_div(p->k, f->depth), g = task / parts / blocks, i = task % parts * step;
+    int64_t d = task / parts % blocks * f->depth, k = min_i64(f->depth, p->k - d);
+    int64_t count = min_i64(step, c->count - i), at = c->first + i;
+    char *to = panels_at(c, g, d) + panel_bytes(f, i, k);
+    gemm_product part =
+        gemm_tile(p, c->g + g, c->columns ? 0 : at, 0, c->columns ? at : 0, 0, d, k);
+    if (c->columns)
+        f->pack_columns(part.b, !p->tb, count, k, to);
+    else
+        f->pack_rows(part.a, p->ta, count, k, to);
+}
+
+static void copy_panels(weft_pool *pool, panel_copy *c, int64_t matrices) {
+    int64_t parts = ceil_div(c->count, PACK * copy_width(c));
+    weft_pool_run(pool, matrices * parts * ceil_div(c->p->k, c->form->depth), copy_part, c);
+}
+
 /* Asks for a panel's bytes from the further caches: the share of rows i to i + rows of m. */
 static inline void fetch_part(const char *panel, int64_t bytes, int64_t i, int64_t rows,
                               int64_t m) {
@@ -103,36 +148,15 @@ static void multiply_block(const panel_form *f, const gemm_product *p, int64_t k
 typedef struct {
     const gemm_product *p;
     const panel_form *form;
-    int64_t column, columns; /* of b in hand; all of them, or one matrix's part */
-    int64_t g, groups;       /* matrices in hand */
-    int64_t bands, pieces;   /* of a matrix's rows and columns: a task each */
-    char *shared;            /* [groups][blocks of terms][panels of columns] */
-    char *scratch;           /* [threads][scratch_bytes] */
+    panel_copy b;          /* what of it is in hand: all columns, or one matrix's part of them */
+    int64_t groups;        /* matrices in hand */
+    int64_t bands, pieces; /* of a matrix's rows and columns: a task each */
+    char *scratch;         /* [threads][scratch_bytes] */
     int64_t scratch_bytes;
 } panel_run;
 
 static int64_t column_panels(const panel_run *r) {
-    return ceil_div(r->columns, r->form->columns);
-}
-
-/* Where the panels of matrix g begin for the terms from d on, a multiple of depth. */
-static char *shared_panels(const panel_run *r, int64_t g, int64_t d) {
-    int64_t columns = column_panels(r) * r->form->columns;
-    return r->shared + g * panel_bytes(r->form, columns, r->p->k) +
-           panel_bytes(r->form, columns, d);
-}
-
-WEFT_TASK(copy_shared) {
-    const panel_run *r = context;
-    const gemm_product *p = r->p;
-    const panel_form *f = r->form;
-    int64_t parts = ceil_div(column_panels(r), PACK), blocks = ceil_div(p->k, f->depth);
-    int64_t column = task % parts * PACK * f->columns;
-    int64_t d = task / parts % blocks * f->depth, g = task / parts / blocks;
-    int64_t count = min_i64(PACK * f->columns, r->columns - column);
-    int64_t k = min_i64(f->depth, p->k - d);
-    gemm_product part = gemm_tile(p, r->g + g, 0, 0, r->column + column, count, d, k);
-    f->pack_columns(part.b, !p->tb, count, k, shared_panels(r, g, d) + panel_bytes(f, column, k));
+    return ceil_div(r->b.count, r->form->columns);
 }
 
 /* The first of `count` things that share `part` of `parts` gets: equal shares, or as good as. */
@@ -178,12 +202,12 @@ static band_place place_band(const panel_run *r, int64_t task) {
     at.m = min_i64(share_start(rows, band + 1, r->bands) * f->rows, p->m) - at.row;
     at.column = share_start(panels, piece, r->pieces) * f->columns;
     int64_t end = share_start(panels, piece + 1, r->pieces) * f->columns;
-    at.n = min_i64(end, r->columns) - at.column;
+    at.n = min_i64(end, r->b.count) - at.column;
     return at;
 }
 
 static void copy_rows(const panel_run *r, band_place at, int64_t d, int64_t k, char *to) {
-    gemm_product part = gemm_tile(r->p, r->g + at.g, at.row, at.m, 0, 0, d, k);
+    gemm_product part = gemm_tile(r->p, r->b.g + at.g, at.row, at.m, 0, 0, d, k);
     r->form->pack_rows(part.a, r->p->ta, at.m, k, to);
 }
 
@@ -191,7 +215,7 @@ static void copy_rows(const panel_run *r, band_place at, int64_t d, int64_t k, c
 static row_source take_rows(const panel_run *r, band_place at, int64_t d, int64_t k, char *to) {
     row_source a = {.panels = to};
     if (reads_in_place(r->form, r->p)) {
-        gemm_matrix x = gemm_part(r->p->a, r->g + at.g, at.row, d);
+        gemm_matrix x = gemm_part(r->p->a, r->b.g + at.g, at.row, d);
         a = (row_source){to, x.data, x.ld, at.m / r->form->rows * r->form->rows};
         at.row += a.whole;
         at.m -= a.whole;
@@ -205,12 +229,12 @@ static void multiply_whole(const panel_run *r, band_place at, char *a) {
     const gemm_product *p = r->p;
     const panel_form *f = r->form;
     gemm_product tile =
-        gemm_tile(p, r->g + at.g, at.row, at.m, r->column + at.column, at.n, 0, p->k);
+        gemm_tile(p, r->b.g + at.g, at.row, at.m, r->b.first + at.column, at.n, 0, p->k);
     gemm_matrix c = tile.c;
     if (c.bf16) tile.c = (gemm_matrix){.data = a + band_bytes(f, p->k), .ld = sums_ld(at.n)};
     for (int64_t d = 0; d < p->k; d += f->depth) {
         int64_t k = min_i64(f->depth, p->k - d);
-        const char *b = shared_panels(r, at.g, d) + panel_bytes(f, at.column, k);
+        const char *b = panels_at(&r->b, at.g, d) + panel_bytes(f, at.column, k);
         multiply_block(f, &tile, k, take_rows(r, at, d, k, a), b, d > 0 || p->accumulate);
     }
     const real *sums = tile.c.data;
@@ -240,7 +264,7 @@ static void multiply_chunks(const panel_run *r, band_place at, char *a) {
         for (int64_t i = 0; i < at.m; i += rows) {
             int64_t n = min_i64(f->chunk, at.column + at.n - column), m = min_i64(rows, at.m - i);
             gemm_product tile =
-                gemm_tile(p, r->g + at.g, at.row + i, m, r->column + column, n, 0, p->k);
+                gemm_tile(p, r->b.g + at.g, at.row + i, m, r->b.first + column, n, 0, p->k);
             gemm_matrix c = tile.c;
             tile.c = (gemm_matrix){.data = sums, .ld = ld};
             if (f->by_rows) {
@@ -251,7 +275,7 @@ static void multiply_chunks(const panel_run *r, band_place at, char *a) {
             for (int64_t d = 0; d < p->k; d += f->depth) {
                 int64_t k = min_i64(f->depth, p->k - d);
                 const char *panels = a + panel_bytes(f, f->band * f->rows, d);
-                const char *b = shared_panels(r, at.g, d) + panel_bytes(f, column, k);
+                const char *b = panels_at(&r->b, at.g, d) + panel_bytes(f, column, k);
                 row_source rows_in = {.panels = panels + panel_bytes(f, i, k)};
                 multiply_block(f, &tile, k, rows_in, b, d > 0);
             }
@@ -287,7 +311,7 @@ static const double IN_PLACE = 0.25;
 static double estimate_cost(const panel_run *r, int64_t bands, int64_t pieces, int threads) {
     const panel_form *f = r->form;
     int64_t tasks = bands * pieces * r->groups;
-    double rows = (double)r->p->m / (double)bands, columns = (double)r->columns / (double)pieces;
+    double rows = (double)r->p->m / (double)bands, columns = (double)r->b.count / (double)pieces;
     double waits = unevenness(tasks, threads) * unevenness(ceil_div(r->p->m, f->rows), bands) *
                    unevenness(column_panels(r), pieces);
     if (tasks < threads) waits = (double)threads / (double)tasks;
@@ -331,25 +355,23 @@ static void cut_by_rows(panel_run *r, int threads) {
 /* What is in hand at a time, and its cut into tasks. */
 static panel_run cut_run(const gemm_product *p, int threads) {
     const panel_form *f = choose_form(p);
-    panel_run r = {.p = p, .form = f};
+    panel_run r = {.p = p, .form = f, .b = {p, f, true, 0, p->n, 0, NULL}};
     int64_t matrix = p->k * round_up(p->n, f->columns);
     r.groups = min_i64(max_i64(SHARED_VALUES / matrix, 1), p->batch);
-    r.columns = p->n;
     if (matrix > SHARED_VALUES) {
         int64_t columns = max_i64(SHARED_VALUES / p->k, SHARED_COLUMNS);
-        r.columns = min_i64(columns / f->columns * f->columns, p->n);
+        r.b.count = min_i64(columns / f->columns * f->columns, p->n);
     }
     if (f->copy)
         cut_by_cost(&r, threads);
     else
         cut_by_rows(&r, threads);
-    r.scratch_bytes = band_bytes(f, p->k) + sums_bytes(f, p, r.columns);
+    r.scratch_bytes = band_bytes(f, p->k) + sums_bytes(f, p, r.b.count);
     return r;
 }
 
 static int64_t shared_bytes(const panel_run *r) {
-    int64_t columns = column_panels(r) * r->form->columns;
-    return weft_arena_bytes(r->groups * panel_bytes(r->form, columns, r->p->k));
+    return weft_arena_bytes(r->groups * copy_bytes(&r->b, r->p->k));
 }
 
 /* The terms from d on that are summed in one go. Long sums into reals take several, so that all of
@@ -375,8 +397,8 @@ typedef struct {
     const gemm_product *p;
     const panel_form *form;
     int64_t width, pieces; /* columns of a task; tasks of a matrix */
-    char *rows;            /* [batch][blocks of terms][panels of rows] */
-    char *scratch;         /* [threads][scratch_bytes] */
+    panel_copy a;
+    char *scratch; /* [threads][scratch_bytes] */
     int64_t rows_bytes, scratch_bytes;
 } shared_rows;
 
@@ -391,26 +413,11 @@ static bool cut_shared_rows(const gemm_product *p, int threads, shared_rows *out
         .form = f,
         .width = width,
         .pieces = ceil_div(p->n, width),
-        .rows_bytes = weft_arena_bytes(panel_bytes(f, round_up(p->m, f->rows), p->batch * p->k)),
+        .a = {p, f, false, 0, p->m, 0, NULL},
         .scratch_bytes = weft_arena_bytes(panel_bytes(f, width, min_i64(f->depth, p->k))),
     };
+    out->rows_bytes = weft_arena_bytes(p->batch * copy_bytes(&out->a, p->k));
     return p->batch * out->pieces >= 2 * threads;
-}
-
-static char *rows_at(const shared_rows *r, int64_t g, int64_t d) {
-    return r->rows + panel_bytes(r->form, round_up(r->p->m, r->form->rows), g * r->p->k + d);
-}
-
-WEFT_TASK(copy_some_rows) {
-    const shared_rows *r = context;
-    const gemm_product *p = r->p;
-    const panel_form *f = r->form;
-    int64_t blocks = ceil_div(p->k, f->depth), parts = ceil_div(p->m, PACK * f->rows);
-    int64_t row = task % parts * PACK * f->rows, m = min_i64(PACK * f->rows, p->m - row);
-    int64_t d = task / parts % blocks * f->depth, k = min_i64(f->depth, p->k - d);
-    int64_t g = task / parts / blocks;
-    gemm_product part = gemm_tile(p, g, row, m, 0, 0, d, k);
-    f->pack_rows(part.a, p->ta, m, k, rows_at(r, g, d) + panel_bytes(f, row, k));
 }
 
 WEFT_TASK(multiply_piece) {
@@ -424,19 +431,17 @@ WEFT_TASK(multiply_piece) {
     for (int64_t d = 0; d < p->k; d += f->depth) {
         int64_t k = min_i64(f->depth, p->k - d);
         f->pack_columns(gemm_tile(p, g, 0, 0, column, n, d, k).b, !p->tb, n, k, b);
-        row_source rows = {.panels = rows_at(r, g, d)};
+        row_source rows = {.panels = panels_at(&r->a, g, d)};
         multiply_block(f, &tile, k, rows, b, d > 0 || p->accumulate);
     }
     KERNEL(gemm_finish)(&tile, tile.c.data, tile.c.ld, false);
 }
 
 static void run_shared_rows(weft_pool *pool, shared_rows *r, void *workspace) {
-    const gemm_product *p = r->p;
-    int64_t parts = ceil_div(p->m, PACK * r->form->rows) * ceil_div(p->k, r->form->depth);
-    r->rows = workspace;
-    r->scratch = r->rows + r->rows_bytes;
-    weft_pool_run(pool, p->batch * parts, copy_some_rows, r);
-    weft_pool_run(pool, p->batch * r->pieces, multiply_piece, r);
+    r->a.to = workspace;
+    r->scratch = r->a.to + r->rows_bytes;
+    copy_panels(pool, &r->a, r->p->batch);
+    weft_pool_run(pool, r->p->batch * r->pieces, multiply_piece, r);
 }
 
 /* What the part that needs most needs: the last one is shorter than the others, and a thread then may
@@ -457,15 +462,14 @@ int64_t KERNEL(panels_workspace)(const gemm_product *p, int threads) {
 
 static void run_part(weft_pool *pool, const gemm_product *p, void *workspace) {
     panel_run r = cut_run(p, weft_pool_size(pool));
-    int64_t groups = r.groups, columns = r.columns, blocks = ceil_div(p->k, r.form->depth);
-    r.shared = workspace;
-    r.scratch = r.shared + shared_bytes(&r);
-    for (r.g = 0; r.g < p->batch; r.g += groups) {
-        r.groups = min_i64(groups, p->batch - r.g);
-        for (r.column = 0; r.column < p->n; r.column += columns) {
-            r.columns = min_i64(columns, p->n - r.column);
-            int64_t parts = ceil_div(column_panels(&r), PACK) * blocks;
-            weft_pool_run(pool, r.groups * parts, copy_shared, &r);
+    int64_t groups = r.groups, columns = r.b.count;
+    r.b.to = workspace;
+    r.scratch = r.b.to + shared_bytes(&r);
+    for (r.b.g = 0; r.b.g < p->batch; r.b.g += groups) {
+        r.groups = min_i64(groups, p->batch - r.b.g);
+        for (r.b.first = 0; r.b.first < p->n; r.b.first += columns) {
+            r.b.count = min_i64(columns, p->n - r.b.first);
+            copy_panels(pool, &r.b, r.groups);
             weft_pool_run(pool, r.groups * r.bands * r.pieces, multiply_band, &r);
         }
     }
@@ -497,64 +501,18 @@ gemm_cut KERNEL(gemm_tiles)(const gemm_product *p) {
     return cut;
 }
 
-/* The operands of a product that is taken tile by tile, copied: [blocks of terms][panels]. */
-typedef struct {
-    const gemm_product *p;
-    const panel_form *form;
-    char *to;
-    bool columns; /* of b, or the rows of a */
-} panel_copy;
-
-static int64_t copy_count(const panel_copy *c) {
-    return c->columns ? c->p->n : c->p->m;
+static panel_copy copy_of(const gemm_product *p, bool columns, void *to) {
+    return (panel_copy){p, choose_form(p), columns, 0, columns ? p->n : p->m, 0, to};
 }
 
-static int64_t copy_width(const panel_copy *c) {
-    return c->columns ? c->form->columns : c->form->rows;
-}
-
-static int64_t copy_bytes(const panel_copy *c, int64_t k) {
-    return panel_bytes(c->form, round_up(copy_count(c), copy_width(c)), k);
-}
-
-WEFT_TASK(copy_part) {
-    const panel_copy *c = context;
-    const panel_form *f = c->form;
-    const gemm_product *p = c->p;
-    int64_t width = copy_width(c), parts = ceil_div(ceil_div(copy_count(c), width), PACK);
-    int64_t first = task % parts * PACK * width, d = task / parts * f->depth;
-    int64_t count = min_i64(PACK * width, copy_count(c) - first), k = min_i64(f->depth, p->k - d);
-    char *to = c->to + copy_bytes(c, d) + panel_bytes(f, first, k);
-    gemm_product part = gemm_tile(p, 0, c->columns ? 0 : first, 0, c->columns ? first : 0, 0, d, k);
-    if (c->columns)
-        f->pack_columns(part.b, !p->tb, count, k, to);
-    else
-        f->pack_rows(part.a, p->ta, count, k, to);
-}
-
-static void copy_operand(weft_pool *pool, panel_copy *c) {
-    int64_t parts = ceil_div(ceil_div(copy_count(c), copy_width(c)), PACK);
-    weft_pool_run(pool, parts * ceil_div(c->p->k, c->form->depth), copy_part, c);
-}
-
-int64_t KERNEL(gemm_rows_bytes)(const gemm_product *p) {
-    panel_copy c = {.p = p, .form = choose_form(p)};
+int64_t KERNEL(gemm_copy_bytes)(const gemm_product *p, bool columns) {
+    panel_copy c = copy_of(p, columns, NULL);
     return weft_arena_bytes(copy_bytes(&c, p->k));
 }
 
-int64_t KERNEL(gemm_columns_bytes)(const gemm_product *p) {
-    panel_copy c = {.p = p, .form = choose_form(p), .columns = true};
-    return weft_arena_bytes(copy_bytes(&c, p->k));
-}
-
-void KERNEL(gemm_copy_rows)(weft_pool *pool, const gemm_product *p, void *to) {
-    panel_copy c = {.p = p, .form = choose_form(p), .to = to};
-    copy_operand(pool, &c);
-}
-
-void KERNEL(gemm_copy_columns)(weft_pool *pool, const gemm_product *p, void *to) {
-    panel_copy c = {.p = p, .form = choose_form(p), .to = to, .columns = true};
-    copy_operand(pool, &c);
+void KERNEL(gemm_copy)(weft_pool *pool, const gemm_product *p, bool columns, void *to) {
+    panel_copy c = copy_of(p, columns, to);
+    copy_panels(pool, &c, 1);
 }
 
 /* As multiply_chunks goes through a band. */

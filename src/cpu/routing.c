@@ -39,7 +39,6 @@ static int64_t workspace_bytes(routing c, int threads) {
 
 static weft_status run_routing(weft_exec *x, const weft_node *n, routing c, weft_task task) {
     c.p = make_problem(x, n, n->in);
-    WEFT_TRY(check_starts(&c.p));
     weft_pool_run(weft_exec_pool(x), c.p.a->batch * c.tiles, task, &c);
     return WEFT_OK;
 }
@@ -81,7 +80,7 @@ static route_side make_side(const routing *c, int64_t task, int thread) {
 
 /* Where a task's first row stands among the keys. */
 static int64_t first_position(const route_side *r) {
-    return route_start(r->p, r->batch) + r->first;
+    return route_start(r->p) + r->first;
 }
 
 /* How many keys the task's last row sees. */
@@ -250,8 +249,9 @@ WEFT_TASK(route_dense_task) {
         ((real *)weft_data(x, n->out[1]))[row + i] = floor[i];
         ((real *)weft_data(x, n->out[2]))[row + i] = factor[i];
     }
-    route_product(x, strip, keys, r.count, n->in[WEFT_ROUTE_H], r.batch * a->score.keys * a->width,
-                  factor, n->out[0], row * a->width, a->width, r.scratch);
+    route_product(&c->p, strip, keys, r.count, n->in[WEFT_ROUTE_H],
+                  r.batch * a->score.keys * a->width, factor, n->out[0], row * a->width, a->width,
+                  r.scratch);
 }
 
 static int64_t strip_reals(const weft_node *n) {
@@ -288,8 +288,9 @@ WEFT_TASK(route_dense_back_task) {
         route_tile(&r, t, steps, strip + s * ROUTE_LANES);
         weigh_rows(strip + s * ROUTE_LANES, steps, floor + t, factor + t);
     }
-    route_product(x, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width, NULL,
-                  n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width, r.scratch);
+    route_product(&c->p, strip, rows, r.count, n->in[WEFT_ROUTE_H], (sequence + from) * a->width,
+                  NULL, n->out[0], (r.batch * a->score.keys + r.first) * a->width, a->width,
+                  r.scratch);
 }
 
 ROUTING(route_dense_back, true, strip_reals(n))

@@ -91,12 +91,11 @@ DEFINE_KERNEL(route_gather) {
     return WEFT_OK;
 }
 
-/* Sorts the entries of sequence `b` by column. first[j + 1] counts column j, then becomes the place
+/* Sorts the entries of a sequence by column. first[j + 1] counts column j, then becomes the place
  * of its next entry, and so ends as the beginning of column j + 1. */
-static void sort_entries_task(void *context, int64_t b, int thread) {
-    (void)thread;
+WEFT_TASK(sort_entries_task) {
     const gather *c = context;
-    int64_t count = c->rows * c->k;
+    int64_t count = c->rows * c->k, b = task;
     const int32_t *index =
         (const int32_t *)weft_data(c->x, c->n->in[WEFT_GATHER_INDEX]) + b * count;
     int32_t *first = c->first + b * (c->keys + 1), *entry = c->entry + b * count;

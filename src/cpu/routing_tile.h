@@ -2,9 +2,9 @@
  *
  * One side of a tile is fixed for a task and lies along the vector lanes: queries when a row's
  * weights are wanted, keys when a column's are. Its vectors are transposed once. The other side
- * passes by, one vector per step, and is read where it lies. The dot product of a pair adds up in
- * the same order from either side, and what follows is one compiled function, so the forward and
- * the backward pass find the same weights bit for bit. */
+ * passes by, a few vectors per step. The dot product of a pair adds up in the same order from either
+ * side, and what follows is one compiled function, so the forward and the backward pass find the same
+ * weights bit for bit. */
 #pragma once
 
 #include "cpu/attention_tile.h"
@@ -26,11 +26,11 @@ typedef struct {
     int64_t batch, first, count;
     real *scratch; /* route_scratch reals */
 
-    int64_t width;                 /* lanes of a panel of `packed` */
-    real *packed;                  /* [heads of the fixed side][panels][dqk][width] */
+    real *packed;                  /* [heads of the fixed side][panels][dqk][TILE_N] */
     real *packed_other;            /* for the band: the other side's vectors at the same places */
-    real *passing, *passing_other; /* [ROUTE_STEPS, dqk], for bf16 */
-    real *dots, *band_dots;        /* a few steps × ROUTE_LANES */
+    real *passing, *passing_other; /* [panels][dqk][TILE_M] of ROUTE_STEPS, of a head */
+    real *widened;                 /* a panel of rows, for bf16 */
+    real *dots, *band_dots;        /* TILE_M steps × ROUTE_LANES */
 } route_side;
 
 #define route_scratch KERNEL(route_scratch)
@@ -54,12 +54,12 @@ enum { ROUTE_PRODUCT_SCRATCH = 3 * ROUTE_TILE };
  *     factor[lane] · Σ_s weights[s][lane] · row s of `in`        s < steps
  * where the rows start at the elements out_at and in_at; factor NULL: 1. The row length of
  * `weights` is ROUTE_LANES; scratch: ROUTE_PRODUCT_SCRATCH reals. */
-void route_product(const weft_exec *x, const real *weights, int64_t steps, int64_t lanes,
+void route_product(const attention_problem *p, const real *weights, int64_t steps, int64_t lanes,
                    const weft_tensor *in, int64_t in_at, const real *factor, const weft_tensor *out,
                    int64_t out_at, int64_t width, real *scratch);
 
-/* Where a sequence's first query stands among the keys. Not causal is as if all queries stood behind
+/* Where the first query stands among the keys. Not causal is as if all queries stood behind
  * the last key: every key is seen (and no term of the score depends on a distance then). */
-static inline int64_t route_start(const attention_problem *p, int64_t b) {
-    return p->a->causal ? start_of(p, b) : p->a->keys;
+static inline int64_t route_start(const attention_problem *p) {
+    return p->a->causal ? 0 : p->a->keys;
 }

@@ -92,20 +92,10 @@ static void close_call(void *state) {
     delete s;
 }
 
-/* Whether a node draws random numbers or may meet a value that it cannot use. Attention may meet a bad
- * start alone. */
+/* Whether a node draws random numbers or may meet a value that it cannot use. */
 static bool node_reads_run(const weft_exec *x, int64_t i) {
     const weft_node *n = weft_graph_node(weft_exec_graph(x), i);
-    switch (n->op->id) {
-    case WEFT_OP_dropout:
-        return true;
-    case WEFT_OP_attention:
-        return n->in[WEFT_ATTN_START] != NULL;
-    case WEFT_OP_attention_back:
-        return n->in[WEFT_ATTN_BACK_FIRST + WEFT_ATTN_START] != NULL;
-    default:
-        return weft_exec_kernel(x, i)->explain != NULL;
-    }
+    return n->op->id == WEFT_OP_dropout || weft_exec_kernel(x, i)->explain != NULL;
 }
 
 static bool reads_run(const weft_exec *x, int64_t first, int64_t last) {

@@ -59,8 +59,7 @@ typedef enum {
     BY_LENGTH,
     BY_K,
     BY_HEADS,
-    BY_CODE, /* compiled for another GPU than 9.0a */
-    BY_START /* generation's */
+    BY_CODE /* compiled for another GPU than 9.0a */
 } obstacle;
 
 static obstacle attention_obstacle(const weft_attention_attr *a, weft_dtype dtype) {
@@ -85,7 +84,6 @@ static bool routes_k(int64_t k) {
 static obstacle topk_obstacle(const weft_node *n) {
     const weft_route_attr *a = n->attr;
     if (!weft_cuda_device()->wgmma) return BY_CODE;
-    if (n->in[WEFT_ATTN_START]) return BY_START;
     if (n->in[WEFT_ATTN_Q]->dtype != WEFT_BF16) return BY_DTYPE;
     if (a->score.band) return BY_BAND;
     if (a->score.reach || a->score.softcap > 0 || n->in[WEFT_ATTN_FIRST]) return BY_SIGHT;

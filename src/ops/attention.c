@@ -73,14 +73,13 @@ static weft_status check_options(weft_graph *g, const weft_node *n, const weft_a
         return weft_graph_fail(g, "%s: log_tau makes scale and beta, so neither can be given", op);
     if ((a->pos == WEFT_POS_RELATIVE) != (in[WEFT_ATTN_REL] != NULL))
         return weft_graph_fail(g, "%s: rel and the relative position go together", op);
-    if (!a->causal && (a->band || in[WEFT_ATTN_REL] || in[WEFT_ATTN_START]))
-        return weft_graph_fail(g, "%s: rel, start and the band need causal attention", op);
-    if (a->band && (in[WEFT_ATTN_START] || a->window < 0))
-        return weft_graph_fail(g, "%s: the band needs a window of 0 or more and no start", op);
-    if (a->causal && !in[WEFT_ATTN_START] && a->queries != a->keys)
-        return weft_graph_fail(
-            g, "%s: %lld queries and %lld keys; causal attention without start needs as many", op,
-            (long long)a->queries, (long long)a->keys);
+    if (!a->causal && (a->band || in[WEFT_ATTN_REL]))
+        return weft_graph_fail(g, "%s: rel and the band need causal attention", op);
+    if (a->band && a->window < 0)
+        return weft_graph_fail(g, "%s: the band needs a window of 0 or more", op);
+    if (a->causal && a->queries != a->keys)
+        return weft_graph_fail(g, "%s: %lld queries and %lld keys; causal attention needs as many",
+                               op, (long long)a->queries, (long long)a->keys);
     if (!a->causal && (a->reach || in[WEFT_ATTN_FIRST]))
         return weft_graph_fail(g, "%s: reach and first need causal attention", op);
     if (a->reach < 0 || !(a->softcap >= 0))
@@ -90,9 +89,6 @@ static weft_status check_options(weft_graph *g, const weft_node *n, const weft_a
     if (a->softcap > 0 && in[WEFT_ATTN_N])
         return weft_graph_fail(g, "%s: a soft-cap and n, of which a number per query is left out",
                                op);
-    if (a->queries > a->keys && in[WEFT_ATTN_START])
-        return weft_graph_fail(g, "%s: %lld queries do not fit among %lld keys", op,
-                               (long long)a->queries, (long long)a->keys);
     return WEFT_OK;
 }
 
@@ -111,15 +107,11 @@ static weft_status check_extras(weft_graph *g, const weft_node *n, const weft_at
                                   (int64_t[]){a->batch, a->kv_heads, a->keys}));
     for (int i = WEFT_ATTN_SCALE; i <= WEFT_ATTN_LOG_TAU; i++)
         if (in[i]) WEFT_TRY(weft_check_shape(g, n, names[i], in[i], 1, (int64_t[]){a->heads}));
-    weft_tensor *rel = in[WEFT_ATTN_REL], *start = in[WEFT_ATTN_START];
+    weft_tensor *rel = in[WEFT_ATTN_REL];
     if (rel) WEFT_TRY(weft_check_ndim(g, n, "rel", rel, 1));
     if (rel && rel->shape[0] < a->keys)
         return weft_graph_fail(g, "%s: rel is %s, but %lld keys have as many distances",
                                n->op->name, weft_tensor_describe(rel), (long long)a->keys);
-    if (start) {
-        WEFT_TRY(weft_check_int(g, n, "start", start));
-        WEFT_TRY(weft_check_shape(g, n, "start", start, 1, (int64_t[]){a->batch}));
-    }
     weft_tensor *first = in[WEFT_ATTN_FIRST];
     if (!first) return WEFT_OK;
     WEFT_TRY(weft_check_int(g, n, "first", first));
@@ -235,7 +227,6 @@ void weft_score_inputs(const weft_score *score, weft_tensor *in[WEFT_ATTN_INPUTS
     in[WEFT_ATTN_BETA] = score->beta;
     in[WEFT_ATTN_LOG_TAU] = score->log_tau;
     in[WEFT_ATTN_REL] = score->rel;
-    in[WEFT_ATTN_START] = score->start;
     in[WEFT_ATTN_FIRST] = score->first;
 }
 

@@ -30,15 +30,13 @@ typedef struct {
     weft_tensor *log_tau; /* [H] statistics' type; needs n: scale_h = 2/(τ+ε), beta_h = −1/(τ+ε),
                              τ = exp(log_tau), ε = 1e-6; excludes scale and beta */
     weft_tensor *rel;     /* [R] statistics' type, pos = relative: adds rel[i − j] */
-    weft_tensor *start; /* [B] i32: position of a sequence's first query, so that query i sees
-                             keys j ≤ start + i; NULL: 0 (and S = T where causal) */
     weft_tensor *first; /* [B, T] i32: the first key that a query sees, at most its own place and no
                              less than that of the query before; NULL: 0 */
     double scale_value; /* where scale and log_tau are NULL */
     weft_attention_pos pos;
     bool
-        causal; /* false: every key is seen (no relative, no band, no start, reach or first then) */
-    bool band;  /* the reciprocal term; S = T, start NULL */
+        causal; /* false: every key is seen (no relative, no band, reach or first then; else S = T) */
+    bool band; /* the reciprocal term */
     int64_t window;
     double band_alpha;
     int64_t reach;  /* keys that a query sees at most, itself included; 0: all before it */
@@ -57,7 +55,7 @@ typedef struct {
 weft_attended weft_attention(weft_graph *g, const weft_score *score, weft_tensor *v);
 
 /* The node's attributes: what is constant in a weft_score. Inputs of the node, in this order
- * (NULL where not wanted): q (or qkv), k, v, n, scale, beta, log_tau, rel, start, first. */
+ * (NULL where not wanted): q (or qkv), k, v, n, scale, beta, log_tau, rel, first. */
 typedef struct {
     int64_t batch, queries, keys; /* B, T, S */
     int64_t heads, kv_heads;      /* H, KV */
@@ -84,7 +82,6 @@ enum {
     WEFT_ATTN_BETA,
     WEFT_ATTN_LOG_TAU,
     WEFT_ATTN_REL,
-    WEFT_ATTN_START,
     WEFT_ATTN_FIRST,
     WEFT_ATTN_INPUTS
 };

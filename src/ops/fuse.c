@@ -148,7 +148,6 @@ static bool fuse_product_sums(weft_rewrite *r, const weft_match *m) {
     weft_matmul_attr *attr = weft_rewrite_attr(r, product, sizeof *attr);
     if (!attr) return false;
     attr->sums = true;
-    attr->sums_dtype = bias->out[0]->dtype;
     weft_rewrite_make(r, product, 1, bias->out[0]);
     weft_rewrite_drop(r, bias);
     return true;

@@ -1,4 +1,4 @@
-/* Gated linear layers: shapes and gradients, all by the rules of their parts.
+/* Gated linear layers: gradients by the rules of their parts.
  *
  *     gate = x w_gateᵀ    up = x w_upᵀ    y = silu(gate) ⊙ up
  *
@@ -58,24 +58,6 @@ void weft_gated_back_silu_mul(const weft_node *n, weft_gated_part *part) {
     part->out[1] = n->out[WEFT_GATED_BACK_DGATE];
 }
 
-/* A product's own rule makes a tensor for `product`; the node has it as its output `out`. */
-static weft_status infer_product(weft_graph *g, weft_node *n, int product, int out) {
-    weft_gated_part part;
-    weft_gated_product(n, product, &part);
-    WEFT_TRY(weft_op_matmul.infer(g, &part.node));
-    n->out[out] = part.out[0];
-    n->out[out]->producer = n;
-    return WEFT_OK;
-}
-
-static weft_status gated_linear_infer(weft_graph *g, weft_node *n) {
-    WEFT_TRY(infer_product(g, n, WEFT_GATED_GATE, WEFT_GATED_GATE));
-    WEFT_TRY(infer_product(g, n, WEFT_GATED_UP, WEFT_GATED_Y));
-    n->out[WEFT_GATED_Y]->needs_grad |= n->out[WEFT_GATED_GATE]->needs_grad;
-    return weft_check_same(g, n, "the gate", n->out[WEFT_GATED_GATE], "what it opens",
-                           n->out[WEFT_GATED_Y]);
-}
-
 static weft_status product_grad(weft_graph *g, const weft_node *n, int out, weft_tensor *d,
                                 weft_tensor **d_in) {
     weft_gated_part part;
@@ -117,8 +99,8 @@ static int64_t gated_linear_flops(const weft_node *n) {
     return 2 * weft_op_matmul.flops(&part.node);
 }
 
-DEFINE_OP(gated_linear, .infer = gated_linear_infer, .grad = gated_linear_grad,
-          .flops = gated_linear_flops);
+/* No shapes to infer: both operations take over the outputs of the nodes that they replace. */
+DEFINE_OP(gated_linear, .grad = gated_linear_grad, .flops = gated_linear_flops);
 
 static int gated_linear_back_in_place(const weft_node *n, int out) {
     (void)n;
@@ -131,16 +113,5 @@ static int64_t gated_linear_back_flops(const weft_node *n) {
     return weft_op_matmul.flops(&part.node);
 }
 
-/* No shapes to infer and no gradient: it takes over the outputs of the nodes that it replaces. */
 DEFINE_OP(gated_linear_back, .inplace = gated_linear_back_in_place,
           .flops = gated_linear_back_flops);
-
-weft_tensor *weft_gated_linear(weft_graph *g, weft_tensor *x, weft_tensor *w_gate,
-                               weft_tensor *w_up) {
-    weft_matmul_attr attr = {.form = WEFT_MATMUL_ROWS, .tb = true, .alpha = 1};
-    weft_tensor *in[WEFT_GATED_INPUTS] = {x, w_gate, x, w_up};
-    if (x) attr.dtype = x->dtype;
-    weft_node *n = weft_graph_append(g, &weft_op_gated_linear, in, WEFT_GATED_INPUTS,
-                                     WEFT_GATED_INPUTS, WEFT_GATED_OUTPUTS, &attr, sizeof attr);
-    return n ? n->out[WEFT_GATED_Y] : NULL;
-}

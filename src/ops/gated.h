@@ -5,14 +5,10 @@
 #include "core/graph.h"
 #include "ops/linear.h"
 
-/* y [..., N] = silu(x w_gateᵀ) ⊙ (x w_upᵀ): x [..., K], both weights [N, K]. The same bits as two
- * weft_linear and a weft_silu_mul on a backend that does it piece by piece. */
-weft_tensor *weft_gated_linear(weft_graph *g, weft_tensor *x, weft_tensor *w_gate,
-                               weft_tensor *w_up);
-
-/* Inputs of gated_linear. x stands there twice, once for each product: so its two gradients are
- * added to what others give it one after the other, in the order in which the products' own would
- * be. */
+/* Inputs of gated_linear, y [..., N] = silu(x w_gateᵀ) ⊙ (x w_upᵀ): x [..., K], both weights [N, K]. The
+ * same bits as two weft_linear and a weft_silu_mul on a backend that does it piece by piece. x stands
+ * there twice, once for each product: so its two gradients are added to what others give it one after the
+ * other, in the order in which the products' own would be. */
 enum { WEFT_GATED_X, WEFT_GATED_W_GATE, WEFT_GATED_X_AGAIN, WEFT_GATED_W_UP, WEFT_GATED_INPUTS };
 
 /* Its outputs: y, and both products. `up` is NULL until a gradient asks for it: the product then

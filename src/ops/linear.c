@@ -137,7 +137,6 @@ static weft_status make_result(weft_graph *g, weft_node *n) {
         differentiated |= n->in[i] && n->in[i]->needs_grad;
     if (attr->act == WEFT_ACT_GELU && differentiated)
         weft_node_output(g, n, 1, attr->dtype, ndim, shape);
-    if (attr->sums) weft_node_output(g, n, 1, attr->sums_dtype, 1, shape + ndim - 1);
     return weft_graph_status(g);
 }
 
@@ -156,56 +155,23 @@ static weft_status check_factors(weft_graph *g, const weft_node *n, const weft_m
     return WEFT_OK;
 }
 
-/* The products that are summed with the first. */
-static weft_status check_pairs(weft_graph *g, const weft_node *n, weft_matmul_sizes size) {
-    const weft_matmul_attr *attr = n->attr;
-    if (attr->more < 0 || attr->more >= WEFT_MATMUL_PAIRS ||
-        n->n_in != WEFT_MATMUL_INPUTS + 2 * attr->more)
-        return weft_graph_fail(g, "matmul: %d inputs do not make 1 to %d products", n->n_in,
-                               WEFT_MATMUL_PAIRS);
-    if (attr->more && !weft_matmul_is_by_rows(attr, n->in[0]))
-        return weft_graph_fail(g, "matmul: a %s is not summed with other products",
-                               form_names[attr->form]);
-    for (int i = 1; i <= attr->more; i++) {
-        weft_matmul_pair p = weft_matmul_pair_of(n, i);
-        if (!p.a || !p.b) return weft_graph_fail(g, "matmul: product %d lacks a factor", i + 1);
-        WEFT_TRY(check_factors(g, n, &p));
-        weft_matmul_sizes other = weft_matmul_measure(&p.attr, p.a, p.b);
-        if (other.m != size.m || other.n != size.n)
-            return weft_graph_fail(g, "matmul: a product of %s and %s is not like the first",
-                                   weft_tensor_describe(p.a), weft_tensor_describe(p.b));
-    }
-    return WEFT_OK;
-}
-
-/* A tensor that goes element by element with the result. */
-static weft_status check_beside(weft_graph *g, const weft_node *n, const char *what, int input,
-                                weft_matmul_sizes size) {
-    const weft_tensor *t = n->in[input];
-    weft_dtype dtype = ((const weft_matmul_attr *)n->attr)->dtype;
-    if (!t || (t->dtype == dtype && weft_tensor_count(t) == size.groups * size.m * size.n))
-        return WEFT_OK;
-    return weft_graph_fail(g, "matmul: %s is %s, but the result is %lld × %lld × %lld of %s", what,
-                           weft_tensor_describe(t), (long long)size.groups, (long long)size.m,
-                           (long long)size.n, weft_dtype_name(dtype));
-}
-
+/* What fusing gives a node is not looked at here: it takes over the results that were made. */
 static weft_status matmul_infer(weft_graph *g, weft_node *n) {
     const weft_matmul_attr *attr = n->attr;
     weft_matmul_pair first = weft_matmul_pair_of(n, 0);
-    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS];
+    const weft_tensor *bias = n->in[WEFT_MATMUL_BIAS], *addend = n->in[WEFT_MATMUL_ADDEND];
     WEFT_TRY(check_factors(g, n, &first));
     weft_matmul_sizes size = weft_matmul_measure(attr, first.a, first.b);
-    WEFT_TRY(check_pairs(g, n, size));
     if (bias) {
         WEFT_TRY(weft_check_float(g, n, "bias", bias));
         WEFT_TRY(weft_check_shape(g, n, "bias", bias, 1, (int64_t[]){size.n}));
     }
-    WEFT_TRY(check_beside(g, n, "the addend", WEFT_MATMUL_ADDEND, size));
-    WEFT_TRY(check_beside(g, n, "where gelu's slope is taken", WEFT_MATMUL_AT, size));
-    if ((attr->act == WEFT_ACT_GELU_BACK) != (n->in[WEFT_MATMUL_AT] != NULL) ||
-        (attr->sums && attr->act != WEFT_ACT_GELU_BACK))
-        return weft_graph_fail(g, "matmul: gelu's slope and the values it is taken at go together");
+    if (addend && (addend->dtype != attr->dtype ||
+                   weft_tensor_count(addend) != size.groups * size.m * size.n))
+        return weft_graph_fail(
+            g, "matmul: the addend is %s, but the result is %lld × %lld × %lld of %s",
+            weft_tensor_describe(addend), (long long)size.groups, (long long)size.m,
+            (long long)size.n, weft_dtype_name(attr->dtype));
     return make_result(g, n);
 }
 
@@ -340,20 +306,8 @@ static weft_status bias_back_infer(weft_graph *g, weft_node *n) {
 
 DEFINE_OP(bias_back, .infer = bias_back_infer);
 
-static weft_status gelu_bias_back_infer(weft_graph *g, weft_node *n) {
-    const weft_bias_back_attr *attr = n->attr;
-    const weft_tensor *dy = n->in[0], *x = n->in[1];
-    WEFT_TRY(weft_check_float(g, n, "x", x));
-    WEFT_TRY(weft_check_same(g, n, "dy", dy, "x", x));
-    if (dy->dtype != x->dtype)
-        return weft_graph_fail(g, "gelu_bias_back: dy is %s, but x is %s", weft_tensor_describe(dy),
-                               weft_tensor_describe(x));
-    weft_node_output_like(g, n, 0, x->dtype, x);
-    return weft_output(g, n, 1, attr->dtype, 1, (int64_t[]){weft_tensor_width(x)});
-}
-
-/* No gradient: it is one. */
-DEFINE_OP(gelu_bias_back, .infer = gelu_bias_back_infer, .inplace = weft_over_first);
+/* Neither shapes to infer nor a gradient: it is one, and takes over what the nodes made that it replaces. */
+DEFINE_OP(gelu_bias_back, .inplace = weft_over_first);
 
 /* A product of the first factor's type; `ndim` not 0: the first factor must have so many dimensions. */
 static weft_tensor *append_typed(weft_graph *g, const char *name, int ndim, weft_tensor *a,

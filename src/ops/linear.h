@@ -85,7 +85,6 @@ typedef struct {
         double alpha;
     } pair[WEFT_MATMUL_PAIRS - 1]; /* theirs */
     bool sums;
-    weft_dtype sums_dtype;
 } weft_matmul_attr;
 
 /* Pair i of a matmul node, as the product that it would be alone: without what comes after. */

@@ -42,10 +42,10 @@ static weft_status check_score(weft_graph *g, const weft_node *n) {
     WEFT_TRY(weft_score_check(g, n, a));
     if (!a->causal && a->pos != WEFT_POS_NONE)
         return weft_graph_fail(g, "%s: positions need a causal attention", n->op->name);
-    if (!n->in[WEFT_ATTN_START] && a->keys != a->queries)
-        return weft_graph_fail(
-            g, "%s: q is %s, but k is %s; without start there must be as many keys as queries",
-            n->op->name, weft_tensor_describe(q), weft_tensor_describe(n->in[WEFT_ATTN_K]));
+    if (a->keys != a->queries)
+        return weft_graph_fail(g, "%s: q is %s, but k is %s; there must be as many keys as queries",
+                               n->op->name, weft_tensor_describe(q),
+                               weft_tensor_describe(n->in[WEFT_ATTN_K]));
     WEFT_TRY(weft_check_stat(g, n, "lse", lse, q));
     return weft_check_shape(g, n, "lse", lse, 3, (int64_t[]){a->batch, a->heads, a->queries});
 }
@@ -205,8 +205,6 @@ static weft_status route_dense_infer(weft_graph *g, weft_node *n) {
 
 GRAD(route_dense) {
     if (!d_out[0] || !n->in[WEFT_ROUTE_H]->needs_grad) return WEFT_OK;
-    if (n->in[WEFT_ATTN_START])
-        return weft_graph_fail(g, "%s: there is no gradient where start is given", n->op->name);
     weft_tensor *in[WEFT_ROUTE_DENSE_BACK_INPUTS];
     for (int i = 0; i < WEFT_ROUTE_H; i++)
         in[i] = n->in[i];

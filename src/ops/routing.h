@@ -46,8 +46,8 @@ typedef enum {
                        keep nothing, and its c is 0 */
 } weft_route_mode;
 
-/* c [B, T, F]: c_t = Σ_j R_tj h_j over the kept columns, h [B, S, F]. The gradient goes to h (not
- * where score->start is given). `threshold` is read with WEFT_ROUTE_RMS only. */
+/* c [B, T, F]: c_t = Σ_j R_tj h_j over the kept columns, h [B, S, F]. The gradient goes to h.
+ * `threshold` is read with WEFT_ROUTE_RMS only. */
 weft_tensor *weft_route_dense(weft_graph *g, const weft_score *score, weft_tensor *lse,
                               weft_tensor *h, weft_route_mode mode, double threshold,
                               bool normalize, bool use_max);

@@ -214,8 +214,8 @@ static void test_after_is_called_once_for_each_node_in_order(void **state) {
     watched w = {0};
     weft_keep(weft_add(g, weft_scale(g, input(g, "a"), 2), input(g, "b")));
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
-    weft_exec_options options = {.after = watch, .after_context = &w};
-    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, &options, &x), WEFT_OK);
+    assert_int_equal(weft_exec_create(g, weft_cpu_backend(), pool, NULL, &x), WEFT_OK);
+    weft_exec_watch(x, watch, &w);
     assert_int_equal(weft_exec_run(x, NULL), WEFT_OK);
     assert_int_equal(w.n, 2);
     for (int i = 0; i < w.n; i++)

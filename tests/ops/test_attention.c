@@ -1,6 +1,5 @@
-/* What the case table is too small for: attention at sizes of many tiles against the plain version,
- * with sequences that start at different positions; that nothing of the future is read; that the
- * memory grows with T and not with T²; and starts that cannot be. */
+/* What the case table is too small for: attention at sizes of many tiles against the plain version; that
+ * nothing of the future is read; and that the memory grows with T and not with T². */
 #include "base/random.h"
 #include "core/exec.h"
 #include "cpu/backend.h"
@@ -26,7 +25,6 @@ typedef struct {
     bool tau, beta, head_scale, full; /* full: not causal */
     weft_attention_pos pos;
     int64_t band; /* the window; 0: none */
-    bool ragged;  /* sequence b starts at keys − queries − b */
     int64_t reach,
         document; /* document: tokens of one, but for sequence b's first, which has b fewer */
     double softcap;
@@ -44,7 +42,7 @@ typedef struct {
     weft_tensor *in[WEFT_ATTN_INPUTS], *d_o, *o, *lse;
     weft_node *back;
     double *value[WEFT_ATTN_INPUTS], *d_o_value;
-    int32_t *start, *first;
+    int32_t *first;
 } attempt;
 
 static weft_dtype stat_dtype(weft_dtype dtype) {
@@ -73,8 +71,6 @@ static void build(attempt *a) {
         in[WEFT_ATTN_SCALE] = weft_new_tensor(a->g, WEFT_ROLE_PARAM, "scale", stat, t->heads);
     if (t->pos == WEFT_POS_RELATIVE)
         in[WEFT_ATTN_REL] = weft_new_tensor(a->g, WEFT_ROLE_PARAM, "rel", stat, t->keys + 3);
-    if (!t->full && (t->ragged || t->keys != t->queries))
-        in[WEFT_ATTN_START] = weft_new_tensor(a->g, WEFT_ROLE_INPUT, "start", WEFT_I32, t->batch);
     if (t->document)
         in[WEFT_ATTN_FIRST] =
             weft_new_tensor(a->g, WEFT_ROLE_INPUT, "first", WEFT_I32, t->batch, t->queries);
@@ -85,7 +81,6 @@ static void build(attempt *a) {
                         .beta = in[WEFT_ATTN_BETA],
                         .log_tau = in[WEFT_ATTN_LOG_TAU],
                         .rel = in[WEFT_ATTN_REL],
-                        .start = in[WEFT_ATTN_START],
                         .first = in[WEFT_ATTN_FIRST],
                         .reach = t->reach,
                         .softcap = t->softcap,
@@ -159,25 +154,19 @@ static attempt open_attempt(const trial *t, weft_dtype dtype) {
     assert_int_equal(weft_pool_create(2, &a.pool), WEFT_OK);
     weft_exec_options options = {.poison = true};
     assert_int_equal(weft_exec_create(a.g, weft_cpu_backend(), a.pool, &options, &a.x), WEFT_OK);
-    for (int i = 0; i < WEFT_ATTN_START; i++) {
+    for (int i = 0; i < WEFT_ATTN_FIRST; i++) {
         if (!a.in[i]) continue;
         a.value[i] = draw(weft_tensor_count(a.in[i]), (uint32_t)i);
         write_values(&a, a.in[i], a.value[i]);
     }
     a.d_o_value = draw(weft_tensor_count(a.d_o), 100);
     write_values(&a, a.d_o, a.d_o_value);
-    a.start = calloc((size_t)t->batch, sizeof *a.start);
-    assert_non_null(a.start);
-    for (int64_t b = 0; b < t->batch; b++)
-        a.start[b] = (int32_t)(t->keys - t->queries - (t->ragged ? b : 0));
-    if (a.in[WEFT_ATTN_START])
-        assert_int_equal(weft_exec_write(a.x, a.in[WEFT_ATTN_START], a.start), WEFT_OK);
     if (!t->document) return a;
     a.first = calloc((size_t)(t->batch * t->queries), sizeof *a.first);
     assert_non_null(a.first);
     for (int64_t b = 0; b < t->batch; b++)
         for (int64_t i = 0; i < t->queries; i++) {
-            int64_t first = (a.start[b] + i + b) / t->document * t->document - b;
+            int64_t first = (i + b) / t->document * t->document - b;
             a.first[b * t->queries + i] = (int32_t)(first > 0 ? first : 0);
         }
     assert_int_equal(weft_exec_write(a.x, a.in[WEFT_ATTN_FIRST], a.first), WEFT_OK);
@@ -188,7 +177,6 @@ static void close_attempt(attempt *a) {
     for (int i = 0; i < WEFT_ATTN_INPUTS; i++)
         free(a->value[i]);
     free(a->d_o_value);
-    free(a->start);
     free(a->first);
     weft_exec_destroy(a->x);
     weft_graph_destroy(a->g);
@@ -235,7 +223,6 @@ static void compare_with_plain(const trial *t, weft_dtype dtype) {
         .beta = a.value[WEFT_ATTN_BETA],
         .log_tau = a.value[WEFT_ATTN_LOG_TAU],
         .rel = a.value[WEFT_ATTN_REL],
-        .start = a.in[WEFT_ATTN_START] ? a.start : NULL,
         .first = a.first,
         .o = o,
         .lse = lse,
@@ -274,14 +261,10 @@ static const trial trials[] = {
     {"not causal, distances", 1, 140, 140, 2, 1, 5, 6, .full = true, .pos = WEFT_POS_ALIBI},
     {"narrow band", 1, 200, 200, 3, 1, 8, 8, .band = 3, .head_scale = true},
     {"wide band", 1, 260, 260, 2, 2, 8, 8, .band = 150, .tau = true, .pos = WEFT_POS_RELATIVE},
-    {"ragged prefill", 3, 70, 333, 2, 1, 8, 8, .ragged = true, .pos = WEFT_POS_RELATIVE},
-    {"ragged decode", 4, 1, 210, 6, 2, 16, 16, .ragged = true, .pos = WEFT_POS_ALIBI, .beta = true},
-    {"decode, one key head", 2, 1, 600, 12, 1, 32, 32, .tau = true},
-    {"few queries", 2, 5, 129, 4, 4, 10, 10, .ragged = true, .tau = true, .pos = WEFT_POS_RELATIVE},
+    {"few queries", 2, 5, 129, 4, 4, 10, 10, .full = true, .tau = true},
     {"window", 1, 700, 700, 1, 1, 8, 12, .reach = 100, .tau = true},
     {"a window of two", 1, 200, 200, 2, 1, 8, 8, .reach = 2},
-    {"window, ragged", 3, 70, 333, 2, 1, 8, 8, .ragged = true, .reach = 65,
-     .pos = WEFT_POS_RELATIVE},
+    {"window, distances", 3, 333, 333, 2, 1, 8, 8, .reach = 65, .pos = WEFT_POS_RELATIVE},
     {"window and band", 1, 200, 200, 3, 1, 8, 8, .band = 30, .reach = 20, .head_scale = true},
     {"documents", 2, 700, 700, 2, 1, 16, 16, .document = 130},
     {"short documents", 2, 300, 300, 2, 2, 8, 8, .document = 7, .beta = true, .head_scale = true},
@@ -392,28 +375,12 @@ static void test_memory_grows_with_the_length_only(void **state) {
     assert_true(two < (int64_t)16384 * 16384); /* a hundredth of what the scores would take */
 }
 
-static void test_a_start_that_does_not_fit_is_refused(void **state) {
-    (void)state;
-    const trial t = {"start", 2, 5, 9, 1, 1, 4, 4, .ragged = true};
-    static const int32_t bad[][2] = {{0, 5}, {-1, 0}, {4, INT32_MAX}};
-    attempt a = open_attempt(&t, WEFT_F32);
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_int_equal(weft_exec_write(a.x, a.in[WEFT_ATTN_START], bad[i]), WEFT_OK);
-        assert_int_equal(weft_exec_run(a.x, &(weft_run){0}), WEFT_EINPUT);
-        assert_non_null(strstr(weft_error_message(), "start["));
-    }
-    assert_int_equal(weft_exec_write(a.x, a.in[WEFT_ATTN_START], (int32_t[]){4, 0}), WEFT_OK);
-    assert_int_equal(weft_exec_run(a.x, &(weft_run){0}), WEFT_OK);
-    close_attempt(&a);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiles_agree_with_the_plain_version),
         cmocka_unit_test(test_nothing_of_the_future_is_read),
         cmocka_unit_test(test_documents_do_not_move_each_other),
         cmocka_unit_test(test_memory_grows_with_the_length_only),
-        cmocka_unit_test(test_a_start_that_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,6 @@
 #include "ops/arith.h"
 #include "ops/attention.h"
 #include "ops/embedding.h"
-#include "ops/gated.h"
 #include "ops/gaussian.h"
 #include "ops/heads.h"
 #include "ops/linear.h"
@@ -56,13 +55,6 @@ static weft_tensor *attend_packed(weft_graph *g, weft_score s, weft_tensor *qkv,
     s.heads = heads;
     s.kv_heads = kv_heads;
     return weft_attention(g, &s, NULL).o;
-}
-
-static weft_tensor *gelu_bias_back(weft_graph *g, weft_tensor *dy, weft_tensor *x) {
-    weft_bias_back_attr attr = {WEFT_F32};
-    const weft_node *n = weft_graph_append(g, &weft_op_gelu_bias_back, (weft_tensor *[]){dy, x}, 2,
-                                           2, 2, &attr, sizeof attr);
-    return n ? n->out[0] : NULL;
 }
 
 static weft_tensor *route(weft_graph *g, weft_tensor *q, weft_tensor *k, weft_tensor *lse,
@@ -144,10 +136,6 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(batched_other_inner, "matmul", weft_batched_matmul(g, F(2, 3, 4), F(2, 5, 4), false, false)) \
     X(grouped_other_groups, "linear", weft_grouped_linear(g, F(6, 2, 3), F(3, 3, 4), false))       \
     X(grouped_other_inner, "linear", weft_grouped_linear(g, F(6, 2, 3), F(2, 4, 3), false))        \
-    X(gelu_bias_back_other_shape, "gelu_bias_back", gelu_bias_back(g, F(2, 3), F(3, 2)))           \
-    X(gelu_bias_back_other_type, "gelu_bias_back",                                                 \
-      gelu_bias_back(g, F(2, 3), SHAPED(WEFT_BF16, 2, 3)))                                         \
-    X(gelu_bias_back_integers, "gelu_bias_back", gelu_bias_back(g, I(2, 3), I(2, 3)))              \
     X(grouped_flat, "linear", weft_grouped_linear(g, F(3), F(2, 3, 4), false))                     \
     /* norm */                                                                                     \
     X(norm_other_residual, "norm", weft_norm(g, F(2, 3), F(3, 3), F(3), NULL, WEFT_LAYERNORM).y)   \
@@ -236,10 +224,6 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(attention_band_not_causal, "attention",                                                      \
       attend(g, (weft_score){.q = F(2, 3, 4, 5), .k = F(2, 3, 2, 5), .band = true, .window = 1},   \
              F(2, 3, 2, 6)))                                                                       \
-    X(attention_start_of_other_batch, "attention",                                                 \
-      attend(g,                                                                                    \
-             (weft_score){.q = F(2, 3, 4, 5), .k = F(2, 5, 2, 5), .start = I(3), .causal = true},  \
-             F(2, 5, 2, 6)))                                                                       \
     X(packed_not_divisible, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 25), 4, 2))     \
     X(packed_no_heads, "attention", attend_packed(g, (weft_score){0}, F(2, 3, 24), 0, 2))          \
     X(packed_and_apart, "attention",                                                               \
@@ -270,13 +254,6 @@ static weft_tensor *update(weft_graph *g, int64_t control_length, weft_tensor *g
     X(gate_other_heads, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 3, 5), 0.1))              \
     X(gate_other_length, "gate_mix", weft_gate_mix(g, F(2, 3, 4, 5), F(2, 2, 4), 0.1))             \
     X(gate_flat, "gate_mix", weft_gate_mix(g, F(3, 4, 5), F(2, 3, 4), 0.1))                        \
-    /* gated */                                                                                    \
-    X(gated_other_width, "linear", weft_gated_linear(g, F(2, 3), F(4, 3), F(4, 2)))                \
-    X(gated_other_rows, "gated_linear", weft_gated_linear(g, F(2, 3), F(4, 3), F(5, 3)))           \
-    X(gated_flat_weight, "linear", weft_gated_linear(g, F(2, 3), F(3), F(3)))                      \
-    X(gated_integers, "matmul", weft_gated_linear(g, I(2, 3), F(4, 3), F(4, 3)))                   \
-    X(gated_mixed, "gated_linear", weft_gated_linear(g, F(2, 3), F(4, 3), D(4, 3)))                \
-    X(gated_missing, "gated_linear", weft_gated_linear(g, F(2, 3), F(4, 3), NULL))                 \
     /* gaussian, heads */                                                                          \
     X(softplus_integers, "softplus", weft_softplus(g, I(3), 0, 0))                                 \
     X(softplus_start_past_end, "softplus", weft_softplus(g, F(2, 3), 4, 0))                        \

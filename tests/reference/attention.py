@@ -93,16 +93,13 @@ def scores(c, q, k, grad=True):
 
 def attention(c):
     b, t, h, kv, dq, dv = (c.size(key) for key in ("B", "T", "H", "KV", "Q", "V"))
-    offset = c.integer("offset", 0)
-    s_len = c.size("S", t) if offset else t
-    c.size("S", t)
     if c.integer("packed", 0):
         qkv = c.input("qkv", b, t, (h + 2 * kv) * dq).reshape(b, t, h + 2 * kv, dq)
         q, k, v = qkv[:, :, :h], qkv[:, :, h:h + kv], qkv[:, :, h + kv:]
     else:
         q = c.input("q", b, t, h, dq, scale=c.number("range", 1))
-        k = c.input("k", b, s_len, kv, dq, scale=c.number("range", 1))
-        v = c.input("v", b, s_len, kv, dv)
+        k = c.input("k", b, t, kv, dq, scale=c.number("range", 1))
+        v = c.input("v", b, t, kv, dv)
     s = scores(c, q, k)
     lse = logsumexp(s)
     p = torch.exp(s - lse[..., None])

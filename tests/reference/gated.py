@@ -7,7 +7,6 @@ from activation import sigmoid
 
 def gated(c):
     m, k, n = c.size("M"), c.size("K"), c.size("N")
-    c.word("by", "parts")
     grad = c.word("grad", "all") == "all"
     x, v, w = (c.input(name, rows, k, grad=grad) for name, rows in (("x", m), ("v", n), ("w", n)))
     gate, up = torch.einsum("mk,nk->mn", x, v), torch.einsum("mk,nk->mn", x, w)

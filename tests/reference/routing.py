@@ -8,13 +8,12 @@ from attention import logsumexp, scores
 def weights(c):
     """R [B, T, S], a constant; 0 where key j is not visible to query t."""
     b, t, h, kv, dq = (c.size(key) for key in ("B", "T", "H", "KV", "Q"))
-    s_len = c.size("S", t) if c.integer("offset", 0) else t
     if c.integer("packed", 0):
         qkv = c.input("qkv", b, t, (h + 2 * kv) * dq, scale=2, grad=False).reshape(b, t, h + 2 * kv, dq)
         q, k = qkv[:, :, :h], qkv[:, :, h:h + kv]
     else:
         q = c.input("q", b, t, h, dq, scale=2, grad=False)
-        k = c.input("k", b, s_len, kv, dq, grad=False)
+        k = c.input("k", b, t, kv, dq, grad=False)
     s = scores(c, q, k, grad=False)
     p = torch.exp(s - logsumexp(s)[..., None])
     c.seen = torch.isfinite(s[:, 0])  # [B, T, S]
@@ -73,7 +72,7 @@ def route_gather(c):
 
 
 def route_dense(c):
-    carry(c, keep_dense(c, weights(c)), grad=not c.integer("offset", 0))
+    carry(c, keep_dense(c, weights(c)))
 
 
 OPS = {f.__name__: f for f in (route_topk, route_gather, route_dense)}

@@ -40,9 +40,6 @@ static void add_score_inputs(test_case *c, const sizes *z, weft_score *score) {
         score->scale = case_stat(c, "scale", CASE_DIFF, 1, 1, per_head);
     if (score->pos == WEFT_POS_RELATIVE)
         score->rel = case_stat(c, "r", CASE_DIFF, 1, 1, (int64_t[]){case_size(c, "R")});
-    if (case_int(c, "offset", 0))
-        score->start =
-            case_constant(c, "start", (int32_t)(z->keys - z->queries), 1, (int64_t[]){z->batch});
     int64_t kinds = case_int(c, "documents", 0), per_query[] = {z->batch, z->queries};
     if (kinds) {
         weft_tensor *tokens = case_ids(c, "tokens", kinds, kinds, 2, per_query);
@@ -70,7 +67,6 @@ static void add_queries_and_keys(test_case *c, const sizes *z, weft_score *score
 static void build_attention(test_case *c) {
     sizes z = {case_size(c, "B"),  case_size(c, "T"), case_size(c, "T"), case_size(c, "H"),
                case_size(c, "KV"), case_size(c, "Q"), case_size(c, "V")};
-    if (case_int(c, "offset", 0)) z.keys = case_size(c, "S");
     weft_score score = {
         .scale_value = 1 / sqrt((double)z.dqk),
         .pos = read_position(c),

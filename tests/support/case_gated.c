@@ -1,7 +1,7 @@
-/* Cases of the gated linear layer: built as it is, or of the nodes that fuse.h makes it of. */
+/* Cases of the gated linear layer, built of the nodes that fuse.h makes it of. */
 #include "cases.h"
 #include "ops/activation.h"
-#include "ops/gated.h"
+#include "ops/linear.h"
 
 /* Products that read the layer's result: its gradient is their sum, and a product itself where there
  * is one of them. */
@@ -21,12 +21,9 @@ static void build_gated(test_case *c) {
     int diff = case_is(c, "grad", "none", "all") ? CASE_CONST : CASE_DIFF;
     weft_tensor *x = case_input(c, "x", diff, 1, 2, (int64_t[]){m, k});
     weft_tensor *v = case_input(c, "v", diff, 1, 2, (int64_t[]){n, k});
-    weft_tensor *w = case_input(c, "w", diff, 1, 2, (int64_t[]){n, k}), *y;
-    if (case_is(c, "by", "node", "parts"))
-        y = weft_gated_linear(g, x, v, w);
-    else
-        y = weft_silu_mul(g, weft_linear(g, x, w, NULL, WEFT_ACT_NONE),
-                          weft_linear(g, x, v, NULL, WEFT_ACT_NONE));
+    weft_tensor *w = case_input(c, "w", diff, 1, 2, (int64_t[]){n, k});
+    weft_tensor *y = weft_silu_mul(g, weft_linear(g, x, w, NULL, WEFT_ACT_NONE),
+                                   weft_linear(g, x, v, NULL, WEFT_ACT_NONE));
     if (p)
         build_down(c, y, n, p, diff);
     else

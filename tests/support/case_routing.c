@@ -32,15 +32,12 @@ static void add_score_inputs(test_case *c, routed *r) {
         weft_tensor *tokens = case_ids(c, "tokens", kinds, kinds, 2, per_query);
         score->first = weft_find_documents(case_graph(c), tokens, 0).first;
     }
-    if (case_int(c, "offset", 0))
-        score->start =
-            case_constant(c, "start", (int32_t)(r->keys - r->queries), 1, (int64_t[]){r->batch});
 }
 
 static routed make_weights(test_case *c) {
     routed r = {.batch = case_size(c, "B"),
                 .queries = case_size(c, "T"),
-                .keys = case_size(c, case_int(c, "offset", 0) ? "S" : "T"),
+                .keys = case_size(c, "T"),
                 .heads = case_size(c, "H"),
                 .kv_heads = case_size(c, "KV"),
                 .dqk = case_size(c, "Q"),
@@ -122,7 +119,7 @@ static void build_route_gather(test_case *c) {
 static void build_route_dense(test_case *c) {
     routed r = make_weights(c);
     int64_t shape[] = {r.batch, r.keys, case_size(c, "F")};
-    weft_tensor *h = case_input(c, "h", r.score.start ? CASE_CONST : CASE_DIFF, 1, 3, shape);
+    weft_tensor *h = case_input(c, "h", CASE_DIFF, 1, 3, shape);
     weft_route_mode mode = case_is(c, "mode", "rms", "none") ? WEFT_ROUTE_RMS : WEFT_ROUTE_ALL;
     double threshold = case_number(c, "threshold", 0.5);
     weft_tensor *y = weft_route_dense(case_graph(c), &r.score, r.lse, h, mode, threshold,

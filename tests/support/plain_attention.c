@@ -105,9 +105,8 @@ static void row_gradient(const plain_attention_problem *p, const head_numbers *f
 static void attend_row(const plain_attention_problem *p, int64_t b, int64_t h, int64_t i) {
     const weft_attention_attr *a = &p->attr;
     head_numbers f = numbers_of_head(p, h);
-    int64_t place = i + (p->start ? p->start[b] : 0);
-    int64_t seen = a->causal ? place + 1 : a->keys;
-    int64_t hidden = a->reach && place >= a->reach ? place + 1 - a->reach : 0;
+    int64_t place = i, seen = a->causal ? i + 1 : a->keys;
+    int64_t hidden = a->reach && i >= a->reach ? i + 1 - a->reach : 0;
     if (p->first && p->first[b * a->queries + i] > hidden) hidden = p->first[b * a->queries + i];
     double *s = p->row, *raw = p->row + a->keys, top = -INFINITY, sum = 0;
     for (int64_t j = hidden; j < seen; j++) {

@@ -11,7 +11,7 @@ typedef struct {
     weft_attention_attr attr;
     int64_t distances; /* numbers in rel */
     const double *q, *k, *v, *n, *scale, *beta, *log_tau, *rel;
-    const int32_t *start, *first;
+    const int32_t *first;
     double *o, *lse;
     const double *d_o; /* NULL: forward only */
     double *dq, *dk, *dv, *dn, *dscale, *dbeta, *dlog_tau, *drel;

@@ -85,7 +85,6 @@ static attention_problem make_shape(const weft_node *n, weft_tensor *const *in) 
     p.softcap = (float)a->softcap;
     p.scale_value = (float)a->scale_value;
     p.band_alpha = (float)a->band_alpha;
-    p.node = n->index;
     return p;
 }
 
@@ -101,9 +100,7 @@ static attention_problem make_problem(const weft_exec *x, const weft_node *n,
     p.beta = data_of<float>(x, in[WEFT_ATTN_BETA]);
     p.log_tau = data_of<float>(x, in[WEFT_ATTN_LOG_TAU]);
     p.rel = data_of<float>(x, in[WEFT_ATTN_REL]);
-    p.start = data_of<int32_t>(x, in[WEFT_ATTN_START]);
     p.first = data_of<int32_t>(x, in[WEFT_ATTN_FIRST]);
-    p.run = device_run(x);
     return p;
 }
 
@@ -206,7 +203,6 @@ static int64_t attention_workspace(const weft_node *n, int) {
 
 static weft_status attention_run(weft_exec *x, const weft_node *n) {
     attention_problem p = make_problem(x, n, n->in, n->out[0], n->out[1]);
-    attention_check_starts(p, stream_of(x));
     if (is_padded(p))
         forward_padded(p, weft_workspace(x, n), stream_of(x));
     else if (attention_fits_flash(p))
@@ -214,19 +210,6 @@ static weft_status attention_run(weft_exec *x, const weft_node *n) {
     else
         attention_plain(p, stream_of(x));
     return launched(n);
-}
-
-weft_status attention_explain_start(weft_exec *x, const weft_attention_attr *a,
-                                    const weft_tensor *start, int64_t place) {
-    return weft_fail(WEFT_EINPUT,
-                     "attention: start[%lld] is %d, but %lld queries from there do not fit among "
-                     "%lld keys",
-                     (long long)place, (int)read_i32(x, start, place), (long long)a->queries,
-                     (long long)a->keys);
-}
-
-static weft_status attention_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    return attention_explain_start(x, ATTR(n, weft_attention_attr), n->in[WEFT_ATTN_START], place);
 }
 
 static bool wants_numbers(const weft_node *n) {
@@ -270,7 +253,6 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     g.finish = {a->gaussian_q && can.q, a->gaussian_k && can.k, a->gaussian_n && can.n};
     if (a->gaussian_n && !can.n)
         g.dn = (float *)((char *)g.workspace + align_bytes(workspace_of_kernels(p, n)));
-    attention_check_starts(p, stream_of(x));
     if (is_padded(p))
         backward_padded(p, g,
                         (char *)g.workspace + align_bytes(flash_backward_workspace(pad_widths(p))),
@@ -288,10 +270,5 @@ static weft_status attention_back_run(weft_exec *x, const weft_node *n) {
     return launched(n);
 }
 
-static weft_status attention_back_explain(weft_exec *x, const weft_node *n, int64_t place) {
-    return attention_explain_start(x, ATTR(n, weft_attention_attr),
-                                   n->in[WEFT_ATTN_BACK_FIRST + WEFT_ATTN_START], place);
-}
-
-CUDA_KERNEL(attention, attention_run, attention_workspace, attention_explain)
-CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace, attention_back_explain)
+CUDA_KERNEL(attention, attention_run, attention_workspace)
+CUDA_KERNEL(attention_back, attention_back_run, attention_back_workspace)

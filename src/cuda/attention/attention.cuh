@@ -32,10 +32,7 @@ struct attention_problem {
     head_rows q, k, v, o;
     float *lse;                                    /* [B, H, T] */
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
-    const int32_t *start;
     const int32_t *first; /* [B, T]: the first key that a query sees; NULL: 0 */
-    weft_cuda_run *run;   /* where a bad start is noted; NULL: it is not */
-    int node;
 };
 
 /* Whether queries, keys, and keys' squares are Gaussians' (ops/attention.h). */
@@ -91,13 +88,6 @@ __host__ __device__ static inline int first_head_of(const attention_problem &p, 
     return (int)ceil_div((int64_t)kv * p.heads, p.kv_heads);
 }
 
-/* Position of a sequence's first query; kept in range where the value cannot be used. */
-__device__ static inline int start_of(const attention_problem &p, int b) {
-    if (!p.start) return 0;
-    int start = p.start[b];
-    return start < 0 || start + p.queries > p.keys ? 0 : start;
-}
-
 /* Whether some query may not see the first key. */
 __host__ __device__ static inline bool hides_keys(const attention_problem &p) {
     return p.reach || p.first;
@@ -107,7 +97,7 @@ __host__ __device__ static inline bool hides_keys(const attention_problem &p) {
  * query to the next. */
 __device__ static inline int first_key_of(const attention_problem &p, int b, int i) {
     i = min(i, p.queries - 1);
-    int first = p.reach ? max(0, start_of(p, b) + i + 1 - p.reach) : 0;
+    int first = p.reach ? max(0, i + 1 - p.reach) : 0;
     return p.first ? max(first, p.first[(int64_t)b * p.queries + i]) : first;
 }
 
@@ -129,11 +119,6 @@ __device__ static inline int queries_before(const attention_problem &p, int b, i
 __device__ static inline int64_t row_at(const head_rows &r, int b, int position, int head) {
     return b * r.batch + position * r.row + head * r.head;
 }
-
-/* Notes every start that cannot be used, and the message for one. */
-void attention_check_starts(const attention_problem &p, cudaStream_t stream);
-weft_status attention_explain_start(weft_exec *x, const weft_attention_attr *a,
-                                    const weft_tensor *start, int64_t place);
 
 /* Every problem, on the ordinary units. */
 int64_t attention_plain_back_workspace(const attention_problem &p, bool numbers, bool relative);

@@ -8,24 +8,24 @@
 
 /* A block's tiles of pairs, in order: the queries from i0 on, with the keys from j0 on. */
 struct distance_walk {
-    int start, first, end; /* place of query 0; distances from `first` to before `end` */
+    int first, end; /* distances from `first` to before `end` */
     int queries, keys;
     int i0, j0;
 
     __device__ inline int first_key() const {
-        return max(0, start + i0 - end + 1) / 64 * 64;
+        return max(0, i0 - end + 1) / 64 * 64;
     }
 
     /* On from the end of a row of tiles to the next that has some. */
     __device__ inline void skip() {
-        while (i0 < queries && j0 > min(keys - 1, start + i0 + 63 - first)) {
+        while (i0 < queries && j0 > min(keys - 1, i0 + 63 - first)) {
             i0 += 64;
             j0 = first_key();
         }
     }
 
     __device__ inline void begin() {
-        i0 = max(0, first - start - 63) / 64 * 64;
+        i0 = max(0, first - 63) / 64 * 64;
         j0 = first_key();
         skip();
     }
@@ -61,7 +61,7 @@ __device__ static inline void load_pair(const attention_problem &p, const attent
     tma_load<S::KEYS, S::DV, S::THREADS>(base + S::V, {&maps.v, &p.v, p.keys, p.dv}, t.b, walk.j0,
                                          t.kv, barrier);
     commit_loads();
-    int column = (int)threadIdx.x, j = walk.j0 + column, distance = walk.start + walk.i0 - walk.j0;
+    int column = (int)threadIdx.x, j = walk.j0 + column, distance = walk.i0 - walk.j0;
     float *bias = (float *)(aligned + S::BIAS) + tile % 2 * S::KEYS;
     float *ring = (float *)(aligned + S::RINGS) + tile % 2 * S::THREADS;
     const float *n = p.n ? p.n + ((int64_t)t.b * p.kv_heads + t.kv) * p.keys : NULL;
@@ -118,7 +118,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         sums[e] = 0;
     find_numbers(p, t);
     init_barriers(base + S::BARRIERS, 1);
-    distance_walk walk = {start_of(p, t.b), first, first + S::DISTANCES, p.queries, p.keys, 0, 0};
+    distance_walk walk = {first, first + S::DISTANCES, p.queries, p.keys, 0, 0};
     if (p.reach && first >= p.reach) walk.queries = 0; /* nothing is so far away */
     walk.begin();
     float s[8][4], dp[8][4], lse[2], total[2];
@@ -132,7 +132,7 @@ static __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
                 total[r] = w.total[(int64_t)head * w.padded + at + row + 8 * r];
             }
         }
-        int distance = walk.start + walk.i0 - walk.j0, keys = p.keys - walk.j0, hidden[2] = {};
+        int distance = walk.i0 - walk.j0, keys = p.keys - walk.j0, hidden[2] = {};
         if (hides_keys(p))
 #pragma unroll
             for (int r = 0; r < 2; r++)

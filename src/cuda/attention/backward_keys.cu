@@ -13,7 +13,7 @@ template <typename S> constexpr int queries_each = S::QUERIES / S::SPLIT;
 /* A block's keys and query heads, and where it is among the queries. Blocks whose keys most queries
  * see come first. */
 struct key_block {
-    int b, kv, tile, part, j0, start;
+    int b, kv, tile, part, j0;
     int first_head, heads;
     int first, per_head; /* first query of a head that is read, and tiles of them */
     int hides;           /* queries behind the first so many do not see all of the keys */
@@ -30,11 +30,10 @@ __device__ static inline key_block place_keys(const attention_problem &p, int pa
     t.part = column - t.kv * parts;
     if (t.b >= p.batch) return t;
     t.j0 = t.tile * S::KEYS;
-    t.start = start_of(p, t.b);
     int from = first_head_of(p, t.kv), group = first_head_of(p, t.kv + 1) - from;
     t.first_head = from + group * t.part / parts;
     t.heads = from + group * (t.part + 1) / parts - t.first_head;
-    t.first = p.causal ? max(0, t.j0 - t.start) / S::QUERIES * S::QUERIES : 0;
+    t.first = p.causal ? t.j0 / S::QUERIES * S::QUERIES : 0;
     int end = queries_before(p, t.b, t.j0 + S::KEYS);
     t.per_head = t.first < end ? (end - t.first + S::QUERIES - 1) / S::QUERIES : 0;
     t.hides = hides_keys(p) ? queries_before(p, t.b, t.j0 + 1) : INT_MAX;
@@ -434,7 +433,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         at = 0;
         h++;
     };
-    auto distance_of = [&](int tile) { return t.start + t.first + tile * S::QUERIES - t.j0; };
+    auto distance_of = [&](int tile) { return t.first + tile * S::QUERIES - t.j0; };
     auto place_pairs = [&](int step, int stage) {
         const float *rows = (const float *)(aligned + S::ROWS) + stage * 3 * S::QUERIES + half * N;
         int bias_at = distances.place(step, row, half * N + (int)threadIdx.x % 4 * 2);
@@ -462,7 +461,7 @@ static __global__ void __launch_bounds__(S::THREADS, blocks_of<S, EXTENT>())
         make_ds_transposed<N, EXTENT>(s, weight, dp, p, place_pairs(step, stage), scale, e);
     };
     /* The first tile in which one of the warpgroup's keys is seen. */
-    int from = p.causal ? max(0, first_key - (t.start + t.first - t.j0)) / S::QUERIES : 0;
+    int from = p.causal ? max(0, first_key - (t.first - t.j0)) / S::QUERIES : 0;
     if (t.j0 + first_key >= p.keys || from >= t.per_head) from = steps;
     if (EXTENT != BARE) enter_head(); /* while the first tiles are copied */
     if (EXTENT == RELATIVE) {

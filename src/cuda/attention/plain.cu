@@ -25,12 +25,12 @@ struct tile_memory {
 
 /* A head at work. */
 struct head_task {
-    int b, h, kv, start;
+    int b, h, kv;
     head_numbers f;
 };
 
 __device__ static head_task make_task(const attention_problem &p, int b, int h) {
-    return {b, h, key_head_of(p, h), start_of(p, b), numbers_of_head(p, h)};
+    return {b, h, key_head_of(p, h), numbers_of_head(p, h)};
 }
 
 /* 32 rows from `first`, `columns` columns from c0, rows outside [0, limit) and columns past the
@@ -95,7 +95,7 @@ __device__ static void store_row(const float (&sum)[OUTPUTS], const head_rows &t
 }
 
 __device__ static bool sees(const attention_problem &p, const head_task &t, int i, int j) {
-    return i >= 0 && i < p.queries && j >= 0 && j < p.keys && (!p.causal || j <= t.start + i) &&
+    return i >= 0 && i < p.queries && j >= 0 && j < p.keys && (!p.causal || j <= i) &&
            (!hides_keys(p) || j >= first_key_of(p, t.b, i));
 }
 
@@ -106,7 +106,7 @@ __device__ static bool in_band(const attention_problem &p, int i, int j) {
 /* The position's part of s_ij. */
 __device__ static float position_part(const attention_problem &p, const head_task &t, int i,
                                       int j) {
-    int distance = t.start + i - j;
+    int distance = i - j;
     if (p.pos == WEFT_POS_RELATIVE)
         return distance >= 0 && distance < p.distances ? p.rel[distance] : 0.0f;
     return p.pos == WEFT_POS_ALIBI ? -t.f.slope * fabsf((float)distance) : 0.0f;
@@ -147,7 +147,7 @@ template <typename T> static __global__ void attend_plain(attention_problem p) {
     head_task t = make_task(p, place.b, place.head);
     int row = threadIdx.x / PER_ROW, column = threadIdx.x % PER_ROW;
     int i0 = place.tile * TILE, i = i0 + row, c0 = blockIdx.y * WIDE;
-    int end = p.causal ? min(p.keys, t.start + i0 + TILE) : p.keys;
+    int end = p.causal ? min(p.keys, i0 + TILE) : p.keys;
     float top = -INFINITY, total = 0, output[OUTPUTS] = {};
     for (int j0 = first_key_of(p, t.b, i0) / TILE * TILE; j0 < end; j0 += TILE) {
         float score[SCORES] = {}, largest = top, sum = 0;
@@ -293,7 +293,7 @@ static __global__ void find_query_gradients(attention_problem p, attention_gradi
     block_place place = place_block(tiles, p.heads);
     head_task t = make_task(p, place.b, place.head);
     int i0 = place.tile * TILE, c0 = blockIdx.y * WIDE;
-    int end = p.causal ? min(p.keys, t.start + i0 + TILE) : p.keys;
+    int end = p.causal ? min(p.keys, i0 + TILE) : p.keys;
     bool count = w.numbers && c0 == 0;
     double numbers[NUMBERS] = {};
     float sum[OUTPUTS] = {};
@@ -335,7 +335,7 @@ static __global__ void find_key_gradients(attention_problem p, attention_gradien
     int end = first_head_of(p, place.head + 1);
     for (int h = first_head_of(p, place.head); h < end; h++) {
         head_task t = make_task(p, place.b, h);
-        int first = p.causal ? max(0, j0 - t.start) / TILE * TILE : 0;
+        int first = p.causal ? j0 / TILE * TILE : 0;
         int last = queries_before(p, place.b, j0 + TILE);
         for (int i0 = first; i0 < last; i0 += TILE) {
             make_pair<T>(p, g, rows, t, m, i0, j0, NULL);
@@ -378,9 +378,9 @@ static __global__ void sum_distances(attention_problem p, attention_gradients g,
     head_task t = make_task(p, place.b, place.head);
     int d0 = place.tile * TILE, distance = threadIdx.x % TILE, group = threadIdx.x / TILE;
     float sum = 0;
-    for (int i0 = max(0, d0 - t.start) / TILE * TILE; i0 < p.queries; i0 += TILE)
+    for (int i0 = d0 / TILE * TILE; i0 < p.queries; i0 += TILE)
         for (int side = 0; side < 2; side++) {
-            int j0 = t.start + i0 - d0 - side * TILE;
+            int j0 = i0 - d0 - side * TILE;
             if (j0 + TILE <= 0) continue;
             make_pair<T>(p, g, w.rows, t, m, i0, j0, NULL);
             for (int r = group; r < TILE; r += PER_ROW) {
@@ -425,15 +425,6 @@ static __global__ void add_distances(attention_problem p, attention_gradients g,
             sum += (double)parts[bh * stride + d];
         g.drel[d] = (float)sum;
     }
-}
-
-static __global__ void check_starts(attention_problem p) {
-    for (int64_t b = thread_index(); b < p.batch; b += thread_count())
-        if (p.start[b] < 0 || p.start[b] + p.queries > p.keys) note_fault(p.run, p.node, b);
-}
-
-void attention_check_starts(const attention_problem &p, cudaStream_t stream) {
-    if (p.start && p.run) check_starts<<<grid_for(p.batch, 256), 256, 0, stream>>>(p);
 }
 
 void attention_add_distances(const attention_problem &p, const attention_gradients &g,

@@ -84,7 +84,7 @@ __device__ static inline query_block place_queries_of(const attention_problem &p
     t.kv = key_head_of(p, t.h);
     t.i0 = (tiles - 1 - tile) * queries;
     if (t.b >= p.batch) return t;
-    t.place0 = start_of(p, t.b) + t.i0;
+    t.place0 = t.i0;
     t.key0 = hides_keys(p) ? first_key_of(p, t.b, t.i0) / keys * keys : 0;
     return t;
 }

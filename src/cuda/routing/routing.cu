@@ -44,7 +44,6 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     p.beta = data_of<float>(x, n->in[WEFT_ATTN_BETA]);
     p.log_tau = data_of<float>(x, n->in[WEFT_ATTN_LOG_TAU]);
     p.rel = data_of<float>(x, rel);
-    p.start = data_of<int32_t>(x, n->in[WEFT_ATTN_START]);
     p.first = data_of<int32_t>(x, n->in[WEFT_ATTN_FIRST]);
     p.lse = data_of<float>(x, n->in[WEFT_ROUTE_LSE]);
     p.batch = a->batch;
@@ -65,16 +64,6 @@ route_problem weft_cuda_route_problem(const weft_exec *x, const weft_node *n) {
     p.reach = a->reach;
     p.softcap = (float)a->softcap;
     return p;
-}
-
-static weft_status explain_start(weft_exec *x, const weft_node *n, int64_t place) {
-    return attention_explain_start(x, &ATTR(n, weft_route_attr)->score, n->in[WEFT_ATTN_START],
-                                   place);
-}
-
-static __global__ void check_starts(route_problem p, weft_cuda_run *run, int node) {
-    for (int64_t b = thread_index(); b < p.batch; b += thread_count())
-        if (p.start[b] < 0 || p.start[b] + p.queries > p.keys) note_fault(run, node, b);
 }
 
 /* The strips of a node: LANES rows of one sequence each (or columns, with keys on the lanes). */
@@ -121,12 +110,6 @@ static void launch_strips(const weft_exec *x, const weft_node *n, const route_pr
     });
 }
 
-static void look_at_starts(const weft_exec *x, const weft_node *n, const route_problem &p) {
-    if (p.start)
-        check_starts<<<grid_for(p.batch, THREADS), THREADS, 0, stream_of(x)>>>(p, device_run(x),
-                                                                               n->index);
-}
-
 /* route_topk: a warp per row. The next of the list is the largest weight after the last one taken, in
  * the order (weight descending, column ascending), so nothing needs to be marked as taken. */
 
@@ -141,7 +124,7 @@ static __global__ void select_rows(route_problem p, strips s, int64_t first_tile
     int64_t tile = first_tile + blockIdx.x, b = tile / s.tiles, first = tile % s.tiles * LANES;
     for (int64_t t = first + warp; t < min_i64(first + LANES, s.lanes); t += blockDim.x / 32) {
         const float *row = weights + (blockIdx.x * LANES + t - first) * s.passing;
-        int64_t seen = min_i64(route_place(p, b, t) + 1, s.passing);
+        int64_t seen = min_i64(route_place(p, t) + 1, s.passing);
         int64_t at = (b * s.lanes + t) * k, hidden = route_first(p, b, t);
         float last = INFINITY, sum = 0;
         int last_index = -1;
@@ -185,7 +168,6 @@ static weft_status route_topk_run(weft_exec *x, const weft_node *n) {
     route_problem p = weft_cuda_route_problem(x, n);
     strips s = measure_strips(n, false);
     float *out = workspace_of<float>(x, n);
-    look_at_starts(x, n, p);
     for (int64_t first = 0; first < s.total; first += s.chunk) {
         int64_t tiles = min_i64(s.chunk, s.total - first);
         launch_strips(x, n, p, s, first, tiles, out);
@@ -200,7 +182,7 @@ static int64_t route_topk_workspace(const weft_node *n, int) {
     return weft_cuda_topk_is_fast(n) ? 0 : strip_bytes(measure_strips(n, false));
 }
 
-CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace, explain_start)
+CUDA_KERNEL(route_topk, route_topk_run, route_topk_workspace)
 
 /* route_dense: a block per row finds its floor and factor, and leaves the kept weights times the
  * factor in the strip, which the product then reads. */
@@ -212,7 +194,7 @@ static __global__ void weigh_rows(route_problem p, strips s, int64_t first_tile,
     int64_t t = tile % s.tiles * LANES + blockIdx.y;
     if (t >= s.lanes) return;
     float *row = weights + (blockIdx.x * LANES + blockIdx.y) * s.passing;
-    int64_t seen = min_i64(route_place(p, b, t) + 1, s.passing);
+    int64_t seen = min_i64(route_place(p, t) + 1, s.passing);
     float floor = 0, sum = 0;
     if (rms) {
         for (int64_t j = threadIdx.x; j < seen; j += blockDim.x)
@@ -253,8 +235,8 @@ static __global__ void multiply_strips(route_problem p, strips s, int64_t first_
     const float *strip = weights + blockIdx.x * LANES * s.passing;
     int64_t rows = min_i64(LANES, s.lanes - first);
     int64_t f = (int64_t)blockIdx.y * PRODUCT_COLUMNS + threadIdx.x;
-    int64_t begin = s.keys ? max_i64(0, first - route_place(p, b, 0)) : 0;
-    int64_t end = s.keys ? s.passing : min_i64(s.passing, route_place(p, b, first + rows - 1) + 1);
+    int64_t begin = s.keys ? max_i64(0, first - route_place(p, 0)) : 0;
+    int64_t end = s.keys ? s.passing : min_i64(s.passing, route_place(p, first + rows - 1) + 1);
     float sum[LANES] = {};
     for (int64_t from = begin; from < end; from += LANES) {
         __syncthreads();
@@ -294,7 +276,6 @@ static weft_status route_dense_run(weft_exec *x, const weft_node *n) {
     route_problem p = weft_cuda_route_problem(x, n);
     strips s = measure_strips(n, false);
     float *weights = workspace_of<float>(x, n);
-    look_at_starts(x, n, p);
     for (int64_t first = 0; first < s.total; first += s.chunk) {
         int64_t tiles = min_i64(s.chunk, s.total - first);
         launch_strips(x, n, p, s, first, tiles, weights);
@@ -310,7 +291,7 @@ static int64_t route_dense_workspace(const weft_node *n, int) {
     return strip_bytes(measure_strips(n, false));
 }
 
-CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace, explain_start)
+CUDA_KERNEL(route_dense, route_dense_run, route_dense_workspace)
 
 static weft_status route_dense_back_run(weft_exec *x, const weft_node *n) {
     route_problem p = weft_cuda_route_problem(x, n);

@@ -21,7 +21,6 @@ typedef struct {
     route_rows q, k;
     const float *n, *scale, *beta, *log_tau, *rel; /* NULL: not there */
     const float *lse;                              /* [B, H, T] */
-    const int32_t *start;                          /* [B]; NULL: 0 */
     const int32_t *first;                          /* [B, T]: the first key seen; NULL: 0 */
     int64_t batch, queries, keys, distances;
     int heads, kv_heads, dqk;
@@ -67,16 +66,14 @@ __device__ static inline route_head route_head_of(const route_problem &p, int h)
     return out;
 }
 
-/* Where query t of a sequence stands among the keys: it sees those up to there. */
-__device__ static inline int64_t route_place(const route_problem &p, int64_t b, int64_t t) {
-    if (!p.causal) return p.keys + t;
-    int64_t first = p.start ? p.start[b] : 0;
-    return max_i64(0, min_i64(first, p.keys - p.queries)) + t;
+/* Where query t stands among the keys: it sees those up to there. */
+__device__ static inline int64_t route_place(const route_problem &p, int64_t t) {
+    return p.causal ? t : p.keys + t;
 }
 
 /* The first key that query t sees. */
 __device__ static inline int64_t route_first(const route_problem &p, int64_t b, int64_t t) {
-    int64_t first = p.reach ? max_i64(0, route_place(p, b, t) + 1 - p.reach) : 0;
+    int64_t first = p.reach ? max_i64(0, route_place(p, t) + 1 - p.reach) : 0;
     return p.first ? max_i64(first, p.first[b * p.queries + t]) : first;
 }
 
@@ -107,7 +104,7 @@ __device__ static inline float route_dot(const route_problem &p, int64_t b, int6
 template <typename T>
 __device__ static inline float route_weight(const route_problem &p, int64_t b, int64_t t,
                                             int64_t j) {
-    int64_t distance = route_place(p, b, t) - j;
+    int64_t distance = route_place(p, t) - j;
     if (distance < 0 || j < route_first(p, b, t)) return 0;
     float total = 0;
     for (int h = 0; h < p.heads; h++) {

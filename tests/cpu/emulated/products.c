@@ -188,13 +188,13 @@ static double worst_error(const trial *t, const gemm_product *p, gemm_matrix bef
 static bool tiles_agree(const gemm_product *p) {
     weft_pool pool = {3};
     gemm_cut cut = KERNEL(gemm_tiles)(p);
-    int64_t rows = KERNEL(gemm_rows_bytes)(p), columns = KERNEL(gemm_columns_bytes)(p);
+    int64_t rows = KERNEL(gemm_copy_bytes)(p, false), columns = KERNEL(gemm_copy_bytes)(p, true);
     char *copies = aligned_alloc(WEFT_ARENA_ALIGN, (size_t)(rows + columns) + WEFT_ARENA_ALIGN);
     real *tile = malloc((size_t)(cut.tile_m * cut.tile_n) * sizeof *tile);
     bool agree = true;
     memset(copies, 0xff, (size_t)(rows + columns));
-    KERNEL(gemm_copy_rows)(&pool, p, copies);
-    KERNEL(gemm_copy_columns)(&pool, p, copies + rows);
+    KERNEL(gemm_copy)(&pool, p, false, copies);
+    KERNEL(gemm_copy)(&pool, p, true, copies + rows);
     for (int64_t i = 0; i < cut.rows * cut.columns; i++) {
         gemm_place at = {.row = i / cut.columns * cut.tile_m,
                          .column = i % cut.columns * cut.tile_n};
