@@ -75,6 +75,8 @@
     WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
     X(silu_mul)                                                                                    \
     X(silu_mul_back)                                                                               \
+    X(gelu_mul)                                                                                    \
+    X(gelu_mul_back)                                                                               \
     X(sigmoid_mul)                                                                                 \
     X(sigmoid_mul_back)                                                                            \
     X(softplus)                                                                                    \

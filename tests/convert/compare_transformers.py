@@ -101,10 +101,13 @@ def compare(name):
 
     weft("convert", "--force", "--model", ours, "--to-hf", "--out", back)
     own = name == "qwen2-windows"  # in some layers only
-    again = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32, trust_remote_code=own).eval()
-    same = again.config.model_type == model.config.model_type and name != "deepseek-plain"  # which has its pairs apart
+    again = AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32, trust_remote_code=own,
+                                                 **hf_models.attention_of(model.config.model_type)).eval()
+    same = again.config.model_type if again.config.model_type == model.config.model_type else ""
+    same = "" if name == "deepseek-plain" else same  # which has its pairs apart
     for key, value in model.state_dict().items() if same else ():
-        assert torch.equal(value, again.state_dict()[key]), f"{key} is not what it was"
+        less = 1e-6 if same.startswith("gemma") and "norm" in key else 0  # its gains are kept less 1
+        assert apart(value, again.state_dict()[key]) <= less, f"{key} is not what it was"
     with torch.no_grad():
         back_off = apart(again(tokens[:, :-1]).logits, wanted)
     assert back_off <= 1e-5, f"logits of what was written back are off by {back_off:g}"

@@ -5,8 +5,8 @@ import json
 import pathlib
 
 import torch
-from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, GPT2Config, GPTNeoXConfig, LlamaConfig, MistralConfig,
-                          Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, GPT2Config,
+                          GPTNeoXConfig, LlamaConfig, MistralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
 PUBLISHED = {path.stem: path for path in sorted((pathlib.Path(__file__).parent / "published").glob("*.json"))}
@@ -59,6 +59,20 @@ CASES = {
     "qwen2-windows": llama_config(Qwen2Config, num_hidden_layers=4, use_sliding_window=True, sliding_window=9,
                                   layer_types=["sliding_attention", "full_attention"] * 2),
     "phi3-partial": llama_config(Phi3Config, hidden_size=64, partial_rotary_factor=0.75, sliding_window=9, tie_word_embeddings=True),
+    "phi3-longrope": llama_config(Phi3Config, original_max_position_embeddings=4, **rope(
+        "longrope", short_factor=[1.0, 1.1, 1.3, 1.7], long_factor=[2.0, 2.5, 4.0, 7.3], factor=1.9)),
+    "phi3-shortrope": llama_config(Phi3Config, original_max_position_embeddings=64, partial_rotary_factor=0.5, **rope(
+        "longrope", short_factor=[1.0, 1.7], long_factor=[1.5, 7.3], attention_factor=1.25)),
+    "gemma": llama_config(GemmaConfig, head_dim=16),
+    "gemma2": llama_config(Gemma2Config, head_dim=16, num_hidden_layers=4, query_pre_attn_scalar=24, sliding_window=9,
+                           attn_logit_softcapping=3.0, final_logit_softcapping=2.0),
+    "gemma2-uncapped": llama_config(Gemma2Config, head_dim=16, query_pre_attn_scalar=16, sliding_window=64, attn_logit_softcapping=None,
+                                    final_logit_softcapping=None, attention_bias=True),
+    "gemma3": llama_config(Gemma3TextConfig, head_dim=16, num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=24,
+                           rope_parameters={"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                                            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}),
+    "gemma3-wide": llama_config(Gemma3TextConfig, head_dim=16, num_hidden_layers=4, sliding_window=80,
+                                layer_types=["sliding_attention", "full_attention"] * 2),
     "qwen2": llama_config(Qwen2Config, num_key_value_heads=1),
     "qwen3": llama_config(Qwen3Config, head_dim=12),
     "qwen3-bias": llama_config(Qwen3Config, head_dim=8, attention_bias=True),
@@ -97,6 +111,11 @@ def small(published):
     return config
 
 
+def attention_of(model_type):
+    """What from_config and from_pretrained need for the model as it is: soft-caps of scores are computed by one form alone."""
+    return {"attn_implementation": "eager"} if model_type == "gemma2" else {}
+
+
 def make(name, seed=0):
     """A model with weights large enough that its logits differ by about 1, its biases and gains drawn too; and its config.json
     where that is not what transformers would write."""
@@ -107,12 +126,15 @@ def make(name, seed=0):
         config = AutoConfig.for_model(**kept)
     else:
         config = CASES[name]
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    eager = attention_of(config.model_type)
+    gain = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's are kept less 1
+    model = AutoModelForCausalLM.from_config(config, **eager).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            around = 1.0 if parameter.ndim == 1 and not parameter_name.endswith("bias") else 0.0
+            around = gain if parameter.ndim == 1 and not parameter_name.endswith("bias") else 0.0
             spread = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
             parameter.copy_(around + spread * torch.randn_like(parameter))
-        if text and text["eos_token_id"] is not None:  # a text does not end early
+        model.get_output_embeddings().weight[VOCAB - 1] = 0  # a text does not end early
+        if text and text["eos_token_id"] is not None:
             model.get_output_embeddings().weight[text["eos_token_id"]] = 0
     return model, text
