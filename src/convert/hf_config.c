@@ -64,7 +64,8 @@ static const char deepseek_keys[] =
     "output_router_logits num_nextn_predict_layers";
 
 static const char phi3_keys[] =
-    "partial_rotary_factor embd_pdrop resid_pdrop original_max_position_embeddings";
+    "partial_rotary_factor embd_pdrop resid_pdrop original_max_position_embeddings full_attn_mod=1 "
+    "interpolate_factor=1 lm_head_bias=false";
 
 static const char gemma_keys[] =
     "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "
@@ -72,7 +73,7 @@ static const char gemma_keys[] =
 static const char gemma2_keys[] =
     "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "
     "use_bidirectional_attention=false query_pre_attn_scalar attn_logit_softcapping "
-    "final_logit_softcapping";
+    "final_logit_softcapping sliding_window_size";
 static const char gemma3_keys[] =
     "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "
     "use_bidirectional_attention=false query_pre_attn_scalar final_logit_softcapping "
@@ -111,8 +112,9 @@ const llama_like weft_hf_likes[LIKES] = {
                 .kv_heads = 4, .head_dim = 256, .window = 4096, .scalar = 256,
                 .softcap_attention = 50, .softcap_end = 30, .keys = gemma2_keys},
     [GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", .qk_norm = true, .gemma = true, .tied = true,
-                .full_every = 6, .kv_heads = 4, .head_dim = 256, .window = 4096, .theta = 1e6,
-                .scalar = 256, .local_theta = 10000, .keys = gemma3_keys},
+                .full_every = 6, .heads = 8, .kv_heads = 4, .head_dim = 256, .window = 4096,
+                .vocab = 262208, .context = 131072, .theta = 1e6, .scalar = 256,
+                .local_theta = 10000, .keys = gemma3_keys},
 };
 
 /* Families that are known, and what of them is not computed here. */
@@ -451,8 +453,13 @@ static void read_deepseek(source *s, weft_config *c) {
     set_number(s, c, "RA_MLA_Q_RANK", number_of(s, s->root, "q_lora_rank", 0));
 }
 
+/* What the family has where a config says nothing; 0: a config must say it. */
+static double or_missing(int usual) {
+    return usual ? (double)usual : (double)NAN;
+}
+
 static void read_llama(source *s, weft_config *c, const llama_like *like) {
-    double heads = number_of(s, s->root, "num_attention_heads", NAN);
+    double heads = number_of(s, s->root, "num_attention_heads", or_missing(like->heads));
     double width = number_of(s, s->root, "hidden_size", NAN);
     double head = number_of(s, s->root, "head_dim", like->head_dim);
     set_word(s, c, "FFN", "swiglu");
@@ -467,8 +474,9 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     set_number(
         s, c, "KV_HEADS",
         number_of(s, s->root, "num_key_value_heads", like->kv_heads ? like->kv_heads : heads));
-    set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
-    set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
+    set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", or_missing(like->vocab)));
+    set_number(s, c, "CONTEXT",
+               number_of(s, s->root, "max_position_embeddings", or_missing(like->context)));
     double eps = like->eps > 0 ? like->eps : 1e-6;
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", eps));
     read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", like->tied);

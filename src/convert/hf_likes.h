@@ -16,7 +16,7 @@ typedef struct {
     bool partial;   /* some columns of a head may be left unrotated */
     bool gemma; /* GeGLU, embeddings times the root of their width, gains that are kept less 1 */
     int full_every; /* a sliding_window is in use in all layers but every n-th */
-    int kv_heads, head_dim, nope_every, window;
+    int heads, kv_heads, head_dim, nope_every, window, vocab, context;
     double theta, eps;
     double scalar; /* query_pre_attn_scalar: scores are divided by its root */
     double softcap_attention, softcap_end; /* of the scores, of the logits */

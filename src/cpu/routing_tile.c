@@ -259,7 +259,7 @@ static __attribute__((noinline)) void add_capped_weights(const route_side *r, co
             vreal score = vload(r->dots + at) * t->head.scale;
             if (t->has_bias) score += vload(bias + lane);
             if (t->has_band) score += vload(r->band_dots + at) * vload(band + lane);
-            score = cap - 2 * cap / (vexp(score * (2 / cap)) + 1);
+            score = cap * vtanh(score * (1 / cap));
             vreal p = vexp(score + (vload(t->lane + lane) + t->step[s])), old = vload(sum);
             vstore(sum, r->use_max ? vmax(old, p) : old + p);
         }

@@ -60,11 +60,16 @@ def save(model, folder, name):
 
 
 def generate(model, folder, tokenizer):
-    """The greedy tokens of both behind the prompt."""
-    prompt = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    """The greedy tokens of both behind the prompt. With longrope, whose factors transformers chooses by the length, it is longer
+    than the first context."""
+    config = model.config
+    is_long = getattr(config, "original_max_position_embeddings", 0) < config.max_position_embeddings and "long_factor" in (
+        getattr(config, "rope_parameters", None) or {})
+    text = " ".join([PROMPT] * (1 + config.original_max_position_embeddings // 8)) if is_long else PROMPT
+    prompt = tokenizer(text, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         greedy = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)[0, prompt.shape[1]:].tolist()
-    made = json.loads(weft("generate", "--model", folder, "--prompt", PROMPT, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
+    made = json.loads(weft("generate", "--model", folder, "--prompt", text, "--max-tokens", NEW_TOKENS, "--temperature", 0, "--json"))
     return greedy, made
 
 

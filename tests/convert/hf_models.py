@@ -96,14 +96,19 @@ def small(published):
     heads = config["num_attention_heads"]
     kv = config.get("num_key_value_heads", heads)
     by = max(1, heads // 16)
-    heads, kv, layers = heads // by, kv // by, 5 if "no_rope_layers" in config else 2
+    heads, kv, layers = heads // by, kv // by, 7 if config["model_type"] == "gemma3_text" else 5 if "no_rope_layers" in config else 2
     if "num_key_value_heads" in config:
         config["num_key_value_heads"] = kv
     config |= dict(num_attention_heads=heads, hidden_size=16 * heads if "rotary_pct" in config else 8 * heads, intermediate_size=88,
                    num_hidden_layers=layers, vocab_size=VOCAB)
     if "head_dim" in config:
         config["head_dim"] = config["head_dim"] * published["num_attention_heads"] * 8 // published["hidden_size"] // 2 * 2
-    if config.get("sliding_window") and config["sliding_window"] < config["max_position_embeddings"]:
+    rope = config.get("rope_scaling")
+    if rope and "long_factor" in rope:  # as many factors as pairs are left, and texts of the tests beyond the first context
+        pairs = int(8 * config.get("partial_rotary_factor", 1)) // 2
+        config |= dict(original_max_position_embeddings=32, max_position_embeddings=1024, rope_scaling={
+            key: value[len(value) // pairs - 1::len(value) // pairs] if isinstance(value, list) else value for key, value in rope.items()})
+    if config.get("sliding_window") and config["sliding_window"] < config.get("max_position_embeddings", 131072):
         config["sliding_window"] = 12
     for key in "no_rope_layers", "layer_types":
         if key in config:
@@ -135,6 +140,6 @@ def make(name, seed=0):
             spread = 0.2 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
             parameter.copy_(around + spread * torch.randn_like(parameter))
         model.get_output_embeddings().weight[VOCAB - 1] = 0  # a text does not end early
-        if text and text["eos_token_id"] is not None:
+        if text and text.get("eos_token_id") is not None:
             model.get_output_embeddings().weight[text["eos_token_id"]] = 0
     return model, text

@@ -338,7 +338,7 @@ static void test_published_configs_are_read(void **state) {
         read++;
     }
     closedir(all);
-    assert_true(read >= 40);
+    assert_true(read >= 57);
 }
 
 static void test_a_broken_config_is_told_and_not_taken_for_ours(void **state) {
