@@ -158,16 +158,16 @@ if __name__ == "__main__":
     transformers.utils.logging.disable_progress_bar()
     if table:
         print("| family | published config | most that a logit differs | greedy tokens that are the same |\n| --- | --- | ---: | ---: |")
-    published = hf_models.PUBLISHED
+    families = {name: json.loads(path.read_text())["model_type"] for name, path in hf_models.PUBLISHED.items()}
+    published = sorted(families, key=lambda name: (families[name], name))
     if not table and "WEFT_TEST_LONG" not in os.environ:
-        published = {json.loads(path.read_text())["model_type"]: name for name, path in published.items()}.values()
+        published = {families[name]: name for name in published}.values()
     for case in [*published, *(() if table else hf_models.CASES)]:
         try:
             apart_by = compare(case)
         except AssertionError as failed:
             raise SystemExit(f"{case}: {failed}") from None
-        kind = json.loads((SCRATCH / f"{case}.hf" / "config.json").read_text())["model_type"]
-        print(f"| `{kind}` | {case} | {apart_by} | {NEW_TOKENS} of {NEW_TOKENS} |" if table else
+        print(f"| `{families[case]}` | {case} | {apart_by} | {NEW_TOKENS} of {NEW_TOKENS} |" if table else
               f"{case}: logits within {apart_by}, {NEW_TOKENS} greedy tokens the same, written back the same")
     if not table:
         compare_latent()
