@@ -1,7 +1,7 @@
 /* Models in Hugging Face's layout: a folder with config.json, model.safetensors (or several files and
  * an index of them) and a tokenizer, read into weft's and written from it.
  *
- * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2,
+ * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2 and 3,
  * Phi-3, Gemma 1 to 3, and DeepSeek-V3 without experts).
  * hf_config.c reads their config, hf_config_write.c writes it; hf_pieces.c has the one list of which tensor is
  * which, and hf_weights.c reads and writes the files by it. What a folder asks for and weft does not compute is

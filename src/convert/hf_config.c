@@ -103,6 +103,8 @@ const llama_like weft_hf_likes[LIKES] = {
                  .theta = 2e6, .keys = smollm3_keys},
     [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .no_window = true,
                .eps = 1e-5},
+    [OLMO3] = {"olmo3", "Olmo3ForCausalLM", .qk_norm = true, .reordered = true, .full_every = 4,
+               .window = 4096, .theta = 5e5, .eps = 1e-5, .local_theta = 5e5},
     [PHI3] = {"phi3", "Phi3ForCausalLM", .windows = true, .partial = true, .eps = 1e-5,
               .keys = phi3_keys},
     [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .no_window = true, .keys = deepseek_keys},
@@ -124,7 +126,6 @@ static const struct {
     {" gemma3 ", "it has a vision tower; its text model alone, gemma3_text, is"},
     {" gemma3n gemma3n_text ", "its layers add up several streams"},
     {" olmo ", "its norms have no gains"},
-    {" olmo3 ", "its layers rotate by more than one law"},
     {" mixtral qwen2_moe qwen3_moe olmoe phimoe deepseek_v2 gpt_oss ",
      "its feed-forwards are mixtures of experts"},
     {" phi ", "attention and feed-forward read one norm"},
@@ -549,11 +550,12 @@ static weft_status refuse_family(const char *where, const char *type) {
     snprintf(word, sizeof word, " %.40s ", type);
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strstr(refused[i].types, word)) why = refused[i].why;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
-                     "mistral, qwen2, qwen3, smollm3, olmo2, phi3, gemma, gemma2, gemma3_text and "
-                     "deepseek_v3 are",
-                     where, type, why);
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
+        "mistral, qwen2, qwen3, smollm3, olmo2, olmo3, phi3, gemma, gemma2, gemma3_text and "
+        "deepseek_v3 are",
+        where, type, why);
 }
 
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,

@@ -18,7 +18,12 @@ static bool is_plain(const weft_config *c) {
 /* Whether nothing is in it that only Gemma has. */
 static bool is_unscaled(const weft_config *c) {
     return !(c->softcap_attention > 0) && !(c->softcap_logits > 0) && c->embed_scale == 1 &&
-           !(c->attention_scale > 0) && !(c->window && c->rope_local_theta > 0);
+           !(c->attention_scale > 0);
+}
+
+/* Whether layers with a window have a law of angles of their own. */
+static bool has_local_law(const weft_config *c) {
+    return c->window && c->rope_local_theta > 0;
 }
 
 /* Gemma's query_pre_attn_scalar, which is a whole number; 0: there is none. */
@@ -37,7 +42,7 @@ static bool is_gemma(const weft_config *c, int like) {
            c->norm_placement == (first ? WEFT_PLACEMENT_PRE : WEFT_PLACEMENT_BOTH) &&
            (like == GEMMA2 || !(c->softcap_attention > 0)) &&
            (!first || (!(c->softcap_logits > 0) && !(c->attention_scale > 0) && !c->window)) &&
-           (!c->window || third == (c->rope_local_theta > 0));
+           (!c->window || third == has_local_law(c));
 }
 
 /* GPT-2's and GPT-NeoX's blocks have the same parts, in another order. */
@@ -56,7 +61,7 @@ static int choose_like(const weft_config *c) {
     if (c->attention == WEFT_ATTENTION_MLA) return DEEPSEEK;
     if (c->ffn == WEFT_FFN_GEGLU)
         return c->norm_placement == WEFT_PLACEMENT_PRE ? GEMMA : c->qk_norm ? GEMMA3 : GEMMA2;
-    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return OLMO2;
+    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return c->window ? OLMO3 : OLMO2;
     if (c->rope_dim || c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) return PHI3;
     if (c->window) return MISTRAL;
     return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
@@ -78,7 +83,7 @@ static bool is_like_llama(const weft_config *c) {
     int like = choose_like(c);
     int bias = weft_hf_attention_bias(c);
     bool dot = c->attention == WEFT_ATTENTION_DOT && c->position == WEFT_POSITION_ROPE;
-    bool gemma = weft_hf_likes[like].gemma;
+    bool gemma = weft_hf_likes[like].gemma, by_layer = weft_hf_likes[like].full_every > 0;
     bool is_long = c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE;
     return (like == DEEPSEEK ? is_deepseek(c) : dot) &&
            (gemma ? is_gemma(c, like)
@@ -89,8 +94,10 @@ static bool is_like_llama(const weft_config *c) {
            (!c->nope_every || like == SMOLLM3) &&
            (bias != WEFT_ATTENTION_BIAS_QKV || like == QWEN2) &&
            (bias != WEFT_ATTENTION_BIAS_ALL || (like != PHI3 && like != MISTRAL)) &&
-           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) && (gemma || !c->window_every) &&
-           (!c->window || like == MISTRAL || like == PHI3 || gemma) &&
+           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) && (by_layer || !c->window_every) &&
+           (!c->window || like == MISTRAL || like == PHI3 || by_layer) &&
+           (!has_local_law(c) || weft_hf_likes[like].local_theta > 0) &&
+           (like != OLMO3 || has_local_law(c) || c->rope_scaling == WEFT_ROPE_SCALING_NONE) &&
            (!c->rope_dim || like == PHI3) &&
            (is_long || like != PHI3 || c->rope_scaling == WEFT_ROPE_SCALING_NONE) &&
            (like == PHI3 ? c->n_head * weft_config_head_dim(c) == c->n_embd : !is_long) &&
@@ -173,16 +180,34 @@ static json_t *number_or_null(double number) {
     return number > 0 ? json_real(number) : json_null();
 }
 
-static void write_gemma(const weft_config *c, int number, json_t *root) {
-    json_object_set_new(root, "hidden_act", json_string("gelu_pytorch_tanh"));
-    json_object_set_new(root, "hidden_activation", json_string("gelu_pytorch_tanh"));
-    if (number == GEMMA) return;
+static void write_windows(const weft_config *c, json_t *root) {
     json_t *kinds = json_array();
     for (int64_t i = 0; i < c->n_layer; i++)
         json_array_append_new(
             kinds, json_string(weft_config_window(c, i) ? "sliding_attention" : "full_attention"));
     json_object_set_new(root, "layer_types", kinds);
     json_object_set_new(root, "sliding_window", json_integer(c->window ? c->window : c->context));
+}
+
+/* OLMo 3's rotations: of layers without a window, and of those with one. */
+static void write_both_laws(const weft_config *c, json_t *root) {
+    json_t *full = c->rope_scaling == WEFT_ROPE_SCALING_NONE
+                       ? json_pack("{s:s}", "rope_type", "default")
+                       : write_rope(c);
+    double local = has_local_law(c) ? c->rope_local_theta : c->rope_theta;
+    json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
+    json_object_del(root, "rope_scaling");
+    json_object_set_new(root, "rope_parameters",
+                        json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full,
+                                  "sliding_attention", "rope_type", "default", "rope_theta",
+                                  local));
+}
+
+static void write_gemma(const weft_config *c, int number, json_t *root) {
+    json_object_set_new(root, "hidden_act", json_string("gelu_pytorch_tanh"));
+    json_object_set_new(root, "hidden_activation", json_string("gelu_pytorch_tanh"));
+    if (number == GEMMA) return;
+    write_windows(c, root);
     json_object_set_new(root, "query_pre_attn_scalar", json_integer(query_scalar(c)));
     json_object_set_new(root, "attn_logit_softcapping", number_or_null(c->softcap_attention));
     json_object_set_new(root, "final_logit_softcapping", number_or_null(c->softcap_logits));
@@ -218,6 +243,8 @@ static json_t *write_llama(const weft_config *c) {
                             json_integer(c->rope_context));
     if (number == DEEPSEEK) write_deepseek(c, root);
     if (like->gemma) write_gemma(c, number, root);
+    if (number == OLMO3) write_windows(c, root);
+    if (number == OLMO3) write_both_laws(c, root);
     return root;
 }
 

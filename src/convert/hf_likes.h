@@ -24,6 +24,20 @@ typedef struct {
     const char *keys; /* that the others do not have, or not with these values */
 } llama_like;
 
-enum { LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, OLMO2, PHI3, DEEPSEEK, GEMMA, GEMMA2, GEMMA3, LIKES };
+enum {
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    SMOLLM3,
+    OLMO2,
+    OLMO3,
+    PHI3,
+    DEEPSEEK,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    LIKES
+};
 
 extern const llama_like weft_hf_likes[LIKES];

@@ -6,7 +6,7 @@ import pathlib
 
 import torch
 from transformers import (AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Gemma2Config, Gemma3TextConfig, GemmaConfig, GPT2Config,
-                          GPTNeoXConfig, LlamaConfig, MistralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
+                          GPTNeoXConfig, LlamaConfig, MistralConfig, Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
 
 VOCAB = 700
 PUBLISHED = {path.stem: path for path in sorted((pathlib.Path(__file__).parent / "published").glob("*.json"))}
@@ -79,6 +79,9 @@ CASES = {
     "neox": neox_config(),
     "neox-sequential": neox_config(use_parallel_residual=False, hidden_act="gelu_new", rotary_emb_base=500),
     "olmo2": llama_config(Olmo2Config, num_key_value_heads=4, rms_norm_eps=1e-6, attention_bias=True),
+    "olmo3": llama_config(Olmo3Config, num_hidden_layers=5, num_key_value_heads=4, rms_norm_eps=1e-6, sliding_window=9, rope_parameters={
+        "full_attention": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}),
     "smollm3": llama_config(SmolLM3Config, num_hidden_layers=5, no_rope_layer_interval=2, mlp_bias=True),
     "deepseek": deepseek_config(),
     "deepseek-plain": deepseek_config(q_lora_rank=None, rope_interleave=False),
