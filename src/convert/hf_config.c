@@ -67,17 +67,16 @@ static const char phi3_keys[] =
     "partial_rotary_factor embd_pdrop resid_pdrop original_max_position_embeddings full_attn_mod=1 "
     "interpolate_factor=1 lm_head_bias=false";
 
-static const char gemma_keys[] =
-    "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "
-    "use_bidirectional_attention=false";
+#define GEMMA_KEYS                                                                                 \
+    "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "                     \
+    "use_bidirectional_attention=false "
+static const char gemma_keys[] = GEMMA_KEYS;
 static const char gemma2_keys[] =
-    "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "
-    "use_bidirectional_attention=false query_pre_attn_scalar attn_logit_softcapping "
-    "final_logit_softcapping sliding_window_size";
+    GEMMA_KEYS "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping "
+               "sliding_window_size";
 static const char gemma3_keys[] =
-    "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "
-    "use_bidirectional_attention=false query_pre_attn_scalar final_logit_softcapping "
-    "rope_local_base_freq sliding_window_pattern _sliding_window_pattern";
+    GEMMA_KEYS "query_pre_attn_scalar final_logit_softcapping rope_local_base_freq "
+               "sliding_window_pattern _sliding_window_pattern";
 
 static const char smollm3_keys[] = "use_sliding_window=false";
 
@@ -355,14 +354,14 @@ static double every_nth(source *s, int64_t layers, bool (*is_so)(const source *,
 static bool sees_all(const source *s, int64_t layer) {
     const json_t *kinds = json_object_get(s->root, "layer_types");
     const json_t *first = json_object_get(s->root, "max_window_layers");
-    double every =
-        number_of((source *)(uintptr_t)s, s->root, "sliding_window_pattern", s->like->full_every);
+    const json_t *pattern = json_object_get(s->root, "sliding_window_pattern");
+    int64_t every = json_is_integer(pattern) ? json_integer_value(pattern) : s->like->full_every;
     if (s->like->windows) return false;
     if (json_is_array(kinds)) {
         const char *kind = json_string_value(json_array_get(kinds, (size_t)layer));
         return kind && strcmp(kind, "full_attention") == 0;
     }
-    if (every >= 1) return (layer + 1) % (int64_t)every == 0;
+    if (every >= 1) return (layer + 1) % every == 0;
     return layer < (first ? json_integer_value(first) : 28);
 }
 
@@ -381,6 +380,9 @@ static void read_windows(source *s, weft_config *c) {
                        "model as such"));
         return;
     }
+    const json_t *pattern = json_object_get(s->root, "sliding_window_pattern");
+    if (json_is_number(pattern) && json_integer_value(pattern) < 1)
+        note(s, refuse(s, "sliding_window_pattern", pattern, "a whole number from 1 on is"));
     const char *key = json_object_get(s->root, "layer_types") ? "layer_types" : "max_window_layers";
     double every = every_nth(s, c->n_layer, sees_all, key);
     if (every == 1) return;

@@ -80,8 +80,8 @@ weft_rope_law rope_law_of(const weft_config *c, int64_t layer) {
         return (weft_rope_law){.base = c->rope_local_theta, .factor = 1, .amplitude = 1};
     if (law.scaling == WEFT_ROPE_LONG) {
         read_factors(factors_of(c), law.factors);
-        law.amplitude = c->rope_amplitude > 0 ? c->rope_amplitude
-                                              : sqrt(1 + log(law.factor) / log(law.context));
+        if (law.context > 1) law.amplitude = sqrt(1 + log(law.factor) / log(law.context));
+        if (c->rope_amplitude > 0) law.amplitude = c->rope_amplitude;
     }
     if (law.scaling == WEFT_ROPE_YARN)
         law.amplitude = c->rope_amplitude > 0 ? c->rope_amplitude : 1 + 0.1 * log(law.factor);

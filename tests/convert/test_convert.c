@@ -262,6 +262,7 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
         {"gemma2", "hidden_act", "\"silu\"", "gelu_pytorch_tanh"},
         {"gemma2", "use_bidirectional_attention", "true", "only false is"},
         {"gemma3", "attn_logit_softcapping", "50", "only null is"},
+        {"gemma3", "sliding_window_pattern", "1e300", "whole number"},
         {"gemma3", "layer_types",
          "[\"full_attention\", \"sliding_attention\", \"sliding_attention\"]", "every n-th"},
         {"gemma3", "rope_parameters",
