@@ -62,7 +62,8 @@ def read_safetensors(path):
 
 
 def refuse(c):
-    for key, value in (("causal", False), ("norm_placement", "post"), ("position", "alibi"), ("position", "relative"),
+    for key, value in (("causal", False), ("norm_placement", "post"), ("norm_placement", "reordered"),
+                       ("norm_placement", "both"), ("ffn", "geglu"), ("position", "alibi"), ("position", "relative"),
                        ("w2_kernel", "overlap") if c["attention"] == "w2" else (None, None)):
         if key and c[key] == value:
             raise ValueError(f"the peer does not write {key}={value}")

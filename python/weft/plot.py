@@ -65,7 +65,7 @@ def _layer_inputs(model, tokens):
 
 
 def _normed(model, layer, x):
-    if layer.options.get("NORM_PLACEMENT", "pre") == "post":
+    if layer.options.get("NORM_PLACEMENT", "pre") in ("post", "reordered"):
         return x
     weight, bias = layer.ln_1.weight, getattr(layer.ln_1, "bias", None)
     x, own = x.double(), float(model.config["NORM_EPS"])

@@ -15,7 +15,9 @@
 
 const char weft_help_convert[] =
     "  --model DIR        what to convert: a checkpoint, or a folder in Hugging Face's layout "
-    "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2, Phi-3, DeepSeek-V3 without "
+    "(GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2 and 3, Phi-3, Gemma, "
+    "DeepSeek-V3 "
+    "without "
     "experts: config.json, safetensors, tokenizer)\n"
     "  --out DIR          where the result goes: a checkpoint, unless --to-hf is given\n"
     "  --to-hf            write Hugging Face's layout; a model that none of its families has goes "

@@ -21,11 +21,12 @@
     KIND(SWIGLU, swiglu, "SwiGLU", "gated, three matrices")                                        \
     KIND(WSFFN, wsffn, "WsFFN", "swiglu with latent z-heads and auxiliary losses in training")     \
     KIND(RELU2, relu2, "ReLU²", "two matrices around a squared ReLU")                              \
-    KIND(GELU_ERF, gelu_erf, "GELU (erf)", "gelu by the error function, as in GPT-NeoX")
+    KIND(GELU_ERF, gelu_erf, "GELU (erf)", "gelu by the error function, as in GPT-NeoX")           \
+    KIND(GEGLU, geglu, "GeGLU", "swiglu with a GELU in place of the SiLU, as in Gemma")
 
 #define WEFT_POSITIONS(KIND)                                                                       \
     KIND(LEARNED, learned, "learned positions", "a learned table, added to the embedding")         \
     KIND(ROPE, rope, "rotary positions", "queries and keys are rotated")                           \
-    KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, with a slope per head")                      \
+    KIND(ALIBI, alibi, "ALiBi", "a penalty on distance, with a slope per head")                    \
     KIND(RELATIVE, relative, "relative positions", "a learned bias per distance")                  \
     KIND(NONE, none, "no positions", "the model does not know the order")

@@ -43,6 +43,10 @@ static weft_status check_dot(const weft_model *m, const char *what, bool normed)
                          "%s: not of a model with CONFIG_QK_NORM%s=y, whose queries and keys are "
                          "not linear in what they are made from",
                          what, normed ? "_WHOLE" : "");
+    if (c->attention_scale > 0)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: not of a model with CONFIG_ATTENTION_SCALE=%g, which only dot has",
+                         what, c->attention_scale);
     if (c->kv_share == 1) return WEFT_OK;
     return weft_fail(
         WEFT_EINPUT,
@@ -375,7 +379,7 @@ static weft_status choose_rotated(mla_conversion *v) {
                         v->kv,
                         v->width,
                         .columns = rotated_width(c, v->width),
-                        .law = rope_law_of(c)};
+                        .law = rope_law_of(c, 0)};
     f->kept = v->options->rope ? v->options->rope : f->columns;
     int64_t inner = v->heads * v->width;
     WEFT_AUTO_FREE double *pairs = calloc((size_t)(f->columns + inner + v->n), sizeof *pairs);

@@ -1,8 +1,8 @@
 /* Models in Hugging Face's layout: a folder with config.json, model.safetensors (or several files and
  * an index of them) and a tokenizer, read into weft's and written from it.
  *
- * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2,
- * Phi-3, and DeepSeek-V3 without experts).
+ * Three families: GPT-2, GPT-NeoX, and the Llama-like ones (Llama, Mistral, Qwen2, Qwen3, SmolLM3, OLMo 2 and 3,
+ * Phi-3, Gemma 1 to 3, and DeepSeek-V3 without experts).
  * hf_config.c reads their config, hf_config_write.c writes it; hf_pieces.c has the one list of which tensor is
  * which, and hf_weights.c reads and writes the files by it. What a folder asks for and weft does not compute is
  * refused by its key: a model is read whole or not at all. */
@@ -15,13 +15,15 @@
 #include <jansson.h>
 
 /* WEFT_HF_LLAMA_PAIRS: the columns that are rotated together are neighbours. WEFT_HF_PHI3: Llama with queries,
- * keys and values in one tensor, and so the feed-forward's two first maps. WEFT_HF_OWN: none of theirs; the
+ * keys and values in one tensor, and so the feed-forward's two first maps. WEFT_HF_GEMMA: Llama with gains that
+ * are kept less 1, and with norms before and behind the branches. WEFT_HF_OWN: none of theirs; the
  * folder brings a class of weft's along (hf_own.c). */
 typedef enum {
     WEFT_HF_GPT2,
     WEFT_HF_LLAMA,
     WEFT_HF_LLAMA_PAIRS,
     WEFT_HF_PHI3,
+    WEFT_HF_GEMMA,
     WEFT_HF_NEOX,
     WEFT_HF_OWN
 } weft_hf_family;

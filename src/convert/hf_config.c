@@ -64,7 +64,19 @@ static const char deepseek_keys[] =
     "output_router_logits num_nextn_predict_layers";
 
 static const char phi3_keys[] =
-    "partial_rotary_factor embd_pdrop resid_pdrop original_max_position_embeddings";
+    "partial_rotary_factor embd_pdrop resid_pdrop original_max_position_embeddings full_attn_mod=1 "
+    "interpolate_factor=1 lm_head_bias=false";
+
+#define GEMMA_KEYS                                                                                 \
+    "hidden_activation=\"gelu_pytorch_tanh\" hidden_act cache_implementation "                     \
+    "use_bidirectional_attention=false "
+static const char gemma_keys[] = GEMMA_KEYS;
+static const char gemma2_keys[] =
+    GEMMA_KEYS "query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping "
+               "sliding_window_size";
+static const char gemma3_keys[] =
+    GEMMA_KEYS "query_pre_attn_scalar final_logit_softcapping rope_local_base_freq "
+               "sliding_window_pattern _sliding_window_pattern";
 
 static const char smollm3_keys[] = "use_sliding_window=false";
 
@@ -77,7 +89,8 @@ static const char neox_keys[] =
 static const char rope_keys[] =
     "rope_type type rope_theta factor low_freq_factor high_freq_factor "
     "original_max_position_embeddings beta_fast beta_slow attention_factor truncate=true "
-    "partial_rotary_factor=1 mscale=null mscale_all_dim=null short_factor=null long_factor=null "
+    "partial_rotary_factor=1 mscale=null mscale_all_dim=null short_factor long_factor "
+    "short_mscale=null long_mscale=null "
     "mrope_section=null";
 
 const llama_like weft_hf_likes[LIKES] = {
@@ -89,20 +102,29 @@ const llama_like weft_hf_likes[LIKES] = {
                  .theta = 2e6, .keys = smollm3_keys},
     [OLMO2] = {"olmo2", "Olmo2ForCausalLM", .qk_norm = true, .reordered = true, .no_window = true,
                .eps = 1e-5},
+    [OLMO3] = {"olmo3", "Olmo3ForCausalLM", .qk_norm = true, .reordered = true, .full_every = 4,
+               .window = 4096, .theta = 5e5, .eps = 1e-5, .local_theta = 5e5},
     [PHI3] = {"phi3", "Phi3ForCausalLM", .windows = true, .partial = true, .eps = 1e-5,
               .keys = phi3_keys},
     [DEEPSEEK] = {"deepseek_v3", "DeepseekV3ForCausalLM", .no_window = true, .keys = deepseek_keys},
+    [GEMMA] = {"gemma", "GemmaForCausalLM", .gemma = true, .tied = true, .no_window = true,
+               .kv_heads = 16, .head_dim = 256, .keys = gemma_keys},
+    [GEMMA2] = {"gemma2", "Gemma2ForCausalLM", .gemma = true, .tied = true, .full_every = 2,
+                .kv_heads = 4, .head_dim = 256, .window = 4096, .scalar = 256,
+                .softcap_attention = 50, .softcap_end = 30, .keys = gemma2_keys},
+    [GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", .qk_norm = true, .gemma = true, .tied = true,
+                .full_every = 6, .heads = 8, .kv_heads = 4, .head_dim = 256, .window = 4096,
+                .vocab = 262208, .context = 131072, .theta = 1e6, .scalar = 256,
+                .local_theta = 10000, .keys = gemma3_keys},
 };
 
 /* Families that are known, and what of them is not computed here. */
 static const struct {
     const char *types, *why;
 } refused[] = {
-    {" gemma gemma2 gemma3 gemma3_text ",
-     "its feed-forward is gated by GELU, its embeddings are multiplied by the root of their width, "
-     "and Gemma 2 and 3 norm each branch before and behind it"},
+    {" gemma3 ", "it has a vision tower; its text model alone, gemma3_text, is"},
+    {" gemma3n gemma3n_text ", "its layers add up several streams"},
     {" olmo ", "its norms have no gains"},
-    {" olmo3 ", "its layers rotate by more than one law"},
     {" mixtral qwen2_moe qwen3_moe olmoe phimoe deepseek_v2 gpt_oss ",
      "its feed-forwards are mixtures of experts"},
     {" phi ", "attention and feed-forward read one norm"},
@@ -117,12 +139,12 @@ typedef struct {
 } source;
 
 /* Whether the keys have it, and in `must` the value that it must have, "": any. */
-static bool find_key(const char *keys, const char *key, char must[16]) {
+static bool find_key(const char *keys, const char *key, char must[32]) {
     size_t length = strlen(key);
     while (*keys) {
         size_t word = strcspn(keys, " "), name = strcspn(keys, " =");
         if (name == length && memcmp(keys, key, length) == 0) {
-            snprintf(must, 16, "%.*s", (int)(word - name - (word > name)), keys + name + 1);
+            snprintf(must, 32, "%.*s", (int)(word - name - (word > name)), keys + name + 1);
             return true;
         }
         keys += word + strspn(keys + word, " ");
@@ -158,7 +180,7 @@ static weft_status refuse(const source *s, const char *key, const json_t *value,
 static weft_status check_keys(const source *s, const json_t *object, const char *const lists[3],
                               const char *inside, char unknown[256]) {
     const char *key;
-    char must[16];
+    char must[32];
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value) {
         char full[128];
@@ -241,8 +263,48 @@ static void read_share(source *s, double share, weft_config *c) {
         set_number(s, c, "ROPE_DIM", trunc((double)weft_config_head_dim(c) * share));
 }
 
+/* The rotations of layers with a window, where these have their own. */
+static void read_local(source *s, const json_t *rope, weft_config *c) {
+    const json_t *type = json_object_get(rope, "rope_type");
+    double theta = number_of(s, s->root, "rope_local_base_freq", s->like->local_theta);
+    set_number(s, c, "ROPE_LOCAL_THETA", number_of(s, rope, "rope_theta", theta));
+    if (type && !is_the_same(type, "\"default\""))
+        note(s, refuse(s, "rope_scaling.sliding_attention.rope_type", type, "\"default\" is"));
+}
+
+static void read_factors(source *s, const json_t *rope, const char *key, weft_config *c,
+                         const char *ours) {
+    char text[WEFT_TEXT_MAX] = "";
+    size_t i;
+    const json_t *factor;
+    json_array_foreach(json_object_get(rope, key), i, factor) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%.9g", i ? "," : "",
+                 json_number_value(factor));
+    }
+    set_word(s, c, ours, text);
+}
+
+static void read_longrope(source *s, const json_t *rope, weft_config *c) {
+    double context = number_of(s, s->root, "original_max_position_embeddings", (double)c->context);
+    context = number_of(s, rope, "original_max_position_embeddings", context);
+    double factor = number_of(s, rope, "factor", (double)c->context / context);
+    set_word(s, c, "ROPE_SCALING", "longrope");
+    set_number(s, c, "ROPE_CONTEXT", context);
+    set_number(s, c, "ROPE_FACTOR", factor > 1 ? factor : 1);
+    set_number(s, c, "ROPE_AMPLITUDE", number_of(s, rope, "attention_factor", 0));
+    read_factors(s, rope, "short_factor", c, "ROPE_SHORT_FACTORS");
+    read_factors(s, rope, "long_factor", c, "ROPE_LONG_FACTORS");
+}
+
 static void read_rope(source *s, const llama_like *like, weft_config *c) {
     const json_t *rope = json_object_get(s->root, "rope_parameters");
+    if (json_object_get(rope, "full_attention")) {
+        read_local(s, json_object_get(rope, "sliding_attention"), c);
+        rope = json_object_get(rope, "full_attention");
+    } else if (like->local_theta > 0) {
+        read_local(s, NULL, c);
+    }
     if (!json_is_object(rope)) rope = json_object_get(s->root, "rope_scaling");
     double theta = number_of(s, s->root, "rope_theta", like->theta > 0 ? like->theta : 10000);
     set_number(s, c, "ROPE_THETA", number_of(s, rope, "rope_theta", theta));
@@ -253,8 +315,12 @@ static void read_rope(source *s, const llama_like *like, weft_config *c) {
     if (!type) type = json_object_get(rope, "type");
     const char *word = json_is_string(type) ? json_string_value(type) : "";
     if (!type || strcmp(word, "default") == 0) return;
+    if (strcmp(word, "longrope") == 0 || (like->partial && strcmp(word, "su") == 0)) {
+        read_longrope(s, rope, c);
+        return;
+    }
     if (strcmp(word, "linear") != 0 && strcmp(word, "llama3") != 0 && strcmp(word, "yarn") != 0) {
-        note(s, refuse(s, "rope_type", type, "default, linear, llama3 and yarn are"));
+        note(s, refuse(s, "rope_type", type, "default, linear, llama3, yarn and longrope are"));
         return;
     }
     bool yarn = strcmp(word, "yarn") == 0;
@@ -288,32 +354,64 @@ static double every_nth(source *s, int64_t layers, bool (*is_so)(const source *,
 static bool sees_all(const source *s, int64_t layer) {
     const json_t *kinds = json_object_get(s->root, "layer_types");
     const json_t *first = json_object_get(s->root, "max_window_layers");
+    const json_t *pattern = json_object_get(s->root, "sliding_window_pattern");
+    int64_t every = json_is_integer(pattern) ? json_integer_value(pattern) : s->like->full_every;
     if (s->like->windows) return false;
     if (json_is_array(kinds)) {
         const char *kind = json_string_value(json_array_get(kinds, (size_t)layer));
         return kind && strcmp(kind, "full_attention") == 0;
     }
+    if (every >= 1) return (layer + 1) % every == 0;
     return layer < (first ? json_integer_value(first) : 28);
 }
 
-/* A window as long as the context is none. */
+/* A window as long as the context is none, unless it says how a layer rotates. */
 static void read_windows(source *s, weft_config *c) {
     const json_t *window = json_object_get(s->root, "sliding_window");
     const json_t *used = json_object_get(s->root, "use_sliding_window");
     double width = window ? json_number_value(window) : (double)s->like->window;
-    bool in_use = s->like->windows || json_is_true(used) || (s->like->no_window && !used);
-    if (s->status != WEFT_OK || !in_use || width <= 0 || width >= (double)c->context) return;
+    bool in_use = s->like->windows || s->like->full_every || json_is_true(used) ||
+                  (s->like->no_window && !used);
+    bool counts = width < (double)c->context || c->rope_local_theta > 0;
+    if (s->status != WEFT_OK || !in_use || width <= 0 || !counts) return;
     if (s->like->no_window) {
         note(s, refuse(s, "sliding_window", window,
                        "this family sees all earlier tokens; --ignore-key sliding_window reads the "
                        "model as such"));
         return;
     }
+    const json_t *pattern = json_object_get(s->root, "sliding_window_pattern");
+    if (json_is_number(pattern) && json_integer_value(pattern) < 1)
+        note(s, refuse(s, "sliding_window_pattern", pattern, "a whole number from 1 on is"));
     const char *key = json_object_get(s->root, "layer_types") ? "layer_types" : "max_window_layers";
     double every = every_nth(s, c->n_layer, sees_all, key);
     if (every == 1) return;
     set_number(s, c, "WINDOW", width);
     set_number(s, c, "WINDOW_EVERY", every);
+}
+
+/* null is none, and absence what the family has. */
+static void read_softcap(source *s, weft_config *c, const char *key, const char *theirs,
+                         double fallback) {
+    bool none = json_is_null(json_object_get(s->root, theirs));
+    set_number(s, c, key, none ? 0 : number_of(s, s->root, theirs, fallback));
+}
+
+/* What Gemma has beside Llama's parts. */
+static void read_gemma(source *s, weft_config *c) {
+    const llama_like *like = s->like;
+    const json_t *act = json_object_get(s->root, "hidden_act");
+    double scalar = number_of(s, s->root, "query_pre_attn_scalar", like->scalar);
+    /* "gelu" there means the formula with tanh, as the others do */
+    if (json_is_string(act) && strncmp(json_string_value(act), "gelu", 4) != 0)
+        note(s, refuse(s, "hidden_act", act, "\"gelu_pytorch_tanh\" is"));
+    set_word(s, c, "FFN", "geglu");
+    set_number(s, c, "EMBED_SCALE", sqrt((double)c->n_embd));
+    if (like->full_every) set_word(s, c, "NORM_PLACEMENT", "both");
+    if (scalar > 0 && scalar != (double)weft_config_head_dim(c))
+        set_number(s, c, "ATTENTION_SCALE", 1 / sqrt(scalar));
+    read_softcap(s, c, "SOFTCAP_ATTENTION", "attn_logit_softcapping", like->softcap_attention);
+    read_softcap(s, c, "SOFTCAP_LOGITS", "final_logit_softcapping", like->softcap_end);
 }
 
 /* Layers that rotate nothing: 0 in a list, or every n-th. */
@@ -358,8 +456,13 @@ static void read_deepseek(source *s, weft_config *c) {
     set_number(s, c, "RA_MLA_Q_RANK", number_of(s, s->root, "q_lora_rank", 0));
 }
 
+/* What the family has where a config says nothing; 0: a config must say it. */
+static double or_missing(int usual) {
+    return usual ? (double)usual : (double)NAN;
+}
+
 static void read_llama(source *s, weft_config *c, const llama_like *like) {
-    double heads = number_of(s, s->root, "num_attention_heads", NAN);
+    double heads = number_of(s, s->root, "num_attention_heads", or_missing(like->heads));
     double width = number_of(s, s->root, "hidden_size", NAN);
     double head = number_of(s, s->root, "head_dim", like->head_dim);
     set_word(s, c, "FFN", "swiglu");
@@ -374,8 +477,9 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     set_number(
         s, c, "KV_HEADS",
         number_of(s, s->root, "num_key_value_heads", like->kv_heads ? like->kv_heads : heads));
-    set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", NAN));
-    set_number(s, c, "CONTEXT", number_of(s, s->root, "max_position_embeddings", NAN));
+    set_number(s, c, "VOCAB_SIZE", number_of(s, s->root, "vocab_size", or_missing(like->vocab)));
+    set_number(s, c, "CONTEXT",
+               number_of(s, s->root, "max_position_embeddings", or_missing(like->context)));
     double eps = like->eps > 0 ? like->eps : 1e-6;
     set_number(s, c, "NORM_EPS", number_of(s, s->root, "rms_norm_eps", eps));
     read_flag(s, c, "WEIGHT_TYING", "tie_word_embeddings", like->tied);
@@ -389,6 +493,7 @@ static void read_llama(source *s, weft_config *c, const llama_like *like) {
     read_rope(s, like, c);
     read_nope(s, c);
     read_windows(s, c);
+    if (like->gemma) read_gemma(s, c);
     if (like == &weft_hf_likes[DEEPSEEK]) read_deepseek(s, c);
     if (c->qk_norm && c->norm_eps > 0 && c->norm_eps != 1e-6)
         note(s, refuse(s, "rms_norm_eps", json_object_get(s->root, "rms_norm_eps"),
@@ -447,10 +552,12 @@ static weft_status refuse_family(const char *where, const char *type) {
     snprintf(word, sizeof word, " %.40s ", type);
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strstr(refused[i].types, word)) why = refused[i].why;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
-                     "mistral, qwen2, qwen3, smollm3, olmo2, phi3 and deepseek_v3 are",
-                     where, type, why);
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: \"model_type\": \"%.40s\" is not supported: %s. gpt2, gpt_neox, llama, "
+        "mistral, qwen2, qwen3, smollm3, olmo2, olmo3, phi3, gemma, gemma2, gemma3_text and "
+        "deepseek_v3 are",
+        where, type, why);
 }
 
 weft_status weft_hf_config_read(const json_t *root, const char *where, weft_config *c,
@@ -473,10 +580,11 @@ weft_status weft_hf_config_read(const json_t *root, const char *where, weft_conf
                             : neox ? neox_keys
                                    : weft_hf_likes[like].keys,
                             gpt2 || neox ? NULL : llama_keys, common_keys};
-    *family = gpt2           ? WEFT_HF_GPT2
-              : neox         ? WEFT_HF_NEOX
-              : like == PHI3 ? WEFT_HF_PHI3
-                             : WEFT_HF_LLAMA;
+    *family = gpt2            ? WEFT_HF_GPT2
+              : neox          ? WEFT_HF_NEOX
+              : like == PHI3  ? WEFT_HF_PHI3
+              : s.like->gemma ? WEFT_HF_GEMMA
+                              : WEFT_HF_LLAMA;
     if (like == DEEPSEEK && !json_is_false(json_object_get(root, "rope_interleave")))
         *family = WEFT_HF_LLAMA_PAIRS;
     weft_config_defaults(c);

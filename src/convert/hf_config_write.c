@@ -5,18 +5,49 @@
 #include "convert/hf_likes.h"
 #include "model/kinds.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Whether nothing is in it that no family has. */
 static bool is_plain(const weft_config *c) {
-    return c->causal && !c->mup && c->kv_share == 1 && !c->attention_gate &&
-           !(c->softcap_attention > 0) && !(c->softcap_logits > 0) && !c->document_mask &&
+    return c->causal && !c->mup && c->kv_share == 1 && !c->attention_gate && !c->document_mask &&
            !c->attn_gate && !c->cross_token;
+}
+
+/* Whether nothing is in it that only Gemma has. */
+static bool is_unscaled(const weft_config *c) {
+    return !(c->softcap_attention > 0) && !(c->softcap_logits > 0) && c->embed_scale == 1 &&
+           !(c->attention_scale > 0);
+}
+
+/* Whether layers with a window have a law of angles of their own. */
+static bool has_local_law(const weft_config *c) {
+    return c->window && c->rope_local_theta > 0;
+}
+
+/* Gemma's query_pre_attn_scalar, which is a whole number; 0: there is none. */
+static int64_t query_scalar(const weft_config *c) {
+    if (!(c->attention_scale > 0)) return weft_config_head_dim(c);
+    double scalar = 1 / (c->attention_scale * c->attention_scale), near = round(scalar);
+    return fabs(scalar - near) <= 1e-9 * near ? (int64_t)near : 0;
+}
+
+/* What its three forms have beside the parts of Llama. */
+static bool is_gemma(const weft_config *c, int like) {
+    bool first = like == GEMMA, third = like == GEMMA3;
+    double root = sqrt((double)c->n_embd);
+    return fabs(c->embed_scale - root) <= 1e-12 * root && query_scalar(c) > 0 &&
+           c->n_embd % c->n_head == 0 && c->rope_scaling != WEFT_ROPE_SCALING_LONGROPE &&
+           c->norm_placement == (first ? WEFT_PLACEMENT_PRE : WEFT_PLACEMENT_BOTH) &&
+           (like == GEMMA2 || !(c->softcap_attention > 0)) &&
+           (!first || (!(c->softcap_logits > 0) && !(c->attention_scale > 0) && !c->window)) &&
+           (!c->window || third == has_local_law(c));
 }
 
 /* GPT-2's and GPT-NeoX's blocks have the same parts, in another order. */
 static bool is_gpt2(const weft_config *c, bool neox) {
-    return c->attention == WEFT_ATTENTION_DOT && !c->window &&
+    return c->attention == WEFT_ATTENTION_DOT && !c->window && is_unscaled(c) &&
            c->norm_placement == WEFT_PLACEMENT_PRE && c->norm == WEFT_NORM_LAYERNORM && c->bias &&
            (c->ffn == WEFT_FFN_GELU || (neox && c->ffn == WEFT_FFN_GELU_ERF)) &&
            (neox || !c->parallel_residual) && !c->nope_every && !c->qk_norm &&
@@ -28,8 +59,10 @@ static bool is_gpt2(const weft_config *c, bool neox) {
 static int choose_like(const weft_config *c) {
     bool qkv = weft_hf_attention_bias(c) == WEFT_ATTENTION_BIAS_QKV;
     if (c->attention == WEFT_ATTENTION_MLA) return DEEPSEEK;
-    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return OLMO2;
-    if (c->rope_dim) return PHI3;
+    if (c->ffn == WEFT_FFN_GEGLU)
+        return c->norm_placement == WEFT_PLACEMENT_PRE ? GEMMA : c->qk_norm ? GEMMA3 : GEMMA2;
+    if (c->norm_placement == WEFT_PLACEMENT_REORDERED) return c->window ? OLMO3 : OLMO2;
+    if (c->rope_dim || c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) return PHI3;
     if (c->window) return MISTRAL;
     return c->nope_every ? SMOLLM3 : c->qk_norm ? QWEN3 : qkv ? QWEN2 : LLAMA;
 }
@@ -50,18 +83,33 @@ static bool is_like_llama(const weft_config *c) {
     int like = choose_like(c);
     int bias = weft_hf_attention_bias(c);
     bool dot = c->attention == WEFT_ATTENTION_DOT && c->position == WEFT_POSITION_ROPE;
-    return (like == DEEPSEEK ? is_deepseek(c) : dot) && c->ffn == WEFT_FFN_SWIGLU &&
+    bool gemma = weft_hf_likes[like].gemma, by_layer = weft_hf_likes[like].full_every > 0;
+    bool is_long = c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE;
+    return (like == DEEPSEEK ? is_deepseek(c) : dot) &&
+           (gemma ? is_gemma(c, like)
+                  : c->ffn == WEFT_FFN_SWIGLU && is_unscaled(c) &&
+                        c->norm_placement != WEFT_PLACEMENT_BOTH) &&
            !c->parallel_residual && c->norm == WEFT_NORM_RMSNORM &&
            c->norm_placement != WEFT_PLACEMENT_POST && c->qk_norm == weft_hf_likes[like].qk_norm &&
            (!c->nope_every || like == SMOLLM3) &&
            (bias != WEFT_ATTENTION_BIAS_QKV || like == QWEN2) &&
            (bias != WEFT_ATTENTION_BIAS_ALL || (like != PHI3 && like != MISTRAL)) &&
-           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) && !c->window_every &&
-           (!c->window || like == MISTRAL || like == PHI3) && (!c->rope_dim || like == PHI3) &&
-           (like != PHI3 || (c->rope_scaling == WEFT_ROPE_SCALING_NONE &&
-                             c->n_head * weft_config_head_dim(c) == c->n_embd)) &&
+           (!c->ffn_bias || like == LLAMA || like == SMOLLM3) && (by_layer || !c->window_every) &&
+           (!c->window || like == MISTRAL || like == PHI3 || by_layer) &&
+           (!has_local_law(c) || weft_hf_likes[like].local_theta > 0) &&
+           (like != OLMO3 || has_local_law(c) || c->rope_scaling == WEFT_ROPE_SCALING_NONE) &&
+           (!c->rope_dim || like == PHI3) &&
+           (is_long || like != PHI3 || c->rope_scaling == WEFT_ROPE_SCALING_NONE) &&
+           (like == PHI3 ? c->n_head * weft_config_head_dim(c) == c->n_embd : !is_long) &&
            (!c->qk_norm || (c->qk_norm_whole == weft_hf_likes[like].reordered &&
                             (!(c->norm_eps > 0) || c->norm_eps == 1e-6)));
+}
+
+static json_t *list_factors(const char *text) {
+    json_t *list = json_array();
+    for (char *end; *text; text = *end ? end + 1 : end)
+        json_array_append_new(list, json_real(strtod(text, &end)));
+    return list;
 }
 
 static json_t *write_rope(const weft_config *c) {
@@ -69,6 +117,13 @@ static json_t *write_rope(const weft_config *c) {
     bool yarn = c->rope_scaling == WEFT_ROPE_SCALING_YARN;
     if (c->rope_scaling == WEFT_ROPE_SCALING_NONE) return json_null();
     json_t *rope = json_pack("{s:s, s:f}", "rope_type", word, "factor", c->rope_factor);
+    if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) {
+        json_object_set_new(rope, "short_factor", list_factors(c->rope_short_factors));
+        json_object_set_new(rope, "long_factor", list_factors(c->rope_long_factors));
+        if (c->rope_amplitude > 0)
+            json_object_set_new(rope, "attention_factor", json_real(c->rope_amplitude));
+        return rope;
+    }
     if (c->rope_scaling == WEFT_ROPE_SCALING_LINEAR) return rope;
     json_object_set_new(rope, "original_max_position_embeddings", json_integer(c->rope_context));
     json_object_set_new(rope, yarn ? "beta_slow" : "low_freq_factor", json_real(c->rope_low));
@@ -121,6 +176,45 @@ static void write_deepseek(const weft_config *c, json_t *root) {
     json_decref(more);
 }
 
+static json_t *number_or_null(double number) {
+    return number > 0 ? json_real(number) : json_null();
+}
+
+static void write_windows(const weft_config *c, json_t *root) {
+    json_t *kinds = json_array();
+    for (int64_t i = 0; i < c->n_layer; i++)
+        json_array_append_new(
+            kinds, json_string(weft_config_window(c, i) ? "sliding_attention" : "full_attention"));
+    json_object_set_new(root, "layer_types", kinds);
+    json_object_set_new(root, "sliding_window", json_integer(c->window ? c->window : c->context));
+}
+
+/* OLMo 3's rotations: of layers without a window, and of those with one. */
+static void write_both_laws(const weft_config *c, json_t *root) {
+    json_t *full = c->rope_scaling == WEFT_ROPE_SCALING_NONE
+                       ? json_pack("{s:s}", "rope_type", "default")
+                       : write_rope(c);
+    double local = has_local_law(c) ? c->rope_local_theta : c->rope_theta;
+    json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
+    json_object_del(root, "rope_scaling");
+    json_object_set_new(root, "rope_parameters",
+                        json_pack("{s:o, s:{s:s, s:f}}", "full_attention", full,
+                                  "sliding_attention", "rope_type", "default", "rope_theta",
+                                  local));
+}
+
+static void write_gemma(const weft_config *c, int number, json_t *root) {
+    json_object_set_new(root, "hidden_act", json_string("gelu_pytorch_tanh"));
+    json_object_set_new(root, "hidden_activation", json_string("gelu_pytorch_tanh"));
+    if (number == GEMMA) return;
+    write_windows(c, root);
+    json_object_set_new(root, "query_pre_attn_scalar", json_integer(query_scalar(c)));
+    json_object_set_new(root, "attn_logit_softcapping", number_or_null(c->softcap_attention));
+    json_object_set_new(root, "final_logit_softcapping", number_or_null(c->softcap_logits));
+    if (number == GEMMA3 && c->window)
+        json_object_set_new(root, "rope_local_base_freq", json_real(c->rope_local_theta));
+}
+
 static json_t *write_llama(const weft_config *c) {
     int number = choose_like(c);
     const llama_like *like = &weft_hf_likes[number];
@@ -144,7 +238,13 @@ static json_t *write_llama(const weft_config *c) {
                             c->window ? json_integer(c->window) : json_null());
     if (number == PHI3)
         json_object_set_new(root, "partial_rotary_factor", json_real(rotated_share(c)));
+    if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE)
+        json_object_set_new(root, "original_max_position_embeddings",
+                            json_integer(c->rope_context));
     if (number == DEEPSEEK) write_deepseek(c, root);
+    if (like->gemma) write_gemma(c, number, root);
+    if (number == OLMO3) write_windows(c, root);
+    if (number == OLMO3) write_both_laws(c, root);
     return root;
 }
 
@@ -176,11 +276,12 @@ weft_status weft_hf_config_write(const weft_config *c, const weft_tokenizer *t,
     bool neox = c->position == WEFT_POSITION_ROPE && c->norm == WEFT_NORM_LAYERNORM;
     bool gpt2 = c->position == WEFT_POSITION_LEARNED;
     int like = choose_like(c);
-    *family = gpt2               ? WEFT_HF_GPT2
-              : neox             ? WEFT_HF_NEOX
-              : like == DEEPSEEK ? WEFT_HF_LLAMA_PAIRS
-              : like == PHI3     ? WEFT_HF_PHI3
-                                 : WEFT_HF_LLAMA;
+    *family = gpt2                        ? WEFT_HF_GPT2
+              : neox                      ? WEFT_HF_NEOX
+              : like == DEEPSEEK          ? WEFT_HF_LLAMA_PAIRS
+              : like == PHI3              ? WEFT_HF_PHI3
+              : weft_hf_likes[like].gemma ? WEFT_HF_GEMMA
+                                          : WEFT_HF_LLAMA;
     if (!is_plain(c) || !(gpt2 || neox ? is_gpt2(c, neox) : is_like_llama(c))) {
         *family = WEFT_HF_OWN;
         WEFT_TRY(weft_hf_own_config(c, out));

@@ -13,6 +13,7 @@ const hf_body weft_hf_bodies[] = {
     [WEFT_HF_LLAMA] = {"model.", "embed_tokens.weight"},
     [WEFT_HF_LLAMA_PAIRS] = {"model.", "embed_tokens.weight"},
     [WEFT_HF_PHI3] = {"model.", "embed_tokens.weight"},
+    [WEFT_HF_GEMMA] = {"model.", "embed_tokens.weight"},
     [WEFT_HF_NEOX] = {"gpt_neox.", "embed_in.weight"},
 };
 
@@ -139,19 +140,40 @@ static void add_latents(piece_list *p, int64_t i) {
     add_blocks(p, i, "attn.v_up", kv_b, h, 2 * d, d, latent, d)->turned = true;
 }
 
+/* A norm's gain. */
+static void add_gain(piece_list *p, int64_t layer, const char *ours, const char *theirs,
+                     int64_t width) {
+    add(p, layer, ours, theirs, width, 0)->lessened = p->family == WEFT_HF_GEMMA ? 1 : 0;
+}
+
+/* Those around a layer's branches. OLMo 2's are behind them, Gemma 2's and 3's on both sides. */
+static void add_gains(piece_list *p, int64_t i) {
+    int64_t e = p->c->n_embd;
+    bool both = p->c->norm_placement == WEFT_PLACEMENT_BOTH;
+    bool behind = p->c->norm_placement == WEFT_PLACEMENT_REORDERED;
+    if (!behind) add_gain(p, i, "ln_1.weight", "input_layernorm.weight", e);
+    add_gain(p, i,
+             both     ? "ln_1_post.weight"
+             : behind ? "ln_1.weight"
+                      : "ln_2.weight",
+             "post_attention_layernorm.weight", e);
+    if (both) add_gain(p, i, "ln_2.weight", "pre_feedforward_layernorm.weight", e);
+    if (both || behind)
+        add_gain(p, i, both ? "ln_2_post.weight" : "ln_2.weight",
+                 "post_feedforward_layernorm.weight", e);
+}
+
 static void list_llama(piece_list *p) {
     const weft_config *c = p->c;
     int64_t e = c->n_embd, f = weft_config_ffn_dim(c), d = weft_config_head_dim(c);
     int bias = weft_hf_attention_bias(c);
     bool all = bias == WEFT_ATTENTION_BIAS_ALL;
-    bool behind = c->norm_placement == WEFT_PLACEMENT_REORDERED, phi3 = p->family == WEFT_HF_PHI3;
+    bool phi3 = p->family == WEFT_HF_PHI3;
     int64_t normed = c->qk_norm_whole ? c->n_head * d : d;
     add(p, BODY, "wte.weight", "embed_tokens.weight", c->vocab_size, e);
-    add(p, BODY, "ln_f.weight", "norm.weight", e, 0);
+    add_gain(p, BODY, "ln_f.weight", "norm.weight", e);
     for (int64_t i = 0; i < c->n_layer; i++) {
-        add(p, i, behind ? "ln_2.weight" : "ln_1.weight",
-            behind ? "post_feedforward_layernorm.weight" : "input_layernorm.weight", e, 0);
-        add(p, i, behind ? "ln_1.weight" : "ln_2.weight", "post_attention_layernorm.weight", e, 0);
+        add_gains(p, i);
         if (c->attention == WEFT_ATTENTION_MLA)
             add_latents(p, i);
         else if (phi3)
@@ -171,8 +193,8 @@ static void list_llama(piece_list *p) {
         }
         add(p, i, "ffn.w2.weight", "mlp.down_proj.weight", e, f);
         if (c->qk_norm) {
-            add(p, i, "attn.q_norm.weight", "self_attn.q_norm.weight", normed, 0);
-            add(p, i, "attn.k_norm.weight", "self_attn.k_norm.weight", normed, 0);
+            add_gain(p, i, "attn.q_norm.weight", "self_attn.q_norm.weight", normed);
+            add_gain(p, i, "attn.k_norm.weight", "self_attn.k_norm.weight", normed);
         }
         if (c->ffn_bias) {
             add(p, i, "ffn.w1.bias", "mlp.up_proj.bias", f, 0);

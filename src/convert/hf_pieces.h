@@ -15,8 +15,8 @@ typedef struct {
     int64_t blocks, block, at;
     bool pairs, turned;
     int64_t heads; /* theirs has q, k and v of one head after the other, of so many; 0: not so */
-    double
-        factor; /* what ours is multiplied by to be theirs; 0: 1. With `ours` empty, theirs is it */
+    /* Theirs is ours times the factor, 0: 1; with `ours` empty, theirs is the factor. And less `lessened`. */
+    double factor, lessened;
 } hf_piece;
 
 /* Before the names of a body ("transformer.", "model."), and a tensor that every body has. */

@@ -116,7 +116,7 @@ static weft_status read_piece(const weight_files *f, const hf_piece *p, weft_mod
     weft_safetensor_values(t, 0, theirs, values);
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
-            ordered[i * width + j] = values[weft_hf_place(p, i, j)];
+            ordered[i * width + j] = values[weft_hf_place(p, i, j)] + p->lessened;
     size_t size = weft_dtype_size(w->dtype);
     weft_weight part = *w;
     part.count = count;
@@ -210,16 +210,21 @@ static weft_dtype dtype_of(const weft_model *m, const weft_weight *w) {
     return w ? w->dtype : m->dtype == WEFT_F64 ? WEFT_F64 : WEFT_F32;
 }
 
-/* Our rows times the piece's factor, malloc'd. */
-static weft_status multiply_rows(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
-                                 unsigned char **out) {
+/* Whether numbers of theirs are others than ours. */
+static bool is_other(const hf_piece *p) {
+    return p->factor > 0 || p->lessened > 0;
+}
+
+/* Our rows as they have them, malloc'd. */
+static weft_status change_rows(const hf_piece *p, const weft_weight *w, weft_dtype dtype,
+                               unsigned char **out) {
     int64_t count = p->rows * (p->columns ? p->columns : 1);
     WEFT_AUTO_FREE double *values = malloc((size_t)count * sizeof *values);
     *out = malloc((size_t)count * weft_dtype_size(dtype));
     if (!values || !*out) return weft_fail(WEFT_ENOMEM, "convert: no memory for '%s'", p->theirs);
     if (w) weft_weight_read(w, values);
     for (int64_t i = 0; i < count; i++)
-        values[i] = w ? p->factor * values[i] : p->factor;
+        values[i] = (p->factor > 0 ? p->factor : 1) * (w ? values[i] : 1) - p->lessened;
     weft_weight_write(&(weft_weight){.dtype = dtype, .count = count, .data = *out}, values);
     return WEFT_OK;
 }
@@ -229,10 +234,10 @@ static weft_status fill_piece(const hf_piece *p, const weft_weight *w, weft_dtyp
                               unsigned char *to) {
     size_t size = weft_dtype_size(dtype);
     int64_t width = p->columns ? p->columns : 1;
-    WEFT_AUTO_FREE unsigned char *multiplied = NULL;
-    if (p->factor > 0) WEFT_TRY(multiply_rows(p, w, dtype, &multiplied));
+    WEFT_AUTO_FREE unsigned char *changed = NULL;
+    if (is_other(p)) WEFT_TRY(change_rows(p, w, dtype, &changed));
     const unsigned char *from =
-        multiplied ? multiplied : (unsigned char *)w->data + (size_t)(p->first * width) * size;
+        changed ? changed : (unsigned char *)w->data + (size_t)(p->first * width) * size;
     for (int64_t i = 0; i < p->rows; i++)
         for (int64_t j = 0; j < width; j++)
             memcpy(to + (size_t)weft_hf_place(p, i, j) * size,
@@ -259,7 +264,7 @@ static weft_status fill_tensors(const weft_model *m, const hf_piece *pieces, int
                                             .ndim = columns ? 2 : 1,
                                             .shape = {rows, columns}};
         }
-        if (!p->transposed && !p->heads && !p->blocks && !(p->factor > 0)) {
+        if (!p->transposed && !p->heads && !p->blocks && !is_other(p)) {
             size_t skipped = (size_t)(p->first * width) * weft_dtype_size(dtype);
             tensors[at].data = (unsigned char *)w->data + skipped;
             continue;

@@ -1,6 +1,6 @@
 """A model of weft in plain PyTorch, for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True).
 
-Every kind of attention (dot, cosine, W2, MLA, GTA), feed-forward (GELU in both forms, SwiGLU, WsFFN, squared ReLU) and position, and the
+Every kind of attention (dot, cosine, W2, MLA, GTA), feed-forward (GELU in both forms, SwiGLU, GeGLU, WsFFN, squared ReLU) and position, and the
 reciprocal mechanisms, by the formulas of weft's docs/internals/mathematics.md. Tensors have the names of weft's checkpoints.
 Attention is brought to one form, scores = ⟨q, k⟩ + bias, which scaled_dot_product_attention takes; where the feed-forward
 reads attention's weights, or scores are capped, they are written out.
@@ -50,11 +50,18 @@ def linear(width, out, bias=False):
     return nn.Linear(width, out, bias=bias)
 
 
-def rope_rates(c, width):
-    """The angle of each pair per position, and what rotated columns are multiplied by."""
+def rope_rates(c, width, local):
+    """The angle of each pair per position, and what rotated columns are multiplied by. `local`: in layers with a window,
+    where these have a law of their own."""
     pair = torch.arange(width // 2, dtype=torch.float64)
+    if local:
+        return c.rope_local_theta ** (-2 * pair / width), 1.0
     rate, kind = c.rope_theta ** (-2 * pair / width), c.rope_scaling
     slow = rate / c.rope_factor
+    if kind == "longrope":
+        factors = (c.rope_long_factors if c.context > c.rope_context else c.rope_short_factors).split(",")
+        factors = torch.tensor([float(factor) for factor in factors]).double()
+        return rate / factors, c.rope_amplitude or math.sqrt(1 + math.log(c.rope_factor) / math.log(c.rope_context))
     if kind == "linear":
         return slow, 1.0
     if kind == "llama3":
@@ -70,12 +77,12 @@ def rope_rates(c, width):
     return rate, 1.0
 
 
-def rope_tables(c, positions, dtype):
+def rope_tables(c, positions, dtype, local=False):
     """The cosines and sines of positions [B, T], each [B, 1, T, width/2]; None where nothing rotates."""
     width = c.rotated[1]
-    if not width:
+    if not width or (local and not c.rope_local_theta):
         return None
-    rate, amplitude = rope_rates(c, width)
+    rate, amplitude = rope_rates(c, width, local)
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     angle = positions[:, None, :, None].to(wide) * rate.to(positions.device, wide)
     return (amplitude * angle.cos()).to(dtype), (amplitude * angle.sin()).to(dtype)
@@ -145,6 +152,8 @@ class Attention(nn.Module):
         self.inner_scale = 1 / math.sqrt(dim + rope if mla and rope else latent if mla else dim)
         if c.mup and c.mup_base_head:
             self.inner_scale = math.sqrt(c.mup_base_head) / dim
+        if c.attention == "dot" and c.attention_scale:
+            self.inner_scale = c.attention_scale
         maps = {}
         if mla:
             source, latents = c.ra_mla_q_rank or width, c.ra_mla_latent_heads * latent
@@ -328,7 +337,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.c = c
         width, hidden, latent = c.n_embd, c.hidden, c.ra_mla_latent_dim
-        self.gated = c.ffn in ("swiglu", "wsffn")
+        self.gated = c.ffn in ("swiglu", "wsffn", "geglu")
         if not self.gated:
             self.fc, self.proj = linear(width, hidden, c.bias), linear(hidden, width, c.bias)
         else:
@@ -425,7 +434,7 @@ class FeedForward(nn.Module):
             h = self.w1(x)
             if self.training and c.ffn == "wsffn" and c.wsffn_aux_loss:
                 loss = self.losses(h)
-            h = functional.silu(self.w3(x)) * h
+            h = h * (functional.gelu(self.w3(x), approximate="tanh") if c.ffn == "geglu" else functional.silu(self.w3(x)))
         if c.ra_mla_mlp_latent_recip:
             sent, heard = self.coupled(h, latent.detach() if c.ra_mla_mlp_latent_detach else latent, scalars)
             sent, h = self.recip_alpha * sent, h + self.recip_alpha * heard
@@ -442,24 +451,32 @@ class Layer(nn.Module):
         self.c, self.index = c, index
         self.ln_1, self.attn = make_norm(c), Attention(c, index % c.kv_share != 0, c.ra_mla_mlp_attn_gate and index > 0)
         self.ln_2, self.ffn = make_norm(c), FeedForward(c, index + 1 == c.n_layer)
+        if c.norm_placement == "both":
+            self.ln_1_post, self.ln_2_post = make_norm(c), make_norm(c)
         self.window = 0 if c.window_every and (index + 1) % c.window_every == 0 else c.window
         self.rotates = c.attention in ("gta", "mla") or not (c.nope_every and (index + 1) % c.nope_every == 0)
 
-    def added(self, x, y, norm):
-        y = functional.dropout(y, self.c.dropout, self.training)
-        return norm(x + y) if self.c.norm_placement == "post" else x + (norm(y) if self.c.norm_placement == "reordered" else y)
+    def added(self, x, y, name):
+        """The branch's output in the stream, with the norm behind it where there is one."""
+        y, placement = functional.dropout(y, self.c.dropout, self.training), self.c.norm_placement
+        if placement == "post":
+            return getattr(self, name)(x + y)
+        behind = {"reordered": name, "both": name + "_post"}.get(placement)
+        return x + (getattr(self, behind)(y) if behind else y)
 
     def forward(self, x, view, shared, gate, received, scalars, past):
         """`view` says which tokens see which but for windows, `visible` [B, 1, T, all], how far `apart` they are [T, all],
         which are `real`, no padding [B, all], and their angles, `at`."""
-        pre, at = self.c.norm_placement == "pre", view["at"] if self.rotates else None
+        pre, at = self.c.norm_placement in ("pre", "both"), view["at"] if self.rotates else None
+        if self.window and self.rotates and view["local"] is not None:
+            at = view["local"]
         store = None if past is None else past.layers[self.index]
         visible = view["visible"] & (view["apart"] < self.window) if self.window else view["visible"]
         y, weights, latent, shared = self.attn(self.ln_1(x) if pre else x, visible, view["apart"], at, gate, received, shared, store)
-        before, x = x, self.added(x, y, self.ln_1)
+        before, x = x, self.added(x, y, "ln_1")
         source = self.ln_2(before if self.c.parallel_residual else x) if pre else x
         y, gate, sent, loss = self.ffn(source, weights, visible, view, latent, scalars, store)
-        return self.added(x, y, self.ln_2), shared, gate, sent, loss
+        return self.added(x, y, "ln_2"), shared, gate, sent, loss
 
 
 class Scalars(nn.Module):
@@ -550,7 +567,9 @@ class WeftForCausalLM(PreTrainedModel, GenerationMixin):
             position_ids = positions[:, seen:]
         if c.position == "learned":
             x = x + self.wpe(position_ids)
-        view = {"visible": visible, "apart": apart, "real": real, "at": rope_tables(c, position_ids, x.dtype)}
+        x = x * c.embed_scale
+        view = {"visible": visible, "apart": apart, "real": real, "at": rope_tables(c, position_ids, x.dtype),
+                "local": rope_tables(c, position_ids, x.dtype, local=True)}
         shared, gate, received, aux = None, None, None, 0.0
         for layer in self.h:
             x, shared, gate, received, loss = layer(x, view, shared, gate, received, self.couple, past_key_values)

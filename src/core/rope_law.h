@@ -9,6 +9,7 @@
  *   yarn     the same with k = 1 - (i - first) / (last - first), `first` and `last` being the pairs
  *            that make `high` and `low` rotations, rounded outwards; and rotated columns are
  *            multiplied by the amplitude
+ *   long     r_i over a factor of the pair's own; columns are multiplied by the amplitude
  *
  * Under nvcc the functions are the device's and the host's; everything is computed in double. */
 #pragma once
@@ -26,16 +27,20 @@ typedef enum {
     WEFT_ROPE_PLAIN,
     WEFT_ROPE_LINEAR,
     WEFT_ROPE_LLAMA3,
-    WEFT_ROPE_YARN
+    WEFT_ROPE_YARN,
+    WEFT_ROPE_LONG
 } weft_rope_scaling;
+
+enum { WEFT_ROPE_PAIRS = 128 }; /* that may have factors of their own */
 
 typedef struct {
     double base; /* 10000 */
     weft_rope_scaling scaling;
-    double factor;    /* linear, llama3, yarn */
-    double context;   /* llama3 and yarn, as the next two */
-    double low, high; /* low < high */
-    double amplitude; /* of rotated columns: 1 */
+    double factor;                  /* linear, llama3, yarn */
+    double context;                 /* llama3 and yarn, as the next two */
+    double low, high;               /* low < high */
+    double amplitude;               /* of rotated columns: 1 */
+    float factors[WEFT_ROPE_PAIRS]; /* long */
 } weft_rope_law;
 
 #define WEFT_ROPE_USUAL ((weft_rope_law){.base = 10000, .factor = 1, .amplitude = 1})
@@ -71,6 +76,7 @@ ROPE_FUNCTION double weft_rope_rate(const weft_rope_law *law, int64_t i, int64_t
     double rate = pow(law->base, -2.0 * (double)i / (double)width);
     if (law->scaling == WEFT_ROPE_PLAIN) return rate;
     if (law->scaling == WEFT_ROPE_LINEAR) return rate / law->factor;
+    if (law->scaling == WEFT_ROPE_LONG) return rate / (double)law->factors[i];
     double share = weft_rope_share(law, i, width, rate);
     return rate * share + rate / law->factor * (1 - share);
 }

@@ -39,6 +39,20 @@ VECTOR_FN(silu_mul_back_vector) {
 
 ELEMENTWISE(silu_mul_back, 3, 2)
 
+VECTOR_FN(gelu_mul_vector) {
+    out[0] = in[0] * vgelu(in[1]);
+}
+
+ELEMENTWISE(gelu_mul, 2, 1)
+
+VECTOR_FN(gelu_mul_back_vector) {
+    vreal dy = in[0], a = in[1], b = in[2];
+    out[0] = dy * vgelu(b);
+    out[1] = dy * a * vgelu_slope(b);
+}
+
+ELEMENTWISE(gelu_mul_back, 3, 2)
+
 VECTOR_FN(sigmoid_mul_vector) {
     out[0] = in[0] * vsigmoid(in[1]);
 }

@@ -339,7 +339,7 @@ static ALWAYS_INLINE void multiply_block(int start, real *c, int64_t ldc, const 
 
 /* cap · tanh(s / cap), and its slope by s. */
 static ALWAYS_INLINE vreal vsoftcap(vreal s, real cap, vreal *slope) {
-    vreal t = 1 - 2 / (vexp2(s * (2 * LOG2_E / cap)) + 1);
+    vreal t = vtanh(s * (1 / cap));
     *slope = 1 - t * t;
     return cap * t;
 }

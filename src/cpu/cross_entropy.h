@@ -114,7 +114,7 @@ static inline double divisor_of(const weft_exec *x, const weft_tensor *count, in
 static inline void cap_logits(real *l, int64_t n, real c) {
     for (int64_t i = 0; i < n; i += VLEN) {
         int64_t count = min_i64(VLEN, n - i);
-        vstore_n(l + i, c - 2 * c / (vexp(vload_n(l + i, count) * (2 / c)) + 1), count);
+        vstore_n(l + i, c * vtanh(vload_n(l + i, count) * (1 / c)), count);
     }
 }
 

@@ -124,7 +124,7 @@ static ALWAYS_INLINE void add_weights_as(const route_side *r, const head_terms *
             vreal score = cap > 0 ? dot * scale : vfma(dot, scale, shift);
             if (has_bias) score += vload(bias + lane);
             if (has_band) score = vfma(vload(r->band_dots + at), vload(band + lane), score);
-            if (cap > 0) score = cap - 2 * cap / (vexp(score * (2 / cap)) + 1) + shift;
+            if (cap > 0) score = cap * vtanh(score * (1 / cap)) + shift;
             vreal p = vexp(score), old = vload(sum + lane);
             vstore(sum + lane, use_max ? vmax(old, p) : old + p);
         }

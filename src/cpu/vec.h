@@ -346,6 +346,21 @@ static inline vreal vsigmoid(vreal x) {
     return 1 / (1 + vexp(-x));
 }
 
+/* By the exponential, and near 0, where that loses its digits, by a polynomial; reals of 64 bits have digits enough. */
+static inline vreal vtanh(vreal x) {
+    vreal far = 1 - 2 / (vexp(x + x) + 1);
+#if WEFT_REAL == 64
+    return far;
+#else
+    vreal x2 = x * x, p = vset(-5.70498872745e-3f);
+    p = p * x2 + 2.06390887954e-2f;
+    p = p * x2 - 5.37397155531e-2f;
+    p = p * x2 + 1.33314422036e-1f;
+    p = p * x2 - 3.33332819422e-1f;
+    return vselect(x2 < vset(0.39f), x + x * x2 * p, far);
+#endif
+}
+
 /* 2√(2/π), and that times 0.044715. */
 #define GELU_A ((real)1.5957691216057307117597842397375)
 #define GELU_B ((real)0.071354816272600248776338752179865)

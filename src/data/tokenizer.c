@@ -22,6 +22,7 @@ weft_status weft_tokenizer_new(const char *name, weft_tokenizer **out) {
     }
     t->end = t->begin = -1;
     memset(t->byte_token, 0xFF, sizeof t->byte_token);
+    t->unknown_token = -1;
     t->ids_most = TOKENIZER_VOCAB_MAX;
     *out = t;
     return WEFT_OK;
@@ -165,7 +166,7 @@ weft_status weft_tokenizer_finish(weft_tokenizer *t) {
     for (int b = 0; b < 256; b++) {
         char byte = (char)b;
         if (!t->characters) t->byte_token[b] = weft_tokenizer_find(t, &byte, 1);
-        if (t->byte_token[b] < 0)
+        if (t->byte_token[b] < 0 && t->unknown_token < 0)
             return tokenizer_refuse(
                 t, "there is no token for the byte 0x%02x; a byte-level BPE has all 256", b);
     }

@@ -266,7 +266,7 @@ static size_t offer_tokens(weft_encoder *e, const char *piece, size_t bytes, siz
 }
 
 /* Unigram: of all ways to write a piece as tokens, that of the highest score (Viterbi); a character that is no token is
- * written as its bytes. */
+ * written as its bytes, or a run of such as one unknown token. */
 static bool find_likeliest(weft_encoder *e, const char *piece, size_t bytes) {
     if (!reserve_long(e, (int64_t)bytes + 1)) return false;
     for (size_t i = 0; i <= bytes; i++)
@@ -276,10 +276,13 @@ static bool find_likeliest(weft_encoder *e, const char *piece, size_t bytes) {
         at += offer_tokens(e, piece, bytes, at);
     for (int32_t end = (int32_t)bytes; end > 0; end = e->before[end])
         e->next[e->before[end]] = end;
+    int32_t unknown = e->t->unknown_token;
+    int64_t first = e->n;
     for (int32_t at = 0; at < (int32_t)bytes; at = e->next[at]) {
-        int32_t end = e->next[at];
-        if (e->id[end] >= 0) e->out[e->n++] = e->id[end];
-        for (int32_t i = at; e->id[end] < 0 && i < end; i++)
+        int32_t end = e->next[at], id = e->id[end] < 0 ? unknown : e->id[end];
+        bool again = id >= 0 && id == unknown && e->n > first && e->out[e->n - 1] == id;
+        if (id >= 0 && !again) e->out[e->n++] = id;
+        for (int32_t i = at; id < 0 && i < end; i++)
             e->out[e->n++] = e->t->byte_token[(uint8_t)piece[i]];
     }
     return true;

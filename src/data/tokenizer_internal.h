@@ -85,7 +85,8 @@ struct weft_tokenizer {
     weft_space_before space;
     /* SentencePiece's Unigram: what each token, and a character that is none, adds to the score of a text; NULL: BPE. */
     double *score, unknown;
-    int32_t *sorted; /* its tokens by their bytes */
+    int32_t unknown_token; /* a run of such characters; -1: they are bytes */
+    int32_t *sorted;       /* its tokens by their bytes */
     int64_t n_sorted;
     weft_split_step steps[TOKENIZER_STEPS_MAX];
     int n_steps;

@@ -1,7 +1,7 @@
 /* A Hugging Face tokenizer.json. It describes a pipeline: normalizer, splitting steps, model, added
- * tokens. What is taken is byte-level BPE, without a normalizer or with NFC, and SentencePiece's BPE and Unigram where
- * they fall back to bytes: then no byte of a text in composed form is lost, and decoding gives it back. All else
- * is refused by its name, rather than read as
+ * tokens. What is taken is byte-level BPE, without a normalizer or with NFC, and SentencePiece's BPE and Unigram.
+ * Where these fall back to bytes no byte of a text in composed form is lost, and decoding gives it back; Unigram may
+ * have a token for unknown characters in place of that. All else is refused by its name, rather than read as
  * something it is not. Of the post-processor, which puts tokens around a text, the one that begins it is
  * taken; weft_encode_text puts it there. */
 #include "base/json.h"
@@ -24,7 +24,7 @@ static const char *text_of(const json_t *object, const char *key) {
 static weft_status refuse(const weft_tokenizer *t, const char *what, const char *value) {
     return tokenizer_refuse(t,
                             "%s \"%.40s\" is not supported; byte-level BPE is, and SentencePiece's "
-                            "BPE and Unigram with byte_fallback",
+                            "BPE with byte_fallback and Unigram",
                             what, value);
 }
 
@@ -130,7 +130,13 @@ static weft_status read_unigram(weft_tokenizer *t, const json_t *model) {
     size_t n = json_array_size(list);
     double least = 0;
     WEFT_AUTO_DECREF json_t *vocab = json_object();
-    if (!t->characters) return refuse(t, "without byte_fallback the model", "Unigram");
+    const json_t *unknown = json_object_get(model, "unk_id");
+    bool named = json_is_integer(unknown) && json_integer_value(unknown) >= 0 &&
+                 (size_t)json_integer_value(unknown) < n;
+    if (!is_set(model, "byte_fallback")) {
+        if (!named) return refuse(t, "without byte_fallback and unk_id the model", "Unigram");
+        t->unknown_token = (int32_t)json_integer_value(unknown);
+    }
     t->score = calloc(n ? n : 1, sizeof *t->score);
     if (!vocab || !t->score) return weft_fail(WEFT_ENOMEM, "tokenizer %s: no memory", t->name);
     for (size_t i = 0; i < n; i++) {
@@ -219,6 +225,13 @@ static weft_status read_normalizer(weft_tokenizer *t, const json_t *normalizer) 
     return WEFT_OK;
 }
 
+/* Gemma's splits at spaces behind a normalizer that has left none: Replace alone. */
+static bool splits_nothing(const json_t *root, const json_t *pre) {
+    return strcmp(text_of(json_object_get(root, "normalizer"), "type"), "Replace") == 0 &&
+           strcmp(text_of(pre, "type"), "Split") == 0 &&
+           strcmp(text_of(json_object_get(pre, "pattern"), "String"), " ") == 0;
+}
+
 /* What SentencePiece's have in place of splitting: nothing, or Metaspace, which may split Unigram's text before spaces. */
 static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
     const json_t *pre = json_object_get(root, "pre_tokenizer");
@@ -227,6 +240,7 @@ static weft_status read_metaspace(weft_tokenizer *t, const json_t *root) {
         if (json_is_object(json_object_get(root, "normalizer"))) return WEFT_OK;
         return refuse(t, "a model with", "byte_fallback");
     }
+    if (splits_nothing(root, pre)) return WEFT_OK;
     bool split = !json_is_false(json_object_get(pre, "split"));
     if (strcmp(type, "Metaspace") != 0 || !is_mark(text_of(pre, "replacement")) ||
         (split && !t->score))
@@ -291,7 +305,8 @@ weft_status weft_tokenizer_from_json(weft_tokenizer *t, const json_t *root) {
     if (*version && strcmp(version, "1.0") != 0)
         return weft_fail(WEFT_EINPUT, "tokenizer %s: of version %.40s, and this weft knows 1.0",
                          t->name, version);
-    t->characters = is_set(model, "byte_fallback");
+    t->characters =
+        is_set(model, "byte_fallback") || strcmp(text_of(model, "type"), "Unigram") == 0;
     WEFT_TRY(read_normalizer(t, json_object_get(root, "normalizer")));
     WEFT_TRY(read_model(t, model));
     WEFT_TRY(t->characters ? read_metaspace(t, root) : read_steps(t, root));

@@ -6,9 +6,10 @@
 
 #include <math.h>
 
-/* 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
+/* ATTENTION_SCALE, or 1/√D; with MUP and heads that grow with the width √D₀/D, D₀ being their width at the base. */
 static double dot_scale(const weft_config *c) {
     double d = (double)weft_config_head_dim(c);
+    if (c->attention_scale > 0) return c->attention_scale;
     return c->mup && c->mup_base_head ? sqrt((double)c->mup_base_head) / d : 1 / sqrt(d);
 }
 

@@ -53,7 +53,7 @@ static weft_status check(const weft_config *c, const char *where) {
             "%s: CONFIG_NOPE_EVERY and CONFIG_ROPE_DIM do not go with CONFIG_ATTENTION=\"gta\", "
             "which rotates half of a head in every layer; set them to 0",
             where);
-    return WEFT_OK;
+    return check_common_law(c, where);
 }
 
 /* The groups' states, and the half that they share, once. */

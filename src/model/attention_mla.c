@@ -229,6 +229,7 @@ static weft_status check(const weft_config *c, const char *where) {
             WEFT_EINPUT,
             "%s: CONFIG_NOPE_EVERY=%lld does not go with CONFIG_ATTENTION=\"mla\"; set it to 0",
             where, (long long)c->nope_every);
+    if (rotated || c->ra_mla_rope_dim) WEFT_TRY(check_common_law(c, where));
     if (c->rope_dim && c->ra_mla_rope_dim)
         return weft_fail(WEFT_EINPUT,
                          "%s: CONFIG_ROPE_DIM=%lld does not go with CONFIG_RA_MLA_ROPE_DIM=%lld, "

@@ -63,7 +63,7 @@ typedef struct builder {
     int64_t batch, time;
     int64_t width, heads, head_dim, ffn; /* E, H, D, F */
     int64_t inner;                       /* H D, the width of all heads */
-    weft_rope_law law;                   /* of rotations */
+    weft_rope_law law;                   /* of this layer's rotations */
     int layer;
     bool positioned;  /* the score has the position's share */
     const char *part; /* of the parameters being made, for plans: "attention" */
@@ -187,8 +187,10 @@ int64_t rotated_width(const weft_config *c, int64_t width);
 weft_tensor *apply_softcap(builder *b, weft_tensor *x, double cap);
 /* Refuses SOFTCAP_ATTENTION where scores are distances. */
 weft_status check_distance_uncapped(const weft_config *c, const char *where);
-/* The law of angles that the config asks for. */
-weft_rope_law rope_law_of(const weft_config *c);
+/* The law of angles that the config asks for in a layer. */
+weft_rope_law rope_law_of(const weft_config *c, int64_t layer);
+/* Refuses one that layers or single pairs do not have in common, for what rotates other columns than a head's. */
+weft_status check_common_law(const weft_config *c, const char *where);
 /* A bias [size] of one of attention's projections into queries, keys and values; NULL: the config has
  * none. */
 weft_tensor *attention_bias(builder *b, const char *name, int64_t size);

@@ -1,4 +1,4 @@
-/* SwiGLU: one map's output is multiplied by the SiLU of another's. */
+/* SwiGLU: one map's output is multiplied by the SiLU of another's. GeGLU: by the GELU. */
 #include "model/builder.h"
 #include "ops/activation.h"
 #include "ops/linear.h"
@@ -21,6 +21,12 @@ static weft_tensor *build_swiglu(builder *b, weft_tensor *x) {
     return build_gated_hidden(b, build_gated_maps(b, x));
 }
 
+static weft_tensor *build_geglu(builder *b, weft_tensor *x) {
+    gated_maps maps = build_gated_maps(b, x);
+    if (makes_hidden_again(b)) weft_graph_recompute_begin(b->g);
+    return weft_gelu_mul(b->g, maps.h1, maps.h2);
+}
+
 const weft_ffn_kind weft_ffn_swiglu = {
     .build = build_swiglu,
     .gate = "ffn.w3",
@@ -29,3 +35,5 @@ const weft_ffn_kind weft_ffn_swiglu = {
     .may_be_biased = true,
     .mup = true,
 };
+
+const weft_ffn_kind weft_ffn_geglu = {.build = build_geglu, .out = "ffn.w2", .mup = true};

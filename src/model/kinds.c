@@ -104,11 +104,12 @@ static weft_status check_mup(const weft_config *c, const char *where) {
     bool mechanisms = c->attn_gate || c->cross_token || c->latent_recip;
     if (!c->mup || (weft_attention_of(c)->mup && weft_ffn_of(c)->mup && !mechanisms))
         return WEFT_OK;
-    return weft_fail(WEFT_EINPUT,
-                     "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
-                     "\"gelu_erf\", \"relu2\" or \"swiglu\" and no reciprocal mechanism: how "
-                     "others go with the width is not known",
-                     where, attentions_with(mup, words));
+    return weft_fail(
+        WEFT_EINPUT,
+        "%s: CONFIG_MUP=y goes with CONFIG_ATTENTION=%s, CONFIG_FFN=\"gelu\", "
+        "\"gelu_erf\", \"relu2\", \"swiglu\" or \"geglu\" and no reciprocal mechanism: how "
+        "others go with the width is not known",
+        where, attentions_with(mup, words));
 }
 
 weft_status weft_model_check(const weft_config *c, const char *where) {

@@ -2,6 +2,8 @@
 #include "model/builder.h"
 #include "ops/rope.h"
 
+#include <stdlib.h>
+
 /* None: a causal model still sees how many tokens came before. */
 
 const weft_position_kind weft_position_none = {0};
@@ -44,12 +46,28 @@ const weft_position_kind weft_position_relative = {
 /* Rotary positions: queries and keys are rotated by angles that grow with their position, so that a
  * product depends on the distance. */
 
-weft_rope_law rope_law_of(const weft_config *c) {
+/* Numbers with commas between, as many as there are; -1: no list of such. */
+static int64_t read_factors(const char *text, float out[WEFT_ROPE_PAIRS]) {
+    int64_t n = 0;
+    for (char *end; *text; text = *end ? end + 1 : end) {
+        double value = strtod(text, &end);
+        if (end == text || (*end && *end != ',') || n == WEFT_ROPE_PAIRS || !(value > 0)) return -1;
+        out[n++] = (float)value;
+    }
+    return n;
+}
+
+static const char *factors_of(const weft_config *c) {
+    return c->context > c->rope_context ? c->rope_long_factors : c->rope_short_factors;
+}
+
+weft_rope_law rope_law_of(const weft_config *c, int64_t layer) {
     static const weft_rope_scaling scalings[] = {
         [WEFT_ROPE_SCALING_NONE] = WEFT_ROPE_PLAIN,
         [WEFT_ROPE_SCALING_LINEAR] = WEFT_ROPE_LINEAR,
         [WEFT_ROPE_SCALING_LLAMA3] = WEFT_ROPE_LLAMA3,
         [WEFT_ROPE_SCALING_YARN] = WEFT_ROPE_YARN,
+        [WEFT_ROPE_SCALING_LONGROPE] = WEFT_ROPE_LONG,
     };
     weft_rope_law law = {.base = c->rope_theta,
                          .scaling = scalings[c->rope_scaling],
@@ -58,9 +76,25 @@ weft_rope_law rope_law_of(const weft_config *c) {
                          .low = c->rope_low,
                          .high = c->rope_high,
                          .amplitude = 1};
+    if (c->rope_local_theta > 0 && weft_config_window(c, layer))
+        return (weft_rope_law){.base = c->rope_local_theta, .factor = 1, .amplitude = 1};
+    if (law.scaling == WEFT_ROPE_LONG) {
+        read_factors(factors_of(c), law.factors);
+        if (law.context > 1) law.amplitude = sqrt(1 + log(law.factor) / log(law.context));
+        if (c->rope_amplitude > 0) law.amplitude = c->rope_amplitude;
+    }
     if (law.scaling == WEFT_ROPE_YARN)
         law.amplitude = c->rope_amplitude > 0 ? c->rope_amplitude : 1 + 0.1 * log(law.factor);
     return law;
+}
+
+weft_status check_common_law(const weft_config *c, const char *where) {
+    bool is_long = c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE;
+    if (!is_long && !(c->rope_local_theta > 0)) return WEFT_OK;
+    return weft_fail(WEFT_EINPUT, "%s: CONFIG_ROPE_%s does not go with CONFIG_ATTENTION=\"%s\"; %s",
+                     where, is_long ? "SCALING=\"longrope\"" : "LOCAL_THETA",
+                     weft_config_word(c, WEFT_OPTION(attention)),
+                     is_long ? "take another scaling" : "set it to 0");
 }
 
 int64_t rotated_width(const weft_config *c, int64_t width) {
@@ -79,6 +113,23 @@ static weft_status check_pairs(const weft_config *c, const char *where) {
                          "%s: CONFIG_ROPE_DIM=%lld columns are rotated, but there are %lld; take 0 "
                          "for all of them",
                          where, (long long)c->rope_dim, (long long)width);
+    if (c->rope_scaling == WEFT_ROPE_SCALING_LONGROPE) {
+        float factors[WEFT_ROPE_PAIRS];
+        bool is_long = c->context > c->rope_context;
+        int64_t pairs = rotated_width(c, width) / 2, n = read_factors(factors_of(c), factors);
+        if (n != pairs)
+            return weft_fail(WEFT_EINPUT,
+                             "%s: CONFIG_ROPE_%s_FACTORS has %s, but %lld pairs rotate; give "
+                             "each its factor, with commas between",
+                             where, is_long ? "LONG" : "SHORT",
+                             n < 0 ? "what is no number above 0, or too many" : "another number",
+                             (long long)pairs);
+    }
+    if (c->rope_local_theta > 0 && c->window && c->kv_share > 1)
+        return weft_fail(WEFT_EINPUT,
+                         "%s: CONFIG_ROPE_LOCAL_THETA=%g gives layers angles of their own, so they "
+                         "cannot share keys (CONFIG_KV_SHARE=%lld); set one of them back",
+                         where, c->rope_local_theta, (long long)c->kv_share);
     if (rotated_width(c, width) % 2 == 0) return WEFT_OK;
     return weft_fail(WEFT_EINPUT,
                      "%s: CONFIG_POSITION=\"rope\" rotates pairs, but a head is %lld wide "

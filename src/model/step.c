@@ -15,7 +15,7 @@ static bool has_mechanism(const weft_config *c) {
     return c->attn_gate || c->cross_token || c->latent_recip || c->qk_norm || c->nope_every ||
            c->parallel_residual || c->ffn_bias || c->attention_gate != WEFT_ATTENTION_GATE_NONE ||
            c->window || c->document_mask || c->softcap_attention > 0 || c->softcap_logits > 0 ||
-           c->rope_dim || c->kv_share > 1;
+           c->rope_dim || c->kv_share > 1 || c->embed_scale != 1;
 }
 
 bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_form *form) {
@@ -30,7 +30,7 @@ bool weft_step_form_of(const weft_config *c, weft_dtype cache_dtype, weft_step_f
                              .kv_heads = c->n_head,
                              .rms = c->norm != WEFT_NORM_LAYERNORM,
                              .gated = ffn->gate != NULL,
-                             .law = rope_law_of(c)};
+                             .law = rope_law_of(c, 0)};
     form->eps = c->norm_eps > 0 ? c->norm_eps : form->rms ? 1e-6 : 1e-5;
     return cache_dtype == WEFT_BF16 && attention->step && (ffn->in || ffn->gate) &&
            !position->score && !has_mechanism(c) && !c->mup &&

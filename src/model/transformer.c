@@ -140,6 +140,7 @@ weft_tensor *build_attention(builder *b, weft_tensor *x) {
                             .reach = weft_config_window(c, b->layer),
                             .softcap = c->softcap_attention,
                             .first = b->documents.first};
+    b->law = rope_law_of(c, b->layer);
     b->shares = b->layer % c->kv_share != 0;
     if (!b->shares) b->latent = b->latent_v = NULL;
     b->rho_q = b->rho_k = b->lse = NULL;
@@ -193,6 +194,9 @@ weft_tensor *build_ffn(builder *b, weft_tensor *x) {
 void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     if (b->recompute) weft_graph_recompute_begin(b->g);
     norm_parameters first = make_norm(b, "ln_1"), second = make_norm(b, "ln_2");
+    norm_parameters behind_first = {0}, behind_second = {0};
+    bool both = b->c->norm_placement == WEFT_PLACEMENT_BOTH;
+    if (both) behind_first = make_norm(b, "ln_1_post"), behind_second = make_norm(b, "ln_2_post");
     if (b->c->norm_placement == WEFT_PLACEMENT_POST) {
         *x = apply_norm(b, first, *x, build_attention(b, *x), NULL);
         *x = apply_norm(b, second, *x, build_ffn(b, *x), NULL);
@@ -203,7 +207,11 @@ void build_layer(builder *b, weft_tensor **x, weft_tensor **branch) {
     } else {
         weft_tensor *y = apply_norm(b, first, *x, *branch, x);
         *branch = build_attention(b, y);
-        if (b->c->parallel_residual) {
+        if (both) {
+            *branch = apply_norm(b, behind_first, *branch, NULL, NULL);
+            y = apply_norm(b, second, *x, *branch, x);
+            *branch = apply_norm(b, behind_second, build_ffn(b, y), NULL, NULL);
+        } else if (b->c->parallel_residual) {
             y = apply_norm(b, second, *x, NULL, NULL);
             *branch = weft_add(b->g, *branch, build_ffn(b, y));
         } else {
@@ -284,7 +292,9 @@ static void build_model(builder *b, const weft_build *build) {
     weft_tensor *wte = matrix(b, "wte.weight", init_normal(NORMAL_STD), c->vocab_size, b->width);
     weft_tensor *wpe = b->position->table ? b->position->table(b) : NULL;
     begin_reciprocal(b);
-    weft_tensor *x = build_layers(b, embed_tokens(b, wte, wpe));
+    weft_tensor *x = embed_tokens(b, wte, wpe);
+    if (c->embed_scale != 1) x = weft_scale(b->g, x, c->embed_scale);
+    x = build_layers(b, x);
     if (c->mup) x = weft_scale(b->g, x, 1 / weft_config_mup(c)); /* the logits' scale */
     if (b->ffn_kind->finish) b->ffn_kind->finish(b);
     b->part = "head";
@@ -319,7 +329,6 @@ builder builder_of(const weft_config *c, const weft_build *build, weft_model_gra
                      .recompute = build->recompute,
                      .batch = build->batch,
                      .time = build->time,
-                     .law = rope_law_of(c),
                      .width = c->n_embd,
                      .heads = c->n_head,
                      .head_dim = weft_config_head_dim(c),

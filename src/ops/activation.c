@@ -3,6 +3,7 @@
  * gelu          y = x σ(2u), u = √(2/π)(x + 0.044715 x³), which is x/2 (1 + tanh u)
  *               dx = dy (σ + x σ(1 − σ) 2u')
  * silu_mul      y = a · b σ(b)           da = dy · b σ(b)     db = dy · a · σ(b)(1 + b(1 − σ(b)))
+ * gelu_mul      y = a · gelu(b)          da = dy · gelu(b)    db = dy · a · gelu'(b)
  * sigmoid_mul   y = a σ(b)               da = dy σ(b)         db = dy · a · σ(b)(1 − σ(b))
  * softplus      y = log(1 + e^x) + c     dx = dy · σ(x)       columns before `start`: y = x
  * exp           y = e^x                  dx = dy · y
@@ -46,7 +47,7 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x) {
     return NULL;
 }
 
-/* silu_mul and sigmoid_mul: a times a function of b. */
+/* silu_mul, gelu_mul and sigmoid_mul: a times a function of b. */
 
 static weft_status product_infer(weft_graph *g, weft_node *n) {
     WEFT_TRY(weft_check_pair(g, n));
@@ -61,6 +62,7 @@ static weft_status product_infer(weft_graph *g, weft_node *n) {
         return weft_append(g, &weft_op_##op, NULL, 0, a, b);                                       \
     }
 PRODUCT(silu_mul)
+PRODUCT(gelu_mul)
 PRODUCT(sigmoid_mul)
 
 /* softplus */

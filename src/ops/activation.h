@@ -17,6 +17,9 @@ weft_tensor *weft_unary(weft_graph *g, const char *name, weft_tensor *x);
 /* y = silu(b) ⊙ a, silu(b) = b·sigmoid(b): the product of SwiGLU. Any shape, the same for both. */
 weft_tensor *weft_silu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 
+/* y = gelu(b) ⊙ a: that of GeGLU. */
+weft_tensor *weft_gelu_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
+
 /* y = sigmoid(b) ⊙ a: a gate for each element. */
 weft_tensor *weft_sigmoid_mul(weft_graph *g, weft_tensor *a, weft_tensor *b);
 

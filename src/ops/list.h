@@ -20,7 +20,7 @@
     /* x/2 (1 + erf(x/√2)) */                                                                    \
     F(X, gelu_erf, x *vnormal(x), x, (dy * (vnormal(x) + x * vdensity(x))))                        \
     F(X, exp, vexp(x), y, (dy * y))                                                                \
-    F(X, tanh, 2 * vsigmoid(x + x) - 1, x, (dy * 4 * vsigmoid(x + x) * vsigmoid(-x - x)))          \
+    F(X, tanh, vtanh(x), x, (dy * 4 * vsigmoid(x + x) * vsigmoid(-x - x)))                         \
     /* max(x, 0)² */                                                                              \
     F(X, relu2, vmax(x, vset(0)) * vmax(x, vset(0)), x, (dy * 2 * vmax(x, vset(0))))
 
@@ -75,6 +75,8 @@
     WEFT_UNARY_OPS(WEFT_OP_PAIR, X)                                                                \
     X(silu_mul)                                                                                    \
     X(silu_mul_back)                                                                               \
+    X(gelu_mul)                                                                                    \
+    X(gelu_mul_back)                                                                               \
     X(sigmoid_mul)                                                                                 \
     X(sigmoid_mul_back)                                                                            \
     X(softplus)                                                                                    \

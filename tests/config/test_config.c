@@ -261,6 +261,21 @@ static void test_impossible_mixes_are_refused(void **state) {
                            "RA_MLA_MLP_ROUTE_AFTER_GATE=y", "RA_MLA_MLP_GATE_POOL=sequence",
                            "CAUSAL=n"),
                  "ROUTE_AFTER_GATE=y", "\"cummean\"");
+    expect_error(check_mix("ATTENTION=gta", "ROPE_LOCAL_THETA=9"), "ROPE_LOCAL_THETA", "gta");
+    expect_error(check_mix("ATTENTION=mla", "RA_MLA_ROPE_DIM=4", "ROPE_SCALING=longrope"),
+                 "longrope", "mla");
+    expect_error(check_mix("POSITION=rope", "ROPE_LOCAL_THETA=9", "WINDOW=4", "KV_SHARE=2"),
+                 "ROPE_LOCAL_THETA=9", "KV_SHARE=2");
+    expect_error(check_mix("POSITION=rope", "ROPE_SCALING=longrope"), "ROPE_SHORT_FACTORS", "32");
+    expect_error(check_mix("POSITION=rope", "ROPE_SCALING=longrope", "ROPE_CONTEXT=8", "ROPE_DIM=4",
+                           "ROPE_LONG_FACTORS=1,x"),
+                 "ROPE_LONG_FACTORS", "no number");
+    expect_error(check_mix("POSITION=rope", "ROPE_SCALING=longrope", "ROPE_CONTEXT=8", "ROPE_DIM=4",
+                           "ROPE_LONG_FACTORS=1,-2"),
+                 "ROPE_LONG_FACTORS", "no number above 0");
+    assert_int_equal(check_mix("POSITION=rope", "ROPE_SCALING=longrope", "ROPE_CONTEXT=8",
+                               "ROPE_DIM=4", "ROPE_LONG_FACTORS=1,2.5"),
+                     WEFT_OK);
     expect_error(check_mix("POSITION=rope", "ROPE_DIM=7"), "ROPE_DIM=7", "even");
     expect_error(check_mix("POSITION=rope", "ROPE_DIM=66"), "ROPE_DIM=66", "64", "take 0");
     expect_error(check_mix("ATTENTION=mla", "RA_MLA_USE_ROPE=y", "RA_MLA_SCORE=w2", "ROPE_DIM=66"),

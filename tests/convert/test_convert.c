@@ -55,11 +55,19 @@ static void goes_around(const char *first) {
     file_expect_equal(path, other);
 }
 
+/* Of which family what was written last is. */
+static void expect_theirs(const char *type) {
+    json_t *root = json_load_file(scratch_path("theirs/config.json"), 0, NULL);
+    assert_string_equal(json_string_value(json_object_get(root, "model_type")), type);
+    json_decref(root);
+}
+
 /* Their logits are computed in f64 but for the angles, which transformers rounds to f32. */
 static void test_kept_models_have_the_logits_of_transformers(void **state) {
     (void)state;
-    static const char *const names[] = {"gpt2",  "llama",    "qwen3", "smollm3",
-                                        "olmo2", "deepseek", "neox",  "phi3"};
+    static const char *const names[] = {"gpt2",      "llama",    "qwen3", "smollm3",
+                                        "olmo2",     "deepseek", "neox",  "phi3",
+                                        "phi3-long", "gemma2",   "gemma3"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char from[64], kept[64];
         const char *out = scratch_path("%s", names[i]);
@@ -100,6 +108,18 @@ static void test_written_and_read_again_is_the_same(void **state) {
                          "-o", "QK_NORM_WHOLE=y", "-o", "NORM_PLACEMENT=reordered", "--out", model),
                      NULL);
     goes_around(model);
+    command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "FFN=geglu", "-o", "EMBED_SCALE=4",
+                         "-o", "NORM_PLACEMENT=both", "-o", "SOFTCAP_LOGITS=20", "-o", "WINDOW=7",
+                         "-o", "ATTENTION_SCALE=0.25", "--out", model),
+                     NULL);
+    goes_around(model);
+    expect_theirs("gemma2");
+    command_succeeds(RUN("init", "--force", SIZES, LLAMA, "-o", "KV_HEADS=0", "-o", "QK_NORM=y",
+                         "-o", "QK_NORM_WHOLE=y", "-o", "NORM_PLACEMENT=reordered", "-o",
+                         "WINDOW=7", "-o", "WINDOW_EVERY=2", "--out", model),
+                     NULL);
+    goes_around(model);
+    expect_theirs("olmo3");
 }
 
 /* DeepSeek's norm of the latent, which this model has not, changes nothing in what is written. */
@@ -168,24 +188,48 @@ static void copy_file(const char *from, const char *to) {
     free(bytes);
 }
 
-/* A copy of the kept GPT-2 in which one key of its config has another value. */
-static const char *with_key(const char *kept, const char *key, const char *value) {
+/* A kept config with other values of some keys, beside the weights of `weights`; `keys` is given away. */
+static const char *with_keys(const char *kept, const char *weights, json_t *keys) {
     const char *folder = scratch_path("changed");
     char path[600], from[300];
     mkdir(folder, 0777);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    snprintf(from, sizeof from, "tests/vectors/hf/gpt2/model.safetensors");
+    snprintf(from, sizeof from, "tests/vectors/hf/%s/model.safetensors", weights);
     copy_file(from, path);
     snprintf(from, sizeof from, "tests/vectors/hf/%s/config.json", kept);
-    json_t *root = json_load_file(from, 0, NULL),
-           *changed = json_loads(value, JSON_DECODE_ANY, NULL);
+    json_t *root = json_load_file(from, 0, NULL);
     assert_non_null(root);
-    assert_non_null(changed);
-    json_object_set_new(root, key, changed);
+    assert_int_equal(json_object_update(root, keys), 0);
     snprintf(path, sizeof path, "%s/config.json", folder);
     assert_int_equal(json_dump_file(root, path, 0), 0);
     json_decref(root);
+    json_decref(keys);
     return folder;
+}
+
+static const char *with_key(const char *kept, const char *key, const char *value) {
+    return with_keys(kept, "gpt2",
+                     json_pack("{s:o}", key, json_loads(value, JSON_DECODE_ANY, NULL)));
+}
+
+/* Configs that say it in the older form, or leave it to the family. */
+static void test_gemmas_older_keys_say_the_same(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"gemma2", "{\"layer_types\": null}"},
+        {"gemma3", "{\"layer_types\": null, \"sliding_window_pattern\": 3}"},
+        {"gemma3", "{\"rope_parameters\": null, \"rope_theta\": 1000, "
+                   "\"rope_local_base_freq\": 50, "
+                   "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 4}}"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char kept[64];
+        const char *out = scratch_path("older"), *name = cases[i][0];
+        const char *theirs = with_keys(name, name, json_loads(cases[i][1], 0, NULL));
+        snprintf(kept, sizeof kept, "tests/vectors/hf/%s.logits.safetensors", name);
+        command_succeeds(RUN("convert", "--force", "--model", theirs, "--out", out), NULL);
+        expect_logits(out, kept, "f64", 5e-6);
+    }
 }
 
 static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
@@ -203,7 +247,7 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
         {"llama", "rope_interleaved", "true", "false"},
         {"llama", "partial_rotary_factor", "0.25", "only 1 is"},
         {"llama", "sliding_window", "4", "--ignore-key sliding_window"},
-        {"gpt2", "model_type", "\"gemma2\"", "gated by GELU"},
+        {"gpt2", "model_type", "\"gemma3\"", "vision tower"},
         {"gpt2", "model_type", "\"mixtral\"", "experts"},
         {"llama", "hidden_size", "null", "missing"},
         {"llama", "qk_norm", "true", "false"},
@@ -214,6 +258,17 @@ static void test_what_is_not_computed_is_refused_by_its_key(void **state) {
          "rope_scaling.mscale"},
         {"llama", "rope_parameters", "{\"rope_type\": \"linear\"}", "factor"},
         {"llama", "rope_parameters", "{\"rope_type\": 5, \"factor\": 2}", "\"rope_type\": 5"},
+        {"gemma2", "hidden_activation", "\"gelu\"", "gelu_pytorch_tanh"},
+        {"gemma2", "hidden_act", "\"silu\"", "gelu_pytorch_tanh"},
+        {"gemma2", "use_bidirectional_attention", "true", "only false is"},
+        {"gemma3", "attn_logit_softcapping", "50", "only null is"},
+        {"gemma3", "sliding_window_pattern", "1e300", "whole number"},
+        {"gemma3", "layer_types",
+         "[\"full_attention\", \"sliding_attention\", \"sliding_attention\"]", "every n-th"},
+        {"gemma3", "rope_parameters",
+         "{\"full_attention\": {}, \"sliding_attention\": {\"rope_type\": \"linear\"}}", "linear"},
+        {"phi3-long", "rope_parameters",
+         "{\"rope_type\": \"longrope\", \"long_factor\": [1], \"short_factor\": [1]}", "2 pairs"},
         {"llama", "kv_lora_rank", "4", "only null is"},
         {"deepseek", "first_k_dense_replace", "1", "n_routed_experts"},
         {"deepseek", "qk_rope_head_dim", "0", "2 at least"},
@@ -295,7 +350,7 @@ static void test_published_configs_are_read(void **state) {
         read++;
     }
     closedir(all);
-    assert_true(read >= 40);
+    assert_true(read >= 59);
 }
 
 static void test_a_broken_config_is_told_and_not_taken_for_ours(void **state) {
@@ -329,7 +384,9 @@ static void test_other_models_bring_their_class_along(void **state) {
                                           "FFN=wsffn",           "POSITION=alibi",
                                           "NORM_PLACEMENT=post", "BIAS=n",
                                           "KV_HEADS=2",          "QK_NORM=y",
-                                          "ATTENTION_GATE=head", "RA_MLA_MLP_ATTN_GATE=y"};
+                                          "ATTENTION_GATE=head", "RA_MLA_MLP_ATTN_GATE=y",
+                                          "NORM_PLACEMENT=both", "FFN=geglu",
+                                          "EMBED_SCALE=2",       "ATTENTION_SCALE=2"};
     const char *theirs = NULL;
     char path[600];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -484,6 +541,7 @@ static void test_random_models_equal_transformers(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kept_models_have_the_logits_of_transformers),
+        cmocka_unit_test(test_gemmas_older_keys_say_the_same),
         cmocka_unit_test(test_written_and_read_again_is_the_same),
         cmocka_unit_test(test_a_latent_without_norm_leaves_in_deepseeks_layout),
         cmocka_unit_test(test_heads_in_a_row_go_around),

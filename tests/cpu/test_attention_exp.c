@@ -1,5 +1,5 @@
 /* Attention's exponentials, many at a time and one by one: the same bits, so that a token's output
- * does not depend on how many others were worked on with it. */
+ * does not depend on how many others were worked on with it. And the tanh of soft-caps. */
 #include "cpu/attention_exp.h"
 
 #include <setjmp.h>
@@ -95,10 +95,24 @@ static void test_backward(void **state) {
     }
 }
 
+/* A score is far below its cap: the digits that count are those of a small tanh. */
+static void test_a_small_tanh_keeps_its_digits(void **state) {
+    (void)state;
+    for (double x = 1e-6; x < 30; x *= 1.003)
+        for (int sign = -1; sign <= 1; sign += 2) {
+            real given = (real)(sign * x);
+            vreal got = vtanh(vset(given));
+            double wanted = tanh((double)given), off = fabs((double)got[0] - wanted);
+            if (!(off <= 4e-7 * fabs(wanted)))
+                fail_msg("tanh(%g) is %.9g, not %.9g", (double)given, (double)got[0], wanted);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
         cmocka_unit_test(test_backward),
+        cmocka_unit_test(test_a_small_tanh_keeps_its_digits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -204,6 +204,11 @@ static void test_pieces_equal_kept_reference(void **state) {
         json_t *replace =
             json_incref(json_array_get(json_object_get(normalizer, "normalizers"), 1));
         if (i > 0) json_object_set(root, "normalizer", i == 1 ? replace : json_null());
+        if (i == 1)
+            json_object_set_new(root, "pre_tokenizer",
+                                json_pack("{s:s, s:{s:s}, s:s, s:b}", "type", "Split", "pattern",
+                                          "String", " ", "behavior", "MergedWithPrevious", "invert",
+                                          0));
         if (i > 1)
             json_object_set_new(root, "pre_tokenizer",
                                 json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace",
@@ -229,10 +234,12 @@ static void test_pieces_equal_kept_reference(void **state) {
 }
 
 /* The same pieces as Unigram, with scores of tests/reference/make_tokenizer_vectors.py: as Llama's converter writes it,
- * and split before spaces. */
+ * split before spaces, and with a token for unknown characters in place of bytes. */
 static void test_unigram_equals_kept_reference(void **state) {
     (void)state;
-    for (int split = 0; split < 2; split++) {
+    static const char *const forms[] = {"normalizer", "split", "unknown"};
+    for (int form = 0; form < 3; form++) {
+        char kept[80];
         json_t *root = json_load_file(PIECES, 0, NULL), *number, *list = json_array();
         json_t *model = json_object_get(root, "model"), *vocab = json_object_get(model, "vocab");
         const char *piece;
@@ -244,10 +251,12 @@ static void test_unigram_equals_kept_reference(void **state) {
             double score = id < 259 ? -1000.0 : -3 - (double)(id * 37 % 101) / 8;
             json_array_set_new(list, (size_t)id, json_pack("[s, f]", piece, score));
         }
+        for (int i = 0; form == 2 && i < 256; i++)
+            json_array_remove(list, 3);
         json_object_set_new(root, "model",
                             json_pack("{s:s, s:i, s:b, s:o}", "type", "Unigram", "unk_id", 0,
-                                      "byte_fallback", 1, "vocab", list));
-        if (split) {
+                                      "byte_fallback", form != 2, "vocab", list));
+        if (form) {
             json_object_set_new(root, "normalizer", json_null());
             json_object_set_new(root, "pre_tokenizer",
                                 json_pack("{s:s, s:s, s:s, s:b}", "type", "Metaspace",
@@ -255,13 +264,17 @@ static void test_unigram_equals_kept_reference(void **state) {
                                           "split", 1));
         }
         assert_int_equal(json_dump_file(root, scratch_path("unigram.json"), 0), 0);
-        check_kept_form(scratch_path("unigram.json"),
-                        split ? "tests/vectors/tokenizer.unigram-split.cases.json"
-                              : "tests/vectors/tokenizer.unigram-normalizer.cases.json",
-                        false);
+        snprintf(kept, sizeof kept, "tests/vectors/tokenizer.unigram-%s.cases.json", forms[form]);
+        check_kept_form(scratch_path("unigram.json"), kept, false);
         json_object_set_new(json_object_get(root, "model"), "byte_fallback", json_false());
+        json_object_del(json_object_get(root, "model"), "unk_id");
         assert_int_equal(json_dump_file(root, scratch_path("unigram.json"), 0), 0);
-        expect_refused(scratch_path("unigram.json"), split ? "byte_fallback" : "normalizer");
+        expect_refused(scratch_path("unigram.json"), "byte_fallback and unk_id");
+        json_object_set_new(
+            root, "normalizer",
+            json_pack("{s:s, s:s}", "type", "Precompiled", "precompiled_charsmap", ""));
+        assert_int_equal(json_dump_file(root, scratch_path("unigram.json"), 0), 0);
+        expect_refused(scratch_path("unigram.json"), "Precompiled");
         json_decref(root);
     }
 }

@@ -367,7 +367,8 @@ static void test_other_models_have_no_step(void **state) {
         "FFN_BIAS=y",      "NOPE_EVERY=2",        "WINDOW=4",
         "ROPE_DIM=2",      "SOFTCAP_ATTENTION=5", "SOFTCAP_LOGITS=5",
         "DOCUMENT_MASK=y", "KV_SHARE=2",          "PARALLEL_RESIDUAL=y",
-        "FFN=gelu_erf"};
+        "FFN=gelu_erf",    "FFN=geglu",           "NORM_PLACEMENT=both",
+        "EMBED_SCALE=2"};
     (void)state;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
         model_case c;

@@ -23,6 +23,12 @@ def silu_mul(c):
     c.output("y", b * sigmoid(b) * a)
 
 
+def gelu_mul(c):
+    m, n = c.size("M", 1), c.size("N")
+    a, b = c.input("a", m, n), c.input("b", m, n, scale=4)
+    c.output("y", gelu_tanh(b) * a)
+
+
 def sigmoid_mul(c):
     m, n = c.size("M", 1), c.size("N")
     a, b = c.input("a", m, n), c.input("b", m, n, scale=4)
@@ -52,4 +58,4 @@ def unary(f):
     return lambda c: c.output("y", f(c.input("x", c.size("M", 1), c.size("N"), scale=4)))
 
 
-OPS = {f.__name__: f for f in (silu_mul, softplus, gate_mix, sigmoid_mul)} | {name: unary(f) for name, f in UNARY.items()}
+OPS = {f.__name__: f for f in (silu_mul, softplus, gate_mix, sigmoid_mul, gelu_mul)} | {name: unary(f) for name, f in UNARY.items()}

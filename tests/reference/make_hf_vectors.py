@@ -8,9 +8,10 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM,
-                          Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig,
+                          GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, Olmo2Config,
+                          Olmo2ForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen3Config, Qwen3ForCausalLM, SmolLM3Config,
+                          SmolLM3ForCausalLM)
 
 OUT = pathlib.Path(__file__).resolve().parent.parent / "vectors" / "hf"
 VOCAB, ROWS, LENGTH = 13, 2, 8
@@ -46,6 +47,23 @@ MODELS = {
         hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
         max_position_embeddings=12, partial_rotary_factor=0.5, sliding_window=3, bos_token_id=None, eos_token_id=None,
         pad_token_id=None)),
+    # Pairs that are each slowed by a factor of their own.
+    "phi3-long": (Phi3ForCausalLM, Phi3Config(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, vocab_size=VOCAB,
+        max_position_embeddings=12, original_max_position_embeddings=4, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.25]})),
+    # Norms on both sides of the branches, their gains kept less 1; GeGLU, scaled embeddings, soft-caps, windows.
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=6,
+        vocab_size=VOCAB, max_position_embeddings=12, query_pre_attn_scalar=9, sliding_window=3, attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0, attn_implementation="eager")),
+    # Two laws of angles, normed queries and keys.
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(
+        hidden_size=8, intermediate_size=12, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=6,
+        vocab_size=VOCAB, max_position_embeddings=12, query_pre_attn_scalar=6, sliding_window=3,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}})),
     # A latent, a rotated part whose pairs are neighbours, queries of low rank, heads that do not fill the width; no experts.
     "deepseek": (DeepseekV3ForCausalLM, DeepseekV3Config(
         hidden_size=16, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, vocab_size=VOCAB,
@@ -60,7 +78,8 @@ def make(name):
     model = kind(config).double().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            around = 1.0 if parameter.ndim == 1 and not key.endswith("bias") else 0.0
+            around = 0.0 if name.startswith("gemma") else 1.0
+            around = around if parameter.ndim == 1 and not key.endswith("bias") else 0.0
             parameter.copy_((around + 0.3 * torch.randn_like(parameter)).float())
         tokens = (7 * torch.arange(ROWS * (LENGTH + 1)) + 3).remainder(VOCAB).reshape(ROWS, LENGTH + 1)
         logits = model(tokens[:, :LENGTH]).logits

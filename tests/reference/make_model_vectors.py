@@ -27,7 +27,7 @@ CONFIGS = HERE.parent / "model" / "configs"
 VECTORS = HERE.parent / "vectors" / "model"
 MARGIN = 1e-4
 MOST_BYTES = 25 * 1024
-MOST_BYTES_IN_ALL = 3_500_000
+MOST_BYTES_IN_ALL = 3_600_000
 
 
 def matrix_scale(width):

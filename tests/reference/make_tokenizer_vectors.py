@@ -188,17 +188,21 @@ def pieces_description(form):
         description["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": form, "split": False}
     elif form == "gemma":
         description["normalizer"] = replace
+        description["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     return description
 
 
 def unigram_description(form):
     """The pieces as Unigram, with scores that have nothing to do with their merges: as Llama's converter writes it, or
-    ("split") with a Metaspace that splits before spaces."""
+    ("split") with a Metaspace that splits before spaces, or ("unknown") that too and without bytes to fall back to."""
     description = pieces_description("normalizer")
     vocab = sorted(description["model"]["vocab"].items(), key=lambda entry: entry[1])
     scores = [[piece, -1000.0 if number < 259 else -3 - number * 37 % 101 / 8] for piece, number in vocab]
-    description["model"] = {"type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": True}
-    if form == "split":
+    unknown = form == "unknown"
+    if unknown:
+        scores = scores[:3] + scores[259:]
+    description["model"] = {"type": "Unigram", "unk_id": 0, "vocab": scores, "byte_fallback": not unknown}
+    if form != "normalizer":
         description["normalizer"] = None
         description["pre_tokenizer"] = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     return description
@@ -231,7 +235,7 @@ def keep_pieces():
     texts = ["", " ", "  a", "a", "\u2581a", "a\u2581 b", "the attention", " the attention", "世界 ж e\u0301", "\n\n x", "\U0001f600"]
     texts += kept_texts()[:80]
     forms = {f"pieces-{form}": pieces_description(form) for form in ("normalizer", "gemma", "first")}
-    forms |= {f"unigram-{form}": unigram_description(form) for form in ("normalizer", "split")}
+    forms |= {f"unigram-{form}": unigram_description(form) for form in ("normalizer", "split", "unknown")}
     for name, description in forms.items():
         reference = tokenizers.Tokenizer.from_str(json.dumps(description | {"added_tokens": [], "post_processor": None}))
         write_cases(name, texts, lambda text: reference.encode(text, add_special_tokens=False).ids)

@@ -61,6 +61,10 @@ def silu(x):
 def rope_rates(c, width):
     """The angle of each pair per position, [width/2], and what rotated columns are multiplied by."""
     rate = c["ROPE_THETA"] ** (-2.0 * torch.arange(width // 2, dtype=torch.float64) / width)
+    if c["ROPE_SCALING"] == "longrope":
+        factors = c["ROPE_LONG_FACTORS" if c["CONTEXT"] > c["ROPE_CONTEXT"] else "ROPE_SHORT_FACTORS"].split(",")
+        factors = torch.tensor([np.float32(factor).item() for factor in factors], dtype=torch.float64)
+        return rate / factors, c["ROPE_AMPLITUDE"] or math.sqrt(1 + math.log(c["ROPE_FACTOR"]) / math.log(c["ROPE_CONTEXT"]))
     slow, context = rate / c["ROPE_FACTOR"], c["ROPE_CONTEXT"]
     if c["ROPE_SCALING"] == "linear":
         return slow, 1.0
@@ -208,6 +212,7 @@ def dot_attention(c, p, x, kept):
     """Scores [B, H, T, T] and values [B, T, H, D]."""
     q, k, v = dot_heads(c, p, x, kept)
     scale = math.sqrt(c["MUP_BASE_HEAD"]) / c["D"] if c["MUP"] and c["MUP_BASE_HEAD"] else 1 / math.sqrt(c["D"])
+    scale = c["ATTENTION_SCALE"] or scale
     return scale * inner(q, k), v
 
 
@@ -303,14 +308,17 @@ def documents(c, ids):
     return number, first
 
 
+def has_window(c, layer):
+    return c["WINDOW"] and not (c["WINDOW_EVERY"] and (layer + 1) % c["WINDOW_EVERY"] == 0)
+
+
 def hide(c, layer, ids, scores):
     """-inf where token i does not see token j."""
     t = ids.shape[1]
     distance = torch.arange(t)[:, None] - torch.arange(t)[None, :]
     if c["CAUSAL"]:
         scores = scores.masked_fill(distance < 0, -math.inf)
-    full = c["WINDOW_EVERY"] and (layer + 1) % c["WINDOW_EVERY"] == 0
-    if c["WINDOW"] and not full:
+    if has_window(c, layer):
         scores = scores.masked_fill(distance >= c["WINDOW"], -math.inf)
     if c["DOCUMENT_MASK"]:
         number, _ = documents(c, ids)
@@ -345,7 +353,8 @@ def hidden(c, p, x):
         shapes = {"gelu": gelu_tanh, "gelu_erf": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2, "relu2": lambda x: torch.relu(x) ** 2}
         return shapes[c["FFN"]](a), None
     h1 = linear(x, p["ffn.w1.weight"], p.get("ffn.w1.bias"))
-    return silu(linear(x, p["ffn.w3.weight"], p.get("ffn.w3.bias"))) * h1, h1
+    gate = gelu_tanh if c["FFN"] == "geglu" else silu
+    return gate(linear(x, p["ffn.w3.weight"], p.get("ffn.w3.bias"))) * h1, h1
 
 
 def project(c, p, h):
@@ -484,22 +493,26 @@ def forward(c, params, ids, constants):
         if c["DOCUMENT_POSITIONS"] == "restart":
             place = place - documents(c, ids)[1]
         x = x + params["wpe.weight"][place]
+    x = c["EMBED_SCALE"] * x
     aux_z = aux_c = torch.zeros((), dtype=x.dtype)
     gate = received = None
-    post, pre = c["NORM_PLACEMENT"] == "post", c["NORM_PLACEMENT"] == "pre"
+    post, pre = c["NORM_PLACEMENT"] == "post", c["NORM_PLACEMENT"] in ("pre", "both")
+    behind = {"reordered": "", "both": "_post"}.get(c["NORM_PLACEMENT"])  # of the norm's name, where one follows the branch
     for i in range(c["N_LAYER"]):
         start = f"h.{i}."
         p = {name[len(start):]: value for name, value in params.items() if name.startswith(start)}
         unrotated = c["NOPE_EVERY"] and (i + 1) % c["NOPE_EVERY"] == 0
         own = c | {"POSITION": "none"} if unrotated else c
+        if c["ROPE_LOCAL_THETA"] and has_window(c, i):
+            own = own | {"ROPE_THETA": c["ROPE_LOCAL_THETA"], "ROPE_SCALING": "none"}
         if not shares_keys(c, i):
             kept = []
         y, weights, latent = attention(own, p, norm(c, p, "ln_1", x) if pre else x, gate, received, kept, i, ids)
         before = x
-        x = norm(c, p, "ln_1", x + y) if post else x + (y if pre else norm(c, p, "ln_1", y))
+        x = norm(c, p, "ln_1", x + y) if post else x + (y if behind is None else norm(c, p, "ln_1" + behind, y))
         source = norm(c, p, "ln_2", before if c["PARALLEL_RESIDUAL"] else x) if pre else x
         y, gate, received, losses = feed_forward(c, p, params, source, weights, gate, latent, constants, i, ids)
-        x = norm(c, p, "ln_2", x + y) if post else x + (y if pre else norm(c, p, "ln_2", y))
+        x = norm(c, p, "ln_2", x + y) if post else x + (y if behind is None else norm(c, p, "ln_2" + behind, y))
         if losses is not None:
             aux_z, aux_c = aux_z + losses[0], aux_c + losses[1]
     x = norm(c, params, "ln_f", x)

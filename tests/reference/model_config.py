@@ -5,11 +5,11 @@ import math
 # Every model key: its type (a tuple lists the words allowed) and its default; None: must be given.
 KEYS = {
     "ATTENTION": (("dot", "w2", "mla", "cosine", "gta"), None),
-    "FFN": (("gelu", "swiglu", "wsffn", "relu2", "gelu_erf"), None),
+    "FFN": (("gelu", "swiglu", "wsffn", "relu2", "gelu_erf", "geglu"), None),
     "POSITION": (("learned", "rope", "alibi", "relative", "none"), None),
     "NORM": (("layernorm", "rmsnorm"), None),
     "NORM_EPS": (float, 0.0),
-    "NORM_PLACEMENT": (("pre", "post", "reordered"), "pre"),
+    "NORM_PLACEMENT": (("pre", "post", "reordered", "both"), "pre"),
     "N_LAYER": (int, None),
     "N_HEAD": (int, None),
     "N_EMBD": (int, None),
@@ -24,6 +24,7 @@ KEYS = {
     "MUP_BASE_HEAD": (int, 0),
     "BATCH_SIZE": (int, None),
     "WEIGHT_TYING": (bool, True),
+    "EMBED_SCALE": (float, 1.0),
     "BIAS": (bool, True),
     "ATTENTION_BIAS": (("auto", "none", "qkv", "all"), "auto"),
     "FFN_BIAS": (bool, False),
@@ -31,6 +32,7 @@ KEYS = {
     "QK_NORM": (bool, False),
     "QK_NORM_WHOLE": (bool, False),
     "ATTENTION_GATE": (("none", "head", "element"), "none"),
+    "ATTENTION_SCALE": (float, 0.0),
     "WINDOW": (int, 0),
     "WINDOW_EVERY": (int, 0),
     "SOFTCAP_ATTENTION": (float, 0.0),
@@ -40,12 +42,15 @@ KEYS = {
     "DOCUMENT_POSITIONS": (("continue", "restart"), "continue"),
     "ROPE_THETA": (float, 10000.0),
     "ROPE_DIM": (int, 0),
-    "ROPE_SCALING": (("none", "linear", "llama3", "yarn"), "none"),
+    "ROPE_SCALING": (("none", "linear", "llama3", "yarn", "longrope"), "none"),
     "ROPE_FACTOR": (float, 1.0),
     "ROPE_CONTEXT": (int, 8192),
     "ROPE_LOW": (float, 1.0),
     "ROPE_HIGH": (float, 4.0),
     "ROPE_AMPLITUDE": (float, 0.0),
+    "ROPE_SHORT_FACTORS": (str, ""),
+    "ROPE_LONG_FACTORS": (str, ""),
+    "ROPE_LOCAL_THETA": (float, 0.0),
     "NOPE_EVERY": (int, 0),
     "DROPOUT": (float, None),
     "LAMBDA_LOGITS_Z": (float, 0.0),
@@ -175,6 +180,7 @@ def check_config(c):
          "DOCUMENT_MASK does not go with GATE_POOL=sequence"),
         (not c["SOFTCAP_ATTENTION"] or not (c["ATTENTION"] == "w2" or has_tau(c)), "no soft-cap of distances"),
         (c["ROPE_DIM"] % 2 == 0, "ROPE_DIM is even"),
+        (c["KV_SHARE"] == 1 or not c["ROPE_LOCAL_THETA"], "shared keys have one law of angles"),
         (derived["S"] <= derived["D"] and (derived["S"] == derived["D"] or c["W2_KERNEL"] == "w2"), "no more deviations than means"),
         (c["WSFFN_POSITIVE"] != "half" or c["CONTEXT"] % 2 == 0, "halves need an even CONTEXT"),
         (c["WSFFN_Z_LOGITS"] == 0 or c["WSFFN_AUX_LOSS"], "Z_LOGITS is one of the losses of AUX_LOSS"),
@@ -323,6 +329,8 @@ def parameter_shapes(c):
     if c["POSITION"] == "learned":
         shapes["wpe.weight"] = (c["CONTEXT"], e)
     for i in range(c["N_LAYER"]):
+        for name in ("ln_1_post", "ln_2_post") if c["NORM_PLACEMENT"] == "both" else ():
+            shapes |= norm_shapes(c, f"h.{i}.{name}")
         shapes |= norm_shapes(c, f"h.{i}.ln_1")
         shapes |= {f"h.{i}.attn.{name}": shape for name, shape in attention_shapes(c, i).items()}
         shapes |= norm_shapes(c, f"h.{i}.ln_2")

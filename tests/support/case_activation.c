@@ -18,6 +18,7 @@ WEFT_UNARY_OPS(UNARY, )
         case_output(c, "y", CASE_DIFF, weft_##name(case_graph(c), a, b));                          \
     }
 PRODUCT(silu_mul)
+PRODUCT(gelu_mul)
 PRODUCT(sigmoid_mul)
 
 static void build_softplus(test_case *c) {
@@ -40,6 +41,7 @@ static void build_gate_mix(test_case *c) {
 #define BUILDER(X, name, value, reads, gradient) {#name, build_##name},
 const case_builder cases_activation[] = {
     WEFT_UNARY_OPS(BUILDER, ){"silu_mul", build_silu_mul},
+    {"gelu_mul", build_gelu_mul},
     {"sigmoid_mul", build_sigmoid_mul},
     {"softplus", build_softplus},
     {"gate_mix", build_gate_mix},

@@ -20,9 +20,10 @@ TO_NEXT = ("ffn.gate_proj.weight", "ffn.gate_heads.weight", "ffn.gate_heads.bias
 # Read by the model around the layers.
 KEYS = ("N_LAYER", "N_EMBD", "VOCAB_SIZE", "CONTEXT", "POSITION", "NORM", "NORM_EPS", "WEIGHT_TYING",
         "LAMBDA_LOGITS_Z", "LOGITS_Z_DETACH", "RA_MLA_MLP_ATTN_GATE", "RA_MLA_MLP_LATENT_RECIP", "DTYPE", "ATTENTION",
-        "FFN", "N_HEAD", "MUP", "MUP_BASE_WIDTH", "NOPE_EVERY")
+        "FFN", "N_HEAD", "MUP", "MUP_BASE_WIDTH", "NOPE_EVERY", "WINDOW_EVERY", "EMBED_SCALE", "SOFTCAP_LOGITS")
 # A layer does not depend on these, and blocks are found by their options.
-NOT_LAYERS = ("N_LAYER", "VOCAB_SIZE", "SEED", "DTYPE", "DEVICE", "PRESET", "TOKENIZER", "NOPE_EVERY")
+NOT_LAYERS = ("N_LAYER", "VOCAB_SIZE", "SEED", "DTYPE", "DEVICE", "PRESET", "TOKENIZER", "NOPE_EVERY", "WINDOW_EVERY",
+              "EMBED_SCALE", "SOFTCAP_LOGITS")
 
 
 class LanguageModel(nn.Module):
@@ -65,9 +66,9 @@ class LanguageModel(nn.Module):
         for i in range(int(self.config["N_LAYER"])):
             head = f"h.{i}."
             own = {name[len(head):]: read_tensor(model, name) for name in names if name.startswith(head)}
-            nope = int(self.config["NOPE_EVERY"])
-            unrotated = {"POSITION": "none"} if nope and (i + 1) % nope == 0 else {}
-            self.h.append(Part("layer", first=i == 0, weights=own, shared=COUPLE, **(layer | unrotated)))
+            other = {option: value for key, option, value in (("NOPE_EVERY", "POSITION", "none"), ("WINDOW_EVERY", "WINDOW", "0"))
+                     if int(self.config[key]) and (i + 1) % int(self.config[key]) == 0}
+            self.h.append(Part("layer", first=i == 0, weights=own, shared=COUPLE, **(layer | other)))
         self.h[-1].unread = TO_NEXT
         for name in names:
             if not name.startswith("h."):
@@ -110,7 +111,8 @@ class LanguageModel(nn.Module):
         if self.config["POSITION"] in ("learned", "relative") and time > most:
             raise ValueError(f"weft: {time} tokens, but CONTEXT is {most}")
         x = functional.embedding(tokens, self.wte.weight)
-        return x + self.wpe.weight[:time] if hasattr(self, "wpe") else x
+        x = x + self.wpe.weight[:time] if hasattr(self, "wpe") else x
+        return x * float(self.config["EMBED_SCALE"])
 
     def _norm(self, x):
         kind = self.config["NORM"]
@@ -151,7 +153,9 @@ class LanguageModel(nn.Module):
         head = self.lm_head.weight if hasattr(self, "lm_head") else self.wte.weight
         if self.config["MUP"] == "y":
             x = x * (float(self.config["MUP_BASE_WIDTH"]) / float(self.config["N_EMBD"]))
-        logits = functional.linear(x, head.to(x.dtype))
+        logits, cap = functional.linear(x, head.to(x.dtype)), float(self.config["SOFTCAP_LOGITS"])
+        if cap:
+            logits = cap * torch.tanh(logits / cap)
         if targets is None:
             return logits, None
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

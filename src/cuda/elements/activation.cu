@@ -41,6 +41,13 @@ CUDA_ELEMENTS(silu_mul_back, 3, 2, {
     out[1] = dy * a * (s * (1 + b * (1 - s)));
 })
 
+CUDA_ELEMENTS(gelu_mul, 2, 1, out[0] = in[0] * gelu_value(in[1]))
+CUDA_ELEMENTS(gelu_mul_back, 3, 2, {
+    float dy = in[0], a = in[1], b = in[2];
+    out[0] = dy * gelu_value(b);
+    out[1] = dy * a * gelu_slope(b);
+})
+
 CUDA_ELEMENTS(sigmoid_mul, 2, 1, out[0] = in[0] * sigmoid(in[1]))
 CUDA_ELEMENTS(sigmoid_mul_back, 3, 2, {
     float dy = in[0], a = in[1], s = sigmoid(in[2]);
