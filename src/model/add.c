@@ -7,7 +7,8 @@
  *     gates          o σ(W x)                     W = 0: σ = ½, which the output projection makes good
  *
  * The reciprocal gate leaves 1 − α/2 of a head in every layer but the first, the output gate a half; with
- * GATE_OPEN its bias is there, and the first leaves 1 − α (1 − σ(b)). */
+ * GATE_OPEN its bias is there, and the first leaves 1 − α (1 − σ(b)). An α that is learned, of a mechanism that
+ * is new or was there, begins as the config's. */
 #include "model/add.h"
 
 #include "model/folder.h"
@@ -44,8 +45,9 @@ static const char *name_in_layer(const char *name) {
 
 static weft_status refuse(const weft_weight *w, const char *what) {
     return weft_fail(WEFT_EINPUT,
-                     "tensor '%s' %s; a gate, cross-token routing, a latent coupling, an output "
-                     "gate and wsffn in place of swiglu can be added, nothing else",
+                     "tensor '%s' %s; a gate, cross-token routing, a latent coupling, learned "
+                     "alphas, an output gate and wsffn in place of swiglu can be added, nothing "
+                     "else",
                      w->name, what);
 }
 
@@ -116,10 +118,11 @@ weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t s
     return status;
 }
 
-/* Whether c has a mechanism that the other has not. */
+/* Whether c has a mechanism that the other has not, or learns their weights. */
 static bool has_more(const weft_config *c, const weft_config *was) {
     return (c->attn_gate && !was->attn_gate) || (c->cross_token && !was->cross_token) ||
            (c->latent_recip && !was->latent_recip) || (c->attention_gate && !was->attention_gate) ||
+           (c->alpha_learned && !was->alpha_learned) ||
            (weft_ffn_of(c)->contrasts && !weft_ffn_of(was)->contrasts);
 }
 
