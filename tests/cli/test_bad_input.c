@@ -3,19 +3,16 @@
 #include "core/safetensors.h"
 #include "model/model.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char *folder, *tokens, *weights, *config;
 
@@ -57,8 +54,7 @@ static int restore(void **state) {
 #define EVAL(...) RUN("eval", "--model", folder, "--tokens", tokens, "--json", __VA_ARGS__)
 #define REFUSED(...) command_fails(2, EVAL("--threads=1"), SAYS(__VA_ARGS__))
 
-static void test_the_good_one_is_good(void **state) {
-    (void)state;
+TEST_WITH(test_the_good_one_is_good, restore, NULL) {
     json_t *object = command_json(EVAL("--threads=1"));
     assert_true(fabs(json_real_value(json_object_get(object, "loss")) - log(10)) < 0.1);
     json_decref(object);
@@ -68,8 +64,7 @@ static void write_config(const char *text) {
     file_write(config, text, strlen(text));
 }
 
-static void test_config_json_that_cannot_be_used(void **state) {
-    (void)state;
+TEST_WITH(test_config_json_that_cannot_be_used, restore, NULL) {
     write_config("");
     REFUSED(config);
     write_config("{\"n_layer\": 1,");
@@ -106,8 +101,7 @@ static void test_config_json_that_cannot_be_used(void **state) {
 }
 
 /* Sizes that no file of this length fills: refused for their tensors or for memory. */
-static void test_config_json_of_another_model(void **state) {
-    (void)state;
+TEST_WITH(test_config_json_of_another_model, restore, NULL) {
     size_t count;
     char *text = file_read(config, &count);
     json_t *object = json_loads(text, 0, NULL);
@@ -155,8 +149,7 @@ static void put_weights(tensor_list *l) {
     weft_safetensors_close(l->file);
 }
 
-static void test_weights_of_another_model(void **state) {
-    (void)state;
+TEST_WITH(test_weights_of_another_model, restore, NULL) {
     tensor_list l = list_weights();
     weft_safetensor last = l.list[--l.n];
     put_weights(&l);
@@ -181,8 +174,7 @@ static void test_weights_of_another_model(void **state) {
     REFUSED(weights, "wte.weight", "I32");
 }
 
-static void test_weights_that_are_damaged(void **state) {
-    (void)state;
+TEST_WITH(test_weights_that_are_damaged, restore, NULL) {
     size_t count;
     char *bytes = file_read(weights, &count);
     static const size_t keep[] = {0, 3, 7, 8, 9, 100};
@@ -205,8 +197,7 @@ static void test_weights_that_are_damaged(void **state) {
 }
 
 /* What a config asks for is held against the file's header before memory is taken for it. */
-static void test_a_large_config_costs_no_memory(void **state) {
-    (void)state;
+TEST_WITH(test_a_large_config_costs_no_memory, restore, NULL) {
     struct rusage used;
     char theirs[600];
     shell_succeeds("sed -i 's/\"n_embd\": 4/\"n_embd\": 16384/' '%s'", config);
@@ -222,8 +213,7 @@ static void test_a_large_config_costs_no_memory(void **state) {
 }
 
 /* Weights that are no numbers make no loss: JSON says null, text says nan, and both end well. */
-static void test_weights_that_are_not_numbers(void **state) {
-    (void)state;
+TEST_WITH(test_weights_that_are_not_numbers, restore, NULL) {
     weft_model *m;
     assert_int_equal(weft_model_load(folder, WEFT_F32, &m), WEFT_OK);
     ((float *)weft_model_find(m, "ln_f.weight")->data)[0] = NAN;
@@ -234,8 +224,7 @@ static void test_weights_that_are_not_numbers(void **state) {
     json_decref(object);
 }
 
-static void test_tokens_that_do_not_fit_the_model(void **state) {
-    (void)state;
+TEST_WITH(test_tokens_that_do_not_fit_the_model, restore, NULL) {
     int32_t bad[10];
     memcpy(bad, GOOD, sizeof bad);
     bad[6] = 10;
@@ -259,8 +248,7 @@ static void test_tokens_that_do_not_fit_the_model(void **state) {
     REFUSED("11", "vocabulary of 10");
 }
 
-static void test_token_files_that_cannot_be_used(void **state) {
-    (void)state;
+TEST_WITH(test_token_files_that_cannot_be_used, restore, NULL) {
     npy_write_raw(tokens, "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 5), }", GOOD, 40);
     REFUSED(tokens, "int32 or int64");
     npy_write_raw(tokens, "{'descr': '<i4', 'fortran_order': True, 'shape': (2, 5), }", GOOD, 40);
@@ -287,8 +275,7 @@ static void test_token_files_that_cannot_be_used(void **state) {
     command_fails(2, RUN("eval", "--model", folder, "--tokens", pipe), SAYS("pipe"));
 }
 
-static void test_targets_that_cannot_be_used(void **state) {
-    (void)state;
+TEST_WITH(test_targets_that_cannot_be_used, restore, NULL) {
     const char *targets = scratch_path("targets.npy");
     int32_t values[8] = {0, 1, 2, 3, 4, 5, 6, -2};
     npy_write(targets, 4, 2, 4, values);
@@ -312,8 +299,7 @@ static void test_targets_that_cannot_be_used(void **state) {
 }
 
 /* What cannot be written is work that failed. */
-static void test_places_that_cannot_be_written(void **state) {
-    (void)state;
+TEST_WITH(test_places_that_cannot_be_written, restore, NULL) {
     const char *nowhere = scratch_path("none/none");
     command_fails(1, EVAL("--logits", nowhere), SAYS(nowhere, "No such file"));
     command_fails(1, EVAL("--grads", nowhere), SAYS(nowhere, "No such file"));
@@ -329,8 +315,7 @@ static void test_places_that_cannot_be_written(void **state) {
                      NULL);
 }
 
-static void test_a_missing_gpu_is_told(void **state) {
-    (void)state;
+TEST_WITH(test_a_missing_gpu_is_told, restore, NULL) {
     command_fails(2, EVAL("--device", "tpu"), SAYS("tpu", "cuda"));
     command_result eval = command_run(EVAL("--device", "cuda"));
     bool there = eval.status == 0;
@@ -344,8 +329,7 @@ static void test_a_missing_gpu_is_told(void **state) {
 }
 
 /* A checkpoint with a byte changed in its header or config, thousands of times, in process. */
-static void test_damaged_checkpoints_never_crash(void **state) {
-    (void)state;
+TEST_WITH(test_damaged_checkpoints_never_crash, restore, NULL) {
     const char *const files[2] = {weights, config};
     for (int k = 0; k < 2; k++) {
         size_t count;
@@ -373,23 +357,4 @@ static void test_damaged_checkpoints_never_crash(void **state) {
     }
 }
 
-#define WITH_GOOD(test) cmocka_unit_test_setup(test, restore)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        WITH_GOOD(test_the_good_one_is_good),
-        WITH_GOOD(test_config_json_that_cannot_be_used),
-        WITH_GOOD(test_config_json_of_another_model),
-        WITH_GOOD(test_weights_of_another_model),
-        WITH_GOOD(test_weights_that_are_damaged),
-        WITH_GOOD(test_a_large_config_costs_no_memory),
-        WITH_GOOD(test_weights_that_are_not_numbers),
-        WITH_GOOD(test_tokens_that_do_not_fit_the_model),
-        WITH_GOOD(test_token_files_that_cannot_be_used),
-        WITH_GOOD(test_targets_that_cannot_be_used),
-        WITH_GOOD(test_places_that_cannot_be_written),
-        WITH_GOOD(test_a_missing_gpu_is_told),
-        WITH_GOOD(test_damaged_checkpoints_never_crash),
-    };
-    return cmocka_run_group_tests(tests, make_good, scratch_teardown);
-}
+RUN_TESTS(make_good, scratch_teardown)

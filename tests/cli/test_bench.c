@@ -2,17 +2,14 @@
  * a training step takes is what the plan said. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define TINY                                                                                       \
     "--threads", "2", "-o", "N_LAYER=2", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o", "CONTEXT=16",  \
@@ -29,8 +26,7 @@ static double number(const json_t *object, const char *key) {
     return json_number_value(value);
 }
 
-static void test_train_has_a_row_for_each_variant(void **state) {
-    (void)state;
+TEST(test_train_has_a_row_for_each_variant) {
     json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", TINY));
     json_t *rows = json_object_get(all, "rows");
     assert_int_equal(json_array_size(rows), VARIANTS);
@@ -49,8 +45,7 @@ static void test_train_has_a_row_for_each_variant(void **state) {
     json_decref(all);
 }
 
-static void test_train_prints_the_rows_that_are_named(void **state) {
-    (void)state;
+TEST(test_train_prints_the_rows_that_are_named) {
     char *out;
     command_succeeds(RUN("bench", "train", "--variants", "mla+all,dot", "--steps", "2", "--settle",
                          "0.05", TINY),
@@ -65,8 +60,7 @@ static void test_train_prints_the_rows_that_are_named(void **state) {
 }
 
 /* A config gives the sizes, the variant its own choices, an override wins over both. */
-static void test_train_takes_a_config(void **state) {
-    (void)state;
+TEST(test_train_takes_a_config) {
     const char *path = scratch_path("sizes.config");
     static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\n"
                                "CONFIG_CONTEXT=8\nCONFIG_VOCAB_SIZE=32\n"
@@ -96,8 +90,7 @@ static bool memory_is_our_own(void) {
 }
 
 /* The plan is exact; beside it a process takes little. Below some 200 MB that little would show. */
-static void test_measured_memory_is_the_plan(void **state) {
-    (void)state;
+TEST(test_measured_memory_is_the_plan) {
     if (!memory_is_our_own()) {
         printf("memory is not measured under a sanitizer or a runner\n");
         skip();
@@ -119,8 +112,7 @@ static void test_measured_memory_is_the_plan(void **state) {
     if (ratio < 0.98 || ratio > 1.02) fail_msg("the measured peak is %.4f of the plan", ratio);
 }
 
-static void test_a_peer_that_is_not_there_is_no_failure(void **state) {
-    (void)state;
+TEST(test_a_peer_that_is_not_there_is_no_failure) {
     command_result r = command_run(
         RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", "exit 1", TINY));
     assert_int_equal(r.status, 0);
@@ -130,8 +122,7 @@ static void test_a_peer_that_is_not_there_is_no_failure(void **state) {
 }
 
 /* A peer whose losses are not ours computes something else: its time means nothing. */
-static void test_a_peer_with_another_loss_fails(void **state) {
-    (void)state;
+TEST(test_a_peer_with_another_loss_fails) {
     const char *path = scratch_path("peer.sh");
     static const char text[] = "while read -r line; do\n"
                                "  case $line in\n"
@@ -154,8 +145,7 @@ static void test_a_peer_with_another_loss_fails(void **state) {
 
 /* It ends in its first row, where it may compile. That row gets its numbers from another one that may
  * not, and the next row one that may again. */
-static void test_a_peer_that_dies_is_started_again(void **state) {
-    (void)state;
+TEST(test_a_peer_that_dies_is_started_again) {
     json_t *plain = command_json(
         RUN("bench", "train", "--json", "--variants", "dot", "--steps", "2", "--seed", "3", TINY));
     const json_t *first = json_array_get(json_object_get(plain, "rows"), 0);
@@ -189,9 +179,7 @@ static void test_a_peer_that_dies_is_started_again(void **state) {
 }
 
 /* Each row is measured in a process of its own, which would have years to go. */
-static void test_a_row_ends_with_the_benchmark(void **state) {
-    (void)state;
-    scratch_open();
+TEST(test_a_row_ends_with_the_benchmark) {
     pid_t bench =
         train_start(RUN("bench", "train", "--steps", "99999", TINY), scratch_path("err"), 0);
     pid_t row = study_child(bench);
@@ -200,11 +188,9 @@ static void test_a_row_ends_with_the_benchmark(void **state) {
     for (int i = 0; row > 0 && i < 500 * command_patience() && kill(row, 0) == 0; i++)
         pause_ms(10);
     if (row > 0 && kill(row, SIGKILL) == 0) fail_msg("the row's process goes on");
-    scratch_close();
 }
 
-static void test_wrong_use_is_one_line(void **state) {
-    (void)state;
+TEST(test_wrong_use_is_one_line) {
     command_fails(2, RUN("bench"), SAYS("train, decode, attention or serve"));
     command_fails(2, RUN("bench", "decode", "--quick"), SAYS("decode takes"));
     command_fails(2, RUN("bench", "decode", "--contexts", "many"), SAYS("--contexts"));
@@ -224,8 +210,7 @@ static void test_wrong_use_is_one_line(void **state) {
     command_fails(2, RUN("bench", "attention", "--steps", "1"), SAYS("attention takes"));
 }
 
-static void test_decode_has_a_row_for_each_context_and_batch(void **state) {
-    (void)state;
+TEST(test_decode_has_a_row_for_each_context_and_batch) {
     char *out;
     command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "dot,mla",
                          "--contexts", "32,300", "--batches", "1,3", "--steps", "1", "--threads",
@@ -270,8 +255,7 @@ static void check_decode(const char *option, const char *value, const char *dtyp
     free(out);
 }
 
-static void test_decode_runs_in_the_type_that_is_asked_for(void **state) {
-    (void)state;
+TEST(test_decode_runs_in_the_type_that_is_asked_for) {
     check_decode("--dtype", "f32", "f32", 4);
     check_decode("--dtype", "bf16", "bf16", 2);
     check_decode("-o", "DTYPE=bf16", "bf16", 2);
@@ -279,8 +263,7 @@ static void test_decode_runs_in_the_type_that_is_asked_for(void **state) {
 }
 
 /* Two texts, greedy and drawn, of which the command itself checks that they are the plain ones. */
-static void test_decode_says_what_drafts_are_worth(void **state) {
-    (void)state;
+TEST(test_decode_says_what_drafts_are_worth) {
     char model[512], text[512];
     snprintf(model, sizeof model, "%s", scratch_path("model"));
     snprintf(text, sizeof text, "%s", scratch_path("text"));
@@ -321,20 +304,4 @@ static void test_decode_says_what_drafts_are_worth(void **state) {
         SAYS("5 tokens", "longer"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_decode_says_what_drafts_are_worth),
-        cmocka_unit_test(test_train_has_a_row_for_each_variant),
-        cmocka_unit_test(test_train_prints_the_rows_that_are_named),
-        cmocka_unit_test(test_train_takes_a_config),
-        cmocka_unit_test(test_measured_memory_is_the_plan),
-        cmocka_unit_test(test_a_peer_that_is_not_there_is_no_failure),
-        cmocka_unit_test(test_a_peer_with_another_loss_fails),
-        cmocka_unit_test(test_a_peer_that_dies_is_started_again),
-        cmocka_unit_test(test_decode_has_a_row_for_each_context_and_batch),
-        cmocka_unit_test(test_decode_runs_in_the_type_that_is_asked_for),
-        cmocka_unit_test(test_a_row_ends_with_the_benchmark),
-        cmocka_unit_test(test_wrong_use_is_one_line),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -4,14 +4,11 @@
 #include "config/config.h"
 #include "model/kinds.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const char *write_text(const char *text) {
     const char *path = scratch_path("test.config");
@@ -28,8 +25,7 @@ static void expect_parameters(const char *text, long long count) {
 /* GPT-2's 124M with the vocabulary padded. */
 enum { DEFAULTS = 124475904 };
 
-static void test_odd_but_good_files_are_read(void **state) {
-    (void)state;
+TEST(test_odd_but_good_files_are_read) {
     expect_parameters("", DEFAULTS);
     expect_parameters("\n\n  \t\n# nothing\n#\n", DEFAULTS);
     expect_parameters("CONFIG_N_HEAD=6", DEFAULTS);
@@ -45,8 +41,7 @@ static void refuse(const char *text, const char *line, const char *word) {
     command_fails(2, RUN("plan", "--config", path), SAYS(where, word));
 }
 
-static void test_bad_lines_name_file_line_and_key(void **state) {
-    (void)state;
+TEST(test_bad_lines_name_file_line_and_key) {
     refuse("CONFIG_N_LAYER=2\nCONFIG_N_LAYERS=3\n", "2:", "did you mean CONFIG_N_LAYER?");
     refuse("\n\nCONFIG_ATTENTION=\"flash\"\n", "3:", "dot w2 mla");
     refuse("CONFIG_N_LAYER=0\n", "1:", "1 to 1024");
@@ -62,16 +57,14 @@ static void test_bad_lines_name_file_line_and_key(void **state) {
            "1:", "CONFIG_KEY=value");
 }
 
-static void test_impossible_mixes_name_the_file(void **state) {
-    (void)state;
+TEST(test_impossible_mixes_name_the_file) {
     command_fails(2, RUN("plan", "--config", write_text("CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n")),
                   SAYS("test.config", "LATENT_RECIP", "CONFIG_ATTENTION=\"mla\""));
     command_fails(2, RUN("plan", "--config", write_text("CONFIG_N_HEAD=7\n")),
                   SAYS("test.config", "N_EMBD=768", "N_HEAD=7"));
 }
 
-static void test_what_is_no_config_is_refused(void **state) {
-    (void)state;
+TEST(test_what_is_no_config_is_refused) {
     command_fails(2, RUN("plan", "--config", scratch_path(".")), SAYS("folder"));
     command_fails(2, RUN("plan", "--config", scratch_path("none")), SAYS("none", "No such file"));
     command_fails(2, RUN("init", "--out", "x", "--config", scratch_path("none")), SAYS("No such"));
@@ -82,8 +75,7 @@ static void test_what_is_no_config_is_refused(void **state) {
     command_fails(2, RUN("plan", "--config", path), SAYS("binary:1:", "not text"));
 }
 
-static void test_a_line_of_a_megabyte_is_refused(void **state) {
-    (void)state;
+TEST(test_a_line_of_a_megabyte_is_refused) {
     enum { MEGABYTE = 1 << 20 };
     char *text = malloc(MEGABYTE);
     assert_non_null(text);
@@ -99,8 +91,7 @@ static void test_a_line_of_a_megabyte_is_refused(void **state) {
     free(text);
 }
 
-static void test_newlines_in_values_stay_on_one_line(void **state) {
-    (void)state;
+TEST(test_newlines_in_values_stay_on_one_line) {
     command_fails(2, RUN("plan", "-o", "N_LAYER=3\n4"), SAYS("N_LAYER", "whole number"));
     command_fails(2, RUN("plan", "-o", "X\n\x1b[31m=4"), SAYS("not an option"));
 }
@@ -136,8 +127,7 @@ static size_t damage(char *text, size_t count, uint64_t round) {
     return count;
 }
 
-static void test_damaged_files_never_crash(void **state) {
-    (void)state;
+TEST(test_damaged_files_never_crash) {
     size_t count;
     char *text = file_read("tests/model/configs/mix-mla-wsffn-all-zloss-ignore.config", &count);
     char *bad = malloc(count + 256);
@@ -163,15 +153,4 @@ static void test_damaged_files_never_crash(void **state) {
     free(bad);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_odd_but_good_files_are_read),
-        cmocka_unit_test(test_bad_lines_name_file_line_and_key),
-        cmocka_unit_test(test_impossible_mixes_name_the_file),
-        cmocka_unit_test(test_what_is_no_config_is_refused),
-        cmocka_unit_test(test_a_line_of_a_megabyte_is_refused),
-        cmocka_unit_test(test_newlines_in_values_stay_on_one_line),
-        cmocka_unit_test(test_damaged_files_never_crash),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

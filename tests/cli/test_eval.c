@@ -3,16 +3,13 @@
 #include "core/safetensors.h"
 #include "support/command.h"
 #include "support/model_case.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* A case as files: scratch/NAME/{config.json,model.safetensors}, tokens.npy, targets.npy. */
 typedef struct {
@@ -136,8 +133,7 @@ static void compare_eval_pass(const case_files *f, const weft_safetensors *kept)
 }
 
 /* Checkpoints are f32 files, read under --dtype f64. */
-static void test_every_config_equals_the_reference(void **state) {
-    (void)state;
+TEST(test_every_config_equals_the_reference) {
     char **names;
     int n = model_case_names(&names);
     assert_true(n >= 40);
@@ -161,8 +157,7 @@ static json_t *evaluate(const case_files *f, const char *dtype) {
 }
 
 /* f64, f32 and bf16 files under every type: near the loss in f64. */
-static void test_any_file_under_any_type(void **state) {
-    (void)state;
+TEST(test_any_file_under_any_type) {
     static const weft_dtype files[] = {WEFT_F64, WEFT_F32, WEFT_BF16};
     static const char *const names[] = {"f64", "f32", "bf16"};
     double exact = 0;
@@ -188,8 +183,7 @@ static void expect_type(const char *path, weft_file_dtype dtype) {
     weft_safetensors_close(file);
 }
 
-static void test_logits_are_f32_unless_f64_is_asked_for(void **state) {
-    (void)state;
+TEST(test_logits_are_f32_unless_f64_is_asked_for) {
     case_files f;
     const char *path = scratch_path("logits");
     case_open(&f, "dot-rope", WEFT_F32, 4);
@@ -327,8 +321,7 @@ static void check_scores(const case_files *f, const char *path, bool distances) 
     weft_safetensors_close(file);
 }
 
-static void test_scores_are_what_the_formulas_give(void **state) {
-    (void)state;
+TEST(test_scores_are_what_the_formulas_give) {
     static const struct {
         const char *name;
         bool distances;
@@ -357,8 +350,7 @@ static double loss_of(const char *folder, const char *tokens) {
 }
 
 /* Windows of the block size, the last one shorter. */
-static void test_a_shard_has_the_loss_of_its_windows(void **state) {
-    (void)state;
+TEST(test_a_shard_has_the_loss_of_its_windows) {
     case_files f;
     case_open(&f, "dot-zloss", WEFT_F32, 4);
     int64_t block = f.c.config.context, windows = 2 * f.c.batch + 1, tail = 3;
@@ -393,8 +385,7 @@ static void test_a_shard_has_the_loss_of_its_windows(void **state) {
 }
 
 /* Keys of the checkpoint's config that leave its tensors alone may be changed. */
-static void test_overrides_change_the_checkpoints_config(void **state) {
-    (void)state;
+TEST(test_overrides_change_the_checkpoints_config) {
     case_files f;
     case_open(&f, "dot-rope", WEFT_F32, 4);
     json_t *object = command_json(RUN("eval", "--model", f.folder, "--tokens", f.tokens, "--json",
@@ -412,8 +403,7 @@ static void test_overrides_change_the_checkpoints_config(void **state) {
 }
 
 /* Dropout is off in a gradient pass, whatever the checkpoint says. */
-static void test_dropout_is_off(void **state) {
-    (void)state;
+TEST(test_dropout_is_off) {
     case_files f;
     case_open(&f, "dot-rope", WEFT_F32, 4);
     const char *a = scratch_path("a"), *b = scratch_path("b");
@@ -425,15 +415,4 @@ static void test_dropout_is_off(void **state) {
     case_close(&f);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_config_equals_the_reference),
-        cmocka_unit_test(test_any_file_under_any_type),
-        cmocka_unit_test(test_logits_are_f32_unless_f64_is_asked_for),
-        cmocka_unit_test(test_scores_are_what_the_formulas_give),
-        cmocka_unit_test(test_a_shard_has_the_loss_of_its_windows),
-        cmocka_unit_test(test_overrides_change_the_checkpoints_config),
-        cmocka_unit_test(test_dropout_is_off),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

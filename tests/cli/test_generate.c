@@ -2,18 +2,15 @@
 #include "support/command.h"
 #include "support/poison.h"
 #include "support/screen.h"
+#include "support/test.h"
 
 #include <jansson.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char model[512];
 
@@ -48,8 +45,7 @@ static json_t *run_json(const char *const *arguments) {
 }
 
 /* A run's folder stands for its best/; tokens, text and log-probabilities are there. */
-static void test_json_has_text_tokens_and_logprobs(void **state) {
-    (void)state;
+TEST(test_json_has_text_tokens_and_logprobs) {
     json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
                                "12", "--seed", "5", "--logprobs", "3", "--json"));
     assert_int_equal(json_array_size(json_object_get(all, "tokens")), 12);
@@ -63,8 +59,7 @@ static void test_json_has_text_tokens_and_logprobs(void **state) {
 }
 
 /* "Once" as the numbers of its bytes: the same tokens come out, as numbers. */
-static void test_tokens_go_in_and_out_as_numbers(void **state) {
-    (void)state;
+TEST(test_tokens_go_in_and_out_as_numbers) {
     json_t *text = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
                                 "5", "--temperature", "0", "--json"));
     json_t *same = run_json(RUN("generate", "--model", model, "--tokens", "79,110 99  101",
@@ -90,8 +85,7 @@ static void test_tokens_go_in_and_out_as_numbers(void **state) {
                   SAYS("--tokens", "give one"));
 }
 
-static void test_the_same_seed_gives_the_same_text(void **state) {
-    (void)state;
+TEST(test_the_same_seed_gives_the_same_text) {
     json_t *runs[3];
     const char *seeds[] = {"7", "7", "8"}, *threads[] = {"1", "3", "1"};
     for (int i = 0; i < 3; i++)
@@ -120,8 +114,7 @@ static const char *program(void) {
     return named ? named : "build/weft";
 }
 
-static void test_a_prompt_is_the_same_wherever_it_comes_from(void **state) {
-    (void)state;
+TEST(test_a_prompt_is_the_same_wherever_it_comes_from) {
     char path[512], out[512], best[560];
     snprintf(path, sizeof path, "%s", scratch_path("prompt"));
     snprintf(out, sizeof out, "%s", scratch_path("made"));
@@ -150,8 +143,7 @@ static void test_a_prompt_is_the_same_wherever_it_comes_from(void **state) {
 }
 
 /* Each answer is the text that follows all that was said before. */
-static void test_a_conversation_is_one_text(void **state) {
-    (void)state;
+TEST(test_a_conversation_is_one_text) {
     static const char *const lines[] = {"Hello", "who\n", "\n", "caf\xc3\xa9\n"};
     enum { LINES = sizeof lines / sizeof lines[0] };
     char said[256], path[512], out[512], want[4096] = "";
@@ -182,8 +174,7 @@ static void test_a_conversation_is_one_text(void **state) {
 }
 
 /* A stop string of several tokens; what is before its first place is the text, to the byte. */
-static void test_a_stop_string_ends_the_text_before_it(void **state) {
-    (void)state;
+TEST(test_a_stop_string_ends_the_text_before_it) {
     json_t *whole = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
                                  "--max-tokens", "50", "--json"));
     const char *text = json_string_value(json_object_get(whole, "text"));
@@ -235,8 +226,7 @@ static void read_pieces(size_t *first, size_t *all) {
 }
 
 /* The first letters are there before the last; a busy machine may be late to look, so several looks. */
-static void test_text_comes_as_it_is_made(void **state) {
-    (void)state;
+TEST(test_text_comes_as_it_is_made) {
     size_t first = 1, all = 1;
     for (int i = 0; i < 10 && first == all; i++)
         read_pieces(&first, &all);
@@ -245,8 +235,7 @@ static void test_text_comes_as_it_is_made(void **state) {
 }
 
 /* A model that diverged is told of, not made text of. */
-static void test_weights_that_are_no_numbers_are_an_error(void **state) {
-    (void)state;
+TEST(test_weights_that_are_no_numbers_are_an_error) {
     char path[600];
     size_t bytes;
     snprintf(path, sizeof path, "%s/best/model.safetensors", model);
@@ -285,7 +274,7 @@ static void check_sample(const json_t *got, const json_t *want, bool broken, jso
 }
 
 /* One token's embedding is not numbers: samples that draw it break off there. */
-static void test_a_sample_that_breaks_off_leaves_the_others_whole(void **state) {
+TEST(test_a_sample_that_breaks_off_leaves_the_others_whole) {
     enum { SAMPLES = 6, TEXT = 40 };
     (void)state;
     static const char text[] =
@@ -349,8 +338,7 @@ static int count_controls(const char *text, size_t bytes, const char *but) {
 }
 
 /* What a model says may hold escape sequences, which a terminal would obey. */
-static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(void **state) {
-    (void)state;
+TEST(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them) {
     int raw = 0, escaped = 0;
     for (seed_shown = 0; seed_shown < SEEDS; seed_shown++) {
         char *out;
@@ -376,8 +364,7 @@ static void test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them(voi
     assert_true(escaped >= raw);
 }
 
-static void test_the_context_ends_a_text_unless_it_slides(void **state) {
-    (void)state;
+TEST(test_the_context_ends_a_text_unless_it_slides) {
     const char *ways[][2] = {{"--top-k", "0"}, {"--context", "100"}};
     size_t lengths[] = {60, 96};
     for (int i = 0; i < 2; i++) {
@@ -412,8 +399,7 @@ static void test_the_context_ends_a_text_unless_it_slides(void **state) {
 
 /* A checkpoint that is not what its state.json tells of is noticed; whoever wants it all the same
  * says so. */
-static void test_a_damaged_checkpoint_is_refused_unless_unchecked(void **state) {
-    (void)state;
+TEST(test_a_damaged_checkpoint_is_refused_unless_unchecked) {
     static const char sums[] = "{\"format\": 1, \"files\": {\"config.json\": "
                                "{\"bytes\": 3, \"crc32c\": \"00000000\"}, \"model.safetensors\": "
                                "{\"bytes\": 3, \"crc32c\": \"00000000\"}}}";
@@ -427,8 +413,7 @@ static void test_a_damaged_checkpoint_is_refused_unless_unchecked(void **state) 
 }
 
 /* Another tokenizer would make another text: one that cannot be read is not taken for none. */
-static void test_a_tokenizer_that_cannot_be_read_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_tokenizer_that_cannot_be_read_is_an_error) {
     char path[600], text[600];
     snprintf(path, sizeof path, "%s/best/tokenizer.json", model);
     snprintf(text, sizeof text, "%s", scratch_path("some-text"));
@@ -444,8 +429,7 @@ static void test_a_tokenizer_that_cannot_be_read_is_an_error(void **state) {
 }
 
 /* Nothing to tell in it; under sanitizers nothing is copied from nowhere either. */
-static void test_an_empty_text_is_refused(void **state) {
-    (void)state;
+TEST(test_an_empty_text_is_refused) {
     const char *path = scratch_path("empty");
     file_write(path, "", 0);
     command_fails(2, RUN("eval", "--model", model, "--text", path), SAYS("two tokens"));
@@ -453,8 +437,7 @@ static void test_an_empty_text_is_refused(void **state) {
 
 /* Whatever is drafted, by whom, the text is what it is without; a conversation too, whose answers end at a stop
  * string in the middle of a step. */
-static void test_speculation_leaves_the_text_as_it_is(void **state) {
-    (void)state;
+TEST(test_speculation_leaves_the_text_as_it_is) {
     char other[512], out[2][512];
     snprintf(other, sizeof other, "%s", scratch_path("draft"));
     command_succeeds(RUN("init", "--config", scratch_path("tiny.config"), "--out", other, "--seed",
@@ -490,8 +473,7 @@ static void test_speculation_leaves_the_text_as_it_is(void **state) {
 }
 
 /* One line, with the folder's name. */
-static void test_a_draft_model_that_does_not_fit_is_refused(void **state) {
-    (void)state;
+TEST(test_a_draft_model_that_does_not_fit_is_refused) {
     char config[512], text[512], tokens[512], own[600];
     snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
     snprintf(text, sizeof text, "%s", scratch_path("text"));
@@ -523,8 +505,7 @@ static void test_a_draft_model_that_does_not_fit_is_refused(void **state) {
     }
 }
 
-static void test_wrong_use_is_one_line(void **state) {
-    (void)state;
+TEST(test_wrong_use_is_one_line) {
     command_fails(2, RUN("generate"), SAYS("--model"));
     command_fails(2, RUN("generate", "--model", "nowhere", "--prompt", "x"), SAYS("nowhere"));
     command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--file", "y"),
@@ -546,25 +527,4 @@ static void test_wrong_use_is_one_line(void **state) {
                   SAYS("WEIGHT_DTYPE"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_json_has_text_tokens_and_logprobs),
-        cmocka_unit_test(test_tokens_go_in_and_out_as_numbers),
-        cmocka_unit_test(test_the_same_seed_gives_the_same_text),
-        cmocka_unit_test(test_a_prompt_is_the_same_wherever_it_comes_from),
-        cmocka_unit_test(test_a_conversation_is_one_text),
-        cmocka_unit_test(test_a_stop_string_ends_the_text_before_it),
-        cmocka_unit_test(test_text_comes_as_it_is_made),
-        cmocka_unit_test(test_weights_that_are_no_numbers_are_an_error),
-        cmocka_unit_test(test_a_sample_that_breaks_off_leaves_the_others_whole),
-        cmocka_unit_test(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them),
-        cmocka_unit_test(test_the_context_ends_a_text_unless_it_slides),
-        cmocka_unit_test(test_a_damaged_checkpoint_is_refused_unless_unchecked),
-        cmocka_unit_test(test_a_tokenizer_that_cannot_be_read_is_an_error),
-        cmocka_unit_test(test_an_empty_text_is_refused),
-        cmocka_unit_test(test_speculation_leaves_the_text_as_it_is),
-        cmocka_unit_test(test_a_draft_model_that_does_not_fit_is_refused),
-        cmocka_unit_test(test_wrong_use_is_one_line),
-    };
-    return cmocka_run_group_tests(tests, make_model, scratch_teardown);
-}
+RUN_TESTS(make_model, scratch_teardown)

@@ -1,16 +1,13 @@
 /* What the program says of itself, and how it answers a slip of the finger. */
 #include "config/config.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "weft/weft.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-
-#include <cmocka.h>
 
 static const char *const commands[] = {"help",  "new",      "plan",   "init",     "train",
                                        "eval",  "generate", "serve",  "tokenize", "tokenizer",
@@ -24,8 +21,7 @@ static void expect_text(const char *const *arguments, const char *word) {
     free(out);
 }
 
-static void test_help_lists_every_command(void **state) {
-    (void)state;
+TEST(test_help_lists_every_command) {
     for (int i = 0; i < COMMANDS; i++) {
         char line[32];
         snprintf(line, sizeof line, "\n  %s ", commands[i]);
@@ -35,8 +31,7 @@ static void test_help_lists_every_command(void **state) {
     }
 }
 
-static void test_commands_are_in_groups(void **state) {
-    (void)state;
+TEST(test_commands_are_in_groups) {
     static const char *const groups[][2] = {{"\nStart\n", "\n  new "},
                                             {"\nTrain\n", "\n  train "},
                                             {"\nLook\n", "\n  generate "},
@@ -52,8 +47,7 @@ static void test_commands_are_in_groups(void **state) {
     free(list);
 }
 
-static void test_every_command_has_help(void **state) {
-    (void)state;
+TEST(test_every_command_has_help) {
     char *list;
     int found = 0;
     command_succeeds(RUN("help"), &list);
@@ -75,8 +69,7 @@ static void test_every_command_has_help(void **state) {
 }
 
 /* A terminal of the usual width shows every help text without breaking its lines. */
-static void test_help_fits_eighty_columns(void **state) {
-    (void)state;
+TEST(test_help_fits_eighty_columns) {
     for (int i = 0; i <= COMMANDS; i++) {
         char *out;
         command_succeeds(RUN("help", i < COMMANDS ? commands[i] : "config"), &out);
@@ -93,8 +86,7 @@ static void test_help_fits_eighty_columns(void **state) {
 }
 
 /* Every option that the help of a command shows is one that the command takes. */
-static void test_help_shows_options_that_are_taken(void **state) {
-    (void)state;
+TEST(test_help_shows_options_that_are_taken) {
     for (int i = 1; i < COMMANDS - 1; i++) {
         char *out;
         command_succeeds(RUN("help", commands[i]), &out);
@@ -113,8 +105,7 @@ static void test_help_shows_options_that_are_taken(void **state) {
     }
 }
 
-static void test_help_config_lists_every_option(void **state) {
-    (void)state;
+TEST(test_help_config_lists_every_option) {
     char *text, *kconfig;
     command_succeeds(RUN("help", "config"), &text);
     command_succeeds(RUN("help", "config", "--kconfig"), &kconfig);
@@ -138,8 +129,7 @@ static void test_help_config_lists_every_option(void **state) {
 }
 
 /* By its name, in either case, with CONFIG_ or by a name that it had before. */
-static void test_help_explains_an_option(void **state) {
-    (void)state;
+TEST(test_help_explains_an_option) {
     static const char *const names[] = {"STEPS", "steps", "CONFIG_STEPS", "GPT2_MAX_ITERS",
                                         "CONFIG_GPT2_MAX_ITERS"};
     const weft_option *steps = weft_option_find("STEPS");
@@ -164,8 +154,7 @@ static void test_help_explains_an_option(void **state) {
 }
 
 /* What git says; in an archive of `make dist` what .commit has; "unknown" where there is neither. */
-static void test_version_names_the_commit(void **state) {
-    (void)state;
+TEST(test_version_names_the_commit) {
     char head[64] = "unknown";
     const char *ask = "if [ -e .git ]; then git rev-parse HEAD; else cat .commit; fi 2>/dev/null";
     FILE *git = popen(ask, "r"); /* NOLINT */
@@ -182,8 +171,7 @@ static void test_version_names_the_commit(void **state) {
     json_decref(object);
 }
 
-static void test_version_is_the_headers(void **state) {
-    (void)state;
+TEST(test_version_is_the_headers) {
     char line[64];
     snprintf(line, sizeof line, "weft %s\n", weft_version());
     expect_text(RUN("version"), line);
@@ -195,8 +183,7 @@ static void test_version_is_the_headers(void **state) {
     command_fails(2, RUN("version", "--jsno"), SAYS("--jsno", "--json"));
 }
 
-static void test_an_unknown_command_names_the_nearest(void **state) {
-    (void)state;
+TEST(test_an_unknown_command_names_the_nearest) {
     command_fails(2, RUN("pln"), SAYS("'pln'", "did you mean 'plan'?"));
     command_fails(2, RUN("evaluate"), SAYS("did you mean 'eval'?"));
     command_fails(2, RUN("help", "verfy"), SAYS("did you mean 'verify'?"));
@@ -209,8 +196,7 @@ static void test_an_unknown_command_names_the_nearest(void **state) {
     command_free(&r);
 }
 
-static void test_an_unknown_option_names_the_nearest(void **state) {
-    (void)state;
+TEST(test_an_unknown_option_names_the_nearest) {
     command_fails(2, RUN("plan", "--josn"),
                   SAYS("weft plan:", "'--josn'", "did you mean '--json'?"));
     command_fails(2, RUN("plan", "--confg=x"), SAYS("'--confg'", "did you mean '--config'?"));
@@ -226,8 +212,7 @@ static void test_an_unknown_option_names_the_nearest(void **state) {
     free(longest);
 }
 
-static void test_options_need_their_values(void **state) {
-    (void)state;
+TEST(test_options_need_their_values) {
     command_fails(2, RUN("plan", "-o"), SAYS("-o needs a value"));
     command_fails(2, RUN("plan", "--config"), SAYS("--config needs a value"));
     command_fails(2, RUN("plan", "--config="), SAYS("--config needs a value"));
@@ -248,8 +233,7 @@ static void test_options_need_their_values(void **state) {
     command_fails(2, RUN("plan", "-o", ""), SAYS("KEY=VALUE"));
 }
 
-static void test_a_config_that_is_not_there_names_the_nearest_study(void **state) {
-    (void)state;
+TEST(test_a_config_that_is_not_there_names_the_nearest_study) {
     command_fails(2, RUN("plan", "--config", "dmo"),
                   SAYS("dmo: No such file", "did you mean 'demo'?"));
     command_fails(2, RUN("study", "--config", "qqqqqqqqqqqqqqqq"),
@@ -258,8 +242,7 @@ static void test_a_config_that_is_not_there_names_the_nearest_study(void **state
     command_succeeds(RUN("plan", "--config", "demo"), NULL);
 }
 
-static void test_a_model_that_is_none_says_what_it_is(void **state) {
-    (void)state;
+TEST(test_a_model_that_is_none_says_what_it_is) {
     char command[4096];
     snprintf(command, sizeof command, "mkdir -p '%s' && touch '%s/runs.db'", scratch_path("study"),
              scratch_path("study"));
@@ -274,15 +257,13 @@ static void test_a_model_that_is_none_says_what_it_is(void **state) {
                   SAYS("nowhere/gpt2: no model", "hf download"));
 }
 
-static void test_a_run_that_is_not_there_cannot_be_continued(void **state) {
-    (void)state;
+TEST(test_a_run_that_is_not_there_cannot_be_continued) {
     command_fails(2, RUN("train", "--resume", "--out", "nowhere"),
                   SAYS("nowhere: no run to continue", "--config FILE"));
 }
 
 /* An option that would change nothing is no option. */
-static void test_options_of_other_commands_are_refused(void **state) {
-    (void)state;
+TEST(test_options_of_other_commands_are_refused) {
     command_fails(2, RUN("verify", "--config", "demo"), SAYS("unknown option '--config'"));
     command_fails(2, RUN("verify", "-o", "N_LAYER=2"), SAYS("unknown option '-o'"));
     command_fails(2, RUN("report", "x", "--seed", "1"), SAYS("unknown option '--seed'"));
@@ -296,8 +277,7 @@ static void test_options_of_other_commands_are_refused(void **state) {
                   SAYS("unknown option '--threads'"));
 }
 
-static void test_numbers_are_held_to_their_range(void **state) {
-    (void)state;
+TEST(test_numbers_are_held_to_their_range) {
     static const char *const bad[] = {"-1", "99999", "two", "1.5", "3x", "99999999999999999999"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         command_fails(2, RUN("plan", "--threads", bad[i]), SAYS("--threads", bad[i], "0 to 1024"));
@@ -312,8 +292,7 @@ static void test_numbers_are_held_to_their_range(void **state) {
 }
 
 /* Output that nobody can take is work that failed. */
-static void test_a_full_disk_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_full_disk_is_an_error) {
     const char *program = getenv("WEFT");
     char line[1024];
     snprintf(line, sizeof line, "%s help >/dev/full 2>/dev/null", program ? program : "build/weft");
@@ -322,26 +301,4 @@ static void test_a_full_disk_is_an_error(void **state) {
     assert_int_equal(WEXITSTATUS(status), 1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_help_lists_every_command),
-        cmocka_unit_test(test_commands_are_in_groups),
-        cmocka_unit_test(test_every_command_has_help),
-        cmocka_unit_test(test_help_fits_eighty_columns),
-        cmocka_unit_test(test_help_shows_options_that_are_taken),
-        cmocka_unit_test(test_help_config_lists_every_option),
-        cmocka_unit_test(test_help_explains_an_option),
-        cmocka_unit_test(test_version_names_the_commit),
-        cmocka_unit_test(test_version_is_the_headers),
-        cmocka_unit_test(test_an_unknown_command_names_the_nearest),
-        cmocka_unit_test(test_an_unknown_option_names_the_nearest),
-        cmocka_unit_test(test_options_need_their_values),
-        cmocka_unit_test(test_a_config_that_is_not_there_names_the_nearest_study),
-        cmocka_unit_test(test_a_model_that_is_none_says_what_it_is),
-        cmocka_unit_test(test_a_run_that_is_not_there_cannot_be_continued),
-        cmocka_unit_test(test_options_of_other_commands_are_refused),
-        cmocka_unit_test(test_numbers_are_held_to_their_range),
-        cmocka_unit_test(test_a_full_disk_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

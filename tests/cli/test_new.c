@@ -1,16 +1,13 @@
 /* weft new: the study that it writes is the one that was asked for and can be run; on a terminal it asks. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SENTENCES = 300, SCREEN_ROOM = 8192 };
 
@@ -37,8 +34,7 @@ static int64_t integer(const json_t *object, const char *key) {
 }
 
 /* A part alone says which option it sets, and goes on top of the first one. */
-static void test_a_study_is_written(void **state) {
-    (void)state;
+TEST(test_a_study_is_written) {
     const char *out = scratch_path("mine");
     char file[512];
     snprintf(file, sizeof file, "%s/study", out);
@@ -84,8 +80,7 @@ static void test_a_study_is_written(void **state) {
 
 /* By measuring, steps are taken off until the runs fit into the time: the least that would be planned otherwise,
  * 50 steps, take longer than what these four runs have. The parts that are compared are the default's. */
-static void test_the_time_is_enough(void **state) {
-    (void)state;
+TEST(test_the_time_is_enough) {
     json_t *list = command_json(RUN("new", "--json", "--minutes", "0.01", "--seeds", "2", "--equal",
                                     "parameters", "--device", "cpu", "--threads", "1", "--out",
                                     scratch_path("short")));
@@ -107,8 +102,7 @@ static void test_the_time_is_enough(void **state) {
 }
 
 /* The answers wait on the terminal: two wrong ones are asked for again, empty ones are the defaults. */
-static void test_a_terminal_is_asked(void **state) {
-    (void)state;
+TEST(test_a_terminal_is_asked) {
     const char *text = write_text("asked.txt"), *out = scratch_path("asked");
     char answers[1024], shown[SCREEN_ROOM] = "", file[512];
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK), end = -1;
@@ -144,8 +138,7 @@ static void test_a_terminal_is_asked(void **state) {
     free(listed);
 }
 
-static void test_what_is_wrong_is_said(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_is_said) {
     const char *out = scratch_path("wrong");
     command_fails(2, RUN("new", "--compare", "dot", "--out", out), SAYS("--compare", "two"));
     command_fails(2, RUN("new", "--compare", "dot,ropee", "--out", out), SAYS("ropee", "'rope'"));
@@ -166,12 +159,4 @@ static void test_what_is_wrong_is_said(void **state) {
     command_fails(2, RUN("new", "--out", scratch_path("asked")), SAYS("asked", "already", "--out"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_study_is_written),
-        cmocka_unit_test(test_the_time_is_enough),
-        cmocka_unit_test(test_a_terminal_is_asked),
-        cmocka_unit_test(test_what_is_wrong_is_said),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

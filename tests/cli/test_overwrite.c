@@ -1,18 +1,14 @@
 /* What a user has is not overwritten unasked, and what is asked for is written whole or not at all. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char *at(const char *name) {
     return scratch_path("%s", name);
@@ -26,8 +22,7 @@ static void holds(const char *path, const char *text) {
 
 #define SMALL "-o", "N_LAYER=1", "-o", "N_EMBD=16", "-o", "N_HEAD=2", "-o", "VOCAB_SIZE=32"
 
-static void test_init_spares_a_model(void **state) {
-    (void)state;
+TEST(test_init_spares_a_model) {
     size_t bytes, after;
     command_succeeds(RUN("init", "--out", at("model"), "--seed", "1", SMALL), NULL);
     char *before = file_read(at("model/model.safetensors"), &bytes);
@@ -45,8 +40,7 @@ static void test_init_spares_a_model(void **state) {
 }
 
 /* A state.json that tells of another model would have the new one refused. */
-static void test_a_forced_init_can_be_read(void **state) {
-    (void)state;
+TEST(test_a_forced_init_can_be_read) {
     int32_t tokens[] = {1, 2, 3, 4};
     npy_write(at("tokens.npy"), 4, 1, 4, tokens);
     file_write(at("model/state.json"), "{}", 2);
@@ -56,8 +50,7 @@ static void test_a_forced_init_can_be_read(void **state) {
     command_succeeds(RUN("eval", "--model", at("model"), "--tokens", at("tokens.npy")), NULL);
 }
 
-static void test_eval_does_not_write_over_what_it_reads(void **state) {
-    (void)state;
+TEST(test_eval_does_not_write_over_what_it_reads) {
     char path[300];
     snprintf(path, sizeof path, "%s", at("model/model.safetensors"));
     command_fails(
@@ -74,8 +67,7 @@ static void test_eval_does_not_write_over_what_it_reads(void **state) {
         SAYS("a pipe"));
 }
 
-static void test_csv_spares_files_and_databases(void **state) {
-    (void)state;
+TEST(test_csv_spares_files_and_databases) {
     char config[256], out[256], database[300];
     size_t bytes, after;
     snprintf(config, sizeof config, "%s", at("config"));
@@ -118,8 +110,7 @@ static void test_csv_spares_files_and_databases(void **state) {
 }
 
 /* --force replaces a folder whole, and only one that weft made. */
-static void test_force_replaces_the_whole_folder(void **state) {
-    (void)state;
+TEST(test_force_replaces_the_whole_folder) {
     file_write(at("model/optimizer.safetensors"), "another's", 9);
     command_succeeds(RUN("init", "--out", at("model"), "--force", SMALL), NULL);
     assert_int_not_equal(access(at("model/optimizer.safetensors"), F_OK), 0);
@@ -131,8 +122,7 @@ static void test_force_replaces_the_whole_folder(void **state) {
 
 /* Each from a model, but not from one: a config that differs in what changes no shape, weights of the
  * same size. Every command that reads a model refuses it, and says how to take it all the same. */
-static void test_parts_that_do_not_belong_together_are_refused(void **state) {
-    (void)state;
+TEST(test_parts_that_do_not_belong_together_are_refused) {
     static const char *const parts[] = {"config.json", "model.safetensors"};
     command_succeeds(RUN("init", "--out", at("other"), "--seed", "5", SMALL, "-o", "ATTENTION=w2",
                          "-o", "W2_TAU=3", "-o", "W2_TAU_LEARNED=n"),
@@ -165,8 +155,7 @@ static void test_parts_that_do_not_belong_together_are_refused(void **state) {
 
 /* A page of the user's by that name stays, in the study's folder and elsewhere; weft's own is
  * written anew. */
-static void test_a_report_spares_other_pages(void **state) {
-    (void)state;
+TEST(test_a_report_spares_other_pages) {
     char study[256];
     snprintf(study, sizeof study, "%s", at("reported"));
     assert_int_equal(mkdir(study, 0777), 0);
@@ -196,8 +185,7 @@ static void test_a_report_spares_other_pages(void **state) {
     command_succeeds(RUN("report", study, "--out", at("elsewhere")), NULL);
 }
 
-static void test_tokenizer_train_spares_a_file(void **state) {
-    (void)state;
+TEST(test_tokenizer_train_spares_a_file) {
     file_write(at("text"), "some text, some more text", 25);
     file_write(at("own.json"), "mine", 4);
     command_fails(2,
@@ -209,8 +197,7 @@ static void test_tokenizer_train_spares_a_file(void **state) {
         NULL);
 }
 
-static void test_tokenize_removes_only_its_own_parts(void **state) {
-    (void)state;
+TEST(test_tokenize_removes_only_its_own_parts) {
     int32_t tokens[] = {1, 2, 3};
     assert_int_equal(mkdir(at("shards"), 0777), 0);
     file_write(at("shards/train_notes.part"), "mine", 4);
@@ -233,8 +220,7 @@ static void test_tokenize_removes_only_its_own_parts(void **state) {
 }
 
 /* A tokenizer that lies where its shards go is left as it is. */
-static void test_tokenize_with_the_tokenizer_in_its_place(void **state) {
-    (void)state;
+TEST(test_tokenize_with_the_tokenizer_in_its_place) {
     char tokenizer[300];
     assert_int_equal(mkdir(at("with"), 0777), 0);
     snprintf(tokenizer, sizeof tokenizer, "%s", at("with/tokenizer.json"));
@@ -244,18 +230,4 @@ static void test_tokenize_with_the_tokenizer_in_its_place(void **state) {
                      NULL);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_init_spares_a_model),
-        cmocka_unit_test(test_a_forced_init_can_be_read),
-        cmocka_unit_test(test_force_replaces_the_whole_folder),
-        cmocka_unit_test(test_parts_that_do_not_belong_together_are_refused),
-        cmocka_unit_test(test_eval_does_not_write_over_what_it_reads),
-        cmocka_unit_test(test_csv_spares_files_and_databases),
-        cmocka_unit_test(test_a_report_spares_other_pages),
-        cmocka_unit_test(test_tokenizer_train_spares_a_file),
-        cmocka_unit_test(test_tokenize_removes_only_its_own_parts),
-        cmocka_unit_test(test_tokenize_with_the_tokenizer_in_its_place),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,16 +1,13 @@
 /* The way in: a text alone is enough to train, and a run's folder is enough to go on with it, to
  * generate from it and to evaluate it. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SENTENCES = 400, LONG_SENTENCES = 9000 };
 
@@ -33,8 +30,7 @@ static double number(const json_t *object, const char *key) {
     return json_number_value(value);
 }
 
-static void test_a_text_is_enough(void **state) {
-    (void)state;
+TEST(test_a_text_is_enough) {
     const char *text = write_text("book.txt", SENTENCES);
     char out[512], *made;
     char next[600];
@@ -65,8 +61,7 @@ static void test_a_text_is_enough(void **state) {
 }
 
 /* The same run by parts: perplexity and bits per byte follow from the loss, by their definitions. */
-static void test_a_run_is_evaluated_on_text(void **state) {
-    (void)state;
+TEST(test_a_run_is_evaluated_on_text) {
     json_t *e = command_json(RUN("eval", "--json", "--model", scratch_path("runs/a book"), "--text",
                                  scratch_path("book.txt")));
     double loss = number(e, "cross_entropy"), bytes = 0;
@@ -85,8 +80,7 @@ static void test_a_run_is_evaluated_on_text(void **state) {
         SAYS("--text", "--tokens"));
 }
 
-static void test_resuming_needs_the_folder_alone(void **state) {
-    (void)state;
+TEST(test_resuming_needs_the_folder_alone) {
     const char *out = scratch_path("runs/a book");
     json_t *before = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(before);
@@ -103,8 +97,7 @@ static void test_resuming_needs_the_folder_alone(void **state) {
 }
 
 /* The dataset lies in the run's folder, and goes where it goes. */
-static void test_a_run_can_be_moved(void **state) {
-    (void)state;
+TEST(test_a_run_can_be_moved) {
     char old[512], new[512];
     json_t *before = json_load_file(scratch_path("runs/a book/result.json"), 0, NULL);
     assert_non_null(before);
@@ -128,8 +121,7 @@ static void test_a_run_can_be_moved(void **state) {
 }
 
 /* A longer text has a tokenizer of its own; what its tokens stand for is counted in bytes. */
-static void test_a_longer_text_has_a_tokenizer(void **state) {
-    (void)state;
+TEST(test_a_longer_text_has_a_tokenizer) {
     const char *text = write_text("long.txt", LONG_SENTENCES);
     char out[512];
     snprintf(out, sizeof out, "%s", scratch_path("runs/long"));
@@ -152,8 +144,7 @@ static void test_a_longer_text_has_a_tokenizer(void **state) {
                      NULL);
 }
 
-static void test_what_is_wrong_is_said(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_is_said) {
     const char *tiny = scratch_path("tiny.txt");
     file_write(tiny, "too short", 9);
     command_fails(2, RUN("train", "--text", "no-such-text"), SAYS("no-such-text"));
@@ -163,14 +154,4 @@ static void test_what_is_wrong_is_said(void **state) {
                   SAYS("tiny.txt", "too little"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_text_is_enough),
-        cmocka_unit_test(test_a_run_is_evaluated_on_text),
-        cmocka_unit_test(test_resuming_needs_the_folder_alone),
-        cmocka_unit_test(test_a_run_can_be_moved),
-        cmocka_unit_test(test_a_longer_text_has_a_tokenizer),
-        cmocka_unit_test(test_what_is_wrong_is_said),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,15 +1,12 @@
 /* `weft plan`: the counts of the RA-MLA write-up's table, the order in which settings win, the keys of JSON. */
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-
-#include <cmocka.h>
 
 static long long integer(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
@@ -55,8 +52,7 @@ static void expect_keys(const json_t *object) {
     assert_true(integer(object, "cache_bytes_per_token") > 0);
 }
 
-static void test_json_has_the_promised_keys(void **state) {
-    (void)state;
+TEST(test_json_has_the_promised_keys) {
     json_t *object = command_json(RUN("plan", "--json", SMALL));
     expect_keys(object);
     assert_null(json_object_get(object, "steps"));
@@ -73,8 +69,7 @@ static void test_json_has_the_promised_keys(void **state) {
 }
 
 /* Which kernels a GPU would run: said without one, and in a build without CUDA. */
-static void test_kernels_of_the_gpu(void **state) {
-    (void)state;
+TEST(test_kernels_of_the_gpu) {
     char *table;
     command_succeeds(RUN("plan", SMALL, "--device", "cuda", "-o", "DTYPE=bf16"), &table);
     assert_non_null(strstr(table, "0 to 1  runs on the tensor cores"));
@@ -98,8 +93,7 @@ static void test_kernels_of_the_gpu(void **state) {
 static const long long UNTIED[6] = {115001856, 117370368, 230616576,
                                     240250368, 230616576, 240250368};
 
-static void test_each_step_has_the_write_ups_count(void **state) {
-    (void)state;
+TEST(test_each_step_has_the_write_ups_count) {
     for (int step = 0; step < 6; step++) {
         char number[16], word[48];
         snprintf(number, sizeof number, "%d", step);
@@ -121,8 +115,7 @@ static void test_each_step_has_the_write_ups_count(void **state) {
                      235335168);
 }
 
-static void test_a_study_gives_all_its_steps(void **state) {
-    (void)state;
+TEST(test_a_study_gives_all_its_steps) {
     const char *path = scratch_path("study.config");
     const char *text = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"\n"
                        "CONFIG_RA_MLA_MLP_ATTN_GATE=y\n"
@@ -146,8 +139,7 @@ static void test_a_study_gives_all_its_steps(void **state) {
                      UNTIED[1]);
 }
 
-static void test_bad_steps_of_a_study_are_refused(void **state) {
-    (void)state;
+TEST(test_bad_steps_of_a_study_are_refused) {
     static const char *const bad[] = {"0,6", "0,,1", "one", "-1", "0;1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char key[64];
@@ -160,8 +152,7 @@ static void test_bad_steps_of_a_study_are_refused(void **state) {
 }
 
 /* Later wins: default, file, step, override. */
-static void test_overrides_win_over_step_and_file(void **state) {
-    (void)state;
+TEST(test_overrides_win_over_step_and_file) {
     const char *path = scratch_path("order.config");
     const char *text = "CONFIG_N_LAYER=3\n# CONFIG_RA_MLA_MLP_ATTN_GATE is not set\n";
     file_write(path, text, strlen(text));
@@ -188,8 +179,7 @@ static void test_overrides_win_over_step_and_file(void **state) {
     json_decref(object);
 }
 
-static void test_types_size_the_plan(void **state) {
-    (void)state;
+TEST(test_types_size_the_plan) {
     json_t *wide = command_json(RUN("plan", "--json", SMALL, "--dtype", "f64"));
     json_t *narrow = command_json(RUN("plan", "--json", SMALL, "--dtype", "bf16"));
     assert_int_equal(integer(wide, "cache_bytes_per_token"), 2 * 2 * 16 * 8);
@@ -201,8 +191,7 @@ static void test_types_size_the_plan(void **state) {
 
 /* Sizes at the edge of what a config takes: a plan or a line, never a crash. */
 /* make test hides the GPU, so the numbers are those that are assumed where there is none. */
-static void test_a_plan_for_the_gpu_needs_none(void **state) {
-    (void)state;
+TEST(test_a_plan_for_the_gpu_needs_none) {
     char *table;
     json_t *object = command_json(RUN("plan", "--json", SMALL, "--device", "cuda"));
 #ifdef WEFT_HAVE_CUDA
@@ -230,8 +219,7 @@ static double processor_seconds(void) {
 
 /* Its buffers are a hundred times as many as a usual model's; were each held against all others, it
  * would take a minute. */
-static void test_a_thousand_layers_are_planned_at_once(void **state) {
-    (void)state;
+TEST(test_a_thousand_layers_are_planned_at_once) {
     double before = processor_seconds();
     command_succeeds(RUN("plan", "-o", "N_LAYER=1024"), NULL);
     double took = processor_seconds() - before;
@@ -239,8 +227,7 @@ static void test_a_thousand_layers_are_planned_at_once(void **state) {
     assert_true(took < 10 * command_patience());
 }
 
-static void test_enormous_sizes_are_answered(void **state) {
-    (void)state;
+TEST(test_enormous_sizes_are_answered) {
     static const char *const mixes[][3] = {
         {"ATTENTION=dot", "POSITION=learned", "KV_SHARE=1"},
         {"ATTENTION=cosine", "POSITION=rope", "KV_SHARE=2"},
@@ -263,8 +250,7 @@ static void test_enormous_sizes_are_answered(void **state) {
 }
 
 /* What does not depend on kernels and threads: the figures that documents have. */
-static void test_a_plan_without_workspaces_is_the_same_anywhere(void **state) {
-    (void)state;
+TEST(test_a_plan_without_workspaces_is_the_same_anywhere) {
     json_t *one = command_json(RUN("plan", SMALL, "--threads", "1", "--no-workspace", "--json"));
     json_t *many = command_json(RUN("plan", SMALL, "--threads", "9", "--no-workspace", "--json"));
     json_t *whole = command_json(RUN("plan", SMALL, "--threads", "9", "--json"));
@@ -278,8 +264,7 @@ static void test_a_plan_without_workspaces_is_the_same_anywhere(void **state) {
 }
 
 /* What ranks share is a part in P of what one has. */
-static void test_ranks_share_memory(void **state) {
-    (void)state;
+TEST(test_ranks_share_memory) {
     json_t *object =
         command_json(RUN("plan", SMALL, "--device", "cpu", "-o", "BATCH_SIZE=8", "-o",
                          "MICRO_BATCH=1", "--dtype", "bf16", "--ranks", "4", "--json"));
@@ -300,20 +285,4 @@ static void test_ranks_share_memory(void **state) {
     command_succeeds(RUN("plan", "--config", "demo", "--variant", "rope", "--ranks", "2"), NULL);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_plan_without_workspaces_is_the_same_anywhere),
-        cmocka_unit_test(test_ranks_share_memory),
-        cmocka_unit_test(test_json_has_the_promised_keys),
-        cmocka_unit_test(test_kernels_of_the_gpu),
-        cmocka_unit_test(test_each_step_has_the_write_ups_count),
-        cmocka_unit_test(test_a_study_gives_all_its_steps),
-        cmocka_unit_test(test_bad_steps_of_a_study_are_refused),
-        cmocka_unit_test(test_overrides_win_over_step_and_file),
-        cmocka_unit_test(test_types_size_the_plan),
-        cmocka_unit_test(test_a_plan_for_the_gpu_needs_none),
-        cmocka_unit_test(test_a_thousand_layers_are_planned_at_once),
-        cmocka_unit_test(test_enormous_sizes_are_answered),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -1,16 +1,12 @@
 /* WEFT_PROFILE: a command tells where its time went, by operation. */
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char *profile_of(const char *kind, const char *name) {
     setenv("WEFT_PROFILE", kind, 1);
@@ -46,8 +42,7 @@ static const char *check_table(const char *at) {
     return at;
 }
 
-static void test_shares_of_a_profile_are_all_of_the_time(void **state) {
-    (void)state;
+TEST(test_shares_of_a_profile_are_all_of_the_time) {
     char *text = profile_of("1", "plain");
     int tables = 0;
     for (const char *at = strstr(text, "profile: "); at; at = strstr(at, "profile: "), tables++)
@@ -58,8 +53,7 @@ static void test_shares_of_a_profile_are_all_of_the_time(void **state) {
     free(text);
 }
 
-static void test_a_profile_by_shapes_names_them(void **state) {
-    (void)state;
+TEST(test_a_profile_by_shapes_names_them) {
     char *text = profile_of("shapes", "shapes");
     assert_non_null(strstr(text, "profile: "));
     assert_non_null(strstr(text, "matmul f32 ["));
@@ -73,10 +67,4 @@ static int begin(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares_of_a_profile_are_all_of_the_time),
-        cmocka_unit_test(test_a_profile_by_shapes_names_them),
-    };
-    return cmocka_run_group_tests(tests, begin, scratch_teardown);
-}
+RUN_TESTS(begin, scratch_teardown)

@@ -1,17 +1,14 @@
 /* `weft report`: files, JSON and answers to wrong input. What a report says is tests/study's. */
 #include "support/command.h"
 #include "support/study_database.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static void make_study(const char *name, double by) {
     assert_int_equal(mkdir(scratch_path("%s", name), 0777), 0);
@@ -42,8 +39,7 @@ static void expect_report(const char *folder) {
     assert_int_equal(access(scratch_path("%s/report.md", folder), R_OK), 0);
 }
 
-static void test_a_report_goes_into_the_studys_folder(void **state) {
-    (void)state;
+TEST(test_a_report_goes_into_the_studys_folder) {
     char *out;
     command_succeeds(RUN("report", scratch_path("good")), &out);
     assert_non_null(strstr(out, "good/report.html"));
@@ -57,8 +53,7 @@ static void test_a_report_goes_into_the_studys_folder(void **state) {
     expect_report("both");
 }
 
-static void test_runs_says_what_the_variants_are(void **state) {
-    (void)state;
+TEST(test_runs_says_what_the_variants_are) {
     char *out;
     command_succeeds(RUN("runs", scratch_path("good")), &out);
     assert_non_null(strstr(out, "variant 1: Gate\n"));
@@ -95,8 +90,7 @@ static void expect_verdict(const json_t *study, const char *word, double differe
     assert_string_equal(text(json_array_get(verdicts, 1), "repeat_of"), "1");
 }
 
-static void test_json_has_verdicts_table_and_repeats(void **state) {
-    (void)state;
+TEST(test_json_has_verdicts_table_and_repeats) {
     make_study("quiet", 0.1);
     json_t *object = command_json(
         RUN("report", "--json", scratch_path("good"), scratch_path("bad"), scratch_path("quiet")));
@@ -121,8 +115,7 @@ static void test_json_has_verdicts_table_and_repeats(void **state) {
     assert_int_not_equal(access(scratch_path("quiet/report.html"), F_OK), 0);
 }
 
-static void test_wrong_input_is_one_line(void **state) {
-    (void)state;
+TEST(test_wrong_input_is_one_line) {
     command_fails(2, RUN("report"), SAYS("name a study's folder"));
     command_fails(2, RUN("report", scratch_path("good"), scratch_path("bad")), SAYS("--out"));
     command_fails(2, RUN("report", scratch_path("nowhere")), SAYS("nowhere", "No such file"));
@@ -134,12 +127,4 @@ static void test_wrong_input_is_one_line(void **state) {
                   SAYS("zero.db"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_report_goes_into_the_studys_folder),
-        cmocka_unit_test(test_runs_says_what_the_variants_are),
-        cmocka_unit_test(test_json_has_verdicts_table_and_repeats),
-        cmocka_unit_test(test_wrong_input_is_one_line),
-    };
-    return cmocka_run_group_tests(tests, make_studies, scratch_teardown);
-}
+RUN_TESTS(make_studies, scratch_teardown)

@@ -2,20 +2,16 @@
  * are expected, a limit of file size. */
 #include "support/command.h"
 #include "support/study_run.h"
+#include "support/test.h"
 #include "support/token_file.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256];
 
@@ -49,8 +45,7 @@ static void run_is_good(const char *out) {
     command_succeeds(RUN("train", "--config", config, "--out", out, "--resume"), NULL);
 }
 
-static void test_closed_streams_do_not_land_in_files(void **state) {
-    (void)state;
+TEST(test_closed_streams_do_not_land_in_files) {
     char out[300];
     assert_int_equal(shell("$W train --config $D/config --out $D/no-err 2>&-"), 0);
     snprintf(out, sizeof out, "%s", at("no-err"));
@@ -70,8 +65,7 @@ static void make_pipe(const char *path) {
 }
 
 /* None of these waits for a writer. */
-static void test_pipes_in_place_of_files_are_refused(void **state) {
-    (void)state;
+TEST(test_pipes_in_place_of_files_are_refused) {
     make_pipe(at("pipe"));
     command_fails(2, RUN("plan", "--config", at("pipe")), SAYS("a pipe"));
     command_fails(2, RUN("tokenize", "--out", at("t"), at("pipe")), SAYS("a pipe"));
@@ -89,7 +83,7 @@ static void test_pipes_in_place_of_files_are_refused(void **state) {
                   SAYS("lock", "a pipe"));
 }
 
-static void test_pipes_in_a_run_are_refused(void **state) {
+TEST(test_pipes_in_a_run_are_refused) {
     static const char *const names[] = {"metrics.jsonl",          "last/state.json",
                                         "last/model.safetensors", "last/optimizer.safetensors",
                                         "last/config.json",       "last"};
@@ -117,8 +111,7 @@ static void expect_too_large(const char *const *arguments) {
 }
 
 /* A signal by default; here an error with a line. */
-static void test_a_limit_of_file_size_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_limit_of_file_size_is_an_error) {
     train_need_limit();
     if (getenv("COVERAGE")) {
         puts("the counters of coverage are files, which the limit holds for too");
@@ -141,8 +134,7 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-static void test_a_limit_of_address_space_ends_with_a_line(void **state) {
-    (void)state;
+TEST(test_a_limit_of_address_space_ends_with_a_line) {
     const char *faults = getenv("WEFT_FAULTS");
     if (faults && !*faults) {
         printf("sanitizers need all of the address space\n");
@@ -162,13 +154,4 @@ static void test_a_limit_of_address_space_ends_with_a_line(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_closed_streams_do_not_land_in_files),
-        cmocka_unit_test(test_pipes_in_place_of_files_are_refused),
-        cmocka_unit_test(test_pipes_in_a_run_are_refused),
-        cmocka_unit_test(test_a_limit_of_file_size_is_an_error),
-        cmocka_unit_test(test_a_limit_of_address_space_ends_with_a_line),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -1,17 +1,13 @@
 /* `weft eval --suite`: multiple-choice questions against the cross-entropy that `weft eval --tokens
  * --targets` gives for the same bytes. */
 #include "support/command.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char model[256], suite[256];
 
@@ -42,8 +38,7 @@ static double expected(const char *text, int told) {
     return -loss * told;
 }
 
-static void test_a_choice_is_as_likely_as_its_tokens_behind_the_context(void **state) {
-    (void)state;
+TEST(test_a_choice_is_as_likely_as_its_tokens_behind_the_context) {
     static const char text[] =
         "{\"context\": \"ab \", \"choices\": [\"cd\", \"efghi\"], \"answer\": 1}\n\n"
         "{\"context\": \"0123456789012345678901234567\", \"choices\": [\"xy\"], \"answer\": 0}\n";
@@ -77,8 +72,7 @@ static void refuse(const char *line, const char *words) {
     command_fails(2, RUN("eval", "--model", model, "--suite", suite), SAYS("suite.jsonl", words));
 }
 
-static void test_what_is_wrong_with_a_suite_is_told(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_with_a_suite_is_told) {
     refuse("{\"context\": \"a\", \"choices\": [\"b\"], \"answer\": 1}\n", ":1: answer is 1");
     refuse("\n{\"context\": \"a\"\n", ":2:");
     refuse("{\"context\": \"a\", \"choices\": [], \"answer\": 0}", "a question is");
@@ -103,10 +97,4 @@ static int setup(void **state) {
     return status;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_choice_is_as_likely_as_its_tokens_behind_the_context),
-        cmocka_unit_test(test_what_is_wrong_with_a_suite_is_told),
-    };
-    return cmocka_run_group_tests(tests, setup, scratch_teardown);
-}
+RUN_TESTS(setup, scratch_teardown)

@@ -4,12 +4,11 @@
 #include "data/tokenizer.h"
 #include "data/tokens.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +16,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define OWN "tests/vectors/tokenizer.own.json"
 
@@ -62,8 +59,7 @@ static bool there_is(const char *folder, const char *name) {
     return access(scratch_path("%s/%s", folder, name), F_OK) == 0;
 }
 
-static void test_bytes_of_files_are_the_tokens(void **state) {
-    (void)state;
+TEST(test_bytes_of_files_are_the_tokens) {
     const char *a = text_file("a.txt", "one\ntwo\xFF"), *b = text_file("b.txt", "three");
     command_succeeds(RUN("tokenize", "--out", scratch_path("plain"), a), NULL);
     expect_bytes("plain", "train_000000.bin", "one\ntwo\xFF");
@@ -74,8 +70,7 @@ static void test_bytes_of_files_are_the_tokens(void **state) {
     expect_bytes("two", "train_000000.bin", "one\ntwo\xFF\nthree");
 }
 
-static void test_lines_of_json_are_documents(void **state) {
-    (void)state;
+TEST(test_lines_of_json_are_documents) {
     const char *lines =
         text_file("lines.jsonl", "{\"text\": \"first\", \"id\": 1}\n\n{\"text\": \"\"}\n"
                                  "{\"id\": 2, \"text\": \"s\\u00e9cond <|endoftext|>\"}\r\n"
@@ -101,8 +96,7 @@ static void test_lines_of_json_are_documents(void **state) {
                       scratch_path("lines/train_000000.bin"));
 }
 
-static void test_a_share_is_kept_apart(void **state) {
-    (void)state;
+TEST(test_a_share_is_kept_apart) {
     char text[1001], lines[2000] = "";
     for (int i = 0; i < 1000; i++)
         text[i] = i % 10 == 9 ? '\n' : (char)('a' + i / 10 % 26);
@@ -126,8 +120,7 @@ static void test_a_share_is_kept_apart(void **state) {
     expect_bytes("apart", "val_000000.bin", "d\nh\nl\np\nt");
 }
 
-static void test_a_twentieth_is_kept_apart_unless_told(void **state) {
-    (void)state;
+TEST(test_a_twentieth_is_kept_apart_unless_told) {
     char text[4001];
     for (int i = 0; i < 4000; i++)
         text[i] = i % 10 == 9 ? '\n' : 'a';
@@ -144,8 +137,7 @@ static void test_a_twentieth_is_kept_apart_unless_told(void **state) {
     expect_bytes("other", "val_000000.bin", "for validation\n");
 }
 
-static void test_shards_have_so_many_tokens(void **state) {
-    (void)state;
+TEST(test_shards_have_so_many_tokens) {
     command_succeeds(RUN("tokenize", "--shard-tokens", "4", "--out", scratch_path("small"),
                          text_file("ten.txt", "0123456789")),
                      NULL);
@@ -157,8 +149,7 @@ static void test_shards_have_so_many_tokens(void **state) {
 }
 
 /* Tokens that do not fit 16 bits; and what a run that was killed left is cleared away. */
-static void test_wide_tokens_and_leftovers(void **state) {
-    (void)state;
+TEST(test_wide_tokens_and_leftovers) {
     const int32_t tokens[3] = {0, 69999, 65536};
     weft_shard_writer *w;
     assert_int_equal(mkdir(scratch_path("wide"), 0777), 0);
@@ -184,8 +175,7 @@ static void test_wide_tokens_and_leftovers(void **state) {
 }
 
 /* Five mebibytes, so that there are several parts: the tokens of the whole text at once. */
-static void test_threads_and_pipes_change_nothing(void **state) {
-    (void)state;
+TEST(test_threads_and_pipes_change_nothing) {
     size_t bytes, room = 5 << 20, n = 0, one, two;
     char *source = file_read("tests/reference/make_tokenizer_vectors.py", &bytes), line[2048];
     char *text = malloc(room + bytes + 32);
@@ -227,8 +217,7 @@ static void test_threads_and_pipes_change_nothing(void **state) {
     free(source);
 }
 
-static void test_json_says_what_was_done(void **state) {
-    (void)state;
+TEST(test_json_says_what_was_done) {
     command_result r = command_run(RUN("tokenize", "--json", "--out", scratch_path("said-json"),
                                        text_file("said.txt", "hello")));
     json_error_t error;
@@ -241,8 +230,7 @@ static void test_json_says_what_was_done(void **state) {
     command_free(&r);
 }
 
-static void test_what_is_wrong_leaves_no_shard(void **state) {
-    (void)state;
+TEST(test_what_is_wrong_leaves_no_shard) {
     const char *good = text_file("good.jsonl", "{\"text\": \"a\"}\n");
     const char *bad = text_file("bad.jsonl", "{\"text\": \"a\"}\n{\"text\": 3}\n");
     const char *worse = text_file("worse.jsonl", "{\"text\": \"a\"}\nnot\n");
@@ -270,8 +258,7 @@ static void test_what_is_wrong_leaves_no_shard(void **state) {
 }
 
 /* val_000000.bin has its name already when a shard of the others cannot have it. */
-static void test_shards_come_all_or_none(void **state) {
-    (void)state;
+TEST(test_shards_come_all_or_none) {
     char text[3001], out[256];
     for (int i = 0; i < 3000; i++)
         text[i] = i % 10 == 9 ? '\n' : 'a';
@@ -296,8 +283,7 @@ static void test_shards_come_all_or_none(void **state) {
     command_succeeds(words, NULL);
 }
 
-static void test_two_do_not_tokenize_into_one_folder(void **state) {
-    (void)state;
+TEST(test_two_do_not_tokenize_into_one_folder) {
     const char *file = text_file("held.txt", "some text\n");
     assert_int_equal(mkdir(scratch_path("held"), 0777), 0);
     int folder = open(scratch_path("held"), O_RDONLY | O_DIRECTORY);
@@ -308,8 +294,7 @@ static void test_two_do_not_tokenize_into_one_folder(void **state) {
     command_succeeds(RUN("tokenize", "--out", scratch_path("held"), file), NULL);
 }
 
-static void test_tokenizer_is_trained(void **state) {
-    (void)state;
+TEST(test_tokenizer_is_trained) {
     const char *text = text_file("words.txt", "low lower lowest low lower low slow slower");
     const char *own = scratch_path("own.json");
     char *out;
@@ -393,18 +378,15 @@ static void unpacks(const char *program, const char *tail) {
     assert_false(there_is("cut", "train_000000.bin"));
 }
 
-static void test_gzip_is_unpacked(void **state) {
-    (void)state;
+TEST(test_gzip_is_unpacked) {
     unpacks("gzip", "gz");
 }
 
-static void test_zstd_is_unpacked(void **state) {
-    (void)state;
+TEST(test_zstd_is_unpacked) {
     unpacks("zstd", "zst");
 }
 
-static void test_what_is_no_text_is_refused(void **state) {
-    (void)state;
+TEST(test_what_is_no_text_is_refused) {
     static const struct {
         const char *name, *bytes, *says;
         size_t n;
@@ -441,8 +423,7 @@ static void expect_tokens(const char *folder, const char *name, const int32_t *t
 }
 
 /* nanoGPT's bare uint16, shards with a header, and arrays: copied, the end of each kept apart. */
-static void test_files_of_tokens_are_copied(void **state) {
-    (void)state;
+TEST(test_files_of_tokens_are_copied) {
     const int32_t tokens[] = {5, 50256, 7, 8, 9, 10, 11, 12, 13, 65535};
     char bare[512], shard[512], wide[512], array[512];
     unsigned char raw[20];
@@ -491,8 +472,7 @@ static void test_files_of_tokens_are_copied(void **state) {
 }
 
 /* A parquet file made here, through the helper into the program. */
-static void test_parquet_is_streamed(void **state) {
-    (void)state;
+TEST(test_parquet_is_streamed) {
     char line[4096];
     const char *python = getenv("PYTHON"), *program = getenv("WEFT");
     if (!python || !*python) python = "python3";
@@ -523,25 +503,4 @@ static void test_parquet_is_streamed(void **state) {
     free(why);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_of_files_are_the_tokens),
-        cmocka_unit_test(test_lines_of_json_are_documents),
-        cmocka_unit_test(test_a_share_is_kept_apart),
-        cmocka_unit_test(test_a_twentieth_is_kept_apart_unless_told),
-        cmocka_unit_test(test_shards_have_so_many_tokens),
-        cmocka_unit_test(test_wide_tokens_and_leftovers),
-        cmocka_unit_test(test_threads_and_pipes_change_nothing),
-        cmocka_unit_test(test_json_says_what_was_done),
-        cmocka_unit_test(test_what_is_wrong_leaves_no_shard),
-        cmocka_unit_test(test_shards_come_all_or_none),
-        cmocka_unit_test(test_two_do_not_tokenize_into_one_folder),
-        cmocka_unit_test(test_tokenizer_is_trained),
-        cmocka_unit_test(test_gzip_is_unpacked),
-        cmocka_unit_test(test_zstd_is_unpacked),
-        cmocka_unit_test(test_what_is_no_text_is_refused),
-        cmocka_unit_test(test_files_of_tokens_are_copied),
-        cmocka_unit_test(test_parquet_is_streamed),
-    };
-    return cmocka_run_group_tests_name("tokenize", tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

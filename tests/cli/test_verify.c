@@ -1,18 +1,14 @@
 /* `weft verify`: every check of every block passes on this machine, soon. */
 #include "model/verify.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
-static void test_all_pass_within_seconds(void **state) {
-    (void)state;
+TEST(test_all_pass_within_seconds) {
     char *out;
     time_t start = time(NULL);
     command_succeeds(RUN("verify"), &out);
@@ -29,8 +25,7 @@ static void test_all_pass_within_seconds(void **state) {
     free(out);
 }
 
-static void test_json_has_a_row_for_each_block(void **state) {
-    (void)state;
+TEST(test_json_has_a_row_for_each_block) {
     json_t *object = command_json(RUN("verify", "--json", "--threads", "2"));
     json_t *blocks = json_object_get(object, "blocks");
     assert_int_equal(json_array_size(blocks), weft_verify_count());
@@ -48,10 +43,4 @@ static void test_json_has_a_row_for_each_block(void **state) {
     json_decref(object);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pass_within_seconds),
-        cmocka_unit_test(test_json_has_a_row_for_each_block),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

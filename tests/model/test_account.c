@@ -3,13 +3,10 @@
 #include "model/account.h"
 #include "model/model.h"
 #include "model/transformer.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define TINY "N_LAYER=2", "N_EMBD=32", "N_HEAD=2", "VOCAB_SIZE=256", "CONTEXT=16", "DATASET=copy"
 
@@ -30,8 +27,7 @@ static int64_t parameters(const char *const *overrides, int step) {
 }
 
 /* GPT-2 124M with mla, vocabulary padded to 50304: the RA-MLA write-up's own table. */
-static void test_parameters_of_the_write_ups_table(void **state) {
-    (void)state;
+TEST(test_parameters_of_the_write_ups_table) {
     const char *untied[] = {"ATTENTION=mla", "RA_MLA_MLP_TYING_MODE=untied", NULL};
     const char *tied[] = {"ATTENTION=mla", NULL};
     assert_int_equal(parameters(untied, 0), 115001856);
@@ -41,16 +37,14 @@ static void test_parameters_of_the_write_ups_table(void **state) {
     assert_int_equal(parameters(tied, 3), 235335168);
 }
 
-static void test_steps_4_and_5_are_2_and_3(void **state) {
-    (void)state;
+TEST(test_steps_4_and_5_are_2_and_3) {
     const char *mla[] = {"ATTENTION=mla", NULL};
     assert_int_equal(parameters(mla, 4), parameters(mla, 2));
     assert_int_equal(parameters(mla, 5), parameters(mla, 3));
 }
 
 /* No T x T matrix is kept: what a token keeps does not depend on how many there are. */
-static void test_numbers_kept_for_the_backward_pass(void **state) {
-    (void)state;
+TEST(test_numbers_kept_for_the_backward_pass) {
     const char *mla[] = {"ATTENTION=mla", "BATCH_SIZE=8", NULL};
     double step0 = account_of(mla, 0).kept_per_token_layer;
     double step3 = account_of(mla, 3).kept_per_token_layer;
@@ -67,8 +61,7 @@ static void test_numbers_kept_for_the_backward_pass(void **state) {
 }
 
 /* A layer that is made again keeps what it reads, and costs one more pass forward. */
-static void test_recomputed_layers_keep_their_input(void **state) {
-    (void)state;
+TEST(test_recomputed_layers_keep_their_input) {
     const char *stored[] = {"BATCH_SIZE=8", NULL}, *again[] = {"BATCH_SIZE=8", "RECOMPUTE=y", NULL};
     weft_account a = account_of(stored, -1), b = account_of(again, -1);
     assert_true(b.kept_per_token_layer >= 768 && b.kept_per_token_layer <= 2 * 768);
@@ -79,8 +72,7 @@ static void test_recomputed_layers_keep_their_input(void **state) {
 
 /* GPT-2 124M by hand, E = 768, T = 1024, twelve layers: four products of E x E and a causal score and mix
  * over (T + 1) / 2 keys; two products of E x 4E. */
-static void test_operations_by_part(void **state) {
-    (void)state;
+TEST(test_operations_by_part) {
     const char *none[] = {NULL}, *wide[] = {"N_FFN=6144", NULL};
     weft_account a = account_of(none, -1), b = account_of(wide, -1);
     assert_true(a.attention_flops == 12.0 * (8 * 768 * 768 + 2 * 1025 * 768));
@@ -92,8 +84,7 @@ static void test_operations_by_part(void **state) {
 
 /* A mechanism's operations are its own and change no other part's: the gate's two products, W_c and what it
  * gathers, the z-heads' product for every token and for the means. */
-static void test_operations_of_the_mechanisms(void **state) {
-    (void)state;
+TEST(test_operations_of_the_mechanisms) {
     const char *mla[] = {"ATTENTION=mla", NULL}, *swiglu[] = {"FFN=swiglu", NULL};
     const char *dense[] = {"FFN=wsffn", "WSFFN_Z_PROJ=dense", NULL};
     weft_account plain = account_of(mla, 0), gate = account_of(mla, 1), all = account_of(mla, 3);
@@ -109,8 +100,7 @@ static void test_operations_of_the_mechanisms(void **state) {
 }
 
 /* The contrastive loss over several micro-batches takes a forward pass more, without the head. */
-static void test_first_phase_is_counted(void **state) {
-    (void)state;
+TEST(test_first_phase_is_counted) {
     const char *whole[] = {"FFN=wsffn", "BATCH_SIZE=8", NULL};
     const char *cut[] = {"FFN=wsffn", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
     const char *one[] = {"FFN=wsffn", "BATCH_SIZE=8", "MICRO_BATCH=2", "WSFFN_LAMBDA_C=0", NULL};
@@ -122,8 +112,7 @@ static void test_first_phase_is_counted(void **state) {
     assert_true(b.training_bytes > c.training_bytes);
 }
 
-static void test_moments_are_those_that_the_optimizer_keeps(void **state) {
-    (void)state;
+TEST(test_moments_are_those_that_the_optimizer_keeps) {
     const char *spam[] = {"N_LAYER=1", "OPTIMIZER=adamwspam", "SPAM_AMSGRAD=n", NULL};
     const char *adam[] = {"N_LAYER=1", "OPTIMIZER=adamw", "SPAM_AMSGRAD=y", NULL};
     weft_account a = account_of(spam, -1), b = account_of(adam, -1);
@@ -143,8 +132,7 @@ static int64_t muon_products(const char *layers) {
 
 /* Of the products the largest are there at a time, of the matrices of a shape: two of their size and two of
  * their squares', some alignment beside. */
-static void test_muons_memory_is_counted(void **state) {
-    (void)state;
+TEST(test_muons_memory_is_counted) {
     int64_t update = muon_products("N_LAYER=2"), more = muon_products("N_LAYER=4") - update;
     int64_t most = 2 * 4 * (2 * 64 * 320 + 2 * 64 * 64);
     if (update < most || update > 3 * most || more < most || more > 2 * most)
@@ -154,8 +142,7 @@ static void test_muons_memory_is_counted(void **state) {
 }
 
 /* Which matrices a rank has must show in no bit, and a GPU's batches may have other bits. */
-static void test_divided_matrices_are_apart_on_a_gpu(void **state) {
-    (void)state;
+TEST(test_divided_matrices_are_apart_on_a_gpu) {
     static const char *const shards[] = {"SHARD=none", "SHARD=optimizer", "SHARD=gradients"};
     for (int remote = 0; remote < 2; remote++)
         for (int i = 0; i < 3; i++) {
@@ -167,8 +154,7 @@ static void test_divided_matrices_are_apart_on_a_gpu(void **state) {
         }
 }
 
-static void test_memory_adds_up(void **state) {
-    (void)state;
+TEST(test_memory_adds_up) {
     const char *small[] = {
         "N_LAYER=3",  "N_EMBD=64",           "N_HEAD=4", "VOCAB_SIZE=1000", "BATCH_SIZE=2",
         "CONTEXT=64", "OPTIMIZER=adamwspam", NULL};
@@ -189,8 +175,7 @@ static int64_t cache(const char *const *overrides) {
     return account_of(overrides, -1).cache_bytes_layer;
 }
 
-static void test_cache_bytes_of_each_attention(void **state) {
-    (void)state;
+TEST(test_cache_bytes_of_each_attention) {
     const char *dot[] = {"BATCH_SIZE=1", NULL};
     const char *grouped[] = {"BATCH_SIZE=1", "KV_HEADS=3", NULL};
     const char *w2[] = {"BATCH_SIZE=1", "ATTENTION=w2", NULL};
@@ -212,8 +197,7 @@ static void test_cache_bytes_of_each_attention(void **state) {
 
 /* Of those that keep little: what all heads have in common is counted once. Layers that share keys keep
  * nothing, and have neither maps of keys nor of values. */
-static void test_cache_bytes_of_small_caches(void **state) {
-    (void)state;
+TEST(test_cache_bytes_of_small_caches) {
     const char *gta[] = {"BATCH_SIZE=1", "ATTENTION=gta", "KV_HEADS=3", NULL};
     const char *gla[] = {"BATCH_SIZE=1",          "ATTENTION=mla",      "RA_MLA_JOINT_KV=y",
                          "RA_MLA_LATENT_HEADS=2", "RA_MLA_ROPE_DIM=32", NULL};
@@ -245,8 +229,7 @@ static int64_t needed(const char *const *overrides) {
 
 /* Four micro-batches need two sums (of the first two, and of the next) beside what one needs. */
 /* What mechanisms learn is a number per layer, and what z needs is one more map. */
-static void test_parameters_of_later_options(void **state) {
-    (void)state;
+TEST(test_parameters_of_later_options) {
     const char *w2[] = {TINY, "ATTENTION=w2", NULL};
     const char *w2_short[] = {TINY, "ATTENTION=w2", "W2_SIGMA_DIM=3", NULL};
     assert_int_equal(parameters(w2, -1) - parameters(w2_short, -1), 2 * 2 * 2 * (16 - 3) * 32);
@@ -264,8 +247,7 @@ static void test_parameters_of_later_options(void **state) {
     assert_int_equal(parameters(more, 3) - parameters(plain, 3), 2 * 2 + 1 + 2 * 2 + 32 * 128);
 }
 
-static void test_halves_need_an_even_number_of_tokens(void **state) {
-    (void)state;
+TEST(test_halves_need_an_even_number_of_tokens) {
     weft_config c;
     weft_model_graph m;
     const char *const words[] = {TINY, "FFN=wsffn", "WSFFN_POSITIVE=half"};
@@ -283,8 +265,7 @@ static void test_halves_need_an_even_number_of_tokens(void **state) {
     }
 }
 
-static void test_sums_over_micro_batches_have_the_weights_type(void **state) {
-    (void)state;
+TEST(test_sums_over_micro_batches_have_the_weights_type) {
     const char *one[] = {TINY, "DTYPE=f32", "BATCH_SIZE=2", NULL};
     const char *four[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
     const char *one64[] = {TINY, "DTYPE=f64", "BATCH_SIZE=2", NULL};
@@ -318,8 +299,7 @@ static int64_t cut(int64_t there, int ranks) {
     return c.micro_batch;
 }
 
-static void test_an_automatic_micro_batch_is_the_largest_that_fits(void **state) {
-    (void)state;
+TEST(test_an_automatic_micro_batch_is_the_largest_that_fits) {
     const char *eight[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", NULL};
     const char *four[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "MICRO_BATCH=4", NULL};
     const char *two[] = {TINY, "DTYPE=f32", "BATCH_SIZE=8", "MICRO_BATCH=2", NULL};
@@ -332,8 +312,7 @@ static void test_an_automatic_micro_batch_is_the_largest_that_fits(void **state)
 }
 
 /* Of no backend: the same tensors, and no kernel's workspace among them. */
-static void test_a_plan_needs_no_backend(void **state) {
-    (void)state;
+TEST(test_a_plan_needs_no_backend) {
     const char *tiny[] = {TINY, NULL};
     weft_config c;
     weft_account a = account_of(tiny, -1), b;
@@ -348,26 +327,4 @@ static void test_a_plan_needs_no_backend(void **state) {
     assert_true(b.training_bytes < a.training_bytes);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_parameters_of_the_write_ups_table),
-        cmocka_unit_test(test_steps_4_and_5_are_2_and_3),
-        cmocka_unit_test(test_numbers_kept_for_the_backward_pass),
-        cmocka_unit_test(test_recomputed_layers_keep_their_input),
-        cmocka_unit_test(test_operations_by_part),
-        cmocka_unit_test(test_operations_of_the_mechanisms),
-        cmocka_unit_test(test_first_phase_is_counted),
-        cmocka_unit_test(test_moments_are_those_that_the_optimizer_keeps),
-        cmocka_unit_test(test_muons_memory_is_counted),
-        cmocka_unit_test(test_divided_matrices_are_apart_on_a_gpu),
-        cmocka_unit_test(test_memory_adds_up),
-        cmocka_unit_test(test_a_plan_needs_no_backend),
-        cmocka_unit_test(test_sums_over_micro_batches_have_the_weights_type),
-        cmocka_unit_test(test_an_automatic_micro_batch_is_the_largest_that_fits),
-        cmocka_unit_test(test_cache_bytes_of_each_attention),
-        cmocka_unit_test(test_parameters_of_later_options),
-        cmocka_unit_test(test_halves_need_an_even_number_of_tokens),
-        cmocka_unit_test(test_cache_bytes_of_small_caches),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -12,14 +12,11 @@
 #include "ops/fuse.h"
 #include "ops/list.h"
 #include "ops/rope.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { PAIRS = 40, HEADS = 3, MEAN = 4, WIDE = 2 * MEAN, TIME = 6 };
 
@@ -76,8 +73,7 @@ static double norm2(const double *a) {
     return sum;
 }
 
-static void test_the_score_is_the_distance(void **state) {
-    (void)state;
+TEST(test_the_score_is_the_distance) {
     double q[PAIRS * HEADS * WIDE], k[PAIRS * HEADS * WIDE], log_tau[HEADS], got[PAIRS * HEADS];
     draw("q", PAIRS * HEADS * WIDE, q);
     draw("k", PAIRS * HEADS * WIDE, k);
@@ -92,8 +88,7 @@ static void test_the_score_is_the_distance(void **state) {
     }
 }
 
-static void test_the_distance_is_the_same_with_query_and_key_exchanged(void **state) {
-    (void)state;
+TEST(test_the_distance_is_the_same_with_query_and_key_exchanged) {
     double q[PAIRS * HEADS * WIDE], k[PAIRS * HEADS * WIDE], log_tau[HEADS];
     double there[PAIRS * HEADS], back[PAIRS * HEADS];
     draw("q", PAIRS * HEADS * WIDE, q);
@@ -133,8 +128,7 @@ static void rotated(int64_t offset, double *lse, double *o) {
     finish(&r);
 }
 
-static void test_a_shift_of_all_positions_changes_no_score(void **state) {
-    (void)state;
+TEST(test_a_shift_of_all_positions_changes_no_score) {
     enum { COUNT = TIME * HEADS * WIDE };
     double lse[2][TIME * HEADS], o[2][COUNT];
     rotated(0, lse[0], o[0]);
@@ -172,8 +166,7 @@ static void count_gradients(const char *const *overrides, bool recompute, int *a
 
 #define SMALL "N_LAYER=3", "N_EMBD=64", "N_HEAD=4", "VOCAB_SIZE=1000", "CONTEXT=16"
 
-static void test_gaussians_have_no_pass_of_their_own(void **state) {
-    (void)state;
+TEST(test_gaussians_have_no_pass_of_their_own) {
     static const char *const models[][9] = {
         {SMALL, "ATTENTION=w2"},
         {SMALL, "ATTENTION=w2", "POSITION=rope"},
@@ -188,12 +181,4 @@ static void test_gaussians_have_no_pass_of_their_own(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_score_is_the_distance),
-        cmocka_unit_test(test_the_distance_is_the_same_with_query_and_key_exchanged),
-        cmocka_unit_test(test_a_shift_of_all_positions_changes_no_score),
-        cmocka_unit_test(test_gaussians_have_no_pass_of_their_own),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

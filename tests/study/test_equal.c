@@ -8,15 +8,12 @@
 #include "cpu/backend.h"
 #include "study/study.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { E = 16, T = 24, V = 256, F = 64, ITERS = 100, BATCH = 8 };
 
@@ -51,8 +48,7 @@ static weft_study *open_study(const char *equal, const char *variants) {
     return s;
 }
 
-static void test_iterations_stay_as_configured(void **state) {
-    (void)state;
+TEST(test_iterations_stay_as_configured) {
     weft_study *s = open_study("iters", "a; b: BATCH_SIZE=2 N_FFN=8; c: STEPS=7");
     assert_int_equal(s->built[0].iters, ITERS);
     assert_int_equal(s->built[1].iters, ITERS);
@@ -62,8 +58,7 @@ static void test_iterations_stay_as_configured(void **state) {
     weft_study_close(s);
 }
 
-static void test_tokens_are_equal(void **state) {
-    (void)state;
+TEST(test_tokens_are_equal) {
     weft_study *s = open_study("tokens", "a; half: BATCH_SIZE=4; third: BATCH_SIZE=3;"
                                          " more: GRADIENT_ACCUMULATION=7; long: "
                                          "CONTEXT=96; huge: BATCH_SIZE=4000");
@@ -80,8 +75,7 @@ static void test_tokens_are_equal(void **state) {
     weft_study_close(s);
 }
 
-static void test_operations_are_equal(void **state) {
-    (void)state;
+TEST(test_operations_are_equal) {
     weft_study *s = open_study("flops", "a; deep: N_LAYER=3; wide: N_FFN=256; gated: FFN=swiglu;"
                                         " small: BATCH_SIZE=2");
     double one = operations(1, 2, F);
@@ -93,8 +87,7 @@ static void test_operations_are_equal(void **state) {
     weft_study_close(s);
 }
 
-static void test_parameters_are_nearest(void **state) {
-    (void)state;
+TEST(test_parameters_are_nearest) {
     weft_study *s =
         open_study("parameters", "a; gated: FFN=swiglu; same: DROPOUT=0.1;"
                                  " zheads: FFN=wsffn WSFFN_N_HEAD=12 N_FFN=24 WSFFN_Z_PROJ=dense;"
@@ -122,8 +115,7 @@ static void test_parameters_are_nearest(void **state) {
     weft_study_close(s);
 }
 
-static void test_width_keeps_to_what_the_mechanisms_divide_by(void **state) {
-    (void)state;
+TEST(test_width_keeps_to_what_the_mechanisms_divide_by) {
     weft_config c;
     weft_config_defaults(&c);
     assert_int_equal(weft_equal_unit(&c), 8);
@@ -137,8 +129,7 @@ static void test_width_keeps_to_what_the_mechanisms_divide_by(void **state) {
     assert_int_equal(weft_equal_unit(&c), 600); /* 8, 12, 10 and 50 */
 }
 
-static void test_time_scales_by_measured_seconds(void **state) {
-    (void)state;
+TEST(test_time_scales_by_measured_seconds) {
     weft_study *s = open_study("time", "a; fast: N_FFN=8; slow: N_FFN=256");
     assert_int_equal(s->built[0].iters, ITERS);
     assert_int_equal(s->built[1].iters, 0); /* not known yet */
@@ -152,14 +143,4 @@ static void test_time_scales_by_measured_seconds(void **state) {
     weft_study_close(s);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_iterations_stay_as_configured),
-        cmocka_unit_test(test_tokens_are_equal),
-        cmocka_unit_test(test_operations_are_equal),
-        cmocka_unit_test(test_parameters_are_nearest),
-        cmocka_unit_test(test_width_keeps_to_what_the_mechanisms_divide_by),
-        cmocka_unit_test(test_time_scales_by_measured_seconds),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

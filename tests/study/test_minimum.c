@@ -3,15 +3,12 @@
 #include "study/statistics.h"
 
 #include "base/random.h"
+#include "support/test.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { RUNS_MOST = 64, STUDIES = 200 };
 
@@ -35,8 +32,7 @@ static void expect_near(const char *name, double is, double expected, double roo
     if (!(fabs(is - expected) <= room)) fail_msg("%s: %.9g, not %.9g", name, is, expected);
 }
 
-static void test_minima_and_intervals_are_the_references(void **state) {
-    (void)state;
+TEST(test_minima_and_intervals_are_the_references) {
     json_error_t error;
     json_t *vectors = json_load_file("tests/vectors/minimum.json", 0, &error), *row;
     size_t i;
@@ -81,8 +77,7 @@ static void test_minima_and_intervals_are_the_references(void **state) {
 
 /* Three rates, two seeds, minima that lie apart and differ by 0.02; a seed moves both variants by much more than
  * chance does. Of 200 intervals 190 should hold the difference, by chance 181 to 199. */
-static void test_intervals_cover_what_they_promise(void **state) {
-    (void)state;
+TEST(test_intervals_cover_what_they_promise) {
     const double rates[] = {1e-3, 2e-3, 4e-3}, places[] = {1.6e-3, 2.3e-3};
     int held = 0, beyond = 0;
     for (uint32_t study = 0; study < STUDIES; study++) {
@@ -116,8 +111,7 @@ static weft_minimum fit(const double *rates, const double *scores, int n) {
     return weft_minimum_fit(runs, n, false);
 }
 
-static void test_a_minimum_at_the_edge_asks_for_a_rate_beyond(void **state) {
-    (void)state;
+TEST(test_a_minimum_at_the_edge_asks_for_a_rate_beyond) {
     const double rates[] = {1e-3, 2e-3, 4e-3}, close[] = {1e-3, 1.1e-3, 1.2e-3},
                  far[] = {1e-3, 1e-2, 1e-1};
     weft_minimum m = fit(rates, (const double[]){3.2, 3.1, 3.0}, 3);
@@ -142,8 +136,7 @@ static void test_a_minimum_at_the_edge_asks_for_a_rate_beyond(void **state) {
     assert_true(isnan(fit(rates, (const double[]){3.2, 3.1, 3.0}, 2).beyond));
 }
 
-static void test_too_few_runs_have_no_interval(void **state) {
-    (void)state;
+TEST(test_too_few_runs_have_no_interval) {
     weft_rate_run runs[] = {{1e-3, 3.1, 1}, {2e-3, 3.0, 1}, {4e-3, 3.1, 1}};
     weft_comparison c;
     assert_int_equal(weft_compare_minima(runs, 3, runs, 3, 0, false, &c), WEFT_OK);
@@ -154,12 +147,4 @@ static void test_too_few_runs_have_no_interval(void **state) {
     assert_string_equal(weft_comparison_word(&c), "undecided");
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_minima_and_intervals_are_the_references),
-        cmocka_unit_test(test_intervals_cover_what_they_promise),
-        cmocka_unit_test(test_a_minimum_at_the_edge_asks_for_a_rate_beyond),
-        cmocka_unit_test(test_too_few_runs_have_no_interval),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -3,14 +3,11 @@
 #include "study/study.h"
 #include "study/variants.h"
 #include "support/command.h"
+#include "support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void parse(const char *named, const char *ablation, weft_variants *out) {
     weft_config c;
@@ -33,8 +30,7 @@ static void refuse(const char *named, const char *ablation, const char *const *w
             fail_msg("'%s' is not in: %s", *words, weft_error_message());
 }
 
-static void test_named_variants_are_read(void **state) {
-    (void)state;
+TEST(test_named_variants_are_read) {
     weft_variants s;
     parse("base; wide: N_FFN=128 config_n_head=4 ;deep vs wide : N_LAYER=3;"
           " data: DATASET=\"a b;c\" TOKENIZER='x y'",
@@ -61,8 +57,7 @@ static void test_named_variants_are_read(void **state) {
     weft_variants_free(&s);
 }
 
-static void test_a_variant_has_a_label(void **state) {
-    (void)state;
+TEST(test_a_variant_has_a_label) {
     /* The last three have no label of their own; nor has the first, which sets nothing. */
     static const char *const labels[] = {
         "base",
@@ -92,8 +87,7 @@ static void test_a_variant_has_a_label(void **state) {
     refuse("a; b '': N_FFN=3", "", SAYS("'b'", "label"));
 }
 
-static void test_ablation_variants_have_their_switches_and_repeats(void **state) {
-    (void)state;
+TEST(test_ablation_variants_have_their_switches_and_repeats) {
     /* Gate, cross-token, latent of steps 0 to 5, as the RA-MLA write-up lists them. */
     static const char *const switches[] = {"nnn", "ynn", "yyn", "yyy", "yyn", "yyy"};
     weft_variants s;
@@ -116,8 +110,7 @@ static void test_ablation_variants_have_their_switches_and_repeats(void **state)
     weft_variants_free(&s);
 }
 
-static void test_a_config_without_variants_is_one_variant(void **state) {
-    (void)state;
+TEST(test_a_config_without_variants_is_one_variant) {
     weft_variants s;
     char name[WEFT_VARIANT_NAME];
     parse("", "", &s);
@@ -134,8 +127,7 @@ static void test_a_config_without_variants_is_one_variant(void **state) {
     assert_string_equal(name, "study");
 }
 
-static void test_mistakes_name_the_variant_and_the_key(void **state) {
-    (void)state;
+TEST(test_mistakes_name_the_variant_and_the_key) {
     refuse("a; b: N_FNN=3", "",
            SAYS("file", "STUDY_VARIANTS", "'b'", "CONFIG_N_FNN", "CONFIG_N_FFN"));
     refuse("a; b: SEED=3", "", SAYS("'b'", "CONFIG_SEED", "whole study"));
@@ -154,8 +146,7 @@ static void test_mistakes_name_the_variant_and_the_key(void **state) {
     refuse("a", "0,1", SAYS("RA_MLA_ABLATION_STEPS", "STUDY_VARIANTS", "both"));
 }
 
-static void test_command_line_wins_over_variant_and_variant_over_file(void **state) {
-    (void)state;
+TEST(test_command_line_wins_over_variant_and_variant_over_file) {
     static const char text[] = "CONFIG_STUDY_VARIANTS=\"a; b: N_LAYER=3 N_HEAD=4\"\n"
                                "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n";
     const char *path = scratch_path("layers");
@@ -175,8 +166,7 @@ static void test_command_line_wins_over_variant_and_variant_over_file(void **sta
 
 /* The same through the program: --variant by name, all variants of a plan, and a name that is none. */
 /* Wherever PRESET stands, all that is set wins over it; a variant may take another. */
-static void test_a_preset_goes_below_all_that_is_set(void **state) {
-    (void)state;
+TEST(test_a_preset_goes_below_all_that_is_set) {
     const char *path = scratch_path("preset");
     static const char text[] = "CONFIG_NORM=\"layernorm\"\nCONFIG_PRESET=\"w2\"\n";
     file_write(path, text, sizeof text - 1);
@@ -196,8 +186,7 @@ static void test_a_preset_goes_below_all_that_is_set(void **state) {
     assert_true(c.bias && c.latent_recip);
 }
 
-static void test_plan_and_train_know_variants_by_name(void **state) {
-    (void)state;
+TEST(test_plan_and_train_know_variants_by_name) {
     static const char text[] =
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
         "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n";
@@ -222,8 +211,7 @@ static void test_plan_and_train_know_variants_by_name(void **state) {
 }
 
 /* Without --out a run's folder has the variant's name; one that was begun under the name before goes on. */
-static void test_a_runs_folder_is_named_by_its_variant(void **state) {
-    (void)state;
+TEST(test_a_runs_folder_is_named_by_its_variant) {
     static const char text[] =
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
         "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_BATCH_SIZE=1\n"
@@ -239,17 +227,4 @@ static void test_a_runs_folder_is_named_by_its_variant(void **state) {
     assert_int_equal(system(command), 0); /* NOLINT */
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_named_variants_are_read),
-        cmocka_unit_test(test_a_variant_has_a_label),
-        cmocka_unit_test(test_ablation_variants_have_their_switches_and_repeats),
-        cmocka_unit_test(test_a_config_without_variants_is_one_variant),
-        cmocka_unit_test(test_mistakes_name_the_variant_and_the_key),
-        cmocka_unit_test(test_command_line_wins_over_variant_and_variant_over_file),
-        cmocka_unit_test(test_a_preset_goes_below_all_that_is_set),
-        cmocka_unit_test(test_plan_and_train_know_variants_by_name),
-        cmocka_unit_test(test_a_runs_folder_is_named_by_its_variant),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,19 +2,17 @@
  * never waits for us, and a time limit keeps a hang from taking the whole test with it. */
 #include "command.h"
 
+#include "test.h"
+
 #include <fcntl.h>
 #include <ftw.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORDS_MOST = 64, LIMIT_SECONDS = 300, PAUSE_MS = 2 };
 

@@ -2,17 +2,14 @@
 #include "lost_copies.h"
 
 #include "command.h"
+#include "test.h"
 #include "train/loop.h"
 #include "train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* Of the weights and of the optimizer's state; losses and norms are shorter. */
 enum { STEPS = 6, LONG_COPY = 8192, COPIES_MOST = 64 };

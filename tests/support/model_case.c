@@ -3,16 +3,13 @@
 
 #include "base/random.h"
 #include "cpu/backend.h"
+#include "test.h"
 
 #include <dirent.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define CONFIGS "tests/model/configs"
 

@@ -4,16 +4,13 @@
 #include "core/safetensors.h"
 #include "cpu/backend.h"
 #include "model_case.h"
+#include "test.h"
 #include "train/step.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void check(weft_status status) {
     if (status != WEFT_OK) fail_msg("%s", weft_error_message());

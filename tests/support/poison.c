@@ -1,12 +1,9 @@
 /* Poison for one token. */
 #include "support/poison.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+#include "support/test.h"
 
-#include <cmocka.h>
+#include <math.h>
 
 void poison_token(weft_model *m, int32_t token, float with) {
     assert_false(m->config.weight_tying);

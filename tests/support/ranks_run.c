@@ -2,23 +2,19 @@
 #include "ranks_run.h"
 
 #include "command.h"
+#include "test.h"
 #include "train_run.h"
 
 #include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORDS_MOST = 128, PAUSE_MS = 5 };
 

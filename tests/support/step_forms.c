@@ -1,13 +1,11 @@
 /* Models with a step. */
 #include "support/step_forms.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
+#include "support/test.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 const step_form step_forms[STEP_FORMS] = {
     {"dot", {"ATTENTION=dot"}},

@@ -4,16 +4,12 @@
 
 #include "command.h"
 #include "record/database.h"
+#include "test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ITERS = 100, EVAL_EVERY = 10 };
 

@@ -1,20 +1,16 @@
 #include "study_run.h"
 
 #include "command.h"
+#include "test.h"
 #include "train_run.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <sqlite3.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WAITS = 30000, BUSY_MS = 10000 };
 

@@ -1,13 +1,10 @@
 #include "support/tensor_file.h"
 
 #include "core/safetensors.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 double *tensor_values(const char *path, const char *name, int64_t *count) {
     weft_safetensors *file;

@@ -1,14 +1,11 @@
 /* Writers of token files, by the formats' descriptions. */
 #include "token_file.h"
 #include "command.h"
+#include "test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { NPY_ALIGN = 64, SHARD_WORDS = 256 };
 

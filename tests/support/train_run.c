@@ -1,13 +1,11 @@
 #include "train_run.h"
 
 #include "command.h"
+#include "test.h"
 
 #include <fcntl.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +14,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORDS_MOST = 64, LIMIT_MS = 1800000, PAUSE_MS = 2 };
 

@@ -7,15 +7,12 @@
 #include "core/safetensors.h"
 #include "data/dataset.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 200, FIRST_STEPS = 20, LAST_STEPS = 50 };
 
@@ -110,46 +107,38 @@ static void hold_double(const char *name) {
     printf("note: %s in f64: %.1e from the reference in %d steps\n", name, worst, STEPS);
 }
 
-static void test_dot_gelu(void **state) {
-    (void)state;
+TEST(test_dot_gelu) {
     hold_curve("dot-gelu", STEPS);
 }
 
-static void test_w2_swiglu(void **state) {
-    (void)state;
+TEST(test_w2_swiglu) {
     hold_curve("w2-swiglu", STEPS);
 }
 
-static void test_wsffn(void **state) {
-    (void)state;
+TEST(test_wsffn) {
     hold_curve("wsffn", STEPS);
 }
 
-static void test_mla_with_all_mechanisms(void **state) {
-    (void)state;
+TEST(test_mla_with_all_mechanisms) {
     hold_curve("mla-none", STEPS);
 }
 
 /* Once rounding has picked another neighbour the curves are two, of the same kind. */
-static void test_mla_with_topk(void **state) {
-    (void)state;
+TEST(test_mla_with_topk) {
     hold_curve("mla-topk", FIRST_STEPS);
 }
 
 /* Once rounding has grown they are two here as well: float32 in PyTorch strays as far. */
-static void test_wsffn_from_small_weights(void **state) {
-    (void)state;
+TEST(test_wsffn_from_small_weights) {
     hold_curve("wsffn-normal", FIRST_STEPS);
 }
 
-static void test_muon(void **state) {
-    (void)state;
+TEST(test_muon) {
     hold_curve("muon-dot", STEPS);
     hold_curve("muon-mla", STEPS);
 }
 
-static void test_every_curve_in_double(void **state) {
-    (void)state;
+TEST(test_every_curve_in_double) {
     static const char *const names[] = {"dot-gelu", "w2-swiglu",    "wsffn",    "mla-none",
                                         "mla-topk", "wsffn-normal", "muon-dot", "muon-mla"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
@@ -199,12 +188,6 @@ static int dump(const char *config, const char *path) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dot_gelu),      cmocka_unit_test(test_w2_swiglu),
-        cmocka_unit_test(test_wsffn),         cmocka_unit_test(test_mla_with_all_mechanisms),
-        cmocka_unit_test(test_mla_with_topk), cmocka_unit_test(test_wsffn_from_small_weights),
-        cmocka_unit_test(test_muon),          cmocka_unit_test(test_every_curve_in_double),
-    };
     if (argc == 4 && strcmp(argv[1], "--dump") == 0) return dump(argv[2], argv[3]);
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+    return tests_run(scratch_setup, scratch_teardown);
 }

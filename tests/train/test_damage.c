@@ -4,20 +4,17 @@
 #include "base/clock.h"
 #include "model/folder.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/token_file.h"
 #include "support/train_run.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256], out[256];
 
@@ -35,8 +32,7 @@ static void train_some(const char *name, const char *iterations) {
 }
 
 /* Every bit of state.json would be many runs: some bit of every seventh byte. */
-static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
-    (void)state;
+TEST(test_a_flipped_bit_in_the_state_is_noticed) {
     size_t bytes;
     train_some("flip", "STEPS=2");
     char *text = file_read(at("flip/last/state.json"), &bytes);
@@ -57,8 +53,7 @@ static void test_a_flipped_bit_in_the_state_is_noticed(void **state) {
 }
 
 /* What is on the disk is not what was meant: the checkpoint before stays. */
-static void test_a_write_that_went_wrong_is_noticed(void **state) {
-    (void)state;
+TEST(test_a_write_that_went_wrong_is_noticed) {
     fault_need();
     train_some("wrong", "STEPS=2");
     size_t bytes;
@@ -82,8 +77,7 @@ static void test_a_write_that_went_wrong_is_noticed(void **state) {
 }
 
 /* A state of the version before has no checksum of its own. */
-static void test_a_state_of_the_version_before_is_read(void **state) {
-    (void)state;
+TEST(test_a_state_of_the_version_before_is_read) {
     train_some("format1", "STEPS=2");
     json_t *kept = json_load_file(at("format1/last/state.json"), 0, NULL);
     assert_non_null(kept);
@@ -95,8 +89,7 @@ static void test_a_state_of_the_version_before_is_read(void **state) {
 }
 
 /* Numbers at the ends of what 64 bits hold: refused before anything is counted with them. */
-static void test_extreme_counts_in_a_state_are_refused(void **state) {
-    (void)state;
+TEST(test_extreme_counts_in_a_state_are_refused) {
     static const char *const keys[] = {"iteration", "skipped", "skipped_in_a_row", "logged_every"};
     static const json_int_t values[] = {INT64_MAX, INT64_MIN, -1, 1000000001};
     train_some("extreme", "STEPS=2");
@@ -123,8 +116,7 @@ static void write_tokens(const char *path) {
     npy_write(path, 4, 1, 25, tokens);
 }
 
-static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
-    (void)state;
+TEST(test_a_damaged_model_is_refused_wherever_it_is_read) {
     char model[300];
     size_t bytes;
     train_some("read", "STEPS=2");
@@ -148,8 +140,7 @@ static void test_a_damaged_model_is_refused_wherever_it_is_read(void **state) {
 }
 
 /* Lines 1 to 8, of which the third is hurt; the run goes on from step 6. */
-static void test_a_bad_line_costs_only_itself(void **state) {
-    (void)state;
+TEST(test_a_bad_line_costs_only_itself) {
     size_t bytes;
     train_some("line", "STEPS=6");
     char *text = file_read(at("line/metrics.jsonl"), &bytes);
@@ -183,8 +174,7 @@ static void test_a_bad_line_costs_only_itself(void **state) {
 }
 
 /* A torn last line and lines of steps that are done again are no damage. */
-static void test_what_a_kill_leaves_is_no_damage(void **state) {
-    (void)state;
+TEST(test_what_a_kill_leaves_is_no_damage) {
     size_t bytes;
     train_some("tail", "STEPS=4");
     char *text = file_read(at("tail/metrics.jsonl"), &bytes);
@@ -203,8 +193,7 @@ static void test_what_a_kill_leaves_is_no_damage(void **state) {
 }
 
 /* The lines of the steps that a checkpoint has done are on the disk before it is. */
-static void test_metrics_are_synced_before_a_checkpoint(void **state) {
-    (void)state;
+TEST(test_metrics_are_synced_before_a_checkpoint) {
     fault_need();
     snprintf(out, sizeof out, "%s", at("synced"));
     fault f = {.calls = "fsync", .path = "metrics.jsonl", .nth = 1, .error = EIO};
@@ -229,8 +218,7 @@ static void make_shards(const char *folder, int32_t first) {
     shard_write(path, 20240520, 1, 100, 2, tokens, 100);
 }
 
-static void test_another_dataset_under_a_run_is_noticed(void **state) {
-    (void)state;
+TEST(test_another_dataset_under_a_run_is_noticed) {
     char dataset[300];
     make_shards(at("data"), 1);
     make_shards(at("data2"), 2);
@@ -283,8 +271,7 @@ static void *exchange_meanwhile(void *context) {
 }
 
 /* A checkpoint that is replaced while it is checked is not taken for a damaged one. */
-static void test_a_checkpoint_that_is_replaced_is_no_damage(void **state) {
-    (void)state;
+TEST(test_a_checkpoint_that_is_replaced_is_no_damage) {
     char folder[256];
     snprintf(folder, sizeof folder, "%s", at("one"));
     make_checkpoint(folder, 'a');
@@ -302,8 +289,7 @@ static void test_a_checkpoint_that_is_replaced_is_no_damage(void **state) {
 }
 
 /* A file of a terabyte, all of it a hole, is refused by its size. */
-static void test_a_hole_is_not_read_to_its_end(void **state) {
-    (void)state;
+TEST(test_a_hole_is_not_read_to_its_end) {
     make_checkpoint(at("hole"), 'a');
     uint_least64_t beats = atomic_load(&weft_beats);
     assert_int_equal(truncate(at("hole/model.safetensors"), (off_t)1 << 40), 0);
@@ -312,19 +298,4 @@ static void test_a_hole_is_not_read_to_its_end(void **state) {
     assert_true(atomic_load(&weft_beats) - beats < 8);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_flipped_bit_in_the_state_is_noticed),
-        cmocka_unit_test(test_a_write_that_went_wrong_is_noticed),
-        cmocka_unit_test(test_a_state_of_the_version_before_is_read),
-        cmocka_unit_test(test_extreme_counts_in_a_state_are_refused),
-        cmocka_unit_test(test_a_damaged_model_is_refused_wherever_it_is_read),
-        cmocka_unit_test(test_a_checkpoint_that_is_replaced_is_no_damage),
-        cmocka_unit_test(test_a_hole_is_not_read_to_its_end),
-        cmocka_unit_test(test_a_bad_line_costs_only_itself),
-        cmocka_unit_test(test_what_a_kill_leaves_is_no_damage),
-        cmocka_unit_test(test_metrics_are_synced_before_a_checkpoint),
-        cmocka_unit_test(test_another_dataset_under_a_run_is_noticed),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

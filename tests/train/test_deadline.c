@@ -1,16 +1,13 @@
 /* A run with a deadline ends in time, whatever the machine does: by a clock that the test moves. */
 #include "cpu/backend.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "train/loop.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { PLANNED = 400 };
 
@@ -82,8 +79,7 @@ static double last_rate(const char *name) {
 
 /* 100 seconds: with steps of 1 s, of 0.5 s and then 4 s (a load that comes), of 4 s and then 0.5 s (one that goes), of 10 s.
  * In each the run is over in time and has used nine tenths of it, and its rate has come down. */
-static void test_a_run_ends_in_time_under_a_load_that_changes(void **state) {
-    (void)state;
+TEST(test_a_run_ends_in_time_under_a_load_that_changes) {
     static const load loads[] = {{1, 1, 0}, {0.5, 4, 100}, {4, 0.5, 10}, {10, 10, 0}};
     for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
         char name[16], line[64];
@@ -104,16 +100,14 @@ static void test_a_run_ends_in_time_under_a_load_that_changes(void **state) {
 }
 
 /* One that is fast enough does all its steps, with the bits of one without a deadline. */
-static void test_enough_time_changes_nothing(void **state) {
-    (void)state;
+TEST(test_enough_time_changes_nothing) {
     assert_int_equal(run("free", 0, (load){0.1, 0.1, 0}).steps, PLANNED);
     assert_int_equal(run("timed", 100, (load){0.1, 0.1, 0}).steps, PLANNED);
     file_expect_equal(scratch_path("free/last/model.safetensors"),
                       scratch_path("timed/last/model.safetensors"));
 }
 
-static void test_the_last_step_follows_from_pace_and_time(void **state) {
-    (void)state;
+TEST(test_the_last_step_follows_from_pace_and_time) {
     assert_int_equal(weft_train_last_step(10, 100, 30, 0.5), 70);
     assert_int_equal(weft_train_last_step(10, 100, 300, 0.5), 100);
     assert_int_equal(weft_train_last_step(10, 100, 0.4, 0.5), 10);
@@ -121,11 +115,4 @@ static void test_the_last_step_follows_from_pace_and_time(void **state) {
     assert_int_equal(weft_train_last_step(10, 100, 30, 0), 100);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_run_ends_in_time_under_a_load_that_changes),
-        cmocka_unit_test(test_enough_time_changes_nothing),
-        cmocka_unit_test(test_the_last_step_follows_from_pace_and_time),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,15 +2,12 @@
  * text comes to. Trimmed to most of its steps; whole in make test-long. */
 #include "support/bigram.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { BIGRAM_TRAIN = 2000000, BIGRAM_VAL = 100000, SEEDS = 8 };
 
@@ -41,8 +38,7 @@ static double run_demo(const char *const *command, const char *out) {
     return loss;
 }
 
-static void test_demo_learns_more_than_pairs(void **state) {
-    (void)state;
+TEST(test_demo_learns_more_than_pairs) {
     char out[256];
     snprintf(out, sizeof out, "%s", scratch_path("demo"));
     const char *const *whole = RUN("train", "--config", "defconfigs/demo", "--out", out);
@@ -56,8 +52,7 @@ static void test_demo_learns_more_than_pairs(void **state) {
 /* MLA, by whatever instructions the processor has for bf16. The first steps, to which it is trimmed, are those
  * where the loss falls most. Later on two runs that round differently differ by some percent, either way:
  * whole, it is the mean over random seeds, and what so few seeds leave open is not held against it. */
-static void test_bf16_ends_near_f32(void **state) {
-    (void)state;
+TEST(test_bf16_ends_near_f32) {
     static const char *const types[] = {"f32", "bf16"};
     int runs = train_long() ? SEEDS : 1;
     double mean[2] = {0, 0}, worse = 0, squares = 0;
@@ -84,10 +79,4 @@ static void test_bf16_ends_near_f32(void **state) {
     assert_true(fabs(worse) <= (train_long() ? 0.01 + 2 * error : 0.02));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_demo_learns_more_than_pairs),
-        cmocka_unit_test(test_bf16_ends_near_f32),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,22 +2,18 @@
  * reader makes of them. */
 #include "base/crc32c.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "train/metrics.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void check(weft_status status) {
     if (status != WEFT_OK) fail_msg("%s", weft_error_message());
 }
 
-static void test_crc32c_is_castagnolis(void **state) {
-    (void)state;
+TEST(test_crc32c_is_castagnolis) {
     /* The check value of the algorithm's catalogue, and RFC 3720's 32 bytes of 0 and of 1 bits. */
     static const char digits[] = "123456789";
     unsigned char bytes[32] = {0};
@@ -42,8 +38,7 @@ static void write_files(void) {
     weft_events_close(e);
 }
 
-static void test_records_are_framed(void **state) {
-    (void)state;
+TEST(test_records_are_framed) {
     size_t bytes, at = 0;
     int records = 0;
     write_files();
@@ -72,8 +67,7 @@ static void test_records_are_framed(void **state) {
     free(file);
 }
 
-static void test_tensorboard_reads_them(void **state) {
-    (void)state;
+TEST(test_tensorboard_reads_them) {
     char command[1024], text[4096];
     const char *python = getenv("PYTHON");
     if (!python) python = "python3";
@@ -94,19 +88,10 @@ static void test_tensorboard_reads_them(void **state) {
                               "lr 10 0.5\nlr 20 0.5\n");
 }
 
-static void test_folder_that_is_not_there_is_an_error(void **state) {
-    (void)state;
+TEST(test_folder_that_is_not_there_is_an_error) {
     weft_events *e;
     assert_int_equal(weft_events_open("/nowhere", 0, &e), WEFT_EIO);
     assert_null(e);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_crc32c_is_castagnolis),
-        cmocka_unit_test(test_records_are_framed),
-        cmocka_unit_test(test_tensorboard_reads_them),
-        cmocka_unit_test(test_folder_that_is_not_there_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -3,22 +3,19 @@
 #include "cpu/backend.h"
 #include "support/command.h"
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256];
 
@@ -42,8 +39,7 @@ static void last_line_says(const char *path, const char *word) {
     free(text);
 }
 
-static void test_full_disk_leaves_the_last_checkpoint(void **state) {
-    (void)state;
+TEST(test_full_disk_leaves_the_last_checkpoint) {
     train_need_limit();
     /* A constant rate, so that a run in two legs is the whole run. */
     const char *rate = "LR_SCHEDULE=constant";
@@ -70,8 +66,7 @@ static void test_full_disk_leaves_the_last_checkpoint(void **state) {
     train_same_file(folder("full"), folder("roomy"), "last/model.safetensors");
 }
 
-static void test_full_disk_under_the_metrics_is_told(void **state) {
-    (void)state;
+TEST(test_full_disk_under_the_metrics_is_told) {
     train_need_limit();
     /* Room for the run's config, and not for a row of each step; the events are the longer ones. */
     pid_t child =
@@ -89,8 +84,7 @@ static void test_full_disk_under_the_metrics_is_told(void **state) {
     command_free(&r);
 }
 
-static void test_damaged_checkpoint_is_refused(void **state) {
-    (void)state;
+TEST(test_damaged_checkpoint_is_refused) {
     train_steps(folder("hurt"), "STEPS=2");
     const char *const *again =
         RUN("train", "--config", config, "--out", scratch_path("hurt"), "--resume");
@@ -111,8 +105,7 @@ static void test_damaged_checkpoint_is_refused(void **state) {
     command_fails(2, again, SAYS("state.json"));
 }
 
-static void test_vocabulary_must_fit(void **state) {
-    (void)state;
+TEST(test_vocabulary_must_fit) {
     command_fails(
         2, RUN("train", "--config", config, "--out", folder("small"), "-o", "VOCAB_SIZE=100"),
         SAYS("vocabulary", "256", "CONFIG_VOCAB_SIZE", "100"));
@@ -148,8 +141,7 @@ static void stop_by(int number) {
     assert_int_equal(access(state, R_OK), 0);
 }
 
-static void test_signals_save_and_stop(void **state) {
-    (void)state;
+TEST(test_signals_save_and_stop) {
     stop_by(SIGINT);
     stop_by(SIGTERM);
     stop_by(SIGHUP);
@@ -178,8 +170,7 @@ static int signal_twice(long wait_ms) {
 }
 
 /* One that comes before the first step has begun ends the run by itself. */
-static void test_second_signal_ends_at_once(void **state) {
-    (void)state;
+TEST(test_second_signal_ends_at_once) {
     int status = 1;
     for (long wait_ms = 50; status == 1 && wait_ms < 10000; wait_ms *= 3)
         status = signal_twice(wait_ms);
@@ -219,8 +210,7 @@ static weft_train_result run_broken(const char *out, breaker *b) {
     return result;
 }
 
-static void test_steps_that_are_not_finite_are_skipped(void **state) {
-    (void)state;
+TEST(test_steps_that_are_not_finite_are_skipped) {
     weft_train_result r = run_broken(folder("skips"), &(breaker){.from = 3, .to = 7});
     assert_int_equal(r.end, WEFT_TRAIN_DONE);
     assert_int_equal(r.steps, 20);
@@ -228,8 +218,7 @@ static void test_steps_that_are_not_finite_are_skipped(void **state) {
     assert_true(isfinite(r.parts.loss));
 }
 
-static void test_many_in_a_row_end_the_run(void **state) {
-    (void)state;
+TEST(test_many_in_a_row_end_the_run) {
     weft_train_result r = run_broken(folder("lost"), &(breaker){.from = 5, .to = 20});
     assert_int_equal(r.end, WEFT_TRAIN_DIVERGED);
     assert_int_equal(r.skipped, WEFT_TRAIN_SKIPS_MAX);
@@ -248,16 +237,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_full_disk_leaves_the_last_checkpoint),
-        cmocka_unit_test(test_full_disk_under_the_metrics_is_told),
-        cmocka_unit_test(test_damaged_checkpoint_is_refused),
-        cmocka_unit_test(test_vocabulary_must_fit),
-        cmocka_unit_test(test_signals_save_and_stop),
-        cmocka_unit_test(test_second_signal_ends_at_once),
-        cmocka_unit_test(test_steps_that_are_not_finite_are_skipped),
-        cmocka_unit_test(test_many_in_a_row_end_the_run),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

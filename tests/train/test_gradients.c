@@ -4,15 +4,12 @@
 #include "cpu/backend.h"
 #include "support/model_case.h"
 #include "support/remote.h"
+#include "support/test.h"
 #include "train/gradients.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 13 };
 
@@ -67,8 +64,7 @@ static void check_sum(model_run *r, const weft_backend *backend, int64_t count, 
     weft_pool_destroy(pool);
 }
 
-static void test_micro_batches_are_added_in_a_tree(void **state) {
-    (void)state;
+TEST(test_micro_batches_are_added_in_a_tree) {
     model_case c;
     model_run r;
     model_case_open(&c, "dot-learned");
@@ -79,8 +75,7 @@ static void test_micro_batches_are_added_in_a_tree(void **state) {
     model_case_close(&c);
 }
 
-static void test_a_device_adds_them_in_the_same_tree(void **state) {
-    (void)state;
+TEST(test_a_device_adds_them_in_the_same_tree) {
     model_case c;
     model_run r;
     model_case_open(&c, "dot-learned");
@@ -91,8 +86,7 @@ static void test_a_device_adds_them_in_the_same_tree(void **state) {
     model_case_close(&c);
 }
 
-static void test_bad_gradient_is_named(void **state) {
-    (void)state;
+TEST(test_bad_gradient_is_named) {
     model_case c;
     model_run r;
     weft_optimizer *o;
@@ -116,11 +110,4 @@ static void test_bad_gradient_is_named(void **state) {
     model_case_close(&c);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_micro_batches_are_added_in_a_tree),
-        cmocka_unit_test(test_a_device_adds_them_in_the_same_tree),
-        cmocka_unit_test(test_bad_gradient_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -3,18 +3,15 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { KILLS = 3, KILLS_LONG = 20, STEPS_A_KILL = 12, FIRST_MOST = 30000 };
 
@@ -42,8 +39,7 @@ static bool wait_for_checkpoint(pid_t child, const char *last, ino_t before) {
     return false;
 }
 
-static void test_killed_runs_end_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_killed_runs_end_on_the_same_bits) {
     int kills = train_long() ? KILLS_LONG : KILLS, during = 0;
     char iterations[32], whole[256], killed[256], last[300], fresh[300], config[256], err[256];
     snprintf(iterations, sizeof iterations, "STEPS=%d", kills * STEPS_A_KILL);
@@ -90,9 +86,4 @@ static void test_killed_runs_end_on_the_same_bits(void **state) {
     train_same_end(whole, killed);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_runs_end_on_the_same_bits),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,16 +2,12 @@
  * that the metrics tell is the one that was used. */
 #include "core/safetensors.h"
 #include "support/command.h"
+#include "support/test.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static const char plain[] = "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
                             "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=16\n"
@@ -54,16 +50,14 @@ static void expect_alone(const char *sets, const char *micro, const char *name, 
     weft_safetensors_close(b);
 }
 
-static void test_a_projection_whose_losses_are_off_is_not_decayed(void **state) {
-    (void)state;
+TEST(test_a_projection_whose_losses_are_off_is_not_decayed) {
     static const char sets[] = "CONFIG_FFN=\"wsffn\"\nCONFIG_WSFFN_N_HEAD=2\n"
                                "CONFIG_WSFFN_AUX_LOSS=n\n";
     expect_alone(sets, "MICRO_BATCH=0", "h.0.ffn.z_proj.weight", "h.0.ffn.w1.weight");
     expect_alone(sets, "MICRO_BATCH=2", "h.0.ffn.z_proj.weight", "h.0.ffn.w1.weight");
 }
 
-static void test_the_last_layers_gate_is_not_decayed(void **state) {
-    (void)state;
+TEST(test_the_last_layers_gate_is_not_decayed) {
     static const char sets[] = "CONFIG_ATTENTION=\"mla\"\nCONFIG_RA_MLA_LATENT_DIM=8\n"
                                "CONFIG_RA_MLA_MLP_ATTN_GATE=y\nCONFIG_RA_MLA_MLP_GATE_DIM=8\n";
     expect_alone(sets, "MICRO_BATCH=0", "h.1.ffn.gate_proj.weight", "h.0.ffn.gate_proj.weight");
@@ -89,8 +83,7 @@ static json_t *read_line(const char *folder, int step) {
 
 /* Resets every 4 steps, a warm-up of 4 after each: the second step after a reset has half of the
  * cosine's rise, (1 - cos(pi · 2/4)) / 2. */
-static void test_the_rate_that_is_logged_is_the_one_used(void **state) {
-    (void)state;
+TEST(test_the_rate_that_is_logged_is_the_one_used) {
     const char *config = scratch_path("spam"), *out = scratch_path("spam-run");
     char text[2048];
     snprintf(text, sizeof text,
@@ -112,11 +105,4 @@ static void test_the_rate_that_is_logged_is_the_one_used(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_projection_whose_losses_are_off_is_not_decayed),
-        cmocka_unit_test(test_the_last_layers_gate_is_not_decayed),
-        cmocka_unit_test(test_the_rate_that_is_logged_is_the_one_used),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

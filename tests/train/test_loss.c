@@ -2,19 +2,16 @@
  * that is missing or cannot be looked at ends a run instead of starting it anew, and an error of the
  * system is an error. */
 #include "support/fault.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256], out[256];
 
@@ -69,8 +66,7 @@ static void name_is_refused(const char *name) {
     victim_lives(victim);
 }
 
-static void test_links_and_others_folders_are_not_removed(void **state) {
-    (void)state;
+TEST(test_links_and_others_folders_are_not_removed) {
     name_is_refused("last.new");
     name_is_refused("best.new");
     name_is_refused("last.old");
@@ -79,8 +75,7 @@ static void test_links_and_others_folders_are_not_removed(void **state) {
 }
 
 /* A note that someone put into a checkpoint: neither it nor the checkpoint goes. */
-static void test_a_checkpoint_with_a_note_in_it_stays(void **state) {
-    (void)state;
+TEST(test_a_checkpoint_with_a_note_in_it_stays) {
     snprintf(out, sizeof out, "%s", at("noted"));
     train_steps(out, "STEPS=4");
     file_write(at("noted/step-0000000002/note"), "the good one", 12);
@@ -88,8 +83,7 @@ static void test_a_checkpoint_with_a_note_in_it_stays(void **state) {
     assert_int_equal(access(at("noted/step-0000000002/note"), R_OK), 0);
 }
 
-static void test_a_missing_last_is_no_fresh_start(void **state) {
-    (void)state;
+TEST(test_a_missing_last_is_no_fresh_start) {
     snprintf(out, sizeof out, "%s", at("gone"));
     train_steps(out, "STEPS=4");
     size_t bytes;
@@ -114,8 +108,7 @@ static void test_a_missing_last_is_no_fresh_start(void **state) {
 }
 
 /* Only an earlier checkpoint is there. */
-static void test_a_folder_with_a_step_alone_is_used(void **state) {
-    (void)state;
+TEST(test_a_folder_with_a_step_alone_is_used) {
     snprintf(out, sizeof out, "%s", at("steps"));
     train_steps(at("source"), "STEPS=4");
     assert_int_equal(mkdir(out, 0777), 0);
@@ -125,8 +118,7 @@ static void test_a_folder_with_a_step_alone_is_used(void **state) {
 }
 
 /* Of a run that had checkpoints only the log is left: there is nothing to name. */
-static void test_a_log_alone_offers_no_checkpoint(void **state) {
-    (void)state;
+TEST(test_a_log_alone_offers_no_checkpoint) {
     snprintf(out, sizeof out, "%s", at("log"));
     train_steps(out, "STEPS=2");
     assert_int_equal(rename(at("log/last"), at("log-last")), 0);
@@ -138,8 +130,7 @@ static void test_a_log_alone_offers_no_checkpoint(void **state) {
     command_free(&r);
 }
 
-static void test_an_empty_folder_starts_and_a_kill_before_the_first_does_too(void **state) {
-    (void)state;
+TEST(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too) {
     snprintf(out, sizeof out, "%s", at("early"));
     fault_need();
     /* Killed while its first checkpoint is written. */
@@ -155,8 +146,7 @@ static void test_an_empty_folder_starts_and_a_kill_before_the_first_does_too(voi
 }
 
 /* A best is written before a last. */
-static void test_a_kill_between_the_first_best_and_the_first_last(void **state) {
-    (void)state;
+TEST(test_a_kill_between_the_first_best_and_the_first_last) {
     snprintf(out, sizeof out, "%s", at("between"));
     fault_need();
     command_result r = fault_run(&(fault){.calls = "mkdir", .path = "last.new", .nth = 1},
@@ -170,7 +160,7 @@ static void test_a_kill_between_the_first_best_and_the_first_last(void **state) 
     train_same_end(out, at("between-plain"));
 }
 
-static void test_a_last_that_cannot_be_looked_at_is_an_error(void **state) {
+TEST(test_a_last_that_cannot_be_looked_at_is_an_error) {
     static const int errors[] = {EIO, ESTALE, EACCES};
     (void)state;
     snprintf(out, sizeof out, "%s", at("blind"));
@@ -189,8 +179,7 @@ static void test_a_last_that_cannot_be_looked_at_is_an_error(void **state) {
 }
 
 /* A folder that cannot be read to its end is not taken for one with less in it. */
-static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
-    (void)state;
+TEST(test_an_error_of_readdir_is_no_empty_folder) {
     fault f = {.calls = "readdir", .path = "unread", .error = EIO};
     long count = 0;
     fault_need();
@@ -216,8 +205,7 @@ static void test_an_error_of_readdir_is_no_empty_folder(void **state) {
 }
 
 /* The folder's own sync is looked at. */
-static void test_a_sync_that_fails_is_told(void **state) {
-    (void)state;
+TEST(test_a_sync_that_fails_is_told) {
     fault_need();
     fault f = {.calls = "fsync", .path = "unsynced", .error = EIO};
     long count = 0;
@@ -234,8 +222,7 @@ static void test_a_sync_that_fails_is_told(void **state) {
     }
 }
 
-static void test_a_kill_while_pruning_leaves_no_torn_step(void **state) {
-    (void)state;
+TEST(test_a_kill_while_pruning_leaves_no_torn_step) {
     snprintf(out, sizeof out, "%s", at("pruned"));
     fault_need();
     for (long nth = 1; nth <= 8; nth++) {
@@ -253,8 +240,7 @@ static void test_a_kill_while_pruning_leaves_no_torn_step(void **state) {
 }
 
 /* As the version before left it: no mark, and a file is missing. */
-static void test_a_torn_step_is_cleaned_up_and_not_offered(void **state) {
-    (void)state;
+TEST(test_a_torn_step_is_cleaned_up_and_not_offered) {
     snprintf(out, sizeof out, "%s", at("torn"));
     train_steps(out, "STEPS=6");
     assert_int_equal(unlink(at("torn/step-0000000004/model.safetensors")), 0);
@@ -268,8 +254,7 @@ static void test_a_torn_step_is_cleaned_up_and_not_offered(void **state) {
 }
 
 /* Folders that have no mark are weft's by what is in them. */
-static void test_a_run_of_the_version_before_goes_on(void **state) {
-    (void)state;
+TEST(test_a_run_of_the_version_before_goes_on) {
     snprintf(out, sizeof out, "%s", at("before"));
     train_steps(out, "STEPS=4");
     assert_int_equal(unlink(at("before/last/.weft")), 0);
@@ -297,21 +282,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_links_and_others_folders_are_not_removed),
-        cmocka_unit_test(test_a_checkpoint_with_a_note_in_it_stays),
-        cmocka_unit_test(test_a_missing_last_is_no_fresh_start),
-        cmocka_unit_test(test_a_folder_with_a_step_alone_is_used),
-        cmocka_unit_test(test_a_log_alone_offers_no_checkpoint),
-        cmocka_unit_test(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too),
-        cmocka_unit_test(test_a_kill_between_the_first_best_and_the_first_last),
-        cmocka_unit_test(test_a_last_that_cannot_be_looked_at_is_an_error),
-        cmocka_unit_test(test_an_error_of_readdir_is_no_empty_folder),
-        cmocka_unit_test(test_a_sync_that_fails_is_told),
-        cmocka_unit_test(test_a_kill_while_pruning_leaves_no_torn_step),
-        cmocka_unit_test(test_a_torn_step_is_cleaned_up_and_not_offered),
-        cmocka_unit_test(test_a_run_of_the_version_before_goes_on),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

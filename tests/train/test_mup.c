@@ -2,16 +2,13 @@
  * what a few steps do to the logits does not grow with the width. */
 #include "support/command.h"
 #include "support/tensor_file.h"
+#include "support/test.h"
 #include "support/token_file.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { BASE = 32, WIDE = 256, TIME = 32 };
 
@@ -84,8 +81,7 @@ static double logits_moved(const char *name, int width, const char *mup) {
     return rms(after, before, "logits");
 }
 
-static void test_updates_do_not_grow_with_the_width(void **state) {
-    (void)state;
+TEST(test_updates_do_not_grow_with_the_width) {
     double plain = logits_moved("plain-w", WIDE, "MUP=n") / logits_moved("plain", BASE, "MUP=n");
     double mup = logits_moved("mup-w", WIDE, "MUP=y") / logits_moved("mup", BASE, "MUP=y");
     print_message("logits move by %.2f times as much at %d times the width; with MUP by %.2f\n",
@@ -107,8 +103,7 @@ static void compare_models(const char *a, const char *b) {
     free(two);
 }
 
-static void test_at_the_base_nothing_changes(void **state) {
-    (void)state;
+TEST(test_at_the_base_nothing_changes) {
     pair with = train("with", BASE, "MUP=y", "N_HEAD=4", "1e-3", "3");
     pair without = train("without", BASE, "MUP=n", "N_HEAD=4", "1e-3", "3");
     compare_models(with.start, without.start);
@@ -131,8 +126,7 @@ static void check_step(const pair *p, const char *name, double rate) {
     if (!(fabs(step - rate) < 0.01 * rate)) fail_msg("%s moves by %g, not by %g", name, step, rate);
 }
 
-static void test_maps_between_layers_have_a_smaller_rate(void **state) {
-    (void)state;
+TEST(test_maps_between_layers_have_a_smaller_rate) {
     pair p = train("step", 4 * BASE, "MUP=y", "N_HEAD=16", "1e-3", "1");
     check_step(&p, "wte.weight", 1e-3);
     check_step(&p, "wpe.weight", 1e-3);
@@ -146,8 +140,7 @@ static void test_maps_between_layers_have_a_smaller_rate(void **state) {
 }
 
 /* 0.02 at the base; the embedding keeps it, maps between layers have 1/√width of it. */
-static void test_maps_start_by_their_inputs(void **state) {
-    (void)state;
+TEST(test_maps_start_by_their_inputs) {
     char path[600];
     pair p = train("start", 4 * BASE, "MUP=y", "N_HEAD=16", "1e-3", "1");
     snprintf(path, sizeof path, "%s/model.safetensors", p.start);
@@ -156,8 +149,7 @@ static void test_maps_start_by_their_inputs(void **state) {
     assert_true(fabs(rms(path, NULL, "h.1.ffn.proj.weight") / (0.01 / 2) - 1) < 0.02);
 }
 
-static void test_what_has_no_rule_is_refused(void **state) {
-    (void)state;
+TEST(test_what_has_no_rule_is_refused) {
     command_fails(2, RUN("plan", "-o", "MUP=y"), SAYS("MUP_BASE_WIDTH"));
     command_fails(2, RUN("plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o", "ATTENTION=w2"),
                   SAYS("CONFIG_MUP", "dot"));
@@ -166,13 +158,4 @@ static void test_what_has_no_rule_is_refused(void **state) {
         SAYS("CONFIG_MUP", "mechanism"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_updates_do_not_grow_with_the_width),
-        cmocka_unit_test(test_at_the_base_nothing_changes),
-        cmocka_unit_test(test_maps_between_layers_have_a_smaller_rate),
-        cmocka_unit_test(test_maps_start_by_their_inputs),
-        cmocka_unit_test(test_what_has_no_rule_is_refused),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

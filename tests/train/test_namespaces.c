@@ -1,17 +1,14 @@
 /* Two ranks in two network namespaces, which see each other by a network alone, end on the bits of one. */
 #include "support/command.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NAME_ROOM = 256, COMMAND_ROOM = 8192 };
 
@@ -34,8 +31,7 @@ static void run_across(const char *name, const char *config, const char *out) {
     assert_int_equal(status, 0);
 }
 
-static void test_two_network_namespaces_carry_a_run(void **state) {
-    (void)state;
+TEST(test_two_network_namespaces_carry_a_run) {
     char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], name[64], command[COMMAND_ROOM];
     ranks_need_mpi();
     snprintf(name, sizeof name, "weft-%d", (int)getpid());
@@ -57,9 +53,4 @@ static void test_two_network_namespaces_carry_a_run(void **state) {
     train_same_end(alone, out);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_network_namespaces_carry_a_run),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,15 +2,12 @@
 #include "core/plan.h"
 #include "cpu/backend.h"
 #include "support/model_case.h"
+#include "support/test.h"
 #include "train/optimizer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void check(weft_status status) {
     if (status != WEFT_OK) fail_msg("%s", weft_error_message());
@@ -105,8 +102,7 @@ static void compare_sources(int optimizer, weft_dtype dtype) {
     close_trainee(&b);
 }
 
-static void test_own_gradients_step_as_a_sessions_do(void **state) {
-    (void)state;
+TEST(test_own_gradients_step_as_a_sessions_do) {
     static const int optimizers[] = {WEFT_OPTIMIZER_ADAMWSPAM, WEFT_OPTIMIZER_MUON};
     for (int i = 0; i < 2; i++) {
         compare_sources(optimizers[i], WEFT_F32);
@@ -143,15 +139,13 @@ static void copy_state(int optimizer) {
     close_trainee(&b);
 }
 
-static void test_copied_state_goes_on_with_equal_bits(void **state) {
-    (void)state;
+TEST(test_copied_state_goes_on_with_equal_bits) {
     copy_state(WEFT_OPTIMIZER_ADAMWSPAM);
     copy_state(WEFT_OPTIMIZER_MUON);
 }
 
 /* Muon's matrices have one moment; vectors, embeddings and the head have AdamW's two. */
-static void test_muon_is_for_the_matrices_of_layers(void **state) {
-    (void)state;
+TEST(test_muon_is_for_the_matrices_of_layers) {
     trainee t;
     const weft_weight *list;
     int64_t n;
@@ -171,20 +165,11 @@ static void test_muon_is_for_the_matrices_of_layers(void **state) {
     close_trainee(&t);
 }
 
-static void test_a_step_without_gradients_is_an_error(void **state) {
-    (void)state;
+TEST(test_a_step_without_gradients_is_an_error) {
     trainee t;
     open_trainee(&t, WEFT_OPTIMIZER_ADAMWSPAM, WEFT_F32);
     assert_int_equal(weft_optimizer_run(t.o, 1e-2), WEFT_EBUG);
     close_trainee(&t);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_own_gradients_step_as_a_sessions_do),
-        cmocka_unit_test(test_copied_state_goes_on_with_equal_bits),
-        cmocka_unit_test(test_muon_is_for_the_matrices_of_layers),
-        cmocka_unit_test(test_a_step_without_gradients_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+RUN_TESTS(NULL, NULL)

@@ -5,18 +5,15 @@
 #include "support/command.h"
 #include "support/model_case.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/optimizer.h"
 #include "train/step.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char config[256];
 
@@ -199,8 +196,7 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
     close_trainee(&t);
 }
 
-static void test_lowest_scores_of_each_matrix_are_masked(void **state) {
-    (void)state;
+TEST(test_lowest_scores_of_each_matrix_are_masked) {
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_MAGNITUDE, WEFT_F32);
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_MOVEMENT, WEFT_F32);
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_STATE, WEFT_F64);
@@ -210,16 +206,14 @@ static void test_lowest_scores_of_each_matrix_are_masked(void **state) {
 }
 
 /* bf16 weights have many ties; the order of equal ones is part of the bits. */
-static void test_masks_of_bf16_weights(void **state) {
-    (void)state;
+TEST(test_masks_of_bf16_weights) {
     check_weights(WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_MAGNITUDE, WEFT_BF16);
     check_weights(WEFT_OPTIMIZER_MUON, WEFT_PRUNING_MAGNITUDE, WEFT_BF16);
 }
 
 /* A column of the feed-forward: a row of fc with its bias, a column of proj; its score is the sum of squares
  * of |w| v^¼ over them. All of it is masked, and nothing else. */
-static void test_columns_of_the_feed_forward_are_masked_whole(void **state) {
-    (void)state;
+TEST(test_columns_of_the_feed_forward_are_masked_whole) {
     trainee t;
     open_trainee(&t, "dot-learned", WEFT_OPTIMIZER_ADAMW, WEFT_PRUNING_STATE, WEFT_MASKS_FFN,
                  WEFT_F32);
@@ -274,8 +268,7 @@ static void expect_pruned(trainee *t, bool pruned) {
 }
 
 /* Where all second moments are zero they tell nothing: the next step does it. */
-static void test_no_masks_without_moments(void **state) {
-    (void)state;
+TEST(test_no_masks_without_moments) {
     trainee t;
     open_trainee(&t, "dot-learned", WEFT_OPTIMIZER_ADAMWSPAM, WEFT_PRUNING_STATE,
                  WEFT_MASKS_WEIGHTS, WEFT_F32);
@@ -289,8 +282,7 @@ static void test_no_masks_without_moments(void **state) {
 }
 
 /* Zero before PRUNE_START, a cubic in stairs, all of it from PRUNE_END on. */
-static void test_sparsity_rises_along_a_cubic(void **state) {
-    (void)state;
+TEST(test_sparsity_rises_along_a_cubic) {
     weft_config c;
     weft_config_defaults(&c);
     c.prune_start = 10;
@@ -356,8 +348,7 @@ static void keep(char *out, const char *path) {
     snprintf(out, 256, "%s", path);
 }
 
-static void test_a_resumed_run_has_the_same_bits(void **state) {
-    (void)state;
+TEST(test_a_resumed_run_has_the_same_bits) {
     static const char *const by[] = {"PRUNE=magnitude", "PRUNE=movement", "PRUNE=state"};
     static const char *const optimizers[] = {"OPTIMIZER=muon", "OPTIMIZER=adamw",
                                              "OPTIMIZER=adamwspam"};
@@ -383,8 +374,7 @@ static void test_a_resumed_run_has_the_same_bits(void **state) {
     }
 }
 
-static void test_ranks_make_the_same_masks(void **state) {
-    (void)state;
+TEST(test_ranks_make_the_same_masks) {
     static const struct {
         int ranks;
         const char *shard, *by, *what;
@@ -411,8 +401,7 @@ static void test_ranks_make_the_same_masks(void **state) {
 }
 
 /* A damaged mask is found by the checkpoint's checksum. */
-static void test_masks_are_under_the_checksums(void **state) {
-    (void)state;
+TEST(test_masks_are_under_the_checksums) {
     char run[256], path[512];
     keep(run, scratch_path("summed"));
     command_succeeds(RUN("train", "--config", config, "--out", run, PRUNES("magnitude")), NULL);
@@ -429,8 +418,7 @@ static void test_masks_are_under_the_checksums(void **state) {
 }
 
 /* What was masked is what `weft prune` removes, and the rest computes the same. */
-static void test_prune_removes_what_was_masked(void **state) {
-    (void)state;
+TEST(test_prune_removes_what_was_masked) {
     static const char *const what[][2] = {{"PRUNE_WHAT=ffn", "ffn"}, {"PRUNE_WHAT=heads", "heads"}};
     char run[256], out[256], text[256];
     keep(text, scratch_path("text"));
@@ -467,8 +455,7 @@ static void test_prune_removes_what_was_masked(void **state) {
 }
 
 /* A finished sparse model stays as it is where training goes on from it, masked from the first step. */
-static void test_a_sparse_model_stays_sparse(void **state) {
-    (void)state;
+TEST(test_a_sparse_model_stays_sparse) {
     char run[256], on[256];
     keep(run, scratch_path("sparse"));
     keep(on, scratch_path("on"));
@@ -491,8 +478,7 @@ static void test_a_sparse_model_stays_sparse(void **state) {
 }
 
 /* To Hugging Face's layout and back: every zero is where it was. */
-static void test_a_sparse_model_is_converted(void **state) {
-    (void)state;
+TEST(test_a_sparse_model_is_converted) {
     char run[256], hf[256], back[256];
     keep(run, scratch_path("to-hf"));
     keep(hf, scratch_path("hf"));
@@ -516,8 +502,7 @@ static double planned(const char *prune) {
 }
 
 /* A byte for each weight of the layers' matrices, and by movement four more. */
-static void test_plan_counts_masks(void **state) {
-    (void)state;
+TEST(test_plan_counts_masks) {
     char run[256];
     int64_t matrices = 0;
     keep(run, scratch_path("counted"));
@@ -535,8 +520,7 @@ static void test_plan_counts_masks(void **state) {
     assert_true(planned("PRUNE=movement") == dense + 5 * (double)matrices);
 }
 
-static void test_what_cannot_be_is_refused(void **state) {
-    (void)state;
+TEST(test_what_cannot_be_is_refused) {
     const char *out = scratch_path("refused");
     command_fails(
         2, RUN("train", "--config", config, "--out", out, PRUNES("state"), "-o", "OPTIMIZER=muon"),
@@ -560,21 +544,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lowest_scores_of_each_matrix_are_masked),
-        cmocka_unit_test(test_masks_of_bf16_weights),
-        cmocka_unit_test(test_columns_of_the_feed_forward_are_masked_whole),
-        cmocka_unit_test(test_no_masks_without_moments),
-        cmocka_unit_test(test_sparsity_rises_along_a_cubic),
-        cmocka_unit_test(test_a_resumed_run_has_the_same_bits),
-        cmocka_unit_test(test_ranks_make_the_same_masks),
-        cmocka_unit_test(test_masks_are_under_the_checksums),
-        cmocka_unit_test(test_prune_removes_what_was_masked),
-        cmocka_unit_test(test_a_sparse_model_stays_sparse),
-        cmocka_unit_test(test_a_sparse_model_is_converted),
-        cmocka_unit_test(test_plan_counts_masks),
-        cmocka_unit_test(test_what_cannot_be_is_refused),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -2,12 +2,11 @@
  * which rank and why, and the last checkpoint goes on at another number of ranks. */
 #include "support/command.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/token_file.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +15,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NAME_ROOM = 256 };
 static const double LIMIT = 60; /* seconds */
@@ -98,8 +95,7 @@ static void check_killed(const char *name, int ranks, int rank, int others) {
     expect_resumable(&f, others);
 }
 
-static void test_killed_rank_ends_all(void **state) {
-    (void)state;
+TEST(test_killed_rank_ends_all) {
     static const int numbers[] = {2, 3, 4, 6};
     check_killed("killed", 4, 3, 2);
     for (size_t i = 0; train_long() && i < sizeof numbers / sizeof *numbers; i++) {
@@ -112,8 +108,7 @@ static void test_killed_rank_ends_all(void **state) {
 }
 
 /* Killed again and again at any moment, in any number: the end is that of a run that nobody disturbed. */
-static void test_run_that_is_killed_often_ends_as_another(void **state) {
-    (void)state;
+TEST(test_run_that_is_killed_often_ends_as_another) {
     static const int numbers[] = {3, 2, 6, 4};
     run_files f = open_run("often");
     char alone[NAME_ROOM], more[64];
@@ -180,8 +175,7 @@ static void stop(pid_t child, pid_t victim) {
 }
 
 /* A stopped process answers nothing: a heartbeat finds it. */
-static void test_hung_rank_ends_all(void **state) {
-    (void)state;
+TEST(test_hung_rank_ends_all) {
     run_files f = open_run("hung");
     for (int rank = 0; rank < 2; rank++)
         check_hung(&f, rank, stop, "has been silent for");
@@ -189,8 +183,7 @@ static void test_hung_rank_ends_all(void **state) {
 }
 
 /* A rank that never comes: the others wait inside MPI, where no heartbeat is yet. */
-static void test_rank_that_does_not_come_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_that_does_not_come_ends_all) {
     run_files f = open_run("absent");
     const char *const *environment = SAYS("WEFT_HEARTBEAT=2");
     ranks_part parts[] = {
@@ -285,16 +278,14 @@ static void hang_thread(pid_t child, pid_t victim) {
     skip();
 }
 
-static void test_hung_working_thread_ends_all(void **state) {
-    (void)state;
+TEST(test_hung_working_thread_ends_all) {
     run_files f = open_run("thread");
     check_hung(&f, 1, hang_thread, "hangs: nothing has moved");
 }
 
 /* Rank 0 gathers what the others have of the optimizer's state, and the disk is full: a limit on the size of
  * its files stands for that. It is set once the run goes on, since MPI's shared memory is a file too. */
-static void test_rank_that_cannot_save_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_that_cannot_save_ends_all) {
     run_files f = open_run("full");
     ranks_part part = {.ranks = 3,
                        .arguments = RUN("train", "--config", f.config, "--out", f.out,
@@ -321,16 +312,14 @@ static void expect_refused(const run_files *f, const ranks_part *other, const ch
     expect_lines(f, what, 2);
 }
 
-static void test_rank_without_its_data_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_without_its_data_ends_all) {
     run_files f = open_run("data");
     ranks_part other = {.arguments = RUN("train", "--config", f.config, "--out", f.out,
                                          "--peak-flops", "0", "-o", "DATASET=./nowhere")};
     expect_refused(&f, &other, "nowhere");
 }
 
-static void test_rank_with_another_config_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_with_another_config_ends_all) {
     run_files f = open_run("config-differs");
     ranks_part other = {.arguments = RUN("train", "--config", f.config, "--out", f.out,
                                          "--peak-flops", "0", "-o", "LEARNING_RATE=0.02")};
@@ -338,8 +327,7 @@ static void test_rank_with_another_config_ends_all(void **state) {
 }
 
 /* The program with a byte more. */
-static void test_rank_with_another_program_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_with_another_program_ends_all) {
     run_files f = open_run("program-differs");
     char copy[NAME_ROOM], library[4096 + 32];
     size_t n;
@@ -371,8 +359,7 @@ static void write_data(const char *folder, int kind) {
     }
 }
 
-static void test_rank_with_other_data_ends_all(void **state) {
-    (void)state;
+TEST(test_rank_with_other_data_ends_all) {
     run_files f = open_run("data-differs");
     char folder[2][NAME_ROOM];
     const char *const *arguments = RUN("train", "--config", f.config, "--out", f.out,
@@ -387,8 +374,7 @@ static void test_rank_with_other_data_ends_all(void **state) {
     expect_lines(&f, "its data is not rank 0's", 2);
 }
 
-static void test_more_ranks_than_micro_batches_is_an_error(void **state) {
-    (void)state;
+TEST(test_more_ranks_than_micro_batches_is_an_error) {
     run_files f = open_run("too-many");
     assert_true(ranks_run(3,
                           RUN("train", "--config", f.config, "--out", f.out, "--peak-flops", "0",
@@ -397,8 +383,7 @@ static void test_more_ranks_than_micro_batches_is_an_error(void **state) {
     expect_lines(&f, "3 ranks share a step's 2 micro-batches", 3);
 }
 
-static void test_build_without_mpi_says_so(void **state) {
-    (void)state;
+TEST(test_build_without_mpi_says_so) {
     run_files f = open_run("no-mpi");
     ranks_part part = {.ranks = 2,
                        .arguments = RUN("train", "--config", f.config, "--out", f.out),
@@ -407,20 +392,4 @@ static void test_build_without_mpi_says_so(void **state) {
     expect_lines(&f, "/nowhere/libweft-mpi.so cannot be opened", 1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_rank_ends_all),
-        cmocka_unit_test(test_run_that_is_killed_often_ends_as_another),
-        cmocka_unit_test(test_rank_that_does_not_come_ends_all),
-        cmocka_unit_test(test_hung_rank_ends_all),
-        cmocka_unit_test(test_hung_working_thread_ends_all),
-        cmocka_unit_test(test_rank_that_cannot_save_ends_all),
-        cmocka_unit_test(test_rank_without_its_data_ends_all),
-        cmocka_unit_test(test_rank_with_another_config_ends_all),
-        cmocka_unit_test(test_rank_with_another_program_ends_all),
-        cmocka_unit_test(test_rank_with_other_data_ends_all),
-        cmocka_unit_test(test_more_ranks_than_micro_batches_is_an_error),
-        cmocka_unit_test(test_build_without_mpi_says_so),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -2,20 +2,17 @@
  * resuming at another number. */
 #include "support/command.h"
 #include "support/ranks_run.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RANKS_MOST = 4, NAME_ROOM = 256 };
 
@@ -97,20 +94,17 @@ static void check_numbers(const char *name, const char *dataset, const char *ffn
     }
 }
 
-static void test_any_number_of_ranks_ends_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_any_number_of_ranks_ends_on_the_same_bits) {
     check_numbers("wsffn", "embedded", "wsffn", "f32", "");
 }
 
-static void test_ranks_share_left_out_targets(void **state) {
-    (void)state;
+TEST(test_ranks_share_left_out_targets) {
     check_numbers("recall", "recall", "gelu", "f32", "");
 }
 
 /* With positives by dropout, which follow from a sequence's place in the step, and numbers that are
  * learned. */
-static void test_any_number_of_ranks_in_bf16_too(void **state) {
-    (void)state;
+TEST(test_any_number_of_ranks_in_bf16_too) {
     check_numbers("bf16", "embedded", "wsffn", "bf16",
                   "CONFIG_WSFFN_POSITIVE=\"dropout\"\nCONFIG_WSFFN_Z_LOGITS=0.5\n"
                   "CONFIG_ATTENTION=\"w2\"\nCONFIG_W2_SIGMA_DIM=3\n"
@@ -153,8 +147,7 @@ static void check_shared(const char *dtype, int ranks, const char *shard) {
     check_shared_by("OPTIMIZER=adamwspam", dtype, ranks, shard);
 }
 
-static void test_shared_state_changes_no_bit(void **state) {
-    (void)state;
+TEST(test_shared_state_changes_no_bit) {
     check_shared("f32", 3, "optimizer");
     check_shared("bf16", 4, "gradients");
     check_shared("f32", 2, "gradients");
@@ -164,8 +157,7 @@ static void test_shared_state_changes_no_bit(void **state) {
 }
 
 /* Every optimizer, type, way of sharing and number; dropout and the contrastive loss in all of them. */
-static void test_every_way_of_sharing_ends_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_every_way_of_sharing_ends_on_the_same_bits) {
     static const char *const optimizers[] = {"OPTIMIZER=adamw", "OPTIMIZER=adamwspam",
                                              "OPTIMIZER=muon"};
     static const char *const types[] = {"f32", "bf16"};
@@ -210,15 +202,13 @@ static void resume_by_parts(const char *optimizer) {
     train_same_file(alone, out, "last/optimizer.safetensors");
 }
 
-static void test_shared_state_resumes_at_another_number(void **state) {
-    (void)state;
+TEST(test_shared_state_resumes_at_another_number) {
     resume_by_parts("OPTIMIZER=adamwspam");
     resume_by_parts("OPTIMIZER=muon");
 }
 
 /* A signal to one rank stops all; two ranks go on where three stopped, and one ends it. */
-static void test_stopped_ranks_resume_at_another_number(void **state) {
-    (void)state;
+TEST(test_stopped_ranks_resume_at_another_number) {
     char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
     keep(config, scratch_path("stop.config"));
@@ -273,8 +263,7 @@ static double final_loss(const char *out) {
 }
 
 /* In MPI's order the sum is the same number but for its last bits. */
-static void test_plain_sum_is_near(void **state) {
-    (void)state;
+TEST(test_plain_sum_is_near) {
     char config[NAME_ROOM], out[2][NAME_ROOM], err[NAME_ROOM];
     ranks_need_mpi();
     keep(config, scratch_path("plain.config"));
@@ -292,16 +281,4 @@ static void test_plain_sum_is_near(void **state) {
     assert_true(fabs(final_loss(out[0]) - final_loss(out[1])) < 1e-4);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_any_number_of_ranks_ends_on_the_same_bits),
-        cmocka_unit_test(test_ranks_share_left_out_targets),
-        cmocka_unit_test(test_any_number_of_ranks_in_bf16_too),
-        cmocka_unit_test(test_shared_state_changes_no_bit),
-        cmocka_unit_test(test_every_way_of_sharing_ends_on_the_same_bits),
-        cmocka_unit_test(test_shared_state_resumes_at_another_number),
-        cmocka_unit_test(test_stopped_ranks_resume_at_another_number),
-        cmocka_unit_test(test_plain_sum_is_near),
-    };
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
-}
+RUN_TESTS(scratch_setup, scratch_teardown)

@@ -6,19 +6,16 @@
 #include "support/command.h"
 #include "support/lost_copies.h"
 #include "support/remote.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256];
 static const char *prune = "none";
@@ -68,20 +65,17 @@ static void compare(const char *name, const char *dtype, const char *micro) {
     train_same_end(a, b);
 }
 
-static void test_remote_run_ends_on_the_same_bits(void **state) {
-    (void)state;
+TEST(test_remote_run_ends_on_the_same_bits) {
     compare("f32", "f32", "2");
     compare("bf16", "bf16", "1");
 }
 
-static void test_remote_run_without_micro_batches_does_too(void **state) {
-    (void)state;
+TEST(test_remote_run_without_micro_batches_does_too) {
     compare("whole", "bf16", "0");
 }
 
 /* Masks are made on the host, from weights and state that steps change on the other side. */
-static void test_remote_run_is_pruned_alike(void **state) {
-    (void)state;
+TEST(test_remote_run_is_pruned_alike) {
     prune = "state";
     compare("pruned", "bf16", "2");
     prune = "movement";
@@ -117,8 +111,7 @@ static void expect_choices(const char *out, const char *want) {
 
 /* A checkpoint knows what the backend chose for a step; where it chooses otherwise when the run goes
  * on, a line says so, once. */
-static void test_other_choices_are_told(void **state) {
-    (void)state;
+TEST(test_other_choices_are_told) {
     weft_backend remote = make_remote();
     remote.choices = tell_choices;
     char out[300];
@@ -149,8 +142,7 @@ static void break_weight(void *context, int64_t step, weft_model *m) {
 }
 
 /* What the host changes between steps reaches the other side, and a bad weight there is found. */
-static void test_changes_by_the_host_arrive(void **state) {
-    (void)state;
+TEST(test_changes_by_the_host_arrive) {
     weft_backend remote = make_remote();
     weft_config c;
     weft_pool *pool;
@@ -171,15 +163,13 @@ static weft_status lose_copy(void *to, int64_t bytes) {
     return weft_fail(WEFT_EIO, "remote: the device is lost");
 }
 
-static void test_a_device_that_is_lost_leaves_the_last_checkpoint(void **state) {
-    (void)state;
+TEST(test_a_device_that_is_lost_leaves_the_last_checkpoint) {
     weft_backend remote = make_remote();
     lost_copies_check(&remote, lose_copy, config, "remote: the device is lost");
 }
 
 /* The self-check, whose gradients are then held to f32's differences. */
-static void test_self_check_passes(void **state) {
-    (void)state;
+TEST(test_self_check_passes) {
     weft_backend remote = make_remote();
     weft_pool *pool;
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
@@ -197,15 +187,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_remote_run_ends_on_the_same_bits),
-        cmocka_unit_test(test_remote_run_without_micro_batches_does_too),
-        cmocka_unit_test(test_remote_run_is_pruned_alike),
-        cmocka_unit_test(test_other_choices_are_told),
-        cmocka_unit_test(test_changes_by_the_host_arrive),
-        cmocka_unit_test(test_a_device_that_is_lost_leaves_the_last_checkpoint),
-        cmocka_unit_test(test_self_check_passes),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

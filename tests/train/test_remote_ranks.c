@@ -6,18 +6,15 @@
 #include "support/command.h"
 #include "support/ranks_run.h"
 #include "support/remote.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/loop.h"
 
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { NAME_ROOM = 256 };
 
@@ -104,8 +101,7 @@ static void check(int ranks, const char *dtype, const char *shard, const char *o
     train_same_end(alone, together);
 }
 
-static void test_gradients_leave_a_device_during_the_backward_pass(void **state) {
-    (void)state;
+TEST(test_gradients_leave_a_device_during_the_backward_pass) {
     ranks_need_mpi();
     check(2, "bf16", "none", "WEFT_OVERLAP=1", true);
     check(3, "f32", "optimizer", "WEFT_OVERLAP=1", true);
@@ -116,16 +112,14 @@ static void test_gradients_leave_a_device_during_the_backward_pass(void **state)
             check(p, i % 2 ? "f32" : "bf16", shards[i], "WEFT_OVERLAP=1", true);
 }
 
-static void test_gradients_leave_a_device_after_it_on_request(void **state) {
-    (void)state;
+TEST(test_gradients_leave_a_device_after_it_on_request) {
     ranks_need_mpi();
     check(3, "bf16", "none", "WEFT_OVERLAP=0", false);
     check(2, "bf16", "gradients", "WEFT_OVERLAP=0", false);
 }
 
 /* Its messages are under way when it fails. */
-static void test_device_that_is_lost_ends_all(void **state) {
-    (void)state;
+TEST(test_device_that_is_lost_ends_all) {
     char config[NAME_ROOM], err[NAME_ROOM];
     size_t n;
     ranks_need_mpi();
@@ -139,11 +133,6 @@ static void test_device_that_is_lost_ends_all(void **state) {
 }
 
 int main(int n, char **words) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients_leave_a_device_during_the_backward_pass),
-        cmocka_unit_test(test_gradients_leave_a_device_after_it_on_request),
-        cmocka_unit_test(test_device_that_is_lost_ends_all),
-    };
     if (n == 6 && strcmp(words[1], "rank") == 0) return be_rank(words);
-    return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
+    return tests_run(scratch_setup, scratch_teardown);
 }

@@ -1,15 +1,12 @@
 /* Samples while training: made when they are due, kept a line each, the same after a resume, shown in
  * the report; and refused where tokens are no text. */
 #include "support/fault.h"
+#include "support/test.h"
 
 #include <jansson.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define TINY                                                                                       \
     "-o", "N_LAYER=1", "-o", "N_HEAD=2", "-o", "N_EMBD=16", "-o", "VOCAB_SIZE=256", "-o",          \
@@ -31,8 +28,7 @@ static char *lines_of(const char *run) {
 }
 
 /* A record a line, and the file has the text as it is. */
-static void test_samples_are_told_line_by_line(void **state) {
-    (void)state;
+TEST(test_samples_are_told_line_by_line) {
     command_result r = command_run(RUN("train", "--config", config, TINY, "-o", "STEPS=4", "-o",
                                        "SAMPLE_PROMPT=one\ntwo ", "--out", scratch_path("lines")));
     assert_int_equal(r.status, 0);
@@ -43,8 +39,7 @@ static void test_samples_are_told_line_by_line(void **state) {
     free(kept);
 }
 
-static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
-    (void)state;
+TEST(test_samples_are_kept_and_come_again_after_a_resume) {
     char whole[512], cut[512];
     snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
     snprintf(cut, sizeof cut, "%s", scratch_path("cut"));
@@ -90,8 +85,7 @@ static void test_samples_are_kept_and_come_again_after_a_resume(void **state) {
 }
 
 /* The first checkpoint is of the last step: after a kill behind best/ there is no step left to do. */
-static void test_a_kill_at_the_end_loses_no_sample(void **state) {
-    (void)state;
+TEST(test_a_kill_at_the_end_loses_no_sample) {
     static const struct {
         const char *calls, *path;
     } kills[] = {{"write", "samples.jsonl"},
@@ -132,8 +126,7 @@ static void expect_spread(const json_t *rows, size_t time) {
     }
 }
 
-static void test_the_last_sample_shows_what_attention_looks_at(void **state) {
-    (void)state;
+TEST(test_the_last_sample_shows_what_attention_looks_at) {
     char run[512];
     snprintf(run, sizeof run, "%s", scratch_path("looks"));
     command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=2", "-o", "ATTENTION=w2",
@@ -161,21 +154,11 @@ static void test_the_last_sample_shows_what_attention_looks_at(void **state) {
     free(text);
 }
 
-static void test_tokens_that_are_no_text_have_no_samples(void **state) {
-    (void)state;
+TEST(test_tokens_that_are_no_text_have_no_samples) {
     command_fails(2,
                   RUN("train", "--config", config, TINY, "-o", "DATASET=recall", "--out",
                       scratch_path("recall")),
                   SAYS("SAMPLE_PROMPT"));
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_samples_are_told_line_by_line),
-        cmocka_unit_test(test_samples_are_kept_and_come_again_after_a_resume),
-        cmocka_unit_test(test_a_kill_at_the_end_loses_no_sample),
-        cmocka_unit_test(test_the_last_sample_shows_what_attention_looks_at),
-        cmocka_unit_test(test_tokens_that_are_no_text_have_no_samples),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -3,17 +3,14 @@
  * come to write is among them. */
 #include "base/folders.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256], whole[256], work[256], victim[256];
 static weft_names names;
@@ -49,8 +46,7 @@ static const char *prepare(const char *name, bool resume) {
     return path;
 }
 
-static void test_a_link_is_not_written_through(void **state) {
-    (void)state;
+TEST(test_a_link_is_not_written_through) {
     for (int i = 0; i < names.n; i++)
         for (int resume = 0; resume < 2; resume++) {
             assert_int_equal(symlink(victim, prepare(names.list[i], resume)), 0);
@@ -60,8 +56,7 @@ static void test_a_link_is_not_written_through(void **state) {
 }
 
 /* Samples of later steps are cut off where a run goes on, but not those of another file. */
-static void test_samples_behind_a_link_are_not_cut(void **state) {
-    (void)state;
+TEST(test_samples_behind_a_link_are_not_cut) {
     static const char later[] = "{\"step\":1000,\"prompt\":\"a\",\"text\":\"b\"}\n";
     char others[256];
     snprintf(others, sizeof others, "%s", scratch_path("samples-of-another"));
@@ -73,8 +68,7 @@ static void test_samples_behind_a_link_are_not_cut(void **state) {
     free(now);
 }
 
-static void test_a_pipe_is_not_waited_for(void **state) {
-    (void)state;
+TEST(test_a_pipe_is_not_waited_for) {
     for (int i = 0; i < names.n; i++)
         for (int resume = 0; resume < 2; resume++) {
             assert_int_equal(mkfifo(prepare(names.list[i], resume), 0666), 0);
@@ -83,7 +77,7 @@ static void test_a_pipe_is_not_waited_for(void **state) {
 }
 
 /* Names that mean something to others too. */
-static void test_a_file_of_the_users_stops_a_new_run(void **state) {
+TEST(test_a_file_of_the_users_stops_a_new_run) {
     static const char *const common[] = {"config", "result.json", "attention.json", "samples.jsonl",
                                          "metrics.jsonl"};
     (void)state;
@@ -100,8 +94,7 @@ static void test_a_file_of_the_users_stops_a_new_run(void **state) {
 }
 
 /* Lines that are no samples are set aside, those that are stay. */
-static void test_damaged_samples_are_kept(void **state) {
-    (void)state;
+TEST(test_damaged_samples_are_kept) {
     static const char lines[] = "{\"step\":1,\"prompt\":\"a\",\"text\":\"b\"}\nprecious\n"
                                 "{\"step\":2,\"prompt\":\"a\",\"text\":\"c\"}\n";
     char aside[640];
@@ -120,8 +113,7 @@ static void test_damaged_samples_are_kept(void **state) {
 }
 
 /* A run that ended before its first step is begun again by the same command. */
-static void test_a_run_that_was_only_begun_is_no_stranger(void **state) {
-    (void)state;
+TEST(test_a_run_that_was_only_begun_is_no_stranger) {
     prepare("config", false);
     shell_succeeds("touch '%s/metrics.jsonl' && cp '%s/config' '%s/config'", work, whole, work);
     assert_int_equal(train(false), 0);
@@ -151,14 +143,4 @@ static int leave(void **state) {
     return scratch_teardown(state);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_link_is_not_written_through),
-        cmocka_unit_test(test_samples_behind_a_link_are_not_cut),
-        cmocka_unit_test(test_a_pipe_is_not_waited_for),
-        cmocka_unit_test(test_a_file_of_the_users_stops_a_new_run),
-        cmocka_unit_test(test_damaged_samples_are_kept),
-        cmocka_unit_test(test_a_run_that_was_only_begun_is_no_stranger),
-    };
-    return cmocka_run_group_tests(tests, make_run, leave);
-}
+RUN_TESTS(make_run, leave)

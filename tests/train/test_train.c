@@ -2,18 +2,15 @@
  * others can read, and a folder that it can go on from. */
 #include "core/safetensors.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char config[256];
 
@@ -45,8 +42,7 @@ static void train(const char *out, const char *threads, const char *override) {
         RUN("train", "--config", config, "--out", out, "--threads", threads, "-o", override), NULL);
 }
 
-static void test_same_config_gives_same_bits(void **state) {
-    (void)state;
+TEST(test_same_config_gives_same_bits) {
     train(folder("a"), "1", "SEED=3");
     train(folder("b"), "1", "SEED=3");
     train_same_end(folder("a"), folder("b"));
@@ -58,15 +54,13 @@ static void test_same_config_gives_same_bits(void **state) {
     train_same_end(folder("a"), folder("d"));
 }
 
-static void test_recomputed_layers_give_same_bits(void **state) {
-    (void)state;
+TEST(test_recomputed_layers_give_same_bits) {
     train(folder("stored"), "1", "RECOMPUTE=n");
     train(folder("again"), "2", "RECOMPUTE=y");
     train_same_end(folder("stored"), folder("again"));
 }
 
-static void test_bf16_gives_same_bits_and_resumes(void **state) {
-    (void)state;
+TEST(test_bf16_gives_same_bits_and_resumes) {
     train(folder("w"), "1", "DTYPE=bf16");
     command_succeeds(RUN("train", "--config", config, "--out", folder("x"), "--dtype", "bf16", "-o",
                          "STEPS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3"),
@@ -81,8 +75,7 @@ static void test_bf16_gives_same_bits_and_resumes(void **state) {
     weft_safetensors_close(file);
 }
 
-static void test_resuming_step_by_step_gives_same_bits(void **state) {
-    (void)state;
+TEST(test_resuming_step_by_step_gives_same_bits) {
     /* The schedule must not depend on how long each leg is, so it is the constant one. Threads differ
      * from leg to leg, and whether layers are made again. */
     command_succeeds(RUN("train", "--config", config, "--out", folder("one"), "-o",
@@ -107,8 +100,7 @@ static void test_resuming_step_by_step_gives_same_bits(void **state) {
 }
 
 /* With what the command line set, so that it goes on, or is run again, by its folder alone. */
-static void test_a_run_keeps_its_config(void **state) {
-    (void)state;
+TEST(test_a_run_keeps_its_config) {
     command_succeeds(RUN("train", "--config", config, "--out", folder("whole"), "-o", "SEED=3",
                          "-o", "LR_SCHEDULE=constant"),
                      NULL);
@@ -123,8 +115,7 @@ static void test_a_run_keeps_its_config(void **state) {
 }
 
 /* A run that begins takes what fits, here the whole batch; one that goes on keeps what it has, here 2. */
-static void test_an_automatic_micro_batch_stays_with_its_run(void **state) {
-    (void)state;
+TEST(test_an_automatic_micro_batch_stays_with_its_run) {
     command_succeeds(
         RUN("train", "--config", config, "--out", folder("zero"), "-o", "MICRO_BATCH=0"), NULL);
     command_succeeds(
@@ -143,8 +134,7 @@ static void test_an_automatic_micro_batch_stays_with_its_run(void **state) {
     train_same_file(folder("once"), folder("two"), "last/model.safetensors");
 }
 
-static void test_metrics_have_the_keys_of_the_contract(void **state) {
-    (void)state;
+TEST(test_metrics_have_the_keys_of_the_contract) {
     static const char *const keys[] = {
         "step", "loss",      "cross_entropy", "aux_z", "logits_z", "val_loss", "aux_contrastive",
         "lr",   "grad_norm", "tokens_per_s",  "mfu"};
@@ -159,8 +149,7 @@ static void test_metrics_have_the_keys_of_the_contract(void **state) {
 }
 
 /* The dataset's tokenizer has an end of text, the last of its 264 tokens: nobody has to name it. */
-static void test_documents_end_as_the_tokenizer_says(void **state) {
-    (void)state;
+TEST(test_documents_end_as_the_tokenizer_says) {
     char texts[4][300], own[300], data[300], dataset[320];
     snprintf(own, sizeof own, "%s", scratch_path("own.json"));
     snprintf(data, sizeof data, "%s", scratch_path("data"));
@@ -192,8 +181,7 @@ static void test_documents_end_as_the_tokenizer_says(void **state) {
                   SAYS("DOCUMENT_TOKEN", "end of text"));
 }
 
-static void test_metric_of_a_task_is_reported(void **state) {
-    (void)state;
+TEST(test_metric_of_a_task_is_reported) {
     command_result r =
         command_run(RUN("train", "--config", config, "--out", folder("recall"), "-o",
                         "DATASET=recall", "-o", "VOCAB_SIZE=1024", "-o", "STEPS=2", "--json"));
@@ -207,8 +195,7 @@ static void test_metric_of_a_task_is_reported(void **state) {
 }
 
 /* Each task at its smallest, where guessing has 0.25 to 0.5: the held-out answers are nearly all right. */
-static void test_tasks_are_learned(void **state) {
-    (void)state;
+TEST(test_tasks_are_learned) {
     static const char *const tasks[][4] = {
         {"DATASET=mqar", "TASK_SIZE=1", "VOCAB_SIZE=8", "mqar_accuracy"},
         {"DATASET=induction", "TASK_SIZE=1", "VOCAB_SIZE=9", "induction_accuracy"},
@@ -230,8 +217,7 @@ static void test_tasks_are_learned(void **state) {
     }
 }
 
-static void test_used_folder_needs_resume(void **state) {
-    (void)state;
+TEST(test_used_folder_needs_resume) {
     train(folder("used"), "1", "STEPS=2");
     command_fails(2, RUN("train", "--config", config, "--out", folder("used")),
                   SAYS("used", "--resume"));
@@ -241,8 +227,7 @@ static void test_used_folder_needs_resume(void **state) {
                   SAYS("CONFIG_LEARNING_RATE", "0.01", "0.5", "--from"));
 }
 
-static void test_from_starts_with_a_fresh_optimizer(void **state) {
-    (void)state;
+TEST(test_from_starts_with_a_fresh_optimizer) {
     train(folder("base"), "1", "STEPS=2");
     command_succeeds(RUN("train", "--config", config, "--out", folder("tuned"), "--from",
                          scratch_path("base/last"), "-o", "LEARNING_RATE=0", "-o", "MIN_LR=0", "-o",
@@ -254,8 +239,7 @@ static void test_from_starts_with_a_fresh_optimizer(void **state) {
         SAYS("nowhere"));
 }
 
-static void test_last_checkpoints_are_kept(void **state) {
-    (void)state;
+TEST(test_last_checkpoints_are_kept) {
     command_succeeds(RUN("train", "--config", config, "--out", folder("keep"), "-o",
                          "CHECKPOINT_KEEP=3", "-o", "CHECKPOINT_INTERVAL=2"),
                      NULL);
@@ -275,21 +259,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_config_gives_same_bits),
-        cmocka_unit_test(test_recomputed_layers_give_same_bits),
-        cmocka_unit_test(test_bf16_gives_same_bits_and_resumes),
-        cmocka_unit_test(test_resuming_step_by_step_gives_same_bits),
-        cmocka_unit_test(test_a_run_keeps_its_config),
-        cmocka_unit_test(test_metrics_have_the_keys_of_the_contract),
-        cmocka_unit_test(test_documents_end_as_the_tokenizer_says),
-        cmocka_unit_test(test_metric_of_a_task_is_reported),
-        cmocka_unit_test(test_tasks_are_learned),
-        cmocka_unit_test(test_an_automatic_micro_batch_stays_with_its_run),
-        cmocka_unit_test(test_used_folder_needs_resume),
-        cmocka_unit_test(test_from_starts_with_a_fresh_optimizer),
-        cmocka_unit_test(test_last_checkpoints_are_kept),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)

@@ -2,19 +2,14 @@
  * it is cut, and by position. */
 #include "cpu/backend.h"
 #include "support/command.h"
+#include "support/test.h"
 #include "support/train_run.h"
 #include "train/validation.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char config[256];
 
@@ -22,8 +17,7 @@ static void near(double a, double b) {
     if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.15g, not %.15g", a, b);
 }
 
-static void test_runs_count_by_their_targets(void **state) {
-    (void)state;
+TEST(test_runs_count_by_their_targets) {
     /* One target at 4 and three at 2 are 10 in 4 targets. */
     weft_run_loss runs[] = {{4, 1, 0, 0}, {2, 3, 0, 0}, {9, 0, 0, 0}};
     near(weft_run_losses_join(runs, 2), 2.5);
@@ -95,8 +89,7 @@ static double by_sequences(const held_out *h) {
     return sum / (double)n;
 }
 
-static void test_the_loss_is_that_of_the_sequences(void **state) {
-    (void)state;
+TEST(test_the_loss_is_that_of_the_sequences) {
     for (int64_t micro = 1; micro <= 4; micro *= 2) {
         held_out h = open_held_out(micro, "embedded");
         double loss, metric;
@@ -107,8 +100,7 @@ static void test_the_loss_is_that_of_the_sequences(void **state) {
 }
 
 /* The ranges, as many times as they have positions, are the whole. */
-static void test_losses_by_position_are_parts_of_the_loss(void **state) {
-    (void)state;
+TEST(test_losses_by_position_are_parts_of_the_loss) {
     held_out h = open_held_out(2, "embedded");
     weft_position_loss p[WEFT_POSITION_RANGES_MAX];
     double loss, metric, sum = 0;
@@ -130,8 +122,7 @@ static void test_losses_by_position_are_parts_of_the_loss(void **state) {
 }
 
 /* Of weights that are all zero the first choice is token 0: the metric is how often that is asked for. */
-static void test_the_metric_is_the_part_that_is_right(void **state) {
-    (void)state;
+TEST(test_the_metric_is_the_part_that_is_right) {
     held_out h = open_held_out(2, "recall");
     const weft_config *c = &h.model->config;
     enum { TIME = 24 };
@@ -164,12 +155,4 @@ static int open_scratch(void **state) {
     return 0;
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runs_count_by_their_targets),
-        cmocka_unit_test(test_the_loss_is_that_of_the_sequences),
-        cmocka_unit_test(test_losses_by_position_are_parts_of_the_loss),
-        cmocka_unit_test(test_the_metric_is_the_part_that_is_right),
-    };
-    return cmocka_run_group_tests(tests, open_scratch, scratch_teardown);
-}
+RUN_TESTS(open_scratch, scratch_teardown)
