@@ -125,15 +125,8 @@ static weft_status rewind_model(const draft_model *m, const sequence *s, draft *
     return status;
 }
 
-/* A run of the draft model: rows that are known, and one behind the tokens drafted so far. */
-typedef struct {
-    weft_decoder_row rows[WEFT_DECODER_BLOCK];
-    int64_t n;
-    sequence *of[WEFT_DECODER_ROWS_MAX];
-    int n_of;
-} draft_run;
-
-static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
+/* Rows of a run of the draft model: those that are known, and one behind the tokens drafted so far. */
+static void put_draft_rows(batch *b, sequence *s, int64_t rows) {
     draft *d = &s->draft;
     int64_t end = s->n_tokens + d->n;
     b->of[b->n_of++] = s;
@@ -147,7 +140,7 @@ static void put_draft_rows(draft_run *b, sequence *s, int64_t rows) {
     }
 }
 
-static void fill_run(const weft_generator *g, draft_run *b) {
+static void fill_run(const weft_generator *g, batch *b) {
     for (int64_t i = 0; i < g->n_list && b->n < g->drafts->rows; i++) {
         sequence *s = g->list[i];
         const draft *d = &s->draft;
@@ -179,7 +172,7 @@ static weft_status draft_token(weft_generator *g, sequence *s, const float **log
 /* After an error whoever was in the run is read anew. */
 static weft_status draft_by_model(weft_generator *g) {
     for (;;) {
-        draft_run b = {.n = 0};
+        batch b = {.n = 0};
         const float *logits = g->logits;
         fill_run(g, &b);
         if (b.n == 0) return WEFT_OK;

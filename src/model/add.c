@@ -62,19 +62,8 @@ static weft_status begin_weight(weft_weight *w) {
     return refuse(w, "is not in the checkpoint");
 }
 
-/* The output projection's weights, times a factor. */
-static weft_status scale_weight(weft_weight *w, double factor) {
-    WEFT_AUTO_FREE double *values = malloc((size_t)w->count * sizeof *values);
-    if (!values) return weft_fail(WEFT_ENOMEM, "%s: no memory", w->name);
-    weft_weight_read(w, values);
-    for (int64_t i = 0; i < w->count; i++)
-        values[i] *= factor;
-    weft_weight_write(w, values);
-    return WEFT_OK;
-}
-
 /* Makes good what new gates take from a layer's heads. */
-static weft_status make_good(const weft_model *m, weft_model *out) {
+static void make_good(const weft_model *m, weft_model *out) {
     const weft_config *was = &m->config, *c = &out->config;
     for (int64_t layer = 0; layer < c->n_layer; layer++) {
         double factor = 1;
@@ -82,9 +71,8 @@ static weft_status make_good(const weft_model *m, weft_model *out) {
         if (c->attn_gate && !was->attn_gate && layer > 0)
             factor /= 1 - c->gate_alpha / (1 + exp(c->gate_open));
         weft_weight *w = weft_layer_weight(out, layer, "attn.out.weight");
-        if (w && factor != 1) WEFT_TRY(scale_weight(w, factor));
+        if (w && factor != 1) weft_weight_scale(w, factor);
     }
-    return WEFT_OK;
 }
 
 static weft_status fill(const weft_model *m, weft_model *out) {
@@ -103,7 +91,8 @@ static weft_status fill(const weft_model *m, weft_model *out) {
             memcpy(w->data, from->data, (size_t)w->bytes);
         }
     }
-    return make_good(m, out);
+    make_good(m, out);
+    return WEFT_OK;
 }
 
 weft_status weft_model_add(const weft_model *m, const weft_config *c, uint64_t seed,
