@@ -20,12 +20,6 @@ static const char *const variants[] = {
     "mla+all", "swiglu", "wsffn",  "wsffn-grouped", "mla-w2"};
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
-static double number(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) fail_msg("'%s' is not a number", key);
-    return json_number_value(value);
-}
-
 TEST(test_train_has_a_row_for_each_variant) {
     json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", TINY));
     json_t *rows = json_object_get(all, "rows");
@@ -33,15 +27,15 @@ TEST(test_train_has_a_row_for_each_variant) {
     for (size_t i = 0; i < VARIANTS; i++) {
         const json_t *row = json_array_get(rows, i);
         assert_string_equal(json_string_value(json_object_get(row, "variant")), variants[i]);
-        assert_true(number(row, "tokens_per_s") > 0);
-        assert_true(number(row, "plan_bytes") > 0);
-        assert_true(number(row, "gflops") > 0);
-        assert_true(number(row, "of_limit") > 0);
+        assert_true(real_of(row, "tokens_per_s") > 0);
+        assert_true(real_of(row, "plan_bytes") > 0);
+        assert_true(real_of(row, "gflops") > 0);
+        assert_true(real_of(row, "of_limit") > 0);
         /* Tokens are random and so are weights: about log(64), whatever the variant. */
         double loss = json_number_value(json_array_get(json_object_get(row, "losses"), 0));
         assert_true(loss > 3.5 && loss < 5.5);
     }
-    assert_int_equal((int)number(json_object_get(all, "shape"), "tokens"), 16);
+    assert_int_equal((int)real_of(json_object_get(all, "shape"), "tokens"), 16);
     json_decref(all);
 }
 
@@ -62,15 +56,13 @@ TEST(test_train_prints_the_rows_that_are_named) {
 /* A config gives the sizes, the variant its own choices, an override wins over both. */
 TEST(test_train_takes_a_config) {
     const char *path = scratch_path("sizes.config");
-    static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_EMBD=16\nCONFIG_N_HEAD=2\n"
-                               "CONFIG_CONTEXT=8\nCONFIG_VOCAB_SIZE=32\n"
-                               "CONFIG_BATCH_SIZE=4\nCONFIG_ATTENTION=\"dot\"\nCONFIG_KV_HEADS=1\n";
-    file_write(path, text, sizeof text - 1);
+    config_write(path, "N_LAYER=1 N_EMBD=16 N_HEAD=2 CONTEXT=8 VOCAB_SIZE=32 BATCH_SIZE=4 "
+                       "ATTENTION=dot KV_HEADS=1");
     json_t *all = command_json(RUN("bench", "train", "--json", "--steps", "1", "--config", path,
                                    "--variants", "w2", "-o", "VOCAB_SIZE=48"));
     const json_t *shape = json_object_get(all, "shape");
-    assert_int_equal((int)number(shape, "batch"), 4);
-    assert_int_equal((int)number(shape, "vocabulary"), 48);
+    assert_int_equal((int)real_of(shape, "batch"), 4);
+    assert_int_equal((int)real_of(shape, "vocabulary"), 48);
     assert_int_equal(json_array_size(json_object_get(all, "rows")), 1);
     json_decref(all);
 }
@@ -95,16 +87,15 @@ TEST(test_measured_memory_is_the_plan) {
         printf("memory is not measured under a sanitizer or a runner\n");
         skip();
     }
-    json_t *all =
+    WEFT_AUTO_DECREF json_t *all =
         command_json(RUN("bench", "train", "--json", "--steps", "1", "--threads", "2", "--variants",
                          "mla+all", "-o", "N_LAYER=3", "-o", "BATCH_SIZE=8", "-o", "CONTEXT=128",
                          "-o", "N_EMBD=384", "-o", "VOCAB_SIZE=4096"));
     const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
-    assert_true(number(row, "plan_bytes") >= 200e6);
+    assert_true(real_of(row, "plan_bytes") >= 200e6);
     const json_t *measured = json_object_get(row, "peak_of_plan");
     bool told = json_is_number(measured);
     double ratio = json_number_value(measured);
-    json_decref(all);
     if (!told) {
         printf("the system does not tell a process's peak\n");
         skip();
@@ -133,10 +124,8 @@ TEST(test_a_peer_with_another_loss_fails) {
                                "  esac\n"
                                "done\n";
     file_write(path, text, sizeof text - 1);
-    char command[512];
-    snprintf(command, sizeof command, "sh %s", path);
-    command_result r = command_run(
-        RUN("bench", "train", "--variants", "dot", "--steps", "1", "--peer", command, TINY));
+    command_result r = command_run(RUN("bench", "train", "--variants", "dot", "--steps", "1",
+                                       "--peer", format_text("sh %s", path), TINY));
     if (r.status != 1) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
     assert_non_null(strstr(r.err, "dot: the peer computes another function"));
     assert_non_null(strstr(r.out, "peer: someone, as many threads"));
@@ -146,36 +135,32 @@ TEST(test_a_peer_with_another_loss_fails) {
 /* It ends in its first row, where it may compile. That row gets its numbers from another one that may
  * not, and the next row one that may again. */
 TEST(test_a_peer_that_dies_is_started_again) {
-    json_t *plain = command_json(
+    WEFT_AUTO_DECREF json_t *plain = command_json(
         RUN("bench", "train", "--json", "--variants", "dot", "--steps", "2", "--seed", "3", TINY));
     const json_t *first = json_array_get(json_object_get(plain, "rows"), 0);
-    char *losses = json_dumps(json_object_get(first, "losses"), 0);
+    WEFT_AUTO_FREE char *losses = json_dumps(json_object_get(first, "losses"), 0);
     const char *mark = scratch_path("died"), *path = scratch_path("dying.sh");
-    char text[2048], command[512];
-    snprintf(text, sizeof text,
-             "while read -r line; do\n"
-             "  case $line in\n"
-             "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
-             "  *prepare*)\n"
-             "    form=${line##*eager\\\":}\n"
-             "    [ -e '%s' ] || { : >'%s'; kill -ABRT $$; }\n"
-             "    echo \"{\\\"losses\\\": %s, \\\"form\\\": \\\"eager=${form%%%%?}\\\"}\" ;;\n"
-             "  *run*) echo '{\"seconds\": [2]}' ;;\n"
-             "  *) echo '{}' ;;\n"
-             "  esac\n"
-             "done\n",
-             mark, mark, losses);
+    const char *text = format_text(
+        "while read -r line; do\n"
+        "  case $line in\n"
+        "  *hello*) echo '{\"name\": \"someone\"}' ;;\n"
+        "  *prepare*)\n"
+        "    form=${line##*eager\\\":}\n"
+        "    [ -e '%s' ] || { : >'%s'; kill -ABRT $$; }\n"
+        "    echo \"{\\\"losses\\\": %s, \\\"form\\\": \\\"eager=${form%%%%?}\\\"}\" ;;\n"
+        "  *run*) echo '{\"seconds\": [2]}' ;;\n"
+        "  *) echo '{}' ;;\n"
+        "  esac\n"
+        "done\n",
+        mark, mark, losses);
     file_write(path, text, strlen(text));
-    snprintf(command, sizeof command, "sh %s", path);
     command_result r = command_run(RUN("bench", "train", "--variants", "dot,dot", "--steps", "1",
-                                       "--seed", "3", "--peer", command, TINY));
+                                       "--seed", "3", "--peer", format_text("sh %s", path), TINY));
     if (r.status != 0) fail_msg("it ended on %d: %s%s", r.status, r.err, r.out);
     assert_non_null(strstr(r.err, "dot: the peer is gone; once more, with nothing compiled"));
     const char *again = strstr(r.out, "eager=true"), *next = strstr(r.out, "eager=false");
     if (!again || !next || next < again) fail_msg("%s", r.out);
     command_free(&r);
-    free(losses);
-    json_decref(plain);
 }
 
 /* Each row is measured in a process of its own, which would have years to go. */
@@ -191,23 +176,23 @@ TEST(test_a_row_ends_with_the_benchmark) {
 }
 
 TEST(test_wrong_use_is_one_line) {
-    command_fails(2, RUN("bench"), SAYS("train, decode, attention or serve"));
-    command_fails(2, RUN("bench", "decode", "--quick"), SAYS("decode takes"));
-    command_fails(2, RUN("bench", "decode", "--contexts", "many"), SAYS("--contexts"));
-    command_fails(2, RUN("bench", "decode", "--prompt", "-1"), SAYS("--prompt"));
-    command_fails(2, RUN("bench", "train", "--contexts", "64"), SAYS("decode's"));
-    command_fails(2, RUN("bench", "dance"), SAYS("'dance'", "decode, attention and serve"));
-    command_fails(2, RUN("bench", "train", "--variants", "dot,w3"), SAYS("'w3'", "wsffn-grouped"));
-    command_fails(2, RUN("bench", "train", "--variants", "dot,"), SAYS("--variants", "''"));
-    command_fails(2, RUN("bench", "train", "--steps", "0"), SAYS("--steps"));
-    command_fails(2, RUN("bench", "train", "--settle", "-1"), SAYS("--settle"));
-    command_fails(2, RUN("bench", "train", "--settle", "soon"), SAYS("--settle"));
-    command_fails(2, RUN("bench", "train", "--step", "3"), SAYS("--variants"));
-    command_fails(2, RUN("bench", "train", "--shape", "huge"), SAYS("gpt2-124m"));
-    command_fails(2, RUN("bench", "train", "--quick"), SAYS("--quick"));
-    command_fails(2, RUN("bench", "train", "-o", "N_HEAD=7"), SAYS("N_HEAD"));
-    command_fails(2, RUN("bench", "train", "--config", "nowhere"), SAYS("nowhere"));
-    command_fails(2, RUN("bench", "attention", "--steps", "1"), SAYS("attention takes"));
+    FAILS(2, SAYS("train, decode, attention or serve"), "bench");
+    FAILS(2, SAYS("decode takes"), "bench", "decode", "--quick");
+    FAILS(2, SAYS("--contexts"), "bench", "decode", "--contexts", "many");
+    FAILS(2, SAYS("--prompt"), "bench", "decode", "--prompt", "-1");
+    FAILS(2, SAYS("decode's"), "bench", "train", "--contexts", "64");
+    FAILS(2, SAYS("'dance'", "decode, attention and serve"), "bench", "dance");
+    FAILS(2, SAYS("'w3'", "wsffn-grouped"), "bench", "train", "--variants", "dot,w3");
+    FAILS(2, SAYS("--variants", "''"), "bench", "train", "--variants", "dot,");
+    FAILS(2, SAYS("--steps"), "bench", "train", "--steps", "0");
+    FAILS(2, SAYS("--settle"), "bench", "train", "--settle", "-1");
+    FAILS(2, SAYS("--settle"), "bench", "train", "--settle", "soon");
+    FAILS(2, SAYS("--variants"), "bench", "train", "--step", "3");
+    FAILS(2, SAYS("gpt2-124m"), "bench", "train", "--shape", "huge");
+    FAILS(2, SAYS("--quick"), "bench", "train", "--quick");
+    FAILS(2, SAYS("N_HEAD"), "bench", "train", "-o", "N_HEAD=7");
+    FAILS(2, SAYS("nowhere"), "bench", "train", "--config", "nowhere");
+    FAILS(2, SAYS("attention takes"), "bench", "attention", "--steps", "1");
 }
 
 TEST(test_decode_has_a_row_for_each_context_and_batch) {
@@ -241,7 +226,7 @@ static void check_decode(const char *option, const char *value, const char *dtyp
                          "32", "--batches", "1", "--steps", "1", "--threads", "1", "--prompt", "0",
                          "--json", option, value),
                      &out);
-    json_t *all = json_loads(out, 0, NULL);
+    WEFT_AUTO_DECREF json_t *all = json_loads(out, 0, NULL);
     const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
     assert_string_equal(json_string_value(json_object_get(row, "dtype")), dtype);
     assert_string_equal(json_string_value(json_object_get(row, "variant")), "mla+all");
@@ -251,7 +236,6 @@ static void check_decode(const char *option, const char *value, const char *dtyp
     /* Within a percent. */
     double part = (double)weights / (double)wide;
     assert_true(fabs(part - (double)bytes / 4) < 0.01);
-    json_decref(all);
     free(out);
 }
 
@@ -259,18 +243,16 @@ TEST(test_decode_runs_in_the_type_that_is_asked_for) {
     check_decode("--dtype", "f32", "f32", 4);
     check_decode("--dtype", "bf16", "bf16", 2);
     check_decode("-o", "DTYPE=bf16", "bf16", 2);
-    command_fails(2, RUN("bench", "decode", "--json", "--dtype", "fp8"), SAYS("--dtype", "fp8"));
+    FAILS(2, SAYS("--dtype", "fp8"), "bench", "decode", "--json", "--dtype", "fp8");
 }
 
 /* Two texts, greedy and drawn, of which the command itself checks that they are the plain ones. */
 TEST(test_decode_says_what_drafts_are_worth) {
-    char model[512], text[512];
-    snprintf(model, sizeof model, "%s", scratch_path("model"));
-    snprintf(text, sizeof text, "%s", scratch_path("text"));
+    const char *model = scratch_path("model");
+    const char *text = scratch_path("text");
     file_write(text, "to be or not to be, that is to be or not to be", 46);
-    command_succeeds(RUN("init", "--out", model, "-o", "N_LAYER=1", "-o", "N_EMBD=32", "-o",
-                         "N_HEAD=4", "-o", "CONTEXT=96", "-o", "VOCAB_SIZE=256"),
-                     NULL);
+    SUCCEEDS("init", "--out", model, "-o", "N_LAYER=1", "-o", "N_EMBD=32", "-o", "N_HEAD=4", "-o",
+             "CONTEXT=96", "-o", "VOCAB_SIZE=256");
     const char *const ways[] = {"ngram", model};
     for (int w = 0; w < 2; w++) {
         json_t *all = command_json(RUN("bench", "decode", "--model", model, "--speculate", ways[w],
@@ -281,27 +263,25 @@ TEST(test_decode_says_what_drafts_are_worth) {
             const json_t *row = json_array_get(rows, i);
             assert_string_equal(json_string_value(json_object_get(row, "text")),
                                 i < 2 ? "trained on" : "other");
-            double drafted = number(row, "drafted_tokens"), right = number(row, "accepted_tokens"),
+            double drafted = real_of(row, "drafted_tokens"),
+                   right = real_of(row, "accepted_tokens"),
                    steps = 4 * 63 - right; /* behind 32 tokens, without the prompt's own */
             assert_true(right <= drafted && (w == 0 || right == drafted));
-            assert_true(fabs(number(row, "tokens_per_step") - 4 * 63 / steps) < 1e-4);
-            assert_true(fabs(number(row, "gain") * number(row, "plain_tokens_per_s") -
-                             number(row, "tokens_per_s")) < 1e-3 * number(row, "tokens_per_s"));
+            assert_true(fabs(real_of(row, "tokens_per_step") - 4 * 63 / steps) < 1e-4);
+            assert_true(fabs(real_of(row, "gain") * real_of(row, "plain_tokens_per_s") -
+                             real_of(row, "tokens_per_s")) < 1e-3 * real_of(row, "tokens_per_s"));
         }
         assert_int_equal(json_object_size(json_object_get(all, "step_seconds")), 5);
         json_decref(all);
     }
-    command_fails(2, RUN("bench", "decode", "--speculate", "ngram"), SAYS("--model"));
-    command_fails(2, RUN("bench", "decode", "--model", model), SAYS("--speculate"));
-    command_fails(2, RUN("bench", "train", "--speculate", "ngram"), SAYS("decode"));
-    command_fails(
-        2, RUN("bench", "decode", "--speculate", "ngram", "--model", model, "--shape", "small"),
-        SAYS("--speculate takes"));
+    FAILS(2, SAYS("--model"), "bench", "decode", "--speculate", "ngram");
+    FAILS(2, SAYS("--speculate"), "bench", "decode", "--model", model);
+    FAILS(2, SAYS("decode"), "bench", "train", "--speculate", "ngram");
+    FAILS(2, SAYS("--speculate takes"), "bench", "decode", "--speculate", "ngram", "--model", model,
+          "--shape", "small");
     file_write(text, "short", 5);
-    command_fails(
-        2,
-        RUN("bench", "decode", "--speculate", "ngram", "--model", model, "--text", text, "--json"),
-        SAYS("5 tokens", "longer"));
+    FAILS(2, SAYS("5 tokens", "longer"), "bench", "decode", "--speculate", "ngram", "--model",
+          model, "--text", text, "--json");
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)

@@ -35,10 +35,8 @@ TEST(test_odd_but_good_files_are_read) {
 }
 
 static void refuse(const char *text, const char *line, const char *word) {
-    char where[600];
     const char *path = write_text(text);
-    snprintf(where, sizeof where, "%s:%s", path, line);
-    command_fails(2, RUN("plan", "--config", path), SAYS(where, word));
+    FAILS(2, SAYS(format_text("%s:%s", path, line), word), "plan", "--config", path);
 }
 
 TEST(test_bad_lines_name_file_line_and_key) {
@@ -58,42 +56,41 @@ TEST(test_bad_lines_name_file_line_and_key) {
 }
 
 TEST(test_impossible_mixes_name_the_file) {
-    command_fails(2, RUN("plan", "--config", write_text("CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n")),
-                  SAYS("test.config", "LATENT_RECIP", "CONFIG_ATTENTION=\"mla\""));
-    command_fails(2, RUN("plan", "--config", write_text("CONFIG_N_HEAD=7\n")),
-                  SAYS("test.config", "N_EMBD=768", "N_HEAD=7"));
+    FAILS(2, SAYS("test.config", "LATENT_RECIP", "CONFIG_ATTENTION=\"mla\""), "plan", "--config",
+          write_text("CONFIG_RA_MLA_MLP_LATENT_RECIP=y\n"));
+    FAILS(2, SAYS("test.config", "N_EMBD=768", "N_HEAD=7"), "plan", "--config",
+          write_text("CONFIG_N_HEAD=7\n"));
 }
 
 TEST(test_what_is_no_config_is_refused) {
-    command_fails(2, RUN("plan", "--config", scratch_path(".")), SAYS("folder"));
-    command_fails(2, RUN("plan", "--config", scratch_path("none")), SAYS("none", "No such file"));
-    command_fails(2, RUN("init", "--out", "x", "--config", scratch_path("none")), SAYS("No such"));
-    command_fails(2, RUN("plan", "--config", scratch_path("none/none")), SAYS("No such file"));
-    command_fails(2, RUN("plan", "--config", "/dev/zero"), SAYS("/dev/zero", "a device"));
+    FAILS(2, SAYS("folder"), "plan", "--config", scratch_path("."));
+    FAILS(2, SAYS("none", "No such file"), "plan", "--config", scratch_path("none"));
+    FAILS(2, SAYS("No such"), "init", "--out", "x", "--config", scratch_path("none"));
+    FAILS(2, SAYS("No such file"), "plan", "--config", scratch_path("none/none"));
+    FAILS(2, SAYS("/dev/zero", "a device"), "plan", "--config", "/dev/zero");
     const char *path = scratch_path("binary");
     file_write(path, "CONFIG_N_LAYER=3\0=4\n", 20);
-    command_fails(2, RUN("plan", "--config", path), SAYS("binary:1:", "not text"));
+    FAILS(2, SAYS("binary:1:", "not text"), "plan", "--config", path);
 }
 
 TEST(test_a_line_of_a_megabyte_is_refused) {
     enum { MEGABYTE = 1 << 20 };
-    char *text = malloc(MEGABYTE);
+    WEFT_AUTO_FREE char *text = malloc(MEGABYTE);
     assert_non_null(text);
     const char *path = scratch_path("long");
     memset(text, 'A', MEGABYTE);
     int written = snprintf(text, MEGABYTE, "CONFIG_N_LAYER=3\nCONFIG_DATASET=\"");
     text[written] = 'A'; /* over the ending zero */
     file_write(path, text, MEGABYTE);
-    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "4352 characters"));
+    FAILS(2, SAYS("long:2:", "4352 characters"), "plan", "--config", path);
     text[4200] = '\n';
     file_write(path, text, 4201);
-    command_fails(2, RUN("plan", "--config", path), SAYS("long:2:", "DATASET", "4095"));
-    free(text);
+    FAILS(2, SAYS("long:2:", "DATASET", "4095"), "plan", "--config", path);
 }
 
 TEST(test_newlines_in_values_stay_on_one_line) {
-    command_fails(2, RUN("plan", "-o", "N_LAYER=3\n4"), SAYS("N_LAYER", "whole number"));
-    command_fails(2, RUN("plan", "-o", "X\n\x1b[31m=4"), SAYS("not an option"));
+    FAILS(2, SAYS("N_LAYER", "whole number"), "plan", "-o", "N_LAYER=3\n4");
+    FAILS(2, SAYS("not an option"), "plan", "-o", "X\n\x1b[31m=4");
 }
 
 static uint32_t word(uint64_t round, uint64_t i) {
@@ -130,7 +127,7 @@ static size_t damage(char *text, size_t count, uint64_t round) {
 TEST(test_damaged_files_never_crash) {
     size_t count;
     char *text = file_read("tests/model/configs/mix-mla-wsffn-all-zloss-ignore.config", &count);
-    char *bad = malloc(count + 256);
+    WEFT_AUTO_FREE char *bad = malloc(count + 256);
     assert_non_null(bad);
     const char *path = scratch_path("damaged");
     int read = 0;
@@ -150,7 +147,6 @@ TEST(test_damaged_files_never_crash) {
     /* Damage to comments and to digits is not always seen, or the test would not reach deep. */
     assert_true(read > 100 && read < 4900);
     free(text);
-    free(bad);
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)

@@ -18,16 +18,10 @@ static int make_model(void **state) {
     (void)state;
     scratch_open();
     snprintf(model, sizeof model, "%s", scratch_path("run"));
-    char best[560], config[512];
-    snprintf(best, sizeof best, "%s/best", model);
-    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
-    FILE *file = fopen(config, "w");
-    assert_non_null(file);
-    fputs("CONFIG_ATTENTION=\"mla\"\nCONFIG_POSITION=\"rope\"\nCONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\n"
-          "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=64\n"
-          "CONFIG_RA_MLA_LATENT_DIM=8\n",
-          file);
-    fclose(file);
+    const char *best = format_text("%s/best", model);
+    const char *config = scratch_path("tiny.config");
+    config_write(config, "ATTENTION=mla POSITION=rope N_LAYER=2 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 "
+                         "CONTEXT=64 RA_MLA_LATENT_DIM=8");
     char *out;
     assert_int_equal(mkdir(model, 0777), 0);
     command_succeeds(RUN("init", "--config", config, "--out", best, "--seed", "1"), &out);
@@ -78,11 +72,11 @@ TEST(test_tokens_go_in_and_out_as_numbers) {
     free(out);
     json_decref(text);
     json_decref(same);
-    command_fails(2, RUN("generate", "--model", model, "--tokens", "7 256"), SAYS("256", "255"));
-    command_fails(2, RUN("generate", "--model", model, "--tokens", "7 a"), SAYS("'a'"));
-    command_fails(2, RUN("generate", "--model", model, "--tokens", ","), SAYS("no number"));
-    command_fails(2, RUN("generate", "--model", model, "--tokens", "7", "--prompt", "a"),
-                  SAYS("--tokens", "give one"));
+    FAILS(2, SAYS("256", "255"), "generate", "--model", model, "--tokens", "7 256");
+    FAILS(2, SAYS("'a'"), "generate", "--model", model, "--tokens", "7 a");
+    FAILS(2, SAYS("no number"), "generate", "--model", model, "--tokens", ",");
+    FAILS(2, SAYS("--tokens", "give one"), "generate", "--model", model, "--tokens", "7",
+          "--prompt", "a");
 }
 
 TEST(test_the_same_seed_gives_the_same_text) {
@@ -109,29 +103,20 @@ static size_t put_tokens(const json_t *made, char *to) {
     return n;
 }
 
-static const char *program(void) {
-    const char *named = getenv("WEFT");
-    return named ? named : "build/weft";
-}
-
 TEST(test_a_prompt_is_the_same_wherever_it_comes_from) {
-    char path[512], out[512], best[560];
-    snprintf(path, sizeof path, "%s", scratch_path("prompt"));
-    snprintf(out, sizeof out, "%s", scratch_path("made"));
-    snprintf(best, sizeof best, "%s/best", model);
+    const char *path = scratch_path("prompt");
+    const char *out = scratch_path("made");
+    const char *best = format_text("%s/best", model);
     file_write(path, "Once\n", 5);
     json_t *want = run_json(RUN("generate", "--model", model, "--prompt", "Once\n", "--json"));
     const char *const ways[] = {"--file '%s' </dev/null", "<'%s'", "--file - <'%s'"};
     for (size_t i = 0; i < 3; i++) {
-        char words[600];
-        snprintf(words, sizeof words, ways[i], path);
-        shell_succeeds("'%s' generate --model '%s' --json %s >'%s'", program(), best, words, out);
-        char *text = file_read(out, NULL);
-        json_t *got = json_loads(text, 0, NULL);
+        shell_succeeds("'%s' generate --model '%s' --json %s >'%s'", command_program(), best,
+                       format_text(ways[i], path), out);
+        WEFT_AUTO_FREE char *text = file_read(out, NULL);
+        WEFT_AUTO_DECREF json_t *got = json_loads(text, 0, NULL);
         assert_true(json_equal(json_object_get(got, "tokens"), json_object_get(want, "tokens")));
         assert_int_equal(json_integer_value(json_object_get(got, "prompt_tokens")), 5);
-        json_decref(got);
-        free(text);
     }
     json_decref(want);
     /* Nothing at all is a prompt too: a new text's beginning. */
@@ -166,17 +151,17 @@ TEST(test_a_conversation_is_one_text) {
         shell_succeeds(
             "printf 'who\\n\\ncaf\303\251\\n' | '%s' generate -i --model '%s' --temperature 0 "
             "--max-tokens 9 %s '%s' >'%s'",
-            program(), model, from_file ? "--file" : "--prompt", from_file ? path : lines[0], out);
-        char *got = file_read(out, NULL);
+            command_program(), model, from_file ? "--file" : "--prompt",
+            from_file ? path : lines[0], out);
+        WEFT_AUTO_FREE char *got = file_read(out, NULL);
         assert_string_equal(got, want);
-        free(got);
     }
 }
 
 /* A stop string of several tokens; what is before its first place is the text, to the byte. */
 TEST(test_a_stop_string_ends_the_text_before_it) {
-    json_t *whole = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
-                                 "--max-tokens", "50", "--json"));
+    WEFT_AUTO_DECREF json_t *whole = run_json(RUN("generate", "--model", model, "--prompt", "Once",
+                                                  "--seed", "5", "--max-tokens", "50", "--json"));
     const char *text = json_string_value(json_object_get(whole, "text"));
     size_t bytes = strlen(text), at = bytes / 2;
     while (((unsigned char)text[at] & 0xc0) == 0x80) /* a character's beginning */
@@ -189,7 +174,7 @@ TEST(test_a_stop_string_ends_the_text_before_it) {
     char stop[32] = {0};
     memcpy(stop, text + at, end - at);
     const char *first = strstr(text, stop);
-    json_t *cut =
+    WEFT_AUTO_DECREF json_t *cut =
         run_json(RUN("generate", "--model", model, "--prompt", "Once", "--seed", "5",
                      "--max-tokens", "50", "--stop", "never there", "--stop", stop, "--json"));
     const char *left = json_string_value(json_object_get(cut, "text"));
@@ -197,8 +182,6 @@ TEST(test_a_stop_string_ends_the_text_before_it) {
     assert_memory_equal(left, text, (size_t)(first - text));
     assert_string_equal(json_string_value(json_object_get(cut, "finish")), "stop");
     assert_string_equal(json_string_value(json_object_get(whole, "finish")), "length");
-    json_decref(whole);
-    json_decref(cut);
 }
 
 /* Bytes of the first piece and of all, of a text that is shorter than a buffer of the C library. */
@@ -211,7 +194,7 @@ static void read_pieces(size_t *first, size_t *all) {
     pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], STDOUT_FILENO);
-        execl(program(), "weft", "generate", "--model", model, "--prompt", "x", "--slide",
+        execl(command_program(), "weft", "generate", "--model", model, "--prompt", "x", "--slide",
               "--max-tokens", "1000", "--threads", "1", (char *)NULL);
         _exit(127);
     }
@@ -236,15 +219,13 @@ TEST(test_text_comes_as_it_is_made) {
 
 /* A model that diverged is told of, not made text of. */
 TEST(test_weights_that_are_no_numbers_are_an_error) {
-    char path[600];
     size_t bytes;
-    snprintf(path, sizeof path, "%s/best/model.safetensors", model);
+    const char *path = format_text("%s/best/model.safetensors", model);
     char *good = file_read(path, &bytes), *bad = malloc(bytes);
     memcpy(bad, good, bytes);
     memcpy(bad + bytes - 4, "\x00\x00\xc0\x7f", 4);
     file_write(path, bad, bytes);
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--unchecked"),
-                  SAYS("not numbers"));
+    FAILS(2, SAYS("not numbers"), "generate", "--model", model, "--prompt", "x", "--unchecked");
     file_write(path, good, bytes);
     free(good);
     free(bad);
@@ -280,11 +261,10 @@ TEST(test_a_sample_that_breaks_off_leaves_the_others_whole) {
     static const char text[] =
         "CONFIG_N_LAYER=2\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\n"
         "CONFIG_CONTEXT=64\n# CONFIG_WEIGHT_TYING is not set\n";
-    char folder[512], config[512];
-    snprintf(folder, sizeof folder, "%s", scratch_path("untied"));
-    snprintf(config, sizeof config, "%s", scratch_path("untied.config"));
+    const char *folder = scratch_path("untied");
+    const char *config = scratch_path("untied.config");
     file_write(config, text, sizeof text - 1);
-    command_succeeds(RUN("init", "--config", config, "--out", folder, "--seed", "1"), NULL);
+    SUCCEEDS("init", "--config", config, "--out", folder, "--seed", "1");
     const char *const *words =
         RUN("generate", "--model", folder, "--prompt", "Once", "--samples", "6", "--max-tokens",
             "40", "--seed", "3", "--json", "--unchecked");
@@ -292,10 +272,10 @@ TEST(test_a_sample_that_breaks_off_leaves_the_others_whole) {
     const json_t *second = json_object_get(json_array_get(want, 1), "tokens");
     json_int_t token = json_integer_value(json_array_get(second, 9));
     poison_checkpoint(folder, (int32_t)token);
-    command_result r = command_run(words);
+    WEFT_AUTO(command_free) command_result r = command_run(words);
     assert_int_equal(r.status, 2);
     if (!strstr(r.err, "sample ") || !strstr(r.err, "not numbers")) fail_msg("%s", r.err);
-    json_t *made = json_loads(r.out, JSON_ALLOW_NUL, NULL);
+    WEFT_AUTO_DECREF json_t *made = json_loads(r.out, JSON_ALLOW_NUL, NULL);
     const json_t *got = json_object_get(made, "samples");
     assert_int_equal(json_array_size(got), SAMPLES);
     int broken = 0;
@@ -306,8 +286,6 @@ TEST(test_a_sample_that_breaks_off_leaves_the_others_whole) {
     }
     assert_in_range(broken, 1, SAMPLES - 1);
     json_decref(all);
-    json_decref(made);
-    command_free(&r);
 }
 
 enum { SEEDS = 4 };
@@ -322,7 +300,7 @@ static int seed_shown;
 static void generate_to_terminal(void) {
     const char *const *words = RUN(TEXT_OF(seeds_of_text[seed_shown]));
     char line[2048];
-    int at = snprintf(line, sizeof line, "exec %s", program());
+    int at = snprintf(line, sizeof line, "exec %s", command_program());
     for (; *words; words++)
         at += snprintf(line + at, sizeof line - (size_t)at, " '%s'", *words);
     dup2(STDERR_FILENO, STDOUT_FILENO);
@@ -385,16 +363,15 @@ TEST(test_the_context_ends_a_text_unless_it_slides) {
     for (int each = 27; each <= 28; each++) { /* in a conversation: two lines of 4, two answers */
         shell_succeeds("printf 'who\\nwho\\n' | '%s' generate -i --model '%s' --max-tokens %d "
                        ">'%s' 2>'%s'",
-                       program(), model, each, scratch_path("answers"), err);
+                       command_program(), model, each, scratch_path("answers"), err);
         char *said = file_read(err, NULL), *told = strstr(said, "the context of 64 tokens is full");
         assert_int_equal(told != NULL, each == 28);
         if (told) assert_null(strstr(told + 1, "the context of"));
         free(said);
     }
-    json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once", "--max-tokens",
-                               "200", "--slide", "--json"));
+    WEFT_AUTO_DECREF json_t *all = run_json(RUN("generate", "--model", model, "--prompt", "Once",
+                                                "--max-tokens", "200", "--slide", "--json"));
     assert_int_equal(json_array_size(json_object_get(all, "tokens")), 200);
-    json_decref(all);
 }
 
 /* A checkpoint that is not what its state.json tells of is noticed; whoever wants it all the same
@@ -403,62 +380,56 @@ TEST(test_a_damaged_checkpoint_is_refused_unless_unchecked) {
     static const char sums[] = "{\"format\": 1, \"files\": {\"config.json\": "
                                "{\"bytes\": 3, \"crc32c\": \"00000000\"}, \"model.safetensors\": "
                                "{\"bytes\": 3, \"crc32c\": \"00000000\"}}}";
-    char path[600];
-    snprintf(path, sizeof path, "%s/best/state.json", model);
+    const char *path = format_text("%s/best/state.json", model);
     file_write(path, sums, sizeof sums - 1);
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x"),
-                  SAYS("bytes", "--unchecked"));
-    command_succeeds(RUN("generate", "--model", model, "--prompt", "x", "--unchecked"), NULL);
+    FAILS(2, SAYS("bytes", "--unchecked"), "generate", "--model", model, "--prompt", "x");
+    SUCCEEDS("generate", "--model", model, "--prompt", "x", "--unchecked");
     assert_int_equal(remove(path), 0);
 }
 
 /* Another tokenizer would make another text: one that cannot be read is not taken for none. */
 TEST(test_a_tokenizer_that_cannot_be_read_is_an_error) {
-    char path[600], text[600];
-    snprintf(path, sizeof path, "%s/best/tokenizer.json", model);
-    snprintf(text, sizeof text, "%s", scratch_path("some-text"));
+    const char *path = format_text("%s/best/tokenizer.json", model);
+    const char *text = scratch_path("some-text");
     file_write(text, "some text", 9);
     for (int way = 0; way < 2; way++) {
         assert_int_equal(symlink(way ? "tokenizer.json" : "nowhere", path), 0);
-        command_fails(2, RUN("generate", "--model", model, "--prompt", "x"),
-                      SAYS("tokenizer.json"));
-        command_fails(2, RUN("eval", "--model", model, "--text", text), SAYS("tokenizer.json"));
+        FAILS(2, SAYS("tokenizer.json"), "generate", "--model", model, "--prompt", "x");
+        FAILS(2, SAYS("tokenizer.json"), "eval", "--model", model, "--text", text);
         assert_int_equal(unlink(path), 0);
     }
-    command_succeeds(RUN("eval", "--model", model, "--text", text), NULL);
+    SUCCEEDS("eval", "--model", model, "--text", text);
 }
 
 /* Nothing to tell in it; under sanitizers nothing is copied from nowhere either. */
 TEST(test_an_empty_text_is_refused) {
     const char *path = scratch_path("empty");
     file_write(path, "", 0);
-    command_fails(2, RUN("eval", "--model", model, "--text", path), SAYS("two tokens"));
+    FAILS(2, SAYS("two tokens"), "eval", "--model", model, "--text", path);
 }
 
 /* Whatever is drafted, by whom, the text is what it is without; a conversation too, whose answers end at a stop
  * string in the middle of a step. */
 TEST(test_speculation_leaves_the_text_as_it_is) {
-    char other[512], out[2][512];
-    snprintf(other, sizeof other, "%s", scratch_path("draft"));
-    command_succeeds(RUN("init", "--config", scratch_path("tiny.config"), "--out", other, "--seed",
-                         "2", "-o", "N_LAYER=1"),
-                     NULL);
+    char out[2][512];
+    const char *other = scratch_path("draft");
+    SUCCEEDS("init", "--config", scratch_path("tiny.config"), "--out", other, "--seed", "2", "-o",
+             "N_LAYER=1");
     const char *const ways[] = {"ngram", model, other};
     for (int i = 0; i < 2; i++) {
         const char *heat = i ? "0.7" : "0";
         json_t *want = run_json(RUN("generate", "--model", model, "--prompt", "abababab", "--json",
                                     "--samples", "2", "--temperature", heat, "--max-tokens", "50"));
         for (size_t w = 0; w < 3; w++) {
-            json_t *got = run_json(RUN("generate", "--model", model, "--prompt", "abababab",
-                                       "--json", "--samples", "2", "--temperature", heat,
-                                       "--max-tokens", "50", "--speculate", ways[w]));
+            WEFT_AUTO_DECREF json_t *got = run_json(
+                RUN("generate", "--model", model, "--prompt", "abababab", "--json", "--samples",
+                    "2", "--temperature", heat, "--max-tokens", "50", "--speculate", ways[w]));
             assert_true(
                 json_equal(json_object_get(got, "samples"), json_object_get(want, "samples")));
             json_int_t drafted = json_integer_value(json_object_get(got, "drafted_tokens"));
             json_int_t right = json_integer_value(json_object_get(got, "accepted_tokens"));
             assert_true(drafted > 0 || (w == 0 && i)); /* drawn texts do not repeat themselves */
             assert_true(w != 1 || drafted == right);
-            json_decref(got);
         }
         assert_null(json_object_get(want, "drafted_tokens"));
         json_decref(want);
@@ -467,64 +438,55 @@ TEST(test_speculation_leaves_the_text_as_it_is) {
         snprintf(out[i], sizeof out[i], "%s", scratch_path("said-%d", i));
         shell_succeeds("printf 'abab\\nwho\\n' | '%s' generate -i --model '%s' --temperature 0.9 "
                        "--seed 4 --stop e --stop a --stop o --max-tokens 25 %s '%s' >'%s'",
-                       program(), model, i ? "--speculate" : "--model", model, out[i]);
+                       command_program(), model, i ? "--speculate" : "--model", model, out[i]);
     }
     file_expect_equal(out[0], out[1]);
 }
 
 /* One line, with the folder's name. */
 TEST(test_a_draft_model_that_does_not_fit_is_refused) {
-    char config[512], text[512], tokens[512], own[600];
-    snprintf(config, sizeof config, "%s", scratch_path("tiny.config"));
-    snprintf(text, sizeof text, "%s", scratch_path("text"));
-    snprintf(tokens, sizeof tokens, "%s", scratch_path("tokenizer.json"));
-    snprintf(own, sizeof own, "TOKENIZER=%s", tokens);
+    const char *config = scratch_path("tiny.config");
+    const char *text = scratch_path("text");
+    const char *tokens = scratch_path("tokenizer.json");
+    const char *own = format_text("TOKENIZER=%s", tokens);
     file_write(text, "to be or not to be", 18);
-    command_succeeds(RUN("tokenizer", "train", "--vocab", "257", "--out", tokens, text), NULL);
-    command_succeeds(
-        RUN("init", "--config", config, "--out", scratch_path("wide"), "-o", "VOCAB_SIZE=257"),
-        NULL);
-    command_succeeds(RUN("init", "--config", config, "--out", scratch_path("learned"), "-o",
-                         "VOCAB_SIZE=257", "-o", own),
-                     NULL);
-    command_succeeds(RUN("init", "--config", config, "--out", scratch_path("cut")), NULL);
+    SUCCEEDS("tokenizer", "train", "--vocab", "257", "--out", tokens, text);
+    SUCCEEDS("init", "--config", config, "--out", scratch_path("wide"), "-o", "VOCAB_SIZE=257");
+    SUCCEEDS("init", "--config", config, "--out", scratch_path("learned"), "-o", "VOCAB_SIZE=257",
+             "-o", own);
+    SUCCEEDS("init", "--config", config, "--out", scratch_path("cut"));
     file_write(scratch_path("cut/model.safetensors"), "x", 1);
-    command_fails(2, RUN("generate", "--model", model, "--speculate", scratch_path("wide")),
-                  SAYS("257", "256", "vocabulary"));
-    command_fails(2,
-                  RUN("generate", "--model", scratch_path("wide"), "--prompt", "a", "--speculate",
-                      scratch_path("learned")),
-                  SAYS("--speculate", "learned", "tokenizer"));
+    FAILS(2, SAYS("257", "256", "vocabulary"), "generate", "--model", model, "--speculate",
+          scratch_path("wide"));
+    FAILS(2, SAYS("--speculate", "learned", "tokenizer"), "generate", "--model",
+          scratch_path("wide"), "--prompt", "a", "--speculate", scratch_path("learned"));
     const char *const broken[] = {"cut", "nowhere", "text"};
     for (size_t i = 0; i < 3; i++) {
         const char *path = scratch_path("%s", broken[i]);
-        command_fails(2, RUN("generate", "--model", model, "--prompt", "a", "--speculate", path),
-                      SAYS("--speculate", broken[i]));
-        command_fails(2, RUN("serve", "--model", model, "--port", "0", "--speculate", path),
-                      SAYS("--speculate", broken[i]));
+        FAILS(2, SAYS("--speculate", broken[i]), "generate", "--model", model, "--prompt", "a",
+              "--speculate", path);
+        FAILS(2, SAYS("--speculate", broken[i]), "serve", "--model", model, "--port", "0",
+              "--speculate", path);
     }
 }
 
 TEST(test_wrong_use_is_one_line) {
-    command_fails(2, RUN("generate"), SAYS("--model"));
-    command_fails(2, RUN("generate", "--model", "nowhere", "--prompt", "x"), SAYS("nowhere"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--file", "y"),
-                  SAYS("--prompt", "--file"));
-    command_fails(2, RUN("generate", "--model", model, "--file", "nowhere"), SAYS("nowhere"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--stop", ""),
-                  SAYS("--stop"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--logprobs", "2"),
-                  SAYS("--logprobs", "--json"));
-    command_fails(2, RUN("generate", "--model", model, "-i", "--file", "-"), SAYS("--file"));
-    command_fails(2, RUN("generate", "--model", model, "-i", "--samples", "2"), SAYS("--samples"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "--context", "1"),
-                  SAYS("weft generate: the prompt has 1 tokens", "slide"));
-    command_fails(2, RUN("generate", "--model", model, "--temperature", "hot"),
-                  SAYS("--temperature"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "-o", "CAUSAL=n"),
-                  SAYS("CAUSAL"));
-    command_fails(2, RUN("generate", "--model", model, "--prompt", "x", "-o", "WEIGHT_DTYPE=f16"),
-                  SAYS("WEIGHT_DTYPE"));
+    FAILS(2, SAYS("--model"), "generate");
+    FAILS(2, SAYS("nowhere"), "generate", "--model", "nowhere", "--prompt", "x");
+    FAILS(2, SAYS("--prompt", "--file"), "generate", "--model", model, "--prompt", "x", "--file",
+          "y");
+    FAILS(2, SAYS("nowhere"), "generate", "--model", model, "--file", "nowhere");
+    FAILS(2, SAYS("--stop"), "generate", "--model", model, "--prompt", "x", "--stop", "");
+    FAILS(2, SAYS("--logprobs", "--json"), "generate", "--model", model, "--prompt", "x",
+          "--logprobs", "2");
+    FAILS(2, SAYS("--file"), "generate", "--model", model, "-i", "--file", "-");
+    FAILS(2, SAYS("--samples"), "generate", "--model", model, "-i", "--samples", "2");
+    FAILS(2, SAYS("weft generate: the prompt has 1 tokens", "slide"), "generate", "--model", model,
+          "--prompt", "x", "--context", "1");
+    FAILS(2, SAYS("--temperature"), "generate", "--model", model, "--temperature", "hot");
+    FAILS(2, SAYS("CAUSAL"), "generate", "--model", model, "--prompt", "x", "-o", "CAUSAL=n");
+    FAILS(2, SAYS("WEIGHT_DTYPE"), "generate", "--model", model, "--prompt", "x", "-o",
+          "WEIGHT_DTYPE=f16");
 }
 
 RUN_TESTS(make_model, scratch_teardown)

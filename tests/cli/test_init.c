@@ -17,13 +17,10 @@ enum { LAYERS = 2, WIDTH = 64, HEADS = 4, DIM = WIDTH / HEADS, FFN = 128, LATENT
     "-o", "N_LAYER=2", "-o", "N_EMBD=64", "-o", "N_HEAD=4", "-o", "N_FFN=128", "-o",               \
         "VOCAB_SIZE=300", "-o", "CONTEXT=24", "-o", "RA_MLA_LATENT_DIM=32"
 
-#define INIT(folder, ...)                                                                          \
-    command_succeeds(RUN("init", "--force", "--out", folder, SIZES, __VA_ARGS__), NULL)
+#define INIT(folder, ...) SUCCEEDS("init", "--force", "--out", folder, SIZES, __VA_ARGS__)
 
 static char *model_bytes(const char *folder, size_t *count) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    return file_read(path, count);
+    return file_read(format_text("%s/model.safetensors", folder), count);
 }
 
 static bool same_model(const char *one, const char *other) {
@@ -61,9 +58,8 @@ TEST(test_threads_draw_the_same_bytes) {
 }
 
 static weft_safetensors *open_model(const char *folder) {
-    char path[600];
     weft_safetensors *file;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    const char *path = format_text("%s/model.safetensors", folder);
     if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
     return file;
 }
@@ -363,10 +359,8 @@ TEST(test_config_json_carries_every_key) {
     const char *folder = scratch_path("keys");
     INIT(folder, "-o", "WEIGHT_DECAY=0.3", "--seed", "12", "--dtype", "f64");
     size_t bytes;
-    char path[600];
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    char *text = file_read(path, &bytes);
-    json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/config.json", folder), &bytes);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(object);
     int count;
     const weft_option *options = weft_options(&count);
@@ -381,8 +375,6 @@ TEST(test_config_json_carries_every_key) {
     assert_int_equal(json_integer_value(json_object_get(object, "seed")), 12);
     assert_string_equal(json_string_value(json_object_get(object, "dtype")), "f64");
     assert_true(json_real_value(json_object_get(object, "weight_decay")) == 0.3);
-    json_decref(object);
-    free(text);
 }
 
 /* A study's config without --variant is its step 0. */

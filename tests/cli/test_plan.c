@@ -8,22 +8,9 @@
 #include <string.h>
 #include <sys/resource.h>
 
-static long long integer(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_integer(value)) fail_msg("'%s' is missing or no whole number", key);
-    return json_integer_value(value);
-}
-
-static double real(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    if (!json_is_number(value)) fail_msg("'%s' is missing or no number", key);
-    return json_number_value(value);
-}
-
 static long long parameters(const char *const *arguments) {
-    json_t *object = command_json(arguments);
-    long long count = integer(object, "parameters");
-    json_decref(object);
+    WEFT_AUTO_DECREF json_t *object = command_json(arguments);
+    long long count = integer_of(object, "parameters");
     return count;
 }
 
@@ -41,23 +28,22 @@ static void expect_keys(const json_t *object) {
         assert_true(json_is_integer(value));
         sum += json_integer_value(value);
     }
-    assert_int_equal(sum, integer(object, "parameters"));
-    assert_true(real(object, "flops_per_token") > 0);
+    assert_int_equal(sum, integer_of(object, "parameters"));
+    assert_true(real_of(object, "flops_per_token") > 0);
     double forward = 0;
     json_object_foreach(json_object_get(object, "forward_flops_parts"), name, value) {
         forward += json_real_value(value);
     }
-    assert_true(fabs(forward - real(object, "forward_flops_per_token")) < 1e-6 * forward);
-    assert_true(integer(object, "training_bytes") > 4 * sum);
-    assert_true(integer(object, "cache_bytes_per_token") > 0);
+    assert_true(fabs(forward - real_of(object, "forward_flops_per_token")) < 1e-6 * forward);
+    assert_true(integer_of(object, "training_bytes") > 4 * sum);
+    assert_true(integer_of(object, "cache_bytes_per_token") > 0);
 }
 
 TEST(test_json_has_the_promised_keys) {
-    json_t *object = command_json(RUN("plan", "--json", SMALL));
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN("plan", "--json", SMALL));
     expect_keys(object);
     assert_null(json_object_get(object, "steps"));
-    assert_int_equal(integer(object, "cache_bytes_per_token"), 2 * 2 * 16 * 4);
-    json_decref(object);
+    assert_int_equal(integer_of(object, "cache_bytes_per_token"), 2 * 2 * 16 * 4);
     char *table;
     command_succeeds(RUN("plan", SMALL), &table);
     assert_non_null(strstr(table, "parameters"));
@@ -83,7 +69,7 @@ TEST(test_kernels_of_the_gpu) {
     json_t *row = json_array_get(json_object_get(object, "kernels"), 0);
     assert_string_equal(json_string_value(json_object_get(row, "operation")), "attention");
     assert_string_equal(json_string_value(json_object_get(row, "option")), "DTYPE f32");
-    assert_int_equal(integer(row, "last_layer"), 1);
+    assert_int_equal(integer_of(row, "last_layer"), 1);
     json_decref(object);
     object = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
     assert_null(json_object_get(object, "kernels"));
@@ -95,14 +81,13 @@ static const long long UNTIED[6] = {115001856, 117370368, 230616576,
 
 TEST(test_each_step_has_the_write_ups_count) {
     for (int step = 0; step < 6; step++) {
-        char number[16], word[48];
-        snprintf(number, sizeof number, "%d", step);
-        snprintf(word, sizeof word, "--ra-mla-ablation-step=%d", step);
+        const char *number = format_text("%d", step);
+        const char *word = format_text("--ra-mla-ablation-step=%d", step);
         json_t *one = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
                                        "RA_MLA_MLP_TYING_MODE=untied", "--variant", number));
         json_t *other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
                                          "CONFIG_RA_MLA_MLP_TYING_MODE=\"untied\"", word));
-        assert_int_equal(integer(one, "parameters"), UNTIED[step]);
+        assert_int_equal(integer_of(one, "parameters"), UNTIED[step]);
         assert_true(json_equal(one, other));
         json_decref(other);
         other = command_json(RUN("plan", "--json", "-o", "ATTENTION=mla", "-o",
@@ -121,20 +106,19 @@ TEST(test_a_study_gives_all_its_steps) {
                        "CONFIG_RA_MLA_MLP_ATTN_GATE=y\n"
                        "CONFIG_RA_MLA_ABLATION_STEPS=\"0,1,2,3\"\n";
     file_write(path, text, strlen(text));
-    json_t *object = command_json(RUN("plan", "--json", "--config", path));
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN("plan", "--json", "--config", path));
     json_t *steps = json_object_get(object, "steps");
     assert_int_equal(json_array_size(steps), 4);
     for (size_t i = 0; i < 4; i++) {
         json_t *step = json_array_get(steps, i);
         expect_keys(step);
-        assert_int_equal(integer(step, "step"), (long long)i);
+        assert_int_equal(integer_of(step, "step"), (long long)i);
         assert_string_equal(json_string_value(json_object_get(step, "variant")),
                             ((const char *[]){"0", "1", "2", "3"})[i]);
-        assert_int_equal(integer(step, "parameters"), UNTIED[i]);
+        assert_int_equal(integer_of(step, "parameters"), UNTIED[i]);
     }
     /* The study itself is its step 0, though its file switches the gate on. */
-    assert_int_equal(integer(object, "parameters"), UNTIED[0]);
-    json_decref(object);
+    assert_int_equal(integer_of(object, "parameters"), UNTIED[0]);
     assert_int_equal(parameters(RUN("plan", "--json", "--config", path, "--variant", "1")),
                      UNTIED[1]);
 }
@@ -142,13 +126,11 @@ TEST(test_a_study_gives_all_its_steps) {
 TEST(test_bad_steps_of_a_study_are_refused) {
     static const char *const bad[] = {"0,6", "0,,1", "one", "-1", "0;1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        char key[64];
-        snprintf(key, sizeof key, "RA_MLA_ABLATION_STEPS=%s", bad[i]);
-        command_fails(2, RUN("plan", SMALL, "-o", key), SAYS("ABLATION_STEPS", bad[i], "0 to 5"));
+        const char *key = format_text("RA_MLA_ABLATION_STEPS=%s", bad[i]);
+        FAILS(2, SAYS("ABLATION_STEPS", bad[i], "0 to 5"), "plan", SMALL, "-o", key);
     }
     /* One step is impossible without a latent: nothing of the others is printed. */
-    command_fails(2, RUN("plan", SMALL, "-o", "RA_MLA_ABLATION_STEPS=0,1,3"),
-                  SAYS("LATENT_RECIP", "mla"));
+    FAILS(2, SAYS("LATENT_RECIP", "mla"), "plan", SMALL, "-o", "RA_MLA_ABLATION_STEPS=0,1,3");
 }
 
 /* Later wins: default, file, step, override. */
@@ -175,18 +157,16 @@ TEST(test_overrides_win_over_step_and_file) {
     json_t *object = command_json(RUN("plan", "--json", SMALL, "-o", "RA_MLA_MLP_ATTN_GATE=n", "-o",
                                       "RA_MLA_ABLATION_STEPS=0,1"));
     json_t *steps = json_object_get(object, "steps");
-    assert_int_equal(integer(json_array_get(steps, 1), "parameters"), plain);
+    assert_int_equal(integer_of(json_array_get(steps, 1), "parameters"), plain);
     json_decref(object);
 }
 
 TEST(test_types_size_the_plan) {
-    json_t *wide = command_json(RUN("plan", "--json", SMALL, "--dtype", "f64"));
-    json_t *narrow = command_json(RUN("plan", "--json", SMALL, "--dtype", "bf16"));
-    assert_int_equal(integer(wide, "cache_bytes_per_token"), 2 * 2 * 16 * 8);
-    assert_int_equal(integer(narrow, "cache_bytes_per_token"), 2 * 2 * 16 * 2);
-    assert_int_equal(integer(wide, "parameters"), integer(narrow, "parameters"));
-    json_decref(wide);
-    json_decref(narrow);
+    WEFT_AUTO_DECREF json_t *wide = command_json(RUN("plan", "--json", SMALL, "--dtype", "f64"));
+    WEFT_AUTO_DECREF json_t *narrow = command_json(RUN("plan", "--json", SMALL, "--dtype", "bf16"));
+    assert_int_equal(integer_of(wide, "cache_bytes_per_token"), 2 * 2 * 16 * 8);
+    assert_int_equal(integer_of(narrow, "cache_bytes_per_token"), 2 * 2 * 16 * 2);
+    assert_int_equal(integer_of(wide, "parameters"), integer_of(narrow, "parameters"));
 }
 
 /* Sizes at the edge of what a config takes: a plan or a line, never a crash. */
@@ -197,12 +177,11 @@ TEST(test_a_plan_for_the_gpu_needs_none) {
 #ifdef WEFT_HAVE_CUDA
     json_t *device = json_object_get(object, "device");
     assert_string_equal(json_string_value(json_object_get(device, "name")), "cuda");
-    assert_true(integer(device, "needed_bytes") >= integer(object, "training_bytes"));
+    assert_true(integer_of(device, "needed_bytes") >= integer_of(object, "training_bytes"));
     static const char why[] = "there is no GPU here";
 #else
-    json_t *plain = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
-    assert_int_equal(integer(object, "parameters"), integer(plain, "parameters"));
-    json_decref(plain);
+    WEFT_AUTO_DECREF json_t *plain = command_json(RUN("plan", "--json", SMALL, "--device", "cpu"));
+    assert_int_equal(integer_of(object, "parameters"), integer_of(plain, "parameters"));
     static const char why[] = "built without CUDA";
 #endif
     json_decref(object);
@@ -221,7 +200,7 @@ static double processor_seconds(void) {
  * would take a minute. */
 TEST(test_a_thousand_layers_are_planned_at_once) {
     double before = processor_seconds();
-    command_succeeds(RUN("plan", "-o", "N_LAYER=1024"), NULL);
+    SUCCEEDS("plan", "-o", "N_LAYER=1024");
     double took = processor_seconds() - before;
     printf("note: weft plan of 1024 layers: %.2f s of processor time\n", took);
     assert_true(took < 10 * command_patience());
@@ -238,12 +217,9 @@ TEST(test_enormous_sizes_are_answered) {
         {"ATTENTION=mla", "RA_MLA_ROPE_DIM=64", "RA_MLA_Q_RANK=65536"},
         {"ATTENTION=gta", "KV_HEADS=2", "KV_SHARE=2"}};
     for (size_t i = 0; i < sizeof mixes / sizeof mixes[0]; i++)
-        command_fails(2,
-                      RUN("plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
-                          "BATCH_SIZE=1048576", "-o", "CONTEXT=1048576", "-o",
-                          "VOCAB_SIZE=16777216", "-o", mixes[i][0], "-o", mixes[i][1], "-o",
-                          mixes[i][2]),
-                      SAYS("weft plan:"));
+        FAILS(2, SAYS("weft plan:"), "plan", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
+              "BATCH_SIZE=1048576", "-o", "CONTEXT=1048576", "-o", "VOCAB_SIZE=16777216", "-o",
+              mixes[i][0], "-o", mixes[i][1], "-o", mixes[i][2]);
     assert_true(parameters(RUN("plan", "--json", "-o", "N_EMBD=65536", "-o", "N_HEAD=1024", "-o",
                                "N_FFN=1048576", "-o", "BATCH_SIZE=1", "-o",
                                "VOCAB_SIZE=16777216")) > 1000000000000LL);
@@ -253,36 +229,34 @@ TEST(test_enormous_sizes_are_answered) {
 TEST(test_a_plan_without_workspaces_is_the_same_anywhere) {
     json_t *one = command_json(RUN("plan", SMALL, "--threads", "1", "--no-workspace", "--json"));
     json_t *many = command_json(RUN("plan", SMALL, "--threads", "9", "--no-workspace", "--json"));
-    json_t *whole = command_json(RUN("plan", SMALL, "--threads", "9", "--json"));
+    WEFT_AUTO_DECREF json_t *whole = command_json(RUN("plan", SMALL, "--threads", "9", "--json"));
     json_t *training = json_object_get(one, "training");
     assert_true(json_equal(training, json_object_get(many, "training")));
-    assert_true(integer(training, "workspace") <
-                integer(json_object_get(whole, "training"), "workspace"));
+    assert_true(integer_of(training, "workspace") <
+                integer_of(json_object_get(whole, "training"), "workspace"));
     json_decref(one);
     json_decref(many);
-    json_decref(whole);
 }
 
 /* What ranks share is a part in P of what one has. */
 TEST(test_ranks_share_memory) {
-    json_t *object =
+    WEFT_AUTO_DECREF json_t *object =
         command_json(RUN("plan", SMALL, "--device", "cpu", "-o", "BATCH_SIZE=8", "-o",
                          "MICRO_BATCH=1", "--dtype", "bf16", "--ranks", "4", "--json"));
     json_t *all = json_object_get(object, "rank_bytes");
     json_t *none = json_object_get(all, "none"), *first = json_object_get(all, "optimizer");
     json_t *second = json_object_get(all, "gradients");
-    long long parameters_here = integer(object, "parameters");
-    assert_int_equal(integer(all, "ranks"), 4);
-    assert_true(integer(none, "optimizer") > 8 * parameters_here);
-    assert_int_equal(integer(first, "optimizer") * 4, integer(none, "optimizer"));
-    assert_int_equal(integer(second, "optimizer") * 4, integer(none, "optimizer"));
+    long long parameters_here = integer_of(object, "parameters");
+    assert_int_equal(integer_of(all, "ranks"), 4);
+    assert_true(integer_of(none, "optimizer") > 8 * parameters_here);
+    assert_int_equal(integer_of(first, "optimizer") * 4, integer_of(none, "optimizer"));
+    assert_int_equal(integer_of(second, "optimizer") * 4, integer_of(none, "optimizer"));
     /* Two micro-batches of a rank are one sum; eight of all take three, of which a quarter is here. */
-    assert_int_equal(integer(none, "sums"), 4 * parameters_here);
-    assert_int_equal(integer(first, "sums"), 4 * parameters_here);
-    assert_true(llabs(integer(second, "sums") - 3 * parameters_here) <= 16);
-    json_decref(object);
-    command_fails(2, RUN("plan", "--config", "demo", "--ranks", "2"), SAYS("--ranks", "--variant"));
-    command_succeeds(RUN("plan", "--config", "demo", "--variant", "rope", "--ranks", "2"), NULL);
+    assert_int_equal(integer_of(none, "sums"), 4 * parameters_here);
+    assert_int_equal(integer_of(first, "sums"), 4 * parameters_here);
+    assert_true(llabs(integer_of(second, "sums") - 3 * parameters_here) <= 16);
+    FAILS(2, SAYS("--ranks", "--variant"), "plan", "--config", "demo", "--ranks", "2");
+    SUCCEEDS("plan", "--config", "demo", "--variant", "rope", "--ranks", "2");
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)

@@ -43,22 +43,20 @@ static const char *check_table(const char *at) {
 }
 
 TEST(test_shares_of_a_profile_are_all_of_the_time) {
-    char *text = profile_of("1", "plain");
+    WEFT_AUTO_FREE char *text = profile_of("1", "plain");
     int tables = 0;
     for (const char *at = strstr(text, "profile: "); at; at = strstr(at, "profile: "), tables++)
         at = check_table(at);
     assert_true(tables > 0);
     assert_non_null(strstr(text, "matmul"));
     assert_null(strstr(text, "matmul ["));
-    free(text);
 }
 
 TEST(test_a_profile_by_shapes_names_them) {
-    char *text = profile_of("shapes", "shapes");
+    WEFT_AUTO_FREE char *text = profile_of("shapes", "shapes");
     assert_non_null(strstr(text, "profile: "));
     assert_non_null(strstr(text, "matmul f32 ["));
     assert_non_null(strstr(text, " < f32 ["));
-    free(text);
 }
 
 static int begin(void **state) {

@@ -19,14 +19,12 @@ TEST(test_all_pass_within_seconds) {
         passed++;
     assert_int_equal(passed, weft_verify_count() * WEFT_VERIFY_CHECKS);
     assert_null(strstr(out, "... FAILED"));
-    char sum[48];
-    snprintf(sum, sizeof sum, "%d PASSED, 0 FAILED", passed);
-    assert_non_null(strstr(out, sum));
+    assert_non_null(strstr(out, format_text("%d PASSED, 0 FAILED", passed)));
     free(out);
 }
 
 TEST(test_json_has_a_row_for_each_block) {
-    json_t *object = command_json(RUN("verify", "--json", "--threads", "2"));
+    WEFT_AUTO_DECREF json_t *object = command_json(RUN("verify", "--json", "--threads", "2"));
     json_t *blocks = json_object_get(object, "blocks");
     assert_int_equal(json_array_size(blocks), weft_verify_count());
     assert_int_equal(json_integer_value(json_object_get(object, "failed")), 0);
@@ -40,7 +38,6 @@ TEST(test_json_has_a_row_for_each_block) {
             assert_true(json_is_true(
                 json_object_get(row, weft_verify_check_name((weft_verify_check)check))));
     }
-    json_decref(object);
 }
 
 RUN_TESTS(NULL, NULL)

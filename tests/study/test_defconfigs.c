@@ -42,11 +42,8 @@ static bool is_known(const char *name) {
 /* What `make savedefconfig NAME=` wrote begins with an option: it is the reader's own, until a comment says
  * what it is for. */
 static bool is_own(const char *name) {
-    char path[128];
-    snprintf(path, sizeof path, "defconfigs/%.63s", name);
-    char *text = file_read(path, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("defconfigs/%.63s", name), NULL);
     bool own = *text != '#' && !is_known(name);
-    free(text);
     return own;
 }
 
@@ -94,16 +91,14 @@ TEST(test_every_study_of_the_documentation_is_there) {
 
 TEST(test_each_has_its_question_needs_and_time) {
     for (int i = 0; i < n_names; i++) {
-        char path[128];
-        snprintf(path, sizeof path, "defconfigs/%.63s", names[i]);
-        char *text = file_read(path, NULL);
+        const char *path = format_text("defconfigs/%.63s", names[i]);
+        WEFT_AUTO_FREE char *text = file_read(path, NULL);
         size_t line = strcspn(text, "\n");
         if (strncmp(text, "# ", 2) != 0 || line > SENTENCE_MOST || !strchr(".?", text[line - 1]))
             fail_msg("%s does not begin with a sentence of one line", path);
         if (!strstr(text, "\n# Needs ")) fail_msg("%s does not say what it needs", path);
         bool timed = strstr(text, " on 2 cores") || strstr(text, " a GPU");
         if (!timed) fail_msg("%s does not say how long it takes", path);
-        free(text);
     }
 }
 
@@ -134,20 +129,18 @@ TEST(test_those_of_a_few_cores_have_three_seeds) {
 
 /* Through make defconfig-NAME's reader and writer and back: every option is what the file says. */
 TEST(test_each_comes_back_from_kconfiglib) {
-    char command[1024];
-    snprintf(command, sizeof command, "scripts/python-with kconfiglib >%s", scratch_path("python"));
+    const char *command = format_text("scripts/python-with kconfiglib >%s", scratch_path("python"));
     if (system(command) != 0) { /* NOLINT */
         printf("no python3 here has kconfiglib (scripts/setup study installs it)\n");
         skip();
     }
     for (int i = 0; i < n_names; i++) {
-        char path[128];
         weft_config is, back;
-        snprintf(path, sizeof path, "defconfigs/%.63s", names[i]);
-        snprintf(command, sizeof command,
-                 "top=$PWD && cp Kconfig %s && cd %s && "
-                 "\"$(cat python)\" \"$top/scripts/kconfig.py\" defconfig \"$top/%s\" >/dev/null",
-                 scratch_path("."), scratch_path("."), path);
+        const char *path = format_text("defconfigs/%.63s", names[i]);
+        command = format_text(
+            "top=$PWD && cp Kconfig %s && cd %s && "
+            "\"$(cat python)\" \"$top/scripts/kconfig.py\" defconfig \"$top/%s\" >/dev/null",
+            scratch_path("."), scratch_path("."), path);
         if (system(command) != 0) fail_msg("%s is refused", path); /* NOLINT */
         weft_config_defaults(&is);
         weft_config_defaults(&back);
@@ -257,7 +250,7 @@ static void make_packages(void) {
     shell_succeeds("mkdir %s", scratch_path("packages"));
     file_write(scratch_path("packages/datasets.py"), datasets, sizeof datasets - 1);
     file_write(scratch_path("packages/huggingface_hub.py"), hub, sizeof hub - 1);
-    command_succeeds(RUN("tokenizer", "train", "--vocab", "270", "--out", tokenizer, words), NULL);
+    SUCCEEDS("tokenizer", "train", "--vocab", "270", "--out", tokenizer, words);
 }
 
 /* In a tree that has been built and has no data yet. */
@@ -267,15 +260,14 @@ TEST(test_the_text_of_the_full_study_is_made_as_printed) {
         printf("there is no python3\n");
         skip();
     }
-    char tree[512];
-    snprintf(tree, sizeof tree, "%s", scratch_path("tree"));
+    const char *tree = scratch_path("tree");
     make_packages();
     shell_succeeds("mkdir -p %s/build && ln -s \"$PWD\"/scripts \"$PWD\"/defconfigs %s && "
                    "ln -s \"$(realpath %s)\" %s/build/weft",
                    tree, tree, program ? program : "build/weft", tree);
     const char *list = "build/weft study --config defconfigs/gpt2-ra-mla-full --list";
     shell_succeeds("cd %s && ! %s 2>said >listed", tree, list);
-    char *said = file_read(scratch_path("tree/said"), NULL);
+    WEFT_AUTO_FREE char *said = file_read(scratch_path("tree/said"), NULL);
     char *recipe = strstr(said, "there by: ");
     assert_non_null(recipe);
     char *end = strstr(recipe, " ; or take");
@@ -283,7 +275,6 @@ TEST(test_the_text_of_the_full_study_is_made_as_printed) {
     *end = 0;
     shell_succeeds("cd %s && export PYTHONPATH=%s && { %s; } >made 2>&1", tree,
                    scratch_path("packages"), recipe + strlen("there by: "));
-    free(said);
     shell_succeeds("cd %s && %s >listed && test -s data/fineweb-edu/train_000000.bin -a -s "
                    "data/fineweb-edu/val_000000.bin",
                    tree, list);

@@ -30,15 +30,11 @@ static double operations(double layers, double ffn_maps, double width) {
 }
 
 static weft_study *open_study(const char *equal, const char *variants) {
-    static const char text[] = "CONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\nCONFIG_N_EMBD=16\n"
-                               "CONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n"
-                               "CONFIG_BATCH_SIZE=8\nCONFIG_STEPS=100\n";
-    char one[64], two[1024];
-    snprintf(one, sizeof one, "STUDY_EQUAL=%s", equal);
-    snprintf(two, sizeof two, "STUDY_VARIANTS=%s", variants);
-    weft_override over[] = {{one, "-o"}, {two, "-o"}};
+    const char *one = format_text("STUDY_EQUAL=%s", equal);
+    weft_override over[] = {{one, "-o"}, {format_text("STUDY_VARIANTS=%s", variants), "-o"}};
     const char *path = scratch_path("model");
-    file_write(path, text, sizeof text - 1);
+    config_write(path,
+                 "N_LAYER=1 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 CONTEXT=24 BATCH_SIZE=8 STEPS=100");
     weft_source source = {path, over, 2};
     weft_study *s;
     if (weft_study_open(&source, weft_cpu_backend(), 1, &s) != WEFT_OK)

@@ -3,6 +3,7 @@
 #include "study/statistics.h"
 
 #include "base/random.h"
+#include "support/command.h"
 #include "support/test.h"
 
 #include <jansson.h>
@@ -22,10 +23,6 @@ static int read_runs(const json_t *list, weft_rate_run *out) {
                                  json_integer_value(json_array_get(row, 2))};
     }
     return n;
-}
-
-static double number(const json_t *object, const char *key) {
-    return json_number_value(json_object_get(object, key));
 }
 
 static void expect_near(const char *name, double is, double expected, double room) {
@@ -51,11 +48,12 @@ TEST(test_minima_and_intervals_are_the_references) {
             assert_int_equal(m.edge, 0);
             assert_true(isnan(m.beyond));
         }
-        double effect = number(row, "effect"), low = number(row, "low"), high = number(row, "high");
+        double effect = real_of(row, "effect"), low = real_of(row, "low"),
+               high = real_of(row, "high");
         weft_comparison c;
         assert_int_equal(weft_compare_minima(sides[0], n[0], sides[1], n[1], effect, false, &c),
                          WEFT_OK);
-        expect_near(name, c.mean, number(row, "difference"), 1e-9);
+        expect_near(name, c.mean, real_of(row, "difference"), 1e-9);
         /* Drawn residuals are not normal, and a parabola's minimum is no straight line. */
         expect_near(name, c.low, low, 0.1 * (high - low) / 2);
         expect_near(name, c.high, high, 0.1 * (high - low) / 2);

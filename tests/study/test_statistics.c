@@ -1,6 +1,7 @@
 /* Student's t and verdicts, against tests/vectors/statistics.json, which
  * tests/reference/make_statistics_vectors.py makes by another way. */
 #include "study/statistics.h"
+#include "support/command.h"
 #include "support/test.h"
 
 #include <jansson.h>
@@ -31,10 +32,6 @@ static void expect_near(const char *what, double is, double expected, double tol
     if (!(fabs(is - expected) <= room)) fail_msg("%s: %.17g, not %.17g", what, is, expected);
 }
 
-static double number(const json_t *object, const char *key) {
-    return json_number_value(json_object_get(object, key));
-}
-
 static int read_numbers(const json_t *list, double *out) {
     int n = (int)json_array_size(list);
     assert_in_range(n, 1, PAIRS_MOST);
@@ -51,8 +48,7 @@ TEST(test_t_quantiles_are_the_references) {
         double p = json_number_value(json_array_get(row, 0));
         double freedom = json_number_value(json_array_get(row, 1));
         double t = json_number_value(json_array_get(row, 2));
-        char what[64];
-        snprintf(what, sizeof what, "t(%g, %g)", p, freedom);
+        const char *what = format_text("t(%g, %g)", p, freedom);
         expect_near(what, weft_t_quantile(p, freedom), t, 1e-10);
         expect_near(what, weft_t_quantile(1 - p, freedom), -t, 1e-10);
         expect_near(what, weft_t_probability(t, freedom), p, 1e-12);
@@ -86,11 +82,11 @@ TEST(test_comparisons_are_the_references) {
         bool higher = json_is_true(json_object_get(row, "higher_is_better"));
         weft_comparison c = weft_compare(variant, baseline, n, higher);
         assert_int_equal(c.pairs, n);
-        expect_near(name, c.mean, number(row, "mean"), 1e-9);
-        expect_near(name, c.sd, number(row, "sd"), 1e-9);
-        expect_near(name, c.low, number(row, "low"), 1e-9);
-        expect_near(name, c.high, number(row, "high"), 1e-9);
-        expect_near(name, c.percent, number(row, "percent"), 1e-9);
+        expect_near(name, c.mean, real_of(row, "mean"), 1e-9);
+        expect_near(name, c.sd, real_of(row, "sd"), 1e-9);
+        expect_near(name, c.low, real_of(row, "low"), 1e-9);
+        expect_near(name, c.high, real_of(row, "high"), 1e-9);
+        expect_near(name, c.percent, real_of(row, "percent"), 1e-9);
         expect_near(name, c.variant - c.baseline, c.mean, 1e-9);
         assert_string_equal(weft_verdict_word(c.verdict), verdict);
         words[c.verdict]++;

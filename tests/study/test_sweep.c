@@ -31,9 +31,8 @@ TEST(test_a_grid_is_every_combination) {
     static const char *const separators[] = {"×", "x", "*"};
     static const char *const names[] = {"0.1-8", "0.1-32", "0.3-8", "0.3-32"};
     for (size_t k = 0; k < sizeof separators / sizeof separators[0]; k++) {
-        char text[128];
-        snprintf(text, sizeof text, " RA_MLA_MLP_CROSS_ALPHA=0.1,0.30  %s config_n_ffn=8,32 ",
-                 separators[k]);
+        const char *text =
+            format_text(" RA_MLA_MLP_CROSS_ALPHA=0.1,0.30  %s config_n_ffn=8,32 ", separators[k]);
         weft_variants s = parse(text, "", 0, 1);
         assert_int_equal(s.n, 4);
         for (int i = 0; i < 4; i++) {
@@ -144,11 +143,10 @@ TEST(test_what_cannot_be_swept_is_refused) {
 }
 
 TEST(test_plan_and_train_take_a_point_by_name) {
-    command_succeeds(RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "128", "-o",
-                         "N_EMBD=32", "-o", "N_HEAD=2", "-o", "N_LAYER=1", "--json"),
-                     NULL);
-    command_fails(2, RUN("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "127"),
-                  SAYS("'127'", "did you mean '128'"));
+    SUCCEEDS("plan", "-o", "STUDY_SWEEP=N_FFN=64,128", "--variant", "128", "-o", "N_EMBD=32", "-o",
+             "N_HEAD=2", "-o", "N_LAYER=1", "--json");
+    FAILS(2, SAYS("'127'", "did you mean '128'"), "plan", "-o", "STUDY_SWEEP=N_FFN=64,128",
+          "--variant", "127");
 }
 
 RUN_TESTS(NULL, NULL)

@@ -190,10 +190,9 @@ TEST(test_plan_and_train_know_variants_by_name) {
     static const char text[] =
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
         "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\n";
-    char path[256];
-    snprintf(path, sizeof path, "%s", scratch_path("named"));
+    const char *path = scratch_path("named");
     file_write(path, text, sizeof text - 1);
-    json_t *all = command_json(RUN("plan", "--config", path, "--json"));
+    WEFT_AUTO_DECREF json_t *all = command_json(RUN("plan", "--config", path, "--json"));
     json_t *variants = json_object_get(all, "steps");
     assert_int_equal(json_array_size(variants), 2);
     assert_string_equal(json_string_value(json_object_get(json_array_get(variants, 1), "step")),
@@ -205,9 +204,8 @@ TEST(test_plan_and_train_know_variants_by_name) {
     assert_int_equal(json_integer_value(json_object_get(one, "parameters")), small + 64 * 33);
     assert_int_equal(json_integer_value(json_object_get(all, "parameters")), small);
     json_decref(one);
-    json_decref(all);
-    command_fails(2, RUN("plan", "--config", path, "--variant", "wid"), SAYS("'wid'", "'wide'"));
-    command_fails(2, RUN("train", "--config", path, "--variant", "3"), SAYS("--variant", "'3'"));
+    FAILS(2, SAYS("'wid'", "'wide'"), "plan", "--config", path, "--variant", "wid");
+    FAILS(2, SAYS("--variant", "'3'"), "train", "--config", path, "--variant", "3");
 }
 
 /* Without --out a run's folder has the variant's name; one that was begun under the name before goes on. */
@@ -216,14 +214,13 @@ TEST(test_a_runs_folder_is_named_by_its_variant) {
         "CONFIG_STUDY_VARIANTS=\"small; wide: N_FFN=128\"\nCONFIG_N_LAYER=1\nCONFIG_N_HEAD=2\n"
         "CONFIG_N_EMBD=16\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=24\nCONFIG_BATCH_SIZE=1\n"
         "CONFIG_EVAL_SAMPLES=1\nCONFIG_STEPS=1\n";
-    char command[1200];
     file_write(scratch_path("here"), text, sizeof text - 1);
-    snprintf(command, sizeof command,
-             "weft=$(realpath \"${WEFT:-build/weft}\") && cd '%s' && "
-             "run() { \"$weft\" train --config here --variant wide --threads 1 \"$@\" 2>said; } && "
-             "run && mv runs/here-wide runs/here-stepwide && run --resume -o STEPS=2 && "
-             "grep -q here-stepwide said && test ! -e runs/here-wide",
-             scratch_path("."));
+    const char *command = format_text(
+        "weft=$(realpath \"${WEFT:-build/weft}\") && cd '%s' && "
+        "run() { \"$weft\" train --config here --variant wide --threads 1 \"$@\" 2>said; } && "
+        "run && mv runs/here-wide runs/here-stepwide && run --resume -o STEPS=2 && "
+        "grep -q here-stepwide said && test ! -e runs/here-wide",
+        scratch_path("."));
     assert_int_equal(system(command), 0); /* NOLINT */
 }
 

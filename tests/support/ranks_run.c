@@ -38,10 +38,10 @@ static bool is_on_path(const char *name) {
 }
 
 void ranks_need_mpi(void) {
-    char program[PATH_MAX], library[PATH_MAX + 32];
+    char program[PATH_MAX];
     const char *runner = getenv("RUNNER");
     snprintf(program, sizeof program, "%s", weft());
-    snprintf(library, sizeof library, "%s/libweft-mpi.so", dirname(program));
+    const char *library = format_text("%s/libweft-mpi.so", dirname(program));
     const char *why = NULL;
     if (runner && *runner)
         why = "processes are run by RUNNER";

@@ -8,6 +8,7 @@
 #include "data/dataset.h"
 #include "support/command.h"
 #include "support/test.h"
+#include "support/train_run.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -22,20 +23,13 @@ enum { STEPS = 200, FIRST_STEPS = 20, LAST_STEPS = 50 };
 
 /* Reads the loss of every step; a line per step is expected, in order. */
 static void read_losses(const char *run, double *losses) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/metrics.jsonl", run);
-    char *text = file_read(path, NULL), *rest = text;
-    int n = 0;
-    for (char *line; (line = strtok_r(rest, "\n", &rest)); n++) {
-        json_t *row = json_loads(line, 0, NULL);
-        if (!row || n == STEPS) fail_msg("%s: line %d: %s", path, n + 1, line);
-        assert_int_equal(json_integer_value(json_object_get(row, "step")), n + 1);
-        assert_true(json_is_number(json_object_get(row, "loss")));
-        losses[n] = json_number_value(json_object_get(row, "loss"));
-        json_decref(row);
+    WEFT_AUTO_DECREF json_t *rows = train_metrics(run);
+    assert_int_equal(json_array_size(rows), STEPS);
+    for (size_t n = 0; n < STEPS; n++) {
+        const json_t *row = json_array_get(rows, n);
+        assert_int_equal(integer_of(row, "step"), n + 1);
+        losses[n] = real_of(row, "loss");
     }
-    free(text);
-    assert_int_equal(n, STEPS);
 }
 
 static void read_kept(const char *name, double *losses) {
@@ -80,7 +74,7 @@ static void hold_curve(const char *name, int steps) {
     const char *out = scratch_path("%s", name);
     name_config(name, config);
     read_kept(name, kept);
-    command_succeeds(RUN("train", "--config", config, "--out", out, "--device", "cpu"), NULL);
+    SUCCEEDS("train", "--config", config, "--out", out, "--device", "cpu");
     read_losses(out, ours);
     double worst = hold_steps(name, ours, kept, steps, CLOSE);
     double ours_end = mean(ours + STEPS - LAST_STEPS, LAST_STEPS);
@@ -98,10 +92,9 @@ static void hold_double(const char *name) {
     const char *from = scratch_path("%s-start", name), *out = scratch_path("%s-double", name);
     name_config(name, config);
     read_kept(name, kept);
-    command_succeeds(RUN("init", "--config", config, "--out", from), NULL);
-    command_succeeds(RUN("train", "--config", config, "--from", from, "--out", out, "--device",
-                         "cpu", "--dtype", "f64"),
-                     NULL);
+    SUCCEEDS("init", "--config", config, "--out", from);
+    SUCCEEDS("train", "--config", config, "--from", from, "--out", out, "--device", "cpu",
+             "--dtype", "f64");
     read_losses(out, ours);
     double worst = hold_steps(name, ours, kept, STEPS, CLOSE_DOUBLE);
     printf("note: %s in f64: %.1e from the reference in %d steps\n", name, worst, STEPS);

@@ -2,6 +2,7 @@
 #include "cpu/backend.h"
 #include "support/command.h"
 #include "support/test.h"
+#include "support/train_run.h"
 #include "train/loop.h"
 
 #include <math.h>
@@ -67,14 +68,8 @@ static weft_train_result run(const char *name, double seconds, load l) {
 
 /* The learning rate of the last line that the run logged. */
 static double last_rate(const char *name) {
-    char *text = file_read(scratch_path("%s/metrics.jsonl", name), NULL), *last = text;
-    for (char *at = text; (at = strchr(at, '\n')) && at[1];)
-        last = ++at;
-    json_t *row = json_loads(last, JSON_DISABLE_EOF_CHECK, NULL);
-    double rate = json_number_value(json_object_get(row, "lr"));
-    json_decref(row);
-    free(text);
-    return rate;
+    WEFT_AUTO_DECREF json_t *row = train_last_metrics(scratch_path("%s", name));
+    return real_of(row, "lr");
 }
 
 /* 100 seconds: with steps of 1 s, of 0.5 s and then 4 s (a load that comes), of 4 s and then 0.5 s (one that goes), of 10 s.
@@ -82,8 +77,7 @@ static double last_rate(const char *name) {
 TEST(test_a_run_ends_in_time_under_a_load_that_changes) {
     static const load loads[] = {{1, 1, 0}, {0.5, 4, 100}, {4, 0.5, 10}, {10, 10, 0}};
     for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
-        char name[16], line[64];
-        snprintf(name, sizeof name, "load%zu", i);
+        const char *name = format_text("load%zu", i);
         weft_train_result r = run(name, 100, loads[i]);
         printf("note: %lld steps in %.1f of 100 s, the last at a rate of %.2g\n",
                (long long)r.steps, now - 1000, last_rate(name));
@@ -92,10 +86,8 @@ TEST(test_a_run_ends_in_time_under_a_load_that_changes) {
         assert_true(now - 1000 >= 90);
         assert_true(last_rate(name) < 2e-4);
         /* It is done: its config has the steps that it did. */
-        char *config = file_read(scratch_path("%s/config", name), NULL);
-        snprintf(line, sizeof line, "CONFIG_STEPS=%lld\n", (long long)r.steps);
-        assert_non_null(strstr(config, line));
-        free(config);
+        WEFT_AUTO_FREE char *config = file_read(scratch_path("%s/config", name), NULL);
+        assert_non_null(strstr(config, format_text("CONFIG_STEPS=%lld\n", (long long)r.steps)));
     }
 }
 

@@ -26,21 +26,16 @@ static double bigram_loss(void) {
 
 /* Runs the program and returns the best held-out loss. */
 static double run_demo(const char *const *command, const char *out) {
-    char path[300];
     int status = train_wait(train_start(command, scratch_path("err"), 0));
     if (status != 0) fail_msg("ended on %d: %s", status, file_read(scratch_path("err"), NULL));
-    snprintf(path, sizeof path, "%s/best/state.json", out);
-    char *text = file_read(path, NULL);
-    json_t *best = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/best/state.json", out), NULL);
+    WEFT_AUTO_DECREF json_t *best = json_loads(text, 0, NULL);
     double loss = json_number_value(json_object_get(best, "best_val_loss"));
-    json_decref(best);
-    free(text);
     return loss;
 }
 
 TEST(test_demo_learns_more_than_pairs) {
-    char out[256];
-    snprintf(out, sizeof out, "%s", scratch_path("demo"));
+    const char *out = scratch_path("demo");
     const char *const *whole = RUN("train", "--config", "defconfigs/demo", "--out", out);
     const char *const *trimmed =
         RUN("train", "--config", "defconfigs/demo", "--out", out, "-o", "STEPS=350");
@@ -59,9 +54,8 @@ TEST(test_bf16_ends_near_f32) {
     for (int i = 0; i < runs; i++) {
         double loss[2];
         for (int k = 0; k < 2; k++) {
-            char out[256], seed[8];
-            snprintf(seed, sizeof seed, "%d", i + 1);
-            snprintf(out, sizeof out, "%s", scratch_path("%s-%s", types[k], seed));
+            const char *seed = format_text("%d", i + 1);
+            const char *out = scratch_path("%s-%s", types[k], seed);
             const char *const *command =
                 RUN("train", "--config", "defconfigs/ra-mla", "--out", out, "--dtype", types[k],
                     "--seed", seed, "-o", train_long() ? "STEPS=300" : "STEPS=60");

@@ -68,17 +68,17 @@ TEST(test_records_are_framed) {
 }
 
 TEST(test_tensorboard_reads_them) {
-    char command[1024], text[4096];
+    char text[4096];
     const char *python = getenv("PYTHON");
     if (!python) python = "python3";
-    snprintf(command, sizeof command, "%s -c 'import tensorboard' 2>/dev/null", python);
+    const char *command = format_text("%s -c 'import tensorboard' 2>/dev/null", python);
     if (system(command) != 0) {
         printf("tensorboard is not importable by %s\n", python);
         skip();
     }
     write_files();
-    snprintf(command, sizeof command, "%s tests/train/read_events.py %s 2>/dev/null", python,
-             scratch_path("."));
+    command =
+        format_text("%s tests/train/read_events.py %s 2>/dev/null", python, scratch_path("."));
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     size_t n = fread(text, 1, sizeof text - 1, pipe);

@@ -1,6 +1,7 @@
 /* Nothing of the user's is lost: what weft did not make stays, links are not followed, a checkpoint
  * that is missing or cannot be looked at ends a run instead of starting it anew, and an error of the
  * system is an error. */
+#include "support/command.h"
 #include "support/fault.h"
 #include "support/test.h"
 #include "support/train_run.h"
@@ -13,14 +14,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char config[256], out[256];
+static char out[256];
 
 static const char *at(const char *name) {
     return scratch_path("%s", name);
 }
 
 #define TRAIN(...)                                                                                 \
-    RUN("train", "--config", config, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
+    RUN("train", "--config", config_path, "--threads", "1", "--peak-flops", "0", __VA_ARGS__)
 #define RESUME TRAIN("--out", out, "--resume", "-o", "CHECKPOINT_KEEP=2")
 
 static void train_steps(const char *folder, const char *iterations) {
@@ -28,30 +29,26 @@ static void train_steps(const char *folder, const char *iterations) {
 }
 
 static void make_victim(const char *folder) {
-    char path[600];
     assert_int_equal(mkdir(folder, 0777), 0);
-    snprintf(path, sizeof path, "%s/thesis.txt", folder);
+    const char *path = format_text("%s/thesis.txt", folder);
     file_write(path, "years", 5);
-    snprintf(path, sizeof path, "%s/config.json", folder);
+    path = format_text("%s/config.json", folder);
     file_write(path, "{}", 2);
 }
 
 static void victim_lives(const char *folder) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/thesis.txt", folder);
-    char *text = file_read(path, NULL);
+    const char *path = format_text("%s/thesis.txt", folder);
+    WEFT_AUTO_FREE char *text = file_read(path, NULL);
     assert_string_equal(text, "years");
-    free(text);
-    snprintf(path, sizeof path, "%s/config.json", folder);
+    path = format_text("%s/config.json", folder);
     assert_int_equal(access(path, R_OK), 0);
 }
 
 /* A name of weft's own in a run's folder that is a link, or a folder of the user's. */
 static void name_is_refused(const char *name) {
     snprintf(out, sizeof out, "%s", scratch_path("taken-%s", name));
-    char victim[300], taken[300];
-    snprintf(victim, sizeof victim, "%s", scratch_path("victim-%s", name));
-    snprintf(taken, sizeof taken, "%s/%s", out, name);
+    const char *victim = scratch_path("victim-%s", name);
+    const char *taken = format_text("%s/%s", out, name);
     train_steps(out, "STEPS=2");
     make_victim(victim);
     assert_int_equal(symlink(victim, taken), 0);
@@ -87,13 +84,13 @@ TEST(test_a_missing_last_is_no_fresh_start) {
     snprintf(out, sizeof out, "%s", at("gone"));
     train_steps(out, "STEPS=4");
     size_t bytes;
-    char *lines = file_read(at("gone/metrics.jsonl"), &bytes);
-    char *best = file_read(at("gone/best/state.json"), NULL);
+    WEFT_AUTO_FREE char *lines = file_read(at("gone/metrics.jsonl"), &bytes);
+    WEFT_AUTO_FREE char *best = file_read(at("gone/best/state.json"), NULL);
     assert_int_equal(rename(at("gone/last"), at("elsewhere")), 0);
     command_fails(2, RESUME, SAYS("last/ is gone", "best", "step-0000000002", "--resume="));
     command_fails(2, TRAIN("--out", out), SAYS("a run in it already"));
-    char *lines_now = file_read(at("gone/metrics.jsonl"), NULL);
-    char *best_now = file_read(at("gone/best/state.json"), NULL);
+    WEFT_AUTO_FREE char *lines_now = file_read(at("gone/metrics.jsonl"), NULL);
+    WEFT_AUTO_FREE char *best_now = file_read(at("gone/best/state.json"), NULL);
     assert_string_equal(lines, lines_now);
     assert_string_equal(best, best_now);
     /* By name it goes on, to the bits of a run that was left alone. */
@@ -101,10 +98,6 @@ TEST(test_a_missing_last_is_no_fresh_start) {
                      NULL);
     command_succeeds(TRAIN("--out", at("left-alone")), NULL);
     train_same_end(out, at("left-alone"));
-    free(lines);
-    free(best);
-    free(lines_now);
-    free(best_now);
 }
 
 /* Only an earlier checkpoint is there. */
@@ -123,11 +116,10 @@ TEST(test_a_log_alone_offers_no_checkpoint) {
     train_steps(out, "STEPS=2");
     assert_int_equal(rename(at("log/last"), at("log-last")), 0);
     assert_int_equal(rename(at("log/best"), at("log-best")), 0);
-    command_result r = command_run(RESUME);
+    WEFT_AUTO(command_free) command_result r = command_run(RESUME);
     assert_int_equal(r.status, 2);
     if (!strstr(r.err, "every other checkpoint") || strstr(r.err, "--resume="))
         fail_msg("%s", r.err);
-    command_free(&r);
 }
 
 TEST(test_an_empty_folder_starts_and_a_kill_before_the_first_does_too) {
@@ -169,11 +161,10 @@ TEST(test_a_last_that_cannot_be_looked_at_is_an_error) {
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++) {
         fault f = {
             .calls = "stat,open", .path = "blind/last", .nth = 1, .error = errors[i], .all = true};
-        command_result r = fault_run(&f, RESUME, NULL);
+        WEFT_AUTO(command_free) command_result r = fault_run(&f, RESUME, NULL);
         assert_int_equal(r.status, 1);
         assert_non_null(strstr(r.err, "last"));
         assert_non_null(strstr(r.err, strerror(errors[i])));
-        command_free(&r);
     }
     command_succeeds(RESUME, NULL);
 }
@@ -246,10 +237,9 @@ TEST(test_a_torn_step_is_cleaned_up_and_not_offered) {
     assert_int_equal(unlink(at("torn/step-0000000004/model.safetensors")), 0);
     assert_int_equal(unlink(at("torn/step-0000000004/.weft")), 0);
     assert_int_equal(rename(at("torn/last"), at("torn-last")), 0);
-    command_result r = command_run(RESUME);
+    WEFT_AUTO(command_free) command_result r = command_run(RESUME);
     assert_int_equal(r.status, 2);
     assert_null(strstr(strstr(r.err, "weft train: "), "step-0000000004"));
-    command_free(&r);
     assert_int_not_equal(access(at("torn/step-0000000004"), F_OK), 0);
 }
 
@@ -272,10 +262,9 @@ TEST(test_a_run_of_the_version_before_goes_on) {
 }
 
 static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
+    train_setup(state);
     /* So that a run in two legs of other lengths is the whole run. */
-    FILE *file = fopen(config, "a");
+    FILE *file = fopen(config_path, "a");
     assert_non_null(file);
     fputs("CONFIG_LR_SCHEDULE=\"constant\"\n", file);
     fclose(file);

@@ -28,26 +28,18 @@ static pair train(const char *name, int width, const char *mup, const char *head
     snprintf(iters, sizeof iters, "STEPS=%s", steps);
     snprintf(lr, sizeof lr, "LEARNING_RATE=%s", rate);
     const char *config = scratch_path("config");
-    static const char text[] = "CONFIG_N_LAYER=2\nCONFIG_VOCAB_SIZE=256\nCONFIG_CONTEXT=32\n"
-                               "CONFIG_BATCH_SIZE=8\nCONFIG_WARMUP_STEPS=0\n"
-                               "CONFIG_LR_SCHEDULE=\"constant\"\nCONFIG_EVAL_SAMPLES=1\n"
-                               "CONFIG_MUP_BASE_WIDTH=32\nCONFIG_MUP_BASE_HEAD=8\n"
-                               "CONFIG_WEIGHT_DECAY=\"0.0\"\nCONFIG_GRAD_CLIP=\"0.0\"\n";
-    file_write(config, text, sizeof text - 1);
-    command_succeeds(RUN("init", "--force", "--config", config, "--seed", seed, "-o", embd, "-o",
-                         mup, "-o", heads, "--out", p.start),
-                     NULL);
-    command_succeeds(RUN("train", "--config", config, "--seed", seed, "-o", embd, "-o", mup, "-o",
-                         heads, "-o", iters, "-o", lr, "--peak-flops", "0", "--save-last", "--out",
-                         p.run),
-                     NULL);
+    config_write(config, "N_LAYER=2 VOCAB_SIZE=256 CONTEXT=32 BATCH_SIZE=8 WARMUP_STEPS=0 "
+                         "LR_SCHEDULE=constant EVAL_SAMPLES=1 MUP_BASE_WIDTH=32 MUP_BASE_HEAD=8 "
+                         "WEIGHT_DECAY=0.0 GRAD_CLIP=0.0");
+    SUCCEEDS("init", "--force", "--config", config, "--seed", seed, "-o", embd, "-o", mup, "-o",
+             heads, "--out", p.start);
+    SUCCEEDS("train", "--config", config, "--seed", seed, "-o", embd, "-o", mup, "-o", heads, "-o",
+             iters, "-o", lr, "--peak-flops", "0", "--save-last", "--out", p.run);
     return p;
 }
 
 static double *values_of(const char *model, const char *name, int64_t *n) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/model.safetensors", model);
-    return tensor_values(path, name, n);
+    return tensor_values(format_text("%s/model.safetensors", model), name, n);
 }
 
 /* The root mean square of the difference of a tensor between two files; NULL for b: of a itself. */
@@ -67,15 +59,14 @@ static void write_logits(const char *model, const char *out) {
     for (int i = 0; i < 4 * (TIME + 1); i++)
         tokens[i] = 97 + (11 * i + i / 7) % 26;
     npy_write(path, 4, 4, TIME + 1, tokens);
-    command_succeeds(RUN("eval", "--model", model, "--tokens", path, "--logits", out), NULL);
+    SUCCEEDS("eval", "--model", model, "--tokens", path, "--logits", out);
 }
 
 /* How far a few steps move the logits. */
 static double logits_moved(const char *name, int width, const char *mup) {
-    char before[512], after[512];
     pair p = train(name, width, mup, "N_HEAD=4", "4e-3", "6");
-    snprintf(before, sizeof before, "%s", scratch_path("%s-before", name));
-    snprintf(after, sizeof after, "%s", scratch_path("%s-after", name));
+    const char *before = scratch_path("%s-before", name);
+    const char *after = scratch_path("%s-after", name);
     write_logits(p.start, before);
     write_logits(p.end, after);
     return rms(after, before, "logits");
@@ -92,15 +83,12 @@ TEST(test_updates_do_not_grow_with_the_width) {
 
 static void compare_models(const char *a, const char *b) {
     size_t n, m;
-    char path[600];
-    snprintf(path, sizeof path, "%s/model.safetensors", a);
-    char *one = file_read(path, &n);
-    snprintf(path, sizeof path, "%s/model.safetensors", b);
-    char *two = file_read(path, &m);
+    const char *path = format_text("%s/model.safetensors", a);
+    WEFT_AUTO_FREE char *one = file_read(path, &n);
+    path = format_text("%s/model.safetensors", b);
+    WEFT_AUTO_FREE char *two = file_read(path, &m);
     assert_int_equal(n, m);
     assert_memory_equal(one, two, n);
-    free(one);
-    free(two);
 }
 
 TEST(test_at_the_base_nothing_changes) {
@@ -141,21 +129,19 @@ TEST(test_maps_between_layers_have_a_smaller_rate) {
 
 /* 0.02 at the base; the embedding keeps it, maps between layers have 1/√width of it. */
 TEST(test_maps_start_by_their_inputs) {
-    char path[600];
     pair p = train("start", 4 * BASE, "MUP=y", "N_HEAD=16", "1e-3", "1");
-    snprintf(path, sizeof path, "%s/model.safetensors", p.start);
+    const char *path = format_text("%s/model.safetensors", p.start);
     assert_true(fabs(rms(path, NULL, "wte.weight") / 0.02 - 1) < 0.02);
     assert_true(fabs(rms(path, NULL, "h.0.attn.qkv.weight") / 0.01 - 1) < 0.02);
     assert_true(fabs(rms(path, NULL, "h.1.ffn.proj.weight") / (0.01 / 2) - 1) < 0.02);
 }
 
 TEST(test_what_has_no_rule_is_refused) {
-    command_fails(2, RUN("plan", "-o", "MUP=y"), SAYS("MUP_BASE_WIDTH"));
-    command_fails(2, RUN("plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o", "ATTENTION=w2"),
-                  SAYS("CONFIG_MUP", "dot"));
-    command_fails(
-        2, RUN("plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o", "RA_MLA_MLP_ATTN_GATE=y"),
-        SAYS("CONFIG_MUP", "mechanism"));
+    FAILS(2, SAYS("MUP_BASE_WIDTH"), "plan", "-o", "MUP=y");
+    FAILS(2, SAYS("CONFIG_MUP", "dot"), "plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64", "-o",
+          "ATTENTION=w2");
+    FAILS(2, SAYS("CONFIG_MUP", "mechanism"), "plan", "-o", "MUP=y", "-o", "MUP_BASE_WIDTH=64",
+          "-o", "RA_MLA_MLP_ATTN_GATE=y");
 }
 
 RUN_TESTS(scratch_setup, scratch_teardown)

@@ -18,35 +18,32 @@ static int shell(const char *command) {
 }
 
 static void run_across(const char *name, const char *config, const char *out) {
-    char command[COMMAND_ROOM], weft[4096], err[NAME_ROOM];
+    char weft[4096];
     size_t n;
-    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
-    snprintf(err, sizeof err, "%s", scratch_path("err"));
-    snprintf(command, sizeof command,
-             "timeout 100 tests/train/namespaces run %s %s %s train --config %s --out %s "
-             "--peak-flops 0 --threads 1 -o SHARD=optimizer 2>%s >/dev/null",
-             name, scratch_path("agent"), weft, config, out, err);
-    int status = shell(command);
+    assert_non_null(realpath(command_program(), weft));
+    const char *err = scratch_path("err");
+    int status = shell(
+        format_text("timeout 100 tests/train/namespaces run %s %s %s train --config %s --out %s "
+                    "--peak-flops 0 --threads 1 -o SHARD=optimizer 2>%s >/dev/null",
+                    name, scratch_path("agent"), weft, config, out, err));
     if (status != 0) printf("ended on %d: %s\n", status, file_read(err, &n));
     assert_int_equal(status, 0);
 }
 
 TEST(test_two_network_namespaces_carry_a_run) {
-    char config[NAME_ROOM], alone[NAME_ROOM], out[NAME_ROOM], name[64], command[COMMAND_ROOM];
     ranks_need_mpi();
-    snprintf(name, sizeof name, "weft-%d", (int)getpid());
-    snprintf(config, sizeof config, "%s", scratch_path("config"));
-    snprintf(alone, sizeof alone, "%s", scratch_path("alone"));
-    snprintf(out, sizeof out, "%s", scratch_path("ranks"));
+    const char *name = format_text("weft-%d", (int)getpid());
+    const char *config = scratch_path("config");
+    const char *alone = scratch_path("alone");
+    const char *out = scratch_path("ranks");
     train_config(config);
-    snprintf(command, sizeof command, "tests/train/namespaces start %s", name);
+    const char *command = format_text("tests/train/namespaces start %s", name);
     int started = shell(command);
     if (started == 0) {
-        command_succeeds(RUN("train", "--config", config, "--out", alone, "--peak-flops", "0"),
-                         NULL);
+        SUCCEEDS("train", "--config", config, "--out", alone, "--peak-flops", "0");
         run_across(name, config, out);
     }
-    snprintf(command, sizeof command, "tests/train/namespaces stop %s", name);
+    command = format_text("tests/train/namespaces stop %s", name);
     shell(command);
     if (started == 77) skip();
     assert_int_equal(started, 0);

@@ -48,9 +48,8 @@ static pid_t start_forever(const run_files *f, int ranks, const char *const *env
 
 static void show(const char *path) {
     size_t n;
-    char *text = file_read(path, &n);
+    WEFT_AUTO_FREE char *text = file_read(path, &n);
     printf("%s\n", text);
-    free(text);
 }
 
 static void expect_lines(const run_files *f, const char *text, int least) {
@@ -62,16 +61,12 @@ static void expect_lines(const run_files *f, const char *text, int least) {
 
 /* The next start goes on from the last checkpoint, at another number. */
 static void expect_resumable(const run_files *f, int ranks) {
-    char steps[64], path[NAME_ROOM + 32];
     size_t n;
-    snprintf(path, sizeof path, "%s/last/state.json", f->out);
-    char *text = file_read(path, &n);
-    json_t *object = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/last/state.json", f->out), &n);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, 0, NULL);
     long long done = json_integer_value(json_object_get(object, "iteration"));
-    json_decref(object);
-    free(text);
     assert_true(done > 0);
-    snprintf(steps, sizeof steps, "STEPS=%lld", done + 2);
+    const char *steps = format_text("STEPS=%lld", done + 2);
     assert_int_equal(ranks_run(ranks,
                                RUN("train", "--config", f->config, "--out", f->out, "--resume",
                                    "--peak-flops", "0", FOREVER, "-o", steps),
@@ -81,16 +76,15 @@ static void expect_resumable(const run_files *f, int ranks) {
 
 /* One of so many is killed; the checkpoint is whole, and so many others go on with it. */
 static void check_killed(const char *name, int ranks, int rank, int others) {
-    char who[64];
     run_files f = open_run(name);
     pid_t child = start_forever(&f, ranks, NULL);
     train_wait_checkpoint(child, f.out);
     pid_t victim = ranks_pid(child, rank);
     kill(victim, SIGKILL);
     assert_true(ranks_wait(child, LIMIT) != 0);
-    snprintf(who, sizeof who, "rank %d (", rank);
+    const char *who = format_text("rank %d (", rank);
     expect_lines(&f, who, ranks - 1);
-    snprintf(who, sizeof who, "pid %d) is gone", (int)victim);
+    who = format_text("pid %d) is gone", (int)victim);
     expect_lines(&f, who, ranks - 1);
     expect_resumable(&f, others);
 }
@@ -100,8 +94,7 @@ TEST(test_killed_rank_ends_all) {
     check_killed("killed", 4, 3, 2);
     for (size_t i = 0; train_long() && i < sizeof numbers / sizeof *numbers; i++) {
         for (int rank = 0; rank < numbers[i]; rank++) {
-            char name[64];
-            snprintf(name, sizeof name, "killed-%d-%d", numbers[i], rank);
+            const char *name = format_text("killed-%d-%d", numbers[i], rank);
             check_killed(name, numbers[i], rank, numbers[(i + (size_t)rank + 1) % 4]);
         }
     }
@@ -111,10 +104,9 @@ TEST(test_killed_rank_ends_all) {
 TEST(test_run_that_is_killed_often_ends_as_another) {
     static const int numbers[] = {3, 2, 6, 4};
     run_files f = open_run("often");
-    char alone[NAME_ROOM], more[64];
     int kills = train_long() ? 24 : 3;
     long long steps = 0;
-    snprintf(alone, sizeof alone, "%s", scratch_path("undisturbed"));
+    const char *alone = scratch_path("undisturbed");
     setenv("OMPI_MCA_odls_base_sigkill_timeout", "1", 1); /* nobody reads why they end */
     for (int i = 0; i < kills; i++) {
         int ranks = numbers[i % 4];
@@ -125,23 +117,18 @@ TEST(test_run_that_is_killed_often_ends_as_another) {
         assert_true(ranks_wait(child, LIMIT) != 0);
     }
     unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
-    char path[NAME_ROOM + 32];
     size_t n;
-    snprintf(path, sizeof path, "%s/last/state.json", f.out);
-    char *text = file_read(path, &n);
-    json_t *object = json_loads(text, 0, NULL);
+    WEFT_AUTO_FREE char *text = file_read(format_text("%s/last/state.json", f.out), &n);
+    WEFT_AUTO_DECREF json_t *object = json_loads(text, 0, NULL);
     steps = json_integer_value(json_object_get(object, "iteration")) + 1;
-    json_decref(object);
-    free(text);
-    snprintf(more, sizeof more, "STEPS=%lld", steps);
+    const char *more = format_text("STEPS=%lld", steps);
     assert_int_equal(ranks_run(2,
                                RUN("train", "--config", f.config, "--out", f.out, "--resume",
                                    "--peak-flops", "0", FOREVER, "-o", more),
                                f.err),
                      0);
-    command_succeeds(RUN("train", "--config", f.config, "--out", alone, "--peak-flops", "0",
-                         FOREVER, "-o", more),
-                     NULL);
+    SUCCEEDS("train", "--config", f.config, "--out", alone, "--peak-flops", "0", FOREVER, "-o",
+             more);
     train_same_file(alone, f.out, "last/model.safetensors");
     train_same_file(alone, f.out, "last/optimizer.safetensors");
 }
@@ -152,15 +139,14 @@ TEST(test_run_that_is_killed_often_ends_as_another) {
 static void check_hung(const run_files *f, int rank, void (*hang)(pid_t child, pid_t victim),
                        const char *words) {
     for (int seconds = 2; seconds <= 16; seconds *= 2) {
-        char beat[32], who[128];
-        snprintf(beat, sizeof beat, "WEFT_HEARTBEAT=%d", seconds);
+        const char *beat = format_text("WEFT_HEARTBEAT=%d", seconds);
         pid_t child = start_forever(f, 3, SAYS(beat)), victim = 0;
         if (train_sees_checkpoint(child, f->out)) {
             victim = ranks_pid(child, rank);
             hang(child, victim);
         }
         assert_true(ranks_wait(child, LIMIT) != 0);
-        snprintf(who, sizeof who, "pid %d) %s", (int)victim, words);
+        const char *who = format_text("pid %d) %s", (int)victim, words);
         if (victim && ranks_count(f->err, who) > 0) return;
         if (ranks_count(f->err, "has been silent for") + ranks_count(f->err, "hangs: nothing") == 0)
             break; /* not a matter of time */
@@ -197,8 +183,8 @@ TEST(test_rank_that_does_not_come_ends_all) {
 
 /* Waits until a process's first thread computes: one that sleeps waits for the others. */
 static void wait_running(pid_t victim) {
-    char path[64], text[512];
-    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)victim, (int)victim);
+    char text[512];
+    const char *path = format_text("/proc/%d/task/%d/stat", (int)victim, (int)victim);
     for (int i = 0; i < 5000; i++) {
         FILE *file = fopen(path, "r");
         if (!file) return;
@@ -213,17 +199,17 @@ static void wait_running(pid_t victim) {
 
 /* Whether a stopped thread is in the C library: there it waits for the others, or just did. */
 static bool is_in_libc(pid_t victim) {
-    char path[64], line[4200];
+    char line[4200];
     unsigned long at = 0, from, to;
     bool in = false;
-    snprintf(path, sizeof path, "/proc/%d/syscall", (int)victim);
+    const char *path = format_text("/proc/%d/syscall", (int)victim);
     FILE *file = fopen(path, "r");
     if (!file) return false;
     /* "-1 SP PC", or a call's number, its six arguments, SP and PC. */
     if (fgets(line, sizeof line, file) && strrchr(line, ' '))
         at = strtoul(strrchr(line, ' '), NULL, 16);
     fclose(file);
-    snprintf(path, sizeof path, "/proc/%d/maps", (int)victim);
+    path = format_text("/proc/%d/maps", (int)victim);
     file = fopen(path, "r");
     while (file && fgets(line, sizeof line, file))
         if (sscanf(line, "%lx-%lx", &from, &to) == 2 && from <= at && at < to)
@@ -329,32 +315,29 @@ TEST(test_rank_with_another_config_ends_all) {
 /* The program with a byte more. */
 TEST(test_rank_with_another_program_ends_all) {
     run_files f = open_run("program-differs");
-    char copy[NAME_ROOM], library[4096 + 32];
     size_t n;
     char weft[4096];
-    assert_non_null(realpath(getenv("WEFT") ? getenv("WEFT") : "build/weft", weft));
-    snprintf(copy, sizeof copy, "%s", scratch_path("weft"));
-    char *bytes = file_read(weft, &n);
+    assert_non_null(realpath(command_program(), weft));
+    const char *copy = scratch_path("weft");
+    WEFT_AUTO_FREE char *bytes = file_read(weft, &n);
     file_write(copy, bytes, n + 1);
-    free(bytes);
     assert_int_equal(chmod(copy, 0755), 0);
-    snprintf(library, sizeof library, "WEFT_MPI=%.*s/libweft-mpi.so",
-             (int)(strrchr(weft, '/') - weft), weft);
+    const char *library =
+        format_text("WEFT_MPI=%.*s/libweft-mpi.so", (int)(strrchr(weft, '/') - weft), weft);
     ranks_part other = {.program = copy, .environment = SAYS(library)};
     expect_refused(&f, &other, "its program is not rank 0's");
 }
 
 /* A folder with a dataset ./set of as many tokens, but other ones. */
 static void write_data(const char *folder, int kind) {
-    char path[NAME_ROOM + 32];
     int32_t tokens[4096];
     for (int k = 0; k < 4096; k++)
         tokens[k] = (k * 7 + kind * (k % 2)) % 256;
     assert_int_equal(mkdir(folder, 0777), 0);
-    snprintf(path, sizeof path, "%s/set", folder);
+    const char *path = format_text("%s/set", folder);
     assert_int_equal(mkdir(path, 0777), 0);
     for (int split = 0; split < 2; split++) {
-        snprintf(path, sizeof path, "%s/set/%s_0.bin", folder, split ? "val" : "train");
+        path = format_text("%s/set/%s_0.bin", folder, split ? "val" : "train");
         shard_write(path, 20240520, 1, 4096, 2, tokens, 4096);
     }
 }

@@ -17,7 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static char config[256];
 static const char *prune = "none";
 
 static weft_backend make_remote(void) {
@@ -34,7 +33,7 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "DTYPE", dtype, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "MICRO_BATCH", micro, "test"), WEFT_OK);
     assert_int_equal(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"), WEFT_OK);
@@ -54,9 +53,8 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
 /* The CPU, and the same on the other side in two legs. */
 static void compare(const char *name, const char *dtype, const char *micro) {
     weft_backend remote = make_remote();
-    char a[300], b[300];
-    snprintf(a, sizeof a, "%s", scratch_path("%s-cpu", name));
-    snprintf(b, sizeof b, "%s", scratch_path("%s-remote", name));
+    const char *a = scratch_path("%s-cpu", name);
+    const char *b = scratch_path("%s-remote", name);
     weft_train_result here = run(weft_cpu_backend(), a, dtype, micro, 9, false);
     run(&remote, b, dtype, micro, 5, false);
     weft_train_result there = run(&remote, b, dtype, micro, 9, true);
@@ -114,22 +112,18 @@ static void expect_choices(const char *out, const char *want) {
 TEST(test_other_choices_are_told) {
     weft_backend remote = make_remote();
     remote.choices = tell_choices;
-    char out[300];
-    snprintf(out, sizeof out, "%s", scratch_path("choices"));
+    const char *out = scratch_path("choices");
     run(&remote, out, "f32", "2", 2, false);
     expect_choices("choices", "00001234");
-    char *same = log_of_resumed(&remote, out, 4);
+    WEFT_AUTO_FREE char *same = log_of_resumed(&remote, out, 4);
     assert_null(strstr(same, "other algorithms"));
     choices = 0xabcd;
-    char *other = log_of_resumed(&remote, out, 6);
+    WEFT_AUTO_FREE char *other = log_of_resumed(&remote, out, 6);
     assert_non_null(
         strstr(other, "other algorithms for its matrix products (00001234, now 0000abcd)"));
     expect_choices("choices", "0000abcd");
-    char *again = log_of_resumed(&remote, out, 8);
+    WEFT_AUTO_FREE char *again = log_of_resumed(&remote, out, 8);
     assert_null(strstr(again, "other algorithms"));
-    free(same);
-    free(other);
-    free(again);
 }
 
 static void break_weight(void *context, int64_t step, weft_model *m) {
@@ -148,7 +142,7 @@ TEST(test_changes_by_the_host_arrive) {
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
     c.steps = 6;
     assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
     weft_train_options options = {.out = scratch_path("broken"), .before_step = break_weight};
@@ -165,7 +159,7 @@ static weft_status lose_copy(void *to, int64_t bytes) {
 
 TEST(test_a_device_that_is_lost_leaves_the_last_checkpoint) {
     weft_backend remote = make_remote();
-    lost_copies_check(&remote, lose_copy, config, "remote: the device is lost");
+    lost_copies_check(&remote, lose_copy, config_path, "remote: the device is lost");
 }
 
 /* The self-check, whose gradients are then held to f32's differences. */
@@ -181,10 +175,4 @@ TEST(test_self_check_passes) {
     weft_pool_destroy(pool);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
-}
-
-RUN_TESTS(open_scratch, scratch_teardown)
+RUN_TESTS(train_setup, scratch_teardown)

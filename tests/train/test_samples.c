@@ -40,12 +40,10 @@ TEST(test_samples_are_told_line_by_line) {
 }
 
 TEST(test_samples_are_kept_and_come_again_after_a_resume) {
-    char whole[512], cut[512];
-    snprintf(whole, sizeof whole, "%s", scratch_path("whole"));
-    snprintf(cut, sizeof cut, "%s", scratch_path("cut"));
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=10", "-o",
-                         "LR_SCHEDULE=constant", "--out", whole),
-                     NULL);
+    const char *whole = scratch_path("whole");
+    const char *cut = scratch_path("cut");
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=10", "-o", "LR_SCHEDULE=constant",
+             "--out", whole);
     char *want = lines_of("whole");
     int64_t steps[] = {4, 8, 10};
     const char *at = want;
@@ -61,9 +59,8 @@ TEST(test_samples_are_kept_and_come_again_after_a_resume) {
         at = strchr(at, '\n') + 1;
     }
     assert_int_equal(*at, 0);
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=5", "-o",
-                         "LR_SCHEDULE=constant", "--out", cut),
-                     NULL);
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=5", "-o", "LR_SCHEDULE=constant",
+             "--out", cut);
     /* A model of bytes may write a zero; the line is a sample all the same. */
     static const char zero[] = "{\"step\":4,\"prompt\":\"The \",\"text\":\"a\\u0000b\"}\n";
     char *kept = lines_of("cut"), *second = strchr(kept, '\n') + 1;
@@ -72,9 +69,8 @@ TEST(test_samples_are_kept_and_come_again_after_a_resume) {
     file_write(scratch_path("cut/samples.jsonl"), both, strlen(both));
     free(both);
     free(kept);
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=10", "-o",
-                         "LR_SCHEDULE=constant", "--resume", "--out", cut),
-                     NULL);
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=10", "-o", "LR_SCHEDULE=constant",
+             "--resume", "--out", cut);
     char *got = lines_of("cut");
     assert_int_equal(strncmp(got, zero, sizeof zero - 1), 0);
     /* The cut run had a last step of its own, 5; what follows is the same. */
@@ -94,8 +90,7 @@ TEST(test_a_kill_at_the_end_loses_no_sample) {
                  {"open", ".saved"}};
     fault_need();
     for (size_t i = 0; i < sizeof kills / sizeof kills[0]; i++) {
-        char run[512];
-        snprintf(run, sizeof run, "%s", scratch_path("killed-%zu", i));
+        const char *run = scratch_path("killed-%zu", i);
         fault f = {.calls = kills[i].calls, .path = kills[i].path, .nth = 1};
         command_result r = fault_run(&f,
                                      RUN("train", "--config", config, TINY, "-o",
@@ -103,7 +98,7 @@ TEST(test_a_kill_at_the_end_loses_no_sample) {
                                      NULL);
         assert_int_equal(r.status, -1);
         command_free(&r);
-        command_succeeds(RUN("train", "--resume", "--out", run), NULL);
+        SUCCEEDS("train", "--resume", "--out", run);
         char *lines = file_read(scratch_path("killed-%zu/samples.jsonl", i), NULL);
         assert_non_null(strstr(lines, "{\"step\":2"));
         free(lines);
@@ -127,11 +122,8 @@ static void expect_spread(const json_t *rows, size_t time) {
 }
 
 TEST(test_the_last_sample_shows_what_attention_looks_at) {
-    char run[512];
-    snprintf(run, sizeof run, "%s", scratch_path("looks"));
-    command_succeeds(RUN("train", "--config", config, TINY, "-o", "STEPS=2", "-o", "ATTENTION=w2",
-                         "-o", "N_LAYER=3", "--out", run),
-                     NULL);
+    SUCCEEDS("train", "--config", config, TINY, "-o", "STEPS=2", "-o", "ATTENTION=w2", "-o",
+             "N_LAYER=3", "--out", scratch_path("looks"));
     char *text = file_read(scratch_path("looks/attention.json"), NULL);
     json_t *map = json_loads(text, 0, NULL), *layers = json_object_get(map, "layers"), *layer;
     size_t l, time = json_array_size(json_object_get(map, "tokens"));
@@ -155,10 +147,8 @@ TEST(test_the_last_sample_shows_what_attention_looks_at) {
 }
 
 TEST(test_tokens_that_are_no_text_have_no_samples) {
-    command_fails(2,
-                  RUN("train", "--config", config, TINY, "-o", "DATASET=recall", "--out",
-                      scratch_path("recall")),
-                  SAYS("SAMPLE_PROMPT"));
+    FAILS(2, SAYS("SAMPLE_PROMPT"), "train", "--config", config, TINY, "-o", "DATASET=recall",
+          "--out", scratch_path("recall"));
 }
 
 RUN_TESTS(open_scratch, scratch_teardown)

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static char config[256];
-
 static void near(double a, double b) {
     if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.15g, not %.15g", a, b);
 }
@@ -40,7 +38,7 @@ static held_out open_held_out(int64_t micro, const char *dataset) {
     held_out h = {0};
     weft_config c;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
     c.micro_batch = micro;
     c.dropout = 0;
     assert_int_equal(weft_config_set(&c, "DATASET", dataset, "test"), WEFT_OK);
@@ -67,8 +65,8 @@ static double by_sequences(const held_out *h) {
     int64_t time = c->context, n = c->batch_size * c->eval_samples;
     weft_session s;
     weft_build build = {.batch = 1, .time = time, .dtype = WEFT_F64};
-    int32_t *tokens = malloc((size_t)time * sizeof *tokens);
-    int32_t *targets = malloc((size_t)time * sizeof *targets);
+    WEFT_AUTO_FREE int32_t *tokens = malloc((size_t)time * sizeof *tokens);
+    WEFT_AUTO_FREE int32_t *targets = malloc((size_t)time * sizeof *targets);
     double sum = 0, loss;
     assert_true(tokens && targets);
     assert_int_equal(
@@ -84,8 +82,6 @@ static double by_sequences(const held_out *h) {
         sum += loss;
     }
     weft_session_close(&s);
-    free(tokens);
-    free(targets);
     return sum / (double)n;
 }
 
@@ -149,10 +145,4 @@ TEST(test_the_metric_is_the_part_that_is_right) {
     close_held_out(&h);
 }
 
-static int open_scratch(void **state) {
-    (void)state;
-    train_scratch(config, sizeof config);
-    return 0;
-}
-
-RUN_TESTS(open_scratch, scratch_teardown)
+RUN_TESTS(train_setup, scratch_teardown)
