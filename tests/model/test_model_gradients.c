@@ -7,13 +7,9 @@
 #include "support/model_case.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void check(weft_status status) {
     if (status != WEFT_OK) fail_msg("%s", weft_error_message());
@@ -175,20 +171,6 @@ static void test_gradients_are_slopes_of_the_loss(void **state) {
 }
 
 int main(void) {
-    char **names;
-    int n = model_case_names(&names);
-    if (n <= 0) return 1;
-    struct CMUnitTest *tests = calloc((size_t)n, sizeof *tests);
-    if (!tests) return 1;
-    const char *only = getenv("WEFT_CASES");
-    size_t count = 0;
-    for (int i = 0; i < n; i++)
-        if (!only || strstr(names[i], only))
-            tests[count++] = (struct CMUnitTest){.name = names[i],
-                                                 .test_func = test_gradients_are_slopes_of_the_loss,
-                                                 .initial_state = names[i]};
-    int failed = _cmocka_run_group_tests("model gradients", tests, count, NULL, NULL);
-    free(tests);
-    model_case_names_free(names, n);
-    return failed;
+    const model_case_check check_all = {NULL, test_gradients_are_slopes_of_the_loss};
+    return model_cases_run(&check_all, 1);
 }

@@ -2,8 +2,8 @@
 #include "model_case.h"
 
 #include "base/random.h"
+#include "command.h"
 #include "cpu/backend.h"
-#include "test.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -39,6 +39,27 @@ void model_case_names_free(char **names, int n) {
     for (int i = 0; i < n; i++)
         free(names[i]);
     free(names);
+}
+
+int model_cases_run(const model_case_check *checks, int n) {
+    const char *only = getenv("WEFT_CASES");
+    char **names;
+    int n_names = model_case_names(&names);
+    if (n_names <= 0) {
+        fprintf(stderr, CONFIGS ": no configs\n");
+        return 1;
+    }
+    for (int i = 0; i < n_names * n; i++) {
+        char *name = names[i / n];
+        const char *what = checks[i % n].what;
+        if (only && !strstr(name, only)) continue;
+        test_list(&(struct CMUnitTest){.name = what ? format_text("%s: %s", name, what) : name,
+                                       .test_func = checks[i % n].run,
+                                       .initial_state = name});
+    }
+    int failed = tests_run(NULL, NULL);
+    model_case_names_free(names, n_names);
+    return failed;
 }
 
 static double draw(uint64_t key, const char *name, int64_t index) {
