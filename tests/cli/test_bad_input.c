@@ -127,7 +127,7 @@ typedef struct {
 
 static tensor_list list_weights(void) {
     tensor_list l = {0};
-    assert_int_equal(weft_safetensors_open(weights, &l.file), WEFT_OK);
+    expect_ok(weft_safetensors_open(weights, &l.file));
     l.n = weft_safetensors_count(l.file);
     assert_true(l.n < 63);
     for (int64_t i = 0; i < l.n; i++)
@@ -137,8 +137,7 @@ static tensor_list list_weights(void) {
 
 /* Writes the list in place of the weights; the old file stays mapped meanwhile. */
 static void put_weights(tensor_list *l) {
-    if (weft_safetensors_write(weights, l->list, l->n, NULL) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_write(weights, l->list, l->n, NULL));
     weft_safetensors_close(l->file);
 }
 
@@ -205,9 +204,9 @@ TEST_WITH(test_a_large_config_costs_no_memory, restore, NULL) {
 /* Weights that are no numbers make no loss: JSON says null, text says nan, and both end well. */
 TEST_WITH(test_weights_that_are_not_numbers, restore, NULL) {
     weft_model *m;
-    assert_int_equal(weft_model_load(folder, WEFT_F32, &m), WEFT_OK);
+    expect_ok(weft_model_load(folder, WEFT_F32, &m));
     ((float *)weft_model_find(m, "ln_f.weight")->data)[0] = NAN;
-    assert_int_equal(weft_model_save(m, folder), WEFT_OK);
+    expect_ok(weft_model_save(m, folder));
     weft_model_destroy(m);
     WEFT_AUTO_DECREF json_t *object = command_json(EVAL("--threads=1"));
     assert_true(json_is_null(json_object_get(object, "loss")));

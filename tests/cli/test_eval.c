@@ -24,7 +24,7 @@ static void case_open(case_files *f, const char *name, weft_dtype dtype, int siz
     snprintf(f->folder, sizeof f->folder, "%s", scratch_path("%s", name));
     snprintf(f->tokens, sizeof f->tokens, "%s", scratch_path("tokens.npy"));
     snprintf(f->targets, sizeof f->targets, "%s", scratch_path("targets.npy"));
-    if (weft_model_save(f->model, f->folder) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_model_save(f->model, f->folder));
     int64_t batch = f->c.batch, time = f->c.time;
     WEFT_AUTO_FREE int32_t *rows = calloc((size_t)(batch * (time + 1)), sizeof *rows);
     assert_non_null(rows);
@@ -44,7 +44,7 @@ static void case_close(case_files *f) {
 
 static weft_safetensors *open_file(const char *path) {
     weft_safetensors *file;
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open(path, &file));
     return file;
 }
 

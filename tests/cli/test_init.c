@@ -60,7 +60,7 @@ TEST(test_threads_draw_the_same_bytes) {
 static weft_safetensors *open_model(const char *folder) {
     weft_safetensors *file;
     const char *path = format_text("%s/model.safetensors", folder);
-    if (weft_safetensors_open(path, &file) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open(path, &file));
     return file;
 }
 

@@ -28,8 +28,7 @@ static const char *text_file(const char *name, const char *text) {
 
 static weft_tokens read_shard(const char *folder, const char *name) {
     weft_tokens t;
-    if (weft_tokens_read(scratch_path("%s/%s", folder, name), &t) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_tokens_read(scratch_path("%s/%s", folder, name), &t));
     assert_true(t.shard);
     return t;
 }
@@ -49,8 +48,8 @@ static char *decode_shard(const char *folder, const char *name, const char *toke
     weft_tokenizer *of;
     char *text;
     size_t bytes;
-    assert_int_equal(weft_tokenizer_open(tokenizer, &of), WEFT_OK);
-    assert_int_equal(weft_tokenizer_decode(of, t.values, t.columns, &text, &bytes), WEFT_OK);
+    expect_ok(weft_tokenizer_open(tokenizer, &of));
+    expect_ok(weft_tokenizer_decode(of, t.values, t.columns, &text, &bytes));
     weft_tokenizer_close(of);
     weft_tokens_free(&t);
     return text;
@@ -148,20 +147,19 @@ TEST(test_wide_tokens_and_leftovers) {
     weft_shard_writer *w;
     assert_int_equal(mkdir(scratch_path("wide"), 0777), 0);
     shard_write(scratch_path("wide/train_000007.bin.part"), 20240801, 7, 0, 4, tokens, 3);
-    assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "train", 70000, 100, &w),
-                     WEFT_OK);
+    expect_ok(weft_shard_writer_open(scratch_path("wide"), "train", 70000, 100, &w));
     assert_false(there_is("wide", "train_000007.bin.part"));
-    assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
+    expect_ok(weft_shard_writer_put(w, tokens, 3));
     assert_false(there_is("wide", "train_000000.bin"));
-    assert_int_equal(weft_shard_writers_commit(&w, 1), WEFT_OK);
+    expect_ok(weft_shard_writers_commit(&w, 1));
     weft_shard_writer_close(w);
     weft_tokens t = read_shard("wide", "train_000000.bin");
     assert_int_equal(t.columns, 3);
     assert_memory_equal(t.values, tokens, sizeof tokens);
     weft_tokens_free(&t);
     /* Closed without a commit: nothing stays. */
-    assert_int_equal(weft_shard_writer_open(scratch_path("wide"), "val", 9, 2, &w), WEFT_OK);
-    assert_int_equal(weft_shard_writer_put(w, tokens, 3), WEFT_OK);
+    expect_ok(weft_shard_writer_open(scratch_path("wide"), "val", 9, 2, &w));
+    expect_ok(weft_shard_writer_put(w, tokens, 3));
     weft_shard_writer_close(w);
     assert_false(there_is("wide", "val_000000.bin.part"));
     assert_false(there_is("wide", "val_000001.bin.part"));
@@ -196,9 +194,9 @@ TEST(test_threads_and_pipes_change_nothing) {
     weft_encoder *e;
     const int32_t *whole;
     int64_t count;
-    assert_int_equal(weft_tokenizer_open(OWN, &of), WEFT_OK);
-    assert_int_equal(weft_encoder_open(of, &e), WEFT_OK);
-    assert_int_equal(weft_encode(e, text, n, false, &whole, &count), WEFT_OK);
+    expect_ok(weft_tokenizer_open(OWN, &of));
+    expect_ok(weft_encoder_open(of, &e));
+    expect_ok(weft_encode(e, text, n, false, &whole, &count));
     assert_int_equal(count + 1, t.columns);
     assert_memory_equal(whole, t.values + 1, (size_t)count * sizeof *whole);
     weft_encoder_close(e);

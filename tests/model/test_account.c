@@ -14,16 +14,15 @@
 static weft_config config_of(const char *overrides) {
     weft_config c;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_override_all(&c, overrides, "test"), WEFT_OK);
+    expect_ok(weft_config_override_all(&c, overrides, "test"));
     return c;
 }
 
 static weft_account account_of(const char *overrides, int step) {
     weft_config c = config_of(overrides);
     weft_account a;
-    if (step >= 0) assert_int_equal(weft_config_step(&c, step), WEFT_OK);
-    if (weft_account_make(&c, weft_cpu_backend(), 2, &a) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    if (step >= 0) expect_ok(weft_config_step(&c, step));
+    expect_ok(weft_account_make(&c, weft_cpu_backend(), 2, &a));
     return a;
 }
 
@@ -205,8 +204,7 @@ TEST(test_cache_bytes_of_small_caches) {
 static int64_t needed(const char *overrides) {
     weft_config c = config_of(overrides);
     weft_fit fit;
-    if (weft_account_fit(&c, weft_cpu_backend(), 1, 1, &fit) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_account_fit(&c, weft_cpu_backend(), 1, 1, &fit));
     return fit.needed;
 }
 
@@ -233,7 +231,7 @@ TEST(test_halves_need_an_even_number_of_tokens) {
         assert_int_equal(weft_model_build(&c, &build, &m), WEFT_EINPUT);
         assert_non_null(strstr(weft_error_message(), "7 tokens have no halves"));
         build.time = 1; /* is both */
-        assert_int_equal(weft_model_build(&c, &build, &m), WEFT_OK);
+        expect_ok(weft_model_build(&c, &build, &m));
         weft_model_graph_destroy(&m);
     }
 }
@@ -263,7 +261,7 @@ static int64_t cut(int64_t there, int ranks) {
     device.memory = tell_memory;
     memory = there;
     assert_int_equal(c.micro_batch, -1);
-    assert_int_equal(weft_config_cut_batch(&c, &device, 1, ranks), WEFT_OK);
+    expect_ok(weft_config_cut_batch(&c, &device, 1, ranks));
     assert_int_equal(c.batch_size, 8);
     return c.micro_batch;
 }
@@ -282,7 +280,7 @@ TEST(test_an_automatic_micro_batch_is_the_largest_that_fits) {
 TEST(test_a_plan_needs_no_backend) {
     weft_config c = config_of(TINY);
     weft_account a = account_of(TINY, -1), b;
-    assert_int_equal(weft_account_make(&c, NULL, 2, &b), WEFT_OK);
+    expect_ok(weft_account_make(&c, NULL, 2, &b));
     assert_int_equal(a.parameters, b.parameters);
     assert_int_equal(a.optimizer_bytes, b.optimizer_bytes);
     assert_true(a.forward_flops == b.forward_flops);

@@ -16,7 +16,7 @@ typedef struct {
 static void open_kept(model_test *t) {
     char path[256];
     snprintf(path, sizeof path, "tests/vectors/model/%s.safetensors", t->config);
-    if (weft_safetensors_open(path, &t->kept) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open(path, &t->kept));
 }
 
 /* The kept tensor as doubles; malloc'd. */

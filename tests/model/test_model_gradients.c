@@ -11,10 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
-
 /* One row of R over T columns: weights averaged (or the largest) over heads, thinned out,
  * normalized. scores: [H, T, T] of one sequence; gates: [T, H], or NULL. */
 static void routing_row(const weft_config *c, const double *scores, const double *gates,
@@ -68,7 +64,7 @@ static void give_routes(const model_case *c, const model_run *r, model_run *held
         int64_t heads = c->config.n_head;
         const weft_tensor *gate = r->session.graph.inside[layer].gate;
         double *gates = NULL;
-        check(weft_session_scores(&r->session, layer, scores));
+        expect_ok(weft_session_scores(&r->session, layer, scores));
         if (c->config.route_after_gate && gate)
             gates = model_run_values(r, gate, c->batch * time * heads);
         for (int64_t b = 0; b < c->batch; b++)
@@ -82,9 +78,9 @@ static void give_routes(const model_case *c, const model_run *r, model_run *held
         char name[48];
         snprintf(name, sizeof name, "h.%lld.routes.index", (long long)layer);
         const weft_graph *g = held->session.graph.graph;
-        check(weft_exec_write(held->session.exec, weft_graph_find(g, name), index));
+        expect_ok(weft_exec_write(held->session.exec, weft_graph_find(g, name), index));
         snprintf(name, sizeof name, "h.%lld.routes.weight", (long long)layer);
-        check(weft_exec_write(held->session.exec, weft_graph_find(g, name), weights));
+        expect_ok(weft_exec_write(held->session.exec, weft_graph_find(g, name), weights));
     }
     free(scores);
     free(weights);
@@ -98,8 +94,8 @@ static void give_latents(const model_case *c, const model_run *r, model_run *hel
         const weft_tensor *latent = r->session.graph.inside[layer].latent;
         double *values = model_run_values(r, latent, weft_tensor_count(latent));
         snprintf(name, sizeof name, "h.%lld.latent", (long long)layer);
-        check(weft_exec_write(held->session.exec, weft_graph_find(held->session.graph.graph, name),
-                              values));
+        expect_ok(weft_exec_write(held->session.exec,
+                                  weft_graph_find(held->session.graph.graph, name), values));
         free(values);
     }
 }
@@ -108,7 +104,7 @@ static void give_latents(const model_case *c, const model_run *r, model_run *hel
 static double trained_loss(const model_case *c, model_run *held) {
     weft_loss_parts p;
     model_run_again(held, c->tokens, c->targets);
-    check(weft_session_losses(&held->session, &p));
+    expect_ok(weft_session_losses(&held->session, &p));
     return c->config.logits_z_detach ? p.loss - p.logits_z : p.loss;
 }
 

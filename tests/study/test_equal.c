@@ -37,8 +37,7 @@ static weft_study *open_study(const char *equal, const char *variants) {
                  "N_LAYER=1 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 CONTEXT=24 BATCH_SIZE=8 STEPS=100");
     weft_source source = {path, over, 2};
     weft_study *s;
-    if (weft_study_open(&source, weft_cpu_backend(), 1, &s) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_study_open(&source, weft_cpu_backend(), 1, &s));
     for (int i = 0; i < s->variants.n; i++)
         if (*s->built[i].error) fail_msg("%s", s->built[i].error);
     return s;
@@ -132,7 +131,7 @@ TEST(test_time_scales_by_measured_seconds) {
     s->built[0].seconds_per_iter = 0.02;
     s->built[1].seconds_per_iter = 0.0149;
     s->built[2].seconds_per_iter = 0.3;
-    assert_int_equal(weft_equal_time(s), WEFT_OK);
+    expect_ok(weft_equal_time(s));
     assert_int_equal(s->built[0].iters, 100);
     assert_int_equal(s->built[1].iters, 134); /* 2 s / 0.0149 s = 134.2 */
     assert_int_equal(s->built[2].iters, 7);   /* 6.67 */

@@ -51,8 +51,7 @@ TEST(test_minima_and_intervals_are_the_references) {
         double effect = real_of(row, "effect"), low = real_of(row, "low"),
                high = real_of(row, "high");
         weft_comparison c;
-        assert_int_equal(weft_compare_minima(sides[0], n[0], sides[1], n[1], effect, false, &c),
-                         WEFT_OK);
+        expect_ok(weft_compare_minima(sides[0], n[0], sides[1], n[1], effect, false, &c));
         expect_near(name, c.mean, real_of(row, "difference"), 1e-9);
         /* Drawn residuals are not normal, and a parabola's minimum is no straight line. */
         expect_near(name, c.low, low, 0.1 * (high - low) / 2);
@@ -137,10 +136,10 @@ TEST(test_a_minimum_at_the_edge_asks_for_a_rate_beyond) {
 TEST(test_too_few_runs_have_no_interval) {
     weft_rate_run runs[] = {{1e-3, 3.1, 1}, {2e-3, 3.0, 1}, {4e-3, 3.1, 1}};
     weft_comparison c;
-    assert_int_equal(weft_compare_minima(runs, 3, runs, 3, 0, false, &c), WEFT_OK);
+    expect_ok(weft_compare_minima(runs, 3, runs, 3, 0, false, &c));
     assert_int_equal(c.pairs, 1);
     assert_true(c.mean == 0 && isnan(c.low) && isnan(weft_comparison_p(&c)));
-    assert_int_equal(weft_compare_minima(runs, 2, runs, 3, 0, false, &c), WEFT_OK);
+    expect_ok(weft_compare_minima(runs, 2, runs, 3, 0, false, &c));
     assert_int_equal(c.pairs, 0);
     assert_string_equal(weft_comparison_word(&c), "undecided");
 }

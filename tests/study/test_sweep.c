@@ -22,8 +22,7 @@ static weft_config config(const char *sweep, const char *variants, int points, i
 static weft_variants parse(const char *sweep, const char *variants, int points, int seed) {
     weft_config c = config(sweep, variants, points, seed);
     weft_variants s;
-    if (weft_variants_parse(&c, "file", "alone", &s) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_variants_parse(&c, "file", "alone", &s));
     return s;
 }
 

@@ -14,8 +14,7 @@ static void parse(const char *named, const char *ablation, weft_variants *out) {
     weft_config_defaults(&c);
     snprintf(c.study_variants, sizeof c.study_variants, "%s", named);
     snprintf(c.ra_mla_ablation_steps, sizeof c.ra_mla_ablation_steps, "%s", ablation);
-    if (weft_variants_parse(&c, "file", "alone", out) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_variants_parse(&c, "file", "alone", out));
 }
 
 static void refuse(const char *named, const char *ablation, const char *const *words) {
@@ -155,9 +154,9 @@ TEST(test_command_line_wins_over_variant_and_variant_over_file) {
     weft_source source = {path, &over, 1};
     weft_config c;
     weft_variants s;
-    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
-    assert_int_equal(weft_variants_parse(&c, path, "x", &s), WEFT_OK);
-    assert_int_equal(weft_source_read(&source, &s.list[1], &c), WEFT_OK);
+    expect_ok(weft_source_read(&source, NULL, &c));
+    expect_ok(weft_variants_parse(&c, path, "x", &s));
+    expect_ok(weft_source_read(&source, &s.list[1], &c));
     assert_int_equal(c.n_layer, 3);
     assert_int_equal(c.n_head, 8);
     assert_int_equal(c.n_embd, 16);
@@ -173,7 +172,7 @@ TEST(test_a_preset_goes_below_all_that_is_set) {
     weft_override rope = {"POSITION=alibi", "-o"};
     weft_source source = {path, &rope, 1};
     weft_config c;
-    assert_int_equal(weft_source_read(&source, NULL, &c), WEFT_OK);
+    expect_ok(weft_source_read(&source, NULL, &c));
     assert_int_equal(c.preset, WEFT_PRESET_W2);
     assert_int_equal(c.attention, WEFT_ATTENTION_W2);
     assert_int_equal(c.norm, WEFT_NORM_LAYERNORM);
@@ -181,7 +180,7 @@ TEST(test_a_preset_goes_below_all_that_is_set) {
     assert_false(c.bias);
     char set[] = "PRESET=ra-mla", *sets[] = {set};
     weft_variant variant = {.name = "s", .sets = sets, .n_sets = 1};
-    assert_int_equal(weft_source_read(&source, &variant, &c), WEFT_OK);
+    expect_ok(weft_source_read(&source, &variant, &c));
     assert_int_equal(c.attention, WEFT_ATTENTION_MLA);
     assert_true(c.bias && c.latent_recip);
 }

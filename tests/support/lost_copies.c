@@ -30,10 +30,10 @@ static weft_status run(const char *config, const char *out) {
     weft_train_result result;
     backend.download = download;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config), WEFT_OK);
+    expect_ok(weft_config_read(&c, config));
     c.steps = STEPS;
     c.checkpoint_keep = STEPS;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = out};
     weft_status status = weft_train(&c, &backend, pool, &options, &result);
     weft_pool_destroy(pool);

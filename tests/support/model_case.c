@@ -97,7 +97,7 @@ void model_case_open(model_case *c, const char *name) {
     snprintf(c->name, sizeof c->name, "%s", name);
     snprintf(path, sizeof path, CONFIGS "/%s.config", name);
     weft_config_defaults(&c->config);
-    if (weft_config_read(&c->config, path) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_config_read(&c->config, path));
     read_marks(c, path);
     c->batch = c->config.batch_size;
     size_t n = (size_t)(c->batch * c->time);
@@ -143,7 +143,7 @@ static double draw_weight(const model_case *c, const weft_weight *w, int64_t i) 
 
 weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
     weft_model *m;
-    if (weft_model_create(&c->config, dtype, &m) != WEFT_OK) fail_msg("%s", weft_error_message());
+    expect_ok(weft_model_create(&c->config, dtype, &m));
     for (int64_t i = 0; i < m->n_weights; i++) {
         weft_weight *w = &m->weights[i];
         double *values = malloc((size_t)w->count * sizeof *values);
@@ -154,10 +154,6 @@ weft_model *model_case_weights(const model_case *c, weft_dtype dtype) {
         free(values);
     }
     return m;
-}
-
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
 }
 
 void model_run_open(model_run *r, const model_case *c, const model_run_options *o) {
@@ -172,14 +168,14 @@ void model_run_open(model_run *r, const model_case *c, const model_run_options *
                         .scores = o->scores,
                         .inside = o->inside,
                         .given_routes = o->given_routes};
-    check(weft_pool_create(o->threads ? o->threads : 1, &r->pool));
+    expect_ok(weft_pool_create(o->threads ? o->threads : 1, &r->pool));
     const weft_backend *backend = o->backend ? o->backend : weft_cpu_backend();
-    check(weft_session_open(r->model, backend, r->pool, &build, o->grads, true, &r->session));
+    expect_ok(weft_session_open(r->model, backend, r->pool, &build, o->grads, true, &r->session));
     if (!o->given_routes) model_run_again(r, c->tokens, c->targets);
 }
 
 void model_run_again(model_run *r, const int32_t *tokens, const int32_t *targets) {
-    check(weft_session_run(&r->session, tokens, targets, &(weft_run){.seed = 1}));
+    expect_ok(weft_session_run(&r->session, tokens, targets, &(weft_run){.seed = 1}));
 }
 
 void model_run_close(model_run *r) {
@@ -191,7 +187,7 @@ void model_run_close(model_run *r) {
 double *model_run_values(const model_run *r, const weft_tensor *t, int64_t n) {
     double *values = calloc((size_t)n, sizeof *values);
     assert_non_null(values);
-    check(weft_session_values(&r->session, t, n, values));
+    expect_ok(weft_session_values(&r->session, t, n, values));
     return values;
 }
 

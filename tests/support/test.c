@@ -11,6 +11,10 @@ void test_list(const struct CMUnitTest *test) {
     tests[n_tests++] = *test;
 }
 
+void expect_ok(weft_status status) {
+    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
+}
+
 int tests_run(CMFixtureFunction setup, CMFixtureFunction teardown) {
     return _cmocka_run_group_tests("tests", tests, n_tests, setup, teardown);
 }

@@ -11,6 +11,8 @@
 #ifndef WEFT_TESTS_TEST_H
 #define WEFT_TESTS_TEST_H
 
+#include "base/error.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,6 +34,9 @@
     int main(void) {                                                                               \
         return tests_run(setup, teardown);                                                         \
     }
+
+/* Fails with weft's message unless a call succeeded. */
+void expect_ok(weft_status status);
 
 void test_list(const struct CMUnitTest *test);
 int tests_run(CMFixtureFunction setup, CMFixtureFunction teardown);

@@ -34,8 +34,7 @@ static void read_losses(const char *run, double *losses) {
 
 static void read_kept(const char *name, double *losses) {
     weft_safetensors *file;
-    if (weft_safetensors_open("tests/vectors/curves.safetensors", &file) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_safetensors_open("tests/vectors/curves.safetensors", &file));
     const weft_safetensor *t = weft_safetensors_find(file, name);
     if (!t || t->dtype != WEFT_FILE_F64 || t->ndim != 1 || t->shape[0] != STEPS)
         fail_msg("%s: no kept curve of %d steps; make vectors", name, STEPS);

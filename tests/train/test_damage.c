@@ -235,7 +235,7 @@ static void make_checkpoint(const char *folder, char byte) {
             WEFT_OK);
     }
     json_t *state = json_pack("{s:o}", "files", weft_parts_to_json(sums));
-    assert_int_equal(weft_state_write(folder, state), WEFT_OK);
+    expect_ok(weft_state_write(folder, state));
     free(data);
 }
 

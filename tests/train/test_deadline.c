@@ -52,14 +52,13 @@ static weft_train_result run(const char *name, double seconds, load l) {
     c.checkpoint_interval = PLANNED;
     snprintf(c.dataset, sizeof c.dataset, "embedded");
     now = 1000;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = scratch_path("%s", name),
                                   .before_step = pass_time,
                                   .context = &l,
                                   .deadline = seconds ? now + seconds : 0,
                                   .clock = read_now};
-    if (weft_train(&c, weft_cpu_backend(), pool, &options, &result) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_train(&c, weft_cpu_backend(), pool, &options, &result));
     weft_pool_destroy(pool);
     assert_int_equal(result.end, WEFT_TRAIN_DONE);
     assert_true(isfinite(result.val_loss)); /* it was evaluated at its end */

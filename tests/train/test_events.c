@@ -9,10 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
-
 TEST(test_crc32c_is_castagnolis) {
     /* The check value of the algorithm's catalogue, and RFC 3720's 32 bytes of 0 and of 1 bits. */
     static const char digits[] = "123456789";
@@ -28,13 +24,13 @@ TEST(test_crc32c_is_castagnolis) {
 
 static void write_files(void) {
     weft_events *e;
-    check(weft_events_open(scratch_path("."), 0, &e));
+    expect_ok(weft_events_open(scratch_path("."), 0, &e));
     for (int step = 10; step <= 40; step += 10)
-        check(weft_events_add(e, step, 1000.0 + step,
-                              (weft_scalar[]){{"loss/train", step / 8.0}, {"lr", 0.5}}, 2));
+        expect_ok(weft_events_add(e, step, 1000.0 + step,
+                                  (weft_scalar[]){{"loss/train", step / 8.0}, {"lr", 0.5}}, 2));
     weft_events_close(e);
-    check(weft_events_open(scratch_path("."), 20, &e)); /* resumed: 30 and 40 are done again */
-    check(weft_events_add(e, 30, 1050.0, (weft_scalar[]){{"loss/train", 99.0}}, 1));
+    expect_ok(weft_events_open(scratch_path("."), 20, &e)); /* resumed: 30 and 40 are done again */
+    expect_ok(weft_events_add(e, 30, 1050.0, (weft_scalar[]){{"loss/train", 99.0}}, 1));
     weft_events_close(e);
 }
 

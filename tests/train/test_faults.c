@@ -181,13 +181,12 @@ static weft_train_result run_broken(const char *out, breaker *b) {
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
     c.steps = 20;
     c.checkpoint_interval = 1;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = out, .before_step = break_weight, .context = b};
-    if (weft_train(&c, weft_cpu_backend(), pool, &options, &result) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_train(&c, weft_cpu_backend(), pool, &options, &result));
     weft_pool_destroy(pool);
     return result;
 }

@@ -17,7 +17,7 @@
 static weft_safetensors *open_weights(const char *folder) {
     weft_safetensors *file = NULL;
     const char *path = format_text("%s/model.safetensors", folder);
-    assert_int_equal(weft_safetensors_open(path, &file), WEFT_OK);
+    expect_ok(weft_safetensors_open(path, &file));
     return file;
 }
 

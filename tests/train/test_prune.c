@@ -15,10 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void check(weft_status status) {
-    if (status != WEFT_OK) fail_msg("%s", weft_error_message());
-}
-
 typedef struct {
     model_case c;
     model_run r;
@@ -35,8 +31,8 @@ static void open_trainee(trainee *t, const char *model, int optimizer, int prune
     t->c.config.prune_sparsity = 0.75;
     model_run_open(&t->r, &t->c,
                    &(model_run_options){.dtype = dtype, .train = true, .grads = true});
-    check(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
-    check(weft_optimizer_bind_session(t->o, &t->r.session));
+    expect_ok(weft_optimizer_create(t->r.model, weft_cpu_backend(), t->r.pool, NULL, &t->o));
+    expect_ok(weft_optimizer_bind_session(t->o, &t->r.session));
 }
 
 static void close_trainee(trainee *t) {
@@ -47,14 +43,14 @@ static void close_trainee(trainee *t) {
 
 static void take_step(trainee *t) {
     model_run_again(&t->r, t->c.tokens, t->c.targets);
-    check(weft_optimizer_run(t->o, 1e-2));
+    expect_ok(weft_optimizer_run(t->o, 1e-2));
 }
 
 static const weft_weight *find_state(const trainee *t, const char *kind, const char *name) {
     const weft_weight *list;
     int64_t n;
     const char *full = format_text("%s.%s", kind, name);
-    check(weft_optimizer_state(t->o, &list, &n));
+    expect_ok(weft_optimizer_state(t->o, &list, &n));
     for (int64_t i = 0; i < n; i++)
         if (strcmp(list[i].name, full) == 0) return &list[i];
     return NULL;
@@ -153,7 +149,7 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
     for (int round = 0; round < 2; round++) {
         take_step(&t);
         take_step(&t);
-        check(weft_optimizer_refresh(t.o)); /* where weights began is not where they are */
+        expect_ok(weft_optimizer_refresh(t.o)); /* where weights began is not where they are */
         int8_t **was = calloc((size_t)m->n_weights, sizeof *was);
         double **scores = calloc((size_t)m->n_weights, sizeof *scores);
         assert_true(was && scores);
@@ -167,13 +163,13 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
             assert_non_null(was[i]);
             memcpy(was[i], mask->data, (size_t)w->count);
         }
-        check(weft_optimizer_prune(t.o, sparsities[round]));
+        expect_ok(weft_optimizer_prune(t.o, sparsities[round]));
         for (int64_t i = 0; i < m->n_weights; i++)
             if (was[i]) check_mask(&t, &m->weights[i], scores[i], was[i], sparsities[round]);
         take_step(&t);
         check_zeros(&t);
         weft_step_events e;
-        check(weft_optimizer_events(t.o, &e));
+        expect_ok(weft_optimizer_events(t.o, &e));
         assert_true(e.pruned && fabs(e.sparsity - sparsities[round]) < 0.01);
         for (int64_t i = 0; i < m->n_weights; i++) {
             free(was[i]);
@@ -183,11 +179,11 @@ static void check_weights(int optimizer, int prune, weft_dtype dtype) {
         free(scores);
     }
     /* Nothing more to do at the same sparsity. */
-    check(weft_optimizer_prune(t.o, sparsities[1]));
+    expect_ok(weft_optimizer_prune(t.o, sparsities[1]));
     take_step(&t);
     check_zeros(&t);
     weft_step_events e;
-    check(weft_optimizer_events(t.o, &e));
+    expect_ok(weft_optimizer_events(t.o, &e));
     assert_false(e.pruned);
     free_weights(m, start);
     close_trainee(&t);
@@ -232,7 +228,7 @@ TEST(test_columns_of_the_feed_forward_are_masked_whole) {
                 sums[p == 0 ? i / e : i % f] += scores[i] * scores[i];
         }
         /* The masks are made once, for all layers. */
-        if (l == 0) check(weft_optimizer_prune(t.o, 0.5));
+        if (l == 0) expect_ok(weft_optimizer_prune(t.o, 0.5));
         int64_t masked = 0;
         for (int64_t u = 0; u < f; u++) {
             bool low = rank_of(sums, f, u) < llround(0.5 * (double)f);
@@ -255,9 +251,9 @@ TEST(test_columns_of_the_feed_forward_are_masked_whole) {
 
 static void expect_pruned(trainee *t, bool pruned) {
     weft_step_events e;
-    check(weft_optimizer_prune(t->o, 0.5));
+    expect_ok(weft_optimizer_prune(t->o, 0.5));
     take_step(t);
-    check(weft_optimizer_events(t->o, &e));
+    expect_ok(weft_optimizer_events(t->o, &e));
     assert_int_equal(e.pruned, pruned);
     assert_true(e.sparsity == (pruned ? 0.5 : 0));
 }
@@ -315,8 +311,8 @@ static void check_checkpoint(const char *run, double sparsity) {
     int64_t masked = 0, all = 0;
     snprintf(path[0], sizeof path[0], "%s/last/model.safetensors", run);
     snprintf(path[1], sizeof path[1], "%s/last/optimizer.safetensors", run);
-    check(weft_safetensors_open(path[0], &model));
-    check(weft_safetensors_open(path[1], &optimizer));
+    expect_ok(weft_safetensors_open(path[0], &model));
+    expect_ok(weft_safetensors_open(path[1], &optimizer));
     for (int64_t i = 0; i < weft_safetensors_count(optimizer); i++) {
         const weft_safetensor *t = weft_safetensors_at(optimizer, i);
         if (strncmp(t->name, "mask.", 5) != 0) continue;
@@ -424,7 +420,7 @@ TEST(test_prune_removes_what_was_masked) {
                  "--out", scratch_path("healed-%d", i), "-o", "DATASET=embedded", "-o", "STEPS=2",
                  "-o", "BATCH_SIZE=2");
         weft_safetensors *file;
-        check(
+        expect_ok(
             weft_safetensors_open(scratch_path("healed-%d/last/optimizer.safetensors", i), &file));
         assert_null(weft_safetensors_find(file, "mask.h.0.ffn.fc.weight"));
         weft_safetensors_close(file);
@@ -439,8 +435,8 @@ TEST(test_a_sparse_model_stays_sparse) {
     SUCCEEDS("train", "--config", config_path, "--from", scratch_path("sparse/last"), "--out", on,
              PRUNES("magnitude"), "-o", "PRUNE_START=0", "-o", "PRUNE_END=0", "-o", "STEPS=3");
     weft_safetensors *a, *b;
-    check(weft_safetensors_open(scratch_path("sparse/last/optimizer.safetensors"), &a));
-    check(weft_safetensors_open(scratch_path("on/last/optimizer.safetensors"), &b));
+    expect_ok(weft_safetensors_open(scratch_path("sparse/last/optimizer.safetensors"), &a));
+    expect_ok(weft_safetensors_open(scratch_path("on/last/optimizer.safetensors"), &b));
     for (int64_t i = 0; i < weft_safetensors_count(a); i++) {
         const weft_safetensor *t = weft_safetensors_at(a, i);
         if (strncmp(t->name, "mask.", 5) == 0)
@@ -477,7 +473,7 @@ TEST(test_plan_counts_masks) {
     int64_t matrices = 0;
     SUCCEEDS("train", "--config", config_path, "--out", scratch_path("counted"), "-o", "STEPS=1");
     weft_safetensors *file;
-    check(weft_safetensors_open(scratch_path("counted/last/model.safetensors"), &file));
+    expect_ok(weft_safetensors_open(scratch_path("counted/last/model.safetensors"), &file));
     for (int64_t i = 0; i < weft_safetensors_count(file); i++) {
         const weft_safetensor *t = weft_safetensors_at(file, i);
         if (strncmp(t->name, "h.", 2) == 0 && t->ndim >= 2) matrices += t->bytes / 4;

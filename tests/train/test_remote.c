@@ -33,19 +33,18 @@ static weft_train_result run(const weft_backend *backend, const char *out, const
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "DTYPE", dtype, "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "MICRO_BATCH", micro, "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"), WEFT_OK);
-    assert_int_equal(weft_config_set(&c, "PRUNE", prune, "test"), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
+    expect_ok(weft_config_set(&c, "DTYPE", dtype, "test"));
+    expect_ok(weft_config_set(&c, "MICRO_BATCH", micro, "test"));
+    expect_ok(weft_config_set(&c, "LR_SCHEDULE", "constant", "test"));
+    expect_ok(weft_config_set(&c, "PRUNE", prune, "test"));
     c.prune_start = 1;
     c.prune_end = 7;
     c.prune_interval = 2;
     c.steps = steps;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = out, .resume = resume};
-    if (weft_train(&c, backend, pool, &options, &result) != WEFT_OK)
-        fail_msg("%s", weft_error_message());
+    expect_ok(weft_train(&c, backend, pool, &options, &result));
     weft_pool_destroy(pool);
     return result;
 }
@@ -142,11 +141,11 @@ TEST(test_changes_by_the_host_arrive) {
     weft_pool *pool;
     weft_train_result result;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
     c.steps = 6;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     weft_train_options options = {.out = scratch_path("broken"), .before_step = break_weight};
-    assert_int_equal(weft_train(&c, &remote, pool, &options, &result), WEFT_OK);
+    expect_ok(weft_train(&c, &remote, pool, &options, &result));
     assert_int_equal(result.skipped, 1);
     assert_true(isfinite(result.parts.loss));
     weft_pool_destroy(pool);
@@ -166,7 +165,7 @@ TEST(test_a_device_that_is_lost_leaves_the_last_checkpoint) {
 TEST(test_self_check_passes) {
     weft_backend remote = make_remote();
     weft_pool *pool;
-    assert_int_equal(weft_pool_create(1, &pool), WEFT_OK);
+    expect_ok(weft_pool_create(1, &pool));
     for (int block = 0; block < weft_verify_count(); block++)
         for (int check = 0; check < WEFT_VERIFY_CHECKS; check++)
             if (weft_verify_run(block, (weft_verify_check)check, &remote, pool) != WEFT_OK)

@@ -128,7 +128,7 @@ static int make_run(void **state) {
     snprintf(victim, sizeof victim, "%s", scratch_path("victim"));
     file_write(victim, precious, sizeof precious - 1);
     SUCCEEDS("train", "--config", config_path, "--out", whole, "--threads", "1");
-    assert_int_equal(weft_folder_list(whole, &names), WEFT_OK);
+    expect_ok(weft_folder_list(whole, &names));
     assert_true(names.n >= 9);
     return 0;
 }

@@ -56,8 +56,7 @@ TEST(test_bf16_gives_same_bits_and_resumes) {
              "STEPS=12", "-o", "LR_SCHEDULE=cosine", "--threads", "3");
     train_same_end(folder("w"), folder("x"));
     weft_safetensors *file;
-    assert_int_equal(weft_safetensors_open(scratch_path("w/last/optimizer.safetensors"), &file),
-                     WEFT_OK);
+    expect_ok(weft_safetensors_open(scratch_path("w/last/optimizer.safetensors"), &file));
     const weft_safetensor *master = weft_safetensors_find(file, "master.wte.weight");
     assert_non_null(master);
     assert_int_equal(master->dtype, WEFT_FILE_F32);

@@ -38,17 +38,16 @@ static held_out open_held_out(int64_t micro, const char *dataset) {
     held_out h = {0};
     weft_config c;
     weft_config_defaults(&c);
-    assert_int_equal(weft_config_read(&c, config_path), WEFT_OK);
+    expect_ok(weft_config_read(&c, config_path));
     c.micro_batch = micro;
     c.dropout = 0;
-    assert_int_equal(weft_config_set(&c, "DATASET", dataset, "test"), WEFT_OK);
+    expect_ok(weft_config_set(&c, "DATASET", dataset, "test"));
     if (strcmp(dataset, "recall") == 0) c.vocab_size = 8;
-    assert_int_equal(weft_pool_create(1, &h.pool), WEFT_OK);
-    assert_int_equal(weft_dataset_open(&c, &h.data), WEFT_OK);
-    assert_int_equal(weft_model_create(&c, WEFT_F64, &h.model), WEFT_OK);
-    assert_int_equal(weft_model_start(h.model, 3), WEFT_OK);
-    assert_int_equal(weft_validation_open(h.model, h.data, weft_cpu_backend(), h.pool, NULL, &h.v),
-                     WEFT_OK);
+    expect_ok(weft_pool_create(1, &h.pool));
+    expect_ok(weft_dataset_open(&c, &h.data));
+    expect_ok(weft_model_create(&c, WEFT_F64, &h.model));
+    expect_ok(weft_model_start(h.model, 3));
+    expect_ok(weft_validation_open(h.model, h.data, weft_cpu_backend(), h.pool, NULL, &h.v));
     return h;
 }
 
@@ -74,11 +73,10 @@ static double by_sequences(const held_out *h) {
         WEFT_OK);
     for (int64_t i = 0; i < n; i++) {
         uint32_t batch = (uint32_t)(i / c->batch_size), place = (uint32_t)(i % c->batch_size);
-        assert_int_equal(weft_dataset_fill(h->data, WEFT_SPLIT_VAL, 0, batch, place, time, tokens,
-                                           targets, NULL),
-                         WEFT_OK);
-        assert_int_equal(weft_session_run(&s, tokens, targets, &(weft_run){0}), WEFT_OK);
-        assert_int_equal(weft_session_values(&s, s.graph.cross_entropy, 1, &loss), WEFT_OK);
+        expect_ok(weft_dataset_fill(h->data, WEFT_SPLIT_VAL, 0, batch, place, time, tokens, targets,
+                                    NULL));
+        expect_ok(weft_session_run(&s, tokens, targets, &(weft_run){0}));
+        expect_ok(weft_session_values(&s, s.graph.cross_entropy, 1, &loss));
         sum += loss;
     }
     weft_session_close(&s);
@@ -89,7 +87,7 @@ TEST(test_the_loss_is_that_of_the_sequences) {
     for (int64_t micro = 1; micro <= 4; micro *= 2) {
         held_out h = open_held_out(micro, "embedded");
         double loss, metric;
-        assert_int_equal(weft_validation_run(h.v, &loss, &metric), WEFT_OK);
+        expect_ok(weft_validation_run(h.v, &loss, &metric));
         near(loss, by_sequences(&h));
         close_held_out(&h);
     }
@@ -101,8 +99,8 @@ TEST(test_losses_by_position_are_parts_of_the_loss) {
     weft_position_loss p[WEFT_POSITION_RANGES_MAX];
     double loss, metric, sum = 0;
     int count;
-    assert_int_equal(weft_validation_run(h.v, &loss, &metric), WEFT_OK);
-    assert_int_equal(weft_validation_positions(h.v, p, &count), WEFT_OK);
+    expect_ok(weft_validation_run(h.v, &loss, &metric));
+    expect_ok(weft_validation_positions(h.v, p, &count));
     static const int64_t first[] = {0, 1, 4, 16, 24}; /* of 24 positions */
     assert_int_equal(count, 4);
     for (int i = 0; i < count; i++) {
@@ -112,7 +110,7 @@ TEST(test_losses_by_position_are_parts_of_the_loss) {
     }
     near(sum / 24, loss);
     double again;
-    assert_int_equal(weft_validation_run(h.v, &again, &metric), WEFT_OK);
+    expect_ok(weft_validation_run(h.v, &again, &metric));
     assert_true(again == loss);
     close_held_out(&h);
 }
@@ -130,16 +128,15 @@ TEST(test_the_metric_is_the_part_that_is_right) {
     assert_int_equal(c->context, TIME);
     for (int64_t i = 0; i < c->batch_size * c->eval_samples; i++) {
         uint32_t batch = (uint32_t)(i / c->batch_size), place = (uint32_t)(i % c->batch_size);
-        assert_int_equal(weft_dataset_fill(h.data, WEFT_SPLIT_VAL, 0, batch, place, TIME, tokens,
-                                           targets, scored),
-                         WEFT_OK);
+        expect_ok(weft_dataset_fill(h.data, WEFT_SPLIT_VAL, 0, batch, place, TIME, tokens, targets,
+                                    scored));
         for (int t = 0; t < TIME; t++) {
             asked += scored[t];
             right += scored[t] && targets[t] == 0;
         }
     }
     assert_true(right > 0);
-    assert_int_equal(weft_validation_run(h.v, &loss, &metric), WEFT_OK);
+    expect_ok(weft_validation_run(h.v, &loss, &metric));
     near(loss, log(8));
     near(metric, (double)right / (double)asked);
     close_held_out(&h);
