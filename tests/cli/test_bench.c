@@ -40,17 +40,14 @@ TEST(test_train_has_a_row_for_each_variant) {
 }
 
 TEST(test_train_prints_the_rows_that_are_named) {
-    char *out;
-    command_succeeds(RUN("bench", "train", "--variants", "mla+all,dot", "--steps", "2", "--settle",
-                         "0.05", TINY),
-                     &out);
+    WEFT_AUTO_FREE char *out = OUTPUT("bench", "train", "--variants", "mla+all,dot", "--steps", "2",
+                                      "--settle", "0.05", TINY);
     const char *third = strstr(out, "\nmla + all, tied"), *dot = strstr(out, "\ndot + gelu");
     assert_non_null(third);
     assert_non_null(dot);
     assert_true(third < dot);
     assert_null(strstr(out, "w2 + gelu"));
     assert_non_null(strstr(out, "2 layers, 32 wide, 4 heads, 16 tokens × 2, vocabulary 64, f32"));
-    free(out);
 }
 
 /* A config gives the sizes, the variant its own choices, an override wins over both. */
@@ -196,11 +193,9 @@ TEST(test_wrong_use_is_one_line) {
 }
 
 TEST(test_decode_has_a_row_for_each_context_and_batch) {
-    char *out;
-    command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "dot,mla",
-                         "--contexts", "32,300", "--batches", "1,3", "--steps", "1", "--threads",
-                         "1", "--prompt", "40", "--json"),
-                     &out);
+    WEFT_AUTO_FREE char *out = OUTPUT("bench", "decode", "--shape", "small", "--variants",
+                                      "dot,mla", "--contexts", "32,300", "--batches", "1,3",
+                                      "--steps", "1", "--threads", "1", "--prompt", "40", "--json");
     json_t *all = json_loads(out, 0, NULL), *rows = json_object_get(all, "rows");
     assert_int_equal(json_array_size(rows), 2 * 2 * 2);
     const json_t *row = json_array_get(rows, 3);
@@ -215,17 +210,14 @@ TEST(test_decode_has_a_row_for_each_context_and_batch) {
     assert_true(json_number_value(json_object_get(json_array_get(rows, 0), "first_token_seconds")) >
                 0);
     json_decref(all);
-    free(out);
 }
 
 /* What the first row of a variant says that decoding ran in, and of its bytes. The variant is asked for by
  * an old name. */
 static void check_decode(const char *option, const char *value, const char *dtype, int64_t bytes) {
-    char *out;
-    command_succeeds(RUN("bench", "decode", "--shape", "small", "--variants", "step3", "--contexts",
-                         "32", "--batches", "1", "--steps", "1", "--threads", "1", "--prompt", "0",
-                         "--json", option, value),
-                     &out);
+    WEFT_AUTO_FREE char *out = OUTPUT("bench", "decode", "--shape", "small", "--variants", "step3",
+                                      "--contexts", "32", "--batches", "1", "--steps", "1",
+                                      "--threads", "1", "--prompt", "0", "--json", option, value);
     WEFT_AUTO_DECREF json_t *all = json_loads(out, 0, NULL);
     const json_t *row = json_array_get(json_object_get(all, "rows"), 0);
     assert_string_equal(json_string_value(json_object_get(row, "dtype")), dtype);
@@ -236,7 +228,6 @@ static void check_decode(const char *option, const char *value, const char *dtyp
     /* Within a percent. */
     double part = (double)weights / (double)wide;
     assert_true(fabs(part - (double)bytes / 4) < 0.01);
-    free(out);
 }
 
 TEST(test_decode_runs_in_the_type_that_is_asked_for) {

@@ -22,19 +22,15 @@ static int make_model(void **state) {
     const char *config = scratch_path("tiny.config");
     config_write(config, "ATTENTION=mla POSITION=rope N_LAYER=2 N_HEAD=2 N_EMBD=16 VOCAB_SIZE=256 "
                          "CONTEXT=64 RA_MLA_LATENT_DIM=8");
-    char *out;
     assert_int_equal(mkdir(model, 0777), 0);
-    command_succeeds(RUN("init", "--config", config, "--out", best, "--seed", "1"), &out);
-    free(out);
+    SUCCEEDS("init", "--config", config, "--out", best, "--seed", "1");
     return 0;
 }
 
 static json_t *run_json(const char *const *arguments) {
-    char *out;
-    command_succeeds(arguments, &out);
+    WEFT_AUTO_FREE char *out = command_output(arguments);
     json_t *all = json_loads(out, JSON_ALLOW_NUL, NULL);
     assert_non_null(all);
-    free(out);
     return all;
 }
 
@@ -319,10 +315,8 @@ static int count_controls(const char *text, size_t bytes, const char *but) {
 TEST(test_a_terminal_is_shown_control_characters_and_a_pipe_gets_them) {
     int raw = 0, escaped = 0;
     for (seed_shown = 0; seed_shown < SEEDS; seed_shown++) {
-        char *out;
-        command_succeeds(RUN(TEXT_OF(seeds_of_text[seed_shown])), &out);
+        WEFT_AUTO_FREE char *out = OUTPUT(TEXT_OF(seeds_of_text[seed_shown]));
         raw += count_controls(out, strlen(out), "\n\t");
-        free(out);
         screen s = screen_run(500, SAYS("NO_COLOR=1"), generate_to_terminal);
         assert_int_equal(s.status, 0);
         assert_int_equal(count_controls(s.raw, s.bytes, "\r\n\t"), 0);

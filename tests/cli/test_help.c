@@ -15,10 +15,8 @@ static const char *const commands[] = {"help",  "new",      "plan",   "init",   
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
 static void expect_text(const char *const *arguments, const char *word) {
-    char *out;
-    command_succeeds(arguments, &out);
+    WEFT_AUTO_FREE char *out = command_output(arguments);
     if (!strstr(out, word)) fail_msg("'%s' is not in: %s", word, out);
-    free(out);
 }
 
 TEST(test_help_lists_every_command) {
@@ -36,20 +34,18 @@ TEST(test_commands_are_in_groups) {
                                             {"\nLook\n", "\n  generate "},
                                             {"\nCompare\n", "\n  study "},
                                             {"\nTools\n", "\n  bench "}};
-    char *list, *at;
-    command_succeeds(RUN("help"), &list);
+    char *at;
+    WEFT_AUTO_FREE char *list = OUTPUT("help");
     at = list;
     for (int i = 0; i < 10; i++) {
         at = strstr(at, groups[i / 2][i % 2]);
         if (!at) fail_msg("'%s' is not there, or too early: %s", groups[i / 2][i % 2], list);
     }
-    free(list);
 }
 
 TEST(test_every_command_has_help) {
-    char *list;
     int found = 0;
-    command_succeeds(RUN("help"), &list);
+    WEFT_AUTO_FREE char *list = OUTPUT("help");
     for (const char *at = list; (at = strstr(at, "\n  ")); found++) {
         at += 3;
         const char *name = format_text("%.*s", (int)strcspn(at, " "), at);
@@ -62,15 +58,13 @@ TEST(test_every_command_has_help) {
         expect_text(RUN(name, "-h"), usage);
     }
     assert_true(found >= COMMANDS);
-    free(list);
     expect_text(RUN("eval", "--tokens", "x", "--help"), "--targets FILE");
 }
 
 /* A terminal of the usual width shows every help text without breaking its lines. */
 TEST(test_help_fits_eighty_columns) {
     for (int i = 0; i <= COMMANDS; i++) {
-        char *out;
-        command_succeeds(RUN("help", i < COMMANDS ? commands[i] : "config"), &out);
+        WEFT_AUTO_FREE char *out = OUTPUT("help", i < COMMANDS ? commands[i] : "config");
         for (char *line = out, *next; line; line = next) {
             next = strchr(line, '\n');
             if (next) *next++ = 0;
@@ -79,15 +73,13 @@ TEST(test_help_fits_eighty_columns) {
                 columns += ((unsigned char)*c & 0xc0) != 0x80;
             if (columns > 79) fail_msg("%d columns: %s", columns, line);
         }
-        free(out);
     }
 }
 
 /* Every option that the help of a command shows is one that the command takes. */
 TEST(test_help_shows_options_that_are_taken) {
     for (int i = 1; i < COMMANDS - 1; i++) {
-        char *out;
-        command_succeeds(RUN("help", commands[i]), &out);
+        WEFT_AUTO_FREE char *out = OUTPUT("help", commands[i]);
         for (const char *at = out; (at = strstr(at, "\n  --"));) {
             at += 3;
             const char *option = format_text("%.*s", (int)strcspn(at, " \n"), at);
@@ -97,14 +89,13 @@ TEST(test_help_shows_options_that_are_taken) {
             if (strstr(r.err, unknown)) fail_msg("weft %s: %s", commands[i], r.err);
             command_free(&r);
         }
-        free(out);
     }
 }
 
 TEST(test_help_config_lists_every_option) {
-    char *text, *kconfig;
+    char *text;
     command_succeeds(RUN("help", "config"), &text);
-    command_succeeds(RUN("help", "config", "--kconfig"), &kconfig);
+    WEFT_AUTO_FREE char *kconfig = OUTPUT("help", "config", "--kconfig");
     int count;
     const weft_option *options = weft_options(&count);
     for (int i = 0; i < count; i++) {
@@ -114,7 +105,6 @@ TEST(test_help_config_lists_every_option) {
         if (!strstr(kconfig, line)) fail_msg("'%s' is not in the Kconfig file", line);
     }
     free(text);
-    free(kconfig);
     FAILS(2, SAYS("--kconfig"), "help", "config", "--json");
     FAILS(2, SAYS("no-such-word"), "help", "config", "no-such-word");
     command_succeeds(RUN("help", "config", "CONFIG_ENABLE_RA_MLA"), &text);
@@ -129,8 +119,7 @@ TEST(test_help_explains_an_option) {
                                         "CONFIG_GPT2_MAX_ITERS"};
     const weft_option *steps = weft_option_find("STEPS");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char *text;
-        command_succeeds(RUN("help", names[i]), &text);
+        WEFT_AUTO_FREE char *text = OUTPUT("help", names[i]);
         const char *range =
             format_text("A whole number from %.0f to %.0f.", steps->min, steps->max);
         assert_true(strncmp(text, "CONFIG_STEPS=", 13) == 0);
@@ -139,7 +128,6 @@ TEST(test_help_explains_an_option) {
         assert_non_null(strstr(text, steps->fallback));
         assert_non_null(strstr(text, "CONFIG_GPT2_MAX_ITERS, its old name"));
         assert_null(strstr(text, "CONFIG_N_LAYER"));
-        free(text);
     }
     expect_text(RUN("help", "ATTENTION"), "One of: dot w2");
     expect_text(RUN("help", "RA_MLA_LATENT_DIM"), "Matters where ATTENTION = \"mla\"");

@@ -26,7 +26,6 @@ static const char *write_text(const char *name, int sentences) {
 
 TEST(test_a_text_is_enough) {
     const char *text = write_text("book.txt", SENTENCES);
-    char *made;
     const char *out = scratch_path("runs/a book");
     command_result r = command_run(RUN("train", "--text", text, "--minutes", "1", "--out", out,
                                        "--device", "cpu", "--threads", "1", "-o", "STEPS=20"));
@@ -46,8 +45,7 @@ TEST(test_a_text_is_enough) {
     assert_non_null(strstr(log, " parameters on "));
     assert_non_null(strstr(log, "val_loss"));
     assert_null(strstr(log, "\033"));
-    command_succeeds(RUN("generate", "--model", out, "--prompt", "The", "--max-tokens", "4"),
-                     &made);
+    char *made = OUTPUT("generate", "--model", out, "--prompt", "The", "--max-tokens", "4");
     free(made);
     FAILS(2, SAYS("has a run in it already"), "train", "--text", text, "--out", out);
 }

@@ -44,14 +44,12 @@ TEST(test_json_has_the_promised_keys) {
     expect_keys(object);
     assert_null(json_object_get(object, "steps"));
     assert_int_equal(integer_of(object, "cache_bytes_per_token"), 2 * 2 * 16 * 4);
-    char *table;
-    command_succeeds(RUN("plan", SMALL), &table);
+    WEFT_AUTO_FREE char *table = OUTPUT("plan", SMALL);
     assert_non_null(strstr(table, "parameters"));
     assert_non_null(strstr(table, "\n    head "));
     assert_non_null(
         strstr(table, "attention : feed-forward   1 : 1.96")); /* 4E² + 4E to 8E² + 5E */
     assert_null(strstr(table, "reciprocal"));
-    free(table);
 }
 
 /* Which kernels a GPU would run: said without one, and in a build without CUDA. */
@@ -172,7 +170,6 @@ TEST(test_types_size_the_plan) {
 /* Sizes at the edge of what a config takes: a plan or a line, never a crash. */
 /* make test hides the GPU, so the numbers are those that are assumed where there is none. */
 TEST(test_a_plan_for_the_gpu_needs_none) {
-    char *table;
     json_t *object = command_json(RUN("plan", "--json", SMALL, "--device", "cuda"));
 #ifdef WEFT_HAVE_CUDA
     json_t *device = json_object_get(object, "device");
@@ -185,9 +182,8 @@ TEST(test_a_plan_for_the_gpu_needs_none) {
     static const char why[] = "built without CUDA";
 #endif
     json_decref(object);
-    command_succeeds(RUN("plan", SMALL, "--device", "cuda"), &table);
+    WEFT_AUTO_FREE char *table = OUTPUT("plan", SMALL, "--device", "cuda");
     assert_non_null(strstr(table, why));
-    free(table);
 }
 
 static double processor_seconds(void) {

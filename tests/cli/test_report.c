@@ -40,10 +40,8 @@ static void expect_report(const char *folder) {
 }
 
 TEST(test_a_report_goes_into_the_studys_folder) {
-    char *out;
-    command_succeeds(RUN("report", scratch_path("good")), &out);
+    WEFT_AUTO_FREE char *out = OUTPUT("report", scratch_path("good"));
     assert_non_null(strstr(out, "good/report.html"));
-    free(out);
     expect_report("good");
     SUCCEEDS("report", scratch_path("bad/runs.db"));
     expect_report("bad");
@@ -52,12 +50,10 @@ TEST(test_a_report_goes_into_the_studys_folder) {
 }
 
 TEST(test_runs_says_what_the_variants_are) {
-    char *out;
-    command_succeeds(RUN("runs", scratch_path("good")), &out);
+    WEFT_AUTO_FREE char *out = OUTPUT("runs", scratch_path("good"));
     assert_non_null(strstr(out, "variant 1: Gate\n"));
     /* Seeds 1 to 3 differ by -0.2, -0.19, -0.2: their mean, and t(2) = 4.303 times 0.00577 / sqrt(3) around it. */
     assert_non_null(strstr(out, "-0.1967 (-0.2110 to -0.1823) against 0: better\n"));
-    free(out);
 }
 
 static const char *text(const json_t *object, const char *key) {

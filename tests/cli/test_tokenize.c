@@ -415,12 +415,9 @@ TEST(test_files_of_tokens_are_copied) {
     const char *const files[] = {bare, shard, wide, array};
     for (int i = 0; i < 4; i++) {
         const char *folder = format_text("tokens-%d", i);
-        char *out;
-        command_succeeds(RUN("tokenize", "--json", "--val-share", "0.3", "--out",
-                             scratch_path("%s", folder), files[i]),
-                         &out);
+        WEFT_AUTO_FREE char *out = OUTPUT("tokenize", "--json", "--val-share", "0.3", "--out",
+                                          scratch_path("%s", folder), files[i]);
         assert_non_null(strstr(out, "\"vocab\": 65536"));
-        free(out);
         expect_tokens(folder, "train_000000.bin", tokens, 7);
         expect_tokens(folder, "val_000000.bin", tokens + 7, 3);
         assert_false(there_is(folder, "tokenizer.json"));

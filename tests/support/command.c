@@ -188,6 +188,12 @@ void command_succeeds(const char *const *arguments, char **out) {
     }
 }
 
+char *command_output(const char *const *arguments) {
+    char *out;
+    command_succeeds(arguments, &out);
+    return out;
+}
+
 json_t *command_json(const char *const *arguments) {
     command_result r = command_run(arguments);
     if (r.status != 0) fail_msg("weft%s ended on %d: %s", r.line, r.status, r.err);

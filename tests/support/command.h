@@ -33,6 +33,8 @@ void command_free(command_result *r);
 
 /* Runs and expects the exit status 0; NULL for `out`: nothing but that is looked at. */
 void command_succeeds(const char *const *arguments, char **out);
+/* The same; what it wrote to standard output, which the caller frees. */
+char *command_output(const char *const *arguments);
 /* The same, and standard output is one JSON object and nothing else, standard error is empty. The
  * caller owns the object. */
 json_t *command_json(const char *const *arguments);
@@ -51,6 +53,7 @@ void pause_ms(long milliseconds);
 #define RUN(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define SAYS(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define SUCCEEDS(...) command_succeeds(RUN(__VA_ARGS__), NULL)
+#define OUTPUT(...) command_output(RUN(__VA_ARGS__))
 #define FAILS(status, says, ...) command_fails(status, RUN(__VA_ARGS__), says)
 
 /* A text, made as printf makes it, that is there to the end of the program. */

@@ -49,10 +49,8 @@ TEST(test_killed_runs_end_on_the_same_bits) {
     const char *config = scratch_path("config");
     const char *err = scratch_path("err");
     train_config(config);
-    char *report;
-    command_succeeds(RUN("train", "--config", config, "--out", whole, "--threads", "2", "-o",
-                         iterations, "-o", "CHECKPOINT_INTERVAL=1", "--json"),
-                     &report);
+    char *report = OUTPUT("train", "--config", config, "--out", whole, "--threads", "2", "-o",
+                          iterations, "-o", "CHECKPOINT_INTERVAL=1", "--json");
     WEFT_AUTO_DECREF json_t *object = json_loads(report, 0, NULL);
     double step_ms =
         json_number_value(json_object_get(object, "seconds")) * 1000 / (kills * STEPS_A_KILL);
